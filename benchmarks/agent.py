@@ -51,7 +51,7 @@ def rows() -> list[Row]:
             return [*_cost_rows(agent), *_latency_rows(agent), *_connection_rows(Path(place) / "home")]
         finally:
             for run in agent.list():
-                agent.stop(run["run"], grace_s=0.0)
+                agent.stop(run.run, grace_s=0.0)
             agent.shutdown()
 
 
@@ -84,7 +84,7 @@ def _cost_rows(agent: Agent) -> list[Row]:
             False,
             COMMAND,
         ),
-        Row("Agent, memory", round(memory_mb(agent.hello["pid"]), 1), "MB, peak", 100.0, False, COMMAND),
+        Row("Agent, memory", round(memory_mb(agent.hello.pid), 1), "MB, peak", 100.0, False, COMMAND),
     ]
 
 
@@ -95,7 +95,7 @@ def _take(follow: Subscription[str], n_lines: list[int], k: int) -> None:
 
 def _share(agent: Agent, samples: Subscription[dict[str, Any]]) -> float:
     """Return the part of a core that the agent takes while it tells so many samples."""
-    pid = agent.hello["pid"]
+    pid = agent.hello.pid
     before_s, began_s = cpu_s(pid), time.monotonic()
     for _ in range(SECONDS):
         samples.next(timeout_s=30)
@@ -110,8 +110,8 @@ def _latency_rows(agent: Agent) -> list[Row]:
         agent.start("latency", task=name, argv=["cat", "/proc/uptime"])
         answered.append(time.perf_counter() - began_s)
         agent.start("latency", task=f"p{number}", argv=["sleep", "1000"])
-        task = agent.list("latency")[0]["tasks"][name]
-        running.append(task["started_s"] - boot_s)
+        task = agent.list("latency")[0].tasks[name]
+        running.append(task.started_s - boot_s)
         began_s = time.perf_counter()
         agent.stop("latency", task=f"p{number}")
         ended.append(time.perf_counter() - began_s)

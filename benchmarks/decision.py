@@ -94,8 +94,8 @@ def _members(bed: Bed) -> set[int]:
 def _end(backend: SshBackend, job: int) -> None:
     backend.apply(Placement.of([job]))
     deployment = backend._deployments[job]
-    with deployment._change:
-        deployment._change.wait_for(lambda: not deployment.home, 60)
+    with deployment._state.change:
+        deployment._state.change.wait_for(lambda: not deployment.home, 60)
 
 
 def _known(agent: object) -> bool:

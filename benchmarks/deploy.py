@@ -12,7 +12,7 @@ from pathlib import Path
 import labkit
 from benchmarks import Row, best_s, size
 from labkit.testbed.doctor.doctor import examine
-from labkit.testbed.install.provision import deploy, sweep
+from labkit.testbed.install.provision import install, sweep
 from labkit.testbed.laptop import Bed
 from labkit.testbed.ssh.fleet import Fleet
 
@@ -36,7 +36,7 @@ def _measured(fleet: Fleet, package: Path) -> list[Row]:
     sizes: list[float] = []
 
     def bring() -> None:
-        sizes.append(deploy(fleet, package=package).checked().rows[0].numbers["bytes"] / 1e6)
+        sizes.append(install(fleet, package=package).checked().rows[0].numbers["bytes"] / 1e6)
 
     whole = best_s(bring, repeat=1)
     unchanged = best_s(bring, repeat=ROUNDS)
@@ -47,11 +47,11 @@ def _measured(fleet: Fleet, package: Path) -> list[Row]:
     looked = best_s(lambda: examine(fleet, torch=False), repeat=ROUNDS)
     swept = best_s(lambda: sweep(fleet).checked(), repeat=1)
     told = [
-        ("fab deploy, 4 hosts, the first time", whole, "s"),
-        ("fab deploy, 4 hosts, one file changed", min(changed), "s, best"),
-        ("fab deploy, 4 hosts, nothing changed", unchanged, "s, best"),
-        ("fab deploy, sent to each host the first time", sizes[0], "MB, before compression"),
-        ("fab deploy, sent to each host with one file changed", sizes[-1], "MB, before compression"),
+        ("fab install, 4 hosts, the first time", whole, "s"),
+        ("fab install, 4 hosts, one file changed", min(changed), "s, best"),
+        ("fab install, 4 hosts, nothing changed", unchanged, "s, best"),
+        ("fab install, sent to each host the first time", sizes[0], "MB, before compression"),
+        ("fab install, sent to each host with one file changed", sizes[-1], "MB, before compression"),
         ("fab doctor, 4 hosts, without torch", looked, "s, best"),
         ("fab gc, 4 hosts, of 5 labkits", swept, "s"),
     ]

@@ -123,7 +123,7 @@ def ran(folder: Path, until_s: float, **options: object) -> tuple[RunRecord, flo
 
     known = set(folder.iterdir()) if folder.exists() else set()
     with suppress(StoppedError):
-        auto("wide_deep", steps=ENDLESS, cores=CORES, folder=folder, training=TRAINING, observers=[end], **options)
+        auto("wide_deep", steps=ENDLESS, cores=CORES, runs=folder, training=TRAINING, observers=[end], **options)
     (made,) = [path for path in folder.iterdir() if path not in known and (path / "run.json").exists()]
     return load(made), (used_s() - halfway[0]) / (until_s / 2)
 

@@ -36,7 +36,7 @@ from labkit.results.intervals import gantt
 from labkit.results.record import RunRecord
 from labkit.schedulers.marl.published import MarlWeights, PublishedMarl
 from labkit.speed.contention import profile
-from labkit.speed.interference import compare
+from labkit.speed.interference import compare_models
 from labkit.speed.interference.levels import level
 from labkit.speed.interference.use import task_use
 from labkit.topology import build
@@ -276,7 +276,7 @@ def train(switches: Mapping[str, Any], seed: int, n_epochs: int, name: str) -> d
 
 def errors(preset: str) -> dict[str, float]:
     """Return the held-out error of each model of Table III on 480 samples of the synthetic server."""
-    table = compare(profile(preset, rng=np.random.default_rng(0)), rng=np.random.default_rng(0))
+    table = compare_models(profile(preset, rng=np.random.default_rng(0)), rng=np.random.default_rng(0))
     return {row.model: round(float(row.held_out_error), 4) for row in table.itertuples()}
 
 

@@ -72,4 +72,4 @@ def through_disk(log: Events, jobs: Jobs, cluster: Cluster) -> None:
         with RunWriter.create(folder, info=RunInfo(run="big", scheduler="none"), jobs=jobs, cluster=cluster) as writer:
             for batch in np.array_split(log, 6000):
                 writer.append(batch)
-        assert len(load("big", root=folder).events) == len(log)
+        assert len(load("big", runs=folder).events) == len(log)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import islice
 from tempfile import TemporaryDirectory
 
 from benchmarks import Row, best_s, size
@@ -24,7 +25,7 @@ TRIVIAL = Jobs.of(name="trivial", arrival_s=[0.0], total_steps=[1.0], duration_s
 
 def rows() -> list[Row]:
     """Return one row per figure."""
-    return [*_overhead(), *_speed_up()]
+    return [*_overhead(), *_speed_up(), _lost()]
 
 
 def _row(name: str, value: float, unit: str, goal: float | None, *, higher_is_better: bool = False) -> Row:
@@ -85,6 +86,26 @@ def _speed_up() -> list[Row]:
         _row("sweep, 16 real cells, two workers over one", took[1] / took[2], "times", 1.7, higher_is_better=True),
         _row("sweep, 16 real cells, their processor time, two workers over one", cpu_s[2] / cpu_s[1], "times", 1.3),
     ]
+
+
+def _lost(n: int = size(1000, short=6), workers: int = 2) -> Row:
+    """Return the part of the workers' time that passes outside of cells, once all of them work.
+
+    Rows are written as in a sweep. Other work on the machine lengthens cells and what is between them alike.
+    """
+    grid = Grid(schedulers="fifo", trace=f"poisson({size(200, short=5)}, per_hour=20)", cluster="demo", seeds=n)
+    inputs = Inputs.of(grid)
+    with TemporaryDirectory() as folder, SweepFolder.open(folder, plan=plan(grid, inputs)) as store:
+        outcomes = on_pool(grid.cells, inputs=inputs, workers=workers)
+        for outcome in islice(outcomes, 2 * workers):  # both have begun then
+            store.add(row_of(outcome, store))
+        began_s, in_cells_s = time.perf_counter(), 0.0
+        for outcome in outcomes:
+            in_cells_s += outcome.wall_s
+            store.add(row_of(outcome, store))
+        took_s = time.perf_counter() - began_s
+    lost = 100 * (1 - in_cells_s / (workers * took_s))
+    return _row(f"sweep, {n:,} cells of two workers, time lost between cells", lost, "%", 5)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,10 @@
 >>> run = labkit.simulate(jobs, cluster="no_network(1)", scheduler="fifo")
 >>> run.summary["mean_jct_s"]
 45.0
+
+The names below are what a notebook or a script needs; docs/one-surface.md has each beside the command that says the
+same. The packages (`labkit.plots`, `labkit.results`, `labkit.topology`, ...) are there too, without another import.
+Everything is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -15,69 +19,138 @@ from typing import TYPE_CHECKING, Any
 from labkit import early, kernel_cache
 
 if TYPE_CHECKING:
+    from labkit import core as core
+    from labkit import elastic as elastic
+    from labkit import experiment as experiment
+    from labkit import learning as learning
+    from labkit import notebook as notebook
+    from labkit import placers as placers
+    from labkit import plots as plots
+    from labkit import results as results
+    from labkit import schedulers as schedulers
+    from labkit import simulator as simulator
+    from labkit import solvers as solvers
+    from labkit import speed as speed
+    from labkit import testbed as testbed
+    from labkit import testing as testing
+    from labkit import topology as topology
+    from labkit import workloads as workloads
     from labkit.core import Cluster, Gangs, Jobs, Placement, Snapshot
-    from labkit.experiment import Experiment, Grid, Session, at_events, compare, every_slot, replay, simulate, sweep
+    from labkit.elastic import train
+    from labkit.experiment import (
+        Experiment,
+        Grid,
+        Session,
+        at_events,
+        attach,
+        compare,
+        deploy,
+        every_slot,
+        fidelity,
+        replay,
+        simulate,
+        sweep,
+        tune,
+    )
     from labkit.experiment.auto import auto
-    from labkit.results.store import load
-    from labkit.schedulers import make as scheduler
-    from labkit.topology import build as cluster
+    from labkit.notebook import LabApp
+    from labkit.results import load, run_table
+    from labkit.schedulers import make
+    from labkit.testbed.laptop import Bed
+    from labkit.testbed.profiling.run import profile
+    from labkit.testbed.run.training import TrainingTable
+    from labkit.testing import check_scheduler
+    from labkit.topology import build
     from labkit.workloads import read
 
 early.arm()
 kernel_cache.use()
 
 _HOMES = {
-    "Cluster": ("labkit.core", "Cluster"),
-    "Experiment": ("labkit.experiment", "Experiment"),
-    "Gangs": ("labkit.core", "Gangs"),
-    "Grid": ("labkit.experiment", "Grid"),
-    "Jobs": ("labkit.core", "Jobs"),
-    "Placement": ("labkit.core", "Placement"),
-    "Session": ("labkit.experiment", "Session"),
-    "Snapshot": ("labkit.core", "Snapshot"),
-    "at_events": ("labkit.experiment", "at_events"),
-    "auto": ("labkit.experiment.auto", "auto"),
-    "cluster": ("labkit.topology", "build"),
-    "compare": ("labkit.experiment", "compare"),
-    "every_slot": ("labkit.experiment", "every_slot"),
-    "load": ("labkit.results.store", "load"),
-    "read": ("labkit.workloads", "read"),
-    "replay": ("labkit.experiment", "replay"),
-    "scheduler": ("labkit.schedulers", "make"),
-    "simulate": ("labkit.experiment", "simulate"),
-    "sweep": ("labkit.experiment", "sweep"),
+    "Bed": "testbed.laptop",
+    "Cluster": "core",
+    "Experiment": "experiment",
+    "Gangs": "core",
+    "Grid": "experiment",
+    "Jobs": "core",
+    "LabApp": "notebook",
+    "Placement": "core",
+    "Session": "experiment",
+    "Snapshot": "core",
+    "TrainingTable": "testbed.run.training",
+    "at_events": "experiment",
+    "attach": "experiment",
+    "auto": "experiment.auto",
+    "build": "topology",
+    "check_scheduler": "testing",
+    "compare": "experiment",
+    "deploy": "experiment",
+    "every_slot": "experiment",
+    "fidelity": "experiment",
+    "load": "results",
+    "make": "schedulers",
+    "profile": "testbed.profiling.run",
+    "read": "workloads",
+    "replay": "experiment",
+    "run_table": "results",
+    "simulate": "experiment",
+    "sweep": "experiment",
+    "train": "elastic",
+    "tune": "experiment",
 }
-"""What `import labkit` offers, loaded when it is first used."""
+"""What `import labkit` offers, and the package or module of labkit that it is from."""
+
+PACKAGES = (
+    "core", "elastic", "experiment", "learning", "notebook", "placers", "plots", "results", "schedulers", "simulator",
+    "solvers", "speed", "testbed", "testing", "topology", "workloads",
+)  # fmt: skip
+"""Packages that are loaded when they are first used, as `labkit.plots`."""
+
+_FORMER = {"cluster": "build", "scheduler": "make"}
+"""Former names, and what they are now."""
 
 __all__ = [
+    "Bed",
     "Cluster",
     "Experiment",
     "Gangs",
     "Grid",
     "Jobs",
+    "LabApp",
     "Placement",
     "Session",
     "Snapshot",
+    "TrainingTable",
     "at_events",
+    "attach",
     "auto",
-    "cluster",
+    "build",
+    "check_scheduler",
     "compare",
+    "deploy",
     "every_slot",
+    "fidelity",
     "load",
+    "make",
+    "profile",
     "read",
     "replay",
-    "scheduler",
+    "run_table",
     "simulate",
     "sweep",
+    "train",
+    "tune",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'labkit' has no attribute '{name}'")
-    home, attribute = _HOMES[name]
-    return getattr(import_module(home), attribute)
+    if name in PACKAGES:
+        return import_module(f"labkit.{name}")
+    if name in _HOMES:
+        return getattr(import_module(f"labkit.{_HOMES[name]}"), name)
+    now = f"; it is labkit.{_FORMER[name]} now" if name in _FORMER else ""
+    raise AttributeError(f"module 'labkit' has no attribute '{name}'{now}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]
+    return sorted({*globals(), *_HOMES, *PACKAGES})

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from labkit import cli_help, cli_new, cli_runs, early, release
+from labkit import cli_help, cli_new, cli_renamed, cli_runs, early, release
 from labkit.cli_data import clusters, schedulers, traces
+from labkit.cli_doctor import doctor
 from labkit.cli_figure import figure
 from labkit.cli_import import traces_import
 from labkit.cli_sweep import sweep
@@ -21,7 +22,7 @@ from labkit.cli_tune import tune
 from labkit.cli_watch import watch
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
-from labkit.experiment.command import Interference, attach, run
+from labkit.experiment.command import Interference, attach, deploy
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.train_command import train
@@ -41,7 +42,7 @@ app.command()(tune)
 app.command()(figure)
 app.command()(cli_runs.report)
 app.command()(train_policy)
-app.command()(run)
+app.command()(deploy)
 app.command()(attach)
 app.command()(watch)
 app.command()(fidelity)
@@ -65,9 +66,10 @@ Workload = Annotated[
     ),
 ]  # fmt: skip
 Cluster = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml.",
+        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml; else the profile's, or "
+        "gavel-36x3.",
         autocompletion=cli_help.clusters,
     ),
 ]
@@ -132,7 +134,11 @@ def compare(
             autocompletion=cli_help.schedulers,
         ),
     ] = DEMO_SCHEDULERS,
-    cluster: Cluster = "gavel-36x3",
+    cluster: Cluster = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Of a testbed, from `labkit profile`: its hosts, speeds and overheads.", metavar="FILE"),
+    ] = None,
     throughputs: Annotated[
         Path | None,
         typer.Option(
@@ -173,19 +179,22 @@ def compare(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse throughputs that were not measured.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and scheduler.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")] = None,
-    runs: Annotated[Path | None, typer.Option(help="Keep the runs, each in a folder of its own, in here.")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Keep the runs, each in a folder of its own, in here.", metavar="FOLDER")
+    ] = None,
 ) -> None:
     """Simulate several schedulers on one trace and compare them."""
+    cluster = "gavel-36x3" if cluster is None and profile is None else cluster
     if seeds is not None:
         from labkit.cli_seeds import compare_on_seeds
 
         _refuse_unwritable(report, runs)
         compare_on_seeds(
-            str(trace), format=format, report=report, runs=runs, command=command_line(sys.argv), cluster=cluster,
+            str(trace), format=format, report=report, runs=runs, command=command_line(sys.argv), cluster=cluster or "",
             schedulers=schedulers, seeds=seeds, against=against, workers=workers, as_json=as_json, speed=speed,
             throughputs=throughputs, strict=strict, interference=interference, load=load, slot_s=slot, first=first,
             start_s=start, restart_s=restart, rescale_s=rescale, overheads=overheads, troubles=troubles,
-            sharding=sharding, left_out={"--checkpoint": checkpoint, "--seed": seed},
+            sharding=sharding, left_out={"--checkpoint": checkpoint, "--seed": seed, "--profile": profile is not None},
         )  # fmt: skip
         return
     if against is not None or workers is not None:
@@ -199,7 +208,13 @@ def compare(
     jobs = jobs_of(trace, seed=seed, format=format)
     jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
     jobs = scaled(jobs, load=load) if load != 1 else jobs
-    options: dict[str, Any] = {"speed": speed, "throughputs": throughputs, "strict": strict, "seed": seed}
+    options: dict[str, Any] = {
+        "profile": profile,
+        "speed": speed,
+        "throughputs": throughputs,
+        "strict": strict,
+        "seed": seed,
+    }
     options["interference"] = interference
     options["overheads"] = overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale)
     options |= {"troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint}
@@ -213,7 +228,7 @@ def compare(
 def _compare(
     jobs: Any,
     *,
-    cluster: str,
+    cluster: str | None,
     schedulers: str,
     report: Path | None,
     command: list[str],
@@ -225,7 +240,7 @@ def _compare(
 
     _refuse_unwritable(report, runs)
     records, failed = _all_but_failed(
-        jobs, as_json=as_json, cluster=cluster, schedulers=schedulers, folder=runs, **options
+        jobs, as_json=as_json, cluster=cluster, schedulers=schedulers, runs=runs, **options
     )
     if not as_json:
         print_header(records)
@@ -234,7 +249,10 @@ def _compare(
         from labkit.plots.report import write_report
 
         written = write_report(
-            records, report, title=f"Trace {jobs.name}, cluster {cluster}", command=command_line(command)
+            records,
+            report,
+            title=f"Trace {jobs.name}, cluster {cluster or records[0].cluster.name}",
+            command=command_line(command),
         )
         if not as_json:
             print(f"report: {written.resolve()}")
@@ -290,31 +308,7 @@ def command_line(words: list[str]) -> str:
     return shlex.join(["labkit", *words[1:]])
 
 
-@app.command()
-@app.command()
-def doctor(
-    hosts: Annotated[bool, typer.Option("--hosts", help="Examine the hosts of a testbed instead.")] = False,
-    inventory: Annotated[
-        str | None, typer.Argument(help="With --hosts: the file that describes them; else the usual one.")
-    ] = None,
-    torch: Annotated[bool, typer.Option(help="With --hosts: import torch there too, which takes seconds.")] = True,
-) -> None:
-    """Tell what is missing on this machine, or on the hosts of a testbed, and how to get it."""
-    if hosts:
-        from labkit.testbed.doctor.doctor import examine
-        from labkit.testbed.inventory import Inventory
-        from labkit.testbed.ssh.fleet import Fleet
-        from labkit.testbed.terminal import show_examined
-
-        with Fleet(Inventory.read(inventory)) as fleet:
-            raise typer.Exit(0 if show_examined(examine(fleet, torch=torch)) else 1)
-    if inventory is not None:
-        raise typer.BadParameter(f"{inventory} goes with --hosts: labkit doctor --hosts {inventory}")
-    from labkit import doctor as checkup
-
-    raise typer.Exit(checkup.main())
-
-
+app.command()(doctor)
 cli_help.arrange(app)
 
 
@@ -369,6 +363,8 @@ def _refuse_usage(error: Exception) -> NoReturn:
         sys.exit(2)
     context = getattr(error, "ctx", None)
     asked = context.command_path if context else "labkit"
+    option = str(getattr(error, "option_name", ""))
+    said = cli_renamed.option_now(asked, option) or cli_renamed.command_now(said) or said
     _refuse(f"{said}{'' if said.endswith('?') else '.'} See `{asked} --help`.")
 
 

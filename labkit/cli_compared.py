@@ -98,9 +98,9 @@ def _compared(records: list[RunRecord]) -> tuple[pd.DataFrame, int]:
 
     The best one has the least mean JCT of those that did the most jobs.
     """
-    from labkit.results.metrics import compare as as_table
+    from labkit.results.comparison import run_table
 
-    frame = as_table(records)
+    frame = run_table(records)
     most = frame["mean_jct_s"][frame["n_done"] == frame["n_done"].max()]
     if not frame["n_forwarded"].any():
         frame["n_forwarded"] = float("nan")

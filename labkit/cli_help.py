@@ -41,7 +41,7 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "sweep": (
         SIMULATE,
         (
-            "labkit sweep --trace 'poisson(80, per_hour=60)' --cluster demo --scheduler fifo,srtf --seeds 10 "
+            "labkit sweep --trace 'poisson(80, per_hour=60)' --cluster demo --schedulers fifo,srtf --seeds 10 "
             "--folder sweeps/load --set load=1,2",
         ),
     ),
@@ -62,7 +62,7 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "figure": (LOOK, ("labkit figure fifo-demo-0 srtf-demo-0 --kind jct --out jct.pdf",)),
     "watch": (LOOK, ("labkit watch optimus-testbed-0", "labkit watch optimus-testbed-0 --browser")),
     "fidelity": (LOOK, ("labkit fidelity optimus-testbed-0 --profile profiles/laptop.json",)),
-    "run": (TESTBED, ("labkit run testbed --scheduler optimus --hosts testbed/hosts.toml",)),
+    "deploy": (TESTBED, ("labkit deploy testbed --scheduler optimus --inventory testbed/hosts.toml",)),
     "attach": (TESTBED, ("labkit attach optimus-testbed-0",)),
     "profile": (TESTBED, ("labkit profile --trace testbed",)),
     "bed": (TESTBED, ("labkit bed up --hosts 3", "labkit bed down")),
@@ -84,7 +84,7 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "clusters": (DATA, ("labkit clusters",)),
     "schedulers": (DATA, ("labkit schedulers",)),
-    "doctor": (MACHINE, ("labkit doctor", "labkit doctor --hosts testbed/hosts.toml")),
+    "doctor": (MACHINE, ("labkit doctor", "labkit doctor --inventory testbed/hosts.toml")),
 }
 """Each command in the order of the help: its panel, and examples that can be typed as they are."""
 

@@ -10,29 +10,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from labkit.experiment.command import Runs
+
 if TYPE_CHECKING:
     from labkit.results.shelf import Shelved
 
 app = typer.Typer(help="List, compare and remove the runs that were kept.", invoke_without_command=True)
 
 Names = Annotated[list[str] | None, typer.Argument(help="Ids of runs; else all that the filters leave.", metavar="RUN")]
-Root = Annotated[Path, typer.Option(help="Where runs are kept.")]
 Scheduler = Annotated[str | None, typer.Option(help="Only runs whose scheduler's name has this in it.")]
 Trace = Annotated[str | None, typer.Option(help="Only runs whose trace's name has this in it.")]
 State = Annotated[str | None, typer.Option(help="Only runs that are running, done, stopped or failed.")]
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(help="Folders of runs, or their ids under --root.", metavar="RUN...")],
-    root: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    names: Annotated[list[str], typer.Argument(help="Folders of runs, or their ids under --runs.", metavar="RUN...")],
+    runs: Runs = Path("runs"),
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("reports/report.html"),
 ) -> None:
     """Write one HTML file about some runs; it needs no network."""
     from labkit.plots.report import write_report
     from labkit.results.store import load
 
-    records = [load(run, root=root) for run in runs]
-    print(write_report(records, out, title=", ".join(runs), command=shlex.join(["labkit", *sys.argv[1:]])).resolve())
+    records = [load(name, runs=runs) for name in names]
+    print(write_report(records, out, title=", ".join(names), command=shlex.join(["labkit", *sys.argv[1:]])).resolve())
 
 
 @app.callback()
@@ -47,21 +48,21 @@ def show(
     scheduler: Scheduler = None,
     trace: Trace = None,
     state: State = None,
-    root: Root = Path("runs"),
+    runs: Runs = Path("runs"),
     most: Annotated[int, typer.Option(help="The newest so many.", min=1)] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and run.")] = False,
 ) -> None:
     """List runs, the newest first."""
     from labkit.results.shelf import chosen, mean_jct, shelved
 
-    found = chosen(shelved(root), scheduler=scheduler, trace=trace, state=state)
-    rows = [(each, *mean_jct(each, root=root)) for each in found[:most]]
+    found = chosen(shelved(runs), scheduler=scheduler, trace=trace, state=state)
+    rows = [(each, *mean_jct(each, root=runs)) for each in found[:most]]
     if as_json:
         for row in rows:
             print(json.dumps(_as_json(*row)))
         return
     if not rows:
-        print(f"no such run in {root}; begin one with 'labkit compare ... --runs {root}' or 'labkit run'")
+        print(f"no such run in {runs}; begin one with 'labkit compare ... --runs {runs}' or 'labkit deploy'")
         return
     _print(rows)
     if len(found) > most:
@@ -109,7 +110,7 @@ def compare(
     scheduler: Scheduler = None,
     trace: Trace = None,
     state: State = "done",
-    root: Root = Path("runs"),
+    runs: Runs = Path("runs"),
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("reports/runs.html"),
     show_it: Annotated[bool | None, typer.Option("--open/--no-open", help="Open it; else in a terminal only.")] = None,
 ) -> None:
@@ -120,11 +121,11 @@ def compare(
     from labkit.results.store import load
 
     only = None if names else state
-    found = chosen(shelved(root), names=names or (), scheduler=scheduler, trace=trace, state=only)
+    found = chosen(shelved(runs), names=names or (), scheduler=scheduler, trace=trace, state=only)
     if not found:
-        raise InputError(f"no such run in {root}; 'labkit runs' lists what is there.")
-    records = [load(root / each.run) for each in found]
-    command = " ".join(["labkit", "report", *(each.run for each in found), "--root", str(root), "--out", str(out)])
+        raise InputError(f"no such run in {runs}; 'labkit runs' lists what is there.")
+    records = [load(runs / each.run) for each in found]
+    command = " ".join(["labkit", "report", *(each.run for each in found), "--runs", str(runs), "--out", str(out)])
     about = ", ".join(dict.fromkeys(record.info.trace or record.jobs.name for record in records))
     written = write_report(records, out, title=f"{len(records)} runs of {about}", command=command)
     print(written.resolve())
@@ -138,7 +139,7 @@ def remove(
     scheduler: Scheduler = None,
     trace: Trace = None,
     state: State = None,
-    root: Root = Path("runs"),
+    runs: Runs = Path("runs"),
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove runs for good; it asks first. What is no run in the folder is never touched."""
@@ -149,17 +150,17 @@ def remove(
     if not names and scheduler is trace is state is None:
         raise InputError("which runs? Name them, or give --scheduler, --trace or --state.")
     picked = [
-        each.run for each in chosen(shelved(root), names=names or (), scheduler=scheduler, trace=trace, state=state)
+        each.run for each in chosen(shelved(runs), names=names or (), scheduler=scheduler, trace=trace, state=state)
     ]
     if not picked:
-        print(f"no such run in {root}; nothing was removed")
+        print(f"no such run in {runs}; nothing was removed")
         return
-    refuse_unremovable(picked, root=root)
-    size_mb = sum(size_of(run, root=root) for run in picked) / 1e6
-    told = f"{len(picked)} runs ({size_mb:,.1f} MB) in {root}: {', '.join(picked[:8])}{', ...' * (len(picked) > 8)}"
+    refuse_unremovable(picked, root=runs)
+    size_mb = sum(size_of(run, root=runs) for run in picked) / 1e6
+    told = f"{len(picked)} runs ({size_mb:,.1f} MB) in {runs}: {', '.join(picked[:8])}{', ...' * (len(picked) > 8)}"
     if not yes:
         if not sys.stdin.isatty():
             raise InputError(f"would remove {told}; say so with --yes.")
         typer.confirm(f"Remove {told}?", abort=True)
-    remove_all(picked, root=root)
+    remove_all(picked, root=runs)
     print(f"removed {told}")

@@ -59,7 +59,7 @@ def compare_on_seeds(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if as_json else "default", Caveat)
         found = run_all(
-            jobs, cluster=cluster, schedulers=names, seeds=seeds_of(seeds), folder=runs, records=report is not None,
+            jobs, cluster=cluster, schedulers=names, seeds=seeds_of(seeds), runs=runs, records=report is not None,
             workers=workers, progress=not as_json and sys.stderr.isatty(), **given,
         )  # fmt: skip
     tell(found.table, metric="mean_jct_s", base=base, as_json=as_json)

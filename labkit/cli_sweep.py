@@ -28,7 +28,7 @@ def sweep(
     trace: Annotated[
         list[str], typer.Option(help=f"A file, or a generator such as 'poisson(80, per_hour=12)'; {MANY}")
     ],
-    scheduler: Annotated[list[str], typer.Option(help=f"A name, with options in brackets; {MANY}")],
+    schedulers: Annotated[list[str], typer.Option(help=f"A name, with options in brackets; {MANY}")],
     folder: Annotated[Path, typer.Option(help="Where cells are kept; the same call goes on from there.")],
     cluster: Annotated[list[str], typer.Option(help=f"A preset, an expression or hosts.toml; {MANY}")] = ["gavel-36x3"],  # noqa: B006
     seeds: Annotated[str, typer.Option(help="5: seeds 0 to 4; 5-9; or 1,4,9.")] = "1",
@@ -68,7 +68,7 @@ def sweep(
     if figure is not None:
         refuse_unwritable(figure, endings=DRAWN)
     grid = Grid(
-        schedulers=_listed(scheduler), trace=_listed(trace), cluster=_listed(cluster), seeds=seeds_of(seeds),
+        schedulers=_listed(schedulers), trace=_listed(trace), cluster=_listed(cluster), seeds=seeds_of(seeds),
         **dict(parameter(text) for text in set_ or ()),
     )  # fmt: skip
     base = _base(against, grid)

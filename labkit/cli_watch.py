@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from labkit.experiment.command import Runs
+
 if TYPE_CHECKING:
     from labkit.live.follow import FollowedRun
 
 
 def watch(
-    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --folder.", metavar="RUN")],
-    folder: Annotated[Path, typer.Option(help="Where runs are kept, each in a folder of its own.")] = Path("runs"),
+    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --runs.", metavar="RUN")],
+    runs: Runs = Path("runs"),
     once: Annotated[
         bool, typer.Option("--once", help="Show it as it is, and end; as where there is no terminal.")
     ] = False,
@@ -30,7 +32,7 @@ def watch(
     from labkit.live.terminal import follow, shown
     from labkit.results.store import find
 
-    seen = FollowedRun(find(run, root=folder))
+    seen = FollowedRun(find(run, runs=runs))
     console = Console(width=None if sys.stdout.isatty() else PIPED)
     if browser:
         _serve(seen, port=port)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from invoke.context import Context
 
+from labkit.core.errors import InputError
 from labkit.testbed.fab import fleet, inventory_of, task
 from labkit.testbed.terminal import agreed, keys_told, show, show_examined, teller
 
@@ -32,12 +33,12 @@ def up(c: Context, inventory: str = "", hosts: int = 0, gpus: int = 0, shaped: s
     return show(up(found, n_hosts=hosts or None, gpus=gpus or None, shaped=shaped or None))
 
 
-@task(help={**WHERE, "runs": "End what runs on real hosts too; a laptop testbed ends with all that runs on it."})
-def down(c: Context, inventory: str = "", runs: bool = False) -> bool:
+@task(help={**WHERE, "end-runs": "End what runs on real hosts too; a laptop testbed ends with all that runs on it."})
+def down(c: Context, inventory: str = "", end_runs: bool = False) -> bool:
     """End the laptop testbed, or the agents of real hosts."""
     from labkit.testbed.upkeep import down
 
-    return show(down(inventory_of(c, inventory), runs=runs))
+    return show(down(inventory_of(c, inventory), runs=end_runs))
 
 
 @task(help={**WHERE, "torch": "Import torch on the hosts too, which takes seconds."})
@@ -65,7 +66,7 @@ def trust(c: Context, inventory: str = "", yes: bool = False) -> bool:
         "requirements": "Only print what such a folder must hold, for `pip download -r`.",
     }
 )
-def deploy(c: Context, inventory: str = "", wheelhouse: str = "", index: str = "", requirements: bool = False) -> bool:
+def install(c: Context, inventory: str = "", wheelhouse: str = "", index: str = "", requirements: bool = False) -> bool:
     """Bring labkit to the hosts; only what changed travels."""
     from labkit.testbed.install import provision
 
@@ -74,7 +75,7 @@ def deploy(c: Context, inventory: str = "", wheelhouse: str = "", index: str = "
         return True
     with fleet(c, inventory) as hosts:
         return show(
-            provision.deploy(hosts, wheelhouse=wheelhouse or None, index=index, stream=teller(hosts.inventory.names))
+            provision.install(hosts, wheelhouse=wheelhouse or None, index=index, stream=teller(hosts.inventory.names))
         )
 
 
@@ -87,13 +88,13 @@ def start(c: Context, inventory: str = "") -> bool:
         return show(start(hosts))
 
 
-@task(help={**WHERE, "runs": "End all runs too.", "run": "End this run alone; agents stay."})
-def stop(c: Context, inventory: str = "", runs: bool = False, run: str = "") -> bool:
+@task(help={**WHERE, "end-runs": "End all runs too.", "run": "End this run alone; agents stay."})
+def stop(c: Context, inventory: str = "", end_runs: bool = False, run: str = "") -> bool:
     """End agents of hosts where nothing runs; or runs."""
     from labkit.testbed.run.agents import stop
 
     with fleet(c, inventory) as hosts:
-        return show(stop(hosts, runs=run or runs))
+        return show(stop(hosts, runs=run or end_runs))
 
 
 @task(help=WHERE)
@@ -129,7 +130,7 @@ def logs(
 
     with fleet(c, inventory, host) as hosts:
         told = teller(hosts.inventory.names)
-        return show(logs(hosts, tell=told, run=run, task=task, lines=lines, follow=follow))
+        return show(logs(hosts, on_line=told, run=run, task=task, lines=lines, follow=follow))
 
 
 @task(
@@ -137,22 +138,33 @@ def logs(
         **WHERE,
         "trace": "The jobs: a trace in any format that `labkit traces info` reads.",
         "scheduler": "A name that `labkit schedulers` lists, with options in brackets.",
-        "folder": "Where the run is kept.",
+        "runs": "The folder where runs are kept, each in a folder of its own.",
+        "profile": "Of this testbed, from `fab profile`: speeds for the scheduler.",
     }
 )
-def run(
+def deploy(
     c: Context,
-    trace: str,
+    trace: str = "",
     inventory: str = "",
     scheduler: str = "optimus",
-    folder: str = "runs",
+    runs: str = "runs",
+    profile: str = "",
 ) -> bool:
     """Train the jobs of a trace, under a scheduler."""
     from labkit.experiment.command import tell
     from labkit.experiment.deployed import deploy
 
-    record = deploy(trace, inventory=inventory_of(c, inventory), scheduler=scheduler, folder=folder, progress=True)
-    tell(record, folder=Path(folder), as_json=False)
+    if not trace:
+        raise InputError("no trace is given; expected --trace FILE. To bring labkit to the hosts: fab install.")
+    record = deploy(
+        trace,
+        inventory=inventory_of(c, inventory),
+        scheduler=scheduler,
+        runs=runs,
+        profile=profile or None,
+        progress=True,
+    )
+    tell(record, runs=Path(runs), as_json=False)
     return not record.summary["n_unfinished"]
 
 
@@ -178,16 +190,16 @@ def profile(c: Context, trace: str = "", models: str = "", inventory: str = "", 
     help={
         **WHERE,
         "run": "Its name; else the latest.",
-        "folder": "Where runs are kept here: what comes goes to FOLDER/RUN/hosts.",
+        "runs": "The folder where runs are kept here: what comes goes to RUNS/RUN/hosts.",
         "most-gb": "A host that has more to send is refused.",
     }
 )
-def fetch(c: Context, run: str = "", inventory: str = "", folder: str = "runs", most_gb: float = 16.0) -> bool:
+def fetch(c: Context, run: str = "", inventory: str = "", runs: str = "runs", most_gb: float = 16.0) -> bool:
     """Bring back what a run left on the hosts."""
     from labkit.testbed.run.fetch import fetch
 
     with fleet(c, inventory) as hosts:
-        return show(fetch(hosts, run, folder=folder, most_gb=most_gb))
+        return show(fetch(hosts, run, runs=runs, most_gb=most_gb))
 
 
 @task(help={**WHERE, "rate": "To set, in either direction: Gbps, or as 200mbit; without it, rates are shown."})

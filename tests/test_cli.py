@@ -63,7 +63,7 @@ def test_kept_runs_make_a_report(tmp_path):
     done = labkit("compare", str(DEMO), "--cluster", "demo", "--schedulers", "fifo,las", "--runs", "kept", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     runs = sorted(path.name for path in (tmp_path / "kept").iterdir())
-    done = labkit("report", *runs, "--root", "kept", "--out", "out/report.html", cwd=tmp_path)
+    done = labkit("report", *runs, "--runs", "kept", "--out", "out/report.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "las" in (tmp_path / "out" / "report.html").read_text()
 
@@ -88,7 +88,7 @@ def test_kept_runs_make_a_report(tmp_path):
         ("report nosuch", "no run 'nosuch'"),
         ("traces fetch philyl", "unknown public trace 'philyl'. Did you mean 'philly'?"),
         ("compaer", "No such command 'compaer'. Did you mean 'compare'? See `"),
-        ("attach nosuch", "there are no runs in runs; begin one with 'labkit compare' (simulated) or 'labkit run'"),
+        ("attach nosuch", "there are no runs in runs; begin one with 'labkit compare' (simulated) or 'labkit deploy'"),
     ],
 )
 def test_what_is_typed_wrong_is_told_in_one_line(words, said, tmp_path):

@@ -107,6 +107,8 @@ def test_the_help_groups_commands_and_shows_examples():
         ("labkit compare demo --cluster gavel-3", {"gavel-36x3"}),
         ("labkit compare demo --schedulers fifo,sr", {"fifo,srtf"}),
         ("labkit sweep --see", {"--seeds"}),
+        ("labkit deploy --inv", {"--inventory"}),
+        ("labkit runs list --ru", {"--runs"}),
     ],
 )
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
@@ -119,6 +121,15 @@ def test_a_shell_is_told_how_a_line_may_go_on(shell, typed, expected):
     assert done.returncode == 0, done.stderr
     told = re.findall(r'^(?:.*\()?\s*"([^":]+)"', done.stdout, re.MULTILINE) if shell == "zsh" else done.stdout.split()
     assert expected <= set(told), done.stdout
+
+
+@pytest.mark.parametrize(("shell", "registers"), [("bash", "complete -o default"), ("zsh", "#compdef labkit")])
+def test_a_shell_gets_a_script_that_asks_labkit_itself(shell, registers):
+    script = ran(_LABKIT_COMPLETE=f"source_{shell}").stdout
+    assert registers in script
+    assert f"_LABKIT_COMPLETE=complete_{shell}" in script
+    if shutil.which(shell) is not None:
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -55,7 +55,7 @@ def test_runs_are_listed_filtered_and_damaged_ones_told(root):
     ]
     assert [(row["run"], row["n_done"], row["state"]) for row in rows] == [("srtf", 40, "done")]
     assert rows[0]["mean_jct_s"] == pytest.approx(record("srtf").summary["mean_jct_s"])
-    assert "no such run in nowhere" in labkit("runs", "list", "--root", "nowhere", cwd=root.parent).stdout
+    assert "no such run in nowhere" in labkit("runs", "list", "--runs", "nowhere", cwd=root.parent).stdout
 
 
 def test_several_runs_are_compared_in_a_report(root):

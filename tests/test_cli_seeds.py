@@ -46,7 +46,7 @@ def test_seeds_are_compared_in_pairs_with_a_conclusion_a_report_and_runs_that_st
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
         f"{name}-{seed}" for name in ("fifo", "srtf") for seed in range(3)
     ]
-    assert load("srtf-2", root=tmp_path / "kept").info.seed == 2
+    assert load("srtf-2", runs=tmp_path / "kept").info.seed == 2
     page = (tmp_path / "r.html").read_text()
     assert "On 3 seeds srtf has the lowest mean JCT" in page
     assert "Difference to fifo on the same seeds" in page

@@ -19,7 +19,7 @@ def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_ends_with_means_intervals_and_differences_and_goes_on_where_it_was(tmp_path):
-    words = (*PLAIN, "--scheduler", "fifo", "--scheduler", "srtf,drf(placer=pack)", "--seeds", "2")
+    words = (*PLAIN, "--schedulers", "fifo", "--schedulers", "srtf,drf(placer=pack)", "--seeds", "2")
     done = labkit("sweep", *words, "--set", "load=1,2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "95 % interval" in done.stdout
@@ -40,7 +40,7 @@ def test_dl2s_published_drf_has_its_published_jct_from_the_command_line(tmp_path
     """4.294 slots of 20 minutes, the mean of the reference runs' seeds 1 to 5: a step of the trace is one sample."""
     done = labkit(
         "sweep", "--trace", "dl2_jobs('short_48n', pattern='google')", "--cluster", "dl2-48n", "--set", "slot_s=1200",
-        "--set", f"throughputs={shared_data('dl2/config_speed.txt')}", "--scheduler", "drf(published=True)",
+        "--set", f"throughputs={shared_data('dl2/config_speed.txt')}", "--schedulers", "drf(published=True)",
         "--seeds", "1-5", "--folder", "s", "--workers", "0", "--json", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -49,7 +49,9 @@ def test_dl2s_published_drf_has_its_published_jct_from_the_command_line(tmp_path
 
 
 def test_a_figure_and_whole_runs_are_kept_where_asked_for(tmp_path):
-    done = labkit("sweep", *PLAIN, "--scheduler", "fifo", "--seeds", "1,5", "--keep", "--figure", "f.svg", cwd=tmp_path)
+    done = labkit(
+        "sweep", *PLAIN, "--schedulers", "fifo", "--seeds", "1,5", "--keep", "--figure", "f.svg", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert "95% confidence" in (tmp_path / "f.svg").read_text()
     assert len(list((tmp_path / "s" / "runs").iterdir())) == 2
@@ -58,7 +60,7 @@ def test_a_figure_and_whole_runs_are_kept_where_asked_for(tmp_path):
 def test_cells_that_failed_are_told_and_the_exit_code_is_1(tmp_path):
     many = "poisson(3, per_hour=60, gangs=(16,))"
     done = labkit(
-        "sweep", "--trace", many, "--cluster", "demo,no_network(1)", "--scheduler", "fifo", "--folder", "s",
+        "sweep", "--trace", many, "--cluster", "demo,no_network(1)", "--schedulers", "fifo", "--folder", "s",
         "--workers", "0", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout
@@ -70,7 +72,7 @@ def test_cells_that_failed_are_told_and_the_exit_code_is_1(tmp_path):
 
 def test_others_are_compared_with_the_scheduler_that_is_named_and_the_bound_stands_below_them(tmp_path):
     words = ("--trace", TRACE, "--cluster", "no_network(2)", "--folder", "s", "--workers", "0", "--seeds", "3",
-             "--scheduler", "fifo,srtf", "--set", "speed=recorded", "--against", "srtf")  # fmt: skip
+             "--schedulers", "fifo,srtf", "--set", "speed=recorded", "--against", "srtf")  # fmt: skip
     done = labkit("sweep", *words, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told = {row["scheduler"]: row for row in map(json.loads, done.stdout.splitlines())}
@@ -95,7 +97,7 @@ def test_others_are_compared_with_the_scheduler_that_is_named_and_the_bound_stan
         (("--set", "load"), "--set 'load' cannot be read; expected NAME=A,B,..."),
         (("--set", "seed=1"), "--set 'seed=1': seed has an option of its own"),
         (("--set", "laod=1"), "unknown parameter 'laod'. Did you mean 'load'?"),
-        (("--scheduler", "srft"), "unknown scheduler 'srft'. Did you mean 'srtf'?"),
+        (("--schedulers", "srft"), "unknown scheduler 'srft'. Did you mean 'srtf'?"),
         (("--cluster", "dmeo"), "unknown cluster 'dmeo'. Did you mean 'demo'?"),
         (("--folder", "taken"), "taken"),
         (("--workers", "-1"), "'--workers'"),
@@ -108,7 +110,7 @@ def test_what_is_typed_wrong_is_told_in_one_line(words, said, tmp_path):
     (tmp_path / "taken").write_text("a file where a folder is asked for")
     given = [*PLAIN] if "--trace" not in words else [*PLAIN[2:]]
     given = given if "--cluster" not in words else [word for word in given if word not in ("--cluster", "demo")]
-    done = labkit("sweep", "--scheduler", "fifo", *given, *words, cwd=tmp_path)
+    done = labkit("sweep", "--schedulers", "fifo", *given, *words, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("labkit: ")
     assert said in done.stderr

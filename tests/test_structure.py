@@ -34,6 +34,21 @@ SAME_IDEA = {
 }
 """Public class names that several modules share, and the one idea that they stand for."""
 
+MOST_LINES, MOST_CODE_LINES = 400, 40
+"""Of a module, and of the body of a function without its docstring."""
+COMPILED = ("njit", "_njit", "vectorize", "guvectorize")
+"""Decorators of functions that may be longer: a kernel in one piece is one loop over its data."""
+MATHEMATICS = "labkit.solvers."
+"""Modules whose functions may be longer: a derivation in one piece is easier to check."""
+NOT_YET_SPLIT = {
+    "labkit.notebook.run",
+    "labkit.testbed.run.backend",
+    "labkit.testbed.run.remote_job",
+}
+"""Modules that are still to be divided."""
+NOT_YET_SHORT = {"labkit.cli_train.train_policy"}
+"""Functions that are still to be divided."""
+
 
 def test_no_module_imports_itself_over_others_not_even_for_types() -> None:
     graph = nx.DiGraph()
@@ -58,3 +73,34 @@ def test_a_public_class_name_has_one_owner_or_stands_for_one_idea() -> None:
     shared = {name: where for name, where in owners.items() if len(where) > 1}
     assert {name: where for name, where in shared.items() if name not in SAME_IDEA} == {}
     assert set(SAME_IDEA) <= set(shared), "a name that is not shared any more needs no reason"
+
+
+def test_a_module_has_a_few_pages() -> None:
+    lines = {name: len(path.read_text().splitlines()) for name, path in SOURCES.items()}
+    assert {name: n for name, n in lines.items() if n > MOST_LINES and name not in NOT_YET_SPLIT} == {}
+
+
+def test_a_function_fits_on_a_screen() -> None:
+    found = {}
+    for name, tree in TREES.items():
+        if name.startswith(MATHEMATICS):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _compiled(node):
+                whole, n = f"{name}.{node.name}", _code_lines(node)
+                if n > MOST_CODE_LINES and whole not in NOT_YET_SHORT:
+                    found[whole] = n
+    assert found == {}
+
+
+def _code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function's body, comments and blank lines too, without its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) is not None and len(function.body) > 1 else function.body
+    assert function.end_lineno is not None
+    return function.end_lineno - body[0].lineno + 1
+
+
+def _compiled(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Tell whether a decorator compiles a function: `@njit`, `@njit(cache=True)`, `@numba.njit`."""
+    called = [each.func if isinstance(each, ast.Call) else each for each in function.decorator_list]
+    return any(ast.unparse(each).rpartition(".")[2] in COMPILED for each in called)

@@ -1,4 +1,4 @@
-"""Nouns and protocols: what a cluster, a job, a snapshot, a placement and an event are, and who offers what."""
+"""Nouns and protocols: what a cluster, a job, a snapshot, a placement and an event are, and what each part offers."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from labkit.core.cluster import Cluster, Network
 from labkit.core.errors import InputError, LabkitError, PlacementError, ProfileError, StalledError, TraceError
 from labkit.core.events import EVENT, Cause, EventLog, Events, Kind, Quantity, Role
-from labkit.core.jobs import Job, Jobs
+from labkit.core.job import Job
+from labkit.core.jobs import Jobs
 from labkit.core.placement import Gangs, Placement, Reason, Repair, repairs_of
 from labkit.core.protocols import Backend, Placer, Scheduler, SpeedModel
 from labkit.core.running import Running

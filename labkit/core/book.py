@@ -1,4 +1,4 @@
-"""Who holds what: the tasks of each job, and what is left free. Kept by the ledger (belief) and the simulator (truth).
+"""The tasks of each job, and what is left free. Kept by the ledger (belief) and the simulator (truth).
 
 Tasks are nodes of linked lists in a few arrays, one list per job, so that a change costs only the changed tasks.
 Of two jobs that share their GPUs each holds half of those of its workers, until one of them lets go: then the other
@@ -53,7 +53,7 @@ class Book:
     Attributes
     ----------
     held : array
-        (N,) first and last task of each job, how many workers and PSs it has, with whom it shares its GPUs (-1), and
+        (N,) first and last task of each job, its numbers of workers and PSs, the job that shares its GPUs (-1), and
         how many of its rows were given cores or memory of their own (`n_given`).
     tasks : array
         Pool of tasks; `spare[0]` is the first unused one.

@@ -44,7 +44,7 @@ class ClusterArrays(NamedTuple):
 
 
 class FreeCapacity(NamedTuple):
-    """What is left free of groups (G, R) and of machines (M, R), the load of machines (M,), and who is there (M,)."""
+    """What is left free of groups (G, R) and of machines (M, R), the load of machines (M,), and which are up (M,)."""
 
     group: Floats
     machine: Floats

@@ -33,7 +33,7 @@ class Kind(IntEnum):
     """A scheduler answered; value: the number of jobs whose gang it set."""
     PLACED = 2
     """`value` tasks of a role now sit in a device group; a job's rows come together and replace its earlier ones.
-    `partner`: who shares the GPUs of its workers, until one of the two is placed anew or gives its tasks back.
+    `partner`: the job that shares the GPUs of its workers, until one of the two is placed anew or gives its tasks back.
     `cpus`, `memory_gb`: cores and GB of each of these tasks; NaN: as declared."""
     STARTED = 3
     """A job that held no tasks trains from now on; value: steps done; speed: steps/s from now on (NaN: unknown)."""

@@ -12,13 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from labkit.core.columns import Columns
 from labkit.core.errors import TraceError, TruthError
+from labkit.core.faults import told
+from labkit.core.job import Job
 from labkit.core.job_faults import faults_of
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Bools, Floats, Ints, amounts
 
 if TYPE_CHECKING:
     import pandas as pd
-
-MAX_FAULTS_TOLD = 20
 
 TRUTH = {
     "true_steps": "total_steps, or snapshot.jobs.remaining_steps",
@@ -27,24 +27,8 @@ TRUTH = {
 }
 """Columns that only a backend may read, and what a scheduler reads instead."""
 
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One job, for people; schedulers read columns."""
-
-    number: int
-    id: str
-    model: str
-    user: str
-    arrival_s: float
-    total_steps: float
-    duration_s: float
-    n_workers: int
-    n_ps: int
-    max_workers: int
-    max_ps: int
-    gpus_per_worker: float
-    weight: float
+WORKER_DEMAND, PS_DEMAND = amounts(gpus=1, cpus=1), amounts(cpus=1)
+"""What a worker and a parameter server take unless a trace says otherwise, (R,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,46 +160,44 @@ class Jobs:
         of = Columns(name, np.size(arrival_s))
         models, model_of = of.categories("model", model)
         users, user_of = of.categories("user", user)
-        arrival, steps = of.numbers("arrival_s", arrival_s), of.numbers("total_steps", total_steps)
+        steps = of.numbers("total_steps", total_steps)
         workers, servers = of.counts("n_workers", n_workers), of.counts("n_ps", n_ps)
-        worker_needs = amounts(gpus=1, cpus=1) if worker_demand is None else worker_demand
-        ps_needs = amounts(cpus=1) if ps_demand is None else ps_demand
-        jobs = cls(
+        numbers = {
+            "arrival_s": arrival_s, "true_steps": steps if true_steps is None else true_steps,
+            "steps_per_epoch": steps if steps_per_epoch is None else steps_per_epoch,
+            "samples_per_step": samples_per_step, "duration_s": duration_s, "weight": weight, "slo_s": slo_s,
+            "loss_delta": loss_delta, "priority": priority, "ps_memory_base_gb": ps_memory_base_gb,
+            "ps_memory_growth_gb": ps_memory_growth_gb,
+        }  # fmt: skip
+        columns: dict[str, Any] = {key: of.numbers(key, values) for key, values in numbers.items()}
+        return cls(
             name=name,
             id=of.names("id", [str(i) for i in range(of.n)] if id is None else id),
             models=models,
             model=model_of,
             users=users,
             user=user_of,
-            arrival_s=arrival,
             total_steps=steps,
-            true_steps=of.numbers("true_steps", steps if true_steps is None else true_steps),
-            steps_per_epoch=of.numbers("steps_per_epoch", steps if steps_per_epoch is None else steps_per_epoch),
-            samples_per_step=of.numbers("samples_per_step", samples_per_step),
-            duration_s=of.numbers("duration_s", duration_s),
             n_workers=workers,
             n_ps=servers,
             max_workers=of.counts("max_workers", workers if max_workers is None else max_workers),
             max_ps=of.counts("max_ps", servers if max_ps is None else max_ps),
-            worker_demand=of.demand("worker_demand", worker_needs),
-            ps_demand=of.demand("ps_demand", ps_needs),
+            worker_demand=of.demand("worker_demand", WORKER_DEMAND if worker_demand is None else worker_demand),
+            ps_demand=of.demand("ps_demand", PS_DEMAND if ps_demand is None else ps_demand),
             sync=of.flags("sync", sync),
-            weight=of.numbers("weight", weight),
-            slo_s=of.numbers("slo_s", slo_s),
-            loss_delta=of.numbers("loss_delta", loss_delta),
             home=of.counts("home", home),
             device_type=of.texts("device_type", device_type),
             measured_on=of.texts("measured_on", measured_on),
-            priority=of.numbers("priority", priority),
-            ps_memory_base_gb=of.numbers("ps_memory_base_gb", ps_memory_base_gb),
-            ps_memory_growth_gb=of.numbers("ps_memory_growth_gb", ps_memory_growth_gb),
             notes=tuple(notes),
-        )
-        faults = jobs.faults()
-        if faults:
-            raise TraceError(told(name, faults))
-        order = np.argsort(arrival, kind="stable")
-        return jobs if np.array_equal(order, np.arange(of.n)) else jobs.take(order)
+            **columns,
+        )._checked_in_order()
+
+    def _checked_in_order(self) -> Self:
+        """Return these jobs sorted by arrival, or raise TraceError with all their faults."""
+        if faults := self.faults():
+            raise TraceError(told(self.name, faults))
+        order = np.argsort(self.arrival_s, kind="stable")
+        return self if np.array_equal(order, np.arange(len(order))) else self.take(order)
 
     def faults(self) -> list[str]:
         """Return what is wrong with these jobs, a line each."""
@@ -259,12 +241,7 @@ class Jobs:
         TraceError
             As `Jobs.of`.
         """
-        changed = replace(self, **columns)
-        faults = changed.faults()
-        if faults:
-            raise TraceError(told(self.name, faults))
-        order = np.argsort(changed.arrival_s, kind="stable")
-        return changed if np.array_equal(order, np.arange(len(order))) else changed.take(order)
+        return replace(self, **columns)._checked_in_order()
 
     @cached_property
     def gang_demand(self) -> Floats:
@@ -325,7 +302,7 @@ class Jobs:
         if missing:
             raise TraceError(f"{name}: column {missing[0]} is missing; a trace needs arrival_s and total_steps.")
         given: dict[str, Any] = {c: frame[c].to_numpy() for c in frame.columns if c in plain}
-        for role, default in (("worker", amounts(gpus=1, cpus=1)), ("ps", amounts(cpus=1))):
+        for role, default in (("worker", WORKER_DEMAND), ("ps", PS_DEMAND)):
             parts = [
                 frame[f"{role}_{r}"].to_numpy(np.float64) if f"{role}_{r}" in frame.columns else default[axis]
                 for axis, r in enumerate(("gpus", "cpus", "memory_gb"))
@@ -406,14 +383,3 @@ def _refused(column: str) -> TruthError:
     return TruthError(
         f"a scheduler cannot read {column}: what a job really needs is the simulator's secret; read {TRUTH[column]}."
     )
-
-
-def told(name: str, faults: Sequence[str]) -> str:
-    """Return one message for all faults of a file, the first 20 of them in full.
-
-    >>> told("a.csv", ["line 1: bad", "line 2: bad"])
-    'a.csv: 2 faults: line 1: bad; line 2: bad.'
-    """
-    shown = "; ".join(faults[:MAX_FAULTS_TOLD])
-    rest = f"; and {len(faults) - MAX_FAULTS_TOLD} more" if len(faults) > MAX_FAULTS_TOLD else ""
-    return f"{name}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}: {shown}{rest}."

@@ -1,4 +1,4 @@
-"""The ledger folds events into what is believed: who waits, who holds what, how far each job is."""
+"""The ledger folds events into what is believed: which jobs wait, what each holds, how far each is."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Ledger:
                 points.append((float(self._steps_then[row]), float(batch["value"][row])))
 
     def completed(self, batch: Events) -> Events:
-        """Return a batch that is yet to be folded, with who was forwarded by it (FORWARDED) where it does not tell."""
+        """Return a batch that is yet to be folded, with a FORWARDED event for each job that its placements forward."""
         return with_forwarding(batch, pod=self.pod, cluster=self.cluster) if self._some_at_home else batch
 
     @property

@@ -36,7 +36,7 @@ class Profile:
         (K,) steps/s on GPUs of all types at once, for gangs larger than any one type; 0 for the others.
     shared : array or None
         (K, K, T) steps/s of the first kind when each of its GPUs is shared with the second; NaN: not measured, 0: they
-        cannot share. None: nobody knows how fast two jobs on one GPU are.
+        cannot share. None: it is not known how fast two jobs on one GPU are.
     fits : array of bool
         (K, T) whether one machine of this type holds the whole gang.
     """
@@ -109,7 +109,7 @@ class Context:
         For a scheduler that draws.
     rehearse : Rehearse or None
         Simulates what another scheduler, or another decision, would have come to with speeds that are believed: nothing
-        of the truth is in it. None: nobody can tell.
+        of the truth is in it. None: it is not known.
     interference : Contention or None
         What measurements before the run have shown of co-located jobs; None: there are none.
     """
@@ -179,14 +179,14 @@ class Traits:
         """
         declared: dict[str, Any] = {f.name: getattr(scheduler, f.name, f.default) for f in fields(cls)}
         traits = cls(**declared)
-        who = type(scheduler).__name__.lower()
+        subject = type(scheduler).__name__.lower()
         for name, may_be_none in (("quantum_s", False), ("lease_s", True), ("measure_every_s", True)):
             value = getattr(traits, name)
             if not (_is_positive(value) or (may_be_none and value is None)):
-                raise InputError(f"{who}: {name} is {value!r}; expected seconds > 0{', or None' * may_be_none}.")
+                raise InputError(f"{subject}: {name} is {value!r}; expected seconds > 0{', or None' * may_be_none}.")
         for field in fields(cls):
             if isinstance(field.default, bool) and not isinstance(getattr(traits, field.name), bool | np.bool_):
-                raise InputError(f"{who}: {field.name} is {getattr(traits, field.name)!r}; expected True or False.")
+                raise InputError(f"{subject}: {field.name} is {getattr(traits, field.name)!r}; expected True or False.")
         return traits
 
 

@@ -68,7 +68,7 @@ class Gangs:
         (C,) which gangs may be given fewer workers and PSs where they do not fit, in about the same ratio; empty: none.
         A rigid job's gang never may.
     partner : array
-        (C,) a job that shares the GPUs of this gang, or -1; empty: nobody shares. The partner gets as many workers, in
+        (C,) a job that shares the GPUs of this gang, or -1; empty: no job shares. The partner gets as many workers, in
         the same places, and the PSs that it asked for; it has no row of its own. A pair does not shrink.
     """
 
@@ -130,7 +130,7 @@ class Placement:
         (P,) how many tasks of a role of a job sit in a device group. Rows of a job are next to each other; a role may
         have several in one group.
     partner : array
-        (C,) the job with which each of `set_jobs` shares its GPUs, or -1; empty: nobody shares. Both are set, each
+        (C,) the job with which each of `set_jobs` shares its GPUs, or -1; empty: no job shares. Both are set, each
         names the other, and their workers sit in the same places.
     relaxed : array
         Jobs of which a goal is given up with this decision, such as an SLO that cannot be met: an event tells it.

@@ -1,4 +1,4 @@
-"""Pods: who was forwarded from one to another, told from where tasks were placed."""
+"""Pods: which jobs were forwarded from one to another, found from where their tasks were placed."""
 
 from __future__ import annotations
 

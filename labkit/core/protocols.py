@@ -53,13 +53,13 @@ class ChangeModel(Protocol):
     """
 
     def change_s(self, jobs: Ints, *, n_new: Ints) -> Floats:
-        """Return the seconds that a start, a restart and a rescale take with nobody beside it, (J, 3)."""
+        """Return the seconds that a start, a restart and a rescale take with no job beside it, (J, 3)."""
         ...
 
     def rates(self, running: Running) -> tuple[Floats, Floats]:
         """Return steps per second of each job, 0 of those that start, and the pace of its change, (J,) each.
 
-        A change at pace 1 takes as long as with nobody beside it, at 0.5 twice as long.
+        A change at pace 1 takes as long as with no job beside it, at 0.5 twice as long.
         """
         ...
 
@@ -100,7 +100,7 @@ class Placer(Protocol):
 
 @runtime_checkable
 class Scheduler(Protocol):
-    """Who gets how much, decided from what a real scheduler could know."""
+    """Decides how much each job gets, from what a real scheduler could know."""
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return what should change; the same snapshot gives the same answer."""

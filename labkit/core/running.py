@@ -34,10 +34,10 @@ class Running:
     n_workers, n_ps : array
         (J,) tasks of each job by role.
     partner : array
-        (J,) number of the job with which each one shares its GPUs, or -1; empty: nobody shares.
+        (J,) number of the job with which each one shares its GPUs, or -1; empty: no job shares.
     changing : array
         (J,) what is under way: 0 nothing, 1 a start (it does not train yet), 2 a rescale (it trains with these tasks
-        until that is over); empty: nobody changes. For a `ChangeModel` only.
+        until that is over); empty: no job changes. For a `ChangeModel` only.
     n_new : array
         (J,) processes that are started by that.
     cpus, memory_gb : array

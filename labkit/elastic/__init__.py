@@ -1,4 +1,4 @@
-"""The elastic parameter-server runtime: training whose servers and workers come and go while it runs.
+"""The elastic parameter-server runtime: servers and workers are added, removed and moved while a job trains.
 
 >>> from labkit.elastic import models, train
 >>> from labkit.elastic.data import dataset
@@ -7,19 +7,23 @@
 ... )
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.elastic.errors import JobError, NoAnswerError, NotDoneError, OverError
-    from labkit.elastic.job import Job, Result, start, train
+    from labkit.elastic.job import Job
+    from labkit.elastic.job_start import start, train
+    from labkit.elastic.result import Result
 
 __all__ = ["Job", "JobError", "NoAnswerError", "NotDoneError", "OverError", "Result", "start", "train"]
+_MODULES = {"Job": "job", "Result": "result", "start": "job_start", "train": "job_start"}
+"""Modules of public names; all others are in `errors`."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what runs a job only when it is asked for: its processes need little of it."""
+    """Import a public name when it is first used: the processes of a job need few of them."""
     if name in __all__:
-        from labkit.elastic import errors, job
-
-        return getattr(errors if name.endswith("Error") else job, name)
+        module = _MODULES.get(name, "errors")
+        return getattr(import_module(f"labkit.elastic.{module}"), name)
     raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -1,4 +1,4 @@
-"""What a job is given, checked before anything starts."""
+"""Checks of the arguments of a job, before anything starts."""
 
 from __future__ import annotations
 
@@ -15,21 +15,46 @@ from labkit.elastic.controller.losses import CONTINUE, STOP
 from labkit.elastic.forkserver.place import ForkError, Settings
 from labkit.elastic.models.sizes import whole
 from labkit.elastic.process.limits import check_choice
-from labkit.elastic.protocol.blocks import BLOCKS, TENSOR
+from labkit.elastic.protocol.blocks import BLOCKS, MOST_BLOCKS, TENSOR, Layout
 from labkit.elastic.server.optimizers import OPTIMIZERS, optimizer
 from labkit.elastic.transport import Lease
 
 EXACT, ANYWAY = "exact", "anyway"
-"""Whether a job that goes on from a checkpoint must be the one that made it."""
+"""Whether a job may go on from the checkpoint of another training."""
 
 
 def checked_counts(**given: Any) -> list[int]:
-    """Return whole numbers as Python's: steps, batch, ...; InputError if one is none."""
+    """Return whole numbers as `int`, in the order given; InputError if one is no whole number."""
     return [whole(name, value, least=-(2**63)) for name, value in given.items()]
 
 
+def check_sizes(cut: Layout, *, steps: int, save_every: int, servers: int, workers: int) -> None:
+    """Raise InputError unless the numbers of a job are in range, and it has a block for each server.
+
+    Parameters
+    ----------
+    cut : Layout
+        Parameters and blocks of the model.
+    """
+    if save_every < 0:
+        raise InputError(
+            f"save_every is {save_every}; expected steps between two checkpoints, or 0 for the last state alone."
+        )
+    if steps < 1:
+        raise InputError(f"a job of {steps} steps; expected at least one.")
+    if cut.n_blocks > MOST_BLOCKS:
+        raise InputError(
+            f"{cut.n} numbers in {cut.n_blocks} blocks of parameters; expected at most {MOST_BLOCKS} blocks: "
+            "train fewer parameters (requires_grad_(False))."
+        )
+    if servers > cut.n_blocks:
+        raise InputError(f"{servers} servers for {cut.n_blocks} blocks of parameters; expected at most one per block.")
+    if servers < 1 or workers < 1:
+        raise InputError(f"a job with {servers} servers and {workers} workers; expected at least one of each.")
+
+
 def check_seconds(*, lease_s: Any, loads_every_s: Any = 0.0, measure_every_s: Any = 0.0, **given: Any) -> None:
-    """Raise InputError unless these are seconds above 0 (those between events may be 0), and a lease can be kept."""
+    """Raise InputError unless all are finite seconds above 0 (events: or 0), and `lease_s` is valid for a `Lease`."""
     rates = {"loads_every_s": loads_every_s, "measure_every_s": measure_every_s}
     given.update({name: value for name, value in rates.items() if value})
     for name, value in {"lease_s": lease_s, **given}.items():
@@ -40,7 +65,7 @@ def check_seconds(*, lease_s: Any, loads_every_s: Any = 0.0, measure_every_s: An
 
 
 def check_variables() -> None:
-    """Raise InputError where a variable of the environment that jobs look at makes no sense."""
+    """Raise InputError where an environment variable that jobs read has an invalid value."""
     try:
         Settings.read(os.environ)
     except ForkError as error:
@@ -49,7 +74,7 @@ def check_variables() -> None:
 
 
 def check_words(*, on_nan: Any, resume: Any, partition: Any = BLOCKS) -> None:
-    """Raise InputError for a word that says nothing."""
+    """Raise InputError for an unknown value of `on_nan`, `resume` or `partition`."""
     for name, value, known in (
         ("on_nan", on_nan, (STOP, CONTINUE)), ("resume", resume, (EXACT, ANYWAY)),
         ("partition", partition, (BLOCKS, TENSOR)),
@@ -64,11 +89,11 @@ def check_optimizer(name: Any, options: Mapping[str, Any], *, arguments: Iterabl
     Parameters
     ----------
     name : object
-        Expected to be a name.
+        Name of the optimizer.
     options : mapping
-        Whatever `start` was given by name and does not know.
+        Arguments of `start` by name that are none of its own.
     arguments : iterable of str
-        What it knows: one of them may be misspelt.
+        Names of the arguments of `start`: an option may be one of them, misspelt.
     """
     if not isinstance(name, str):
         kind = name if isinstance(name, type) else type(name)
@@ -89,7 +114,7 @@ def check_optimizer(name: Any, options: Mapping[str, Any], *, arguments: Iterabl
 
 
 def checked_folder(folder: Any) -> Path | None:
-    """Return a folder as a path."""
+    """Return a folder as a path, with `~` expanded; InputError if it is no path."""
     if folder is None or isinstance(folder, Path):
         return folder
     if isinstance(folder, str | os.PathLike) and str(folder):

@@ -1,4 +1,4 @@
-"""What a job tells its user when it is not done, does not answer, or has failed.
+"""Errors of a job: it is not done, does not answer, is over, or has failed.
 
 JobError
 ├── NotDoneError    it is not over within the time given; it goes on
@@ -20,7 +20,7 @@ class JobError(LabkitError):
     message : str
         What happened, and what to do.
     cause : Cause
-        What lies behind it, as far as anybody knows.
+        Cause of the failure; UNKNOWN if it is not known.
     """
 
     def __init__(self, message: str = "", *, cause: Cause = Cause.UNKNOWN) -> None:
@@ -29,12 +29,12 @@ class JobError(LabkitError):
 
 
 class NotDoneError(JobError):
-    """A job is not over within the time given; it goes on as if nobody had waited."""
+    """A job is not over within the given time; it goes on."""
 
 
 class NoAnswerError(JobError):
-    """The controller of a job does not answer for now; training goes on without it."""
+    """The controller of a job does not answer at present; training goes on without it."""
 
 
 class OverError(JobError):
-    """A job is over, and something was asked of it that only a running one can do."""
+    """A request to a job that is over, which only a running job can carry out."""

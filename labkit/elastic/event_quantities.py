@@ -1,4 +1,4 @@
-"""What the events of a job tell of its members: paces, loads, and what they use, each of them a `Quantity`."""
+"""Quantities of the members of a job from its events: seconds of steps, loads, cores and memory, by `Quantity`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MemberName(NamedTuple):
 
     @classmethod
     def of(cls, name: object) -> MemberName | None:
-        """Return the member of a name such as worker-3; None: no member has such a name.
+        """Return the member of a name such as worker-3; None if it is no name of a member.
 
         >>> MemberName.of("ps-2"), MemberName.of("ps-two")
         (MemberName(role=<Role.PS: 1>, number=2), None)
@@ -39,7 +39,7 @@ class MemberName(NamedTuple):
 
 @dataclass(slots=True)
 class EventQuantities:
-    """What the events of one job told since it was last measured."""
+    """Quantities in the events of one job since they were last taken."""
 
     where: dict[MemberName, tuple[str, int]] = field(default_factory=dict)
     """Host and process number."""
@@ -50,7 +50,7 @@ class EventQuantities:
     memory_gb: dict[MemberName, float] = field(default_factory=dict)
 
     def note(self, event: Mapping[str, Any]) -> None:
-        """Take note of an event of the elastic runtime, which is checked where it comes from another host."""
+        """Add an event of the elastic runtime; events of another host must have been checked before."""
         member = MemberName.of(event.get("name"))
         if member is None:
             return
@@ -75,7 +75,7 @@ class EventQuantities:
             self.memory_gb[member] = float(event["memory_gb"])
 
     def taken(self) -> dict[tuple[MemberName, Quantity], float]:
-        """Return paces, loads and use since the last time, and forget what they came from."""
+        """Return the quantities by (member, Quantity) since the last call, and start anew."""
         found = {(m, Quantity.COMPUTE_S): float(np.mean(s)) for m, s in self.compute_s.items() if m in self.where}
         found |= {(m, Quantity.STEP_S): float(np.mean(s)) for m, s in self.step_s.items() if m in self.where}
         total = sum(self.n_bytes.values())

@@ -1,4 +1,4 @@
-"""What is told of a job that failed: why, what is left of it, and where its logs are."""
+"""The message of a job that failed: the reason, its newest good checkpoint, and the folder of its logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 TAIL_BYTES: Final = 4096
 LINE: Final = 500
-"""Longest line of a log that is quoted."""
+"""Longest quoted line of a log, in characters."""
 
 
 def failed(folder: Path, why: str, *, checkpoints: Checkpoints) -> str:
@@ -19,11 +19,11 @@ def failed(folder: Path, why: str, *, checkpoints: Checkpoints) -> str:
     Parameters
     ----------
     folder : Path
-        Of the job.
+        Folder of the job.
     why : str
-        What its controller said; empty if it died.
+        Reason in the controller's last event; "" if the controller died.
     checkpoints : Checkpoints
-        Of the job.
+        Checkpoints of the job.
     """
     told = why or f"the controller died: {last_line(folder / 'controller.log') or 'it left no message'}"
     good = next((step for step in reversed(checkpoints.steps()) if checkpoints.is_good(step)), None)
@@ -32,7 +32,7 @@ def failed(folder: Path, why: str, *, checkpoints: Checkpoints) -> str:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log in which there is something: of a traceback, the error."""
+    """Return the last line of a log that is not blank: of a traceback, the error; "" if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL_BYTES))

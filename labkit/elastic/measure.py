@@ -1,4 +1,4 @@
-"""What scalings and faults cost a job, computed from its events: times in seconds, one row each.
+"""Costs of steps, scalings and faults, computed from the events of a job: one row each, times in seconds.
 
 Every function takes the events of `Result.events` or `Job.events`, and returns a table; with no such event, an empty
 one with the same columns. Times of day become seconds since the first event.
@@ -16,7 +16,7 @@ import pandas as pd
 Event = Mapping[str, Any]
 
 NEIGHBOURS: Final = 20
-"""Steps before, and as many after, that tell what is usual."""
+"""Steps before, and as many after, from which the usual time is computed."""
 
 STEP_COLUMNS: Final = ("at_s", "name", "version", "compute_s", "wait_s")
 SCALING_COLUMNS: Final = (
@@ -30,13 +30,13 @@ FAULT_COLUMNS: Final = ("name", "role", "cause", "at_s", "detect_s", "recover_s"
 
 
 def steps(events: Iterable[Event]) -> pd.DataFrame:
-    """Return what each worker did in each step, in order of time.
+    """Return the seconds that each worker computed and waited in each step, in order of time.
 
     Returns
     -------
     DataFrame
         at_s (end of the step), name of the worker, version with which it computed, compute_s, wait_s (until it had the
-        next version), and whatever else workers tell, such as staleness. A step that was repeated has several rows.
+        next version), and other columns that workers report, such as staleness. A repeated step has several rows.
     """
     told = list(events)
     rows = [{**e, "at_s": e["time"] - told[0]["time"]} for e in told if e["event"] == "stepped"]
@@ -46,7 +46,7 @@ def steps(events: Iterable[Event]) -> pd.DataFrame:
 
 
 class _Done(NamedTuple):
-    """When which step was complete at all workers, and what the slowest of them waited; in order of time."""
+    """Steps in order of time: end of each at all workers, its version, and the longest wait of a worker in it."""
 
     at_s: np.ndarray
     version: np.ndarray
@@ -54,7 +54,7 @@ class _Done(NamedTuple):
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> _Done:
-        """Take every step once: the first time that it was complete."""
+        """Return each step once: the first time that it was complete."""
         table = steps(events)
         first = table.drop_duplicates(["name", "version"])
         whole = first.groupby("version").agg(at_s=("at_s", "max"), wait_s=("wait_s", "max")).reset_index()
@@ -62,15 +62,15 @@ class _Done(NamedTuple):
         return cls(*(whole[column].to_numpy() for column in ("at_s", "version", "wait_s")))
 
     def usual_s(self, before: float) -> float:
-        """Return the mean time of a step over those before a moment; NaN if there are too few."""
+        """Return the mean time of the steps before a moment; NaN if there are too few."""
         last = int(np.searchsorted(self.at_s, before))
         times = self.at_s[max(last - NEIGHBOURS - 1, 0) : last]
         return float((times[-1] - times[0]) / (len(times) - 1)) if len(times) > 2 else np.nan
 
     def lost(self, begin: float, end: float) -> tuple[float, float]:
-        """Return how many steps were not done between the step before a span of time and the one after; and seconds.
+        """Return the steps and the seconds lost between the step before a span of time and the step after it.
 
-        As many are expected as at the pace of the steps before it.
+        The expected number of steps is that at the pace of the steps before the span.
         """
         usual_s = self.usual_s(begin)
         first, last = int(np.searchsorted(self.at_s, begin)) - 1, int(np.searchsorted(self.at_s, end))
@@ -81,7 +81,7 @@ class _Done(NamedTuple):
 
 
 def waits(events: Iterable[Event]) -> pd.DataFrame:
-    """Return how long the slowest worker waited in each step, and how much longer than usual.
+    """Return the longest wait of a worker in each step, and how much longer than usual it was.
 
     Returns
     -------
@@ -117,21 +117,21 @@ def _under_way(at_s: np.ndarray, begin: float, end: float) -> slice:
 
 
 def scalings(events: Iterable[Event]) -> pd.DataFrame:
-    """Return what each scaling that came to its end took, step by step as DL2 [1]_ counts them, and what it cost.
+    """Return the duration of each completed scaling, by the steps of DL2 [1]_, and its cost.
 
     Returns
     -------
     DataFrame
-        scaling (number), strategy, servers and workers (asked for), at_s, duration_s (all of it);
+        scaling (number), strategy, servers and workers (requested), at_s, duration_s (in total);
 
-        start_s: until the newcomers' processes were up, which the paper does not count;
-        registration_s: until everybody was connected to them;
+        start_s: until the new processes had joined, which the paper does not count;
+        registration_s: until all other members were connected to them;
         assignment_s: to decide which blocks move, and to write that down;
         migration_s: until the new owners had all blocks;
-        update_s: workers turning to the new owners: what they stood still for with "suspend" (it overlaps the
-        migration, as in the paper's Fig. 12), else what remained to be said;
+        update_s: until the workers used the new owners: with "suspend" the time for which they stood still (it overlaps
+        the migration, as in the paper's Fig. 12), else the time after the migration;
 
-        suspended_s: how long a worker stood still, mean of all (the paper's Fig. 11): 0 for a hand-over;
+        suspended_s: time for which a worker stood still, mean of all (the paper's Fig. 11): 0 for a hand-over;
         late_s: the largest wait of any worker in the steps of the migration, beyond the median of neighbouring steps;
         steps_lost, lost_s: steps not done from the beginning to the step after the end, and the seconds that they
         take, against the pace before it;
@@ -152,7 +152,7 @@ def scalings(events: Iterable[Event]) -> pd.DataFrame:
 
 
 def _spans(events: Sequence[Event]) -> list[_Span]:
-    """Return the scalings that came to their end."""
+    """Return the scalings that were completed."""
     begun = {e["scaling"] for e in events if e["event"] == "registration"}
     return [_Span(e["scaling"], events) for e in events if e["event"] == "scaled" and e["scaling"] in begun]
 
@@ -170,7 +170,7 @@ class _Span:
         self.end = max([self.scaled, *(e["time"] for e in self._after_it())])
 
     def _after_it(self) -> list[Event]:
-        """Return the signs that workers went on: those that stood still, or those that were started anew."""
+        """Return for each worker that stood still, or was started again, the event with which it went on."""
         if self.note["scaled"]["strategy"] == "checkpoint":
             started = [e for e in self.all if e["event"] == "started" and self.begin <= e["time"] <= self.scaled]
             names = {e["name"] for e in started}
@@ -179,7 +179,7 @@ class _Span:
         return [e for e, _ in self.held()]
 
     def held(self) -> list[tuple[Event, float]]:
-        """Return the events of workers that stood still while blocks moved, and for how long they did."""
+        """Return the events of workers that stood still while blocks moved, and the seconds for which they did."""
         if self.note["scaled"]["strategy"] != "suspend" or "migration" not in self.note:
             return []
         version = self.note["migration"].get("version")
@@ -187,19 +187,19 @@ class _Span:
         return [(e, float(e["seconds"])) for e in found]
 
     def _held_at(self, version: int) -> list[Event]:
-        """Return who stood still at the version that was named for it; one tells so when it goes on."""
+        """Return the events of workers that stood still at a version; a worker reports it when it goes on."""
         until = min((other for other in _holds(self.all) if other > version), default=np.inf)
         return [e for e in self.all if e["event"] == "held" and version <= e["version"] < until]
 
     def _held_meanwhile(self) -> list[Event]:
-        """Return who began to stand still during the migration, in asynchronous training."""
+        """Return the events of workers that stopped during the migration, in asynchronous training."""
         begun, ended = (self.note[event]["time"] for event in ("migration", "update"))
         names = {e["name"] for e in self.all if e["event"] == "holds" and begun <= e["time"] <= ended}
         later = [e for e in self.all if e["event"] == "held" and e["time"] >= begun and e["name"] in names]
         return _first_by_name(later)
 
     def suspended_s(self) -> float:
-        """Return how long a worker stood still, mean of all."""
+        """Return the seconds for which a worker stood still, mean of all."""
         if self.note["scaled"]["strategy"] == "checkpoint":
             stood = [e["time"] for e in self.all if e["event"] == "holds" and self.begin <= e["time"] <= self.scaled]
             went = [e["time"] for e in self._after_it()]
@@ -208,18 +208,18 @@ class _Span:
 
     @property
     def whole(self) -> tuple[float, float]:
-        """From when to when it was under way, in seconds since the job's first event."""
+        """Begin and end, in seconds since the job's first event."""
         return self.begin - self.zero, self.end - self.zero
 
     @property
     def migration(self) -> tuple[float, float] | None:
-        """From when to when blocks moved; None if they did not."""
+        """Begin and end of the migration of blocks; None if no block moved."""
         if "migration" not in self.note or not self.note["assignment"]["blocks"]:
             return None
         return self.note["migration"]["time"] - self.zero, self.note["update"]["time"] - self.zero
 
     def moved_bytes(self) -> int:
-        """Return how much was handed over; who hands over may tell of it some milliseconds after who takes."""
+        """Return the bytes handed over; the sender may report them some milliseconds after the receiver."""
         if self.migration is None:
             return 0
         since, until = (self.zero + at_s for at_s in self.migration)
@@ -228,7 +228,7 @@ class _Span:
         return sum(list(each.values())[-self.note["assignment"]["blocks"] :])
 
     def step_times(self) -> dict[str, float]:
-        """Return the time of each of the four steps, and of what is before them."""
+        """Return the seconds of each of the four steps, and of the start before them."""
         if "migration" not in self.note:
             return {}
         joined = [e["time"] for e in self.all if e["event"] == "joined" and e["name"] in self.new]
@@ -257,7 +257,7 @@ def _scaling(span: _Span, done: _Done, waited: pd.DataFrame) -> dict[str, Any]:
 
 
 def _holds(events: Iterable[Event]) -> list[int]:
-    """Return the versions at which workers were told to stand still."""
+    """Return the versions at which workers had to stand still."""
     return [e["version"] for e in events if e["event"] in ("migration", "saving") and e.get("version") is not None]
 
 
@@ -272,21 +272,21 @@ def _first_by_name(events: Iterable[Event]) -> list[Event]:
 
 
 def faults(events: Iterable[Event], *, killed: Mapping[str, float] | None = None) -> pd.DataFrame:
-    """Return what each death of a process cost.
+    """Return the cost of each death of a process.
 
     Parameters
     ----------
     events : iterable of dict
-        Of a job.
+        Events of a job.
     killed : mapping, optional
-        Time of day at which processes were killed, by name, where somebody knows.
+        Times (seconds since 1970) at which processes were killed, by name, where known.
 
     Returns
     -------
     DataFrame
-        name, role, cause (as `labkit.core.Cause` names it), at_s (when it was noticed);
-        detect_s: from its end to that, NaN where nobody knows its end;
-        recover_s: from that until a step was complete that had not been complete before;
+        name, role, cause (name of a `labkit.core.Cause`), at_s (detection);
+        detect_s: from its end to the detection, NaN where the end is unknown;
+        recover_s: from the detection until a step was complete that had not been complete before;
         lost_steps: complete steps that had to be repeated;
         pause_s: the longest time around it without a step complete, beyond the usual time of a step.
     """
@@ -315,7 +315,7 @@ def faults(events: Iterable[Event], *, killed: Mapping[str, float] | None = None
 
 
 def _recovery(at_s: float, done: _Done, back: Sequence[tuple[float, int]]) -> dict[str, Any]:
-    """Return how long it took to go on where training was, and how many steps were done again for it."""
+    """Return the seconds until training was as far as before, and the number of steps that were repeated."""
     before = done.version[done.at_s <= at_s]
     reached = int(before.max()) + 1 if len(before) else 0
     following = done.at_s[(done.at_s > at_s) & (done.version >= reached)]
@@ -326,5 +326,5 @@ def _recovery(at_s: float, done: _Done, back: Sequence[tuple[float, int]]) -> di
 
 
 def _pause(every: np.ndarray, ended_s: float, *, until: float) -> float:
-    """Return the longest span without a step, of those that end after a death and begin before it is made good."""
+    """Return the longest span without a step that ends after a death and begins before the recovery from it."""
     return float(max((b - a for a, b in pairwise(every) if b > ended_s and a < until), default=np.nan))

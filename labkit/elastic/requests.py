@@ -1,4 +1,4 @@
-"""What to change during a training, as one line says it: `20:+1ps`, `5s:-1worker`."""
+"""Requests to scale during a training, as text: `20:+1ps` at step 20, `5s:-1worker` after 5 seconds."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from labkit.core.errors import InputError
-from labkit.elastic.job import Job, Result
+from labkit.elastic.job import Job
+from labkit.elastic.result import Result
 
 _LINE = re.compile(r"(?P<when>\d+(?:\.\d+)?)(?P<unit>s?):(?P<n>[+-]\d+)(?P<what>ps|servers?|workers?)")
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequest:
-    """How many more servers and workers (or fewer, below 0), and when.
+    """A change of the numbers of servers and workers, and its time.
 
     Attributes
     ----------
     when : float
-        Steps that are complete, or seconds since training began.
+        Completed steps, or seconds since training began.
     in_seconds : bool
-        Which of both.
+        True: `when` is in seconds.
+    servers, workers : int
+        Change of their numbers.
     """
 
     when: float
@@ -55,12 +58,12 @@ class ScaleRequest:
 
 
 def follow(job: Job, requests: Iterable[ScaleRequest], *, strategy: str, told: object = None) -> Result:
-    """Run a job to its end, and make each request as soon as it is due.
+    """Run a job to its end, and send each request when it is due.
 
     Parameters
     ----------
     told : callable, optional
-        Is called with each event.
+        Takes each event.
     """
     todo = sorted(requests, key=lambda request: request.when)
     began = None

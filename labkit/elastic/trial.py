@@ -1,4 +1,4 @@
-"""To measure scalings: a model of any size that takes next to no computing, and a job that is scaled step by step."""
+"""Measurements of scalings: a model of any size with little computation, and a job that is scaled repeatedly."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from labkit.core.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from labkit.elastic.job import Job, Result
+    from labkit.elastic.job import Job
+    from labkit.elastic.result import Result
 
 COLUMNS: Final = 64
 QUIET_STEPS: Final = 30
-"""Steps before each scaling and after the last, so that there is something to compare with."""
+"""Steps before each scaling and after the last, to compare with."""
 
 
 @dataclass(frozen=True)
 class SyntheticRows:
-    """Samples: each is the number of a row of a table."""
+    """A dataset: each sample is the number of a row of a table."""
 
     n_rows: int
 
@@ -28,17 +29,17 @@ class SyntheticRows:
         return 4096
 
     def fetch(self, indices: Sequence[int]) -> Tensor:
-        """Return rows, spread over the table."""
+        """Return numbers of rows, spread over the table."""
         import torch
 
         return torch.as_tensor([index * 7919 % self.n_rows for index in indices])
 
 
 def table(mb: float) -> tuple[nn.Module, SyntheticRows, Callable[[nn.Module, Tensor], Tensor]]:
-    """Return a model of so many MB, samples and a loss, as `start` takes them.
+    """Return a model of `mb` MB, samples and a loss, as `start` takes them.
 
-    It is a table of which a step reads a few rows: all of it is sent and updated in every step as that of any model
-    is, but computing takes only as long as clearing the gradients.
+    The model is a table, of which a step reads a few rows. All of it is sent and updated in each step, as in any model,
+    but computation takes only as long as clearing the gradients.
     """
     from torch import nn
 
@@ -56,16 +57,16 @@ def _loss(model: nn.Module, rows: Tensor) -> Tensor:
 
 
 def trial(job: Job, plan: Iterable[Mapping[str, Any]], *, quiet_steps: int = QUIET_STEPS) -> Result:
-    """Scale a job one time after the other, let it be for some steps in between, and stop it; return the result.
+    """Carry out scalings one after another with `quiet_steps` between them, stop the job, and return its result.
 
     Parameters
     ----------
     job : Job
-        Of more steps than it needs.
+        A job with more steps than the plan needs.
     plan : iterable of mapping
-        What `Job.scale` takes, of each scaling.
+        Arguments of `Job.scale` for each scaling.
     quiet_steps : int
-        Before each scaling, and after the last.
+        Steps before each scaling, and after the last.
 
     Examples
     --------

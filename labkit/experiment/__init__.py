@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from labkit.experiment.cadence import Cadence, at_events, every_slot
     from labkit.experiment.deployed import attach, deploy
+    from labkit.experiment.experiment import Experiment
     from labkit.experiment.gap import Fidelity, fidelity, foretell
     from labkit.experiment.grid import Grid
-    from labkit.experiment.run import Experiment, compare, replay, simulate
+    from labkit.experiment.run import compare, replay, simulate
     from labkit.experiment.session import Session
     from labkit.experiment.speeds import speed_model
     from labkit.experiment.sweeping import sweep
+    from labkit.experiment.tuning import tune
 
 _MODULES = {
-    "Cadence": "cadence", "Experiment": "run", "Fidelity": "gap", "Grid": "grid", "Session": "session",
+    "Cadence": "cadence", "Experiment": "experiment", "Fidelity": "gap", "Grid": "grid", "Session": "session",
     "at_events": "cadence", "attach": "deployed", "compare": "run", "deploy": "deployed", "every_slot": "cadence",
     "fidelity": "gap", "foretell": "gap", "replay": "run", "simulate": "run", "speed_model": "speeds",
-    "sweep": "sweeping",
+    "sweep": "sweeping", "tune": "tuning",
 }  # fmt: skip
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "simulate",
     "speed_model",
     "sweep",
+    "tune",
 ]
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 UNITS: Final = 20
 """Into so many parts the brain cuts the cores that there are to share: processes cost too much for smaller ones."""
 WORTH_FREEING: Final = 0.25
-"""A plan as fast is worth a change if it frees this part of the cores: nobody else waits for them."""
+"""A plan as fast is worth a change if it frees this part of the cores: no other job waits for them."""
 LEAST_UNIT: Final = 0.01
 """Cores: less cannot be held (1 ms of each 100 ms)."""
 GAP_S, LOOK_S, PATIENCE_S = 8.0, 2.0, 40.0
@@ -84,7 +84,7 @@ def opener_of(
     max_workers: int = MOST_WORKERS,
     max_servers: int = MOST_SERVERS,
     scheduler: Scheduler | str | None = None,
-    folder: str | Path = "runs",
+    runs: str | Path = "runs",
     history: str | Path | None = None,
     lease_s: float = LEASE_S,
     training: TrainingTable | None = None,
@@ -96,17 +96,17 @@ def opener_of(
 
     training = training or TrainingTable()
     name = models.size_of(model, width=training.widths.get(model, training.width)).name
-    root = Path(folder)
-    hosts = inventory(root / PLACE, cores=cores)
+    kept = Path(runs)
+    hosts = inventory(kept / PLACE, cores=cores)
     there = float(hosts.cluster().capacity.sum(axis=0)[1])
     jobs = job_of(
         name, steps=steps, cores=there, workers=workers, servers=servers, batch=training.batch,
         max_workers=max_workers, max_servers=max_servers,
     )  # fmt: skip
     return Preflight.of(
-        jobs, inventory=hosts, scheduler=brain_for(there) if scheduler is None else scheduler, folder=root,
+        jobs, inventory=hosts, scheduler=brain_for(there) if scheduler is None else scheduler, runs=kept,
         name="dlrover" if scheduler is None else None, training=training.changed(network="local"),
-        lease_s=lease_s, history=root / FILE if history is None else Path(history),
+        lease_s=lease_s, history=kept / FILE if history is None else Path(history),
     )  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def auto(
             The most that it may get.
         scheduler : Scheduler or str, optional
             By default the brain, with seconds and parts of cores that suit this machine: `brain_for`.
-        folder : path
+        runs : path
             Where runs are kept, each in a folder of its own.
         history : path, optional
             Final plans of earlier runs; by default plans.jsonl in the folder of runs.

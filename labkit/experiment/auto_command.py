@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TAKES: Final = (
     "model", "workers", "servers", "steps", "auto", "cores", "history", "batch", "optimizer", "lr", "width", "samples",
-    "save_every", "lease_s", "folder", "seed", "as_json",
+    "save_every", "lease_s", "runs", "seed", "as_json",
 )  # fmt: skip
 """Options of `labkit train` that go with --auto."""
 
@@ -37,12 +37,14 @@ def refuse_beside(context: typer.Context) -> None:
         typed = str(context.get_parameter_source(str(option.name))).endswith("COMMANDLINE")
         if typed and option.name == "sync" and context.params["sync"]:
             raise InputError("--sync: a job that configures itself trains asynchronously; leave it out, or --auto.")
+        if typed and option.name == "folder":
+            raise InputError("--folder is of a job without --auto; with it, --runs FOLDER says where runs are kept.")
         if typed and option.name not in (*TAKES, "sync"):
             raise InputError(f"{option.opts[0]} does not go with --auto; leave one of them out.")
 
 
 def train_auto(
-    model: str, *, steps: int, folder: Path, as_json: bool, cores: float | None, training: TrainingTable, **options: Any
+    model: str, *, steps: int, runs: Path, as_json: bool, cores: float | None, training: TrainingTable, **options: Any
 ) -> None:
     """Train a model that configures itself; exit code 1 if it was given up."""
     from labkit.elastic.process.limits import told as limits
@@ -51,10 +53,10 @@ def train_auto(
         print(f"limits here: {limits()}; --auto limits cores and no memory", file=sys.stderr)
     with Teller(steps, quiet=as_json) as teller:
         record = auto(
-            model, steps=steps, folder=folder, cores=cores, training=training, telling=teller.begun, **options
+            model, steps=steps, runs=runs, cores=cores, training=training, telling=teller.begun, **options
         )  # fmt: skip
     told = summary(record)
-    print(json.dumps(told) if as_json else sentence(told, folder))
+    print(json.dumps(told) if as_json else sentence(told, runs))
     raise typer.Exit(0 if record.complete else 1)
 
 
@@ -120,9 +122,9 @@ def _speed(rows: Sequence[dict[str, Any]], at: int) -> float | None:
     return round(rows[at]["steps_per_s"], 3) if rows else None
 
 
-def sentence(told: dict[str, Any], folder: Path) -> str:
+def sentence(told: dict[str, Any], runs: Path) -> str:
     """Return what a run has come to, in a line."""
-    where = f"the run is in {folder / told['run']}"
+    where = f"the run is in {runs / told['run']}"
     if told["steps"] is None:
         return f"{told['model']}: given up after {told['seconds']:.1f} s ({told['given_up']}); {where}"
     held, speeds = told["configurations"], told["steps_per_s"]

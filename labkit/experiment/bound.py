@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import SpeedModel
 from labkit.core.resources import Floats
+from labkit.experiment.cadence import Cadence
+from labkit.simulator import Overheads, Variation
 from labkit.speed.fastest import fastest
 
-if TYPE_CHECKING:
-    from labkit.experiment.run import Experiment
 
-
-def jct_bound_s(experiment: Experiment) -> Floats | None:
+def jct_bound_s(
+    jobs: Jobs,
+    *,
+    speed: SpeedModel,
+    cadence: Cadence | None = None,
+    overheads: Overheads | None = None,
+    variation: Variation | None = None,
+) -> Floats | None:
     """Return the seconds from arrival to completion that no scheduler can go below, job by job, (N,).
 
-    A job starts with the first decision after its arrival (in an experiment with slots alone, at the next slot), takes
+    A job starts with the first decision after its arrival (with a cadence of slots alone, at the next slot), takes
     the shortest start that there is, and trains all its true steps with the fastest gang that it may have, on a cluster
     without end, at the best of all speeds that vary. inf: it has no gang with which it makes progress.
 
@@ -25,28 +31,21 @@ def jct_bound_s(experiment: Experiment) -> Floats | None:
     array or None
         None where the speed model does not know (`labkit.speed.fastest`).
     """
-    jobs, best = experiment.jobs, fastest(experiment.jobs, speed=experiment.speed)
+    best = fastest(jobs, speed=speed)
     if best is None:
         return None
-    vary, start = experiment.variation, experiment.overheads
-    if vary is not None:
-        best = best * (1 + vary.error) * max(1.0, vary.straggler_factor)
-    start_s = 0.0 if start is None else min(start.start_s, start.restart_s)  # stopped before it was up, it restarts
+    if variation is not None:
+        best = best * (1 + variation.error) * max(1.0, variation.straggler_factor)
+    # a job that is stopped before it was up restarts
+    start_s = 0.0 if overheads is None else min(overheads.start_s, overheads.restart_s)
     train_s = np.divide(jobs.true_steps, best, out=np.full(len(jobs), np.inf), where=best > 0)
-    bound_s: Floats = _first_decision_s(experiment) - jobs.arrival_s + start_s + train_s
+    bound_s: Floats = _first_decision_s(jobs.arrival_s, cadence) - jobs.arrival_s + start_s + train_s
     return bound_s
 
 
-def _first_decision_s(experiment: Experiment) -> Floats:
+def _first_decision_s(arrival_s: Floats, cadence: Cadence | None) -> Floats:
     """Return when each job can be started at the earliest, (N,)."""
-    cadence, arrival_s = experiment.cadence, experiment.jobs.arrival_s
     if cadence is None or cadence.events:
         return arrival_s
     slots: Floats = np.ceil(arrival_s / cadence.slot_s - 1e-9)  # as Cadence.this_slot_s
     return cadence.slot_s * slots
-
-
-def mean_jct_bound_s(experiment: Experiment) -> float:
-    """Return the mean JCT that no scheduler can go below, in seconds; NaN where it is not known."""
-    bound_s = jct_bound_s(experiment)
-    return float("nan") if bound_s is None or not np.isfinite(bound_s).all() else float(bound_s.mean())

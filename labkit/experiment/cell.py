@@ -16,9 +16,9 @@ import numpy as np
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.experiment.cadence import every_slot
+from labkit.experiment.experiment import Experiment
 from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
-from labkit.experiment.run import Experiment
 from labkit.results.bound import BOUND
 from labkit.results.record import RunRecord
 from labkit.schedulers import open_options, options_of

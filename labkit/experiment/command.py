@@ -1,4 +1,4 @@
-"""`labkit run` and `labkit attach`: a trace on a testbed, from the shell."""
+"""`labkit deploy` and `labkit attach`: a trace on a testbed, from the shell."""
 
 from __future__ import annotations
 
@@ -24,14 +24,19 @@ KEYS = (
     "n_failures",
     "utilisation",
 )
-Hosts = Annotated[
+Inventory = Annotated[
     Path | None,
     typer.Option(
-        help="The inventory; by default testbed/hosts.toml, or the laptop testbed that is up.", metavar="FILE"
+        help="The file that describes the hosts; by default testbed/hosts.toml, or the laptop testbed that is up.",
+        metavar="FILE",
     ),
 ]
-Root = Annotated[Path, typer.Option(help="Where runs are kept, each in a folder of its own.")]
-Throughputs = Annotated[Path | None, typer.Option(help="Measured speeds, from `labkit profile`.")]
+Runs = Annotated[
+    Path, typer.Option(help="The folder where runs are kept, each in a folder of its own.", metavar="FOLDER")
+]
+Profile = Annotated[
+    Path | None, typer.Option(help="Of this testbed, from `labkit profile`: speeds for the scheduler.", metavar="FILE")
+]
 Interference = Annotated[
     str,
     typer.Option(
@@ -50,15 +55,15 @@ Spread = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
-def run(
+def deploy(
     trace: Annotated[Path, typer.Argument(help="A trace; its seconds are real seconds.", metavar="TRACE")],
     scheduler: Annotated[str, typer.Option(help="A name, with options in brackets: drf(placer=pack).")] = "optimus",
     name: Annotated[
         str | None, typer.Option(help="What to call the run; else as its scheduler. Its id begins with that.")
     ] = None,
-    hosts: Hosts = None,
-    folder: Root = Path("runs"),
-    throughputs: Throughputs = None,
+    inventory: Inventory = None,
+    runs: Runs = Path("runs"),
+    profile: Profile = None,
     interference: Interference = "none",
     width: Annotated[float, typer.Option(help="Scale of the models; 1: the published size.")] = 0.1,
     save_every: Annotated[int, typer.Option(help="Steps between two checkpoints of a job.")] = 100,
@@ -74,7 +79,7 @@ def run(
     """Train the jobs of a trace on a testbed, under a scheduler; exit code 1 where a job was given up."""
     import numpy as np
 
-    from labkit.experiment.deployed import deploy
+    from labkit.experiment.deployed import deploy as begin
     from labkit.experiment.opener import LEASE_S
     from labkit.testbed.run.training import TrainingTable
     from labkit.workloads import read
@@ -82,20 +87,20 @@ def run(
     jobs = read(trace)
     jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
     training = TrainingTable(width=width, save_every=save_every, strategy=strategy)
-    record = deploy(
-        jobs, inventory=hosts, scheduler=scheduler, folder=folder, training=training, progress=not as_json,
-        throughputs=throughputs, interference=interference, name=name, retries=_retries(failures, spread),
+    record = begin(
+        jobs, inventory=inventory, scheduler=scheduler, runs=runs, training=training, progress=not as_json,
+        profile=profile, interference=interference, name=name, retries=_retries(failures, spread),
         lease_s=LEASE_S if lease is None else lease,
     )  # fmt: skip
-    tell(record, folder=folder, as_json=as_json)
+    tell(record, runs=runs, as_json=as_json)
     raise typer.Exit(1 if record.summary["n_unfinished"] else 0)
 
 
 def attach(
-    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --folder.", metavar="RUN")],
-    folder: Root = Path("runs"),
+    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --runs.", metavar="RUN")],
+    runs: Runs = Path("runs"),
     scheduler: Annotated[str | None, typer.Option(help="Another one from now on; else that of the run.")] = None,
-    throughputs: Throughputs = None,
+    profile: Profile = None,
     interference: Interference = "none",
     lease: Lease = None,
     failures: Failures = None,
@@ -106,23 +111,23 @@ def attach(
     from labkit.experiment.deployed import attach as go_on
 
     record = go_on(
-        run, root=folder, progress=not as_json, throughputs=throughputs, interference=interference, lease_s=lease,
+        run, runs=runs, progress=not as_json, profile=profile, interference=interference, lease_s=lease,
         scheduler=scheduler,
         retries=_retries(failures, spread),
     )  # fmt: skip
-    tell(record, folder=folder, as_json=as_json)
+    tell(record, runs=runs, as_json=as_json)
     raise typer.Exit(1 if record.summary["n_unfinished"] else 0)
 
 
-def tell(record: RunRecord, *, folder: Path, as_json: bool) -> None:
+def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:
     """Print what a run has come to."""
     told = {key: record.summary[key] for key in KEYS}
     if as_json:
         clean = {key: None if value != value else value for key, value in told.items()}
-        whom = {"run": record.info.run, "scheduler": record.info.scheduler}
+        run = {"run": record.info.run, "scheduler": record.info.scheduler}
         rest = {"speeds": record.info.config.get("speeds", "")}
         rest |= {"notes": [*record.info.config.get("notes", []), *_fallbacks(record)]}
-        print(json.dumps({**whom, **clean, **rest, "dropped": dict(record.info.dropped)}))
+        print(json.dumps({**run, **clean, **rest, "dropped": dict(record.info.dropped)}))
         return
     if speeds := record.info.config.get("speeds"):
         print(f"speeds{' told to the scheduler' if record.info.backend == 'testbed' else ''}: {speeds}")
@@ -134,7 +139,7 @@ def tell(record: RunRecord, *, folder: Path, as_json: bool) -> None:
     print(
         f"{record.info.scheduler}: {told['n_jobs'] - told['n_unfinished']} of {told['n_jobs']} jobs done, mean JCT "
         f"{told['mean_jct_s']:.1f} s, makespan {told['makespan_s']:.1f} s, {told['n_rescales']} hot scalings, "
-        f"{told['n_preemptions']} preemptions; the run is in {folder / record.info.run}{_given_up(record)}"
+        f"{told['n_preemptions']} preemptions; the run is in {runs / record.info.run}{_given_up(record)}"
     )
 
 

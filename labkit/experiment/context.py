@@ -73,7 +73,7 @@ def measurer(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> Measure:
 
 def _alone(speed: SpeedModel, running: Running, *, job: int, jobs: Jobs) -> Floats:
     """Return steps/s of job number `job` with each of some gangs, as if each were the only one."""
-    if speed.local:  # nobody is slowed by others: one question for all
+    if speed.local:  # no job is slowed by others: one question for all
         return speeds_of(speed, replace(running, job=np.full(len(running.job), job, np.int32)), jobs=jobs)
     alone = [float(speeds_of(speed, _one(running, i, job=job), jobs=jobs)[0]) for i in range(len(running.job))]
     return np.array(alone, np.float64)

@@ -92,7 +92,7 @@ def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
         profile, rests_on = _calibrated(bed.inventory, model=jobs.models[jobs.model[0]], say=say)
         say(f"{len(jobs)} jobs train on a laptop testbed of {N_HOSTS} hosts ({bed.plan.server}), under {SCHEDULER} ...")
         real = deploy(
-            jobs, inventory=bed.inventory, scheduler=SCHEDULER, folder=folder.with_name("runs"), speed="recorded",
+            jobs, inventory=bed.inventory, scheduler=SCHEDULER, runs=folder.with_name("runs"), speed="recorded",
             progress=progress,
         )  # fmt: skip
         notes = folder.with_name("runs") / real.info.run / NOTES
@@ -140,7 +140,7 @@ def _bed_folder() -> Iterator[Path]:
         try:
             yield Path(made) / "bed"
         finally:
-            with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whoever is impatient, waits
+            with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a second Ctrl-C waits too
                 down(Path(made) / "bed")
 
 

@@ -13,9 +13,10 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import NO_EVENTS, Events
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
+from labkit.experiment.experiment import Experiment
 from labkit.experiment.history import FILE
 from labkit.experiment.opener import ASKED, LEASE_S, Preflight, name_on_hosts
-from labkit.experiment.run import Experiment, ProgressBar
+from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord, RunState
 from labkit.results.store import RunWriter, find, load
@@ -37,7 +38,7 @@ def deploy(
     inventory: Inventory | str | Path | None = None,
     scheduler: Scheduler | str,
     name: str | None = None,
-    folder: str | Path = "runs",
+    runs: str | Path = "runs",
     training: TrainingTable | None = None,
     progress: bool = False,
     observers: Sequence[Observer] = (),
@@ -57,7 +58,7 @@ def deploy(
         Or a name that `labkit.schedulers.make` takes.
     name : str, optional
         What to call it in tables and figures.
-    folder : path
+    runs : path
         Where to keep the run, in a folder of its own that is written while it goes on: `attach` goes on with it.
     training : TrainingTable, optional
         How jobs train.
@@ -83,7 +84,7 @@ def deploy(
         If a job cannot train or fits no host, or a host cannot be reached; nothing has been started then.
     """
     opener = Preflight.of(
-        jobs, inventory=inventory, scheduler=scheduler, name=name, folder=folder, training=training, lease_s=lease_s,
+        jobs, inventory=inventory, scheduler=scheduler, name=name, runs=runs, training=training, lease_s=lease_s,
         retries=retries, **options,
     )  # fmt: skip
     return run_opened(opener, progress=progress, observers=observers)
@@ -109,7 +110,7 @@ def run_opened(
 def attach(
     run: str | Path,
     *,
-    root: str | Path = "runs",
+    runs: str | Path = "runs",
     scheduler: Scheduler | str | None = None,
     progress: bool = False,
     observers: Sequence[Observer] = (),
@@ -126,7 +127,7 @@ def attach(
     Parameters
     ----------
     run : str or Path
-        Its folder, or its id under `root`.
+        Its folder, or its id under `runs`.
     scheduler : Scheduler or str, optional
         By default that of the run, by its name.
     lease_s : float, optional
@@ -137,15 +138,15 @@ def attach(
     Raises
     ------
     InputError
-        If it is no run on a testbed, it is over, somebody else writes it, its hosts are others now, or none of them can
+        If it is no run on a testbed, is over, is written by another process, has other hosts now, or none of them can
         be reached; nothing has changed then.
     """
-    path = find(run, root=root)
+    path = find(run, runs=runs)
     writer = RunWriter.attach(path)
     try:
         record, memory = load(path), SavedState.read(path)
         if record.info.state == RunState.DONE:
-            raise InputError(f"run '{path.name}' is over; labkit report {path} shows it, labkit.results.load reads it.")
+            raise InputError(f"run '{path.name}' is over; labkit report {path} shows it, labkit.load reads it.")
         options.setdefault("history", path.parent / FILE)
         experiment = Experiment.of(record.jobs, cluster=_hosts(memory, record).cluster(), **options)
         made, _ = named(scheduler or record.info.config.get(ASKED) or record.info.scheduler)

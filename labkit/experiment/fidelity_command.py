@@ -11,19 +11,20 @@ from typing import Annotated
 import typer
 
 from labkit.core.errors import InputError
-from labkit.experiment.command import AsJson
+from labkit.experiment.command import AsJson, Runs
 
 
 def fidelity(
-    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --root.", metavar="RUN")],
+    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --runs.", metavar="RUN")],
     profile: Annotated[
-        Path | None, typer.Option(help="Of the testbed, from `labkit profile`, measured before the run.")
+        Path | None,
+        typer.Option(help="Of the testbed, from `labkit profile`, measured before the run.", metavar="FILE"),
     ] = None,
     against: Annotated[
         str | None, typer.Option(help="Compare with this run instead of simulating one.", metavar="RUN")
     ] = None,
     scheduler: Annotated[str | None, typer.Option(help="By default that of the run.")] = None,
-    root: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    runs: Runs = Path("runs"),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the simulated run, beside the others.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="The report; by default reports/fidelity-RUN.html.", metavar="FILE")
@@ -39,11 +40,11 @@ def fidelity(
         raise InputError(
             "give either --profile FILE, to simulate the run, or --against RUN, to compare it with another."
         )
-    real = load(run, root=root)
+    real = load(run, runs=runs)
     if against is not None:
-        found = Fidelity(real, load(against, root=root))
+        found = Fidelity(real, load(against, runs=runs))
     else:
-        found = compare(real, profile=profile, scheduler=scheduler, folder=root if keep else None)
+        found = compare(real, profile=profile, scheduler=scheduler, runs=runs, keep=keep)
     target = out or Path("reports") / f"fidelity-{real.info.run}.html"
     written = found.report(target, command=shlex.join(["labkit", *sys.argv[1:]]))
     if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from labkit.core.resources import GPUS, Bools, Floats
 from labkit.core.running import Running
 from labkit.experiment.profile import measure_profile
 from labkit.speed.fastest import fastest
-
-if TYPE_CHECKING:
-    from labkit.experiment.run import Experiment
 
 SLICES: Final = 1_000_000
 """Into how many slices of time a gang is cut."""
@@ -93,11 +90,9 @@ def fluid_jobs(jobs: Jobs) -> Jobs:
     )  # fmt: skip
 
 
-def fluid(experiment: Experiment) -> Experiment:
-    """Return the experiment in which GPUs can be divided at will: its jobs hold slices of time instead of GPUs."""
-    jobs, cluster = experiment.jobs, experiment.cluster
-    speed = fluid_speed(jobs, cluster, speed=experiment.speed)
-    return replace(experiment, jobs=fluid_jobs(jobs), cluster=fluid_cluster(cluster), speed=speed)
+def fluid(jobs: Jobs, cluster: Cluster, speed: SpeedModel) -> tuple[Jobs, Cluster, FluidSpeed]:
+    """Return jobs, cluster and speeds where GPUs can be divided at will: jobs hold slices of time instead of GPUs."""
+    return fluid_jobs(jobs), fluid_cluster(cluster), fluid_speed(jobs, cluster, speed=speed)
 
 
 def fluid_speed(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> FluidSpeed:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.core.errors import InputError
 from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.experiment.cadence import Cadence
-from labkit.experiment.run import Experiment
+from labkit.experiment.experiment import Experiment
 from labkit.experiment.speeds import speed_model
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity, refuse_others
 from labkit.results.record import RunRecord
@@ -125,8 +125,8 @@ def fidelity(
     *,
     profile: TestbedProfile | str | Path | None = None,
     scheduler: Scheduler | str | None = None,
-    folder: str | Path | None = None,
-    root: str | Path = "runs",
+    runs: str | Path = "runs",
+    keep: bool = False,
     **options: Any,
 ) -> Fidelity:
     """Simulate the trace of a run with the same scheduler, on what was measured of its testbed, and compare.
@@ -134,13 +134,15 @@ def fidelity(
     Parameters
     ----------
     record : RunRecord or path
-        The real run, or its folder, or its id under `root`.
+        The real run, or its folder, or its id under `runs`.
     profile : TestbedProfile or path
         What `labkit profile` measured on the testbed, before the run.
     scheduler : Scheduler or str, optional
         By default that of the run, by its name.
-    folder : path, optional
-        Where to keep the simulated run too.
+    runs : path
+        Where runs are kept, each in a folder of its own.
+    keep : bool
+        Keep the simulated run there too.
     options
         Anything else that `labkit.experiment.Experiment.of` takes; they override the profile.
 
@@ -154,8 +156,8 @@ def fidelity(
     InputError
         If the scheduler is not known by its name, or the profile does not know a model of the jobs.
     """
-    real = record if isinstance(record, RunRecord) else load(record, root=root)
-    simulated = foretell(real, profile=profile, scheduler=scheduler, folder=folder, **options)
+    real = record if isinstance(record, RunRecord) else load(record, runs=runs)
+    simulated = foretell(real, profile=profile, scheduler=scheduler, runs=runs if keep else None, **options)
     return Fidelity(real, simulated)
 
 
@@ -164,7 +166,7 @@ def foretell(
     *,
     profile: TestbedProfile | str | Path | None = None,
     scheduler: Scheduler | str | None = None,
-    folder: str | Path | None = None,
+    runs: str | Path | None = None,
     **options: Any,
 ) -> RunRecord:
     """Simulate what a run did: its jobs, cluster, scheduler and cadence, and what the scheduler knew before it.
@@ -177,7 +179,7 @@ def foretell(
     experiment = Experiment.of(real.jobs, profile=profile, **given)
     if "believed" not in options and (believed := _believed(real, experiment.speed)) is not None:
         experiment = Experiment.of(real.jobs, profile=profile, **given, believed=believed)
-    return experiment.run(scheduler or real.info.scheduler, name=real.info.scheduler, folder=folder)
+    return experiment.run(scheduler or real.info.scheduler, name=real.info.scheduler, runs=runs)
 
 
 def _cadence(real: RunRecord) -> Cadence | None:

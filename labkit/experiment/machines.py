@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from labkit.results.store import RunWriter
 
 if TYPE_CHECKING:
     from labkit.testbed.run.backend import SshBackend
+    from labkit.testbed.run.orders import MemberReply
 
 
 class OnMachines:
@@ -29,7 +30,7 @@ class OnMachines:
     Attributes
     ----------
     reasons : list of str
-        Why decisions change jobs; whoever runs the session gives it the same list.
+        Why decisions change jobs; the caller gives the session the same list.
     """
 
     live = True
@@ -57,7 +58,7 @@ class OnMachines:
         """What went wrong on the way, in words."""
         return [] if self._backend is None else self._backend.notes
 
-    def members(self, job: int) -> list[dict[str, Any]]:
+    def members(self, job: int) -> list[MemberReply]:
         """Return name, role, site, pid and whether it has joined of each process that trains a job."""
         return [] if self._backend is None else self._backend.members(job)
 

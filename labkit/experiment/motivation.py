@@ -12,7 +12,7 @@ import pandas as pd
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.experiment.cadence import every_slot
-from labkit.experiment.run import Experiment
+from labkit.experiment.experiment import Experiment
 from labkit.placers import make as placer
 from labkit.schedulers.fifo import Fifo
 from labkit.speed.interference.levels import level

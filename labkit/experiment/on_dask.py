@@ -69,7 +69,7 @@ def connect(address: str) -> Iterator[Client]:
     Raises
     ------
     InputError
-        If nobody answers there.
+        If nothing answers there.
     """
     try:
         from distributed import Client

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
+from labkit.experiment.experiment import Experiment
 from labkit.experiment.history import FILE
-from labkit.experiment.run import Experiment
 from labkit.experiment.session import refuse_unfit
 from labkit.results.record import RunInfo
 from labkit.results.store import RunWriter
@@ -46,7 +46,7 @@ class Preflight:
         Whose run it is, or its name.
     name : str, optional
         What the run is called; by default as its scheduler.
-    folder : path
+    runs : path
         Where runs are kept, each in a folder of its own.
     training : TrainingTable, optional
         How jobs train.
@@ -68,7 +68,7 @@ class Preflight:
         inventory: Inventory,
         scheduler: Scheduler | str,
         name: str | None = None,
-        folder: str | Path = "runs",
+        runs: str | Path = "runs",
         training: TrainingTable | None = None,
         lease_s: float = LEASE_S,
         retries: Retries | None = None,
@@ -79,7 +79,7 @@ class Preflight:
             raise InputError(f"a lease of {lease_s:g} s; expected {SHORTEST_LEASE_S:g} s to 30 days.")
         self.lease_s, self.retries = lease_s, retries
 
-        self.experiment, self.inventory, self.folder = experiment, inventory, Path(folder)
+        self.experiment, self.inventory, self.runs = experiment, inventory, Path(runs)
         self.scheduler, self.name = named(scheduler, name)
         self.asked = scheduler if isinstance(scheduler, str) else ""
         self.training = _measured(training or TrainingTable(), experiment.measured_every_s(self.scheduler))
@@ -97,7 +97,7 @@ class Preflight:
         inventory: Inventory | str | Path | None = None,
         scheduler: Scheduler | str,
         name: str | None = None,
-        folder: str | Path = "runs",
+        runs: str | Path = "runs",
         training: TrainingTable | None = None,
         lease_s: float = LEASE_S,
         retries: Retries | None = None,
@@ -110,15 +110,15 @@ class Preflight:
         from labkit.testbed.inventory import Inventory
 
         hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
-        options.setdefault("history", Path(folder) / FILE)
+        options.setdefault("history", Path(runs) / FILE)
         experiment = Experiment.of(jobs, cluster=hosts.cluster(), **options)
         return cls(
-            experiment, inventory=hosts, scheduler=scheduler, name=name, folder=folder, training=training,
+            experiment, inventory=hosts, scheduler=scheduler, name=name, runs=runs, training=training,
             lease_s=lease_s, retries=retries,
         )  # fmt: skip
 
     def open(self) -> tuple[SshBackend, RunWriter]:
-        """Rehearse, make the folder of the run, and get all hosts ready; who asks closes both.
+        """Rehearse, make the folder of the run, and get all hosts ready; the caller closes both.
 
         Raises
         ------
@@ -132,7 +132,7 @@ class Preflight:
         info = experiment.info(self.scheduler, name=self.name)
         info = replace(info, config={**info.config, **({ASKED: self.asked} if self.asked else {})})
         writer = RunWriter.create(
-            self.folder, info=replace(info, backend="testbed"), jobs=experiment.jobs, cluster=experiment.cluster,
+            self.runs, info=replace(info, backend="testbed"), jobs=experiment.jobs, cluster=experiment.cluster,
             numbered=True,
         )  # fmt: skip
         try:
@@ -147,7 +147,7 @@ class Preflight:
 
 
 def _measured(training: TrainingTable, every_s: float | None) -> TrainingTable:
-    """Return how jobs train, measured as often as anybody wants it."""
+    """Return how jobs train, measured as often as the scheduler or the caller wants it."""
     wanted = [s for s in (training.measure_every_s, every_s) if s is not None]
     return training.changed(measure_every_s=min(wanted, default=None))
 

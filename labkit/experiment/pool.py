@@ -104,13 +104,13 @@ class _Team:
             return
         if cell is None and error is not None:
             raise error
+        if self._waiting:  # before the caller keeps what came, so that the worker does not wait for that
+            self._give(worker, *self._waiting.popleft())
         if cell is None:
             here = {process.pid: process for process in multiprocessing.active_children()}
             worker.process = here.get(future.result(), worker.process)
         else:
             yield future.result() if error is None else failed(cell, error)
-        if self._waiting:
-            self._give(worker, *self._waiting.popleft())
 
     def _bury(self, worker: _Worker, cell: Cell | None, tries: int) -> Iterator[CellOutcome]:
         """Replace a dead worker; the cell that it had is tried once more, and then has failed."""

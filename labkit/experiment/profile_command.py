@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.experiment.command import AsJson, Hosts, Interference, tell
+from labkit.experiment.command import AsJson, Interference, Inventory, Runs, tell
 from labkit.experiment.truth_options import Checkpoint, Published, Sharding, Troubles
 
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
@@ -18,7 +18,8 @@ def simulate(
     trace: Trace,
     scheduler: Annotated[str, typer.Option(help="A name, with options in brackets: drf(placer=pack).")] = "optimus",
     profile: Annotated[
-        Path | None, typer.Option(help="Of a testbed, from `labkit profile`: its hosts, speeds and overheads.")
+        Path | None,
+        typer.Option(help="Of a testbed, from `labkit profile`: its hosts, speeds and overheads.", metavar="FILE"),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Another cluster than the profile's: a preset, an expression, or hosts.toml.")
@@ -28,7 +29,7 @@ def simulate(
     troubles: Troubles = "none",
     sharding: Sharding = "dynamic",
     checkpoint: Checkpoint = 0.0,
-    folder: Annotated[Path, typer.Option(help="Where runs are kept, each in a folder of its own.")] = Path("runs"),
+    runs: Runs = Path("runs"),
     seed: Annotated[int, typer.Option(help="Of the simulator.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -41,15 +42,15 @@ def simulate(
 
     shown = not as_json and sys.stderr.isatty()
     record = run(
-        trace, cluster=cluster, scheduler=scheduler, profile=profile, folder=folder, seed=seed, progress=shown,
+        trace, cluster=cluster, scheduler=scheduler, profile=profile, runs=runs, seed=seed, progress=shown,
         interference=interference, troubles=troubles, sharding=sharding, checkpoint_s=checkpoint,
         **({} if overheads is None else {"overheads": overheads}),
     )  # fmt: skip
-    tell(record, folder=folder, as_json=as_json)
+    tell(record, runs=runs, as_json=as_json)
 
 
 def profile(
-    hosts: Hosts = None,
+    inventory: Inventory = None,
     models: Annotated[str, typer.Option(help="What to train: dssm,wlm,...")] = "",
     trace: Annotated[
         Path | None, typer.Option(help="Instead: the models of a trace, up to their largest gangs.", metavar="TRACE")
@@ -60,20 +61,20 @@ def profile(
     max_ps: Annotated[int, typer.Option(help="Of a gang, with --models.", min=1)] = 2,
     max_workers: Annotated[int, typer.Option(help="Of a gang, with --models.", min=1)] = 2,
     asynchronous: Annotated[bool, typer.Option("--asynchronous", help="With --models: train asynchronously.")] = False,
-    width: Annotated[float, typer.Option(help="Scale of the models, as for `labkit run`.")] = 0.1,
+    width: Annotated[float, typer.Option(help="Scale of the models, as for `labkit deploy`.")] = 0.1,
     loads: Annotated[str, typer.Option(help="Busy cores to measure a job beside.")] = "1,2",
     crowd: Annotated[int, typer.Option(help="Jobs to measure all at once on one machine; 0: none.", min=0)] = 4,
 ) -> None:
     """Measure on a testbed what a simulation of it needs."""
     from labkit.core.text import split_names
-    from labkit.testbed.inventory import Inventory
+    from labkit.testbed.inventory import Inventory as Hosts
     from labkit.testbed.profiling.run import asked, show
     from labkit.testbed.profiling.run import profile as measured
     from labkit.testbed.run.training import TrainingTable
 
     kinds = asked(trace, models, max_ps=max_ps, max_workers=max_workers, sync=not asynchronous)
     made, there = measured(
-        Inventory.read(hosts), kinds, out=out, training=TrainingTable(width=width), n_crowd=crowd,
+        Hosts.read(inventory), kinds, out=out, training=TrainingTable(width=width), n_crowd=crowd,
         loads=[whole(text, "--loads") for text in split_names(loads)],
     )  # fmt: skip
     show(made, there)

@@ -44,7 +44,7 @@ def compare_on_seeds(
     cluster: str,
     schedulers: Iterable[str],
     seeds: Iterable[int],
-    folder: Path | None = None,
+    runs: Path | None = None,
     records: bool = False,
     workers: int | None = None,
     progress: bool = False,
@@ -54,7 +54,7 @@ def compare_on_seeds(
 
     Parameters
     ----------
-    folder : Path, optional
+    runs : Path, optional
         Where to keep all runs, each in a folder of its own.
     records : bool
         Return the runs of the first seed.
@@ -69,14 +69,14 @@ def compare_on_seeds(
         If every run failed; the message is that of the first.
     """
     grid = Grid(schedulers=list(schedulers), trace=trace, cluster=cluster, seeds=seeds, **options)
-    with _scratch(folder, keep=records or folder is not None) as scratch:
+    with _scratch(runs, keep=records or runs is not None) as scratch:
         table = sweep(grid, folder=scratch, workers=workers, keep=scratch is not None, progress=progress)
         if (table["error"] != "").all():
             raise SweepError(f"every run failed; the first: {table['error'].iloc[0]}")
         first = table[(table["seed"] == grid.axes["seed"][0]) & (table["run"] != "")]
         found = [load(run) for run in first["run"]] if records else []
-        if folder is not None:
-            table = table.assign(run=[_kept(run, folder) if run else "" for run in table["run"]])
+        if runs is not None:
+            table = table.assign(run=[_kept(run, runs) if run else "" for run in table["run"]])
         else:
             table = table.assign(run="")
     return Seeded(table, found)

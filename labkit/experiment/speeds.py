@@ -142,7 +142,7 @@ def _by_type(kind: str, jobs: Jobs, cluster: Cluster, throughputs: str | Path | 
 
 
 def type_speeds(jobs: Jobs, cluster: Cluster, *, kind: str, throughputs: str | Path | None) -> TypeSpeeds | None:
-    """Return the speeds by device type that somebody gives, or that FLOPS tell; None if neither is asked for."""
+    """Return the speeds by device type that are given, or that follow from FLOPS; None if neither is asked for."""
     if kind == "flops":
         if throughputs is not None:
             raise InputError(f"speed model 'flops' is a guess, and {throughputs} is given too; leave --speed out.")

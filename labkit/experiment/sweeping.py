@@ -42,7 +42,7 @@ class Store(Protocol):
 
 
 class InMemory:
-    """Rows that nobody keeps."""
+    """Rows that are not kept."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
@@ -68,8 +68,8 @@ def sweep(
 ) -> pd.DataFrame:
     """Simulate every cell of a grid, and return one row per cell.
 
-    A cell's seed is the one in its keys, and nothing else in it depends on chance, on the order of cells, or on who
-    runs them: the metrics are the same bit by bit on one process, on many, and on a Dask cluster.
+    A cell's seed is the one in its keys, and nothing else in it depends on chance, on the order of cells, or on where
+    they run: the metrics are the same bit by bit on one process, on many, and on a Dask cluster.
 
     Parameters
     ----------

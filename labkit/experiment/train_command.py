@@ -43,6 +43,14 @@ def train(
             show_default=False,
         ),
     ] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --auto: the folder where runs are kept, else runs; labkit attach goes on with one.",
+            metavar="FOLDER",
+            show_default=False,
+        ),
+    ] = None,
     at: Annotated[
         list[str] | None,
         typer.Option(help="STEP:+1ps or SECONDSs:-1worker; as often as you like.", metavar="WHEN:WHAT"),
@@ -72,7 +80,8 @@ def train(
         float, typer.Option("--restarts-within", help="That time, in seconds.", metavar="SECONDS")
     ] = WITHIN_S,
     lease_s: Annotated[
-        float, typer.Option("--lease", help="Who does not answer for so long counts as gone.", metavar="SECONDS")
+        float,
+        typer.Option("--lease", help="Silence after which a process counts as gone.", metavar="SECONDS"),
     ] = 3.0,
     start_s: Annotated[
         float, typer.Option("--start-limit", help="A process may take so long to start.", metavar="SECONDS")
@@ -83,8 +92,8 @@ def train(
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Keep events, logs and checkpoints here, and go on from them. With --auto: where runs are kept, else "
-            "runs; labkit attach goes on with one."
+            help="Keep events, logs and checkpoints here, and go on from them.",
+            show_default=False,
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the model and the order of samples.", min=0)] = 0,
@@ -94,7 +103,9 @@ def train(
     network: Annotated[
         str, typer.Option(help="local: sockets of this machine; tls: TCP, encrypted; tcp: TCP, parameters in clear.")
     ] = "local",
-    hosts: Annotated[str, typer.Option(help="Addresses to which servers listen in turn.", metavar="A,B,...")] = "",
+    addresses: Annotated[
+        str, typer.Option(help="To which servers listen in turn; by default this machine.", metavar="A,B,...")
+    ] = "",
     ports: Annotated[str, typer.Option(help="At which they may listen; by default any.", metavar="FIRST-LAST")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
@@ -110,11 +121,12 @@ def train(
         )  # fmt: skip
         train_auto(
             model, steps=AUTO_STEPS if steps is None else steps, cores=cores, workers=workers, servers=servers,
-            training=how, folder=folder or Path("runs"), history=history, as_json=as_json,
+            training=how, runs=runs or Path("runs"), history=history, as_json=as_json,
         )  # fmt: skip
         return
-    if cores is not None or history is not None:
-        raise InputError(f"--{'history' if cores is None else 'cores'} goes with --auto: labkit train {model} --auto.")
+    for option, given in {"cores": cores, "history": history, "runs": runs}.items():
+        if given is not None:
+            raise InputError(f"--{option} goes with --auto: labkit train {model} --auto.")
     steps = STEPS if steps is None else steps
     from labkit.elastic import models, start
     from labkit.elastic.controller.scaling_requests import check_strategy
@@ -133,7 +145,7 @@ def train(
         save_every=save_every, folder=folder, sync=sync, lr=models.learning_rate(name) if lr is None else lr,
         standby=standby, restarts=restarts, restarts_within_s=restarts_within_s, lease_s=lease_s, start_s=start_s,
         patience_s=patience_s, on_nan=on_nan,
-        network=network, hosts=[host.strip() for host in hosts.split(",") if host], ports=ports_of(ports),
+        network=network, hosts=[host.strip() for host in addresses.split(",") if host], ports=ports_of(ports),
     )  # fmt: skip
     with job, _Bar(steps, quiet=as_json) as bar:
         result = follow(job, requests, strategy=strategy, told=bar)

@@ -116,7 +116,7 @@ def _asked_to_stop() -> Iterator[list[int]]:
     try:
         for number in before:
             signal.signal(number, take_note)
-    except ValueError:  # not in the main thread: there, nobody is asked
+    except ValueError:  # only the main thread may set handlers
         before = {}
     try:
         yield asked

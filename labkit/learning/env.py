@@ -15,7 +15,7 @@ from labkit.core.events import Events, Kind, Role
 from labkit.core.resources import Bools
 from labkit.core.trial import Trial
 from labkit.experiment.cadence import every_slot
-from labkit.experiment.run import Experiment
+from labkit.experiment.experiment import Experiment
 from labkit.experiment.session import Session
 
 Observation = NDArray[np.float32]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from labkit.core import draft
 from labkit.core.errors import InputError
 from labkit.core.resources import Bools, Floats
-from labkit.experiment.run import Experiment
+from labkit.experiment.experiment import Experiment
 from labkit.learning import episodes
 from labkit.learning.env import ExperimentOf, Observation, SlotEnv
 from labkit.speed.by_counts import ByCounts

@@ -60,7 +60,7 @@ class TrainingLog:
         return SummaryWriter(str(folder), purge_step=n_done + 1)
 
     def write(self, update: Update) -> None:
-        """Add what came of an update; whoever follows the files sees it at once."""
+        """Add what came of an update; a reader that follows the files sees it at once."""
         row = row_of(update)
         self._rows.writerow(row.values())
         self._file.flush()

@@ -12,7 +12,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
-from labkit.experiment.run import Experiment
+from labkit.experiment.experiment import Experiment
 from labkit.speed.analytic import analytic
 from labkit.speed.dl2 import FittedTable, fitted
 from labkit.speed.measured import ByGang, MeasuredSpeed, SpeedTable

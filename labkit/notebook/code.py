@@ -38,17 +38,17 @@ class Choice:
         """Return the run as Python.
 
         >>> print(Choice(trace="a.csv", cluster="demo", scheduler="srtf").python())
-        from labkit.experiment import simulate
+        import labkit
         <BLANKLINE>
-        record = simulate("a.csv", cluster="demo", scheduler="srtf", seed=0)
+        record = labkit.simulate("a.csv", cluster="demo", scheduler="srtf", seed=0)
         record.summary
         """
         trace = _quoted(self.trace) if self.trace else KNOWN_HERE
         scheduler = self.scheduler if self.own else _quoted(self.scheduler)
         verb, on = ("deploy", "inventory") if self.machines else ("simulate", "cluster")
         seed = "" if self.machines else f", seed={self.seed}"
-        call = f"{verb}({trace}, {on}={_quoted(self.cluster)}, scheduler={scheduler}{seed})"
-        return f"from labkit.experiment import {verb}\n\nrecord = {call}\nrecord.summary"
+        call = f"labkit.{verb}({trace}, {on}={_quoted(self.cluster)}, scheduler={scheduler}{seed})"
+        return f"import labkit\n\nrecord = {call}\nrecord.summary"
 
     def shell(self) -> str:
         """Return the run as a command, or why there is none.
@@ -56,14 +56,16 @@ class Choice:
         >>> Choice(trace="a b.csv", cluster="demo", scheduler="srtf", seed=1).shell()
         "labkit compare 'a b.csv' --schedulers srtf --cluster demo --seed 1"
         >>> Choice(trace="a.csv", cluster="hosts.toml", scheduler="srtf", machines=True).shell()
-        'labkit run a.csv --scheduler srtf --hosts hosts.toml'
+        'labkit deploy a.csv --scheduler srtf --inventory hosts.toml'
         """
         if not self.trace:
             return "# the command line needs the trace as a file"
         if self.own:
             return "# the command line needs the scheduler as a file in labkit/schedulers"
         if self.machines:
-            return shlex.join(["labkit", "run", self.trace, "--scheduler", self.scheduler, "--hosts", self.cluster])
+            return shlex.join(
+                ["labkit", "deploy", self.trace, "--scheduler", self.scheduler, "--inventory", self.cluster]
+            )
         words = ["labkit", "compare", self.trace, "--schedulers", self.scheduler, "--cluster", self.cluster]
         return shlex.join([*words, "--seed", str(self.seed)])
 

@@ -47,8 +47,8 @@ class RunBoard(ipw.VBox):  # type: ignore[misc]
     Parameters
     ----------
     run : WatchedSource, path or str
-        A `LiveRun`, the folder of a run, or its id under `root`. Nothing is written, and a run is not steered.
-    root : path
+        A `LiveRun`, the folder of a run, or its id under `runs`. Nothing is written, and a run is not steered.
+    runs : path
         Where runs are kept.
 
     Raises
@@ -57,8 +57,8 @@ class RunBoard(ipw.VBox):  # type: ignore[misc]
         If there is no such run ("Did you mean ...?"), or a file of it is missing or damaged.
     """
 
-    def __init__(self, run: WatchedSource | Path | str, *, root: Path | str = "runs") -> None:
-        self.run: WatchedSource = FollowedRun(find(run, root=root)) if isinstance(run, str | Path) else run
+    def __init__(self, run: WatchedSource | Path | str, *, runs: Path | str = "runs") -> None:
+        self.run: WatchedSource = FollowedRun(find(run, runs=runs)) if isinstance(run, str | Path) else run
         self.status, self.panels = LiveStatus(self.run), RunPanels()
         self.panels.watch(self.run)
         super().__init__([self.status, self.panels], layout=ipw.Layout(grid_gap="10px", max_width="1240px"))

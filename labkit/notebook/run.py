@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import traitlets
@@ -27,6 +27,9 @@ from labkit.notebook.loop import one_line, running_loop
 from labkit.notebook.work import RunWork
 from labkit.results import RunRecord, RunState
 from labkit.schedulers import named
+
+if TYPE_CHECKING:
+    from labkit.testbed.run.orders import MemberReply
 
 TICK_S: Final = 0.05
 """Traits change at most this often."""
@@ -240,7 +243,7 @@ class LiveRun(traitlets.HasTraits):
             raise InputError("this run was not started; call start() first, e.g. await run.start().")
         return self._work.thread
 
-    def members(self, job: int = 0) -> list[dict[str, Any]]:
+    def members(self, job: int = 0) -> list[MemberReply]:
         """Return name, role, site, pid and whether it has joined of each process that trains a job on machines.
 
         Raises

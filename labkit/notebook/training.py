@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
-from labkit.elastic.job import Job, Result
+from labkit.elastic.job import Job
 from labkit.elastic.requests import ScaleRequest, follow
+from labkit.elastic.result import Result
 
 REDRAW_S: Final = 0.5
 """Drawing costs the kernel some hundredths of a second."""

@@ -106,18 +106,18 @@ def live_deploy(
     inventory: Inventory | str | Path | None = None,
     scheduler: Scheduler | str,
     name: str | None = None,
-    folder: str | Path = "runs",
+    runs: str | Path = "runs",
     training: TrainingTable | None = None,
     **options: Any,
 ) -> LiveRun:
     """Return a run on a testbed that can be watched and steered; begin it with `start`.
 
-    Parameters and errors are those of `labkit.experiment.deploy`. Where the notebook dies, `labkit.experiment.attach`
+    Parameters and errors are those of `labkit.deploy`. Where the notebook dies, `labkit.attach`
     goes on with the run.
     """
     mine = copy.deepcopy(scheduler)
     return _live(
-        Preflight.of(jobs, inventory=inventory, scheduler=mine, name=name, folder=folder, training=training, **options)
+        Preflight.of(jobs, inventory=inventory, scheduler=mine, name=name, runs=runs, training=training, **options)
     )
 
 

@@ -30,7 +30,7 @@ def place_by(rule: int, snapshot: Snapshot, gangs: Gangs, *, strict: bool) -> Pl
 
     Where all gangs together fit into what is free and the rule leaves one short of tasks, its fallbacks place all of
     them anew, and what gives the most tasks is taken, the rule's own answer where that is no worse. Load balance does
-    so always, others where some gangs may shrink: a whole gang can wait for its place. Nobody falls back to load
+    so always, others where some gangs may shrink: a whole gang can wait for its place. None of them falls back to load
     balance where the network counts.
     """
     if not len(gangs):

@@ -133,9 +133,9 @@ def _place_pair(
     none, never = 0 * n_workers, n_workers < 0
     if not _place_one(rule, arrays, left, runs_on, device_type, both, ps, n_workers, n_ps, workers, servers, never):
         return False
-    nobody, nothing = np.zeros_like(workers), np.zeros_like(worker)
+    no_other, nothing = np.zeros_like(workers), np.zeros_like(worker)
     if n_other_ps == 0 or _place_on(
-        rule, arrays, left, arrays.anywhere, nothing, other_ps, none, n_other_ps, nobody, other_servers, never
+        rule, arrays, left, arrays.anywhere, nothing, other_ps, none, n_other_ps, no_other, other_servers, never
     ):
         return True
     give_back(arrays, left, both, workers)

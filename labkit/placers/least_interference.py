@@ -77,7 +77,7 @@ def default_model() -> InterferenceModel:
 
 @dataclass(frozen=True, slots=True)
 class GangSpec:
-    """How many tasks one job is to get, the device type (-1: any), and who shares its GPUs (-1: nobody)."""
+    """How many tasks one job is to get, the device type (-1: any), and the job that shares its GPUs (-1: none)."""
 
     job: int
     n_workers: int

@@ -25,9 +25,9 @@ class MachineFirst:
 
     score = a + eps p: a = sum_r (demand_r / capacity_mr) (free_mr / capacity_mr) of a task on machine m; p = 1 - the
     remaining time of its job over the longest one; eps the ratio of their means. Machines that have tasks come first,
-    the emptiest of them before the others, then by number. Who takes part is given, so the order of the gangs counts
-    only where a gang did not find room for all of its tasks: then the last such gang is left out and all is done
-    anew. Tasks of a gang have one device type, the first with room, unless no type ever holds it.
+    the emptiest of them before the others, then by number. The gangs that take part are given, so their
+    order counts only where one did not find room for all of its tasks: then the last such gang is left out and all is
+    done anew. Tasks of a gang have one device type, the first with room, unless no type ever holds it.
 
     Chosen the other way round, a machine for each task, the same score prefers the emptiest machine and spreads.
     Gangs that may shrink or share GPUs, and all of them where no gang finds room this way, are packed (`Pack`).

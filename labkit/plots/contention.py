@@ -1,4 +1,4 @@
-"""Who is in whose way: device groups coloured by how much their tasks slow each other, links by their load."""
+"""Contention: device groups coloured by how much their tasks slow each other, links by their load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dollars against SLOs: what a run costs at prices per GPU and hour, and who is late."""
+"""Dollars against SLOs: what a run costs at prices per GPU and hour, and which jobs are late."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from labkit.plots.report import rho_of
 from labkit.plots.report_seeds import table_of
 from labkit.plots.sweep import plot_sweep, plot_sweep_differences
 from labkit.plots.utilisation import plot_utilisation
-from labkit.results import RunRecord, compare, jct_cdf, labels, utilisation
+from labkit.results import RunRecord, jct_cdf, labels, run_table, utilisation
 
 
 def draw(records: Sequence[RunRecord], *, kind: str) -> alt.TopLevelMixin:
@@ -40,7 +40,7 @@ def _jct(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
 
 
 def _bars(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
-    return plot_jct_bars(compare(records))
+    return plot_jct_bars(run_table(records))
 
 
 def _utilisation(records: Sequence[RunRecord]) -> alt.TopLevelMixin:

@@ -1,4 +1,4 @@
-"""Who forwards to whom: pods as rows and columns, jobs as colour."""
+"""Forwarding between pods: pods as rows and columns, jobs as colour."""
 
 from __future__ import annotations
 

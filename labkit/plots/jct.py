@@ -76,7 +76,7 @@ def plot_jct_bars(comparison: pd.DataFrame) -> alt.LayerChart:
     Parameters
     ----------
     comparison : DataFrame
-        From `labkit.results.compare`: label, mean_jct_s, median_jct_s, p95_jct_s, n_done, n_trace.
+        From `labkit.results.run_table`: label, mean_jct_s, median_jct_s, p95_jct_s, n_done, n_trace.
     """
     shown, unit = _bars(comparison)
     order = shown.sort_values(["cut", "mean"], kind="stable")["label"].tolist()

@@ -13,15 +13,10 @@ PARTS = {"training_s": "training", "overhead_s": "overhead", "waiting_s": "waiti
 SHADES = {"training": "#2563d8", "overhead": "#e5484d", "waiting": "#d5dbe4"}
 
 
-def plot_overheads(tables: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
-    """Draw the mean time per job in each state, a bar per scheduler.
+def _bars(tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """Return the parts of the bars, what is written beside each, and the unit of time.
 
-    Overhead: a job holds tasks and makes no progress: start, checkpoint, move, restart.
-
-    Parameters
-    ----------
-    tables : mapping
-        Scheduler -> table from `labkit.results.job_table`.
+    Parts: scheduler, part, order, time; beside: scheduler, total, says.
     """
     means = {name: table[list(PARTS)].mean() for name, table in tables.items()}
     scale_s, unit = time_unit(max((float(mean.sum()) for mean in means.values()), default=1.0))
@@ -36,6 +31,20 @@ def plot_overheads(tables: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
     holding = total - shown[shown["part"] == "waiting"].set_index("scheduler")["time"]
     said = pd.DataFrame({"scheduler": total.index, "total": total.to_numpy()})
     said["says"] = [f"{overhead[name] / max(holding[name], 1e-12):.1%} overhead" for name in total.index]
+    return shown, said, unit
+
+
+def plot_overheads(tables: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
+    """Draw the mean time per job in each state, a bar per scheduler.
+
+    Overhead: a job holds tasks and makes no progress: start, checkpoint, move, restart.
+
+    Parameters
+    ----------
+    tables : mapping
+        Scheduler -> table from `labkit.results.job_table`.
+    """
+    shown, said, unit = _bars(tables)
     y = alt.Y("scheduler:N", sort=list(tables), title=None, axis=name_axis(tables))
     bars = (
         alt.Chart(shown)
@@ -46,7 +55,7 @@ def plot_overheads(tables: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
                 "sum(time):Q",
                 title=f"Mean time per job ({unit})",
                 stack="zero",
-                scale=alt.Scale(domainMax=1.2 * float(total.max())),
+                scale=alt.Scale(domainMax=1.2 * float(said["total"].max())),
             ),
             color=alt.Color(
                 "part:N",

@@ -23,7 +23,7 @@ from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
 from labkit.plots.overheads import plot_overheads
 from labkit.plots.theme import human_s
 from labkit.plots.utilisation import plot_utilisation
-from labkit.results import RunRecord, compare, fair_share_s, forwarding, gantt, heat_map, jct_cdf, labels, utilisation
+from labkit.results import RunRecord, fair_share_s, forwarding, gantt, heat_map, jct_cdf, labels, run_table, utilisation
 from labkit.results.conclusion import conclusion
 from labkit.results.cost import prices_of
 
@@ -145,7 +145,7 @@ def _first_cards(records: Sequence[RunRecord], pairs: Sequence[tuple[RunRecord, 
 
 
 def _cards(records: Sequence[RunRecord]) -> list[page.Card]:
-    table = compare(records).set_index("label")
+    table = run_table(records).set_index("label")
     cards = [page.Card("Jobs", f"{int(table['n_jobs'].max()):,}", _unfinished(table))]
     whole = table[table["n_done"] == table["n_trace"]]
     for column, what in (
@@ -174,7 +174,7 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
     cut = f"Not in this figure, for not all of its jobs were done: {', '.join(left_out)}." if left_out else ""
     tables = {name: record.table for name, record in whole.items()}
     steps = {name: utilisation(r.events, r.jobs, r.cluster) for name, r in by_name.items()}
-    times = [plot_jct_bars(compare(records)), plot_jct_cdf(jct_cdf(tables), limit=MOST_MARKS)]
+    times = [plot_jct_bars(run_table(records)), plot_jct_cdf(jct_cdf(tables), limit=MOST_MARKS)]
     sections = [
         page.Section("Completion times", times, cut.replace("this figure", "the second figure")),
         page.Section("The cluster over time", [plot_utilisation(steps)], _without_gpus(records[0])),
@@ -224,10 +224,10 @@ def _fidelity(pairs: Sequence[tuple[RunRecord, RunRecord]], *, last: bool, lead:
 def _run(name: str, record: RunRecord, *, limit: int, ends: dict[str, float]) -> page.Section:
     events, jobs, cluster = record.events, record.jobs, record.cluster
     heading = f"{name}: who ran when"
-    who = plot_gantt(gantt(events, jobs, cluster), record.table, heading=heading, limit=limit, **ends)
+    when = plot_gantt(gantt(events, jobs, cluster), record.table, heading=heading, limit=limit, **ends)
     cells = heat_map(events, jobs, cluster, n_bins=48)
     where = plot_heat_map(cells, heading=f"{name}: how full each machine is", limit=limit)
-    figures = [who, where]
+    figures = [when, where]
     if record.summary["n_forwarded"]:
         sent = forwarding(events, jobs, cluster)
         figures.append(plot_forwarding(sent, heading=f"{name}: who forwards to whom"))

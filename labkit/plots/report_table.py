@@ -10,7 +10,7 @@ import pandas as pd
 
 from labkit.core.text import time_unit
 from labkit.plots import page
-from labkit.results import RunRecord, compare, notes
+from labkit.results import RunRecord, notes, run_table
 from labkit.results.cost import prices_of
 
 COLUMNS: Final[tuple[tuple[str, str, bool | None], ...]] = (
@@ -28,10 +28,10 @@ COLUMNS: Final[tuple[tuple[str, str, bool | None], ...]] = (
     ("n_forwarded", "Forwarded", None),
     ("n_missing", "Unfinished", None),
 )
-"""Column of `compare`, heading, and whether a higher number is better (None: neither)."""
+"""Column of `run_table`, heading, and whether a higher number is better (None: neither)."""
 
 OPTIONAL: Final = ("dollars", "in_time", "n_forwarded")
-"""Left out where no run has a number for it, or where nobody forwarded."""
+"""Left out where no run has a number for it, or where no job was forwarded."""
 
 OF_ALL_JOBS: Final = (
     "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "mean_queueing_s", "dollars", "mean_stretch", "mean_rho",
@@ -41,7 +41,7 @@ OF_ALL_JOBS: Final = (
 
 def table(records: Sequence[RunRecord], *, lead: str = "") -> page.PageTable:
     """Return a row per run, with a note in front; what a run that was cut short did is not compared with others."""
-    numbers = compare(records)
+    numbers = run_table(records)
     numbers["n_missing"] = numbers["n_trace"] - numbers["n_done"]
     cut = numbers["n_missing"] > 0
     numbers.loc[cut, list(OF_ALL_JOBS)] = np.nan

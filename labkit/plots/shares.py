@@ -1,4 +1,4 @@
-"""Who got how much of the cluster over time, as bands."""
+"""Shares of the cluster over time, as bands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shares(record: RunRecord, *, n_bins: int = N_BINS, until_s: float | None = N
     """Return which part of all progress each job made over time: start_s, end_s, job, id, user, share.
 
     Progress counts in the job's own GPU-seconds: its steps over the steps/s per GPU that it declared. In each bin of
-    time the shares add up to 1, or to 0 where nobody trained. The bins divide the time up to `until_s` evenly, by
+    time the shares add up to 1, or to 0 where no job trained. The bins divide the time up to `until_s` evenly, by
     default up to the last event.
     """
     jobs = record.jobs

@@ -22,7 +22,7 @@ Event = Mapping[str, Any]
 def loss_curve(events: Iterable[Event]) -> pd.DataFrame:
     """Return the loss of each step of a job, and how many servers and workers there were: step, loss, servers, workers.
 
-    Who is there counts from joining to leaving.
+    A process counts from joining to leaving.
     """
     there, rows = {"server": 0, "worker": 0}, {}
     for event in events:

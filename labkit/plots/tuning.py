@@ -17,9 +17,11 @@ BLUE, ORANGE, RED = "#2563d8", "#e5762b", "#c8374a"
 ROLES: Final = {"workers": ORANGE, "PSs": BLUE}
 CHANGES: Final = (Kind.PLACED, Kind.REPAIRED)
 
+Panel = alt.LayerChart | alt.FacetChart
+
 
 def speed_curve(rows: Events, job: int) -> pd.DataFrame:
-    """Return from when on a job was how fast: time_s, steps_per_s; 0 where it was paused or had no tasks.
+    """Return the speed of a job from each change on: time_s, steps_per_s; 0 where it was paused or had no tasks.
 
     The last row is at its newest event.
     """
@@ -74,7 +76,7 @@ def plot_tuning(
     job : int
         Number of the job.
     end_s : float, optional
-        As wide is the axis from the beginning.
+        Least end of the time axis; by default it ends at the newest event.
     """
     speed, marks = speed_curve(rows, job), change_marks(rows, job)
     given, used = cores_curve(rows, jobs, job)
@@ -82,39 +84,52 @@ def plot_tuning(
     scale = alt.Scale(domain=[0, last], nice=False)
     above = alt.X("time_s:Q", title=None, scale=scale, axis=alt.Axis(labels=False, ticks=False))
     below = alt.X("time_s:Q", title="Time (s)", scale=scale)
-    rules = alt.Chart(marks).mark_rule(color=MUTED, strokeDash=[4, 3]).encode(x=above)
+    chart: alt.VConcatChart = alt.vconcat(
+        _speed_panel(speed, marks, x=above).properties(width=WIDTH, height=200),
+        _cores_panel(given, used, marks, x=below).properties(width=WIDTH, height=150),
+        spacing=8,
+    ).properties(title=title(heading, "numbers: decisions; lines: cores given; dots: cores in use"))
+    return chart
+
+
+def _rules(marks: pd.DataFrame, *, x: alt.X) -> alt.Chart:
+    """Return a dashed line at each decision."""
+    rules: alt.Chart = alt.Chart(marks).mark_rule(color=MUTED, strokeDash=[4, 3]).encode(x=x)
+    return rules
+
+
+def _speed_panel(speed: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel:
+    """Return the throughput with a number at each decision."""
     words = (
         alt.Chart(marks)
         .mark_text(align="left", baseline="top", dx=4, color=INK, fontSize=12, fontWeight=600)
-        .encode(x=above, y=alt.value(0), text="number:N")
+        .encode(x=x, y=alt.value(0), text="number:N")
     )
     line = (
         alt.Chart(speed.round(3))
         .mark_line(color=INK, strokeWidth=1.8, interpolate="step-after", clip=True)
         .encode(
-            x=above,
+            x=x,
             y=alt.Y("steps_per_s:Q", title="Steps per second"),
             tooltip=["time_s:Q", alt.Tooltip("steps_per_s:Q", format=".1f")],
         )
     )
-    fast = alt.layer(rules, line, words).properties(width=WIDTH, height=200)
+    return alt.layer(_rules(marks, x=x), line, words)
+
+
+def _cores_panel(given: pd.DataFrame, used: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel:
+    """Return the cores given as lines and those in use as dots, by role."""
     colour = alt.Color(
         "role:N", title=None, scale=alt.Scale(domain=list(ROLES), range=list(ROLES.values())),
         legend=alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3.5),
     )  # fmt: skip
     y = alt.Y("cores:Q", title="Cores")
     lines = (
-        alt.Chart(given.round(4))
-        .mark_line(strokeWidth=2.4, interpolate="step-after")
-        .encode(x=below, y=y, color=colour)
+        alt.Chart(given.round(4)).mark_line(strokeWidth=2.4, interpolate="step-after").encode(x=x, y=y, color=colour)
     )
     dots = (
         alt.Chart(used.round(4))
         .mark_circle(size=26, opacity=0.55)
-        .encode(x=below, y=y, color=colour, tooltip=["time_s:Q", "role:N", alt.Tooltip("cores:Q", format=".2f")])
+        .encode(x=x, y=y, color=colour, tooltip=["time_s:Q", "role:N", alt.Tooltip("cores:Q", format=".2f")])
     )
-    spent = alt.layer(alt.Chart(marks).mark_rule(color=MUTED, strokeDash=[4, 3]).encode(x=below), lines, dots)
-    chart: alt.VConcatChart = alt.vconcat(fast, spent.properties(width=WIDTH, height=150), spacing=8).properties(
-        title=title(heading, "numbers: decisions; lines: cores given; dots: cores in use")
-    )
-    return chart
+    return alt.layer(_rules(marks, x=x), lines, dots)

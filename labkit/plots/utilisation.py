@@ -38,19 +38,8 @@ def plot_utilisation(steps: Mapping[str, pd.DataFrame]) -> alt.FacetChart:
     n_bins = min(N_BINS, MAX_ROWS // max(len(steps), 1))
     edges = np.linspace(0.0, until_s, n_bins + 1)
     scale_s, unit = time_unit(until_s)
-    shown = pd.concat(
-        [
-            pd.DataFrame(
-                {
-                    "scheduler": name,
-                    "start": (edges[:-1] / scale_s).round(4),
-                    "held": binned(table, edges=edges).round(4),
-                }
-            )
-            for name, table in steps.items()
-        ]
-    )
     names = list(steps)
+    shown = pd.concat([_band(name, table, edges=edges, scale_s=scale_s) for name, table in steps.items()])
     bands = (
         alt.Chart(shown)
         .mark_area(interpolate="step-after", opacity=0.85, line=False)
@@ -76,3 +65,9 @@ def plot_utilisation(steps: Mapping[str, pd.DataFrame]) -> alt.FacetChart:
         .resolve_scale(x="shared")
     )
     return facets
+
+
+def _band(name: str, table: pd.DataFrame, *, edges: np.ndarray, scale_s: float) -> pd.DataFrame:
+    """Return the band of one scheduler: scheduler, start (in units of `scale_s`), held."""
+    held = binned(table, edges=edges).round(4)
+    return pd.DataFrame({"scheduler": name, "start": (edges[:-1] / scale_s).round(4), "held": held})

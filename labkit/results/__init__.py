@@ -1,21 +1,24 @@
 """What a run leaves behind: its record, its folder on disk, and the numbers that follow from its events.
 
-A metric is a pure function of (events, jobs, cluster) in `metrics`, `intervals` or `fairness`; add one there.
+A metric is a pure function of (events, jobs, cluster) in `metrics`, `intervals` or `fairness`; add one there. What
+sets several records side by side is in `comparison`.
 """
 
+from labkit.results.comparison import labels, run_table
 from labkit.results.fairness import fair_share_s, finish_time_fairness, jain_index
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity
 from labkit.results.forwarding import forwarding
 from labkit.results.intervals import gantt, heat_map, time_split, utilisation
 from labkit.results.lanes import lanes
-from labkit.results.metrics import compare, jct_cdf, job_table, summary
+from labkit.results.metrics import jct_cdf, job_table, summary
 from labkit.results.notes import notes
-from labkit.results.record import RunInfo, RunRecord, RunState, labels
+from labkit.results.record import RunInfo, RunRecord, RunState
 from labkit.results.rescalings import rescalings
 from labkit.results.store import RunWriter, free_id, known_runs, load
 from labkit.results.stretches import stretches
 from labkit.results.sweep_folder import read_sweep
-from labkit.results.sweeps import cell_table, sweep_differences, sweep_means
+from labkit.results.sweeps import cell_table, interval, sweep_differences, sweep_means, with_bound
+from labkit.results.tuning import configurations
 
 __all__ = [
     "RunInfo",
@@ -23,7 +26,7 @@ __all__ = [
     "RunState",
     "RunWriter",
     "cell_table",
-    "compare",
+    "configurations",
     "explained",
     "fair_share_s",
     "fidelity_summary",
@@ -33,6 +36,7 @@ __all__ = [
     "gantt",
     "gap_parts",
     "heat_map",
+    "interval",
     "jain_index",
     "jct_cdf",
     "job_fidelity",
@@ -44,10 +48,12 @@ __all__ = [
     "notes",
     "read_sweep",
     "rescalings",
+    "run_table",
     "stretches",
     "summary",
     "sweep_differences",
     "sweep_means",
     "time_split",
     "utilisation",
+    "with_bound",
 ]

@@ -9,8 +9,9 @@ import numpy as np
 
 from labkit.core.text import human_s, time_unit
 from labkit.results.bound import BOUND_LABEL, bound_jct_s
+from labkit.results.comparison import labels
 from labkit.results.cost import bills, in_time
-from labkit.results.record import RunRecord, labels
+from labkit.results.record import RunRecord
 from labkit.results.sweeps import keys_of, sweep_differences, sweep_means
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _aims(records: Sequence[RunRecord]) -> list[str]:
     names, runs = [name for name, _ in whole], [record for _, record in whole]
     told = []
     cost = np.array(bills(runs))
-    if np.ptp(cost) > 0:  # NaN where nobody has prices
+    if np.ptp(cost) > 0:  # NaN where no run has prices
         i, j = int(cost.argmin()), int(cost.argmax())
         told.append(f"Cheapest: {names[i]}, ${cost[i]:,.2f} ({names[j]}: ${cost[j]:,.2f}).")
     met = np.array([in_time(record) for record in runs])

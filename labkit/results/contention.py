@@ -1,4 +1,4 @@
-"""Who is in whose way at a moment of a run: slowdowns of device groups, and the load of each machine's link."""
+"""Contention at a moment of a run: slowdowns of device groups, and the load of each machine's link."""
 
 from __future__ import annotations
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.core.errors import unknown
 from labkit.core.resources import Floats
 from labkit.results.intervals import holdings
-
-if TYPE_CHECKING:
-    from labkit.results.record import RunRecord
+from labkit.results.record import RunRecord
 
 
 def dollars(record: RunRecord, *, prices: Mapping[str, float]) -> float:

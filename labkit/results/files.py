@@ -122,7 +122,7 @@ def write_reasons(path: Path, reasons: Sequence[str]) -> None:
 
 
 def read_reasons(path: Path) -> list[str]:
-    """Read why decisions changed jobs; none where the run has no such file, as nobody told why."""
+    """Read why decisions changed jobs; none where the run has no such file, as no reason was given."""
     if not path.exists():
         return []
     told = _json(path)

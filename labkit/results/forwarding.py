@@ -1,4 +1,4 @@
-"""Who forwarded to whom: jobs that ran in a pod that is not their home."""
+"""Forwarding between pods: jobs that ran in a pod that is not their home."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def forwarding(rows: Events, jobs: Jobs, cluster: Cluster) -> pd.DataFrame:
     """Return how many jobs of each pod were forwarded to each other pod, one row per pair of pods.
 
-    Columns: home (the pod that a job belonged to), pod (where it was forwarded to), n_jobs (0 where home is pod: those
-    who stay are no events), fraction (n_jobs over the jobs that arrived at that home; NaN where none did).
+    Columns: home (the pod that a job belonged to), pod (where it was forwarded to), n_jobs (0 where home is pod: jobs
+    that stay are no events), fraction (n_jobs over the jobs that arrived at that home; NaN where none did).
 
     A recording of a labkit that told of no pods has no such events, and zeros here.
     """

@@ -1,4 +1,4 @@
-"""Who held what from when to when: Gantt intervals, utilisation, heat-map, and how each job spent its time."""
+"""What jobs held from when to when: Gantt intervals, utilisation, heat-map, and how each job spent its time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def end_s(rows: Events) -> float:
 
 
 def holdings(rows: Events, jobs: Jobs) -> Holdings:
-    """Return who held what from when to when.
+    """Return what each job held from when to when.
 
     The rows of a placement come together in the log and replace the job's earlier ones; PREEMPTED, COMPLETED, FAILED
     and DROPPED give everything back.

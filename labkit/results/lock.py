@@ -17,7 +17,7 @@ from labkit.core.errors import InputError
 
 LOCK: Final = ".writer"
 LOOKED_S: Final = 1.0
-"""Somebody who only looks whether there is a writer holds the lock for a moment."""
+"""A process that only looks whether there is a writer holds the lock for a moment."""
 
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
@@ -26,7 +26,7 @@ class RunLock:
     """The right to write a run, from now until `release` or the end of this process.
 
     The kernel keeps it (flock), so that of a killed process is free at once. A process that is only stopped has it.
-    Who holds it is written inside, for people.
+    The process that holds it is written inside, for people.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def _me() -> dict[str, Any]:
 
 
 def writer_of(folder: Path) -> dict[str, Any] | None:
-    """Return who writes a run (pid, host, since); None where nobody does."""
+    """Return the process that writes a run (pid, host, since); None where none does."""
     try:
         file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,8 +16,6 @@ from labkit.results.intervals import end_s, holdings, is_kind, time_split
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from labkit.results.record import RunRecord
 
 
 def job_table(rows: Events, jobs: Jobs) -> pd.DataFrame:
@@ -146,36 +144,3 @@ def jct_cdf(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         fraction = np.arange(1, len(jct_s) + 1) / max(len(table), 1)
         curves.append(pd.DataFrame({"scheduler": scheduler, "jct_s": jct_s, "fraction": fraction}))
     return pd.concat(curves, ignore_index=True)
-
-
-def compare(records: Sequence[RunRecord]) -> pd.DataFrame:
-    """Return one row per run, in the order given.
-
-    Columns: label, the row of `RunInfo` that tells runs apart, `summary`; n_done (jobs completed), n_trace (jobs of
-    the trace: with fewer done, means are over the quick ones); dollars (`labkit.results.cost.bills`, NaN where no run
-    is about cost), in_time (fraction of the jobs with an SLO that met it, NaN where none has one); bound_jct_s (mean
-    JCT that no scheduler can go below, NaN where it is not known) and times_bound (mean_jct_s over it).
-    """
-    import pandas as pd
-
-    from labkit.results.bound import bound_jct_s
-    from labkit.results.cost import bills, in_time
-    from labkit.results.record import labels
-
-    named = ("run", "scheduler", "backend", "cluster", "trace", "seed", "wall_s")
-    return pd.DataFrame(
-        [
-            {
-                "label": label,
-                **{name: getattr(record.info, name) for name in named},
-                **record.summary,
-                "n_done": record.n_done,
-                "n_trace": len(record.jobs),
-                "dollars": bill,
-                "in_time": in_time(record),
-                "bound_jct_s": bound_jct_s(record),
-                "times_bound": record.summary["mean_jct_s"] / bound_jct_s(record),
-            }
-            for label, record, bill in zip(labels(records), records, bills(records), strict=True)
-        ]
-    )

@@ -8,7 +8,8 @@ import numpy as np
 
 from labkit.core.events import Cause, Doubt, Events, Kind
 from labkit.core.text import time_unit
-from labkit.results.record import RunRecord, labels
+from labkit.results.comparison import labels
+from labkit.results.record import RunRecord
 
 TYPES_DIFFER = "times_slower_on_slowest_type"
 """In the configuration of a run whose scheduler does not know types: by how much they differ in speed."""

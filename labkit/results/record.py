@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -132,17 +131,3 @@ class RunRecord:
         frame = to_frame(self.events)
         frame.insert(0, "run", self.info.run)
         return frame
-
-
-def labels(records: Sequence[RunRecord]) -> list[str]:
-    """Return a short name for each run: its scheduler, with what tells it apart where several runs share one."""
-    names = [record.info.scheduler for record in records]
-    for tell in (lambda info: f"seed {info.seed}", lambda info: info.backend, lambda info: info.run):
-        twice = {name for name, n in Counter(names).items() if n > 1}
-        told = [
-            f"{record.info.scheduler} ({tell(record.info)})" if name in twice else name
-            for name, record in zip(names, records, strict=True)
-        ]
-        if len(set(told)) == len(told):
-            return told
-    return told if records else []

@@ -118,7 +118,7 @@ class RunWriter:
         Raises
         ------
         InputError
-            If somebody else writes it: which process.
+            If another process writes it: which one.
         """
         path = Path(folder)
         info = files.read_info(path / "run.json")  # before the lock: what is no run gets no file
@@ -253,15 +253,15 @@ class RunTail:
             yield rows[known:]
 
 
-def load(path: Path | str, *, root: Path | str = "runs") -> RunRecord:
-    """Read a run, finished or not: a folder, or an id under `root`.
+def load(path: Path | str, *, runs: Path | str = "runs") -> RunRecord:
+    """Read a run, finished or not: a folder, or an id under `runs`.
 
     Raises
     ------
     InputError
         If there is no such run ("Did you mean ...?"), or a file of it is missing, cut short or not labkit's.
     """
-    folder = find(path, root=root)
+    folder = find(path, runs=runs)
     return RunRecord(
         info=files.read_info(folder / "run.json"),
         jobs=files.read_jobs(folder / "jobs.parquet"),
@@ -271,9 +271,9 @@ def load(path: Path | str, *, root: Path | str = "runs") -> RunRecord:
     )
 
 
-def known_runs(root: Path | str = "runs") -> list[str]:
+def known_runs(runs: Path | str = "runs") -> list[str]:
     """Return the ids of the runs under a folder, sorted."""
-    return sorted(path.parent.name for path in Path(root).glob("*/run.json"))
+    return sorted(path.parent.name for path in Path(runs).glob("*/run.json"))
 
 
 def free_id(root: Path | str, stem: str) -> str:
@@ -283,28 +283,28 @@ def free_id(root: Path | str, stem: str) -> str:
     return next(name for name in (stem, *numbered) if name not in taken)
 
 
-def find(path: Path | str, *, root: Path | str = "runs") -> Path:
-    """Return the folder of a run: that of this path, or of this id under `root`.
+def find(path: Path | str, *, runs: Path | str = "runs") -> Path:
+    """Return the folder of a run: that of this path, or of this id under `runs`.
 
     Raises
     ------
     InputError
         If there is no such run ("Did you mean ...?").
     """
-    path, root = Path(path), Path(root)
-    for folder in (path, root / path):
+    path, runs = Path(path), Path(runs)
+    for folder in (path, runs / path):
         if (folder / "run.json").is_file():
             return folder
-    parent = path.parent if path.parent.name else root
+    parent = path.parent if path.parent.name else runs
     known = known_runs(parent)
     if not known:
-        how = "'labkit compare' (simulated) or 'labkit run' (on machines)"
+        how = "'labkit compare' (simulated) or 'labkit deploy' (on machines)"
         raise InputError(f"no run '{path}': there are no runs in {parent}; begin one with {how}.")
     raise unknown("run", path.name, known)
 
 
 def _made(root: Path, run: str, *, numbered: bool) -> Path:
-    """Make the folder of a run, or of `run-2`, `run-3`, ...: whoever makes a folder has that id."""
+    """Make the folder of a run, or of `run-2`, `run-3`, ...: the process that makes a folder has that id."""
     while True:
         folder = root / (free_id(root, run) if numbered else run)
         try:

@@ -43,7 +43,7 @@ def failures(rows: Events, jobs: Jobs, cluster: Cluster) -> pd.DataFrame:
     """Return why tasks were lost, a row each: time_s, job, kind, role, task, machine, cause, detail.
 
     `kind` is task_failed, or failed, dropped or preempted for the whole job; then there is no role and `task` is -1.
-    `machine` is empty where none has a part in it or nobody knows; `cause` is unknown in runs of an older labkit.
+    `machine` is empty where none has a part in it or it is not known; `cause` is unknown in runs of an older labkit.
     `detail` is the exit status of a task, as a sentence.
     """
     import pandas as pd

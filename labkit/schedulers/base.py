@@ -41,7 +41,7 @@ def changed(snapshot: Snapshot, *, n_workers: Ints, n_ps: Ints) -> Gangs:
     other = (n_workers != jobs.n_workers) | (n_ps != jobs.n_ps)
     named = jobs.number[other]
     may_shrink = snapshot.table.malleable[named]
-    return Gangs.of(named, n_workers=n_workers[other], n_ps=n_ps[other], shrinks=may_shrink)
+    return Gangs(named, n_workers[other], n_ps[other], np.full(len(named), -1, np.int32), may_shrink)
 
 
 def capacity(snapshot: Snapshot) -> Floats:

@@ -70,6 +70,35 @@ def _sift(heap: Ints, share: Floats, at: int, n: int) -> None:
 
 
 @njit(cache=True)
+def _least(
+    jobs: Ints, worker: Floats, ps: Floats, asked_workers: Ints, asked_ps: Ints, max_ps: Ints, malleable: Bools
+) -> Floats:  # fmt: skip
+    """Return the least of each resource (R,) that any further bundle of these jobs takes."""
+    least = np.full(worker.shape[1], np.inf)
+    for j in jobs:
+        w, p = (1, 0) if malleable[j] else (asked_workers[j], min(asked_ps[j], max_ps[j]))
+        for r in range(len(least)):
+            least[r] = min(least[r], w * worker[j, r] + p * ps[j, r])
+    return least
+
+
+@njit(cache=True)
+def _bundle(out: Floats, j: int, n_workers: int, n_ps: int, worker: Floats, ps: Floats) -> None:
+    """Write what some tasks of a job take, (R,)."""
+    for r in range(len(out)):
+        out[r] = n_workers * worker[j, r] + n_ps * ps[j, r]
+
+
+@njit(cache=True)
+def _dominant(amounts: Floats, total: Floats) -> float:
+    """Return the largest share of a resource."""
+    most = -np.inf
+    for r in range(len(total)):
+        most = max(most, amounts[r] / max(total[r], 1e-12))
+    return most
+
+
+@njit(cache=True)
 def fill(
     jobs: Ints, worker: Floats, ps: Floats, asked_workers: Ints, asked_ps: Ints, max_workers: Ints, max_ps: Ints,
     malleable: Bools, running: Bools, weight: Floats, total: Floats,
@@ -77,7 +106,7 @@ def fill(
     """Return the workers and PSs of each job (J,) by progressive filling of the total (R,)."""
     n = len(jobs)
     n_workers, n_ps = np.zeros(n, np.int32), np.zeros(n, np.int32)
-    left = total + 1e-9
+    left, needed = total + 1e-9, np.empty(len(total))
     share = np.zeros(n)
     heap = np.empty(n, np.int32)
     size = 0
@@ -85,25 +114,27 @@ def fill(
         j = jobs[i]
         if running[i] and not malleable[j]:
             n_workers[i], n_ps[i] = asked_workers[j], asked_ps[j]
-            left -= n_workers[i] * worker[j] + n_ps[i] * ps[j]
+            _bundle(needed, j, n_workers[i], n_ps[i], worker, ps)
+            left -= needed
         else:
             heap[size] = i
             size += 1
-    while size:
+    least = _least(jobs[heap[:size]], worker, ps, asked_workers, asked_ps, max_ps, malleable)
+    while size and np.all(least <= left):
         i = heap[0]
         j = jobs[i]
         w, p = (1, min(1, max_ps[j])) if malleable[j] else (asked_workers[j], asked_ps[j])
         if n_ps[i] >= max_ps[j]:
             p = 0
-        needed = w * worker[j] + p * ps[j]
+        _bundle(needed, j, w, p, worker, ps)
+        keep = False
         if np.all(needed <= left):
             left -= needed
             n_workers[i] += w
             n_ps[i] += p
-            share[i] = np.max((n_workers[i] * worker[j] + n_ps[i] * ps[j]) / np.maximum(total, 1e-12)) / weight[j]
+            _bundle(needed, j, n_workers[i], n_ps[i], worker, ps)
+            share[i] = _dominant(needed, total) / weight[j]
             keep = malleable[j] and n_workers[i] < max_workers[j]
-        else:
-            keep = False
         if not keep:
             size -= 1
             heap[0] = heap[size]

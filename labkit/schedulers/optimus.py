@@ -115,7 +115,7 @@ class Optimus:
     def begin(self, context: Context) -> None:
         """Measure a few gangs of each kind of job before the run, as Optimus does; all of them for an oracle."""
         jobs, fit = context.jobs, self._begin(context.jobs)
-        if not jobs.malleable.any():  # nobody grows, so nobody's speed is asked
+        if not jobs.malleable.any():  # no job grows, so no speed is needed
             return
         true = np.zeros_like(fit.mean)
         for kind in range(len(fit.mean)):

@@ -8,10 +8,11 @@ from typing import ClassVar
 import numpy as np
 from numba import njit
 
+from labkit.core.capacity import SLACK
 from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
-from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.resources import GPUS, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork, Pack
 from labkit.schedulers import published as dl2
@@ -50,15 +51,14 @@ class Tetris:
         if self.published:
             return dl2.tetris(snapshot)
         waiting, table = snapshot.waiting, snapshot.table
-        if not len(waiting):
+        free = snapshot.free.sum(axis=0)
+        if not len(waiting) or free[GPUS] + SLACK < table.fewest_gpus:
             return Placement.nothing()
         total = np.maximum(capacity(snapshot), 1e-12)
         # a job that outlived its declaration and lost its machine waits too
         steps_left = np.maximum(1 - snapshot.steps_done(waiting) / table.total_steps[waiting], OVERDUE_FRACTION)
         remaining_s = np.nan_to_num(table.duration_s[waiting] * steps_left, nan=1.0)
-        order = by_score(
-            table.gang_demand[waiting] / total, remaining_s / remaining_s.max(), snapshot.free.sum(axis=0) / total
-        )
+        order = by_score(table.gang_demand[waiting] / total, remaining_s / remaining_s.max(), free / total)
         return place(self.placer, snapshot, asked(snapshot, waiting[order]))
 
 
@@ -66,23 +66,41 @@ class Tetris:
 def by_score(demand: Floats, left: Floats, free: Floats) -> Ints:
     """Return positions of jobs, best score first, each scored by what the ones before it leave free (R,)."""
     n = len(demand)
-    order = np.empty(n, np.int32)
-    taken: Bools = np.zeros(n, np.bool_)
+    order, fitting = np.empty(n, np.int32), np.arange(n)
     room = free + 1e-9
     first_align = (demand * room).sum(axis=1)
     eps = first_align.mean() / max((1 - left).mean(), 1e-12)
-    found = 0
-    while found < n:
-        best, best_score = -1, -np.inf
-        for i in range(n):
-            if not taken[i] and np.all(demand[i] <= room):
-                score = (demand[i] * room).sum() + eps * (1 - left[i])
-                if score > best_score:
-                    best, best_score = i, score
+    n_fitting, found = n, 0
+    while True:
+        n_fitting, best = _best_of(demand, left, room, eps, fitting, n_fitting)
         if best < 0:
-            break
-        taken[best] = True
-        room -= demand[best]
-        order[found] = best
+            return order[:found]
+        for r in range(len(room)):
+            room[r] -= demand[fitting[best], r]
+        order[found] = fitting[best]
         found += 1
-    return order[:found]
+        n_fitting -= 1
+        for at in range(best, n_fitting):
+            fitting[at] = fitting[at + 1]
+
+
+@njit(cache=True)
+def _best_of(
+    demand: Floats, left: Floats, room: Floats, eps: float, fitting: Ints, n_fitting: int
+) -> tuple[int, int]:  # fmt: skip
+    """Keep the jobs that still fit, in order; return how many there are, and where the first with the best score is."""
+    kept, best, best_score = 0, -1, -np.inf
+    for at in range(n_fitting):
+        i = fitting[at]
+        fits, align = True, 0.0
+        for r in range(len(room)):
+            fits = fits and demand[i, r] <= room[r]
+            align += demand[i, r] * room[r]
+        if not fits:
+            continue
+        fitting[kept] = i
+        score = align + eps * (1 - left[i])
+        if score > best_score:
+            best, best_score = kept, score
+        kept += 1
+    return kept, best

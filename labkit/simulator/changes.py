@@ -42,7 +42,7 @@ class Changes:
     model : ChangeModel
         What that takes.
     book : Book
-        Who holds what from the decision on.
+        The tasks that each job holds from the decision on.
     truth : records
         Phases of jobs.
     jobs : Jobs

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from labkit.core.errors import InputError, TraceError, unknown
 from labkit.core.events import Role
+from labkit.core.faults import told
 from labkit.core.files import refuse_unreadable
-from labkit.core.jobs import Jobs, told
+from labkit.core.jobs import Jobs
 
 TROUBLE: Final = np.dtype(
     [

@@ -1,7 +1,7 @@
 """Max-min levels by an interior-point solver: of many optima one in the middle, where it ends.
 
 The programs are written as Gavel's published policies write them [1]_: every column and every pair is a variable, also
-where nobody would train. Such a solver comes close to the analytic centre of the optimal shares, the ones with the
+where no job would train. Such a solver comes close to the analytic centre of the optimal shares, the ones with the
 greatest product of all slacks that are not zero for all of them; it does not quite reach it, because it starts outside
 of what is feasible, and where it ends depends on the scale of the rows: fair shares keep the published one.
 

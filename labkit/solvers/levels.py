@@ -1,4 +1,4 @@
-"""Max-min levels on few device types, exact, by prices; filled up so that nobody who could have more has less."""
+"""Max-min levels on few device types, exact, by prices; filled up so that no job that could have more has less."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.core.resources import Bools, Floats, Ints
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Filled:
-    """Shares, what they are worth to each job, and the proof that nobody could do better.
+    """Shares, what they are worth to each job, and the proof that no job could do better.
 
     Attributes
     ----------
@@ -273,7 +273,7 @@ def _check_bases(values: Floats, base: Floats) -> None:
 
 
 def _unmet(values: Floats, size: Floats, base: Floats) -> str:
-    """Say why the bases cannot be met, and who asks for most."""
+    """Say why the bases cannot be met, and which job asks for most."""
     dearest = int((base * size / values.max(axis=1)).argmax())
     return (
         f"the bases of {np.count_nonzero(base)} jobs together take more devices than there are "

@@ -1,4 +1,4 @@
-"""Filling up, compiled: search, pin who is at a bottleneck, go on with the others, until nobody can have more."""
+"""Filling up, compiled: search, pin the jobs at a bottleneck, go on with the others, until none can have more."""
 
 from typing import Any
 

@@ -105,7 +105,7 @@ def _max_min_plain(paths: Ints, capacity: Floats) -> Floats:
         rates[active[frozen]] = offer[frozen]
         used = np.bincount(links[frozen].ravel(), np.repeat(offer[frozen], links.shape[1]), len(left))
         used[-1] = 0.0
-        with np.errstate(invalid="ignore"):  # infinite capacity less infinite rates, on links nobody uses any more
+        with np.errstate(invalid="ignore"):  # infinite capacity less infinite rates, on links without flows
             left = np.maximum(left - used, 0.0)
         active = active[~frozen]
     return rates

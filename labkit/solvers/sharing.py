@@ -29,7 +29,7 @@ MAX_STEPS = 60
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FilledPairs:
-    """Shares of jobs and of pairs, what they are worth to each job, and the proof that nobody could do better.
+    """Shares of jobs and of pairs, what they are worth to each job, and the proof that no job could do better.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ def fill_pairs(
     drag : array or float
         (J,) as for `levels.fill`.
     leximin : bool
-        Go on for those who can have more when others cannot, until nobody can.
+        Go on for the jobs that can have more when others cannot, until none can.
 
     Raises
     ------
@@ -220,7 +220,7 @@ class _Climb:
             self.master.stay()
 
     def _highest(self, t: float, top: float) -> tuple[float, float]:
-        """Return the greatest level up to a top that those who rise can reach, and its bound.
+        """Return the greatest level up to a top that the rising jobs can reach, and its bound.
 
         At any level t the program finds the greatest multiple of all needs there that can be met, which meets those
         of a lower level; and its prices exclude the levels at which needs are worth more than the optimum.
@@ -237,7 +237,7 @@ class _Climb:
         return low, high
 
     def _best_factor(self, need: Floats) -> Optimum:
-        """Return the greatest multiple of the needs of those who rise, while the others have what they have."""
+        """Return the greatest multiple of the needs of the rising jobs, while the others have what they have."""
         for leeway in MORE_LEEWAY:
             try:
                 return self.master.best(np.where(self.rises, need, self.have), self.rises)
@@ -251,7 +251,7 @@ class _Climb:
         return np.minimum(t / left, self.best) / self.unit
 
     def _reached(self, have: Floats, top: float) -> float:
-        """Return the greatest level, up to a top, at which nobody who rises has too little; have (G,)."""
+        """Return the greatest level, up to a top, at which no rising job has too little; have (G,)."""
         value = have * self.unit
         short = self.rises & (value < self.best * (1 - CLOSE))
         level = value / (1 + self.drag * value)
@@ -268,7 +268,7 @@ class _Climb:
         return high
 
     def _pin(self, level: float) -> None:
-        """Hold those who cannot have more at what they have."""
+        """Hold the jobs that cannot have more at what they have."""
         worth = np.where(self.rises, self.found.price * self.best / self.unit / self.groups.n, 0.0)
         pinned = self.rises & ((worth > PINS * worth.max()) | (self.cap <= level * (1 + CLOSE)))
         self.have[pinned] = np.minimum(self._need(level), self.found.value)[pinned] * (1 - LEEWAY)

@@ -33,7 +33,7 @@ class Optimum:
     x : array
         (W,) time of each way, in all of its group.
     factor : float
-        What all needs of those who rise are multiplied with.
+        What all needs of the rising jobs are multiplied by.
     value : array
         (G,) what each job of a group gets.
     bound : float
@@ -104,7 +104,7 @@ class Master:
         self._order = np.concatenate([self._order, which])
 
     def best(self, need: Floats, rises: Bools) -> Optimum:
-        """Return the greatest factor for those who rise, while the others have what they need; need (G,), rises (G,).
+        """Return the greatest factor for the rising jobs, while the others have what they need; need (G,), rises (G,).
 
         Exact where it is 1, and within `ROUGHLY` elsewhere; the bound always is one.
 
@@ -145,7 +145,7 @@ class Master:
     def stay(self) -> None:
         """Bar the ways that are in no optimum from all solutions to come, which then are optima of this one too.
 
-        So jobs that are held at what they have cannot give up next to nothing for the sake of others, who would get
+        So jobs that are held at what they have cannot give up next to nothing for the sake of others, which would get
         much for it: later levels depend on earlier ones no more than they must.
         """
         pay = -self._rows.T @ self._dual

@@ -38,13 +38,13 @@ def spread(groups: Groups, ways: SharingColumns, x: Floats, *, n_columns: int) -
 
 
 def _meeting(a: Ints, b: Ints, column: int, time: float) -> tuple[Ints, Ints, Ints, Floats]:
-    """Return who meets whom for how long, of two groups of jobs, or in one."""
+    """Return which jobs meet for how long, of two groups of jobs, or in one."""
     first, second, part = _among(len(a)) if a[0] == b[0] else _between(len(a), len(b))
     return a[first], b[second], np.full(len(part), column), part * time
 
 
 def _between(n_a: int, n_b: int) -> tuple[Ints, Ints, Floats]:
-    """Return who meets whom for which part of the time if all of a group have as much of it, in turns.
+    """Return which jobs meet for which part of the time if all of a group have as much of it, in turns.
 
     >>> [part.tolist() for part in _between(1, 2)]
     [[0, 0], [0, 1], [0.5, 0.5]]

@@ -19,7 +19,7 @@ NOBODY = -1
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pairing:
-    """Who can share devices with whom, and how fast.
+    """Which jobs can share devices, and how fast.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class SharingColumns:
     column : array
         (W,) where.
     rate_a, rate_b : array
-        (W,) what all of its time is worth to a member of each; 0 for nobody.
+        (W,) what all of its time is worth to a member of each; 0 for none.
     """
 
     a: Ints

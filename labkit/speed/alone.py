@@ -19,7 +19,7 @@ def compact(jobs: Jobs, cluster: Cluster, *, which: Ints, device_type: int) -> t
     Parameters
     ----------
     jobs, cluster : Jobs, Cluster
-        Who and where.
+        Which jobs, and where.
     which : array
         (E,) job numbers.
     device_type : int

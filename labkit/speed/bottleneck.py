@@ -256,9 +256,9 @@ class Bottleneck:
         NaN for a job that does not fit the empty cluster.
         """
         jobs, fits = self.jobs, np.zeros(len(self.jobs), np.bool_)
-        everybody = np.arange(len(jobs), dtype=np.int32)
+        every_job = np.arange(len(jobs), dtype=np.int32)
         for kind in range(len(self.cluster.device_types)):
-            fits[compact(jobs, self.cluster, which=everybody, device_type=kind)[1]] = True
+            fits[compact(jobs, self.cluster, which=every_job, device_type=kind)[1]] = True
         speed = np.full(len(jobs), np.nan)
         for k, work in enumerate(self._work):
             mine = np.flatnonzero((jobs.model == k) & fits)

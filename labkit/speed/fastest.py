@@ -1,4 +1,4 @@
-"""The most that a job can reach: its speed with the best of all gangs that it may have, nobody beside it."""
+"""The most that a job can reach: its speed with the best of all gangs that it may have, no job beside it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class KnowsFastest(Protocol):
 def fastest(jobs: Jobs, *, speed: SpeedModel) -> Floats | None:
     """Return the most steps/s of each job with any gang up to its most workers and PSs, on a cluster without end, (N,).
 
-    A model tells itself (`KnowsFastest`) or is a table by counts (`ByCounts`); None: nobody knows, as where speeds
-    depend on the network or on who else is there, or a subclass has other `speeds` and inherits `fastest`.
+    A model tells itself (`KnowsFastest`) or is a table by counts (`ByCounts`); None: it is not known, as where
+    speeds depend on the network or on other jobs, or a subclass has other `speeds` and inherits `fastest`.
     """
     if isinstance(speed, KnowsFastest):
         return speed.fastest() if issubclass(_owner(speed, "fastest"), _owner(speed, "speeds")) else None

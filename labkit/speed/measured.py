@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from labkit.core.cluster import Cluster
 from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError, ProfileError, unknown
-from labkit.core.jobs import Jobs, told
+from labkit.core.faults import told
+from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.running import Running
 from labkit.speed.measured_files import read_rows

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from labkit.core.errors import ProfileError, unknown
+from labkit.core.faults import told
 from labkit.core.files import refuse_unreadable
-from labkit.core.jobs import told
 
 COLUMNS: Final = ("model", "n_ps", "n_workers", "samples_per_s", "batch")
 DL2_COLUMNS: Final = (

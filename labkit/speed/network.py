@@ -1,4 +1,4 @@
-"""Who talks to whom in a running job, and how fast: tasks to flows to bandwidth."""
+"""Traffic between the tasks of running jobs: tasks to flows to bandwidth."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class StepTime:
         return np.asarray(self.jobs.total_steps / np.where(self._speeds_alone > 0, self._speeds_alone, np.nan))
 
     def fastest(self) -> Floats | None:
-        """Return steps/s that no gang can exceed, (N,): on its best type, all over one PCIe bus, nobody beside it.
+        """Return steps/s that no gang can exceed, (N,): on its best type, all over one PCIe bus, no job beside it.
 
         None with work on CPU cores, of which there may be any number. More workers or servers are never slower, but
         around a ring, where all numbers of workers are tried.

@@ -192,7 +192,7 @@ def take(facts: RunFacts, tasks: TaskTable, job: int) -> None:
             tasks.after[tasks.before[node]] = tasks.after[node]
         if tasks.after[node] >= 0:
             tasks.before[tasks.after[node]] = tasks.before[node]
-        if tasks.head[m] < 0:  # no rounding is left where nobody is
+        if tasks.head[m] < 0:  # no rounding is left on an empty machine
             for h in range(facts.first_group[m], facts.first_group[m + 1]):
                 tasks.cores[h] = tasks.moved[h] = 0.0
     tasks.n[job, WORKER] = tasks.n[job, PS] = 0
@@ -200,7 +200,7 @@ def take(facts: RunFacts, tasks: TaskTable, job: int) -> None:
 
 @njit(cache=True)
 def touched(facts: RunFacts, tasks: TaskTable, job: int, others: Ints) -> int:
-    """Write who else holds tasks on the machines of a job into `others` (N,); return how many."""
+    """Write which other jobs hold tasks on the machines of a job into `others` (N,); return how many."""
     tasks.stamp[-1] += 1
     mark, n, width = tasks.stamp[-1], 0, tasks.group.shape[1]
     tasks.stamp[job] = mark

@@ -1,4 +1,4 @@
-"""What `labkit.speed.what_if` looks at: who is where, what never changes, and how co-located tasks slow a worker."""
+"""What `labkit.speed.what_if` looks at: where jobs are, what never changes, how co-located tasks slow a worker."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class RunFacts(NamedTuple):
 
 
 class TaskTable(NamedTuple):
-    """Who is where, and what follows for groups and cards; changed by `put` and `take`.
+    """Which job is where, and what follows for groups and cards; changed by `put` and `take`.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class TaskTable(NamedTuple):
 
 
 def slow_of(model: InterferenceModel | None) -> Slow:
-    """Return a fitted model for compiled code; None: nobody slows anybody."""
+    """Return a fitted model for compiled code; None: no job slows another."""
     cpu, pcie, none = np.zeros(6), np.zeros(6), np.zeros((N_SEEN, 0))
     if model is None:
         return Slow(np.array([-1, 0, 0]), cpu, pcie, none, np.zeros(0))
@@ -149,7 +149,7 @@ def facts_of(
     Parameters
     ----------
     jobs, cluster : Jobs, Cluster
-        Who runs, and where.
+        Which jobs run, and where.
     speed : StepTime
         Whose compute times and sizes are taken; its interference is not looked at.
     uses : mapping, optional

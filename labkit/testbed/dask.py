@@ -1,4 +1,4 @@
-"""A Dask cluster on the hosts of an inventory, for sweeps: only whoever holds one of its certificates gets in."""
+"""A Dask cluster on the hosts of an inventory, for sweeps: only holders of its certificates can connect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from labkit.elastic.transport.certificates import Authority, Certificates
 from labkit.elastic.transport.folders import private_folder
 from labkit.testbed.errors import FleetError
-from labkit.testbed.install.provision import deploy, python_of
+from labkit.testbed.install.provision import install, python_of
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.ssh.answers import Answers
 from labkit.testbed.ssh.fleet import Fleet
@@ -19,14 +19,14 @@ from labkit.testbed.ssh.frames import readable
 
 JOB: Final = "dask"
 THERE: Final = "dask"
-"""Folder of the cluster below a machine's own."""
+"""Folder of the cluster, below labkit's folder on a host."""
 PROGRAM: Final = "labkit.testbed.dask_host"
 START_S: Final = 120.0
 REFUSED: Final = "the Dask cluster could not be started"
 IDLE_S: Final = 4 * 3600.0
 ADDRESS: Final = re.compile(r"tls://[\w.:\[\]-]{1,300}:\d{1,5}")
 STOP: Final = '[ ! -x "$1" ] || exec "$1" -m "$2" stop "$3"'
-"""Where labkit is not, nothing of a cluster can be."""
+"""A host without labkit has no cluster to stop."""
 
 
 def up(
@@ -39,13 +39,13 @@ def up(
 ) -> str:
     """Start a scheduler on the first host and workers on all, and return the scheduler's address.
 
-    Everything listens on the addresses of the inventory, speaks TLS, and refuses whoever has no certificate of an
+    All processes listen on the addresses of the inventory, use TLS, and refuse clients without a certificate of an
     authority made for this cluster, whose key never leaves this process's memory.
 
     Parameters
     ----------
     inventory : Inventory
-        The hosts; labkit is brought to them, as by `fab deploy`.
+        The hosts; labkit is deployed to them, as by `fab install`.
     folder : path, optional
         Where the address and the caller's own certificate go, for `labkit sweep --dask FOLDER`; by default the folder
         `dask` beside the inventory.
@@ -63,7 +63,7 @@ def up(
     """
     here = _folder(inventory, folder)
     with _lent(inventory, fleet) as hosts:
-        if failed := deploy(hosts).failed:
+        if failed := install(hosts).failed:
             raise FleetError(f"{REFUSED}: " + "; ".join(f"{row.host}: {row.did}" for row in failed))
         _all_ok(hosts.run(lambda machine: _words(machine, "free"), timeout_s=START_S))
         authority = Authority(JOB)
@@ -77,7 +77,7 @@ def up(
 
 
 def down(inventory: Inventory, *, folder: str | Path | None = None, fleet: Fleet | None = None) -> Answers:
-    """End the cluster's processes on all hosts, and remove its keys there and here; what is gone is no fault."""
+    """End the cluster's processes on all hosts, and remove its keys there and here; none of it need exist."""
     here = _folder(inventory, folder)
     with _lent(inventory, fleet) as hosts:
         answers = hosts.run(
@@ -96,7 +96,7 @@ def _start(fleet: Fleet, authority: Authority, here: Path, *, workers: int | Non
     plan: dict[str, Any] = {"workers": workers, "idle_s": idle_s, "scheduler": ""}
     address = _begin(fleet, authority, [first], plan)[first.name].stdout.strip()
     if not ADDRESS.fullmatch(address):
-        raise FleetError(f"{REFUSED}: {first.name} tells no address: {readable(address)[:80]}")
+        raise FleetError(f"{REFUSED}: {first.name} has no address: {readable(address)[:80]}")
     if others:
         _begin(fleet, authority, others, plan | {"scheduler": address})
     (here / "address").write_text(address + "\n", "utf-8")
@@ -104,13 +104,13 @@ def _start(fleet: Fleet, authority: Authority, here: Path, *, workers: int | Non
 
 
 def _begin(fleet: Fleet, authority: Authority, machines: Iterable[Machine], plan: dict[str, Any]) -> Answers:
-    """Hand each machine its plan and its key, and start what is in it."""
+    """Send each machine its plan and its key, and start its processes."""
     names = [machine.name for machine in machines]
     _all_ok(fleet.run(lambda machine: ["mkdir", "-p", "-m", "700", machine.folder, machine.path(THERE)], only=names))
     for name in names:
         machine = fleet.inventory[name]
-        told = plan | {"name": name, "address": machine.address, "files": _issued(authority)}
-        _all_ok(fleet.put(json.dumps(told).encode(), machine.path(THERE, "plan.json"), mode=0o600, only=[name]))
+        own_plan = plan | {"name": name, "address": machine.address, "files": _issued(authority)}
+        _all_ok(fleet.put(json.dumps(own_plan).encode(), machine.path(THERE, "plan.json"), mode=0o600, only=[name]))
     return _all_ok(fleet.run(lambda machine: _words(machine, "start"), timeout_s=START_S, only=names))
 
 
@@ -143,7 +143,7 @@ def _folder(inventory: Inventory, folder: str | Path | None) -> Path:
 
 
 class _lent:  # noqa: N801 - reads as a word in a with
-    """A fleet: the caller's, which stays open, or one of our own."""
+    """A fleet: that of the caller, which stays open, or a new one, which is closed."""
 
     def __init__(self, inventory: Inventory, fleet: Fleet | None) -> None:
         self._own = None if fleet is not None else Fleet(inventory)

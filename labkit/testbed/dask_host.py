@@ -1,7 +1,7 @@
-"""One host of a Dask cluster: `start FOLDER` leaves a process behind that `stop FOLDER` ends.
+"""One host of a Dask cluster: `start FOLDER` starts processes in the background, `stop FOLDER` ends them.
 
-FOLDER/plan.json says what runs here; whoever starts it has written that file, which holds the host's key, for its owner
-alone.
+FOLDER/plan.json lists the processes of this host. The caller has written that file, of mode 0600: it holds the host's
+key.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ PLAN, LEADER, LOG = "plan.json", "leader.json", "log"
 LOST_S: Final = 60
 """Workers end when they have not found the scheduler for so long."""
 NOWHERE: Final = "127.0.0.1:0"
-"""Dask always opens a server for web pages too; here it has no pages, and nobody outside reaches it."""
+"""Dask always opens a server for web pages too; here it has no pages, and it cannot be reached from other hosts."""
 
 
 def start(folder: Path) -> str:
-    """Start what the plan says in a session of its own, and return the scheduler's address once it runs."""
+    """Start the processes of the plan in a session of their own; return the scheduler's address once it runs."""
     refuse_running(folder)
     private_folder(folder)
     with (folder / LOG).open("ab") as log:
@@ -41,12 +41,12 @@ def start(folder: Path) -> str:
         )  # fmt: skip
     found = process(child.pid)
     (folder / LEADER).write_text(json.dumps({"pid": child.pid, "started": found.started if found else ""}), "utf-8")
-    said = (child.stdout.readline() if child.stdout else b"").decode().strip()
-    if not said:
+    address_line = (child.stdout.readline() if child.stdout else b"").decode().strip()
+    if not address_line:
         child.wait()
         last = (folder / LOG).read_text("utf-8", "replace").strip().splitlines()[-1:]
-        raise InputError(f"Dask ended at once: {''.join(last) or 'it said nothing'}.")
-    return said
+        raise InputError(f"Dask ended at once: {''.join(last) or 'it has no output'}.")
+    return address_line
 
 
 def refuse_running(folder: Path) -> None:
@@ -68,13 +68,13 @@ def stop(folder: Path) -> None:
 def _members(folder: Path) -> list[BedProcess]:
     """Return the processes of the session that `start` began here."""
     try:
-        told = json.loads((folder / LEADER).read_text("utf-8"))
+        noted = json.loads((folder / LEADER).read_text("utf-8"))
     except FileNotFoundError:
         return []
-    leader = process(told["pid"])
-    if leader is not None and leader.started != told["started"]:  # another process has the number now
+    leader = process(noted["pid"])
+    if leader is not None and leader.started != noted["started"]:  # the number belongs to another process now
         return []
-    return [each for each in processes() if _session(each.pid) == told["pid"]]
+    return [each for each in processes() if _session(each.pid) == noted["pid"]]
 
 
 def _session(pid: int) -> int | None:
@@ -85,7 +85,7 @@ def _session(pid: int) -> int | None:
 
 
 def run(folder: Path) -> None:
-    """Run what the plan says until it ends by itself or is asked to."""
+    """Run the processes of the plan until they end, or SIGTERM arrives."""
     plan = json.loads((folder / PLAN).read_text("utf-8"))
     for name, text in plan.pop("files").items():
         write_private(folder / name, text.encode())
@@ -100,24 +100,24 @@ async def _serve(folder: Path, plan: dict[str, Any]) -> None:
 
     security = _security(folder)
     pages: dict[str, Any] = {f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")}
-    told = {"security": security, "protocol": "tls", "host": plan["address"], "dashboard_address": NOWHERE}
+    common = {"security": security, "protocol": "tls", "host": plan["address"], "dashboard_address": NOWHERE}
     async with AsyncExitStack() as stack:
         stack.enter_context(dask.config.set(pages))
         asked = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
         parts: list[Any] = []
         if not plan["scheduler"]:
-            parts.append(await stack.enter_async_context(Scheduler(**told, port=0, idle_timeout=plan["idle_s"])))
+            parts.append(await stack.enter_async_context(Scheduler(**common, port=0, idle_timeout=plan["idle_s"])))
         address = plan["scheduler"] or parts[0].address
         nannies = [
             Nanny(
-                address, **told, port=0, worker_port=0, nthreads=1, name=f"{plan['name']}-{i}", death_timeout=LOST_S,
+                address, **common, port=0, worker_port=0, nthreads=1, name=f"{plan['name']}-{i}", death_timeout=LOST_S,
                 local_directory=str(folder / "space"), config=pages,
             )
             for i in range(plan["workers"] or len(os.sched_getaffinity(0)))
         ]  # fmt: skip
         parts += await asyncio.gather(*(stack.enter_async_context(nanny) for nanny in nannies))
-        _tell(address, folder / LOG)
+        _report(address, folder / LOG)
         waiting = [asyncio.ensure_future(part.finished()) for part in parts]
         await asyncio.wait([*waiting, asyncio.ensure_future(asked.wait())], return_when=asyncio.FIRST_COMPLETED)
 
@@ -131,15 +131,15 @@ def _security(folder: Path) -> Any:
     return Security(require_encryption=True, tls_ca_file=str(folder / "authority.pem"), **files)
 
 
-def _tell(address: str, log: Path) -> None:
-    """Say that all is there, and from then on write to the log only."""
+def _report(address: str, log: Path) -> None:
+    """Report that all processes run; from then on write to the log only."""
     print(address, flush=True)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
 
 
 def main(words: Sequence[str]) -> int:
-    """Do what was asked; say what went wrong in one line."""
+    """Carry out the command; report a failure in one line."""
     do, folder = words[0], Path(words[1]).expanduser()
     try:
         if do == "start":

@@ -8,7 +8,7 @@ HostError               a host could not do what was asked; a row of `Answers`, 
 ├── OverdueError        it took longer than it may
 ├── CutError            the connection broke while something ran
 ├── ShellError          its login's shell does not run what it is given
-├── FrameError          what came from it is not what it says it sent, or not what was asked for
+├── FrameError          its message is damaged, or has another form than requested
 └── FileError           a file could not be written or read there
 FleetError              some hosts failed, and the caller wanted all
 BedError                the laptop testbed cannot be started or ended
@@ -20,11 +20,11 @@ from labkit.core.errors import LabkitError
 
 
 class HostError(LabkitError, RuntimeError):
-    """A host could not do what was asked."""
+    """A host did not do what was requested."""
 
 
 class UnknownKeyError(HostError):
-    """The key of a host is not among the known ones."""
+    """The key of a host is unknown."""
 
 
 class ChangedKeyError(HostError):
@@ -36,7 +36,7 @@ class LoginError(HostError):
 
 
 class HostUnreachableError(HostError):
-    """Nothing answers at the address of a host."""
+    """No answer from the address of a host."""
 
 
 class OverdueError(HostError):
@@ -44,15 +44,15 @@ class OverdueError(HostError):
 
 
 class CutError(HostError):
-    """The connection to a host broke while something ran; nobody knows how far it got."""
+    """The connection to a host broke while something ran; its progress is unknown."""
 
 
 class ShellError(HostError):
-    """The shell of a host's login does not run commands, or hides what they say."""
+    """The login shell of a host does not run commands, or mixes their output with its own."""
 
 
 class HostMessageError(HostError):
-    """What came from a host is cut off, damaged, too much, or not of the form that was asked for."""
+    """A message of a host is incomplete, damaged, too large, or has another form than requested."""
 
 
 class FileError(HostError):
@@ -60,7 +60,7 @@ class FileError(HostError):
 
 
 class FleetError(LabkitError, RuntimeError):
-    """Some hosts failed, and all were wanted."""
+    """Some hosts failed, and all were required."""
 
 
 class BedError(LabkitError, RuntimeError):

@@ -1,7 +1,7 @@
-"""What makes tasks of `fab` of functions: once for all hosts, -H is a filter, and faults are told in one line.
+"""Tasks of `fab` from functions: called once for all hosts, with -H as a filter, and errors in one line.
 
-Fabric runs a task once for each host of -H, one after the other, and without -H it has no host at all. Ours read the
-inventory, work on all its hosts at once, and take -H as names of it. `fabric.yaml` beside a fabfile names `Once`.
+Fabric runs a task once for each host of -H, one after the other, and without -H it has no host at all. These tasks read
+the inventory, work on all its hosts at once, and take -H as names of it. `fabric.yaml` beside a fabfile names `Once`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.terminal import plain
 
 FAILED, WRONG, STOPPED, BROKEN_PIPE = 1, 2, early.STOPPED, 141
-"""Exit codes: some host failed; what was typed or written in a file is wrong; Ctrl-C; nobody reads on."""
+"""Exit codes: a host failed; an input or a file is wrong; Ctrl-C; the reader of stdout is gone."""
 
 
 class Once(fabric.Executor):  # type: ignore[misc]
-    """Runs each task once, and hands -H on as names to filter by."""
+    """Runs each task once, and passes -H on as names to filter by."""
 
     def expand_calls(self, calls: Sequence[Any], apply_hosts: bool = True) -> list[Any]:  # noqa: ARG002
         """Return the calls as they are, with the names of -H in the configuration."""
@@ -47,7 +47,7 @@ def names_of(text: str | None) -> list[str]:
 
 
 def task(body: Callable[..., bool | None] | None = None, *, help: Mapping[str, str] | None = None) -> Any:
-    """Make a task of a function that returns whether all went well; None says the same as True.
+    """Make a task from a function that returns whether all hosts succeeded; None means True.
 
     It ends with exit code 1 where something failed, with 2 and one line where something given is wrong, and with 130
     after Ctrl-C.
@@ -68,7 +68,7 @@ def task(body: Callable[..., bool | None] | None = None, *, help: Mapping[str, s
         try:
             well = body(context, *args, **options)
         except (KeyboardInterrupt, LabkitError, ImportError, OSError) as error:
-            raise _told(error) from None
+            raise _exit_for(error) from None
         finally:
             early.arm()
         if well is False:
@@ -77,8 +77,8 @@ def task(body: Callable[..., bool | None] | None = None, *, help: Mapping[str, s
     return fabric.task(auto_shortflags=False, help=dict(help or {}))(run)
 
 
-def _told(error: BaseException) -> Exit:
-    """Return what ends `fab`: a line for people, and a code for programs."""
+def _exit_for(error: BaseException) -> Exit:
+    """Return the exception that ends `fab`: a line for people, and an exit code."""
     if isinstance(error, KeyboardInterrupt):
         return Exit("fab: stopped", code=STOPPED)
     if isinstance(error, BrokenPipeError):  # e.g. `| head`
@@ -88,19 +88,19 @@ def _told(error: BaseException) -> Exit:
         return Exit(f"fab: {error.name or error} is missing; {EVERYTHING}.", code=WRONG)
     if isinstance(error, OSError) and not isinstance(error, LabkitError):
         where = f"{error.filename or 'a file'}: {error.strerror or error}"
-        return Exit(f"fab: {where}; check the path and who may write there.", code=WRONG)
+        return Exit(f"fab: {where}; check the path and its permissions.", code=WRONG)
     return Exit(f"fab: {plain(' '.join(str(error).split()))}", code=WRONG)
 
 
 def only(context: Context) -> list[str]:
-    """Return the names of -H that a task was called with; none: all hosts."""
+    """Return the names of -H that a task was called with; empty: all hosts."""
     if isinstance(context, fabric.Connection):  # no fabric.yaml was found: Fabric's own way, one host at a time
         return [str(context.original_host)]
     return list(context.config.get("only", []))
 
 
 def inventory_of(context: Context, path: str = "", hosts: str = "") -> Inventory:
-    """Return the inventory that a task works on, without the hosts that -H leaves out; stderr is told which.
+    """Return the inventory of a task, without the hosts that -H leaves out; those are reported on stderr.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def inventory_of(context: Context, path: str = "", hosts: str = "") -> Inventory
 
 
 def chosen(inventory: Inventory, names: Sequence[str]) -> Inventory:
-    """Return the hosts of an inventory that have one of some names or addresses; all of them where none is given.
+    """Return the hosts of an inventory with one of some names or addresses; all hosts if none is given.
 
     Raises
     ------
@@ -135,6 +135,6 @@ def chosen(inventory: Inventory, names: Sequence[str]) -> Inventory:
 
 @contextmanager
 def fleet(context: Context, path: str = "", hosts: str = "") -> Iterator[Fleet]:
-    """Return connections to the hosts that a task works on; they are closed after it."""
+    """Return connections to the hosts of a task; they are closed after it."""
     with Fleet(inventory_of(context, path, hosts)) as connections:
         yield connections

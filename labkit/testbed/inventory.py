@@ -1,4 +1,4 @@
-"""The machines of a testbed, from an inventory and ~/.ssh/config: where each is, how to log in, what it has."""
+"""The machines of a testbed, from an inventory and ~/.ssh/config: address, login and capacity of each."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Self
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
-from labkit.core.jobs import told
+from labkit.core.faults import told
 from labkit.testbed.ssh.options import Options, SshConfig, checked_defaults, checked_options
 from labkit.topology.inventory import Host, cluster_of, parse
 
 USUAL = Path("testbed/hosts.toml")
-"""Where the inventory of a checkout is."""
+"""Path of the inventory in a checkout."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-"""Names of hosts stand in file names, in front of output, and in certificates."""
+"""Names of hosts are part of file names, of output, and of certificates."""
 MAX_JUMPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A host of the testbed: how to reach it, and what it has.
+    """A host of the testbed: how to reach it, and its capacity.
 
     Attributes
     ----------
@@ -35,15 +35,15 @@ class Machine:
     address, port : str, int
         Where its SSH server listens.
     user : str
-        Who logs in.
+        User who logs in.
     key : Path or None
         The private key to log in with; None: the SSH agent's keys and those in ~/.ssh.
     python : str
         The Python to use there.
     folder : str
-        Where labkit keeps its files there; absolute, or below the home of the login with "~/".
+        Folder of labkit's files there; absolute, or below the home of the login with "~/".
     host : Host
-        What it has: GPUs, cores, memory, links.
+        Its capacity: GPUs, cores, memory, links.
     proxy_command : str
         A program whose standard input and output lead to the server; %h, %p and %r stand for address, port and user.
     jump : Machine or None
@@ -75,7 +75,7 @@ class Machine:
 
     @property
     def place(self) -> str:
-        """Where it is, for people: user@address:port."""
+        """Address for people: user@address:port."""
         return f"{self.user}@{self.address}:{self.port}"
 
     def path(self, *parts: str) -> str:
@@ -94,7 +94,7 @@ class Inventory:
     machines : tuple of Machine
         At least one.
     known_hosts : Path
-        The file of host keys that are trusted; no other key is.
+        File of the trusted host keys.
     """
 
     path: Path
@@ -105,7 +105,7 @@ class Inventory:
     def read(cls, path: str | Path | None = None) -> Self:
         """Return the inventory of a file.
 
-        What the file says of a host comes first, then its table [ssh], then what ~/.ssh/config says of the host's name.
+        Options of a host in the file count first, then its table [ssh], then ~/.ssh/config for the host's name.
 
         Parameters
         ----------
@@ -116,7 +116,7 @@ class Inventory:
         Raises
         ------
         InputError
-            With every fault of the file: which host, which key, what was expected.
+            With every fault of the file: host, key, and what was expected.
         """
         file = usual() if path is None else Path(path).expanduser()
         content = parse(file)
@@ -160,7 +160,7 @@ class Inventory:
 
 
 def usual() -> Path:
-    """Return the inventory that is meant where none is named; notebooks find that of their checkout.
+    """Return the default inventory; notebooks find that of their checkout.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def usual() -> Path:
 def _machines(
     hosts: Iterable[Host], *, defaults: Options, config: SshConfig, here: Path
 ) -> tuple[list[Machine], list[str]]:
-    """Return the machines of some hosts, and what is wrong with how they are to be reached."""
+    """Return the machines of some hosts, and faults in how they are to be reached."""
     machines: list[Machine] = []
     faults: list[str] = []
     jumps: dict[str, str] = {}
@@ -222,7 +222,7 @@ def _machine(host: Host, options: Options) -> Machine:
 
 
 def _jump(hops: str, *, named: Mapping[str, Machine], defaults: Options, config: SshConfig) -> Machine | None:
-    """Return the last of some hops, "user@host:port,...", each of which is reached through the one before it."""
+    """Return the last of some proxies, "user@host:port,...", each of which is reached through the one before it."""
     listed = [hop.strip() for hop in hops.split(",") if hop.strip() and hop.strip() != "none"]
     if len(listed) > MAX_JUMPS:
         raise InputError(f"proxy_jump has {len(listed)} hops; expected at most {MAX_JUMPS}")
@@ -253,7 +253,7 @@ def _hop(text: str) -> tuple[str | None, str, int | None]:
 
 
 def _own_name() -> str:
-    """Return the name of whoever runs this; the number where the machine has no name for it."""
+    """Return the name of the user of this process; its number if it has no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -1,4 +1,4 @@
-"""How tasks on hosts look in a terminal: lines behind the name of their host, tables at the end."""
+"""Output of tasks on hosts in a terminal: lines with the name of their host, and tables at the end."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
 WIDE = 240
-"""Columns of a table that goes to a file."""
+"""Columns of a table in a file."""
 TURNING = {chr(code) for code in (*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x2028, 0x2029)}
-"""Letters that a terminal may obey, or that turn the direction of writing around."""
-Told = Callable[[str, str], None]
+"""Characters that control a terminal, or change the direction of writing."""
+OnLine = Callable[[str, str], None]
 
 
 def console(file: TextIO | None = None) -> Console:
-    """Return where tables go; in a file nothing is folded to the width of a terminal that is not there."""
+    """Return the console for tables; in a file, lines are not folded to the width of a terminal."""
     from rich.console import Console
 
     out = file or sys.stdout
     return Console(file=out, width=None if out.isatty() else WIDE, highlight=False, soft_wrap=False)
 
 
-def teller(hosts: Iterable[str], *, file: TextIO | None = None) -> Told:
-    """Return a function (host, line) that prints each line behind its host's name, in a colour of its own.
+def teller(hosts: Iterable[str], *, file: TextIO | None = None) -> OnLine:
+    """Return a function (host, line) that prints lines with their host's name, in a colour per host.
 
     Control characters of a line do not reach the terminal. Several threads may call it.
     """
@@ -44,12 +44,12 @@ def teller(hosts: Iterable[str], *, file: TextIO | None = None) -> Told:
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     shown, lock = console(file), threading.Lock()
 
-    def tell(host: str, line: str) -> None:
+    def print_line(host: str, line: str) -> None:
         text = Text(f"{host:<{width}} │ ", colours.get(host, "")).append(plain(line), "default")
         with lock:
             shown.print(text, soft_wrap=True)
 
-    return tell
+    return print_line
 
 
 def plain(line: str) -> str:
@@ -65,7 +65,7 @@ def plain(line: str) -> str:
 
 
 def show(outcomes: Outcomes, *, file: TextIO | None = None) -> bool:
-    """Print what became of something on hosts, those that failed in a table of their own; return whether none did."""
+    """Print outcomes of hosts, failures in a table of their own; return whether there is none."""
     out = console(file)
     outcomes = type(outcomes).of(replace(row, did=plain(row.did), hint=plain(row.hint)) for row in outcomes)
     if any(row.ok for row in outcomes):
@@ -77,7 +77,7 @@ def show(outcomes: Outcomes, *, file: TextIO | None = None) -> bool:
 
 
 def show_examined(examined: DoctorReport, *, file: TextIO | None = None) -> bool:
-    """Print what an examination found, and what to do about it; return whether jobs can run on every host."""
+    """Print the findings of an examination with remedies; return whether jobs can run on every host."""
     out = console(file)
     found = (replace(each, found=plain(each.found), hint=plain(each.hint)) for each in examined.findings)
     examined = type(examined)(found)
@@ -110,9 +110,9 @@ def show_frame(frame: pd.DataFrame, *, file: TextIO | None = None) -> None:
 
 
 def agreed(*, yes: bool = False) -> Callable[[Keys], bool]:
-    """Return a function that shows new keys and asks whether they are right; nobody is asked where `yes` says so.
+    """Return a function that shows new keys and asks for confirmation; with `yes` it does not ask.
 
-    Where there is no terminal to ask at, the answer is no.
+    Without a terminal the answer is no.
     """
 
     def ask(keys: Keys) -> bool:
@@ -128,15 +128,14 @@ def agreed(*, yes: bool = False) -> Callable[[Keys], bool]:
 
 
 def keys_told(keys: Keys) -> Outcomes:
-    """Return what became of the keys of hosts, a row each; hosts that are still not trusted are failures."""
+    """Return the states of keys as outcomes; hosts whose key is not trusted are failures."""
     from labkit.testbed.ssh.host_keys import KeyState
     from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
 
     hints = {KeyState.NEW: "compare it with the host's own, then: fab trust --yes"}
     rows = []
     for key in keys:
-        trusted = key.state in (KeyState.KNOWN, KeyState.ADDED)
         shown = f"{key.state}: {key.kind} {key.fingerprint}"
         did, hint = (key.error, "-H leaves it out") if key.state == KeyState.FAILED else (shown, key.error)
-        rows.append(HostOutcome(key.host, trusted, did, "" if trusted else hints.get(key.state, hint)))
+        rows.append(HostOutcome(key.host, key.ok, did, "" if key.ok else hints.get(key.state, hint)))
     return Outcomes.of(rows)

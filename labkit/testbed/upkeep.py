@@ -1,4 +1,4 @@
-"""Bring a testbed up and down, shape its links, and clear it of what nobody uses."""
+"""Start and end a testbed, shape its links, and remove unused files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
 
 USUAL_HOSTS = 4
 USUAL_GPUS = 1
-"""In name only, but a job asks for one."""
+"""Default of a laptop testbed: not real, but jobs request one."""
 
 
 def up(
@@ -32,13 +32,13 @@ def up(
     Parameters
     ----------
     inventory : Inventory, optional
-        The hosts; None: a laptop testbed in its usual place. Servers of one that is up already are left as they are.
+        The hosts; None: the laptop testbed in its default folder. Servers that run are left as they are.
     n_hosts : int, optional
-        Of a laptop testbed; by default as many as it has, 4 for a new one.
+        Hosts of a laptop testbed; by default as many as it has, 4 for a new one.
     gpus : int, optional
-        That each host of a laptop testbed says it has; by default as many as it says, 1 in a new one.
+        GPUs per host of a laptop testbed in its inventory; by default unchanged, 1 for a new one.
     shaped : str, optional
-        Rate of the links of a laptop testbed, such as "200mbit"; by default as it is, without limits for a new one.
+        Rate of the links of a laptop testbed, such as "200mbit"; by default unchanged, without limits for a new one.
     """
     if inventory is not None and not is_laptop(inventory):
         with Fleet(inventory) as fleet:
@@ -61,7 +61,7 @@ def down(inventory: Inventory, *, runs: bool = False) -> Outcomes:
     inventory : Inventory
         The hosts.
     runs : bool
-        End what runs on other hosts as well; otherwise agents of hosts where something runs stay.
+        End tasks on other hosts as well; otherwise agents with running tasks stay.
     """
     if not is_laptop(inventory):
         with Fleet(inventory) as fleet:
@@ -81,7 +81,7 @@ def shape(inventory: Inventory, *, rate: str | float | None = None) -> Outcomes:
     Parameters
     ----------
     inventory : Inventory
-        Whose links: all of a laptop testbed's hosts, or some.
+        The hosts: all of a laptop testbed, or some.
     rate : str or float, optional
         Gbps, or as "200mbit"; by default nothing is changed.
 
@@ -100,7 +100,7 @@ def shape(inventory: Inventory, *, rate: str | float | None = None) -> Outcomes:
 
 
 def standing() -> Inventory | None:
-    """Return the inventory that is meant where none is named; None where there is none at all."""
+    """Return the default inventory; None if there is none."""
     try:
         path = usual()
     except InputError:
@@ -116,7 +116,7 @@ def is_laptop(inventory: Inventory) -> bool:
 
 
 def gc(fleet: Fleet, *, older_h: float = 24.0, dry_run: bool = False) -> Outcomes:
-    """Remove from hosts what nobody uses: folders of runs that are over, and what deploys before the last one left.
+    """Remove unused files from hosts: folders of runs that are over, and results of earlier installs.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def gc(fleet: Fleet, *, older_h: float = 24.0, dry_run: bool = False) -> Outcome
     older_h : float
         Hours since a run was over.
     dry_run : bool
-        Only say what would go.
+        Only report what would be removed.
 
     Returns
     -------
@@ -134,18 +134,17 @@ def gc(fleet: Fleet, *, older_h: float = 24.0, dry_run: bool = False) -> Outcome
     """
 
     def clear(machine: Machine, agent: Agent) -> HostOutcome:
-        went = [
-            row for row in agent.gc(older_s=3600 * older_h, dry_run=dry_run) if row["remove" if dry_run else "removed"]
-        ]
-        told = f"{'would remove' if dry_run else 'removed'} {len(went)} runs" if went else "no run to remove"
-        numbers = {"runs": len(went), "bytes": sum(row["n_bytes"] for row in went)}
-        return HostOutcome(machine.name, True, told, numbers=numbers)
+        rows = agent.gc(older_s=3600 * older_h, dry_run=dry_run)
+        went = [row for row in rows if (row.remove if dry_run else row.removed)]
+        did = f"{'would remove' if dry_run else 'removed'} {len(went)} runs" if went else "no run to remove"
+        numbers = {"runs": len(went), "bytes": sum(row.n_bytes for row in went)}
+        return HostOutcome(machine.name, True, did, numbers=numbers)
 
     return joined(agents.each(fleet, clear, renew=False, needed=False), provision.sweep(fleet, dry_run=dry_run))
 
 
 def joined(*parts: Outcomes) -> Outcomes:
-    """Return what became of several things, a row per host; the first failure of a host stands for it."""
+    """Return outcomes of several actions, a row per host; the first failure of a host is its outcome."""
     return Outcomes.of(_joined([part[host] for part in parts]) for host in (row.host for row in parts[0]))
 
 

@@ -96,12 +96,12 @@ def _drive(backend: Backend, rng: np.random.Generator, *, provoke: bool, pairs: 
         slot, stop = rng.integers(1, 200) + backend.now_s, bool(rng.integers(2))
         until_s = np.inf if stop and rng.random() < 0.3 and not backend.idle else slot
         watch.note(backend.advance(until_s, stop_at_event=stop), until_s=until_s)
-    require(False, f"{watch.who} has not completed all jobs after {MAX_DECISIONS} random decisions.")
+    require(False, f"{watch.name} has not completed all jobs after {MAX_DECISIONS} random decisions.")
     raise AssertionError
 
 
 def _refuses_the_impossible(backend: Backend, snapshot: Snapshot) -> None:
-    who, active = name_of(backend), snapshot.jobs.number
+    name, active = name_of(backend), snapshot.jobs.number
     wrong = [("a job that does not exist", Placement.of([len(backend.jobs)]))]
     if len(active):
         job, most = active[0], 1 + int(backend.cluster.capacity.max() / _smallest(snapshot, int(active[0])))
@@ -120,7 +120,7 @@ def _refuses_the_impossible(backend: Backend, snapshot: Snapshot) -> None:
     if len(active) > 1:
         wrong += [
             ("a partner that is not set", Placement.of([job], job=[job], group=[0], partner=[active[1]])),
-            ("a partner that shares with nobody", Placement.of(active[:2], partner=[active[1], -1])),
+            ("a partner that shares with no job", Placement.of(active[:2], partner=[active[1], -1])),
             ("a pair without workers", Placement.of(active[:2], partner=active[1::-1])),
         ]
     for what, placement in wrong:
@@ -128,10 +128,10 @@ def _refuses_the_impossible(backend: Backend, snapshot: Snapshot) -> None:
         try:
             backend.apply(placement)
         except PlacementError as error:
-            require(str(error), f"{who} refuses {what} without saying why.")
+            require(str(error), f"{name} refuses {what} without saying why.")
         else:
-            require(False, f"{who} accepts a placement with {what}; it must raise PlacementError.")
-        require(backend.now_s == now_s, f"{who} lets time pass when it refuses a placement.")
+            require(False, f"{name} accepts a placement with {what}; it must raise PlacementError.")
+        require(backend.now_s == now_s, f"{name} lets time pass when it refuses a placement.")
 
 
 def _smallest(snapshot: Snapshot, job: int) -> float:
@@ -143,7 +143,7 @@ class _Watch:
     """Follows the events of a backend, and complains."""
 
     def __init__(self, backend: Backend) -> None:
-        self.backend, self.who = backend, name_of(backend)
+        self.backend, self.name = backend, name_of(backend)
         self.ledger = Ledger(backend.jobs, backend.cluster)
         self.batches: list[Events] = []
         self.last_s = 0.0
@@ -157,7 +157,7 @@ class _Watch:
         if first is not None:
             require(
                 len(batch) and batch["kind"][0] == first,
-                f"{self.who}'s answer does not begin with a {first.name} event.",
+                f"{self.name}'s answer does not begin with a {first.name} event.",
             )
         for row in batch:
             self._follow(Kind(row["kind"]), int(row["job"]))
@@ -167,28 +167,28 @@ class _Watch:
 
     def _times(self, batch: Events, until_s: float) -> None:
         now_s = self.backend.now_s
-        require(now_s >= self.last_s, f"{self.who}'s time goes back from {self.last_s} s to {now_s} s.")
-        require(now_s <= until_s, f"{self.who} was to advance to {until_s} s and is at {now_s} s.")
+        require(now_s >= self.last_s, f"{self.name}'s time goes back from {self.last_s} s to {now_s} s.")
+        require(now_s <= until_s, f"{self.name} was to advance to {until_s} s and is at {now_s} s.")
         times = np.concatenate([[self.last_s], batch["time_s"], [now_s]])
         require(
             (np.diff(times) >= 0).all(),
-            f"{self.who} tells events out of order, before {self.last_s} s or after its own time {now_s} s.",
+            f"{self.name} tells events out of order, before {self.last_s} s or after its own time {now_s} s.",
         )
         self.last_s = now_s
 
     def _follow(self, kind: Kind, job: int) -> None:
         if kind == Kind.ARRIVED:
-            require(job not in self.arrived, f"{self.who} lets job {job} arrive twice.")
+            require(job not in self.arrived, f"{self.name} lets job {job} arrive twice.")
             self.arrived.add(job)
             return
         if job < 0:
             return
-        require(job in self.arrived, f"{self.who} tells {kind.name} of job {job}, which has not arrived.")
-        require(job not in self.over, f"{self.who} tells {kind.name} of job {job} after it was over.")
+        require(job in self.arrived, f"{self.name} tells {kind.name} of job {job}, which has not arrived.")
+        require(job not in self.over, f"{self.name} tells {kind.name} of job {job} after it was over.")
         if kind == Kind.PLACED:
             self.placed.add(job)
         elif kind in _NEEDS_TASKS or kind in _ENDS:
-            require(job in self.placed, f"{self.who} tells {kind.name} of job {job}, which holds no tasks.")
+            require(job in self.placed, f"{self.name} tells {kind.name} of job {job}, which holds no tasks.")
         if kind in (Kind.PREEMPTED, Kind.FAILED, *_ENDS):
             self.placed.discard(job)
         if kind in _ENDS:
@@ -198,10 +198,10 @@ class _Watch:
         free, up = self.ledger.book.free, self.ledger.up[self.backend.cluster.group_machine]
         room = np.where(up[:, None], self.backend.cluster.capacity, 0.0)
         require(
-            (free >= -1e-6).all(), f"{self.who} holds more than the machines have: {free[:, GPUS].tolist()} GPUs free."
+            (free >= -1e-6).all(), f"{self.name} holds more than the machines have: {free[:, GPUS].tolist()} GPUs free."
         )
-        require((free <= room + 1e-6).all(), f"{self.who} has more free than its machines that are up have.")
+        require((free <= room + 1e-6).all(), f"{self.name} has more free than its machines that are up have.")
         partner = self.ledger.book.held["partner"]
         jobs = np.flatnonzero(partner >= 0)
         lonely = jobs[partner[partner[jobs]] != jobs]
-        require(not len(lonely), f"{self.who} lets jobs {lonely.tolist()} share with a job that shares with another.")
+        require(not len(lonely), f"{self.name} lets jobs {lonely.tolist()} share with a job that shares with another.")

@@ -11,7 +11,7 @@ from labkit.testing.failures import require
 SLACK = 1e-6
 
 
-def check_placement(placement: Placement, *, snapshot: Snapshot, who: str = "the placement") -> None:
+def check_placement(placement: Placement, *, snapshot: Snapshot, name: str = "the placement") -> None:
     """Check that a placement can be carried out.
 
     It names active jobs only, each once; its rows make sense and those of a job are next to each other; no device
@@ -22,56 +22,56 @@ def check_placement(placement: Placement, *, snapshot: Snapshot, who: str = "the
     Raises
     ------
     ConformanceError
-        In one sentence, beginning with `who`.
+        In one sentence, beginning with `name`.
     """
-    _known_jobs(placement, snapshot, who)
-    _sound_rows(placement, snapshot, who)
-    _sound_pairs(placement, snapshot, who)
-    _not_overfilled(placement, snapshot, who)
-    _within_max(placement, snapshot, who)
-    _where_it_runs(placement, snapshot, who)
+    _known_jobs(placement, snapshot, name)
+    _sound_rows(placement, snapshot, name)
+    _sound_pairs(placement, snapshot, name)
+    _not_overfilled(placement, snapshot, name)
+    _within_max(placement, snapshot, name)
+    _where_it_runs(placement, snapshot, name)
 
 
-def _known_jobs(placement: Placement, snapshot: Snapshot, who: str) -> None:
+def _known_jobs(placement: Placement, snapshot: Snapshot, name: str) -> None:
     named = placement.set_jobs
     unknown = named[~np.isin(named, snapshot.jobs.number)]
-    require(not len(unknown), f"{who} sets jobs {unknown.tolist()}, which are not among snapshot.jobs.number.")
+    require(not len(unknown), f"{name} sets jobs {unknown.tolist()}, which are not among snapshot.jobs.number.")
     jobs, times = np.unique(named, return_counts=True)
-    require((times == 1).all(), f"{who} sets jobs {jobs[times > 1].tolist()} more than once.")
+    require((times == 1).all(), f"{name} sets jobs {jobs[times > 1].tolist()} more than once.")
     stray = placement.job[~np.isin(placement.job, named)]
-    require(not len(stray), f"{who} has tasks of jobs {stray.tolist()}, which are not in its set_jobs.")
+    require(not len(stray), f"{name} has tasks of jobs {stray.tolist()}, which are not in its set_jobs.")
 
 
-def _sound_rows(placement: Placement, snapshot: Snapshot, who: str) -> None:
+def _sound_rows(placement: Placement, snapshot: Snapshot, name: str) -> None:
     n_groups = snapshot.cluster.n_groups
     sound = (placement.role >= 0) & (placement.role <= 1) & (placement.count >= 1)
     sound &= (placement.group >= 0) & (placement.group < n_groups)
     rows = np.flatnonzero(~sound)
-    require(not len(rows), f"{who} has rows {rows.tolist()} with an unknown role or group, or a count below 1.")
+    require(not len(rows), f"{name} has rows {rows.tolist()} with an unknown role or group, or a count below 1.")
     begins = placement.job[np.append(True, np.diff(placement.job) != 0)] if len(placement) else placement.job
-    require(len(begins) == len(np.unique(begins)), f"{who} has rows of a job that are not next to each other.")
+    require(len(begins) == len(np.unique(begins)), f"{name} has rows of a job that are not next to each other.")
 
 
-def _sound_pairs(placement: Placement, snapshot: Snapshot, who: str) -> None:
+def _sound_pairs(placement: Placement, snapshot: Snapshot, name: str) -> None:
     n_set, n_partners = len(placement.set_jobs), len(placement.partner)
-    require(n_partners in (0, n_set), f"{who} sets {n_set} jobs and has {n_partners} partners; expected one for each.")
+    require(n_partners in (0, n_set), f"{name} sets {n_set} jobs and has {n_partners} partners; expected one for each.")
     partner = dict(zip(placement.set_jobs.tolist(), placement.partner.tolist(), strict=False))
     for job, other in partner.items():
         if other == -1:
             continue
         require(
             other != job and partner.get(other) == job,
-            f"{who} lets job {job} share with job {other}, which is not set to share with it.",
+            f"{name} lets job {job} share with job {other}, which is not set to share with it.",
         )
         gpus = snapshot.table.worker_demand[[job, other], GPUS]
         require(
             gpus[0] == gpus[1] > 0,
-            f"{who} lets jobs {job} and {other} share, whose workers have {gpus[0]:g} and {gpus[1]:g} GPUs.",
+            f"{name} lets jobs {job} and {other} share, whose workers have {gpus[0]:g} and {gpus[1]:g} GPUs.",
         )
         mine, theirs = (_workers(placement, j, snapshot.cluster.n_groups) for j in (job, other))
         require(
             mine.any() and np.array_equal(mine, theirs),
-            f"{who} lets jobs {job} and {other} share, whose workers sit in different places or nowhere.",
+            f"{name} lets jobs {job} and {other} share, whose workers sit in different places or nowhere.",
         )
 
 
@@ -80,7 +80,7 @@ def _workers(placement: Placement, job: int, n_groups: int) -> Ints:
     return np.bincount(placement.group[rows], placement.count[rows], n_groups).astype(np.int64)
 
 
-def _not_overfilled(placement: Placement, snapshot: Snapshot, who: str) -> None:
+def _not_overfilled(placement: Placement, snapshot: Snapshot, name: str) -> None:
     left = snapshot.free_without(placement.set_jobs)
     demand = np.stack([snapshot.table.worker_demand, snapshot.table.ps_demand])[placement.role, placement.job]
     sharing = np.isin(placement.job, placement.set_jobs[placement.partner >= 0] if len(placement.partner) else [])
@@ -93,7 +93,7 @@ def _not_overfilled(placement: Placement, snapshot: Snapshot, who: str) -> None:
     for group, r in np.argwhere((taken > left + SLACK) & (taken > 0))[:1]:
         require(
             False,
-            f"{who} overfills device group {group}: its tasks there take {taken[group, r]:g} {RESOURCES[r]}, "
+            f"{name} overfills device group {group}: its tasks there take {taken[group, r]:g} {RESOURCES[r]}, "
             f"and {left[group, r]:g} are free.",
         )
 
@@ -108,22 +108,22 @@ def counts(placement: Placement, *, jobs: Ints) -> tuple[Ints, Ints]:
     return tasks[0], tasks[1]
 
 
-def _within_max(placement: Placement, snapshot: Snapshot, who: str) -> None:
+def _within_max(placement: Placement, snapshot: Snapshot, name: str) -> None:
     n_workers, n_ps = counts(placement, jobs=placement.set_jobs)
     table = snapshot.table
     for job, workers, servers in zip(placement.set_jobs, n_workers, n_ps, strict=True):
         require(
             workers <= table.max_workers[job] and servers <= table.max_ps[job],
-            f"{who} gives job {job} {workers} workers and {servers} PSs; it can use {table.max_workers[job]} and "
+            f"{name} gives job {job} {workers} workers and {servers} PSs; it can use {table.max_workers[job]} and "
             f"{table.max_ps[job]} at most.",
         )
-        require(workers or not servers, f"{who} gives job {job} {servers} PSs and no worker.")
+        require(workers or not servers, f"{name} gives job {job} {servers} PSs and no worker.")
 
 
-def _where_it_runs(placement: Placement, snapshot: Snapshot, who: str) -> None:
+def _where_it_runs(placement: Placement, snapshot: Snapshot, name: str) -> None:
     cluster, table = snapshot.cluster, snapshot.table
     down = ~snapshot.up[cluster.group_machine[placement.group]]
-    require(not down.any(), f"{who} puts tasks of jobs {placement.job[down].tolist()} on a machine that is down.")
+    require(not down.any(), f"{name} puts tasks of jobs {placement.job[down].tolist()} on a machine that is down.")
     with_gpus = (placement.role == 0) & (table.worker_demand[placement.job, GPUS] > 0)
     wrong = with_gpus & ~snapshot.runs_on[placement.job, cluster.group_type[placement.group]]
-    require(not wrong.any(), f"{who} puts jobs {placement.job[wrong].tolist()} on device types they do not run on.")
+    require(not wrong.any(), f"{name} puts jobs {placement.job[wrong].tolist()} on device types they do not run on.")

@@ -84,48 +84,48 @@ def check_gangs(placer: Placer, *, gangs: Gangs, scene: DecisionScene, strict: b
     ConformanceError
         In one sentence, with the placer's name.
     """
-    who = name_of(placer)
+    name = name_of(placer)
     snapshot = scene.snapshot()
     placement = placer.place(snapshot, gangs, strict=strict)
-    check_placement(placement, snapshot=snapshot, who=who)
+    check_placement(placement, snapshot=snapshot, name=name)
     require(
         same(placement, placer.place(scene.snapshot(), gangs, strict=strict)),
-        f"{who} answers the same question differently the second time.",
+        f"{name} answers the same question differently the second time.",
     )
     stray = np.setdiff1d(placement.set_jobs, gangs.named)
-    require(not len(stray), f"{who} sets jobs {stray.tolist()}, for which no gang was asked.")
+    require(not len(stray), f"{name} sets jobs {stray.tolist()}, for which no gang was asked.")
     n_workers, n_ps = (column[: len(gangs)] for column in counts(placement, jobs=gangs.named))
-    _check_sizes(who, gangs, n_workers, n_ps)
-    _check_settled(who, snapshot, gangs, placement)
-    _check_pairs(who, snapshot, gangs, placement, n_workers)
-    _check_types(who, snapshot, gangs, placement)
+    _check_sizes(name, gangs, n_workers, n_ps)
+    _check_settled(name, snapshot, gangs, placement)
+    _check_pairs(name, snapshot, gangs, placement, n_workers)
+    _check_types(name, snapshot, gangs, placement)
     if strict:
         missed = int(np.argmin(n_workers))  # the first without workers, if there is one
         late = gangs.job[missed:][n_workers[missed:] > 0]
         require(
             n_workers[missed] or not len(late),
-            f"{who} places jobs {late.tolist()} although job {gangs.job[missed]} before them found no room.",
+            f"{name} places jobs {late.tolist()} although job {gangs.job[missed]} before them found no room.",
         )
     return placement
 
 
-def _check_sizes(who: str, gangs: Gangs, n_workers: Ints, n_ps: Ints) -> None:
+def _check_sizes(name: str, gangs: Gangs, n_workers: Ints, n_ps: Ints) -> None:
     may_shrink = gangs.may_shrink()
     for i, job in enumerate(gangs.job):
         got, wanted = (int(n_workers[i]), int(n_ps[i])), (int(gangs.n_workers[i]), int(gangs.n_ps[i]))
         smaller = 1 <= got[0] <= wanted[0] and got[1] <= wanted[1] and (got[1] > 0) == (wanted[1] > 0)
         require(
             got in {(0, 0), wanted} or (may_shrink[i] and smaller),
-            f"{who} gives job {job} {got[0]} workers and {got[1]} PSs of a gang of {wanted[0]} and {wanted[1]}.",
+            f"{name} gives job {job} {got[0]} workers and {got[1]} PSs of a gang of {wanted[0]} and {wanted[1]}.",
         )
 
 
-def _check_pairs(who: str, snapshot: Snapshot, gangs: Gangs, placement: Placement, n_workers: Ints) -> None:
+def _check_pairs(name: str, snapshot: Snapshot, gangs: Gangs, placement: Placement, n_workers: Ints) -> None:
     partner = dict(zip(placement.set_jobs.tolist(), placement.partner.tolist(), strict=False))
     wanted = gangs.partner if len(gangs.partner) else np.full(len(gangs), -1)
     for job, other, n in zip(gangs.job.tolist(), wanted.tolist(), n_workers.tolist(), strict=True):
         got = partner.get(job, -1)
-        require(got == (other if n else -1), f"{who} gives job {job} the partner {got} instead of {other}.")
+        require(got == (other if n else -1), f"{name} gives job {job} the partner {got} instead of {other}.")
         if other >= 0:
             n_other, n_ps = counts(placement, jobs=placement.set_jobs)
             at = np.flatnonzero(placement.set_jobs == other)
@@ -133,20 +133,20 @@ def _check_pairs(who: str, snapshot: Snapshot, gangs: Gangs, placement: Placemen
             right = (n, int(snapshot.table.n_ps[other])) if n else (0, 0)
             require(
                 told == right,
-                f"{who} gives job {other}, which is to share with job {job}, {told[0]} workers and {told[1]} PSs "
+                f"{name} gives job {other}, which is to share with job {job}, {told[0]} workers and {told[1]} PSs "
                 f"instead of {right[0]} and {right[1]}.",
             )
 
 
-def _check_settled(who: str, snapshot: Snapshot, gangs: Gangs, placement: Placement) -> None:
+def _check_settled(name: str, snapshot: Snapshot, gangs: Gangs, placement: Placement) -> None:
     ran_on = gangs.named[~np.isin(gangs.named, placement.job) & snapshot.holds(gangs.named)]
     forgotten = np.setdiff1d(ran_on, placement.set_jobs)
     require(
-        not len(forgotten), f"{who} finds no room for the running jobs {forgotten.tolist()}, but does not set them."
+        not len(forgotten), f"{name} finds no room for the running jobs {forgotten.tolist()}, but does not set them."
     )
 
 
-def _check_types(who: str, snapshot: Snapshot, gangs: Gangs, placement: Placement) -> None:
+def _check_types(name: str, snapshot: Snapshot, gangs: Gangs, placement: Placement) -> None:
     cluster, table = snapshot.cluster, snapshot.table
     for job, wanted in zip(gangs.job, gangs.device_type, strict=True):
         if table.worker_demand[job, GPUS] == 0:
@@ -155,7 +155,7 @@ def _check_types(who: str, snapshot: Snapshot, gangs: Gangs, placement: Placemen
         types = np.unique(cluster.group_type[placement.group[rows]])
         require(
             wanted < 0 or not len(types) or types.tolist() == [wanted],
-            f"{who} puts job {job} on the device types {types.tolist()} instead of {wanted}.",
+            f"{name} puts job {job} on the device types {types.tolist()} instead of {wanted}.",
         )
 
 

@@ -70,27 +70,27 @@ def check_answer(scheduler: Scheduler, *, scene: DecisionScene) -> Placement:
     ConformanceError
         In one sentence, with the scheduler's name.
     """
-    who = name_of(scheduler)
+    name = name_of(scheduler)
     begin(scheduler, _context(scene))
     snapshot = scene.snapshot()
     before = deepcopy(_everything(snapshot))
-    placement = _answer(scheduler, snapshot, who)
+    placement = _answer(scheduler, snapshot, name)
     changed = _first_difference(before, _everything(snapshot))
-    require(changed is None, f"{who} changes the snapshot that it was shown: {changed} is no longer the same.")
-    check_placement(placement, snapshot=snapshot, who=who)
-    _check_rigid(placement, snapshot, who)
+    require(changed is None, f"{name} changes the snapshot that it was shown: {changed} is no longer the same.")
+    check_placement(placement, snapshot=snapshot, name=name)
+    _check_rigid(placement, snapshot, name)
     if Traits.of(scheduler).stochastic:
         return placement
     require(
-        same(placement, _answer(scheduler, scene.snapshot(), who)),
-        f"{who} answers the same question differently the second time; keep what must last out of schedule(), and "
+        same(placement, _answer(scheduler, scene.snapshot(), name)),
+        f"{name} answers the same question differently the second time; keep what must last out of schedule(), and "
         "declare stochastic = True if it draws.",
     )
     future = _other_future(scene)
     begin(scheduler, _context(scene, jobs=future))
     require(
-        same(placement, _answer(scheduler, scene.snapshot(jobs=future), who)),
-        f"{who} looks at jobs that have not arrived yet; read only rows of snapshot.jobs.number in snapshot.table.",
+        same(placement, _answer(scheduler, scene.snapshot(jobs=future), name)),
+        f"{name} looks at jobs that have not arrived yet; read only rows of snapshot.jobs.number in snapshot.table.",
     )
     return placement
 
@@ -101,15 +101,15 @@ def _context(scene: DecisionScene, *, jobs: Jobs | None = None) -> Context:
     return context(scene.jobs if jobs is None else jobs, scene.cluster, speed=speed, seed=0)
 
 
-def _answer(scheduler: Scheduler, snapshot: Snapshot, who: str) -> Placement:
+def _answer(scheduler: Scheduler, snapshot: Snapshot, name: str) -> Placement:
     """Return what a scheduler answers."""
     try:
         placement: object = scheduler.schedule(snapshot)
     except TruthError as error:
-        raise ConformanceError(f"{who} looks at what only the simulator may know: {error}") from error
+        raise ConformanceError(f"{name} looks at what only the simulator may know: {error}") from error
     require(
         isinstance(placement, Placement),
-        f"{who}.schedule() returns {placement!r:.40}; expected a Placement, Placement.nothing() to change nothing.",
+        f"{name}.schedule() returns {placement!r:.40}; expected a Placement, Placement.nothing() to change nothing.",
     )
     assert isinstance(placement, Placement)
     return placement
@@ -149,25 +149,25 @@ def check_run(
     ConformanceError
         In one sentence, with the scheduler's name.
     """
-    who = name_of(scheduler)
+    name = name_of(scheduler)
     cadence = cadence or at_events(quantum_s=Traits.of(scheduler).quantum_s)
     session = Session(scene.simulator(**disturbances), cadence=cadence, runs_on=scene.runs_on)
     begin(scheduler, _context(scene))
     while not session.done:
         snapshot = session.snapshot()
-        placement = _answer(scheduler, snapshot, who)
-        told = f"{who}'s decision {snapshot.number}"
-        check_placement(placement, snapshot=snapshot, who=told)
+        placement = _answer(scheduler, snapshot, name)
+        told = f"{name}'s decision {snapshot.number}"
+        check_placement(placement, snapshot=snapshot, name=told)
         _check_rigid(placement, snapshot, told)
-        _step(session, placement, who, scene)
+        _step(session, placement, name, scene)
         require(
             session.n_decisions < MAX_DECISIONS,
-            f"{who} has completed {session.ledger.n_done} of {len(scene.jobs)} jobs after {MAX_DECISIONS} decisions.",
+            f"{name} has completed {session.ledger.n_done} of {len(scene.jobs)} jobs after {MAX_DECISIONS} decisions.",
         )
     return session
 
 
-def _check_rigid(placement: Placement, snapshot: Snapshot, who: str) -> None:
+def _check_rigid(placement: Placement, snapshot: Snapshot, name: str) -> None:
     """Check that jobs that cannot train with another gang get the one that they asked for, or have, or nothing."""
     table, held = snapshot.table, snapshot.held_by_all
     rigid = placement.set_jobs[~table.malleable[placement.set_jobs]]
@@ -175,22 +175,22 @@ def _check_rigid(placement: Placement, snapshot: Snapshot, who: str) -> None:
         asked = int(table.n_workers[job]), int(table.n_ps[job])
         require(
             (workers, servers) in {(0, 0), asked, (int(held["n_workers"][job]), int(held["n_ps"][job]))},
-            f"{who} gives job {job} {workers} workers and {servers} PSs; it is rigid and trains with the {asked[0]} "
+            f"{name} gives job {job} {workers} workers and {servers} PSs; it is rigid and trains with the {asked[0]} "
             f"and {asked[1]} that it asked for or not at all.",
         )
 
 
-def _step(session: Session, placement: Placement, who: str, scene: DecisionScene) -> None:
+def _step(session: Session, placement: Placement, name: str, scene: DecisionScene) -> None:
     try:
         session.step(placement)
     except PlacementError as error:
-        raise ConformanceError(f"{who} gave a placement that the simulator refuses: {error}") from error
+        raise ConformanceError(f"{name} gave a placement that the simulator refuses: {error}") from error
     except StalledError as error:
         for job in session.ledger.waiting():
             if fits_empty(scene.jobs, scene.cluster, scene.runs_on, int(job)):
-                raise ConformanceError(f"{who} stalls although job {job} fits the empty cluster: {error}") from error
+                raise ConformanceError(f"{name} stalls although job {job} fits the empty cluster: {error}") from error
         if session.ledger.n_holding:
-            raise ConformanceError(f"{who} gives jobs gangs with which they do not train: {error}") from error
+            raise ConformanceError(f"{name} gives jobs gangs with which they do not train: {error}") from error
         raise
 
 

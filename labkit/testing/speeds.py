@@ -35,33 +35,33 @@ def check_speed_model(model: SpeedModel, *, jobs: Jobs, cluster: Cluster, seed: 
     >>> jobs, cluster = Jobs.of(arrival_s=[0, 9], total_steps=5, duration_s=60), no_network(1)
     >>> check_speed_model(Recorded(jobs, cluster), jobs=jobs, cluster=cluster)
     """
-    who, rng = name_of(model), np.random.default_rng(seed)
-    _check_tables(who, model, jobs, cluster)
+    name, rng = name_of(model), np.random.default_rng(seed)
+    _check_tables(name, model, jobs, cluster)
     for placer in (FirstFit(), Spread()):
         for _ in range(5):
             running = _running(rng, model, jobs, cluster, placer)
-            speeds = _check_speeds(who, model, running)
+            speeds = _check_speeds(name, model, running)
             shuffled = rng.permutation(len(running.job))
             require(
                 _equal(model.speeds(subset(running, shuffled)), speeds[shuffled]),
-                f"{who}'s speeds depend on the order in which jobs are asked about.",
+                f"{name}'s speeds depend on the order in which jobs are asked about.",
             )
             if model.local:
-                _check_local(who, model, running, speeds)
+                _check_local(name, model, running, speeds)
 
 
-def _check_tables(who: str, model: SpeedModel, jobs: Jobs, cluster: Cluster) -> None:
+def _check_tables(name: str, model: SpeedModel, jobs: Jobs, cluster: Cluster) -> None:
     shape = len(jobs), len(cluster.device_types)
     runs_on, durations_s = model.runs_on(), model.durations_s()
-    require(runs_on.shape == shape, f"{who}.runs_on() has the shape {runs_on.shape}; expected {shape}.")
-    require(runs_on.dtype == np.bool_, f"{who}.runs_on() is of {runs_on.dtype}; expected bool.")
+    require(runs_on.shape == shape, f"{name}.runs_on() has the shape {runs_on.shape}; expected {shape}.")
+    require(runs_on.dtype == np.bool_, f"{name}.runs_on() is of {runs_on.dtype}; expected bool.")
     stranded = np.flatnonzero(~runs_on.any(axis=1))
-    require(not len(stranded), f"{who} lets jobs {stranded.tolist()} run on no device type.")
+    require(not len(stranded), f"{name} lets jobs {stranded.tolist()} run on no device type.")
     require(
-        durations_s.shape == shape[:1], f"{who}.durations_s() has the shape {durations_s.shape}; expected {shape[:1]}."
+        durations_s.shape == shape[:1], f"{name}.durations_s() has the shape {durations_s.shape}; expected {shape[:1]}."
     )
     bad = np.flatnonzero(~np.isnan(durations_s) & ~((durations_s > 0) & np.isfinite(durations_s)))
-    require(not len(bad), f"{who}.durations_s() of jobs {bad.tolist()} is not positive.")
+    require(not len(bad), f"{name}.durations_s() of jobs {bad.tolist()} is not positive.")
 
 
 def _running(
@@ -98,26 +98,26 @@ def subset(running: Running, chosen: Ints) -> Running:
     return Running(running.job[chosen], first, *columns, *tasks, partner, **taken)
 
 
-def _check_speeds(who: str, model: SpeedModel, running: Running) -> Floats:
+def _check_speeds(name: str, model: SpeedModel, running: Running) -> Floats:
     columns = [getattr(running, field.name) for field in fields(running)]
     before = [column.copy() for column in columns]
     speeds = model.speeds(running)
     same = all(np.array_equal(a, b) for a, b in zip(before, columns, strict=True))
-    require(same, f"{who} changes the columns that it was asked about.")
+    require(same, f"{name} changes the columns that it was asked about.")
     expected = (len(running.job),)
-    require(speeds.shape == expected, f"{who}.speeds() has the shape {speeds.shape}; expected {expected}.")
+    require(speeds.shape == expected, f"{name}.speeds() has the shape {speeds.shape}; expected {expected}.")
     bad = running.job[~(np.isfinite(speeds) & (speeds >= 0))]
-    require(not len(bad), f"{who} gives jobs {bad.tolist()} a speed that is negative or no number.")
-    require(_equal(speeds, model.speeds(running)), f"{who} answers the same question differently the second time.")
+    require(not len(bad), f"{name} gives jobs {bad.tolist()} a speed that is negative or no number.")
+    require(_equal(speeds, model.speeds(running)), f"{name} answers the same question differently the second time.")
     return speeds
 
 
-def _check_local(who: str, model: SpeedModel, running: Running, speeds: Floats) -> None:
+def _check_local(name: str, model: SpeedModel, running: Running, speeds: Floats) -> None:
     for i in range(len(running.job)):
         alone = model.speeds(subset(running, np.array([i])))
         require(
             _equal(alone, speeds[i : i + 1]),
-            f"{who} says it is local, but job {running.job[i]} makes {alone[0]:g} steps/s alone and {speeds[i]:g} "
+            f"{name} says it is local, but job {running.job[i]} makes {alone[0]:g} steps/s alone and {speeds[i]:g} "
             "beside others.",
         )
 

@@ -17,8 +17,8 @@ from annotated_types import Ge, Gt, Le, Len, Lt
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
+from labkit.core.faults import told
 from labkit.core.files import refuse_unreadable
-from labkit.core.jobs import told
 from labkit.topology.servers import Server, assemble
 from labkit.topology.single_switch import star
 

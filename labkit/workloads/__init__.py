@@ -4,7 +4,7 @@ To read one more kind of trace, add a file to `readers/` and name it in `readers
 """
 
 from labkit.workloads.catalogue import Model, model, models
-from labkit.workloads.describe import describe, info, load, scaled, with_epoch_error
+from labkit.workloads.describe import describe, info, offered_load, scaled, with_epoch_error
 from labkit.workloads.dl2_traces import dl2_jobs
 from labkit.workloads.gavel import EstimatedThroughput, Throughputs
 from labkit.workloads.gavel_traces import gavel_jobs
@@ -22,10 +22,10 @@ __all__ = [
     "dl2_jobs",
     "gavel_jobs",
     "info",
-    "load",
     "marl_jobs",
     "model",
     "models",
+    "offered_load",
     "philly_like",
     "read",
     "scaled",

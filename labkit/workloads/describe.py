@@ -38,7 +38,7 @@ def describe(jobs: Jobs) -> pd.DataFrame:
     return pd.DataFrame({name: _summary(values) for name, values in columns.items()}).T
 
 
-def load(jobs: Jobs, *, n_gpus: float) -> float:
+def offered_load(jobs: Jobs, *, n_gpus: float) -> float:
     """Return the GPU-seconds that jobs ask for over those that `n_gpus` GPUs offer until the last arrival.
 
     NaN if all jobs arrive at once or durations are not known.
@@ -131,7 +131,7 @@ def _histogram(jobs: Jobs) -> str:
 
 
 def _load(jobs: Jobs, n_gpus: float | None) -> str:
-    busy = load(jobs, n_gpus=1.0 if n_gpus is None else n_gpus)
+    busy = offered_load(jobs, n_gpus=1.0 if n_gpus is None else n_gpus)
     if np.isnan(busy):
         return "not known (all at once, or no durations)"
     return f"{busy:.3g} GPUs busy on average" if n_gpus is None else f"{busy:.1%} of {n_gpus:g} GPUs"

@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from labkit.core.device_types import type_index
 from labkit.core.errors import InputError, unknown
+from labkit.core.faults import MAX_FAULTS_TOLD, told
 from labkit.core.files import refuse_unreadable
-from labkit.core.jobs import MAX_FAULTS_TOLD, told
 from labkit.core.resources import Bools, Floats, Ints
 
 PUBLISHED: Final = Path(__file__).with_name("gavel_throughputs.csv")

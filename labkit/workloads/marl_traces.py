@@ -54,7 +54,7 @@ def marl_jobs(
     Parameters
     ----------
     load : float
-        Mean number of slots that a job takes alone, on one machine, beside nobody; log-normal, in whole epochs.
+        Mean number of slots that a job takes alone, on one machine, with no job beside it; log-normal, in whole epochs.
     pattern : {"google", "uniform", "poisson"}
         Arrivals: in bursts (`labkit.workloads.arrivals.google_like`), the same number in each slot and pod at random
         moments of it, or a Poisson process.

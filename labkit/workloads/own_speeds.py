@@ -13,8 +13,9 @@ import numpy as np
 
 from labkit.core.device_types import type_index
 from labkit.core.errors import InputError, unknown
+from labkit.core.faults import told
 from labkit.core.files import refuse_unreadable
-from labkit.core.jobs import Jobs, told
+from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
 from labkit.workloads.gavel import Throughputs
 
@@ -36,7 +37,7 @@ TFLOPS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TypeSpeeds:
-    """Speeds by type of GPU that somebody gives.
+    """Speeds by type of GPU that a user gives.
 
     Attributes
     ----------

@@ -13,6 +13,8 @@ from labkit.core.errors import InputError
 
 FOLDER: Final = Path(__file__).parents[1] / "traces"
 SUFFIXES: Final = (".csv", ".trace")
+PARTS: Final = ("pai_job_table.csv", "part-*.csv*")
+"""Files of a trace that is a folder."""
 
 
 def shipped() -> dict[str, Path]:
@@ -26,6 +28,8 @@ def shipped() -> dict[str, Path]:
 
 def located(what: str | Path) -> Path:
     """Return the file that a path or a name stands for: of a file, a shipped trace, or a public one that was fetched.
+
+    A folder of the name of a shipped trace, as testbed/ in a checkout, counts only if there is a trace in it.
 
     >>> located("demo") == FOLDER / "demo.csv", located("mine.csv")
     (True, PosixPath('mine.csv'))
@@ -43,6 +47,8 @@ def located(what: str | Path) -> Path:
 
 def _is_there(path: Path) -> bool:
     try:
+        if path.is_dir() and path.name in shipped():
+            return any(next(path.glob(part), None) for part in PARTS)
         return path.exists()
     except OSError:  # too long to be a name
         return True

@@ -147,7 +147,7 @@ def test_earlier_runs_stay_to_be_compared_and_a_run_can_be_taken_away_as_code(pa
 
     lab.box.get_by_text("Copy as code").click()
     python, shell = lab.box.locator("textarea:visible").all()
-    assert python.input_value().startswith("from labkit.experiment import simulate\n")
+    assert python.input_value().startswith("import labkit\n")
     assert shell.input_value() == "labkit compare ../traces/demo.csv --schedulers drf --cluster demo --seed 0"
     lab.shot("compared")
     print(f"screenshots in {tmp_path}")

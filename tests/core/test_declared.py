@@ -43,8 +43,8 @@ def test_a_run_refuses_a_scheduler_that_reads_the_truth() -> None:
 
 
 def test_a_replay_refuses_it_too(tmp_path: Path) -> None:
-    record = simulate(JOBS, cluster="no_network(1)", scheduler="fifo", folder=tmp_path)
-    for recorded in (record, load(record.info.run, root=tmp_path)):
+    record = simulate(JOBS, cluster="no_network(1)", scheduler="fifo", runs=tmp_path)
+    for recorded in (record, load(record.info.run, runs=tmp_path)):
         with pytest.raises(TruthError, match=ONE_LINE):
             replay(recorded).run(Peeking())
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core import InputError, Jobs, TraceError
-from labkit.core.jobs import MAX_FAULTS_TOLD
+from labkit.core.faults import MAX_FAULTS_TOLD
 from labkit.testing.strategies import clusters, jobs
 
 

@@ -25,9 +25,10 @@ from labkit.elastic.arguments import check_variables
 from labkit.elastic.forkserver import client as forks
 from labkit.elastic.forkserver import place as fork_place
 from labkit.elastic.forkserver.order import HEAD_BYTES, ForkOrder, ForkStarted, OrderError, OrderFrames, decode, encode
-from labkit.elastic.process.launchers import running, wait_for_end, words_of
-from labkit.elastic.process.member import Spec
+from labkit.elastic.process.local_members import member_arguments, running
 from labkit.elastic.protocol.program import FILE as PROGRAM
+from labkit.elastic.protocol.spec import Spec
+from labkit.proc import wait_for_end
 
 WITHIN_S = 120.0
 """Only bounds a hang."""
@@ -187,7 +188,7 @@ def test_its_end_is_told_as_a_parent_hears_it(start):
 
 def test_a_member_is_found_by_its_command_line_as_soon_as_it_is_said_to_run(start, tmp_path):
     child = start(WAITS)
-    assert words_of(child.pid) == (str(tmp_path / "job-0"), "worker", "worker-0", "", "")
+    assert member_arguments(child.pid) == (str(tmp_path / "job-0"), "worker", "worker-0", "", "")
     assert running(tmp_path / "job-0") == {"worker-0": child.pid}
 
 

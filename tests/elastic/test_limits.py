@@ -79,8 +79,8 @@ def test_what_affinity_cannot_do_is_told(process: int) -> None:
     n = len(ALL)
     assert Affinity().apply(process, Amounts(n + 1)) == [f"{n + 1} cores: {n} are there"]
     assert Affinity().apply(process, Amounts(0.5, 2)) == [
-        "0.5 cores: it has 1, for affinity gives whole ones",
-        "2 GB: memory is not limited here, for want of a control group",
+        "0.5 cores: it has 1, since affinity sets whole cores",
+        "2 GB: memory is not limited here: there is no control group",
     ]
     with pytest.raises(ProcessLookupError):
         give(2**22 + 1, ALL)
@@ -207,10 +207,10 @@ def test_what_no_process_can_live_with_is_told_and_it_keeps_what_it_has(process:
         raise FileNotFoundError("/proc")
 
     assert Braked(resident=hidden).apply(os.getpid(), Amounts(None, 1.0)) == [
-        "1 GB: this host does not tell how much memory a process has"
+        "1 GB: the memory of a process is unknown on this host"
     ]
     way.apply(os.getpid(), Amounts())
-    assert Braked().apply(process, Amounts(0.5)) == ["0.5 cores: it has 1, for affinity gives whole ones"]
+    assert Braked().apply(process, Amounts(0.5)) == ["0.5 cores: it has 1, since affinity sets whole cores"]
 
 
 def test_a_way_that_is_none_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

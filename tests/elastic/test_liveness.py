@@ -24,9 +24,9 @@ from labkit.elastic.controller.client import ControllerClient
 from labkit.elastic.data import dataset
 from labkit.elastic.errors import NoAnswerError, NotDoneError
 from labkit.elastic.process.fault_injection import InjectedFault, write
-from labkit.elastic.process.launchers import running
-from labkit.elastic.process.member import CONTROLLER
+from labkit.elastic.process.local_members import running
 from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.spec import CONTROLLER_SOCKET
 from labkit.elastic.shards import prove
 from labkit.elastic.transport import Access, Address, Handler, Lease, connect
 from tests.elastic import user
@@ -214,7 +214,7 @@ def test_a_worker_that_hangs_without_launcher_and_controller_ends(what: str, tol
 def test_a_client_that_is_gone_before_it_is_answered_does_not_end_the_controller() -> None:
     with Story("client gone", workers=1, servers=1) as story:
         story.at(2)
-        address = Address.parse(f"unix:{story.folder / CONTROLLER}")
+        address = Address.parse(f"unix:{story.folder / CONTROLLER_SOCKET}")
         hello = {"name": "launcher", "role": "client"}
         channel = connect(address, handler=Handler(), access=Access(), hello=hello, lease=Lease(1.0))
         with story.stopped(story.job.pid):

@@ -22,9 +22,10 @@ from cryptography.hazmat.primitives import serialization
 from labkit.core.errors import InputError
 from labkit.elastic import Job, Result, models, start
 from labkit.elastic.data import dataset
-from labkit.elastic.process.member import MemberProcess, Spec
+from labkit.elastic.process.member_process import MemberProcess
 from labkit.elastic.protocol.messages import FrameKind
 from labkit.elastic.protocol.network import NetworkConfig, Refusals, claimed, ports_of
+from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.transport import (
     Access,
     AccessError,
@@ -393,9 +394,9 @@ def test_a_member_tells_the_controller_whom_it_cannot_reach(tmp_path: Path, addr
     Spec([], [], "sgd", {}, batch=1, n_shards=1, n_steps=1).save(tmp_path)
     member, told = MemberProcess(tmp_path, "worker-0"), []
     member.watchdog.free()  # it is no process of its own here: it would end that of the tests
-    member.report = lambda event, **columns: told.append((event, columns))  # type: ignore[method-assign]
+    member.connections.report = lambda event, **columns: told.append((event, columns))
     began_s = time.monotonic()
-    member.meet("ps-7", address, Noting())
+    member.connections.meet("ps-7", address, Noting())
     assert time.monotonic() - began_s < 10
     ((event, columns),) = told
     assert (event, columns["name"]) == ("unmet", "ps-7")
@@ -415,6 +416,6 @@ def test_from_the_shell() -> None:
 
     from labkit.cli import app
 
-    line = "train cnn --steps 3 --samples 64 --json --network tls --hosts 127.0.0.1,127.0.0.2"
+    line = "train cnn --steps 3 --samples 64 --json --network tls --addresses 127.0.0.1,127.0.0.2"
     told = json.loads(CliRunner().invoke(app, line.split(), catch_exceptions=False).stdout)
     assert (told["steps"], told["dropped"]) == (3, 0)

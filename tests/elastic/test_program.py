@@ -21,10 +21,9 @@ import torch
 from torch import nn
 
 from labkit.core.errors import InputError
-from labkit.elastic import JobError, train
-from labkit.elastic import job as elastic_job
+from labkit.elastic import JobError, job_start, train
 from labkit.elastic.data import as_dataset
-from labkit.elastic.process.member import MemberProcess
+from labkit.elastic.process.controller_link import ControllerLink
 from labkit.elastic.protocol.blocks import layout
 from labkit.elastic.protocol.program import find_modules, module_paths
 from labkit.elastic.transport import Channel, Handler, Message, pair
@@ -128,7 +127,7 @@ def test_modules_are_found_in_the_order_of_the_process_that_started_the_job(
 
 
 def test_more_blocks_than_can_be_told_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic_job, "layout", partial(layout, block_bytes=4))
+    monkeypatch.setattr(job_start, "layout", partial(layout, block_bytes=4))
     with pytest.raises(InputError, match="80008 numbers in 80008 blocks of parameters; expected at most 80000"):
         train(nn.Linear(10_000, 8), ones(), loss, steps=2, batch=16, lr=0.1)
 
@@ -142,11 +141,11 @@ def test_what_a_member_cannot_tell_ends_the_job_instead_of_vanishing() -> None:
             told.put(dict(message.meta))
 
     here, there = pair(Handler(), Controller())
-    member = MemberProcess.__new__(MemberProcess)
-    member.controller = here
-    member.report("owns", blocks="x" * 5_000_000)
-    member.report("losses", losses=[[0, float("nan")]])
-    member.report("done", version=3)
+    link = ControllerLink.__new__(ControllerLink)
+    link.channel = here
+    link.report("owns", blocks="x" * 5_000_000)
+    link.report("losses", losses=[[0, float("nan")]])
+    link.report("done", version=3)
     said = [told.get(timeout=60) for _ in range(3)]
     assert [event["event"] for event in said] == ["failed", "failed", "done"]
     assert said[0]["why"].startswith("'owns' cannot be told: 0 bytes and a meta part of 5,000,0")
@@ -158,9 +157,9 @@ def test_what_a_member_cannot_tell_ends_the_job_instead_of_vanishing() -> None:
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_model_of_thousands_of_blocks_trains(sync: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, the map of more than about 2,000 blocks fitted into no frame: training hung without a word."""
-    monkeypatch.setattr(elastic_job, "layout", partial(layout, block_bytes=64))
+    monkeypatch.setattr(job_start, "layout", partial(layout, block_bytes=64))
     model = nn.Linear(6_000, 8)
-    assert elastic_job.layout(model).n_blocks > 2_900
+    assert job_start.layout(model).n_blocks > 2_900
     data = as_dataset((torch.ones(16, 6_000), torch.ones(16, 8)))
     result = train(
         model, data, loss, steps=2, batch=8, shards=2, workers=1, servers=1, sync=sync, optimizer="sgd", lr=1e-6

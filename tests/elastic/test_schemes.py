@@ -11,7 +11,7 @@ import pytest
 
 from labkit.elastic import Job, Result, models, start
 from labkit.elastic.data import dataset
-from labkit.elastic.process.member import Spec
+from labkit.elastic.protocol.spec import Spec
 
 NAME, STEPS = "cnn-text-classification", 60
 MARK = "memfd:labkit"

@@ -15,7 +15,7 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.elastic import JobError, Result
 from labkit.elastic.process.credentials import packed, unpack
-from labkit.elastic.process.launchers import running, words_of
+from labkit.elastic.process.local_members import member_arguments, running
 from labkit.elastic.protocol.messages import FrameKind
 from labkit.elastic.protocol.sites import Site
 from labkit.elastic.shards import prove
@@ -88,7 +88,7 @@ def test_members_listen_at_their_sites_address_with_the_cores_and_devices_of_the
             "worker-1": ("b/0", "b"),
         }  # fmt: skip
         assert os.sched_getaffinity(started["worker-0"]["pid"]) == {core}
-        words = words_of(started["worker-1"]["pid"])
+        words = member_arguments(started["worker-1"]["pid"])
         assert words is not None
         assert words[1:] == ("worker", "worker-1", "b/0", "cpu")
         assert Path(words.home).parent.parent == run.homes[0]
@@ -221,7 +221,7 @@ def test_training_over_two_hosts_goes_on_without_its_controller_and_places_still
 def test_a_launcher_without_a_controller_ends_its_members_and_itself(tmp_path: Path) -> None:
     with bed(tmp_path, lease_s=0.5) as run:
         run.until("loss")
-        run.job._closing = True  # nobody starts another one
+        run.job._controller.closing = True  # it is not started again
         os.kill(run.job.pid, signal.SIGKILL)
         assert run.launchers["b"].wait(WITHIN_S) == 0
         assert not running(run.homes[0])
@@ -431,7 +431,7 @@ def test_a_place_with_cores_that_a_host_does_not_have_is_dropped_and_training_go
 
 @pytest.mark.parametrize("name", ["../evil", "/etc/evil", "a/b", ".hidden", ""])
 def test_an_archive_writes_nothing_but_files_of_the_home(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="which is none of it"):
+    with pytest.raises(InputError, match="which does not belong there"):
         unpack(packed({name: b"x"}), tmp_path / "home")
     assert not list(tmp_path.rglob("*evil*"))
 

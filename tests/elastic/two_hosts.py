@@ -17,7 +17,7 @@ from typing import Any
 from labkit.elastic import Job, models, start
 from labkit.elastic.data import dataset
 from labkit.elastic.process.credentials import unpack
-from labkit.elastic.process.launchers import running
+from labkit.elastic.process.local_members import running
 from labkit.elastic.protocol.sites import Site
 
 NAME, STEPS, LEASE_S, WITHIN_S = "cnn-text-classification", 120, 3.0, 90.0

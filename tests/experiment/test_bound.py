@@ -14,8 +14,7 @@ from labkit import cli
 from labkit.core import Jobs
 from labkit.core.resources import amounts
 from labkit.experiment import Experiment, Grid, every_slot, sweep
-from labkit.experiment.bound import jct_bound_s
-from labkit.results import compare, read_sweep
+from labkit.results import read_sweep, run_table
 from labkit.results.bound import BOUND, BOUND_LABEL
 from labkit.results.sweeps import comparison
 from labkit.simulator import Overheads, Variation
@@ -54,14 +53,14 @@ def experiment_of(jobs: Jobs, **options) -> Experiment:
 
 def test_a_job_cannot_be_done_before_its_steps_at_the_speed_of_its_fastest_gang():
     experiment = experiment_of(jobs_of([0.0, 130.0]))
-    assert jct_bound_s(experiment) == pytest.approx([100.0, 100.0])  # 1600 samples at 16 per second: 2 PSs, 1 worker
+    assert experiment.job_bounds_s == pytest.approx([100.0, 100.0])  # 1600 samples at 16 per second: 2 PSs, 1 worker
     assert experiment_of(jobs_of([0.0], most=1)).bound_jct_s == pytest.approx(160.0)
     assert experiment_of(jobs_of([0.0], steps=800.0)).bound_jct_s == pytest.approx(50.0)
 
 
 def test_with_slots_a_job_waits_for_the_next_one():
     experiment = experiment_of(jobs_of([0.0, 130.0, 600.0]), cadence=every_slot(600))
-    assert jct_bound_s(experiment) == pytest.approx([100.0, 470.0 + 100.0, 100.0])
+    assert experiment.job_bounds_s == pytest.approx([100.0, 470.0 + 100.0, 100.0])
 
 
 def test_what_is_less_than_ideal_moves_it_to_the_safe_side():
@@ -76,7 +75,7 @@ def test_what_is_less_than_ideal_moves_it_to_the_safe_side():
 def test_where_nothing_binds_a_scheduler_reaches_it():
     record = experiment_of(jobs_of([0.0, 130.0]), cadence=every_slot(600)).run("constant(n_ps=2, n_workers=1)")
     assert record.summary["mean_jct_s"] == pytest.approx(record.info.config[BOUND])
-    (row,) = compare([record]).to_dict("records")
+    (row,) = run_table([record]).to_dict("records")
     assert row["times_bound"] == pytest.approx(1.0)
 
 
@@ -84,7 +83,7 @@ def test_it_is_not_known_where_work_on_cores_takes_time_or_a_subclass_changes_sp
     jobs = trace("poisson(3, per_hour=60)")
     cpu = CpuModel(*np.ones((len(CpuModel.__slots__), len(jobs))))
     cores = Experiment.of(jobs, cluster="demo", speed=step_time(jobs, build("demo"), cpu=cpu))
-    assert jct_bound_s(cores) is None
+    assert cores.job_bounds_s is None
     assert np.isnan(cores.bound_jct_s)
     assert BOUND not in cores.run("fifo").info.config
 
@@ -114,7 +113,7 @@ def test_no_scheduler_is_below_it(data, name, case):
     jobs = data.draw(strategies.jobs(cluster=cluster, max_jobs=6))
     experiment = Experiment.of(jobs, cluster=cluster, speed=Recorded(jobs, cluster), **UNSTEADY[case])
     jct_s = experiment.run(name).table["jct_s"].to_numpy()
-    assert (jct_s >= jct_bound_s(experiment) * (1 - 1e-9)).all()
+    assert (jct_s >= experiment.job_bounds_s * (1 - 1e-9)).all()
 
 
 @given(seed=st.integers(0, 2**16), name=st.sampled_from(NAMES), slot_s=st.sampled_from([60.0, 1000.0]))
@@ -127,16 +126,16 @@ def test_no_scheduler_is_below_it_on_measured_speeds(seed, name, slot_s):
     model = measured(jobs, speeds=speeds)
     experiment = Experiment.of(jobs, cluster=no_network(2), speed=model, cadence=every_slot(slot_s))
     jct_s = experiment.run(name).table["jct_s"].to_numpy()
-    assert (jct_s >= jct_bound_s(experiment) * (1 - 1e-9)).all()
+    assert (jct_s >= experiment.job_bounds_s * (1 - 1e-9)).all()
 
 
 @pytest.mark.parametrize("name", ["fifo", "gavel_las", "gavel_gandiva", "gavel_las(ideal=True)"])
 def test_no_scheduler_is_below_it_on_gavels_throughputs(name):
     experiment = Experiment.of(trace("gavel_jobs(12, mean_gap_s=600, multi_gpu=True)"), cluster="gavel-8-16-24")
     alone = experiment.speed.durations_s() * experiment.jobs.true_steps / experiment.jobs.total_steps
-    assert (jct_bound_s(experiment) <= alone * (1 + 1e-9)).all()
+    assert (experiment.job_bounds_s <= alone * (1 + 1e-9)).all()
     record = experiment.run(name)
-    assert (record.table["jct_s"] >= jct_bound_s(experiment) * (1 - 1e-9)).all()
+    assert (record.table["jct_s"] >= experiment.job_bounds_s * (1 - 1e-9)).all()
     assert record.info.config[BOUND] == pytest.approx(experiment.bound_jct_s)
 
 

@@ -15,8 +15,7 @@ from labkit.core import Jobs
 from labkit.core.errors import InputError
 from labkit.experiment import Experiment, compare
 from labkit.experiment.caveats import Caveat
-from labkit.results import compare as side_by_side
-from labkit.results import load
+from labkit.results import load, run_table
 from labkit.results.cost import bills, dollars
 from labkit.schedulers import make
 from labkit.topology import build
@@ -35,10 +34,10 @@ def caveats_of(scheduler: str, *, speed: str = "recorded", **columns) -> list[st
 
 
 def test_the_speed_model_stands_in_the_record_and_stays_with_it(tmp_path):
-    record = simulate(jobs(), cluster="gavel-8-16-24", scheduler="fifo", speed="recorded", folder=tmp_path)
+    record = simulate(jobs(), cluster="gavel-8-16-24", scheduler="fifo", speed="recorded", runs=tmp_path)
     said = "the trace's own durations; all 3 device types equally fast"
     assert record.info.config["speeds"] == said
-    assert load(record.info.run, root=tmp_path).info.config["speeds"] == said
+    assert load(record.info.run, runs=tmp_path).info.config["speeds"] == said
     gavel = Experiment.of(jobs(), cluster="gavel-8-16-24", speed="gavel")
     assert gavel.speeds == "measured throughputs by model, GPUs and device type"
 
@@ -67,7 +66,7 @@ def test_a_run_beside_one_about_cost_is_billed_at_the_same_prices():
     records = compare(
         jobs(slo_s=[1e5, 1e5, 1.0]), cluster="gavel-8-16-24", schedulers=["fifo", "gavel_slo"], speed="gavel"
     )
-    table = side_by_side(records)
+    table = run_table(records)
     assert table["dollars"].tolist() == [dollars(record, prices=PRICES) for record in records]
     assert (table["dollars"] > 0).all()
     assert table["in_time"].tolist() == pytest.approx([2 / 3, 2 / 3])

@@ -8,12 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core import Cluster, Jobs, StalledError
-from labkit.core.events import EVENT, EventLog, Events, events
+from labkit.core.events import EVENT, EventLog, Events, Kind, events
 from labkit.core.protocols import Scheduler
 from labkit.experiment import Session, at_events
+from labkit.experiment.classic.keys import has_turned
+from labkit.experiment.classic.nouns import Belief
+from labkit.experiment.classic.order import _turn_s
+from labkit.experiment.classic.stretches import _trace
 from labkit.schedulers import make
 from labkit.schedulers.fifo import Fifo
-from labkit.schedulers.rule import rule_of
+from labkit.schedulers.rule import BY_QUEUE, BY_REMAINING, rule_of
 from labkit.simulator import Overheads, Simulator
 from labkit.speed.recorded import Recorded
 from labkit.topology import no_network
@@ -82,6 +86,44 @@ def test_a_compiled_run_has_the_events_of_the_readable_one(name: str, whole: boo
     assert runs[0].n_decisions == runs[1].n_decisions == len(runs[1].decide_s)
     assert runs[0].ledger.belief.tobytes() == runs[1].ledger.belief.tobytes()
     assert (runs[0].ledger.book.free == runs[1].ledger.book.free).all()
+
+
+@pytest.mark.parametrize("name", ["srtf", "las(threshold_gpu_s=300)"])
+@given(seed=st.integers(0, 2**32 - 1), seconds=st.sampled_from([0, 60]))
+def test_long_queues_and_large_gangs_preempt_the_same_jobs(name: str, seed: int, seconds: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, cluster = 120, no_network(5)
+    gpus = rng.choice([1, 1, 1, 2, 4, 8, 16], n)
+    duration_s = rng.lognormal(5, 2, n)
+    if seconds:  # then many ends, declared, are at the same moment
+        duration_s = seconds * np.ceil(duration_s / seconds)
+    arrival_s = np.cumsum(rng.choice([0.0, 1, 60], n)) * (gpus * duration_s).sum() / (40.0 * cluster.n_gpus * n)
+    jobs = Jobs.of(
+        arrival_s=arrival_s, total_steps=duration_s, true_steps=duration_s * rng.choice([1.0, 1.0, 0.4, 1.3], n),
+        duration_s=duration_s, n_workers=gpus,
+    )  # fmt: skip
+    told = [session(jobs, cluster, make(name), compiled=compiled).run(make(name)) for compiled in (False, True)]
+    assert (told[0]["kind"] == Kind.PREEMPTED).any()
+    assert told[0].tobytes() == told[1].tobytes()
+
+
+@pytest.mark.parametrize("by", [BY_REMAINING, BY_QUEUE])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_moment_at_which_a_job_turns_is_exact(by: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    total, speed, now_s = 10 ** rng.uniform(0, 7), 10 ** rng.uniform(-3, 3), rng.choice([0.0, 10 ** rng.uniform(0, 8)])
+    cluster, jobs = no_network(1), Jobs.of(arrival_s=[0.0], total_steps=[total], duration_s=total / speed)
+    run = session(jobs, cluster, make("srtf"), compiled=True)
+    trace = _trace(run)
+    assert trace is not None
+    at = run.ledger.belief
+    at["steps"], at["since_s"], at["speed"] = rng.uniform(0, 0.98) * total, now_s, speed
+    at["attained_gpu_s"], at["held_since_s"], at["held_gpus"] = rng.uniform(0, 0.99) * total, now_s, rng.choice([1, 3])
+    mind = Belief(**run.ledger.columns(n_tasks=1))
+    turn_s = _turn_s(by, 0, trace, mind, now_s, total)
+    assert turn_s > now_s
+    assert has_turned(by, 0, trace, mind, turn_s, total)
+    assert not has_turned(by, 0, trace, mind, np.nextafter(turn_s, -np.inf), total)
 
 
 @given(seed=st.integers(0, 2**32 - 1))

@@ -107,8 +107,8 @@ def test_without_a_profile_it_says_how_to_get_one():
 
 
 def test_a_kept_run_is_found_by_its_id_and_the_simulation_is_kept_beside_it(tmp_path: Path):
-    run = simulate(jobs_of(), profile=profile_of(), scheduler="fifo", folder=tmp_path)
-    found = fidelity(run.info.run, profile=profile_of(), root=tmp_path, folder=tmp_path)
+    run = simulate(jobs_of(), profile=profile_of(), scheduler="fifo", runs=tmp_path)
+    found = fidelity(run.info.run, profile=profile_of(), runs=tmp_path, keep=True)
     assert (tmp_path / found.simulated.info.run / "run.json").exists()
     assert found.simulated.info.run != run.info.run
 
@@ -121,7 +121,7 @@ def test_a_fidelity_is_a_table_for_notebooks_and_terminals():
 
 
 def test_the_command_prints_the_table_and_writes_the_report(tmp_path: Path):
-    run = simulate(jobs_of(), profile=profile_of(step_s=0.024), scheduler="optimus", folder=tmp_path / "runs")
+    run = simulate(jobs_of(), profile=profile_of(step_s=0.024), scheduler="optimus", runs=tmp_path / "runs")
     write(profile_of(), tmp_path / "profiles" / "made.json")
     words = ["fidelity", f"runs/{run.info.run}", "--profile", "profiles/made.json"]
     done = labkit(*words, cwd=tmp_path)

@@ -84,12 +84,12 @@ def command(rng: np.random.Generator) -> list[str]:
         lambda: ["traces", "info", one(TRACES[:11])],
         lambda: ["report", one(PATHS), "--out", one(PATHS)],
         lambda: [
-            "sweep", "--trace", filled(TRACES), "--cluster", "demo", "--scheduler", _scheduler(rng), "--folder",
+            "sweep", "--trace", filled(TRACES), "--cluster", "demo", "--schedulers", _scheduler(rng), "--folder",
             one(PATHS), "--workers", "0", "--seeds", one((*NUMBERS, "1-2", "5-1", "1,1")),
             "--set", f"{one(SETTINGS)}={one(NUMBERS)}",
         ],
         lambda: [
-            "sweep", "--trace", "poisson(4, per_hour=60)", "--cluster", filled(CLUSTERS), "--scheduler", "fifo,srtf",
+            "sweep", "--trace", "poisson(4, per_hour=60)", "--cluster", filled(CLUSTERS), "--schedulers", "fifo,srtf",
             "--folder", "swept", "--workers", "0", "--metric", one(("mean_jct_s", "nope", "", "wall_s")),
             "--figure", one(("x.svg", "x.txt", "taken/x.svg", "x")),
         ],

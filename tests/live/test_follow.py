@@ -16,7 +16,7 @@ from labkit.core import Jobs
 from labkit.core.events import Kind, events
 from labkit.experiment import simulate
 from labkit.experiment.command import tell
-from labkit.experiment.run import ProgressBar
+from labkit.experiment.progress_bar import ProgressBar
 from labkit.live.follow import FollowedRun, with_network
 from labkit.live.jobs import job_rows
 from labkit.live.model import LiveModel
@@ -74,9 +74,9 @@ def test_the_bar_does_not_count_a_job_that_was_given_up_as_done():
 def test_the_last_line_says_which_jobs_were_given_up_and_why(record, capsys):
     why = "5 failures without progress in 61 s on h0; the last: host h0: is the disk full?"
     given_up = replace(record, info=replace(record.info, dropped={"c": why}))
-    tell(given_up, folder=Path("runs"), as_json=False)
+    tell(given_up, runs=Path("runs"), as_json=False)
     assert capsys.readouterr().out.endswith(f"; given up: 1 (job c: {why})\n")
-    tell(given_up, folder=Path("runs"), as_json=True)
+    tell(given_up, runs=Path("runs"), as_json=True)
     assert why in capsys.readouterr().out
 
 
@@ -162,14 +162,14 @@ def labkit(monkeypatch):
 def test_watching_writes_nothing_and_ends_with_the_run(record, tmp_path, capsys, labkit):
     writer = begun(record, tmp_path)
     before = {path.name: path.stat().st_mtime_ns for path in writer.folder.iterdir()}
-    assert labkit("watch", "r", "--folder", str(tmp_path)) == 0
+    assert labkit("watch", "r", "--runs", str(tmp_path)) == 0
     said = capsys.readouterr().out
     assert "jobs waiting" in said
     assert "written by process" in said
     assert {path.name: path.stat().st_mtime_ns for path in writer.folder.iterdir()} == before
     writer.close(RunState.FAILED)
-    assert labkit("watch", "r", "--folder", str(tmp_path)) == 1
-    assert labkit("watch", "rr", "--folder", str(tmp_path)) == 2
+    assert labkit("watch", "r", "--runs", str(tmp_path)) == 1
+    assert labkit("watch", "rr", "--runs", str(tmp_path)) == 2
     assert "Did you mean 'r'?" in capsys.readouterr().err
 
 

@@ -38,7 +38,7 @@ def test_a_board_follows_a_folder_to_the_end_of_its_run(record, writer, tmp_path
     monkeypatch.setattr("labkit.notebook.panels.EVERY_S", 0.01)
 
     async def notebook():
-        board = RunBoard("r", root=tmp_path)
+        board = RunBoard("r", runs=tmp_path)
         assert board.status.status[0] == "running"
         writer.append(record.events[len(record.events) // 2 :])
         writer.close()
@@ -67,7 +67,7 @@ def test_a_folder_that_is_removed_is_told_in_the_board(writer, tmp_path, monkeyp
 
 def test_a_run_that_is_not_there_is_refused_with_the_nearest(writer, tmp_path):
     with pytest.raises(InputError, match="Did you mean 'r'"):
-        RunBoard("rr", root=tmp_path)
+        RunBoard("rr", runs=tmp_path)
 
 
 def test_a_run_of_this_kernel_has_the_same_board(record):

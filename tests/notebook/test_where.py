@@ -59,10 +59,10 @@ def test_on_machines_the_form_names_hosts_and_offers_neither_seed_nor_pace(bed, 
     assert app._form.cluster.value == str(bed.hosts_file)
     assert app._controls.pause.tooltip == "Make no decisions; jobs train on"
     assert app.choice.python() == (
-        f'from labkit.experiment import deploy\n\nrecord = deploy("short.csv", inventory="{bed.hosts_file}", '
+        f'import labkit\n\nrecord = labkit.deploy("short.csv", inventory="{bed.hosts_file}", '
         'scheduler="fifo")\nrecord.summary'
     )
-    assert app.choice.shell() == f"labkit run short.csv --scheduler fifo --hosts {bed.hosts_file}"
+    assert app.choice.shell() == f"labkit deploy short.csv --scheduler fifo --inventory {bed.hosts_file}"
     app._form.cluster.value = "nowhere.toml"
     assert app.run is None
     assert "nowhere.toml" in app._controls.error.value

@@ -297,7 +297,7 @@ def test_a_task_that_needs_nothing_needs_a_machine(placer: Placer) -> None:
         jobs = Jobs.of(**{"arrival_s": 0.0, "total_steps": 100, "duration_s": 100} | columns)
         session = Session(Simulator(jobs, cluster, speed=Recorded(jobs, cluster), faults=Faults(1e9, 1e9)))
         simulator = session.backend
-        simulator._machine_next_s[0] = 0.0
+        simulator._due.failures.next_s[0] = 0.0
         session._note(simulator.advance(1.0, stop_at_event=True))
         snapshot = session.snapshot()
         assert snapshot.up.tolist() == [False, True]

@@ -18,7 +18,7 @@ from labkit.plots.heat_map import plot_heat_map
 from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
 from labkit.plots.overheads import plot_overheads
 from labkit.plots.utilisation import plot_utilisation
-from labkit.results import RunInfo, RunRecord, compare, gantt, heat_map, jct_cdf, utilisation
+from labkit.results import RunInfo, RunRecord, gantt, heat_map, jct_cdf, run_table, utilisation
 
 SCHEDULERS = ("fifo", "srtf", "drf", "tetris", "optimus")
 
@@ -76,7 +76,7 @@ def tables() -> dict[str, pd.DataFrame]:
 
 
 def comparison(runs: list[RunRecord]) -> pd.DataFrame:
-    return compare(runs)
+    return run_table(runs)
 
 
 @cache
@@ -86,7 +86,7 @@ def figures() -> dict[str, Any]:
     rho = pd.DataFrame({"scheduler": np.repeat(SCHEDULERS, 20), "rho": np.linspace(0.3, 6, 100)})
     return {
         "jct_cdf": plot_jct_cdf(jct_cdf(tables())),
-        "jct_bars": plot_jct_bars(compare(runs)),
+        "jct_bars": plot_jct_bars(run_table(runs)),
         "gantt": plot_gantt(gantt(run.events, run.jobs, run.cluster), run.table),
         "utilisation": plot_utilisation({r.info.scheduler: utilisation(r.events, r.jobs, r.cluster) for r in runs}),
         "heat_map": plot_heat_map(heat_map(run.events, run.jobs, run.cluster)),

@@ -18,7 +18,7 @@ from labkit.plots.report import _cards, _lead, write_report
 from labkit.plots.report_table import table
 from labkit.plots.sweep import plot_sweep, plot_sweep_differences
 from labkit.plots.theme import COLOURS, as_svg, line_legend, name_axis
-from labkit.results import RunRecord, compare, sweep_differences
+from labkit.results import RunRecord, run_table, sweep_differences
 from labkit.topology import build, no_network
 
 from .runs import record, records
@@ -43,13 +43,13 @@ def field(layer: dict, channel: str) -> str | None:
 
 
 def test_each_number_of_the_jct_bars_stands_at_its_own_mark():
-    texts = {field(layer, "text"): field(layer, "x") for layer in layers(plot_jct_bars(compare(records())))
+    texts = {field(layer, "text"): field(layer, "x") for layer in layers(plot_jct_bars(run_table(records())))
              if "text" in layer["encoding"]}  # fmt: skip
     assert texts == {"says": "mean", "says_p95": "p95"}
 
 
 def test_the_axis_of_the_jct_bars_begins_at_0_and_holds_every_mark():
-    spec = plot_jct_bars(compare(records())).to_dict()
+    spec = plot_jct_bars(run_table(records())).to_dict()
     (rows,) = spec["datasets"].values()
     (domain,) = [layer["encoding"]["x"]["scale"]["domain"] for layer in spec["layer"]
                  if "domain" in (layer["encoding"]["x"].get("scale") or {})]  # fmt: skip
@@ -60,7 +60,7 @@ def test_the_axis_of_the_jct_bars_begins_at_0_and_holds_every_mark():
 def test_a_run_that_was_cut_short_has_no_bar_and_is_the_best_of_nothing():
     runs = [record("fifo"), cut_short("srtf"), record("drf")]
     assert runs[1].summary["mean_jct_s"] < min(run.summary["mean_jct_s"] for run in (runs[0], runs[2]))
-    spec = plot_jct_bars(compare(runs)).to_dict()
+    spec = plot_jct_bars(run_table(runs)).to_dict()
     (rows,) = spec["datasets"].values()
     (its,) = [row for row in rows if row["label"] == "srtf"]
     assert its["mean"] == its["p95"] == 0
@@ -130,7 +130,7 @@ def _unit(rows: pd.DataFrame) -> float:
 
 def test_long_names_go_on_in_the_next_line_and_are_not_cut():
     run = replace(record("fifo"), info=replace(record("fifo").info, scheduler=LONG))
-    svg = as_svg(plot_jct_bars(compare([run, record("srtf")])).to_dict())
+    svg = as_svg(plot_jct_bars(run_table([run, record("srtf")])).to_dict())
     for part in ("gavel_las(round_s=60.0,", "space_sharing=True,", "estimate=0.5)"):
         assert f">{part}<" in svg
     assert name_axis([LONG]).to_dict()["labelLimit"] == 0

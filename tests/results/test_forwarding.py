@@ -19,7 +19,7 @@ def record(folder=None) -> RunRecord:
         arrival_s=[0, 10, 20, 30, 40], duration_s=1000.0, total_steps=1000, home=[0, 1, 2, 0, 0],
         n_workers=[16, 12, 8, 4, 4], worker_demand=np.array([1.0, 1.0, 0.0]),
     )  # fmt: skip
-    return labkit.simulate(jobs, cluster=fat_tree(4), scheduler="even_pods", speed="recorded", folder=folder)
+    return labkit.simulate(jobs, cluster=fat_tree(4), scheduler="even_pods", speed="recorded", runs=folder)
 
 
 def test_the_matrix_counts_who_left_which_pod_for_which():

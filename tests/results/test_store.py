@@ -55,7 +55,7 @@ def test_a_run_comes_back_as_it_was_written(tmp_path):
     assert record.cluster.machines == TWO_MACHINES.machines
     for column in ("group_machine", "group_type", "capacity", "group_pcie_gbps", "machine_socket_gbps", "partition"):
         np.testing.assert_array_equal(getattr(record.cluster, column), getattr(TWO_MACHINES, column))
-    assert load("r1", root=tmp_path).summary["mean_jct_s"] == 45
+    assert load("r1", runs=tmp_path).summary["mean_jct_s"] == 45
 
 
 def test_a_run_of_before_there_were_pairs_can_still_be_read(tmp_path):
@@ -257,7 +257,7 @@ def test_a_killed_writer_loses_at_most_what_was_not_flushed(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path), str(Path(__file__).parent)], check=False)
     assert done.returncode == -signal.SIGKILL
-    assert same(load("k", root=tmp_path).events, by_hand()[:10])
+    assert same(load("k", runs=tmp_path).events, by_hand()[:10])
 
 
 @pytest.mark.parametrize(("raised", "state"), [(KeyboardInterrupt, RunState.STOPPED), (ValueError, RunState.FAILED)])
@@ -276,10 +276,10 @@ def test_how_a_block_ends_is_noted_and_its_events_are_kept(tmp_path, raised, sta
 
 def test_an_unknown_run_names_the_nearest(tmp_path):
     with pytest.raises(InputError, match="there are no runs in"):
-        load("fifo-1", root=tmp_path)
+        load("fifo-1", runs=tmp_path)
     begin(tmp_path, run="fifo-1").close()
     with pytest.raises(InputError, match=r"unknown run 'fifo1'\. Did you mean 'fifo-1'"):
-        load("fifo1", root=tmp_path)
+        load("fifo1", runs=tmp_path)
     with pytest.raises(InputError, match="Did you mean 'fifo-1'"):
         load(tmp_path / "fifo-2")
 

@@ -21,7 +21,7 @@ from labkit.topology import no_network
 def test_a_stored_run_keeps_its_measurements_and_its_causes(tmp_path: Path) -> None:
     jobs = Jobs.of(arrival_s=[0, 5], total_steps=400, duration_s=400, n_workers=2, id=["a", "b"])
     record = labkit.simulate(
-        jobs, cluster="no_network(1)", scheduler="fifo", measure_every_s=50, faults=Faults(300, 60, 30), folder=tmp_path
+        jobs, cluster="no_network(1)", scheduler="fifo", measure_every_s=50, faults=Faults(300, 60, 30), runs=tmp_path
     )
     again = load(tmp_path / record.info.run)
     assert same_events(record.events, again.events)

@@ -185,7 +185,7 @@ def test_commands_take_it_too_and_the_workers_of_a_sweep(here: Path, suffix: str
     )  # fmt: skip
     assert [json.loads(line)["scheduler"] for line in told.stdout.splitlines()] == ["fifo", own]
     told = subprocess.run(
-        [*command, "sweep", "--trace", "poisson(9, per_hour=60)", "--cluster", "demo", "--scheduler", f"fifo,{own}",
+        [*command, "sweep", "--trace", "poisson(9, per_hour=60)", "--cluster", "demo", "--schedulers", f"fifo,{own}",
          "--seeds", "2", "--workers", "2", "--folder", "sweep", "--json"],
         capture_output=True, text=True, check=True, cwd=here,
     )  # fmt: skip

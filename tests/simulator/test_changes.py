@@ -102,7 +102,7 @@ def test_a_job_may_be_done_before_its_newcomer_is_ready() -> None:
     assert not at(rows, Kind.RESCALED)
     assert at(rows, Kind.COMPLETED) == pytest.approx([5.0 + 5 / 7.5])
     assert made.idle
-    assert np.allclose(made._book.free, made.cluster.capacity)
+    assert np.allclose(made._truth.book.free, made.cluster.capacity)
 
 
 def test_a_job_that_is_stopped_while_it_is_rescaled_keeps_its_steps_and_restarts() -> None:

@@ -13,7 +13,7 @@ from labkit.core import InputError, Jobs, Kind, Placement, Snapshot
 from labkit.core.resources import Bools, Floats
 from labkit.core.running import Running
 from labkit.experiment import Experiment, Session
-from labkit.results import compare, gantt, job_table, summary
+from labkit.results import gantt, job_table, run_table, summary
 from labkit.schedulers import make
 from labkit.simulator import Faults, Overheads, Paced, Replay, Simulator, Variation
 from labkit.speed.recorded import Recorded
@@ -134,7 +134,7 @@ def test_a_success_forgives_futile_leases() -> None:
     run = Session(Simulator(jobs, CLUSTER, speed=speed, lease_s=10))
     simulator: Any = run.backend
     for number in range(10):
-        simulator._truth["base_speed"] = speed.each[0] = 1.0 if number == 4 else 0.05
+        simulator._truth.records["base_speed"] = speed.each[0] = 1.0 if number == 4 else 0.05
         run.step(Greedy().schedule(run.snapshot()))
     assert run.done
     kinds = [Kind(kind).name for kind in run.log.rows["kind"] if kind in (Kind.PAUSED, Kind.DROPPED)]
@@ -183,7 +183,7 @@ def test_a_scheduler_with_leases_gets_them_and_another_does_not() -> None:
     leased, plain = experiment.run(Greedy(), name="leased"), experiment.run(make("fifo"), name="fifo")
     assert (leased.events["kind"] == Kind.PAUSED).sum() == 3
     assert (plain.events["kind"] == Kind.PAUSED).sum() == 0
-    assert compare([leased, plain])["mean_jct_s"].tolist() == [22.5, 22.5]
+    assert run_table([leased, plain])["mean_jct_s"].tolist() == [22.5, 22.5]
 
 
 def test_a_lease_is_positive() -> None:

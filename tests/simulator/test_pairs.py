@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from labkit.notebook.board import Board
 
 from labkit.core import Jobs, Kind, Placement, PlacementError
 from labkit.core.resources import GPUS, Bools, Floats, amounts
 from labkit.core.running import Running
 from labkit.experiment import Session, every_slot
+from labkit.live.board import Board
 from labkit.results import gantt, heat_map, job_table, utilisation
 from labkit.simulator import Faults, Losses, Overheads, Paced, Replay, Simulator, Variation
 from labkit.speed.recorded import Recorded
@@ -97,7 +97,7 @@ def test_a_pair_takes_its_gpus_once_and_its_cores_twice() -> None:
     run = begin(jobs)
     before = run.ledger.book.free.copy()
     run.backend.apply(pair(0, 1, group=2, count=2))
-    assert (before - simulated(run)._book.free).tolist() == [[0, 0, 0], [0, 0, 0], [2, 8, 12], [0, 0, 0]]
+    assert (before - simulated(run)._truth.book.free).tolist() == [[0, 0, 0], [0, 0, 0], [2, 8, 12], [0, 0, 0]]
 
 
 def simulated(run: Session) -> Any:
@@ -156,7 +156,7 @@ def test_partners_can_be_exchanged() -> None:
     assert story(rows) == [(10, "RESCALED", 1, 1), (10, "RESCALED", 3, 0.4), (10, "PROGRESSED", 2, 1)]
     assert run.snapshot().jobs.partner.tolist() == [3, -1, -1, 0]
     assert run.snapshot().free[:, GPUS].tolist() == [1, 1, 1, 2]
-    np.testing.assert_array_equal(simulated(run)._book.free, run.ledger.book.free)
+    np.testing.assert_array_equal(simulated(run)._truth.book.free, run.ledger.book.free)
 
 
 def test_of_a_pair_that_both_completes_at_one_moment_nobody_stays_behind() -> None:
@@ -220,7 +220,7 @@ def test_when_a_machine_fails_both_jobs_of_a_pair_fail_or_the_one_with_a_task_th
         run = begin(jobs, faults=Faults(1, 1), rng=Times(first, [1e12] * 9))
         run.step(placement)
         assert [row[1:3] for row in story(run.log.rows, since_s=10)][: len(told)] == told
-        np.testing.assert_array_equal(simulated(run)._book.free, run.ledger.book.free)
+        np.testing.assert_array_equal(simulated(run)._truth.book.free, run.ledger.book.free)
         assert run.ledger.book.free[:2, GPUS].tolist() == ([1, 2] if machine else [0, 0])
 
 
@@ -253,7 +253,7 @@ def test_a_pair_that_cannot_be_is_refused_and_changes_nothing(placement: Placeme
     run = begin(of([100] * 6, worker_demand=amounts(gpus=gpus, cpus=1)))
     with pytest.raises(PlacementError, match=complaint):
         run.backend.apply(placement)
-    assert simulated(run)._book.free.tolist() == CLUSTER.capacity.tolist()
+    assert simulated(run)._truth.book.free.tolist() == CLUSTER.capacity.tolist()
     assert story(run.backend.apply(pair(0, 1))) == [(0, "STARTED", 0, 0.6), (0, "STARTED", 1, 0.4)]
 
 
@@ -297,8 +297,8 @@ def test_simulated_equals_paced_equals_replayed_with_pairs(
     while not run.done and len(seen) < 25:
         snapshot = run.snapshot()
         seen.append(snapshot.freeze())
-        np.testing.assert_array_equal(simulated(run)._book.free, run.ledger.book.free)
-        np.testing.assert_array_equal(simulated(run)._book.held["partner"], run.ledger.book.held["partner"])
+        np.testing.assert_array_equal(simulated(run)._truth.book.free, run.ledger.book.free)
+        np.testing.assert_array_equal(simulated(run)._truth.book.held["partner"], run.ledger.book.held["partner"])
         there = snapshot.up[scene.cluster.group_machine]
         held = np.where(there, scene.cluster.capacity[:, GPUS] - snapshot.free[:, GPUS], 0)
         np.testing.assert_allclose(

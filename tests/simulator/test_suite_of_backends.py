@@ -31,7 +31,7 @@ class Honest(Simulator):
 class Backwards(Honest):
     def apply(self, placement: Placement) -> Events:
         happened = super().apply(placement)
-        self._now_s -= self._now_s / 2
+        self._truth.now_s -= self._truth.now_s / 2
         return happened
 
 

@@ -19,7 +19,7 @@ from labkit.speed.interference import (
     InterferenceModel,
     InterferenceProfile,
     co_load,
-    compare,
+    compare_models,
     held_out_error,
     slowdowns,
 )
@@ -76,7 +76,7 @@ def test_on_convex_contention_two_stages_beat_the_quadratic_and_that_the_linear_
 
 
 def test_on_mild_contention_the_quadratic_model_is_as_good() -> None:
-    errors = compare(profile("mild", rng=np.random.default_rng(0)), repeats=1, rng=np.random.default_rng(0))
+    errors = compare_models(profile("mild", rng=np.random.default_rng(0)), repeats=1, rng=np.random.default_rng(0))
     error = dict(zip(errors["model"], errors["held_out_error"], strict=True))
     assert error["quadratic"] < error["two_stage"] * 1.05  # the published order is no law
     assert error["two_stage"] < error["without_cpu"]
@@ -108,7 +108,7 @@ def test_gavels_pairs_are_slowed_as_published(
 def test_on_gavels_pairs_every_model_beats_the_median(shared_data: Shared) -> None:
     pairs = InterferenceProfile.of(gavel_pairs(shared_data("gavel/simulation_throughputs.json"), device="p100"))
     guess = np.abs(np.median(pairs.slowdown) / pairs.slowdown - 1).mean()
-    errors = compare(pairs, repeats=1, rng=np.random.default_rng(0))
+    errors = compare_models(pairs, repeats=1, rng=np.random.default_rng(0))
     assert (errors["held_out_error"] < guess).all()
     assert errors["held_out_error"].is_monotonic_increasing
 

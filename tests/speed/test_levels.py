@@ -14,7 +14,6 @@ from labkit import cli
 from labkit.core import Jobs
 from labkit.core.errors import InputError, ProfileError
 from labkit.experiment import Experiment, Grid, sweep
-from labkit.experiment.bound import jct_bound_s
 from labkit.speed.contention import profile
 from labkit.speed.interference import InterferenceModel, ModelUse, level
 from labkit.speed.interference.levels import CALIBRATION
@@ -151,7 +150,7 @@ def test_a_table_of_measurements_is_a_level_and_what_is_none_is_refused(tmp_path
 
 def test_the_bound_is_time_alone_on_one_bus_for_jobs_with_servers():
     jobs = marl_jobs(2, n_slots=2, seed=3)
-    bound = jct_bound_s(Experiment.of(jobs, cluster="marl-4x20", interference="calibrated"))
+    bound = Experiment.of(jobs, cluster="marl-4x20", interference="calibrated").job_bounds_s
     step_s = [
         model(jobs.models[jobs.model[j]]).compute_s / jobs.n_workers[j]
         + 2 * model(jobs.models[jobs.model[j]]).bytes / jobs.n_ps[j] * 8e-9 / 128

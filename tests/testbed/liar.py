@@ -275,7 +275,7 @@ def silent() -> None:
 
 
 NAMES = ("absolute_run", "run_above", "long_run", "control_run")
-FORM, PATH, OTHER = "not the form that was asked for", "is no path below a folder", "not what it says it sent"
+FORM, PATH, OTHER = "not the form that was asked for", "is no path below a folder", "another SHA-256 than announced"
 ANSWERS = {
     "no_runs_but_a_list": FORM, "endless_time": "was cut off", "deep_json": "recursion limit", "huge_number": FORM,
     "endless_noise": "more than 64 MiB", "endless_answer": "more than 64 MiB", "endless_nothing": "more than 64 MiB",

@@ -114,7 +114,7 @@ def looked(folder: Path) -> dict[str, Any]:
     """Return what is said of each host."""
     from labkit.testbed.doctor.doctor import examine
     from labkit.testbed.errors import HostError
-    from labkit.testbed.install.provision import deploy
+    from labkit.testbed.install.provision import install
     from labkit.testbed.inventory import Inventory
     from labkit.testbed.run import agents
     from labkit.testbed.run.checkpoint_cache import CheckpointCache
@@ -126,11 +126,11 @@ def looked(folder: Path) -> dict[str, Any]:
         faults = {name: [f"{f.check}: {f.found} | {f.hint}" for f in examined if f.host == name and f.state == "fault"]
                   for name in fleet.inventory.names}  # fmt: skip
         notes = {f.host: f.hint for f in examined if f.check == "reach" and f.state == "note"}
-        placed = rows(deploy(fleet))
+        placed = rows(install(fleet))
         said = fleet.run(["printf", "%s\\0", *WORDS])
         words = {row.host: row.stdout.split("\0")[:-1] == WORDS if row.ok else row.why for row in said}
         errors = {row.host: row.stderr for row in said}
-        fetched = rows(fetch(fleet, "harvest", folder=folder / "fetched"))
+        fetched = rows(fetch(fleet, "harvest", runs=folder / "fetched"))
         backups = CheckpointCache(fleet, folder / "backups", run="r")
         kept = {}
         for machine in fleet.inventory:
@@ -143,7 +143,7 @@ def looked(folder: Path) -> dict[str, Any]:
         stopped = rows(agents.stop(fleet, runs=True))
     whole = {name: (folder / f"fetched/harvest/hosts/{name}/result").exists() for name in faults}
     return {
-        "faults": faults, "notes": notes, "deploy": placed, "words": words, "errors": errors, "fetch": fetched,
+        "faults": faults, "notes": notes, "install": placed, "words": words, "errors": errors, "fetch": fetched,
         "whole": whole, "backup": kept, "start": started, "stop": stopped,
     }  # fmt: skip
 

@@ -80,7 +80,7 @@ def on(group: int, job: int = 0, *, workers: int = 1, servers: int = 1) -> Place
 def test_a_trace_runs_to_its_end_and_is_a_record_like_that_of_a_simulation(bed: Inventory, runs: Path) -> None:
     seen: list[int] = []
     record = deploy(
-        jobs_of(3, every_s=0.5), inventory=bed, scheduler="fifo", folder=runs, training=TINY,
+        jobs_of(3, every_s=0.5), inventory=bed, scheduler="fifo", runs=runs, training=TINY,
         observers=[lambda batch: seen.append(len(batch))],
     )  # fmt: skip
     assert record.info.state == RunState.DONE
@@ -116,8 +116,8 @@ def test_a_job_moves_stops_and_goes_on_elsewhere_and_loses_no_step(bed: Inventor
         (preempted,) = session.log.rows[session.log.rows["kind"] == Kind.PREEMPTED]
         assert (preempted["job"], preempted["cause"]) == (0, Cause.PREEMPTED)
         gone = backend._deployments[0]
-        with gone._change:
-            assert gone._change.wait_for(lambda: not gone.home, 60)
+        with gone._state.change:
+            assert gone._state.change.wait_for(lambda: not gone.home, 60)
         session._note(backend.apply(on(2)))  # another home: its checkpoint is brought there
         until(session, Kind.COMPLETED)
         started = session.log.rows[session.log.rows["kind"] == Kind.STARTED]
@@ -170,8 +170,8 @@ def test_a_job_that_starts_again_where_it_was_tells_nothing_of_its_earlier_life(
         until(session, Kind.PROGRESSED, n=2)
         session._note(backend.apply(Placement.of([0])))
         gone = backend._deployments[0]
-        with gone._change:
-            assert gone._change.wait_for(lambda: not gone.home, 60)
+        with gone._state.change:
+            assert gone._state.change.wait_for(lambda: not gone.home, 60)
         session._note(backend.advance(session.now_s, stop_at_event=False))
         saved = gone.progress.saved
         session._note(backend.apply(on(0)))
@@ -244,8 +244,8 @@ def test_a_host_that_dies_takes_its_jobs_with_it_and_they_go_on_elsewhere(own_fo
 def kill_host(up: Bed, name: str, backend: SshBackend) -> None:
     """End a host as a power cut does: its SSH server with all connections, its agent, and all that it runs."""
     agent = backend.hosts.agent(name)
-    roots = [task["pid"] for run in agent.list() for task in run["tasks"].values()]
-    roots += [next(host.pid for host in up.status() if host.name == name), int(agent.hello["pid"])]
+    roots = [task.pid for run in agent.list() for task in run.tasks.values()]
+    roots += [next(host.pid for host in up.status() if host.name == name), int(agent.hello.pid)]
     for pid in [each for root in roots for each in family(root)]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -265,7 +265,7 @@ def test_a_run_whose_process_is_killed_goes_on_when_another_attaches(bed: Invent
         from test_backend import TINY, jobs_of
         from labkit.experiment import deploy
         def main():
-            deploy(jobs_of(2, steps=400), inventory={str(bed.path)!r}, scheduler="fifo", folder={str(runs)!r},
+            deploy(jobs_of(2, steps=400), inventory={str(bed.path)!r}, scheduler="fifo", runs={str(runs)!r},
                    training=TINY, observers=[lambda rows: print(*rows["kind"].tolist(), flush=True)])
         main()
         """
@@ -294,14 +294,14 @@ def test_a_job_that_cannot_train_here_is_refused_before_anything_starts(bed: Inv
     with pytest.raises(InputError, match="unknown model 'alexnet'"):
         deploy(
             Jobs.of(arrival_s=0, total_steps=10, model="alexnet", duration_s=5), inventory=bed, scheduler="fifo",
-            folder=runs,
+            runs=runs,
         )  # fmt: skip
     assert not runs.exists()
 
 
 def test_a_scheduler_with_leases_is_refused(bed: Inventory, runs: Path) -> None:
     with pytest.raises(InputError, match="leases, which only the simulator has"):
-        deploy(jobs_of(), inventory=bed, scheduler="gavel_las(published=True)", folder=runs)
+        deploy(jobs_of(), inventory=bed, scheduler="gavel_las(published=True)", runs=runs)
     assert not runs.exists()
 
 
@@ -361,17 +361,15 @@ def test_a_live_run_on_machines_stops_at_once(bed: Inventory, tmp_path: Path) ->
         assert run.state == "stopped"
     with SshBackend(jobs, bed, run=f"after-{os.getpid()}", folder=tmp_path / "b", training=TINY) as after:
         for name in bed.names:
-            runs = {said["run"]: said for said in after.hosts.agent(name).list()}
-            tasks = runs.get(f"stop-{os.getpid()}", {"tasks": {}})["tasks"].values()
-            assert not [task for task in tasks if task["phase"] != "ended"]
+            runs = [run for run in after.hosts.agent(name).list() if run.run == f"stop-{os.getpid()}"]
+            assert not [task for run in runs for task in run.tasks.values() if task.phase != "ended"]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 @pytest.mark.parametrize("backend", [jobs_of(1, steps=5000)], indirect=True)
 def test_other_cores_reach_the_processes_of_a_running_job_which_goes_on(backend: SshBackend) -> None:
     def members() -> dict[str, int]:
-        said = backend._deployments[0]._ask(do="status")["members"]
-        return {seat["role"]: seat["pid"] for seat in said}
+        return {member.role: member.pid for member in backend.members(0)}
 
     def cores(pid: int) -> int:
         return len(os.sched_getaffinity(pid))

@@ -15,7 +15,7 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.testbed.errors import BedError, LoginError
-from labkit.testbed.install.provision import deploy
+from labkit.testbed.install.provision import install
 from labkit.testbed.laptop import Bed, down, keys
 from labkit.testbed.laptop import bed as module
 from labkit.testbed.laptop.listing import beds, end_bed
@@ -53,11 +53,11 @@ def test_agents_and_their_tasks_end_with_it_and_with_their_host_alone(own_folder
     bed = Bed.up(2, folder=own_folder)
     pids = {}
     with Fleet(bed.inventory) as fleet:
-        deploy(fleet)
+        install(fleet)
         for name in ("h0", "h1"):
             with agent_of(fleet, bed.inventory[name]) as agent:
                 task = agent.start("run", task="t", argv=["sh", "-c", "setsid sleep 1000 & exec sleep 1000"])
-                pids[name] = [int(agent.hello["pid"]), task["pid"]]
+                pids[name] = [int(agent.hello.pid), task.pid]
     bed.kill("h0")
     assert [process(pid) is None for pid in pids["h0"] + pids["h1"]] == [True, True, False, False]
     assert [host.alive for host in bed.status()] == [False, True]
@@ -233,7 +233,7 @@ def test_down_ends_what_a_killed_up_left_half_done(own_folder, after):
     script = (
         "import os, signal, sys\n"
         "from labkit.testbed.laptop import bed, plan, server\n"
-        f"where = {{'write': plan.Plan}}.get({after!r}, bed)\n"
+        f"where = {{'write': plan.BedPlan}}.get({after!r}, bed)\n"
         f"whole = getattr(where, {after!r})\n"
         "def cut(*a, **k):\n"
         "    whole(*a, **k)\n"
@@ -371,11 +371,11 @@ def test_a_bed_that_a_killed_notebook_left_is_found_and_can_be_ended_also_withou
 
 def test_a_killed_or_rebooted_host_has_another_boot_id(own_folder):
     with Bed.up(2, folder=own_folder) as bed, Fleet(bed.inventory) as fleet:
-        deploy(fleet)
+        install(fleet)
 
         def boot(name: str) -> str:
             with agent_of(fleet, bed.inventory[name]) as agent:
-                return str(agent.hello["boot"])
+                return str(agent.hello.boot)
 
         before, other = boot("h0"), boot("h1")
         assert before != other
@@ -385,7 +385,7 @@ def test_a_killed_or_rebooted_host_has_another_boot_id(own_folder):
         (bed.home("h0") / ".labkit/runs/old").mkdir()
         bed.reboot("h0", keep_files=False)
         assert not (bed.home("h0") / ".labkit").exists()
-        deploy(fleet)
+        install(fleet)
         assert len({before, after, boot("h0")}) == 3
         assert boot("h1") == other
 

@@ -93,7 +93,7 @@ def test_a_trace_of_two_jobs_runs_on_the_gpus_of_a_host(n_gpus: int, own_folder:
         real = replace(machine, host=replace(machine.host, device_type="gpu"))
         record = deploy(
             jobs_of(2), inventory=replace(up.inventory, machines=(real,)), scheduler="fifo", training=TINY,
-            folder=tmp_path / "runs",
+            runs=tmp_path / "runs",
         )  # fmt: skip
         assert record.info.state == RunState.DONE
         rows = record.events

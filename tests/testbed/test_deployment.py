@@ -14,11 +14,14 @@ import numpy as np
 import pytest
 
 from labkit.core import Placement, Role
+from labkit.testbed.agent.shapes import Bridge
 from labkit.testbed.run.amounts import Given, by_row, given
+from labkit.testbed.run.job_request import JobRequest
 from labkit.testbed.run.progress import JobUpdate
 from labkit.testbed.run.remote_job import RemoteJob
 from labkit.topology import no_network
 
+REQUEST = JobRequest(name="cnn", steps=99)
 A, B, C = ({f"{name}/0": (1, 1)} for name in ("h0", "h1", "h2"))
 
 
@@ -26,7 +29,7 @@ class Host:
     """The agent of every host, and the process of the job: takes orders and tells what it is told to tell."""
 
     def __init__(self) -> None:
-        self.bridge = {"python": "python", "path": None}
+        self.bridge = Bridge(python="python")
         self.orders: queue.Queue[dict[str, Any]] = queue.Queue()
         self.resizes: queue.Queue[dict[str, list[Any]]] = queue.Queue()
         self.replaced: queue.Queue[list[str]] = queue.Queue()
@@ -45,7 +48,7 @@ class Host:
             self.resizes.put(message["members"])
         if message["do"] == "replace":
             self.replaced.put(message["members"])
-        return {"archive": ""}
+        return {"archive": "", "members": 0}
 
     def follow(self, _run: str, **_: Any) -> Host:
         return self
@@ -90,8 +93,10 @@ def job(host: Host, heard: Heard) -> Iterator[RemoteJob]:
         fleet=SimpleNamespace(inventory=defaultdict(lambda: None)),
     )  # fmt: skip
     backups: Any = SimpleNamespace(bring=lambda _, task: "")
-    made = RemoteJob(0, hosts=hosts, backups=backups, wanted=lambda home, place: {}, n_steps=99, tell=heard)
-    made.want(A)
+    made = RemoteJob(
+        0, hosts=hosts, backups=backups, request=lambda home, place: REQUEST, n_steps=99, on_update=heard
+    )  # fmt: skip
+    made.set_target(A)
     host.event("began", version=0)
     heard.wait("began")
     yield made
@@ -106,30 +111,30 @@ def asked(host: Host) -> dict[str, tuple[int, int]]:
 
 
 def test_a_job_whose_last_scaling_is_dropped_is_where_it_was_and_can_be_asked_for_the_same_again(job, host, heard):
-    job.want(B)
+    job.set_target(B)
     assert asked(host) == B
     host.event("scaled", scaling=1)
     heard.wait("scaled")
-    job.want(C)
+    job.set_target(C)
     assert asked(host) == C
     host.event("dropped", scaling=2, why="host h2 is lost")
     heard.wait("dropped")
-    assert job.place == B
-    job.want(C)
+    assert job.target == B
+    job.set_target(C)
     assert asked(host) == C
 
 
 def test_a_scaling_that_is_dropped_after_the_next_one_was_asked_for_changes_nothing(job, host, heard):
-    job.want(B)
+    job.set_target(B)
     assert asked(host) == B
-    job.want(C)
+    job.set_target(C)
     assert asked(host) == C
     host.event("dropped", scaling=1, why="host h1 is lost")
     heard.wait("dropped")
-    assert job.place == C
+    assert job.target == C
     host.event("scaled", scaling=2)
     heard.wait("scaled")
-    assert job.place == C
+    assert job.target == C
 
 
 ONE = [Given("h0/0", 0, 2.0, None)]
@@ -139,24 +144,24 @@ def test_processes_are_told_of_other_cores_once_and_those_that_come_later_too(jo
     host.event("started", name="worker-0", host="h0", site="h0/0", pid=6)
     host.event("loss", version=1, loss=0.5)
     heard.wait("progressed")
-    job.want(A, amounts=ONE)
-    assert host.resizes.get(timeout=10) == {"worker-0": [2.0, None]}
+    job.set_target(A, amounts=ONE)
+    assert host.resizes.get(timeout=10) == {"worker-0": (2.0, None)}
     host.event("resized", name="worker-0", cpus=2.0, memory_gb=None, cores=[0, 1], unable=[])
     heard.wait("resized")
     host.event("left", name="worker-0", expected=False, reason="exit code 1")
     host.event("started", name="worker-1", host="h0", site="h0/0", pid=7)  # in the place of one that died
-    assert host.resizes.get(timeout=10) == {"worker-1": [2.0, None]}
-    job.want(B, amounts=ONE)
+    assert host.resizes.get(timeout=10) == {"worker-1": (2.0, None)}
+    job.set_target(B, amounts=ONE)
     assert asked(host) == B
     host.event("scaled", scaling=1)
-    assert host.resizes.get(timeout=10) == {"worker-1": [2.0, None]}
-    job.want(B)
+    assert host.resizes.get(timeout=10) == {"worker-1": (2.0, None)}
+    job.set_target(B)
     assert host.resizes.get(timeout=10) == {}
     assert host.resizes.empty()
 
 
 def test_a_repair_waits_until_the_scaling_before_it_is_done(job, host, heard):
-    job.want(B)
+    job.set_target(B)
     assert asked(host) == B
     host.event("started", name="ps-0", host="h1", site="h1/0", pid=8)
     job.repair([(Role.WORKER, "h1/0", 1), (Role.PS, "h1/0", 1)], [(Role.PS, 0)])

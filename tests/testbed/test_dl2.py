@@ -22,7 +22,7 @@ def test_it_trains_jobs_that_grow_and_shrink_to_their_ends(bed: Inventory, tmp_p
     kept = tmp_path / "learned.safetensors"
     name = f"dl2(learns=True, learned='{kept}')" if learns else "dl2"
     jobs = jobs_of(4, steps=[150, 60, 60, 60], every_s=0.5, max_workers=3, max_ps=3)
-    record = deploy(jobs, inventory=bed, scheduler=name, name="dl2", folder=tmp_path / "runs", training=TINY)
+    record = deploy(jobs, inventory=bed, scheduler=name, name="dl2", runs=tmp_path / "runs", training=TINY)
     rows = record.events
     assert record.info.state == RunState.DONE
     assert sorted(ran(rows, Kind.COMPLETED)) == [0, 1, 2, 3]
@@ -41,9 +41,7 @@ def test_it_trains_jobs_that_grow_and_shrink_to_their_ends(bed: Inventory, tmp_p
 
 def test_a_job_whose_gang_stays_is_not_rescaled_when_others_come_and_go(bed: Inventory, tmp_path: Path) -> None:
     """Rigid jobs: under first fit anew at each decision, those behind one that ends would move to its place."""
-    record = deploy(
-        jobs_of(4, steps=[40, 200, 200, 200]), inventory=bed, scheduler="dl2", folder=tmp_path, training=TINY
-    )
+    record = deploy(jobs_of(4, steps=[40, 200, 200, 200]), inventory=bed, scheduler="dl2", runs=tmp_path, training=TINY)
     assert sorted(ran(record.events, Kind.COMPLETED)) == [0, 1, 2, 3]
     assert not ran(record.events, Kind.RESCALED)
     assert not ran(record.events, Kind.PREEMPTED)

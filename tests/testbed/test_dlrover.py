@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from labkit.experiment.watch import Watched, shown
 
 from labkit.core import Jobs
 from labkit.core.events import Kind
 from labkit.core.ledger import Ledger
 from labkit.core.resources import amounts
 from labkit.experiment import deploy
+from labkit.live.follow import FollowedRun
 from labkit.results.store import load
 from labkit.results.tuning import configurations
 from labkit.testbed.inventory import Inventory
@@ -29,7 +29,7 @@ def test_the_brain_configures_a_job_over_ssh_and_tells_why(bed: Inventory, tmp_p
         max_ps=2, worker_demand=amounts(cpus=0.2), ps_demand=amounts(cpus=0.2), sync=False, samples_per_step=128,
     )  # fmt: skip
     training = TrainingTable(width=0.3, batch=128, samples=2048)
-    record = deploy(jobs, inventory=hosts, scheduler=BRAIN, name="brain", folder=tmp_path, training=training)
+    record = deploy(jobs, inventory=hosts, scheduler=BRAIN, name="brain", runs=tmp_path, training=training)
     rows, folder = record.events, tmp_path / record.info.run
     assert rows["value"][rows["kind"] == Kind.COMPLETED].tolist() == [900.0]
     assert not np.isin(rows["kind"], (Kind.FAILED, Kind.DROPPED)).any(), (folder / "notes.txt").read_text()
@@ -38,8 +38,7 @@ def test_the_brain_configures_a_job_over_ssh_and_tells_why(bed: Inventory, tmp_p
     assert "cold start" in reasons[0]
     assert len(reasons) > 1, reasons  # a plan, or what was wrong with a task: whichever is seen first
     assert load(folder).reasons == list(record.reasons)
-    assert reasons[-1] in "\n".join(Watched(folder).decisions())
-    assert shown(Watched(folder)).caption
+    assert reasons[-1] in "\n".join(entry.line for entry in FollowedRun(folder).model.decisions.entries)
     tasks = rows[(rows["kind"] == Kind.MEASURED) & (rows["task"] >= 0)]
     assert len(tasks)
     assert tasks["task"].max() < 6  # numbers of tasks, whoever came and went

@@ -24,19 +24,19 @@ from labkit.testbed.doctor.findings import (
     of_torch,
 )
 from labkit.testbed.doctor.probe import visit
-from labkit.testbed.install.provision import deploy
+from labkit.testbed.install.provision import install
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.profiling.links import measure
 from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.ssh.replies import Deployed, Dialled, HostFacts, Torch
 from labkit.topology.inventory import Host
 from tests.testbed.fabbing import ROOT, elsewhere, environment, hosts_file
 
 WANTED = HostExpectation("a", "python3", "~/.labkit", gpus=2, cpus=8, memory_gb=64, hash="0123456789abcdef")
-FACTS = {
-    "python": "3.12.1", "executable": "/usr/bin/python3", "system": "Linux", "cores": 8, "memory_gb": 62.8,
-    "free_gb": 100.0, "folder": "/h/.labkit", "writable": True, "mode": 0o700, "gpus": ["V100, 16 GiB, 1"] * 2,
-    "deployed": {"hash": "0123456789abcdef", "python": "x"}, "agent": "alive",
-}  # fmt: skip
+FACTS = HostFacts(
+    python="3.12.1", cores=8, memory_gb=62.8, free_gb=100.0, folder="/h/.labkit", writable=True, mode=0o700,
+    deployed=Deployed(hash="0123456789abcdef", python="x"), agent="alive", gpus=["V100, 16 GiB, 1"] * 2,
+)  # fmt: skip
 
 
 def found(examined: DoctorReport, host: str, check: str) -> Finding:
@@ -45,7 +45,7 @@ def found(examined: DoctorReport, host: str, check: str) -> Finding:
 
 
 def judged(check: str, **facts) -> Finding:
-    (finding,) = [each for each in of_facts(WANTED, FACTS | facts) if each.check == check]
+    (finding,) = [each for each in of_facts(WANTED, replace(FACTS, **facts)) if each.check == check]
     return finding
 
 
@@ -61,8 +61,8 @@ def test_a_host_that_is_as_the_inventory_says_has_no_fault():
         ("folder", {"mode": 0o755}, Severity.FAULT, "chmod 700 /h/.labkit"),
         ("disk", {"free_gb": 0.1}, Severity.FAULT, "fab gc"),
         ("disk", {"free_gb": 2.0}, Severity.NOTE, "fab gc"),
-        ("labkit", {"deployed": {"hash": "", "python": ""}}, Severity.NOTE, "fab deploy"),
-        ("labkit", {"deployed": {"hash": "fedc", "python": "x"}}, Severity.NOTE, "fab deploy"),
+        ("labkit", {"deployed": Deployed(hash="", python="")}, Severity.NOTE, "fab install"),
+        ("labkit", {"deployed": Deployed(hash="fedc", python="x")}, Severity.NOTE, "fab install"),
         ("GPUs", {"gpus": ["V100, 16 GiB, 1"]}, Severity.FAULT, "the inventory says 2"),
         ("GPUs", {"gpus": ["V100, 16 GiB, 1"] * 4}, Severity.NOTE, "left alone"),
         ("cores", {"cores": 4}, Severity.NOTE, "the inventory says 8"),
@@ -79,9 +79,9 @@ def test_what_is_not_as_it_should_be_has_a_hint(check, facts, state, said):
 @pytest.mark.parametrize(
     ("kind", "gpus", "state", "told"),
     [
-        ("cpu", [], Severity.OK, "2 said to be there"),
-        ("none", [], Severity.OK, "2 said to be there"),
-        ("Laptop", [], Severity.OK, "2 said to be there"),
+        ("cpu", [], Severity.OK, "2 in the inventory only"),
+        ("none", [], Severity.OK, "2 in the inventory only"),
+        ("Laptop", [], Severity.OK, "2 in the inventory only"),
         ("cpu", ["V100, 16 GiB, 1"], Severity.OK, '1 real ones left alone: device_type = "cpu"'),
         ("gpu", [], Severity.FAULT, "the inventory says 2"),
         ("v100", ["Tesla V100-SXM2-16GB, 16 GiB, 1"] * 2, Severity.OK, "2 Tesla V100-SXM2-16GB"),
@@ -92,11 +92,11 @@ def test_what_the_inventory_calls_gpus_decides_whether_they_must_be_there(kind, 
     host = Host(name="a", gpus=2, cpus=8, memory_gb=64, device_type=kind)
     machine = Machine("a", "127.0.0.1", 22, "u", None, "python3", "~/.labkit", host)
     (finding,) = [
-        each for each in of_facts(wanted_of(machine, WANTED.hash), FACTS | {"gpus": gpus}) if each.check == "GPUs"
+        each for each in of_facts(wanted_of(machine, WANTED.hash), replace(FACTS, gpus=gpus)) if each.check == "GPUs"
     ]
     assert finding.state == state
     assert told in finding.found + finding.hint
-    assert of_torch(wanted_of(machine, ""), {"version": "2", "gpus": 0, "error": ""}, deployed=True).state == (
+    assert of_torch(wanted_of(machine, ""), Torch(version="2", gpus=0, error=""), deployed=True).state == (
         Severity.FAULT if kind in ("gpu", "v100", "t4") else Severity.OK
     )
 
@@ -108,29 +108,29 @@ def test_a_clock_is_judged_by_what_is_certain():
 
 
 def test_a_firewall_between_two_hosts_is_a_fault_of_both_names():
-    finding = of_doors(WANTED, "10.0.0.1", {"b": {"rtt_s": 0.001}, "c": {"error": "timed out"}})
+    finding = of_doors(WANTED, "10.0.0.1", {"b": Dialled(0.001), "c": Dialled(error="timed out")})
     assert finding.state == Severity.FAULT
     assert "c (timed out)" in finding.found
     assert "b" not in finding.found.split("reach ")[1]
 
 
 def test_torch_that_sees_too_few_gpus_is_a_fault_where_they_are_real():
-    said = {"version": "2.13", "gpus": 0, "error": ""}
+    said = Torch(version="2.13", gpus=0, error="")
     assert of_torch(WANTED, said, deployed=True).state == Severity.FAULT
     assert of_torch(replace(WANTED, pretends=True), said, deployed=True).state == Severity.OK
-    broken = {"version": "", "gpus": 0, "error": "No module named 'torch'"}
+    broken = Torch(version="", gpus=0, error="No module named 'torch'")
     assert of_torch(WANTED, broken, deployed=False).state == Severity.NOTE
     assert of_torch(WANTED, broken, deployed=True).state == Severity.FAULT
 
 
 def test_the_laptop_testbed_is_well(fleet):
-    deploy(fleet).checked()
+    install(fleet).checked()
     examined = examine(fleet, torch=False)
     assert examined.ok, examined.findings
     for host in ("h0", "h3"):
         assert found(examined, host, "labkit").found.endswith("as here")
         assert found(examined, host, "ports").found.startswith("3 of 3")
-        assert found(examined, host, "GPUs").found == "1 said to be there"
+        assert found(examined, host, "GPUs").found == "1 in the inventory only"
         assert found(examined, host, "clock").state == Severity.OK
     assert len(examined.df()) == len(examined.findings)
     assert examined._repr_html_().count("<tr>") == len(examined.findings) + 1
@@ -156,24 +156,24 @@ def test_hosts_that_are_down_or_unknown_or_have_no_python_are_faults_and_the_oth
 
 def test_an_address_that_is_not_the_hosts_own_is_told(bed):
     with Fleet(bed.only("h0")) as fleet, visit(fleet) as hosts:
-        said = hosts.examiners["h0"].ask("listen", host="192.0.2.1")
-    assert "192.0.2.1" in said["error"]
+        port = hosts.examiners["h0"].listen("192.0.2.1")
+    assert "192.0.2.1" in (port.error or "")
 
 
 def test_the_door_of_the_examination_says_nothing_to_strangers_and_closes_with_it(bed):
     with Fleet(bed.only("h0")) as fleet:
         with visit(fleet) as hosts:
             address = bed["h0"].address
-            door = hosts.examiners["h0"].ask("listen", host=address)
-            with socket.create_connection((address, door["port"]), timeout=5) as stranger:
+            door = hosts.examiners["h0"].listen(address)
+            with socket.create_connection((address, door.port), timeout=5) as stranger:
                 stranger.sendall(b"x" * 32)
                 assert stranger.recv(100) == b""
-            wrong = hosts.examiners["h0"].ask("dial", peers=[["it", address, door["port"], "y" * 32]])
-            assert wrong["it"] == {"error": "somebody else answers there"}
+            wrong = hosts.examiners["h0"].dial({"it": (address, door.port, "y" * 32)})
+            assert wrong["it"] == Dialled(error="another program answers there")
         assert fleet.run(["true"]).ok
     for _ in range(1000):
         with socket.socket() as sock:
-            if sock.connect_ex((address, door["port"])):
+            if sock.connect_ex((address, door.port)):
                 break
         os.sched_yield()
     else:
@@ -205,14 +205,14 @@ def doctor(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_line_ends_with_1_only_where_jobs_cannot_run(bed, tmp_path):
-    done = doctor("--hosts", str(bed.path), "--no-torch")
+    done = doctor("--inventory", str(bed.path), "--no-torch")
     assert done.returncode == 0, done
     assert "Jobs can run on all 4 hosts." in done.stdout
 
     def break_one(content):
         content["hosts"][2]["ssh"]["port"] = 1
 
-    broken = doctor("--hosts", str(hosts_file(tmp_path / "hosts.toml", bed, change=break_one)), "--no-torch")
+    broken = doctor("--inventory", str(hosts_file(tmp_path / "hosts.toml", bed, change=break_one)), "--no-torch")
     assert broken.returncode == 1, broken
     assert re.search(r"fault +h2 +reach: .*cannot be reached", broken.stdout)
     assert "Jobs cannot run on 1 of 4 hosts: h2." in broken.stdout
@@ -221,7 +221,7 @@ def test_the_command_line_ends_with_1_only_where_jobs_cannot_run(bed, tmp_path):
 @pytest.mark.slow
 def test_torch_is_imported_by_the_python_that_jobs_will_have(bed):
     with Fleet(bed.only("h0")) as fleet:
-        deploy(fleet).checked()
+        install(fleet).checked()
         finding = found(examine(fleet), "h0", "torch")
     assert finding.state == Severity.OK
     assert re.match(r"\d+\.\d+", finding.found)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.testbed.install.provision import deploy
+from labkit.testbed.install.provision import install
 from labkit.testbed.laptop import Bed
 from labkit.testbed.laptop.processes import await_that, process
 from labkit.testbed.run.agents import agent_of
@@ -19,7 +19,7 @@ from labkit.testbed.ssh.fleet import Fleet
 from tests.testbed.fabbing import FAB, ROOT, copied, environment, fab, hosts_file
 
 TASKS = {
-    "bench", "dask-down", "dask-up", "deploy", "doctor", "down", "fetch", "gc", "logs", "profile", "run", "shape",
+    "bench", "dask-down", "dask-up", "deploy", "doctor", "down", "fetch", "gc", "install", "logs", "profile", "shape",
     "start", "status", "stop", "trust", "up",
 }  # fmt: skip
 
@@ -28,9 +28,9 @@ TASKS = {
 def deployed(bed) -> Iterator[Fleet]:
     """The laptop testbed with labkit and agents on it; the agents are ended afterwards."""
     with Fleet(bed) as fleet:
-        deploy(fleet).checked()
+        install(fleet).checked()
         yield fleet
-    assert fab("stop", "--runs", inventory=bed.path).code == 0
+    assert fab("stop", "--end-runs", inventory=bed.path).code == 0
 
 
 def start_task(fleet: Fleet, host: str, run: str, script: str, *, lease_s: float = 60) -> None:
@@ -55,16 +55,16 @@ def test_it_works_in_the_folder_testbed_too(bed, deployed):
 
 def test_deploying_twice_copies_nothing_and_a_changed_file_travels_alone(bed, tmp_path):
     root = copied(tmp_path)
-    assert fab("deploy", inventory=bed.path, root=root).code == 0
-    second = fab("deploy", inventory=bed.path, root=root)
+    assert fab("install", inventory=bed.path, root=root).code == 0
+    second = fab("install", inventory=bed.path, root=root)
     assert second.code == 0, second
     assert all(second.row(host).startswith(f"{host} unchanged") for host in ("h0", "h1", "h2", "h3"))
     with (root / "labkit" / "core" / "errors.py").open("a") as file:
         file.write("CHANGED = 1\n")
-    third = fab("-H", "h0,h1", "deploy", inventory=bed.path, root=root)
+    third = fab("-H", "h0,h1", "install", inventory=bed.path, root=root)
     assert re.search(r"placed \w+: 3 files", third.row("h0")), third
     assert "h2" not in third.out
-    fourth = fab("deploy", inventory=bed.path, root=root)
+    fourth = fab("install", inventory=bed.path, root=root)
     assert "unchanged" in fourth.row("h0")
     assert "placed" in fourth.row("h3")
 
@@ -80,7 +80,7 @@ def test_the_filter_takes_names_and_addresses_and_runs_the_task_once(bed, place)
 
 
 def test_a_host_that_is_not_in_the_inventory_is_refused_with_the_nearest(bed):
-    said = fab("-H", "h00", "deploy", inventory=bed.path)
+    said = fab("-H", "h00", "install", inventory=bed.path)
     assert said.code == 2
     assert "unknown host 'h00'. Did you mean 'h0'?" in said.err
     assert len(said.err.splitlines()) == 1
@@ -102,7 +102,7 @@ def test_a_host_that_is_down_is_a_row_with_a_hint_and_the_others_are_done(bed, t
         content["hosts"][1]["ssh"]["port"] = 1
 
     broken = hosts_file(tmp_path / "hosts.toml", bed, change=break_one)
-    for task in ("deploy", "start", "status", "gc"):
+    for task in ("install", "start", "status", "gc"):
         said = fab(task, inventory=broken)
         assert said.code == 1, said
         assert "1 of 4 hosts failed." in said.out
@@ -153,7 +153,7 @@ def test_hostile_names_in_an_inventory_are_refused_and_nothing_runs(bed, tmp_pat
 
     root = copied(tmp_path, only=("fabfile.py", "fabric.yaml", "testbed", "labkit", "pyproject.toml"))
     before = sorted(path.name for path in tmp_path.iterdir())
-    said = fab("deploy", inventory=hosts_file(tmp_path / "testbed" / "odd.toml", bed, change=rename), root=root)
+    said = fab("install", inventory=hosts_file(tmp_path / "testbed" / "odd.toml", bed, change=rename), root=root)
     assert said.code == 2, said
     assert "expected letters" in said.err
     assert sorted(path.name for path in tmp_path.iterdir()) == before
@@ -190,7 +190,7 @@ def test_ctrl_c_ends_following_with_130_and_the_task_goes_on(bed, deployed):
     assert running.returncode == 130
     assert said.splitlines()[-1] == "fab: stopped"
     with agent_of(deployed, bed["h1"]) as agent:
-        assert agent.list("long")[0]["tasks"]["talker"]["phase"] == "running"
+        assert agent.list("long")[0].tasks["talker"].phase == "running"
         agent.stop("long")
 
 
@@ -199,7 +199,7 @@ def test_agents_are_not_ended_where_something_runs_unless_asked(bed, deployed):
     assert "1 tasks: busy/talker" in fab("status", inventory=bed.path).row("h2")
     refused = fab("-H", "h2", "stop", inventory=bed.path)
     assert refused.code == 1
-    assert "fab stop --runs" in refused.out
+    assert "fab stop --end-runs" in refused.out
     one = fab("stop", "--run", "busy", inventory=bed.path)
     assert one.code == 0, one
     assert "ended 1 runs (1 tasks)" in one.row("h2")
@@ -210,7 +210,7 @@ def test_agents_are_not_ended_where_something_runs_unless_asked(bed, deployed):
 def test_a_run_is_found_by_the_name_of_its_record_here(bed, deployed, tmp_path):
     for run in ("mine-0-0123abcd", "mine-0-89abcdef", "mine-0-more", "mine-01"):
         start_task(deployed, "h2", run, "echo done > result.txt; sleep 600", lease_s=600)
-    said = fab("fetch", "--run", "mine-01", "--folder", str(tmp_path), inventory=bed.path)
+    said = fab("fetch", "--run", "mine-01", "--runs", str(tmp_path), inventory=bed.path)
     assert said.code == 0, said
     both = fab("stop", "--run", "mine-0", inventory=bed.path)
     assert both.code == 1
@@ -219,11 +219,11 @@ def test_a_run_is_found_by_the_name_of_its_record_here(bed, deployed, tmp_path):
     one = fab("stop", "--run", "mine-0", inventory=bed.path)
     assert "ended 1 runs" in one.row("h2"), one
     with agent_of(deployed, bed["h2"]) as agent:
-        assert {run["run"] for run in agent.list() if not run["over"]} >= {"mine-0-more", "mine-01"}
-    came = fab("fetch", "--run", "mine-0", "--folder", str(tmp_path), inventory=bed.path)
+        assert {run.run for run in agent.list() if not run.over} >= {"mine-0-more", "mine-01"}
+    came = fab("fetch", "--run", "mine-0", "--runs", str(tmp_path), inventory=bed.path)
     assert came.code == 0, came
     assert (tmp_path / "mine-0-89abcdef/hosts/h2/talker/result.txt").exists(), "the latest of that name"
-    missed = fab("fetch", "--run", "nine-0", "--folder", str(tmp_path), inventory=bed.path)
+    missed = fab("fetch", "--run", "nine-0", "--runs", str(tmp_path), inventory=bed.path)
     assert missed.code == 2
     assert "unknown run 'nine-0'. Did you mean 'mine-" in missed.err
     for run in ("mine-0-more", "mine-01"):
@@ -235,14 +235,14 @@ def test_what_a_run_left_comes_back_without_its_keys(bed, deployed, tmp_path):
     start_task(deployed, "h3", "harvest", script)
     with agent_of(deployed, bed["h3"]) as agent:
         list(agent.follow("harvest", task="talker"))
-    said = fab("fetch", "--run", "harvest", "--folder", str(tmp_path / "runs"), inventory=bed.path)
+    said = fab("fetch", "--run", "harvest", "--runs", str(tmp_path / "runs"), inventory=bed.path)
     assert said.code == 0, said
     place = tmp_path / "runs" / "harvest" / "hosts"
     assert [path.name for path in place.iterdir()] == ["h3"]
     names = {path.name for path in (place / "h3" / "talker").iterdir()}
     assert {"result.txt", "log"} <= names
     assert names.isdisjoint({"my.key", "link", "pipe"})
-    latest = fab("fetch", "--folder", str(tmp_path / "other"), inventory=bed.path)
+    latest = fab("fetch", "--runs", str(tmp_path / "other"), inventory=bed.path)
     assert latest.code == 0, latest
     assert (tmp_path / "other" / "harvest" / "hosts" / "h3" / "talker" / "result.txt").read_text() == "done\n"
     odd = fab("fetch", "--run", "../../x", inventory=bed.path)
@@ -251,7 +251,7 @@ def test_what_a_run_left_comes_back_without_its_keys(bed, deployed, tmp_path):
 
 
 def test_gc_tells_what_would_go_and_removes_it(bed, deployed):
-    fab("stop", "--runs", inventory=bed.path)
+    fab("stop", "--end-runs", inventory=bed.path)
     start_task(deployed, "h0", "old", "true")
     with agent_of(deployed, bed["h0"]) as agent:
         agent.stop("old")

@@ -124,7 +124,7 @@ def test_a_command_that_takes_too_long_is_ended_there_with_its_children(fleet, t
     script = trap + "echo $$ >pids; sleep 1000 & echo $! >>pids; echo waiting >&2; wait; wait"
     answers = fleet.run(script, timeout_s=0.5)
     assert all(isinstance(row.error, OverdueError) for row in answers)
-    assert "did not end within 0.5 s; it was ended there. It said: waiting" in str(answers["h0"].error)
+    assert "did not end within 0.5 s; it was ended there. Its output: waiting" in str(answers["h0"].error)
     pids = [int(pid) for row in fleet.run("cat pids") for pid in row.stdout.split()]
     assert len(pids) == 8
     assert all(gone(pid) for pid in pids)

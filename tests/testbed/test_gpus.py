@@ -18,9 +18,10 @@ from labkit.core.errors import InputError
 from labkit.core.placement import Placement
 from labkit.core.resources import amounts
 from labkit.doctor import which
+from labkit.elastic.protocol.sites import Site
 from labkit.experiment import Session
 from labkit.testbed.agent.errors import AgentRefused
-from labkit.testbed.install.provision import deploy
+from labkit.testbed.install.provision import install
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.laptop import Bed
 from labkit.testbed.run.agents import status
@@ -42,15 +43,15 @@ HOST = (
 LAUNCHER = """
 import sys, threading
 from pathlib import Path
-from labkit.elastic.process import launchers as launch
+from labkit.elastic.process import local_launcher as launch, local_members
 from labkit.elastic.protocol.sites import Site
 
-launch.MODULES = ("sits_there", "sits_there")
+launch.MODULES = local_members.MODULES = ("sits_there", "sits_there")
 socket_0, socket_1 = Site("h/0", "h", devices=("gpu:0", "gpu:1")), Site("h/1", "h", devices=("gpu:2", "gpu:3"))
 
 def spawn(name, role, site):
     try:
-        print(name, processes.spawn(launch.Order(name, role, site), Path("home")), flush=True)
+        print(name, processes.spawn(launch.StartRequest(name, role, site), Path("home")), flush=True)
     except OSError as error:
         print(name, error, flush=True)
 
@@ -58,7 +59,7 @@ def ended(name, code):
     if name == "worker-0":
         spawn("worker-3", "worker", socket_0)
 
-processes = launch.Processes(Path("."), ended=ended)
+processes = launch.LocalProcesses(Path("."), ended=ended)
 spawn("ps-0", "server", socket_0)
 spawn("worker-0", "worker", socket_0)
 spawn("worker-1", "worker", socket_0)
@@ -108,11 +109,11 @@ def test_each_worker_of_a_job_sees_one_gpu_of_its_own_and_a_ps_sees_none(launche
 def test_the_gpus_of_a_job_are_free_when_its_first_process_was_killed_and_its_workers_are_gone(launched, driver):
     agent, lines = launched
     members = said(lines, 4)
-    first = agent.list("run")[0]["tasks"]["job"]["pid"]
+    first = agent.list("run")[0].tasks["job"].pid
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: agent.list("run")[0]["tasks"]["job"]["phase"] == "ended")
+    wait_for(lambda: agent.list("run")[0].tasks["job"].phase == "ended")
     assert not any(runs(int(members[name])) for name in ("ps-0", "worker-0", "worker-1"))
-    assert seen_by(agent.start("other", task="job", argv=SLEEP, gpus=4)["pid"]) == ",".join(driver.uuids)
+    assert seen_by(agent.start("other", task="job", argv=SLEEP, gpus=4).pid) == ",".join(driver.uuids)
 
 
 def inventory_of(tmp_path, *hosts):
@@ -125,14 +126,15 @@ def test_a_job_asks_each_host_for_the_gpus_of_the_sockets_that_it_sits_under(tmp
     inventory = inventory_of(tmp_path, ("a", 3, "v100"), ("b", 2, "cpu"), ("c", 2, "None"))
     cluster = inventory.cluster()
     sites = sites_of(inventory, cluster, home="b")
-    assert {site["name"]: site["devices"] for site in sites} == {
-        "a/0": ["gpu:0", "gpu:1"], "a/1": ["gpu:2"], "b/0": ["cpu"], "b/1": ["cpu"], "c/0": ["cpu"], "c/1": ["cpu"],
+    assert {site.name: site.devices for site in sites} == {
+        "a/0": ("gpu:0", "gpu:1"), "a/1": ("gpu:2",), "b/0": ("cpu",), "b/1": ("cpu",), "c/0": ("cpu",),
+        "c/1": ("cpu",),
     }  # fmt: skip
     place = {"a/0": (2, 0), "a/1": (1, 1), "b/0": (1, 0)}
     assert gpus_of(sites, place, host="a", per_worker=1) == [{"n": 2, "of": [0, 1]}, {"n": 1, "of": [2]}]
     assert gpus_of(sites, place, host="b", per_worker=1) == []
     without = sites_of(inventory, cluster, home="a", on_gpus=False)
-    assert {device for site in without for device in site["devices"]} == {"cpu"}
+    assert {device for site in without for device in site.devices} == {"cpu"}
 
 
 @pytest.fixture
@@ -140,7 +142,7 @@ def claims(driver, dial):  # noqa: F811
     """Return a function that makes the claims of a job on host a, and the agent there."""
     agent = dial(env=driver.environment)
     hosts = SimpleNamespace(run="run", agent={"a": agent}.__getitem__)
-    sites = [{"name": "a/0", "host": "a", "devices": ["gpu:0", "gpu:1", "gpu:2", "gpu:3"]}]
+    sites = [Site("a/0", "a", devices=("gpu:0", "gpu:1", "gpu:2", "gpu:3"))]
 
     def of(task):
         return Claims(task, hosts=hosts, asks=lambda host, place: gpus_of(sites, place, host=host, per_worker=1))
@@ -153,8 +155,8 @@ def start(agent, claims, task, n):
 
 
 def holders(agent):
-    tasks = agent.list("run")[0]["tasks"]
-    return {name: len(task["gpus"]) for name, task in tasks.items() if task["phase"] != "ended"}
+    tasks = agent.list("run")[0].tasks
+    return {name: len(task.gpus or ()) for name, task in tasks.items() if task.phase != "ended"}
 
 
 def test_a_job_holds_what_old_and_new_place_need_while_it_is_rescaled_and_then_the_new(claims):
@@ -226,7 +228,7 @@ def test_two_jobs_of_a_run_on_one_host_are_given_different_gpus(driver, dial, ow
         real = replace(machine, folder=str(home), host=replace(machine.host, device_type="fake-9000"))
         inventory = replace(up.inventory, machines=(real,))
         with Fleet(inventory) as fleet:
-            deploy(fleet).checked()
+            install(fleet).checked()
         agent = dial(home, env=driver.environment)  # the one that the run finds there
         with SshBackend(jobs_of(2), inventory, run="two", folder=tmp_path / "run", training=TINY) as backend:
             assert backend.notes == []

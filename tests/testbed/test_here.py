@@ -78,7 +78,7 @@ def test_a_job_without_servers_cannot_configure_itself() -> None:
         (["--standby"], "--standby does not go with --auto"),
         (["--cores", "0"], "0 cores are to be shared"),
         (["--servers", "0"], "what has no parameter servers cannot configure itself"),
-        (["--folder", "/proc/runs"], "/proc/runs/here: nothing can be written there"),
+        (["--runs", "/proc/runs"], "/proc/runs/here: nothing can be written there"),
         (["--history", "/proc/none/plans.jsonl"], "nothing can be written there"),
     ],
 )
@@ -95,7 +95,7 @@ def test_cores_go_with_auto_only(tmp_path: Path) -> None:
 
 
 def test_a_job_trains_here_to_its_end_and_its_record_is_that_of_any_run(tmp_path: Path) -> None:
-    record = auto("wide_deep", steps=120, scheduler="fifo", folder=tmp_path, training=QUICK)
+    record = auto("wide_deep", steps=120, scheduler="fifo", runs=tmp_path, training=QUICK)
     kinds = record.events["kind"]
     assert record.info.state == RunState.DONE
     assert record.info.backend == "testbed"
@@ -124,9 +124,9 @@ def test_the_command_ends_with_its_decisions_and_the_next_run_starts_where_this_
 @pytest.mark.slow
 def test_a_brain_that_is_killed_leaves_its_job_training_and_the_next_one_goes_on_with_it(tmp_path: Path) -> None:
     code = (
-        "from labkit.experiment.auto import auto\n"
-        "from labkit.testbed.run.training import Training\n"
-        f"auto('wide_deep', steps=2500, folder={str(tmp_path)!r}, training=Training(width=0.2, batch=64))"
+        "import labkit\n"
+        "how = labkit.TrainingTable(width=0.2, batch=64)\n"
+        f"labkit.auto('wide_deep', steps=2500, runs={str(tmp_path)!r}, training=how)"
     )
     brain = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     folder = tmp_path / "dlrover-wide-deep-0"
@@ -179,7 +179,7 @@ def _used(pid: int, *, wait_s: float) -> float:
 
 
 def test_an_opener_names_its_run_after_scheduler_and_model(tmp_path: Path) -> None:
-    opener = opener_of("wide_deep", steps=10, folder=tmp_path)
+    opener = opener_of("wide_deep", steps=10, runs=tmp_path)
     assert (opener.name, opener.experiment.jobs.name) == ("dlrover", "wide-deep")
     assert opener.experiment.history == tmp_path / "plans.jsonl"
 

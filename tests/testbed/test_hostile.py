@@ -14,7 +14,7 @@ from labkit.elastic.checkpoint.manifest import Manifest
 from labkit.testbed.doctor.doctor import examine
 from labkit.testbed.doctor.findings import Severity
 from labkit.testbed.errors import FileError, HostMessageError
-from labkit.testbed.install.provision import deploy
+from labkit.testbed.install.provision import install
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run import checkpoint_cache as backups
 from labkit.testbed.run.checkpoint_cache import SAVED, CheckpointCache, refuse_incomplete
@@ -55,7 +55,7 @@ def lied_to(bed: Inventory, tmp_path: Path) -> Iterator[tuple[Path, object]]:
 def refused(place: Path, fleet: Fleet, **options: object) -> HostOutcome:
     """Fetch from a host that lies; return its row, after looking for what it may have written."""
     before = tree(place)
-    row = fetch(fleet, folder=place / "a/b/c/runs", **options)["h0"]
+    row = fetch(fleet, runs=place / "a/b/c/runs", **options)["h0"]
     after = {path: content for path, content in tree(place).items() if path not in before}
     assert all(content is None and ("/runs" in path) for path, content in after.items()), after
     assert not any("h0" in path for path in after), "not even an empty folder of that host"
@@ -101,12 +101,12 @@ def test_links_that_lie_in_the_target_are_not_followed(fleet, up, tmp_path, wher
     link = tmp_path / "runs" / where.replace("run", "linked", 1)
     link.parent.mkdir(parents=True)
     link.symlink_to(tmp_path / "outside")
-    row = fetch(fleet, "linked", folder=tmp_path / "runs")["h0"]
+    row = fetch(fleet, "linked", runs=tmp_path / "runs")["h0"]
     assert not row.ok
     assert "is a symbolic link" in row.did
     assert tree(tmp_path / "outside") == {"h0": None, "h0/mine": b"mine"}
     link.unlink()
-    assert fetch(fleet, "linked", folder=tmp_path / "runs")["h0"].ok
+    assert fetch(fleet, "linked", runs=tmp_path / "runs")["h0"].ok
 
 
 def test_one_host_that_lies_does_not_keep_the_others_from_being_fetched(lied_to, bed, up):
@@ -116,7 +116,7 @@ def test_one_host_that_lies_does_not_keep_the_others_from_being_fetched(lied_to,
     run.mkdir(parents=True, exist_ok=True)
     (run / "run.json").write_text("{}")
     with Fleet(replace(bed, machines=(evil, bed["h1"]))) as fleet:
-        rows = fetch(fleet, "honest", folder=place / "runs")
+        rows = fetch(fleet, "honest", runs=place / "runs")
     assert [row.ok for row in rows] == [False, True]
     assert (place / "runs/honest/hosts/h1/run.json").read_text() == "{}"
 
@@ -130,7 +130,7 @@ def test_hosts_that_do_not_answer_or_show_another_key_are_named_under_fetch(bed,
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").write_text("{}")
     with Fleet(replace(bed, machines=machines, known_hosts=tmp_path / "known")) as fleet:
-        for rows in (fetch(fleet, folder=tmp_path / "runs"), fetch(fleet, "seen", folder=tmp_path / "runs")):
+        for rows in (fetch(fleet, runs=tmp_path / "runs"), fetch(fleet, "seen", runs=tmp_path / "runs")):
             assert [row.ok for row in rows] == [False] * 3
             assert "Another machine may be answering in its place" in rows["h1"].did
             assert "cannot be reached" in rows["h2"].did
@@ -139,7 +139,7 @@ def test_hosts_that_do_not_answer_or_show_another_key_are_named_under_fetch(bed,
     with Fleet(replace(bed, machines=(*machines, bed["h0"]), known_hosts=tmp_path / "known")) as fleet:
         (up.home("h0") / ".labkit/runs/seen").mkdir(parents=True, exist_ok=True)
         (up.home("h0") / ".labkit/runs/seen/run.json").write_text("{}")
-        rows = fetch(fleet, "seen", folder=tmp_path / "runs")
+        rows = fetch(fleet, "seen", runs=tmp_path / "runs")
         assert [row.ok for row in rows] == [False] * 3 + [True]
         assert "another key" in rows["h1"].did
 
@@ -202,7 +202,7 @@ def test_a_backup_that_is_cut_off_is_none(lied_to, monkeypatch):
     place, lying = lied_to
     monkeypatch.setattr(backups, "PATIENCE_S", 0.5)
     fleet = lying("silent")
-    with pytest.raises(Exception, match=r"no checkpoint of job-0: nothing came for 0.5 s"):
+    with pytest.raises(Exception, match=r"no checkpoint of job-0: nothing arrived for 0.5 s"):
         CheckpointCache(fleet, place / "kept", run="r").fetch(fleet.inventory["h0"], folder="x", task="job-0")
     assert not list((place / "kept").iterdir())
 
@@ -221,7 +221,7 @@ def test_doctor_and_deploy_tell_of_a_host_that_lies_in_one_line(lied_to, lie):
     _, lying = lied_to
     (finding,) = examine(lying(lie), torch=False).findings
     assert (finding.host, finding.check, finding.state) == ("h0", "reach", Severity.FAULT)
-    row = deploy(lying(lie))["h0"]
+    row = install(lying(lie))["h0"]
     assert not row.ok
     for text in (finding.found, finding.hint, row.did, row.hint):
         assert text.isprintable()

@@ -144,7 +144,7 @@ ssh = { proxy_jump = "a b", python = "py\\nthon" }
         "host 2 (b): ssh: address is '$(reboot)'; expected no blanks, quotes or shell characters",
         "host 2 (b): ssh: user is '-oProxyCommand=x'",
         "host 2 (b): ssh: folder is 'labkit'; expected an absolute path, or one that begins with ~/",
-        "host 2 (b): ssh: config holds for all hosts",
+        "host 2 (b): ssh: config is an option of all hosts",
         "host 3 (c): ssh: python is 'py\\nthon'; expected no control characters",
         "host c: proxy_jump is 'a b'; expected user@host:port",
     ]:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -20,9 +21,13 @@ from typing import Any
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.elastic.process.launchers import running, wait_for_end
-from labkit.testbed.run.job_process import JOB, RESULT, TASK, JobRequest
-from labkit.testbed.run.order_socket import ask
+from labkit.elastic.process.local_members import running
+from labkit.proc import wait_for_end
+from labkit.testbed.agent.errors import AgentRefused
+from labkit.testbed.run.job_process import JOB, RESULT, TASK
+from labkit.testbed.run.job_request import JobRequest
+from labkit.testbed.run.orders import ErrorReply, MemberReply, PlaceOrder, StatusReply, message_of, order_of, reply_of
+from labkit.unix_sockets import reached
 
 WITHIN_S = 60.0
 WANTED: dict[str, Any] = {
@@ -33,6 +38,20 @@ WANTED: dict[str, Any] = {
     ],
     "place": {"a/0": [1, 1]},
 }  # fmt: skip
+
+
+def ask(path: Path, order: dict[str, Any]) -> dict[str, Any]:
+    """Send an order to the socket of a job; return the answer."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(30.0)
+        with reached(path) as address:
+            sock.connect(address)
+        sock.sendall(json.dumps(order).encode() + b"\n")
+        with sock.makefile("rb") as lines:
+            answer = lines.readline()
+    if not answer.endswith(b"\n"):
+        raise ConnectionResetError(f"{path} ended before it answered.")
+    return dict(json.loads(answer))
 
 
 class Task:
@@ -193,3 +212,46 @@ def test_a_description_that_makes_no_sense_is_told_with_what_is_wrong(tmp_path: 
     (tmp_path / JOB).write_text(json.dumps({**WANTED, **wrong}))
     with pytest.raises(InputError, match=what):
         JobRequest.read(tmp_path / JOB)
+
+
+def test_a_request_survives_its_file(tmp_path: Path) -> None:
+    (tmp_path / JOB).write_text(json.dumps(WANTED))
+    request = JobRequest.read(tmp_path / JOB)
+    (tmp_path / JOB).write_bytes(request.to_json())
+    assert JobRequest.read(tmp_path / JOB) == request
+    assert request.sites[1].address == "127.0.0.2"
+
+
+def test_a_request_with_a_misspelt_field_of_a_site_is_refused(tmp_path: Path) -> None:
+    site = {"name": "a/0", "host": "a", "adress": "127.0.0.1"}
+    (tmp_path / JOB).write_text(json.dumps({**WANTED, "sites": [site]}))
+    with pytest.raises(InputError, match=r"sites\.0\.adress: Unexpected keyword argument"):
+        JobRequest.read(tmp_path / JOB)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"", b"[]", b'{"do": "dance"}', b'{"do": "place"}', b'{"do": "place", "place": {"a/0": [1]}}',
+        b'{"do": "stop", "save": "perhaps"}', b'{"do": "stop", "safe": true}', b"[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_order_is_refused_with_the_orders_that_there_are(line: bytes) -> None:
+    with pytest.raises(InputError, match=r"is no order; .*expected one of .*host_home"):
+        order_of(line)
+
+
+def test_an_order_is_what_its_line_says() -> None:
+    order = PlaceOrder(place={"a/0": (1, 1)})
+    assert order_of(json.dumps(message_of(order)).encode()) == order
+
+
+def test_a_reply_of_another_form_is_refused_as_a_fault_of_its_host() -> None:
+    member = {"name": "ps-0", "role": "ps", "site": "a/0", "pid": 5, "joined": True}
+    status = reply_of(StatusReply, {"phase": "training", "step": 3, "loss": None, "members": [member]})
+    assert isinstance(status, StatusReply)
+    assert status.members == [MemberReply("ps-0", "ps", "a/0", 5, joined=True)]
+    assert reply_of(StatusReply, {"error": "no"}) == ErrorReply("no")
+    for wrong in ({}, [], {"phase": 1}, {**message_of(status), "members": [{**member, "pid": "x"}]}):
+        with pytest.raises(AgentRefused, match="not the form"):
+            reply_of(StatusReply, wrong)

@@ -14,7 +14,7 @@ import pytest
 
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError
-from labkit.testbed.run.job_events import event_of, result_of
+from labkit.testbed.run.job_events import JobResult, event_of, result_of
 from labkit.testbed.terminal import plain
 
 HELLO = {
@@ -145,7 +145,7 @@ def test_an_agent_that_sends_without_being_asked_fills_no_memory(lying):
 
 
 def test_a_greeting_in_front_of_the_bridge_is_dropped_even_without_a_newline(lying):
-    assert lying("").bridge["python"] == "p"
+    assert lying("").bridge.python == "p"
 
 
 def test_letters_that_a_terminal_obeys_are_shown_instead():
@@ -183,8 +183,8 @@ def test_an_event_of_a_job_that_is_none_is_refused(line):
 
 
 def test_what_a_job_writes_at_its_end_is_checked():
-    assert result_of(b'{"steps": null, "failure": "a\\u001bb"}') == {"steps": None, "failure": "a\ufffdb"}
-    assert result_of(b'{"steps": 5, "failure": null, "digest": "d"}')["steps"] == 5
+    assert result_of(b'{"steps": null, "failure": "a\\u001bb"}') == JobResult(failure="a\ufffdb")
+    assert result_of(b'{"steps": 5, "failure": null, "digest": "d"}') == JobResult(steps=5, digest="d")
     for wrong in (b"", b"[]", b'{"steps": "5"}', b'{"steps": 1e400}', b'{"failure": {}}', b"\xff"):
         with pytest.raises(AgentError, match="are not what labkit writes"):
             result_of(wrong)

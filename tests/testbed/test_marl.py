@@ -56,7 +56,7 @@ def test_a_policy_that_was_trained_on_a_measured_testbed_places_jobs_there(own_f
             worker_demand=amounts(gpus=1, cpus=0.1), ps_demand=amounts(cpus=0.1),
         )  # fmt: skip
         run = deploy(
-            jobs, inventory=hosts, scheduler=f"marl(weights='{tmp_path / 'w.safetensors'}')", folder=tmp_path / "runs",
+            jobs, inventory=hosts, scheduler=f"marl(weights='{tmp_path / 'w.safetensors'}')", runs=tmp_path / "runs",
             training=TINY, interference=file,
         )  # fmt: skip
     assert run.summary["n_unfinished"] == 0

@@ -10,6 +10,7 @@ from labkit.core import Cause, Kind, Quantity, Role
 from labkit.core.ledger import Ledger
 from labkit.elastic.event_quantities import EventQuantities, MemberName
 from labkit.testbed.agent.errors import AgentRefused
+from labkit.testbed.agent.shapes import HostMeasurement, HostUse, Used
 from labkit.testbed.run.job_events import event_of
 from labkit.testbed.run.measuring import RunMeasuring, _rows, _used
 from labkit.testbed.run.progress import Progress
@@ -17,11 +18,12 @@ from labkit.testing.backends import same_events
 from tests.testbed.test_backend import jobs_of
 
 
-def said(at_s: float, **cpu_s: float) -> dict[str, dict[str, Any]]:
-    """Return what the agent of host h0 says of the processes of job 0."""
+def said(at_s: float, **cpu_s: float) -> dict[str, HostMeasurement]:
+    """Return the measurement of host h0 with the processes of job 0."""
     processes = {pid.removeprefix("p"): seconds for pid, seconds in cpu_s.items()}
-    task = {"run": "r", "task": "job-0", "processes": processes, "processes_mb": dict.fromkeys(processes, 500.0)}
-    return {"h0": {"boot_s": at_s, "tasks": [task]}}
+    memory_mb = dict.fromkeys(processes, 500.0)
+    used = Used("r", "job-0", 1, 0.0, 0.0, 0.0, 0.0, processes=processes, processes_mb=memory_mb)
+    return {"h0": HostMeasurement(at_s, HostUse(0.0, 0.0, 0.0, 0.0), [used])}
 
 
 def heard(*events: tuple[str, dict[str, Any]]) -> EventQuantities:
@@ -128,14 +130,14 @@ class OneHost:
 
     up, run = {"h0": True}, "r"
 
-    def __init__(self, *answers: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, *answers: dict[str, HostMeasurement]) -> None:
         self.answers = list(answers)
 
     def agent(self, name: str) -> OneHost:
         self.name = name
         return self
 
-    def measure(self, *, each: bool) -> dict[str, Any]:
+    def measure(self, *, each: bool) -> HostMeasurement:
         assert each
         return self.answers.pop(0)[self.name] if len(self.answers) > 1 else self.answers[0][self.name]
 
@@ -146,7 +148,7 @@ def test_measurements_of_a_run_reach_the_ledger_as_those_of_a_simulation_do() ->
     from labkit.topology import no_network
 
     heard_rows: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    measuring = RunMeasuring(OneHost(said(1, p5=1.0), said(3, p5=2.0)), every_s=0.05, tell=heard_rows.put)  # type: ignore[arg-type]
+    measuring = RunMeasuring(OneHost(said(1, p5=1.0), said(3, p5=2.0)), every_s=0.05, on_rows=heard_rows.put)  # type: ignore[arg-type]
     measuring.note(0, {"event": "started", "name": "worker-0", "pid": 5, "host": "h0"})
     ledger = Ledger(jobs_of(1), no_network(1))
     while ledger.use.newest[0, Role.WORKER, Quantity.CORES] != 0.5:

@@ -42,11 +42,11 @@ def left_over(inventory: Inventory) -> list[str]:
         said = [(name, run) for name in inventory.names for run in hosts.agent(name).list()]
         hosts.close()
     return [
-        f"{name}: {run['run']}/{task}"
+        f"{name}: {run.run}/{task}"
         for name, run in said
-        if run["run"].startswith("profile-")
-        for task, its in run["tasks"].items()
-        if its["phase"] != "ended"
+        if run.run.startswith("profile-")
+        for task, its in run.tasks.items()
+        if its.phase != "ended"
     ]
 
 
@@ -214,7 +214,7 @@ def test_the_command_line_measures_and_simulates(bed: Inventory, tmp_path: Path)
     out = tmp_path / "laptop.json"
     words = [
         "profile",
-        "--hosts",
+        "--inventory",
         str(bed.path),
         "--models",
         "dssm",
@@ -238,12 +238,12 @@ def test_the_command_line_measures_and_simulates(bed: Inventory, tmp_path: Path)
         "--scheduler",
         "fifo",
         "--json",
-        "--folder",
+        "--runs",
         str(tmp_path / "runs"),
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["mean_jct_s"] > 0
-    done = labkit("profile", "--hosts", str(bed.path), "--models", "dssm", "--loads", "x")
+    done = labkit("profile", "--inventory", str(bed.path), "--models", "dssm", "--loads", "x")
     assert (done.returncode, done.stdout) == (2, "")
     assert "'x' is no number of cores" in done.stderr
 

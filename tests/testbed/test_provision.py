@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.testbed.install.provision import deploy, python_of, sweep
+from labkit.testbed.install.provision import install, python_of, sweep
 from labkit.testbed.install.wheel import build
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.onhost import source
@@ -67,13 +67,13 @@ def version_there(fleet: Fleet, host: str = "h0") -> str:
 
 def test_the_second_deploy_asks_one_thing_and_copies_nothing(bed, folder, monkeypatch):
     with Fleet(elsewhere(bed, folder=f"~/{folder.name}")) as fleet:
-        first = deploy(fleet).checked()
+        first = install(fleet).checked()
         assert {row.numbers["files"] for row in first} == {len(build().files)}
         listed = fleet.run(["sh", "-c", 'cd && find "$1" -printf "%p %T@\\n"', "sh", folder.name]).checked()
         commands = []
         run = fleet.run
         monkeypatch.setattr(fleet, "run", lambda argv, **more: commands.append(argv) or run(argv, **more))
-        second = deploy(fleet).checked()
+        second = install(fleet).checked()
         assert [row.did.split()[0] for row in second] == ["unchanged"] * 4
         assert {row.numbers["bytes"] for row in second} == {0}
         assert len(commands) == 1
@@ -83,10 +83,10 @@ def test_the_second_deploy_asks_one_thing_and_copies_nothing(bed, folder, monkey
 
 
 def test_only_what_changed_travels_and_the_rest_is_taken_from_there(one, package, request):
-    deploy(one, package=package).checked()
+    install(one, package=package).checked()
     before = version_there(one)
     changed = request.getfixturevalue("changed")
-    outcome = deploy(one, package=changed).checked()["h0"]
+    outcome = install(one, package=changed).checked()["h0"]
     assert outcome.numbers["files"] == 3  # the file, and two of metadata that name the version
     assert outcome.numbers["bytes"] < 90_000  # most of it is the list of all files
     after = version_there(one)
@@ -94,14 +94,14 @@ def test_only_what_changed_travels_and_the_rest_is_taken_from_there(one, package
 
 
 def test_who_goes_back_to_an_older_checkout_sends_nothing(one, package, request):
-    deploy(one, package=package).checked()
+    install(one, package=package).checked()
     old = build(package).version
     file = package / "topology" / "export.py"
     before = file.read_text()
-    deploy(one, package=request.getfixturevalue("changed")).checked()
+    install(one, package=request.getfixturevalue("changed")).checked()
     assert version_there(one) != old
     file.write_text(before)
-    outcome = deploy(one, package=package).checked()["h0"]
+    outcome = install(one, package=package).checked()["h0"]
     assert outcome.did.startswith("placed")
     assert outcome.numbers["files"] == 0
     assert version_there(one) == old
@@ -109,16 +109,16 @@ def test_who_goes_back_to_an_older_checkout_sends_nothing(one, package, request)
 
 def test_what_was_damaged_on_a_host_is_mended(one, package, folder):
     hash = build(package).hash
-    deploy(one, package=package).checked()
+    install(one, package=package).checked()
     (folder / "env" / hash / "lib" / "labkit" / "core" / "errors.py").write_text("broken")
-    outcome = deploy(one, package=package).checked()["h0"]
+    outcome = install(one, package=package).checked()["h0"]
     assert outcome.numbers["files"] == 1
     assert version_there(one) == build(package).version
     assert set(os.listdir(folder / "env")) == {".lock", hash, "current"}
 
 
 def test_another_labkit_in_the_working_folder_does_not_hide_the_deployed_one(one, folder):
-    deploy(one).checked()
+    install(one).checked()
     (folder / "labkit.py").write_text("raise SystemExit('hidden')")
     python = python_of(one.inventory["h0"])
     answers = one.run(["sh", "-c", 'cd "$1" && "$2" -m labkit.cli --help', "sh", str(folder), python])
@@ -127,7 +127,7 @@ def test_another_labkit_in_the_working_folder_does_not_hide_the_deployed_one(one
 
 def test_a_deploy_that_was_cut_off_leaves_the_old_labkit_working(one, package, changed, folder):
     """What follows on stdin ends in the middle, as when a connection breaks."""
-    deploy(one, package=package).checked()
+    install(one, package=package).checked()
     before = sorted(os.listdir(folder / "env"))
     order = {"hash": "0" * 16, "version": "0", "base": sys.executable, "files": {"a": "b"}, "sent": [], "bytes": 1000}
     said = subprocess.run(
@@ -143,7 +143,7 @@ def test_what_a_killed_deploy_left_half_done_is_removed_by_the_next(one, folder)
     left = folder / "env" / f".making-{build().hash}"
     (left / "lib" / "labkit").mkdir(parents=True)
     (left / "lib" / "labkit" / "half.py").write_text("x")
-    deploy(one).checked()
+    install(one).checked()
     assert not left.exists()
     assert not list((folder / "env").rglob("half.py"))
 
@@ -153,7 +153,7 @@ def test_two_deploys_at_once_both_succeed(bed, folder):
 
     def once():
         with Fleet(elsewhere(bed.only("h0"), folder=str(folder))) as fleet:
-            found.append(deploy(fleet))
+            found.append(install(fleet))
 
     threads = [threading.Thread(target=once) for _ in range(3)]
     for thread in threads:
@@ -180,11 +180,11 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_named_and_the_old_labkit_goes_on(bed, small_disk, package, request):
     with Fleet(elsewhere(bed.only("h0"), folder=str(small_disk / "labkit"))) as fleet:
-        deploy(fleet, package=package).checked()
+        install(fleet, package=package).checked()
         changed = request.getfixturevalue("changed")
         free = shutil.disk_usage(small_disk).free
         (small_disk / "filler").write_bytes(bytes(max(0, free - 500_000)))
-        outcome = deploy(fleet, package=changed)["h0"]
+        outcome = install(fleet, package=changed)["h0"]
         assert not outcome.ok
         assert "No space left" in outcome.did
         assert "MB free" in outcome.did
@@ -202,7 +202,7 @@ def test_a_folder_that_cannot_be_written_is_named(bed, folder, place):
     (folder / "taken").write_text("")
     path = str(folder / "taken" / "x") if place == "a file" else "/proc/labkit"
     with Fleet(elsewhere(bed.only("h0,h1"), folder=path)) as fleet:
-        outcomes = deploy(fleet)
+        outcomes = install(fleet)
     for outcome in outcomes:
         assert path.split("/x")[0] in outcome.did
         assert outcome.hint
@@ -210,7 +210,7 @@ def test_a_folder_that_cannot_be_written_is_named(bed, folder, place):
 
 def test_a_host_without_the_python_that_the_inventory_names_says_so(bed):
     with Fleet(elsewhere(bed.only("h0"), python="/no/such/python")) as fleet:
-        outcome = deploy(fleet)["h0"]
+        outcome = install(fleet)["h0"]
     assert outcome.did == "there is no program /no/such/python"
     assert "python = " in outcome.hint
 
@@ -221,7 +221,7 @@ def test_a_python_that_is_too_old_is_named(bed, folder):
     old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{trick}" "$@"\n')
     old.chmod(0o755)
     with Fleet(elsewhere(bed.only("h0"), python=str(old), folder=str(folder))) as fleet:
-        outcome = deploy(fleet)["h0"]
+        outcome = install(fleet)["h0"]
     assert outcome.did == f"{old} is Python 3.9.1"
     assert "3.11 or newer" in outcome.hint
 
@@ -230,7 +230,7 @@ def test_one_host_that_is_down_does_not_stop_the_others(bed, folder):
     machines = elsewhere(bed, folder=f"~/{folder.name}").machines
     broken = Inventory(bed.path, (machines[0], elsewhere(bed, port=1).machines[1], *machines[2:]), bed.known_hosts)
     with Fleet(broken) as fleet:
-        outcomes = deploy(fleet)
+        outcomes = install(fleet)
         assert [row.ok for row in outcomes] == [True, False, True, True]
         assert "cannot be reached" in outcomes["h1"].did
         fleet.run(["rm", "-r", f"~/{folder.name}"], only=["h0", "h2", "h3"]).checked()
@@ -251,14 +251,14 @@ def test_what_a_host_lacks_is_installed_from_a_wheelhouse_without_a_network(one,
     tiny(tmp_path / "house")
     lines = []
     order = {"wheelhouse": tmp_path / "house", "requirements": ("tiny>=1.5",)}
-    deploy(one, **order, stream=lambda host, line: lines.append(line)).checked()
+    install(one, **order, stream=lambda host, line: lines.append(line)).checked()
     assert any("lacks tiny>=1.5" in line for line in lines)
     asked = "import tiny, labkit, sys; print(tiny.SIZE, sys.prefix)"
     told = one.run([python_of(one.inventory["h0"]), "-c", asked]).checked()["h0"].stdout
     assert told.split()[0] == "1"
     assert f"{folder}/env/base-" in told
     assert not (folder / "env" / "wheels").exists()
-    assert deploy(one, **order)["h0"].did.startswith("unchanged")
+    assert install(one, **order)["h0"].did.startswith("unchanged")
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ def test_pip_on_a_host_asks_the_index_of_its_own_pip_conf_and_the_one_that_is_na
     config.write_text(f"[global]\nindex-url = {(tmp_path / 'tiny-index').as_uri()}\n")
     try:
         index = (tmp_path / "weeny-index").as_uri()
-        deploy(one, requirements=("tiny>=1.5", "weeny>=1.5"), index=index).checked()
+        install(one, requirements=("tiny>=1.5", "weeny>=1.5"), index=index).checked()
     finally:
         config.unlink()
     told = one.run([python_of(one.inventory["h0"]), "-c", "import tiny, weeny; print(tiny.SIZE + weeny.SIZE)"])
@@ -284,15 +284,15 @@ def test_an_index_that_is_none_is_refused_before_anything_is_done(one, tmp_path)
     tiny(tmp_path)
     for wrong in ("--index", "somewhere", "https://a b", "http://x\n"):
         with pytest.raises(InputError, match="expected https://"):
-            deploy(one, index=wrong)
+            install(one, index=wrong)
     with pytest.raises(InputError, match="no wheelhouse with it"):
-        deploy(one, index="https://index.example", wheelhouse=tmp_path)
+        install(one, index="https://index.example", wheelhouse=tmp_path)
 
 
 @pytest.mark.slow
 def test_a_wheelhouse_that_lacks_something_is_named_and_nothing_stays(one, folder, tmp_path):
     tiny(tmp_path / "house")
-    outcome = deploy(one, wheelhouse=tmp_path / "house", requirements=("tiny>=1.5", "absent>=2"))["h0"]
+    outcome = install(one, wheelhouse=tmp_path / "house", requirements=("tiny>=1.5", "absent>=2"))["h0"]
     assert "pip could not install" in outcome.did
     assert "the wheelhouse lacks something" in outcome.hint
     assert sorted(os.listdir(folder / "env")) == [".lock", "wheels"]
@@ -302,17 +302,17 @@ def test_a_wheelhouse_that_lacks_something_is_named_and_nothing_stays(one, folde
 
 def test_an_empty_wheelhouse_is_refused_before_anything_is_done(one, tmp_path):
     with pytest.raises(InputError, match="holds no wheel"):
-        deploy(one, wheelhouse=tmp_path)
+        install(one, wheelhouse=tmp_path)
 
 
 def test_gc_removes_what_nobody_uses_and_never_what_runs(one, package, request, folder):
-    deploy(one, package=package).checked()
+    install(one, package=package).checked()
     old = build(package).hash
     with one.stream("h0", [python_of(one.inventory["h0"]), "-c", "print(1, flush=True); input()"]) as running:
         assert running.read(2) == b"1\n"
         changed = request.getfixturevalue("changed")
         new = build(changed).hash
-        deploy(one, package=changed).checked()
+        install(one, package=changed).checked()
         (folder / "env" / "notes").mkdir()
         assert sweep(one)["h0"].numbers["environments"] == 0
         assert old in os.listdir(folder / "env")
@@ -333,7 +333,7 @@ def test_gc_removes_what_nobody_uses_and_never_what_runs(one, package, request, 
 @pytest.mark.parametrize("name", ["a b", "it's", "$HOME", "`id`; x", '"q"', "ünï"])
 def test_odd_names_of_folders_stay_names(bed, folder, name):
     with Fleet(elsewhere(bed.only("h0"), folder=str(folder / name))) as fleet:
-        deploy(fleet).checked()
+        install(fleet).checked()
         assert version_there(fleet) == build().version
         assert sweep(fleet).ok
     assert os.listdir(folder) == [name]
@@ -341,13 +341,13 @@ def test_odd_names_of_folders_stay_names(bed, folder, name):
 
 def test_a_folder_that_pythons_path_cannot_hold_is_refused(bed, folder):
     with Fleet(elsewhere(bed.only("h0"), folder=str(folder / "a:b"))) as fleet:
-        outcome = deploy(fleet)["h0"]
+        outcome = install(fleet)["h0"]
     assert "has a ':'" in outcome.did
     assert os.listdir(folder) == []
 
 
 def test_a_deploy_that_is_killed_while_it_receives_changes_nothing(one, package, folder):
-    deploy(one, package=package).checked()
+    install(one, package=package).checked()
     before = sorted(os.listdir(folder / "env"))
     order = {"hash": "0" * 16, "version": "0", "base": sys.executable, "files": {}, "sent": [], "bytes": 10_000}
     machine = one.inventory["h0"]
@@ -359,4 +359,4 @@ def test_a_deploy_that_is_killed_while_it_receives_changes_nothing(one, package,
         while stream.read(100):
             pass
     assert sorted(os.listdir(folder / "env")) == before
-    assert deploy(one, package=package)["h0"].did.startswith("unchanged")
+    assert install(one, package=package)["h0"].did.startswith("unchanged")

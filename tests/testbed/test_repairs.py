@@ -44,7 +44,7 @@ class Mends:
 
 @pytest.mark.slow
 def test_a_server_is_replaced_and_blocks_are_balanced_while_every_sample_counts_once(tmp_path: Path) -> None:
-    record = auto("wide_deep", steps=1500, servers=2, workers=1, scheduler=Mends(), folder=tmp_path, training=QUICK)
+    record = auto("wide_deep", steps=1500, servers=2, workers=1, scheduler=Mends(), runs=tmp_path, training=QUICK)
     rows = record.events
     mended = rows[rows["kind"] == Kind.REPAIRED]
     assert mended["value"].tolist() == [Repair.REPLACE, Repair.BALANCE]
@@ -70,14 +70,14 @@ def test_a_server_at_a_quarter_of_its_cores_is_found_and_replaced_and_speed_come
 
     async def story() -> None:
         run = live_auto(
-            "wide_deep", steps=10**6, cores=0.8, folder=tmp_path, scheduler=KEEPS_ITS_PLAN, training=training,
+            "wide_deep", steps=10**6, cores=0.8, runs=tmp_path, scheduler=KEEPS_ITS_PLAN, training=training,
         )  # fmt: skip
         run.start()
         try:
             await run.happened("progressed", n=20)
             began_s = run.now_s
-            (victim,) = (member for member in run.members() if member["name"] == "ps-1")
-            with Slowed(victim["pid"], share=TWO_SERVERS.ps_cores / 4):
+            (victim,) = (member for member in run.members() if member.name == "ps-1")
+            with Slowed(victim.pid, share=TWO_SERVERS.ps_cores / 4):
                 await asyncio.wait_for(run.happened("repaired"), timeout=60)
             mended_s = run.now_s
             await run.until(mended_s + 12)

@@ -201,7 +201,7 @@ def main():
 main()
 """
 DEPLOY = (
-    "deploy(jobs_of(1, steps={steps}), inventory={hosts!r}, scheduler='fifo', name='mine', folder={folder!r},"
+    "deploy(jobs_of(1, steps={steps}), inventory={hosts!r}, scheduler='fifo', name='mine', runs={folder!r},"
     " training=TINY, **told)"
 )
 
@@ -244,7 +244,7 @@ def goes_on(record: RunRecord) -> None:
     assert not ran(rows, Kind.DROPPED), told
     assert ran(rows, Kind.COMPLETED) == [0], told
     assert (np.diff(rows["time_s"]) >= 0).all()
-    assert len(load(record.info.run, root=ROOT[0]).events) == len(rows), "what is told is what is written"
+    assert len(load(record.info.run, runs=ROOT[0]).events) == len(rows), "what is told is what is written"
 
 
 ROOT: list[Path] = []
@@ -269,7 +269,7 @@ def lease_is_over(hosts: Inventory) -> bool:
         for machine in hosts:
             with agent_of(fleet, machine) as agent:
                 for run in agent.list():
-                    if run["over"] == "lease" and all(task["phase"] == "ended" for task in run["tasks"].values()):
+                    if run.over == "lease" and all(task.phase == "ended" for task in run.tasks.values()):
                         return True
     return False
 

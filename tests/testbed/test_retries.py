@@ -42,7 +42,7 @@ def test_progress_forgives_a_job_and_training_forgives_a_host():
     assert fails(found, steps=0.0, others=["h1"]).aside == 10
     assert not fails(found, steps=20.0, others=["h1"]).drop
     assert found.n_of(0) == 1
-    found.well("h0")
+    found.succeeded("h0")
     assert fails(found, steps=40.0, others=["h1"]).aside == 10
     assert fails(found, steps=60.0, others=["h1"]).aside == 20, "no job trained there in between"
 

@@ -121,9 +121,9 @@ def test_hosts_that_cannot_be_used_are_named_before_anything_starts_or_is_writte
         (changed(bed, "h2", port=1), "1 of 4 hosts cannot be used: h2: .*cannot be reached"),
     ]:
         with pytest.raises(InputError, match=said):
-            deploy(jobs_of(), inventory=inventory, scheduler="fifo", folder=tmp_path / "runs", training=TINY)
+            deploy(jobs_of(), inventory=inventory, scheduler="fifo", runs=tmp_path / "runs", training=TINY)
         assert not (tmp_path / "runs").exists()
-    live = live_deploy(jobs_of(), inventory=inventory, scheduler="fifo", folder=tmp_path / "runs", training=TINY)
+    live = live_deploy(jobs_of(), inventory=inventory, scheduler="fifo", runs=tmp_path / "runs", training=TINY)
     live.start().wait(120)
     assert live.state == "failed"
     assert re.search(said, live.error)
@@ -230,7 +230,7 @@ def test_hostile_names_of_jobs_traces_and_runs_stay_names_down_to_the_processes(
     hosts = bed.only(["h0"])
     jobs = replace_names(jobs_of(2, steps=30), ids=HOSTILE[:2], name=HOSTILE[0] + HOSTILE[2] + HOSTILE[3])
     for name in ("; touch owned\n../../x '\"$(touch owned)", "../../../owned"):
-        record = deploy(jobs, inventory=hosts, scheduler="fifo", name=name, folder=tmp_path / "a ; b's", training=TINY)
+        record = deploy(jobs, inventory=hosts, scheduler="fifo", name=name, runs=tmp_path / "a ; b's", training=TINY)
         assert sorted(ran(record.events, Kind.COMPLETED)) == [0, 1]
         assert record.jobs.id.tolist() == HOSTILE[:2]
     assert [path.name for path in tmp_path.iterdir()] == ["a ; b's"]

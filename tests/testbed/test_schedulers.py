@@ -33,7 +33,7 @@ def test_the_handful_is_there() -> None:
 def test_a_scheduler_runs_a_short_trace_on_machines_to_its_end(bed: Inventory, tmp_path: Path, name: str) -> None:
     hosts = bed.only(["h0", "h1"])
     jobs = jobs_of(3, steps=40, every_s=0.2)
-    record = deploy(jobs, inventory=hosts, scheduler=name, folder=tmp_path, training=TINY)
+    record = deploy(jobs, inventory=hosts, scheduler=name, runs=tmp_path, training=TINY)
     rows = record.events
     assert record.info.state == RunState.DONE
     assert sorted(ran(rows, Kind.COMPLETED)) == [0, 1, 2]

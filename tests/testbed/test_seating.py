@@ -36,7 +36,7 @@ def test_who_comes_for_another_has_its_number_once_that_is_gone():
 def test_amounts_go_to_members_in_the_order_of_tasks():
     seating = seated(("ps-4", "a/0"), ("ps-3", "a/0"))
     assert seating.amounts([Given("a/0", Role.PS, 0.2, None), Given("a/0", Role.PS, 0.4, 1.0)]) == {
-        "ps-4": [0.2, None], "ps-3": [0.4, 1.0],
+        "ps-4": (0.2, None), "ps-3": (0.4, 1.0),
     }  # fmt: skip
     seating.clear()
     assert seating.amounts([Given("a/0", Role.PS, 0.2, None)]) == {}

@@ -19,9 +19,9 @@ from labkit.testbed.ssh.shell import Opening, for_any_shell
 from tests.testbed import shells
 
 REFUSED = {
-    "nologin": "said 'This account is currently not available.'",
-    "endless": "said more than 64 KiB before labkit's command began",
-    "leaving": "said 'no service today' and ended with exit code 7",
+    "nologin": "wrote 'This account is currently not available.'",
+    "endless": "wrote more than 64 KiB before labkit's command began",
+    "leaving": "wrote 'no service today' and ended with exit code 7",
 }
 
 
@@ -60,7 +60,7 @@ def test_whatever_a_shell_says_commands_files_backups_and_agents_are_as_without_
     assert mine["fetch"][:2] == [True, f"2 files, 1.28 MB, in {mine['fetch'][1].rpartition(', in ')[2]}"]
     assert mine["whole"] is True
     assert isinstance(mine["backup"], int)
-    assert mine["deploy"][0], mine["deploy"]
+    assert mine["install"][0], mine["install"]
     assert mine["start"][0], mine["start"]
     assert mine["stop"][0], mine["stop"]
 
@@ -75,10 +75,10 @@ def test_a_shell_that_runs_nothing_is_refused_with_what_it_said(found, name):
     mine = of(found, name)
     (fault,) = mine["faults"]
     assert fault.startswith("reach: its login shell ")
-    for said in (fault, mine["words"], mine["backup"], mine["fetch"][1], mine["deploy"][1], mine["start"][1]):
+    for said in (fault, mine["words"], mine["backup"], mine["fetch"][1], mine["install"][1], mine["start"][1]):
         assert REFUSED[name] in said
         assert "shell that runs commands (chsh" in said or "[ -t 1 ] || return" in said
-    assert not any((mine["fetch"][0], mine["deploy"][0], mine["start"][0], mine["whole"]))
+    assert not any((mine["fetch"][0], mine["install"][0], mine["start"][0], mine["whole"]))
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash", "ksh", "mksh", "zsh", "fish", "tcsh", "csh", "busybox"])

@@ -78,9 +78,9 @@ def test_commands_reach_the_own_runs_alone(found: dict[str, Any]) -> None:
     for what in ("status", "gc", "logs", "start", "stop"):
         for ok, did, hint, _ in others[what]:
             assert not ok
-            assert "the folder belongs to somebody else" in did
+            assert "the folder belongs to another user" in did
             assert "name a folder of your own" in hint
-    assert all("Permission denied" in did for _, did, *_ in others["deploy"])
+    assert all("Permission denied" in did for _, did, *_ in others["install"])
     assert others["lines"] == 0
     for ok, did, *_ in found["bob"]["commands"]["ada"]["status"]:
         assert not ok

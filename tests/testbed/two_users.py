@@ -235,7 +235,7 @@ def ended(session: Any) -> dict[str, Any]:
 
     backend, kinds = session.backend, session.log.rows["kind"]
     agent = backend.hosts.agent("h0")
-    wait_for(lambda: agent.list(RUN)[0]["tasks"]["job-0"]["phase"] == "ended")
+    wait_for(lambda: agent.list(RUN)[0].tasks["job-0"].phase == "ended")
     result = json.loads(agent.read(RUN, task="job-0", file="result.json").data)
     return {
         "steps": result["steps"], "digest": result["digest"], "notes": backend.notes,
@@ -246,11 +246,11 @@ def ended(session: Any) -> dict[str, Any]:
 
 def seen(agent: Any) -> list[str]:
     """Return the tasks that a user's agent lists."""
-    return [f"{agent.hello['folder']}/runs/{run['run']}/{task}" for run in agent.list() for task in run["tasks"]]
+    return [f"{agent.hello.folder}/runs/{run.run}/{task}" for run in agent.list() for task in run.tasks]
 
 
 def cleared(folder: Path, name: str) -> dict[str, Any]:
-    """Clear up after oneself, as `fab gc` and `fab stop --runs` do."""
+    """Clear up after oneself, as `fab gc` and `fab stop --end-runs` do."""
     from labkit.testbed import upkeep
     from labkit.testbed.inventory import Inventory
     from labkit.testbed.run import agents
@@ -283,8 +283,8 @@ def ada(folder: Path) -> dict[str, Any]:
         until(session, Kind.PROGRESSED, n=n_before + 2)
         (deployment,) = backend._deployments
         session._note(backend.apply(Placement.of([0])))
-        with deployment._change:
-            assert deployment._change.wait_for(lambda: not deployment.home, 60)
+        with deployment._state.change:
+            assert deployment._state.change.wait_for(lambda: not deployment.home, 60)
         found = ended(session)
     return found | {"own": cleared(folder, "ada")}
 
@@ -437,7 +437,7 @@ def commands(folder: Path) -> dict[str, Any]:
     def tried(fleet: Fleet) -> dict[str, Any]:
         lines: list[str] = []
         found = {"status": rows(agents.status(fleet)), "gc": rows(upkeep.gc(fleet, older_h=0.0))}
-        found["logs"] = rows(logs.logs(fleet, tell=lambda _, line: lines.append(line)))
+        found["logs"] = rows(logs.logs(fleet, on_line=lambda _, line: lines.append(line)))
         return found | {"lines": len(lines)}
 
     found: dict[str, Any] = {}
@@ -446,7 +446,7 @@ def commands(folder: Path) -> dict[str, Any]:
     with Fleet(Inventory.read(folder / "bob-as-ada.toml")) as fleet:
         found["bob-as-ada"] = tried(fleet) | {
             "start": rows(agents.start(fleet)), "stop": rows(agents.stop(fleet, runs=True)),
-            "deploy": rows(provision.deploy(fleet)),
+            "install": rows(provision.install(fleet)),
         }  # fmt: skip
     with Fleet(Inventory.read(folder / "ada.toml")) as fleet:  # with the key of the other user, or none
         found["ada"] = {"status": rows(agents.status(fleet))}

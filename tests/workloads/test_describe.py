@@ -9,7 +9,7 @@ import pytest
 
 from labkit.core.errors import InputError, TraceError
 from labkit.core.jobs import Jobs
-from labkit.workloads import describe, info, load, scaled, with_epoch_error
+from labkit.workloads import describe, info, offered_load, scaled, with_epoch_error
 from labkit.workloads.readers import write
 
 JOBS = Jobs.of(
@@ -37,16 +37,16 @@ def test_unknown_durations_are_not_counted():
 
 
 def test_load_is_gpu_seconds_asked_over_gpu_seconds_offered():
-    assert load(JOBS, n_gpus=2) == pytest.approx((100 + 600 + 200) / (2 * 400))
-    assert np.isnan(load(JOBS.with_columns(arrival_s=np.zeros(3)), n_gpus=2))
+    assert offered_load(JOBS, n_gpus=2) == pytest.approx((100 + 600 + 200) / (2 * 400))
+    assert np.isnan(offered_load(JOBS.with_columns(arrival_s=np.zeros(3)), n_gpus=2))
     with pytest.raises(InputError, match="n_gpus is 0"):
-        load(JOBS, n_gpus=0)
+        offered_load(JOBS, n_gpus=0)
 
 
 def test_twice_the_load_is_arrivals_twice_as_fast():
     fast = scaled(JOBS, load=2)
     assert fast.arrival_s.tolist() == [0, 50, 200]
-    assert load(fast, n_gpus=3) == pytest.approx(2 * load(JOBS, n_gpus=3))
+    assert offered_load(fast, n_gpus=3) == pytest.approx(2 * offered_load(JOBS, n_gpus=3))
 
 
 @pytest.mark.parametrize("factor", [0, -1, np.nan, np.inf])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import labkit
@@ -38,3 +40,12 @@ def test_a_public_trace_has_a_name_once_it_is_fetched(tmp_path, monkeypatch):
     (tmp_path / "cache" / "philly").mkdir(parents=True)
     (tmp_path / "cache" / "philly" / "philly.csv").write_text("")
     assert located("philly") == tmp_path / "cache" / "philly" / "philly.csv"
+
+
+def test_a_folder_of_the_name_of_a_shipped_trace_counts_only_with_a_trace_in_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("testbed").mkdir()
+    Path("testbed/hosts.toml").touch()
+    assert located("testbed") == FOLDER / "testbed.csv"
+    Path("testbed/part-00000.csv.gz").touch()
+    assert located("testbed") == Path("testbed")

@@ -16,7 +16,7 @@ from labkit.elastic.controller.losses import decoded
 
 if TYPE_CHECKING:
     from labkit.elastic.checkpoint.store import Checkpoint
-    from labkit.elastic.process.member import Spec
+    from labkit.elastic.protocol.spec import Spec
 
 
 class NothingLeftError(InputError):
@@ -96,7 +96,7 @@ def _differences(saved: Checkpoint, spec: Spec) -> list[str]:
 
 def _explained(message: str, folder: Path, spec: Spec) -> str:
     """Return an error about another model, with the first parameter that differs if the former job's spec has it."""
-    from labkit.elastic.process.member import SPEC, Spec
+    from labkit.elastic.protocol.spec import SPEC, Spec
 
     with contextlib.suppress(OSError, ValueError, TypeError):
         before = Spec.load(folder)

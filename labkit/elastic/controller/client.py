@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from labkit.core.errors import InputError
 from labkit.elastic.errors import NoAnswerError, OverError
-from labkit.elastic.process.member import CONTROLLER
 from labkit.elastic.process.time_limits import LOOK_S, Waking
 from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.spec import CONTROLLER_SOCKET
 from labkit.elastic.transport import (
     Access,
     Address,
@@ -51,7 +51,7 @@ class ControllerClient:
     """
 
     def __init__(self, folder: Path, *, lease: Lease, ended: threading.Event, limit_s: float | None = None) -> None:
-        self._address = Address.parse(f"unix:{folder / CONTROLLER}")
+        self._address = Address.parse(f"unix:{folder / CONTROLLER_SOCKET}")
         self._lease, self._ended = lease, ended
         self._limit_s = max(ANSWER_LEASES * lease.base_s, ANSWER_S) if limit_s is None else limit_s
         self._channel: Channel | None = None

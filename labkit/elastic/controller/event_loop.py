@@ -11,8 +11,8 @@ from typing import ParamSpec
 
 from labkit.elastic.controller.job_files import EventWriter
 from labkit.elastic.controller.state_machine import Controller
-from labkit.elastic.process.member import Spec
 from labkit.elastic.protocol.commands import Command
+from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.transport import Lease
 
 P = ParamSpec("P")

@@ -34,28 +34,24 @@ class JobConfig:
 
     Attributes
     ----------
-    servers, workers : int
-        How many of each.
+    place : dict
+        Workers and servers by name of the site.
     save_every : int
         Steps between two checkpoints; 0: only the last state is saved.
     standby : bool
         Whether every block has a replica.
     parent : int
         Number of the process with which the job ends; 0: it goes on by itself.
-    place : dict, optional
-        Workers and servers of each site.
     restarts, restarts_within_s : int, float
         See `Deaths`.
     differs : list of str
         How the training differs from the one whose checkpoint it continues.
     """
 
-    servers: int
-    workers: int
+    place: dict[str, tuple[int, int]]
     save_every: int = 0
     standby: bool = False
     parent: int = 0
-    place: dict[str, list[int]] | None = None
     restarts: int = RESTARTS
     restarts_within_s: float = WITHIN_S
     differs: list[str] = field(default_factory=list)

@@ -17,12 +17,14 @@ from labkit.elastic.controller.job_files import now
 from labkit.elastic.failure import last_line
 from labkit.elastic.process.causes import BY_FORCE, NO_MEMORY, OOM_KILLED, of_exit
 from labkit.elastic.process.credentials import Credentials
-from labkit.elastic.process.launchers import Launcher, LocalLauncher, RemoteLauncher, StartRequest
-from labkit.elastic.process.member import SPEC
+from labkit.elastic.process.launchers import Launcher, StartRequest
+from labkit.elastic.process.local_launcher import LocalLauncher
+from labkit.elastic.process.remote_launcher import RemoteLauncher
 from labkit.elastic.protocol.commands import End, Start
 from labkit.elastic.protocol.messages import FrameKind
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.sites import Site, hosts_of, launcher_name
+from labkit.elastic.protocol.spec import SPEC
 from labkit.elastic.transport import Channel, FrameError, TransportError
 
 MEANINGS = {

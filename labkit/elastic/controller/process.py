@@ -43,14 +43,14 @@ from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.process.causes import FAILED, NO_MEMORY, told
 from labkit.elastic.process.credentials import Credentials, Secrets
-from labkit.elastic.process.launchers import wait_for_end
-from labkit.elastic.process.member import CONTROLLER, Spec
 from labkit.elastic.process.usage import EVERY_S
 from labkit.elastic.protocol.blocks import TENSOR
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.protocol.network import HOST, NetworkConfig, Refusals
+from labkit.elastic.protocol.spec import CONTROLLER_SOCKET, Spec
 from labkit.elastic.transport import Access, Address, Channel, Lease, Listener
 from labkit.oom import is_memory
+from labkit.proc import wait_for_end
 
 TICKS_OF_A_LEASE: Final = 12
 """How often leases of samples are checked within one lease."""
@@ -112,7 +112,7 @@ class ControllerProcess:
 
     def _listen(self, network: str) -> list[Listener]:
         """Listen for clients at a socket in the folder of the job, and for members on its network."""
-        (self._folder / CONTROLLER).unlink(missing_ok=True)  # of a controller that died
+        (self._folder / CONTROLLER_SOCKET).unlink(missing_ok=True)  # of a controller that died
         receivers = Receivers(
             opened=self._on_opened, closed=self._on_closed, reported=self._on_report,
             copied=self._checkpoints.on_copy, asked=self._clients.on_request, hosted=self._hosts.on_message,
@@ -121,7 +121,7 @@ class ControllerProcess:
         refused = Refusals(lambda **columns: self._loop.post(self._on_refused, columns))
         terms: dict[str, Any] = {"welcome": admission, "lease": self._lease, "refused": refused}
         gate = self._credentials.gate(**terms)  # a process that connects here may ask for its address
-        local = Listener(Address.parse(f"unix:{self._folder / CONTROLLER}"), access=Access(), **terms)
+        local = Listener(Address.parse(f"unix:{self._folder / CONTROLLER_SOCKET}"), access=Access(), **terms)
         return [listener for listener in (local, gate) if listener is not None]
 
     # --- the loop
@@ -198,7 +198,7 @@ class ControllerProcess:
         config = self._config
         if config.differs:
             self._events.write("differs", {"from": config.differs})
-        self._execute(self._machine.start(servers=config.servers, workers=config.workers, place=config.place))
+        self._execute(self._machine.start(place=config.place))
 
     def _take_over(self, state: dict[str, Any]) -> None:
         """Continue with the processes of a controller that died."""

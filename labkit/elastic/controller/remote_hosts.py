@@ -8,8 +8,8 @@ from typing import Any
 from labkit.elastic.controller.event_loop import ControllerRuntime
 from labkit.elastic.controller.member_processes import MemberProcesses
 from labkit.elastic.controller.resource_use import ResourceUse
-from labkit.elastic.process.launchers import RemoteLauncher
-from labkit.elastic.process.member import PATIENCE_LEASES
+from labkit.elastic.process.remote_launcher import RemoteLauncher
+from labkit.elastic.process.time_limits import PATIENCE_LEASES
 from labkit.elastic.protocol.sites import Site
 from labkit.elastic.transport import Channel
 

@@ -1,22 +1,22 @@
-"""What a process does that a fork server has just forked, until it is as if `python -m` had started it."""
+"""A process that a fork server has forked: it takes the state of a process that `python -m` has started."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
 import os
-import random  # noqa: TID251 - to give users' models other numbers than the server's
+import random  # noqa: TID251 - seeded anew, as in a new interpreter
 import signal
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from labkit.elastic.forkserver.order import GO, NETWORK, OF_PYTHON, ForkOrder, ForkRefused, ForkStarted, encode
 from labkit.elastic.forkserver.title import show
+from labkit.proc import stat
 
 CLONE_NEWNET: Final = 0x40000000
 MADE_HERE: Final = ("NUMBA_CACHE_DIR",)
@@ -24,9 +24,9 @@ MADE_HERE: Final = ("NUMBA_CACHE_DIR",)
 
 
 def become(order: ForkOrder, files: Sequence[int], client: socket.socket) -> None:
-    """Become the process that was ordered, tell its number, and wait until the client has it.
+    """Become the requested process, send its number to the client, and wait for `GO`.
 
-    Ends this process if that cannot be, or the client is gone: then nothing has run.
+    If that fails, or the client is gone, this process ends, and the program has not run.
     """
     try:
         os.setsid()
@@ -55,16 +55,13 @@ def _refuse(client: socket.socket, error: BaseException) -> None:
 
 
 def start_of(pid: int) -> int:
-    """Return when a process started, in ticks since the host did; 0 if there is none."""
-    try:
-        said = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return 0
-    return int(said.rpartition(b") ")[2].split()[19])
+    """Return the start of a process in clock ticks since the host started; 0 if there is no such process."""
+    found = stat(pid)
+    return 0 if found is None else found.start
 
 
 def _enter_network(files: Sequence[int]) -> None:
-    """Enter the network namespace of the client, if that is another one."""
+    """Enter the network namespace of the client, if it differs from the server's."""
     for handle in files:
         there, here = os.fstat(handle), os.stat(NETWORK)
         libc = ctypes.CDLL(None, use_errno=True)
@@ -80,7 +77,7 @@ def _take_files(files: Sequence[int]) -> None:
 
 
 def _settle_signals(ignored: Sequence[int]) -> None:
-    """Have the actions that a new interpreter has."""
+    """Set the signal actions of a new interpreter."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         as_python = signal.SIG_IGN if number in OF_PYTHON else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if number in ignored else as_python)
@@ -90,7 +87,7 @@ def _settle_signals(ignored: Sequence[int]) -> None:
 
 
 def _settle_python(order: ForkOrder) -> None:
-    """Let nothing be left of the server's own: environment, names, where modules are found, random numbers."""
+    """Replace what is the server's: environment, command line, module search path, random numbers."""
     argv = list(order.argv)
     made = {name: os.environ[name] for name in MADE_HERE if name in os.environ}
     os.environ.clear()
@@ -106,10 +103,10 @@ def _settle_python(order: ForkOrder) -> None:
 
 
 def _settle_numbers(order: ForkOrder) -> None:
-    """Draw other random numbers than the server's other children, and compute with the threads that are wanted."""
+    """Seed the random generators anew, and set the number of threads that the environment asks for."""
     random.seed()
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # which users' models may draw
+        sys.modules["numpy"].random.seed()  # models may draw from it
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.seed()
@@ -117,7 +114,7 @@ def _settle_numbers(order: ForkOrder) -> None:
 
 
 def threads(env: Mapping[str, str], n_cores: int, most: int) -> int:
-    """Return with how many threads torch computes in a new process.
+    """Return the number of threads with which torch computes in a new process.
 
     >>> threads({"OMP_NUM_THREADS": "1"}, 8, 4), threads({}, 2, 4)
     (1, 2)
@@ -127,7 +124,7 @@ def threads(env: Mapping[str, str], n_cores: int, most: int) -> int:
 
 
 def run(order: ForkOrder) -> None:
-    """Run the program that was ordered; as `python -m`, this is the last thing that the process does."""
+    """Run the requested program, as `python -m` would; it does not return before the program ends."""
     module = importlib.import_module(order.argv[2])
     sys.modules["__main__"] = module
     sys.argv = [str(module.__file__), *order.argv[3:]]

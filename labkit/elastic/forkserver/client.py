@@ -1,10 +1,10 @@
-"""Start processes of jobs through the fork server of this user and host: in a hundredth of the time that imports take.
+"""Start processes of jobs through the fork server of this user and host, in a hundredth of the time of their imports.
 
 >>> import os
 >>> argv = [sys.executable, "-m", "labkit.elastic.process.member", "/tmp/job", "worker", "worker-0"]
 >>> child = started(argv, env=os.environ, log=open("/tmp/log", "ab"))  # doctest: +SKIP
 
-Where there is none, and none can be started, `started` returns None: then the plain start is taken.
+Where there is no fork server, and none can be started, `started` returns None: the caller starts a new interpreter.
 """
 
 from __future__ import annotations
@@ -41,67 +41,67 @@ from labkit.elastic.forkserver.place import ForkError
 from labkit.unix_sockets import reached
 
 PATIENCE_S: Final = 120.0
-"""For a server to import what it needs, on a machine that is busy."""
+"""Seconds that a server may take for its imports on a busy machine."""
 AGAIN_S: Final = 60.0
-"""After a fault the plain start is taken for so long before a server is asked again."""
+"""Seconds after a fault of a server during which new interpreters are started instead."""
 ATTEMPTS: Final = 3
-"""A server may leave just when somebody comes."""
+"""Attempts to get a process from a server: one that is idle may end just then."""
 BOOT: Final = (
     "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; "
     "import labkit.elastic.forkserver.server as server; server.main(sys.argv[1:])"
 )
 BEHIND: Final = '"$@" &'
-"""A shell starts it, so that nobody has to wait for its end."""
+"""Shell command that starts the server in the background: the client need not wait for its end."""
 
 _told: set[str] = set()
 _not_before_s = [0.0]
 
 
 class ForkedProcess:
-    """A process that a fork server has started for us.
+    """A process that a fork server has started for this process.
 
     Attributes
     ----------
     pid, start : int
-        Its number, and when it started, in ticks since the host did.
+        Process number, and start in clock ticks since the host started.
     server : Path
-        The socket of its fork server.
+        Socket of its fork server.
     """
 
     def __init__(self, sock: socket.socket, pid: int, start: int, *, server: Path) -> None:
         self._sock, self.pid, self.start, self.server = sock, pid, start, server
         self._handle: int | None = None
-        with contextlib.suppress(OSError):  # it may be over, if it is not ours to let run
+        with contextlib.suppress(OSError):  # it may have ended, if another process started it
             self._handle = os.pidfd_open(pid)
         self._frames, self._settled = OrderFrames(), False
         self._status: int | None = None
 
     @property
     def fileno(self) -> int:
-        """File descriptor that can be read from when it may have ended; -1 after `close`."""
+        """File descriptor that becomes readable when the process may have ended; -1 after `close`."""
         return self._sock.fileno()
 
     @property
     def code(self) -> int | None:
-        """How it has ended, below 0 by a signal; None while it runs, and where its server was gone before it."""
+        """Exit code, below 0 for a signal; None while it runs, and if its server ended before it."""
         return None if self._status is None else os.waitstatus_to_exitcode(self._status)
 
     def settled(self) -> bool:
-        """Tell, without waiting, whether all is known of its end that ever will be."""
+        """Return, without waiting, whether `code` is final."""
         while not self._settled and select.select([self._sock], [], [], 0)[0]:
-            self._hear()
+            self._receive()
         return self._settled
 
     def wait(self) -> int | None:
         """Wait for its end, and return its `code`."""
         while not self._settled:
-            self._hear()
+            self._receive()
         if self._status is None and self._handle is not None:
             select.select([self._handle], [], [])
         self.close()
         return self.code
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             data = self._sock.recv(1 << 12)
         except OSError:
@@ -112,13 +112,13 @@ class ForkedProcess:
         self._settled = not data or message is not None
 
     def go(self) -> None:
-        """Let it run: somebody knows of it now."""
+        """Let it run, now that this process knows its number."""
         self._sock.settimeout(None)
-        with contextlib.suppress(OSError):  # it has been killed: `wait` tells
+        with contextlib.suppress(OSError):  # it has been killed: `wait` returns its code
             self._sock.sendall(GO)
 
     def close(self) -> None:
-        """Want to know no more."""
+        """Stop watching the process; it goes on."""
         self._settled = True
         self._sock.close()
         if self._handle is not None:
@@ -135,29 +135,29 @@ def started(
     wait: bool = True,
     stdin: int | None = None,
 ) -> ForkedProcess | None:
-    """Start a process of a job, in a session of its own; None if that is for the plain start.
+    """Start a process of a job in a session of its own; None if the caller must start a new interpreter.
 
     Parameters
     ----------
     argv : sequence of str
         Interpreter, "-m", one of `labkit.elastic.forkserver.order.MODULES`, and its arguments.
     env : mapping
-        Its whole environment.
+        Whole environment of the process.
     log : file
-        For its stdout and stderr.
+        File for its stdout and stderr.
     cores : sequence of int
-        That it may use; none: those of this process.
+        Cores that it may use; empty: those of this process.
     wait : bool
-        Whether to wait for a server that is just being started.
+        Whether to wait for a server that is still importing.
     stdin : int, optional
-        File descriptor; nothing by default.
+        File descriptor of its stdin; /dev/null by default.
     """
     if argv[2] not in MODULES:
         return None
     ignored = [int(n) for n in signal.valid_signals() - {*OF_PYTHON} if signal.getsignal(n) == signal.SIG_IGN]
     try:
         folder = os.getcwd()
-    except FileNotFoundError:  # removed: only a child by itself can be there
+    except FileNotFoundError:  # removed: only a direct child can have it as its working directory
         return None
     allowed = sorted(cores or os.sched_getaffinity(0))
     order = ForkOrder(list(argv), dict(env), folder, allowed, umask=_umask(), ignored=ignored)
@@ -169,7 +169,7 @@ def started(
 
 
 def _umask() -> int:
-    """Return the umask, which can only be read by setting it: in /proc without that."""
+    """Return the umask, from /proc: the system call can only read it by setting it."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)
@@ -177,7 +177,7 @@ def _umask() -> int:
 
 
 def tell(what: str) -> None:
-    """Say something on stderr, once."""
+    """Print a message on stderr, each message once."""
     if what not in _told:
         _told.add(what)
         print(f"labkit: {what}", file=sys.stderr, flush=True)
@@ -191,9 +191,9 @@ def fork(
     patience_s: float = PATIENCE_S,
     tell: Callable[[str], None] = tell,
 ) -> ForkedProcess | None:
-    """Let a process be forked, with these files as stdin, stdout and stderr; None if that is for the plain start.
+    """Have a process forked, with `files` as stdin, stdout and stderr; None if the caller must start a new interpreter.
 
-    Why a plain start is taken is told, unless it was asked for or a server is just being started.
+    A fault of the server is printed; a server that is off, or still importing while `wait` is False, is not.
     """
     settings = place.Settings.read(order.env)
     if not settings.on or order.argv[0] != sys.executable or time.monotonic() < _not_before_s[0]:
@@ -207,12 +207,12 @@ def fork(
 
 
 def prepare(env: Mapping[str, str]) -> None:
-    """See to it that there is a server soon, without waiting for it.
+    """Start a server, if there is none, without waiting for it.
 
     Raises
     ------
     ForkError
-        If a variable makes no sense.
+        If an environment variable has an invalid value.
     """
     settings = place.Settings.read(env)
     with contextlib.suppress(ForkError, OSError):
@@ -223,7 +223,7 @@ def prepare(env: Mapping[str, str]) -> None:
 
 
 def watched(server: Path, pid: int, start: int) -> ForkedProcess | None:
-    """Return a process that an earlier process of ours had started through that server; None if nobody knows."""
+    """Return a process that a former process of this user started through a server; None if the server is gone."""
     try:
         sock = _connected(server)
         sock.sendall(encode(ForkWatch(pid, start)))
@@ -261,7 +261,7 @@ def _answers(path: Path) -> bool:
 
 
 def _begin(path: Path, env: Mapping[str, str], settings: place.Settings) -> None:
-    """Start a server, unless there is one by now: one at a time."""
+    """Start a server, unless there is one; a lock allows one start at a time."""
     place.own_folder(path.parent)
     with place.locked(place.lock_of(path), wait=True):
         early = place.early_of(path)
@@ -290,7 +290,7 @@ def _begin(path: Path, env: Mapping[str, str], settings: place.Settings) -> None
 
 
 def _reach(path: Path, env: Mapping[str, str], settings: place.Settings, *, wait: bool) -> socket.socket | None:
-    """Connect to the server, and start it if there is none; None if there is none yet and nobody is to wait."""
+    """Connect to the server, and start it if there is none; None if `wait` is False and it is not ready."""
     for each in (path, place.early_of(path), path) if wait else (path,):
         with contextlib.suppress(OSError):
             return _connected(each)
@@ -299,7 +299,7 @@ def _reach(path: Path, env: Mapping[str, str], settings: place.Settings, *, wait
 
 
 def _reach_soon(path: Path) -> socket.socket:
-    """Connect to a server that was just started: it changes its name once."""
+    """Connect to a server that was just started; its socket is renamed once, when it is ready."""
     with contextlib.suppress(OSError):
         return _connected(place.early_of(path))
     return _connected(path)
@@ -312,7 +312,7 @@ def _forked(
     for _ in range(ATTEMPTS):
         try:
             sock = _reach(path, order.env, settings, wait=wait)
-        except FileNotFoundError:  # the one before has just removed its folder
+        except FileNotFoundError:  # the former server has just removed its folder
             continue
         if sock is None:
             return None
@@ -330,7 +330,7 @@ def _forked(
 
 
 def _asked(sock: socket.socket, order: ForkOrder, files: Sequence[int], *, until_s: float) -> ForkStarted | None:
-    """Give an order, and let the process run; None if the server is gone and nothing has run."""
+    """Send an order, and return the answer; None if the server is gone, so that no process has run."""
     with _network() as network:
         raw = encode(order)
         try:
@@ -349,7 +349,7 @@ def _asked(sock: socket.socket, order: ForkOrder, files: Sequence[int], *, until
 
 @contextlib.contextmanager
 def _network() -> Iterator[list[int]]:
-    """Yield the network that a child is to enter, if this process may let it."""
+    """Yield a descriptor of the network namespace that the child is to enter, if this process has the privilege."""
     if not place.may_enter():
         yield []
         return

@@ -1,4 +1,4 @@
-"""What a fork server is asked, and what it answers: one schema, versioned, checked when it is read."""
+"""Messages between a fork server and its clients: one schema, versioned, checked when it is decoded."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MODULES: Final = (
     "labkit.elastic.process.host_launcher",
     "labkit.testbed.run.job_process",
 )
-"""Programs that a fork server starts: `python -m MODULE` of labkit, nothing else."""
+"""The only programs that a fork server starts, each as `python -m MODULE`."""
 GO: Final = b"g"
-"""The client has the number of the process: now it runs. A process that does not hear it ends, and nothing has run."""
+"""Sent by the client when it has the number of the process. Without it the process ends before the program runs."""
 
 NETWORK: Final = "/proc/thread-self/ns/net"
 OF_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Signals that Python ignores from its start."""
+"""Signals that Python ignores by default."""
 
 _HEAD: Final = struct.Struct(">I")
 HEAD_BYTES: Final = _HEAD.size
@@ -31,7 +31,7 @@ MOST_BYTES: Final = 1 << 24
 
 
 class OrderError(ValueError):
-    """A message between a fork server and its client makes no sense."""
+    """A message between a fork server and its client is invalid."""
 
 
 def _strings(value: Any) -> bool:
@@ -59,32 +59,32 @@ _KINDS: Final[dict[str, Callable[[Any], bool]]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A message whose columns are what they should be."""
+    """A message whose columns are checked by type."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not _KINDS[name](value):
-                raise OrderError(f"{name} of {type(self).__name__} is {str(value)[:100]!r}, which is none.")
+                raise OrderError(f"{name} of {type(self).__name__} is {str(value)[:100]!r}; that is not valid.")
 
 
 @dataclass(frozen=True, slots=True)
 class ForkOrder(_Checked):
-    """A process to start. With it go file descriptors: stdin, stdout, stderr, and that of a network namespace or none.
+    """A request to start a process, sent with the descriptors of stdin, stdout, stderr and perhaps a network namespace.
 
     Attributes
     ----------
     argv : sequence of str
         Interpreter, "-m", one of `MODULES`, and its arguments.
     env : mapping
-        Its whole environment.
+        Whole environment.
     cwd : str
-        Its working directory.
+        Working directory.
     cores : sequence of int
         Processor cores that it may use.
     nice : int
-        Is added to the server's niceness, which is that of its clients.
+        Added to the server's niceness, which equals that of its clients.
     umask : int
-        Of the files that it makes.
+        Permission bits that files it makes do not have.
     ignored : sequence of int
         Signals that it ignores; all others have their default action.
     """
@@ -100,7 +100,7 @@ class ForkOrder(_Checked):
 
 @dataclass(frozen=True, slots=True)
 class ForkWatch(_Checked):
-    """How has a process of this server ended, or how will it? `start` tells it from another of its number."""
+    """A request for the end of a process of this server; `start` tells it from another with the same number."""
 
     pid: int
     start: int
@@ -108,7 +108,7 @@ class ForkWatch(_Checked):
 
 @dataclass(frozen=True, slots=True)
 class ForkStarted(_Checked):
-    """A process waits for `GO`; said by itself."""
+    """Sent by a new process that waits for `GO`."""
 
     pid: int
     start: int
@@ -116,14 +116,14 @@ class ForkStarted(_Checked):
 
 @dataclass(frozen=True, slots=True)
 class ForkEnded(_Checked):
-    """A process has ended; `status` as waitpid has it."""
+    """The end of a process; `status` as waitpid returns it."""
 
     status: int
 
 
 @dataclass(frozen=True, slots=True)
 class ForkRefused(_Checked):
-    """It cannot be done; nothing has run."""
+    """A request was refused, and nothing has run; `why` has the reason."""
 
     why: str
 
@@ -135,14 +135,14 @@ _MESSAGES: Final[dict[str, type[Message]]] = {
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as it travels, its length first."""
+    """Return a message as bytes, its length first."""
     name = next(name for name, kind in _MESSAGES.items() if isinstance(message, kind))
     body = json.dumps({"version": VERSION, "message": name, "columns": asdict(message)}).encode()
     return _HEAD.pack(len(body)) + body
 
 
 def decode(body: bytes) -> Message:
-    """Return the message of a frame; OrderError if it is none.
+    """Return the message of a frame; OrderError if it is invalid.
 
     >>> decode(encode(ForkWatch(7, start=9))[HEAD_BYTES:])
     ForkWatch(pid=7, start=9)
@@ -150,20 +150,20 @@ def decode(body: bytes) -> Message:
     try:
         said = json.loads(body)
         if said["version"] != VERSION:
-            raise OrderError(f"a message of version {said['version']!r}; this labkit speaks {VERSION}.")
+            raise OrderError(f"a message of version {said['version']!r}; expected version {VERSION}.")
         return _MESSAGES[said["message"]](**said["columns"])
     except (ValueError, KeyError, TypeError) as error:
-        raise OrderError(f"{body[:100]!r} is no message of a fork server ({type(error).__name__}).") from None
+        raise OrderError(f"{body[:100]!r} is not a message of a fork server ({type(error).__name__}).") from None
 
 
 class OrderFrames:
-    """Bytes as they come, and the messages in them."""
+    """Collects received bytes, and returns the messages in them."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take in bytes."""
+        """Add received bytes."""
         self._data += data
 
     def take(self) -> Message | None:
@@ -172,7 +172,7 @@ class OrderFrames:
         Raises
         ------
         OrderError
-            If it is none, or too long.
+            If it is invalid or too long.
         """
         if len(self._data) < HEAD_BYTES:
             return None

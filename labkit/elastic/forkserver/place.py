@@ -1,4 +1,4 @@
-"""Where the fork server of a user is: one for each host, interpreter, labkit, and whatever its children inherit."""
+"""Socket of the fork server: one for each user, host, interpreter, labkit, and state that its children inherit."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ FOLDER: Final = "LABKIT_FORK_SERVER_FOLDER"
 IDLE: Final = "LABKIT_FORK_SERVER_IDLE_S"
 IDLE_S: Final = 60.0
 ROOT: Final = Path(__file__).parents[3]
-"""Where this labkit is found."""
+"""Folder that holds this labkit."""
 FORMING: Final = (
     "PYTHON", "LD_", "LANG", "LC_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_",
     "NUMBA_", "TORCH", "PYTORCH_", "ATEN_", "MALLOC_", "GLIBC_",
 )  # fmt: skip
-"""Beginnings of variables that are read while modules are imported: children with others need another server."""
+"""Prefixes of environment variables that imports read: children with other values need another server."""
 LATER: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_CACHE_DIR")
-"""But these are seen to in the child, or change nothing."""
+"""Variables with such a prefix that the child sets itself, or that do not change imports."""
 CARRIED: Final = ("PATH", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
-"""Variables that a server has from the client that starts it, whatever those of later clients are."""
+"""Variables that a server takes from the client that starts it; those of later clients are ignored."""
 RIGHTS: Final = (b"Uid", b"Gid", b"Groups", b"NoNewPrivs", b"Seccomp", b"Cap")
 CAP_SYS_ADMIN: Final = 21
 
 
 class ForkError(Exception):
-    """There is no fork server, or it cannot do what it was asked."""
+    """There is no fork server, or it cannot carry out a request."""
 
 
 class SettingError(ForkError):
-    """A variable says nothing that makes sense."""
+    """An environment variable has an invalid value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What variables say of fork servers.
+    """Settings of fork servers in environment variables.
 
     Attributes
     ----------
     on : bool
-        Whether they are used.
+        Whether fork servers are used.
     folder : Path
-        Of their sockets.
+        Folder of their sockets.
     idle_s : float
-        A server ends after so long without children and orders.
+        Seconds without children and orders after which a server ends.
     """
 
     on: bool
@@ -63,12 +63,12 @@ class Settings:
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Settings:
-        """Read them.
+        """Return the settings of an environment.
 
         Raises
         ------
         SettingError
-            If one makes no sense.
+            If a value is invalid.
         """
         switch, idle = env.get(SWITCH, "on"), env.get(IDLE, str(IDLE_S))
         if switch not in ("on", "off"):
@@ -83,12 +83,12 @@ class Settings:
 
 
 def own_folder(folder: Path) -> Path:
-    """Make the folder of sockets, or see that no other user can have put anything there.
+    """Make the folder of sockets, or check that no other user can write into it.
 
     Raises
     ------
     ForkError
-        If it is a link, belongs to somebody else, or others may enter it.
+        If it is a link, belongs to another user, or other users may enter it.
     """
     try:
         with contextlib.suppress(FileExistsError):
@@ -105,7 +105,7 @@ def own_folder(folder: Path) -> Path:
 
 
 def is_formed_by(name: str) -> bool:
-    """Tell whether imports may depend on a variable.
+    """Return whether imports may depend on an environment variable.
 
     >>> is_formed_by("PYTHONPATH"), is_formed_by("OMP_NUM_THREADS"), is_formed_by("CUDA_VISIBLE_DEVICES")
     (True, False, False)
@@ -114,19 +114,19 @@ def is_formed_by(name: str) -> bool:
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a fork server whose children have such a one: nothing that marks a run or a host."""
+    """Return the environment of a fork server for children with `env`, without variables that mark a run or a host."""
     kept = {name: value for name, value in env.items() if is_formed_by(name)}
     carried = {name: os.environ[name] for name in CARRIED if name in os.environ}
-    return {**kept, **carried, "OPENBLAS_NUM_THREADS": "1"}  # it would start threads, which no fork takes along
+    return {**kept, **carried, "OPENBLAS_NUM_THREADS": "1"}  # it would start threads, which a fork does not copy
 
 
 def key(env: Mapping[str, str]) -> str:
-    """Return a name for all that a child of a fork server has from it: the same for whoever can use the same server.
+    """Return the name of a server's socket: a digest of the state that its children inherit.
 
     Parameters
     ----------
     env : mapping
-        The environment that the child is to have.
+        Environment of the child.
     """
     said = [
         sys.executable, sys.version, *(f"{name}={env[name]}" for name in sorted(env) if is_formed_by(name)),
@@ -138,7 +138,7 @@ def key(env: Mapping[str, str]) -> str:
 
 
 def _sources() -> Iterator[str]:
-    """Yield what changes when a file of labkit does."""
+    """Yield path, size and time of each file of labkit."""
     folders = [str(ROOT / "labkit")]
     for folder in folders:
         for each in sorted(os.scandir(folder), key=lambda each: each.name):
@@ -150,7 +150,7 @@ def _sources() -> Iterator[str]:
 
 
 def _libraries() -> Iterator[str]:
-    """Yield what changes when something is installed or removed."""
+    """Yield the times of folders of packages: they change when a package is installed or removed."""
     for entry in sys.path:
         if entry.rstrip("/").endswith("-packages"):
             with contextlib.suppress(OSError):
@@ -158,7 +158,7 @@ def _libraries() -> Iterator[str]:
 
 
 def _namespaces() -> Iterator[str]:
-    """Yield the namespaces that a child cannot change, and where it is in the trees of files and control groups."""
+    """Yield the namespaces that a child cannot change, its root folder, control groups and OOM score."""
     for name in sorted(os.listdir("/proc/thread-self/ns")):
         if name != "net" or not may_enter():
             yield os.readlink(f"/proc/thread-self/ns/{name}")
@@ -174,7 +174,7 @@ def _rights() -> Iterator[str]:
 
 
 def may_enter() -> bool:
-    """Tell whether this process may enter other networks, as root of a laptop testbed may."""
+    """Return whether this process may enter other network namespaces, as root may on a laptop testbed."""
     status = Path("/proc/thread-self/status").read_bytes()
     effective = next(line for line in status.splitlines() if line.startswith(b"CapEff:"))
     return bool(int(effective.split()[1], 16) >> CAP_SYS_ADMIN & 1)
@@ -185,14 +185,14 @@ def _limits() -> list[int]:
 
 
 def uid_of(sock: socket.socket) -> int:
-    """Return the user at the other end of a unix socket, as the kernel knows it."""
+    """Return the user id of the peer of a unix socket, from the kernel."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", raw)[1])
 
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold a lock whose file may be removed by whoever holds it; yields whether it is held."""
+    """Hold a lock whose file its holder may remove; yields whether it is held."""
     while True:
         with path.open("a") as file:
             try:
@@ -223,12 +223,12 @@ def log_of(path: Path) -> Path:
 
 
 def early_of(path: Path) -> Path:
-    """Return the name of a fork server's socket until it is ready."""
+    """Return the path of a fork server's socket until the server is ready."""
     return path.with_suffix(".early")
 
 
 def clear(path: Path) -> None:
-    """Remove a socket and what lies beside it, and the folder with the last of them."""
+    """Remove a socket with its lock and log, and the folder if it is empty then."""
     for each in (path, early_of(path), log_of(path), lock_of(path)):
         each.unlink(missing_ok=True)
     with contextlib.suppress(OSError):

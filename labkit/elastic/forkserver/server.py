@@ -1,7 +1,7 @@
-"""A process that has imported what workers and servers need, and forks them on order: see docs/why/fork-server.md.
+"""A process that has imported the modules of workers and servers, and forks them: see docs/why/fork-server.md.
 
-It is started by `labkit.elastic.forkserver.client`, which gives it a socket that listens already. It never has a
-second thread, imports nothing of a user's, and does not touch a GPU.
+`labkit.elastic.forkserver.client` starts it with a listening socket. It never has a second thread, imports no module of
+a user, and does not touch a GPU.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from labkit.elastic.forkserver.order import (
 )
 from labkit.elastic.forkserver.place import clear, early_of, lock_of, locked, uid_of
 from labkit.elastic.forkserver.title import name, show
+from labkit.proc import threads
 
 TITLE: Final = ("labkit-forks",)
 PRELOADED: Final = (
@@ -56,20 +57,20 @@ PRELOADED: Final = (
     "labkit.elastic.data",
     "labkit.elastic.server.optimizers",
     "labkit.elastic.server.kernels",
-    "labkit.elastic.job",
+    "labkit.elastic.job_start",
     "labkit.testbed.run.job_process",
     "labkit.testbed.run.order_socket",
 )
-"""By name, since what stands above this package is among them."""
+"""Modules to import, by name: some are of packages above this one."""
 LOOK_S: Final = 5.0
-"""Seconds between two looks whether the socket is still there."""
+"""Seconds between two checks that the socket still exists."""
 KEPT: Final = 256
-"""Ends that are remembered for whoever asks later."""
+"""Number of ended processes whose status is kept for later requests."""
 MOST_FILES: Final = 4
 
 
 class InChild(Exception):  # noqa: N818 - not an error: it leads out of the server's loop
-    """Raised in a child: `order` is what it is to run."""
+    """Raised in a child, with the order that it is to run."""
 
     def __init__(self, order: ForkOrder) -> None:
         self.order = order
@@ -77,14 +78,14 @@ class InChild(Exception):  # noqa: N818 - not an error: it leads out of the serv
 
 @dataclass(slots=True)
 class Caller:
-    """A client that has connected, and what it has said so far."""
+    """A connected client, with the bytes and files that it has sent so far."""
 
     sock: socket.socket
     frames: OrderFrames = field(default_factory=OrderFrames)
     files: list[int] = field(default_factory=list)
 
     def close(self) -> None:
-        """Let go of it, and of the files that it has sent."""
+        """Close the connection, and the files that the client has sent."""
         for handle in self.files:
             os.close(handle)
         self.files.clear()
@@ -93,7 +94,7 @@ class Caller:
 
 @dataclass(slots=True)
 class Child:
-    """A process that was forked here; `watchers` want to know how it ends."""
+    """A forked process; `watchers` are connections to which its end is sent."""
 
     pid: int
     start: int
@@ -102,16 +103,16 @@ class Child:
 
 
 class ForkServer:
-    """Forks processes on order, and tells how they end.
+    """Forks processes on request, and sends their exit status.
 
     Parameters
     ----------
     listener : socket.socket
-        Listens at `path`.
+        Listening socket; renamed to `path` when the server is ready.
     path : Path
-        Where clients find it as soon as it is ready; beside it lie its lock and its log.
+        Path of the socket; lock and log are in the same folder.
     idle_s : float
-        Ends after so long without children and orders.
+        Seconds without children and orders after which the server ends.
     """
 
     def __init__(self, listener: socket.socket, path: Path, *, idle_s: float) -> None:
@@ -129,7 +130,7 @@ class ForkServer:
         self._selector.register(what, selectors.EVENT_READ, call)
 
     def run(self) -> None:
-        """Serve until nobody needs it; raises `InChild` in each child."""
+        """Serve until there are no clients, no children, and `idle_s` has passed; raises `InChild` in each child."""
         look_s = min(LOOK_S, self._idle_s / 4)
         while not self._done():
             for key, _ in self._selector.select(look_s):
@@ -146,9 +147,9 @@ class ForkServer:
             sock.setblocking(False)
             caller = Caller(sock)
             self._callers[sock.fileno()] = caller
-            self._on(sock, lambda: self._hear(caller))
+            self._on(sock, lambda: self._receive(caller))
 
-    def _hear(self, caller: Caller) -> None:
+    def _receive(self, caller: Caller) -> None:
         self._active_s = time.monotonic()
         try:
             data, files, _, _ = socket.recv_fds(caller.sock, 1 << 16, MOST_FILES)
@@ -166,7 +167,7 @@ class ForkServer:
             self._serve(caller, message)
 
     def _leave(self, caller: Caller) -> None:
-        """Read no more from a client: what it says next is for its process."""
+        """Read no more from a client: the next bytes are for its process."""
         self._selector.unregister(caller.sock)
         del self._callers[caller.sock.fileno()]
 
@@ -206,7 +207,7 @@ class ForkServer:
         self._on(child.handle, lambda: self._reap(child))
 
     def _be_child(self, caller: Caller, order: ForkOrder) -> None:
-        """Close what is the server's, and become what was ordered."""
+        """Close the server's descriptors, and become the requested process."""
         self._selector.close()
         self._listener.close()
         for other in self._callers.values():
@@ -229,21 +230,21 @@ class ForkServer:
         if len(self._over) > KEPT:
             self._over.popitem(last=False)
         for sock in child.watchers:
-            _tell(sock, status)
+            _send_end(sock, status)
 
     def _watch(self, caller: Caller, asked: ForkWatch) -> None:
         child = self._children.get(asked.pid)
         if child is not None and child.start == asked.start:
             child.watchers.append(caller.sock)
         elif (status := self._over.get((asked.pid, asked.start))) is not None:
-            _tell(caller.sock, status)
+            _send_end(caller.sock, status)
         else:
-            self._refuse(caller, f"process {asked.pid} is none of this fork server")
+            self._refuse(caller, f"process {asked.pid} was not started by this fork server")
 
     # --- the end
 
     def _done(self) -> bool:
-        """Tell whether nobody needs it: it is not found any more, or nobody has asked for long."""
+        """Return whether the server may end: its socket is gone, or it was idle for `idle_s`."""
         if not self._gone and self._is_gone():
             self._gone = True
             self._selector.unregister(self._listener)
@@ -258,33 +259,33 @@ class ForkServer:
             return True
 
     def _is_closed(self) -> bool:
-        """Remove the socket, unless somebody starts one just now."""
+        """Remove the socket, unless a client holds the lock to start a server."""
         with locked(lock_of(self._path), wait=False) as held:
             if held:
-                clear(self._path)  # whoever has connected, and is not heard any more, asks again
+                clear(self._path)  # a client that has connected, and gets no answer, tries again
             return held
 
 
-def _tell(sock: socket.socket, status: int) -> None:
-    with contextlib.suppress(OSError):  # whoever wanted to know is gone
+def _send_end(sock: socket.socket, status: int) -> None:
+    with contextlib.suppress(OSError):  # the client is gone
         sock.setblocking(True)
         sock.sendall(encode(ForkEnded(status)))
     sock.close()
 
 
 def n_threads() -> int:
-    """Return how many threads this process has."""
-    return len(os.listdir("/proc/self/task"))
+    """Return the number of threads of this process."""
+    return len(threads(os.getpid()))
 
 
 def preload() -> None:
-    """Import what processes of jobs need; `kernels` loads what is compiled."""
+    """Import the modules of job processes; `kernels` loads the compiled ones."""
     for module in PRELOADED:
         importlib.import_module(module)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be a fork server: ROOT of labkit, PATH of the socket, number of the listener, seconds."""
+    """Run a fork server; arguments: ROOT of labkit, PATH of the socket, descriptor of the listener, `idle_s`."""
     root, path, listener, idle_s = arguments
     os.chdir("/")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -307,7 +308,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _serve(server: ForkServer) -> ForkOrder | None:
-    """Return in each child, with what it is to run; and in the server at its end."""
+    """Return in each child with its order, and in the server at its end with None."""
     try:
         server.run()
     except InChild as forked:

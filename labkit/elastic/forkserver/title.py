@@ -1,4 +1,4 @@
-"""What others see of a process in /proc: its command line and its environment, changed without a new program."""
+"""Change the command line and the environment of this process in /proc without a new program."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _FIELDS: Final = (26, 27, 45, 46, 47, 28)
 """Numbers of /proc/PID/stat [proc(5)]: code, code's end, data, data's end, heap, stack."""
 
 _kept: list[mmap.mmap] = []
-"""What the kernel reads from as long as this process lives."""
+"""Memory from which the kernel reads command line and environment while this process lives."""
 
 
 def show(argv: Sequence[str], env: Mapping[str, str]) -> None:
-    """Let /proc/self/cmdline and /proc/self/environ have these words and variables, and no others.
+    """Set /proc/self/cmdline and /proc/self/environ to these arguments and variables.
 
-    It needs no privilege [PR_SET_MM_MAP of prctl(2)]; a kernel without CONFIG_CHECKPOINT_RESTORE does not know it.
+    It needs no privilege [PR_SET_MM_MAP of prctl(2)], but a kernel with CONFIG_CHECKPOINT_RESTORE.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""What all processes of a job share: how they start, prove who they are, are limited, and end."""
+"""The processes of a job: starting and ending them, their connections, credentials, limits and use of resources."""

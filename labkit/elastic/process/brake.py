@@ -1,7 +1,7 @@
-"""A share of cores that a process keeps to by itself: between pieces of work its threads wait.
+"""A limit of cores that a process enforces by itself: its threads wait between pieces of work.
 
-Needs no rights. What is computed stays the same, only later. It holds over times longer than a piece of work: at 0.1
-cores a gradient of a second is computed at full speed, and nine seconds are waited after it.
+It needs no privileges, and changes when results are computed, not their values. It holds on average over times longer
+than a piece of work: at 0.1 cores a gradient of one second is computed at full speed, followed by a wait of nine.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Callable
 from typing import Final
 
 PERIOD_S: Final = 0.1
-"""Processor time that was not used may be used later, but no more than that of so many seconds."""
+"""Unused processor time may be used later: at most that of this many seconds."""
 LEAST_S: Final = 0.05
-"""Shorter waits are put off until they have added up: each of them costs processor time of the same share."""
+"""Shorter waits are postponed until they add up to this, in seconds: each wait costs processor time of the share."""
 
 
 class Brake:
-    """Lets the threads of this process wait as long as it has used more than its share.
+    """Makes the threads of this process wait while it has used more than its share of cores.
 
     Parameters
     ----------
     spent_s : callable
-        Processor seconds that all threads of the process have used so far.
+        Returns the processor seconds of all threads of the process so far.
     now_s : callable
-        Seconds on a clock.
+        Returns the seconds of a monotonic clock.
 
     Examples
     --------
@@ -46,14 +46,14 @@ class Brake:
         self._credit_s = self._at_s = self._before_s = 0.0
 
     def limit(self, cpus: float | None) -> None:
-        """Hold the process to so many cores from now on; None: to no limit. What was owed is forgotten."""
+        """Set the limit in cores from now on; None: no limit. A debt of processor time is cancelled."""
         with self._changed:
             self._cpus, self._credit_s = cpus, 0.0
             self._at_s, self._before_s = self._now_s(), self._spent_s()
             self._changed.notify_all()
 
     def owed_s(self) -> float:
-        """Return the seconds in which no thread may work, so that the share is kept."""
+        """Return the seconds that all threads must wait to meet the limit."""
         with self._changed:
             return self._owed_s()
 
@@ -67,7 +67,7 @@ class Brake:
         return max(-self._credit_s / self._cpus, 0.0)
 
     def keep(self, *, most_s: float = math.inf) -> bool:
-        """Wait until the share is kept, but no longer than `most_s`; return whether more is to be waited."""
+        """Wait until the limit is met, at most `most_s` seconds; return True if it is not met then."""
         with self._changed:
             owed_s = self._owed_s()
             until_s = self._at_s + most_s

@@ -1,4 +1,4 @@
-"""Why processes of a job end: what exit codes mean, and whether the kernel killed for memory."""
+"""Causes of the end of a process: the meaning of exit codes, and kills by the kernel for lack of memory."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Final
 from labkit.core.events import Cause
 
 NO_MEMORY: Final = 12
-"""Exit code of a process that could not get memory, and ended itself."""
+"""Exit code of a process that ended itself because an allocation failed."""
 OOM_KILLED: Final = 137
-"""Told in place of -9 where the kernel has killed a process for its memory; what container runtimes call it, too."""
+"""Reported instead of -9 where the kernel killed a process for its memory; container runtimes use the same code."""
 FAILED: Final = 70
-"""Exit code of a controller that failed while its job goes on: another one takes over (EX_SOFTWARE of sysexits.h)."""
+"""Exit code of a controller that failed; its job goes on, and a new controller starts (EX_SOFTWARE of sysexits.h)."""
 BY_FORCE: Final = 3
-"""Exit code of a process whose watchdog ended it."""
+"""Exit code of a process that its watchdog ended."""
 UNSEEN: Final = -1
-"""Told as the exit code of a process whose end was not seen."""
+"""Reported as the exit code of a process that is no child of the process that watched it: its code is unknown."""
 CRASHES: Final = frozenset(
     -number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS)
 )
-"""Signals that a process brings upon itself."""
+"""Exit codes of signals that faults of the program itself raise."""
 
 WINDOW_S: Final = 2.0
-"""An out-of-memory kill counts for a process that ended within so many seconds of it."""
+"""Seconds after an out-of-memory kill of the kernel within which the end of a process counts as that kill."""
 
 _BY_CODE: Final = {
     NO_MEMORY: Cause.OUT_OF_MEMORY, OOM_KILLED: Cause.OUT_OF_MEMORY, BY_FORCE: Cause.STALLED, 0: Cause.UNKNOWN,
@@ -35,7 +35,7 @@ _BY_CODE: Final = {
 
 
 def of_exit(code: int) -> Cause:
-    """Return what an exit code says of why a process ended that should not have.
+    """Return the cause of an unexpected end from the exit code.
 
     >>> [of_exit(code).name for code in (-9, 137, 1, -11)]
     ['KILLED', 'OUT_OF_MEMORY', 'ERROR', 'ERROR']
@@ -46,24 +46,24 @@ def of_exit(code: int) -> Cause:
 
 
 def told(cause: Cause) -> str:
-    """Return how events name a cause."""
+    """Return the name of a cause in events."""
     return cause.name.lower()
 
 
 def read(name: object) -> Cause:
-    """Return the cause that an event names; UNKNOWN for a name that is none."""
+    """Return the cause with a name in events; UNKNOWN for any other name."""
     return next((cause for cause in Cause if told(cause) == name), Cause.UNKNOWN)
 
 
 def oom_kills(cgroups: str | None = None, *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int:
-    """Return how many processes the kernel has killed for memory: of this cgroup, or of the machine where none tells.
+    """Return the number of out-of-memory kills in this control group, or on the machine where the group has no count.
 
     Parameters
     ----------
     cgroups : str, optional
-        As /proc/self/cgroup has it.
+        Content of /proc/self/cgroup; read by default.
     root, proc : Path
-        Where cgroups and processes are shown.
+        Mount points of the control groups and of /proc.
     """
     said = text_of(proc / "self" / "cgroup") if cgroups is None else cgroups
     for line in said.splitlines():
@@ -77,7 +77,7 @@ def oom_kills(cgroups: str | None = None, *, root: Path = Path("/sys/fs/cgroup")
 
 
 def text_of(path: Path) -> str:
-    """Return what a file of the kernel says; nothing where it cannot be read."""
+    """Return the text of a file of the kernel; "" where it cannot be read."""
     try:
         return path.read_text()
     except OSError:
@@ -85,7 +85,7 @@ def text_of(path: Path) -> str:
 
 
 def counted(text: str, name: str) -> int | None:
-    """Return a number from a file of lines that each have a name and a number; None where that name is not there.
+    """Return the number after a name in lines of "name number"; None where the name is missing.
 
     >>> counted("oom_kill 2", "oom_kill")
     2
@@ -97,16 +97,16 @@ def counted(text: str, name: str) -> int | None:
 
 
 class OomWatch:
-    """Tells kills for memory from others: by what the kernel counted in the seconds before a process died.
+    """Distinguishes out-of-memory kills from other kills, by the kernel's count in the seconds before a process died.
 
     The count is read every second, in a thread of its own that ends with the process.
 
     Parameters
     ----------
     count : callable
-        Returns how many processes were killed for memory so far.
+        Returns the number of out-of-memory kills so far.
     window_s : float
-        How old a kill may be.
+        Longest time between a kill and the end of the process, in seconds.
     """
 
     def __init__(self, *, count: Callable[[], int] = oom_kills, window_s: float = WINDOW_S) -> None:
@@ -115,7 +115,7 @@ class OomWatch:
         self._begun = False
 
     def begin(self) -> None:
-        """Watch from now on; once is enough."""
+        """Start to read the count regularly; further calls do nothing."""
         with self._lock:
             if not self._begun:
                 self._begun = True

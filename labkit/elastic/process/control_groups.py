@@ -1,4 +1,4 @@
-"""Control groups of the kernel: where this user may make some, and what is written into them (cgroup v2 and v1)."""
+"""Control groups of the kernel (cgroup v2 and v1): find writable folders, make groups, and set their limits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from labkit.elastic.process.causes import counted, text_of
 from labkit.elastic.process.usage import GB
 
 PERIOD_US: Final = 100_000
-"""Of a quota of processor time: the kernel's own default."""
+"""Period of a quota of processor time in microseconds: the kernel's default."""
 LEAST_CPUS: Final = 0.01
-"""The kernel gives no smaller quota: a millisecond of each period."""
+"""Smallest quota of the kernel in cores: a millisecond of each period."""
 TREE: Final = Path("/sys/fs/cgroup")
 FOLDER: Final = "LABKIT_CGROUP"
 """Environment variable that names a folder of the tree of control groups (v2)."""
@@ -25,7 +25,7 @@ MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def name_of(pid: int) -> str:
-    """Return how the group of a process is called."""
+    """Return the name of the group of a process."""
     return f"labkit-{pid}"
 
 
@@ -51,11 +51,11 @@ class Trees:
         return list(dict.fromkeys(folder for folder in (self.cpu, self.memory) if folder is not None))
 
     def groups(self, pid: int) -> list[Path]:
-        """Return the groups of a process, whether they are there or not."""
+        """Return the folders of the groups of a process, which need not exist."""
         return [folder / name_of(pid) for folder in self.folders]
 
     def make(self, pid: int) -> None:
-        """Make the groups of a process, without those of processes that have ended; OSError where it fails."""
+        """Make the groups of a process, and remove those of processes that have ended; OSError where it fails."""
         for folder in self.folders:
             if not (folder / name_of(pid)).exists():
                 sweep(folder)
@@ -64,7 +64,7 @@ class Trees:
                 (folder / name_of(pid)).mkdir()
 
     def limit_cpus(self, pid: int, cpus: float | None) -> None:
-        """Write a quota of processor time."""
+        """Limit the cores of a process; None: no limit."""
         group, quota = self.cpu / name_of(pid), None if cpus is None else round(max(cpus, LEAST_CPUS) * PERIOD_US)
         if self.version == 2:
             (group / "cpu.max").write_text("max" if quota is None else f"{quota} {PERIOD_US}")
@@ -73,7 +73,7 @@ class Trees:
         (group / "cpu.cfs_quota_us").write_text("-1" if quota is None else str(quota))
 
     def limit_memory(self, pid: int, n_bytes: int | None) -> None:
-        """Write a limit of memory that is not swapped out, if memory can be limited here."""
+        """Limit the memory of a process, without swap, where memory can be limited; None: no limit."""
         if self.memory is None:
             return
         group = self.memory / name_of(pid)
@@ -85,12 +85,12 @@ class Trees:
         (group / name).write_text(unlimited if n_bytes is None else str(n_bytes))
 
     def enter(self, pid: int) -> None:
-        """Put a process into its groups, all its threads."""
+        """Move a process with all its threads into its groups."""
         for group in self.groups(pid):
             (group / "cgroup.procs").write_text(str(pid))
 
     def oom_kills(self, pid: int) -> int:
-        """Return how often the kernel has killed for memory in the group of a process."""
+        """Return the number of out-of-memory kills in the group of a process."""
         if self.memory is None:
             return 0
         file = self.memory / name_of(pid) / ("memory.events" if self.version == 2 else "memory.oom_control")
@@ -112,7 +112,7 @@ def sweep(folder: Path) -> None:
 
 
 def trees_here(*, versions: tuple[int, ...] = (2, 1)) -> Trees | None:
-    """Return where this user may make groups with cores, the newest kind first; None: nowhere."""
+    """Return the folders in which this user may make groups that limit cores, the newest version first; None: none."""
     if 2 in versions and (folder := writable_group()) is not None:
         return Trees(folder, folder, version=2)
     return old_trees() if 1 in versions else None
@@ -124,8 +124,8 @@ def trees_here(*, versions: tuple[int, ...] = (2, 1)) -> Trees | None:
 def writable_group(*, tree: Path = TREE, own: Path = OWN) -> Path | None:
     """Return a folder of the tree of control groups (v2) in which this user may make groups with cores and memory.
 
-    That which `LABKIT_CGROUP` names, or else the uppermost one above this process: a process may only be moved within
-    a tree of which the user may write the top. None where there is none.
+    It is the folder that `LABKIT_CGROUP` names, or else the uppermost writable one above this process: the kernel moves
+    a process only within a tree whose top the user may write. None where there is none.
     """
     named = os.environ.get(FOLDER)
     if named:
@@ -163,10 +163,9 @@ def _own(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def old_trees(*, own: Path = OWN, mounts: Path = MOUNTS) -> Trees | None:
-    """Return the folders of cgroup v1 in which this user may make groups: below those that this process is in.
+    """Return the folders of cgroup v1 in which this user may make groups: below the groups of this process.
 
-    A limit that was set on this process from outside goes on to hold for all of them. None where there is no folder for
-    cores.
+    A limit on the group of this process also holds for the groups below it. None where there is no folder for cores.
     """
     found = {kind: folder for kind, folder in _old_groups(own, mounts).items() if _old_usable(folder)}
     return Trees(found["cpu"], found.get("memory"), version=1) if "cpu" in found else None
@@ -179,18 +178,18 @@ def _old_groups(own: Path, mounts: Path) -> dict[str, Path]:
     for kinds, path in _own(own):
         for kind in CONTROLLERS & set(kinds.split(",")) & set(at):
             root, point = at[kind]
-            inside = Path(path).is_relative_to(root)  # else the path is that outside a container, whose root is its own
+            inside = Path(path).is_relative_to(root)  # else it is a path outside the container
             found[kind] = _above_ours(point / Path(path).relative_to(root)) if inside else point
     return found
 
 
 def _above_ours(group: Path) -> Path:
-    """Return a group, or the one above it if it was made for a process that is limited: they lie side by side."""
+    """Return a group, or its parent if labkit made it for a limited process: groups of processes are siblings."""
     return group.parent if group.name.startswith(name_of(0)[:-1]) else group
 
 
 def _mounted(mounts: Path) -> Mapping[str, tuple[str, Path]]:
-    """Return which part of its tree is mounted where, of each controller."""
+    """Return for each controller the part of its tree that is mounted, and the mount point."""
     at: dict[str, tuple[str, Path]] = {}
     try:
         lines = mounts.read_text().splitlines()

@@ -1,7 +1,7 @@
-"""What each member of a job gets: a folder of its own, with its key and nothing of another's, to be copied to its host.
+"""Credentials of the members of a job: a folder for each, with its own key and certificate.
 
-The authority that signs certificates, and the token of connections in clear, are in the memory of the launcher and the
-controller alone: the launcher hands them over through a pipe, again to each controller that follows one that died.
+The key of the certificate authority, and the token of connections in clear, are only in the memory of the process that
+started the job and of the controller. The former sends them through a pipe to each controller that it starts.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from labkit.elastic.transport.certificates import write_private
 
 MEMBERS, ADDRESS, CARD = "members", "controller.address", "host.json"
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
-"""Names of files that are sent to another host."""
+"""Pattern of names of files that are sent to another host."""
 DAYS = 365
-"""For which certificates are valid; they are of no use without the job that they were made for."""
+"""Days for which certificates are valid; they are accepted only within their job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What opens every door of a job.
+    """Secrets that give access to all processes of a job.
 
     Attributes
     ----------
     authority : bytes
-        Signs certificates: key and certificate.
+        Key and certificate of the authority that signs the members' certificates (PEM).
     token : bytes
-        Opens connections in clear.
+        Authenticates connections in clear.
     """
 
     authority: bytes = field(repr=False)
@@ -59,24 +59,24 @@ class Secrets:
 
     @classmethod
     def of(cls, reach: NetworkConfig) -> Secrets | None:
-        """Make those of a new job; None for one that stays on this machine."""
+        """Make the secrets of a new job; None for a job on local sockets."""
         if reach.network == NetworkMode.LOCAL:
             return None
         return cls(Authority(reach.job, days=DAYS).dump(), new_token())
 
     def write(self) -> bytes:
-        """Return them for a pipe."""
+        """Return them as JSON for a pipe."""
         return json.dumps({"authority": self.authority.decode(), "token": self.token.hex()}).encode()
 
     @classmethod
     def read(cls, raw: bytes) -> Secrets:
-        """Read what `write` returned."""
+        """Return the secrets that `write` encoded."""
         said = json.loads(raw)
         return cls(said["authority"].encode(), bytes.fromhex(said["token"]))
 
 
 def packed(content: Mapping[str, bytes]) -> bytes:
-    """Return files of a folder as a tar; they are for their owner alone."""
+    """Return files, content by name, as a tar; their mode is 0600."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for name, raw in content.items():
@@ -87,14 +87,14 @@ def packed(content: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(raw: bytes, folder: Path) -> None:
-    """Write what `packed` returned into a folder that only its owner can enter; InputError if it holds anything else.
+    """Write the files of `packed` into a folder of mode 0700; InputError if the tar has any other entry.
 
     Parameters
     ----------
     raw : bytes
         The archive.
     folder : Path
-        Is made if it is not there.
+        Made if it does not exist.
     """
     private_folder(folder)
     try:
@@ -103,7 +103,7 @@ def unpack(raw: bytes, folder: Path) -> None:
                 file = archive.extractfile(card) if card.isfile() else None
                 if file is None or not FILE.fullmatch(card.name):
                     raise InputError(
-                        f"the archive of a launcher's home holds {card.name[:100]!r}, which is none of it."
+                        f"the archive of a launcher's home holds {card.name[:100]!r}, which does not belong there."
                     )
                 write_private(folder / card.name, file.read())
     except tarfile.TarError as error:
@@ -111,16 +111,16 @@ def unpack(raw: bytes, folder: Path) -> None:
 
 
 class Credentials:
-    """The folders of the members of a job, as its controller keeps them.
+    """The folders of the members of a job, on the host of its controller.
 
     Parameters
     ----------
     folder : Path
-        Of the job.
+        Folder of the job.
     reach : NetworkConfig
-        Where its processes can be reached.
+        Addresses and ports of its processes.
     secrets : Secrets, optional
-        None for a job that stays on this machine: all its processes use the folder of the job.
+        None for a job on local sockets: all its processes use the folder of the job.
     """
 
     def __init__(self, folder: Path, *, reach: NetworkConfig, secrets: Secrets | None) -> None:
@@ -128,7 +128,7 @@ class Credentials:
         self._authority = None if secrets is None else Authority.parse(secrets.authority, job=reach.job)
 
     def of(self, name: str) -> Path:
-        """Return the folder of a member: all that it needs on its host."""
+        """Return the folder of a member."""
         return self.folder if self._authority is None else self.folder / MEMBERS / name
 
     def furnish(self, name: str, role: str, *, files: Iterable[str]) -> Path:
@@ -144,21 +144,21 @@ class Credentials:
         return home
 
     def papers(self, name: str, role: str) -> dict[str, bytes]:
-        """Return certificate and key of a member that another host makes a home for, by name of the file."""
+        """Return certificate and key of a member on another host, content by name of the file."""
         assert self._authority is not None
         return self._authority.papers(certificate_name(name, role))
 
     def archive(self, launcher: str, host: str, *, files: Iterable[str]) -> bytes:
-        """Return what a launcher needs on its host, as a tar: its papers, the controller's address, files of the job.
+        """Return the files of a launcher as a tar: its certificate and key, the controller's address, files of the job.
 
         Parameters
         ----------
         launcher : str
-            Its name, as its certificate bears it.
+            Name of the launcher in its certificate.
         host : str
             Name of the machine.
         files : iterable of str
-            What members need there, once for all of them.
+            Files of the job that members on that host need.
         """
         content = {file: (self.folder / file).read_bytes() for file in (ADDRESS, *files)}
         content[CARD] = json.dumps({"name": launcher, "host": host}).encode()
@@ -169,20 +169,20 @@ class Credentials:
         return self._authority.issue(certificate_name(name, role), folder=self.of(name))
 
     def clear(self, name: str) -> None:
-        """Remove the folder of a member that has ended, its key first of all."""
+        """Remove the folder of a member that has ended, with its key."""
         if self._authority is not None:
             shutil.rmtree(self.of(name), ignore_errors=True)
 
     def close(self) -> None:
-        """Remove all of them, and every key with them."""
+        """Remove the folders of all members, with their keys."""
         shutil.rmtree(self.folder / MEMBERS, ignore_errors=True)
         (self.folder / ADDRESS).unlink(missing_ok=True)
 
     def gate(self, **terms: Any) -> Listener | None:
-        """Open the controller's door to the network, if there is one; `terms` are those of a Listener.
+        """Return the controller's listener on the network; None for local sockets. `terms` are those of a `Listener`.
 
-        A controller that follows another takes the same port, so that members on other hosts find it; if that is
-        taken by now, another one, which the folders of the members tell.
+        A controller that replaces another takes the same port, so that members on other hosts find it. If that port is
+        in use by now, it takes another, and writes its address into the folders of the members on this host.
         """
         if self._secrets is None:
             return None
@@ -193,11 +193,11 @@ class Credentials:
             write_private(place / ADDRESS, str(address).encode())
         hello = {"name": CONTROLLER}
         if self._reach.network == NetworkMode.TCP:
-            hello["token"] = self._secrets.token.hex()  # over TLS, to members that have shown who they are
+            hello["token"] = self._secrets.token.hex()  # over TLS, to authenticated members only
         return Listener(address, access=Access(certificates=certificates), sock=sock, hello=hello, **terms)
 
     def _listen(self) -> tuple[Address, socket]:
-        """Listen where the controller before this one did, if there was one and that is free."""
+        """Listen at the address of the former controller, if there was one and it is free."""
         before = self.folder / ADDRESS
         if before.exists():
             address = Address.parse(before.read_text())

@@ -1,4 +1,4 @@
-"""How a member of a job finds the controller and the servers, shows who it is, and knows who they are."""
+"""Addresses and credentials of a member of a job: of the controller, of servers, and its own."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from typing import Any
 
 from labkit.elastic.process.credentials import ADDRESS
 from labkit.elastic.protocol.network import CONTROLLER, NetworkConfig, NetworkMode, certificate_name
+from labkit.elastic.protocol.spec import CONTROLLER_SOCKET
 from labkit.elastic.transport import Access, Address, AddressError, Certificates, Listener, Peer, Scheme, bound
 
 
 class Endpoints:
-    """The ways of one member, whatever carries them.
+    """Addresses and credentials of one member, for every transport.
 
     Parameters
     ----------
     folder : Path
-        Its home: what it may read.
+        Home of the member.
     reach : NetworkConfig
-        Where processes of the job can be reached.
+        Addresses and ports of the member.
     scheme : str
-        Of connections that are not the controller's.
+        Transport of connections other than that to the controller.
     name, role : str
-        Who it is.
+        Name of the member, and "server", "worker" or "host" (a launcher).
 
     Attributes
     ----------
     address : str
-        Where it can be reached; empty for those who are not.
+        Address at which the member listens; "" for members that do not listen.
     unable : str
-        Why it cannot be reached though it should be.
+        Reason why it cannot listen though it should; "" otherwise.
     """
 
     def __init__(self, folder: Path, *, reach: NetworkConfig, scheme: str, name: str, role: str) -> None:
@@ -45,24 +46,24 @@ class Endpoints:
         self.address = self.unable = ""
 
     def to_controller(self) -> dict[str, Any]:
-        """Return where the controller is now, and what opens its door: arguments of `connect`."""
+        """Return the controller's present address and the credentials for it: arguments of `connect`."""
         if self.network is NetworkMode.LOCAL:
-            return {"address": Address.parse(f"unix:{self._folder / 'controller.sock'}"), "access": self._control}
+            return {"address": Address.parse(f"unix:{self._folder / CONTROLLER_SOCKET}"), "access": self._control}
         where = Address.parse((self._folder / ADDRESS).read_text())
         return {"address": where, "access": self._control, "expected": certificate_name(CONTROLLER, CONTROLLER)}
 
     def to_server(self, name: str, address: str) -> dict[str, Any]:
-        """Return where a server is, and what opens its door: arguments of `connect`."""
+        """Return a server's address and the credentials for it: arguments of `connect`."""
         found = {"address": Address.parse(address), "access": self.data}
         return found if self.network is not NetworkMode.TLS else {**found, "expected": certificate_name(name, "server")}
 
     def admitted(self, controller: Peer) -> None:
-        """Take what the controller hands out to its members: the token of connections in clear."""
+        """Take the token of connections in clear from the controller's greeting."""
         if self.network is NetworkMode.TCP:
             self.data = Access(token=bytes.fromhex(str(controller.hello["token"])), plaintext=True)
 
     def reserve(self) -> None:
-        """Begin to listen; whoever connects waits until `listen`, when this member knows whom to let in."""
+        """Bind the socket; peers that connect wait until `listen`, when this member can authenticate them."""
         try:
             if self.network is NetworkMode.LOCAL:
                 address = Address.parse(f"{self._scheme}:{self._folder / self._name}.sock")
@@ -75,7 +76,7 @@ class Endpoints:
             self.address = str(address)
 
     def listen(self, **terms: Any) -> Listener | None:
-        """Let others in; `terms` are those of a Listener. None if it cannot be reached."""
+        """Accept connections; `terms` are those of a `Listener`. None if the socket could not be bound."""
         if self._sock is None:
             return None
         return Listener(Address.parse(self.address), access=self.data, sock=self._sock, **terms)

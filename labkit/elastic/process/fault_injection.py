@@ -1,7 +1,7 @@
-"""Faults on purpose: named points of a process at which it dies, stands still or cannot write, for tests.
+"""Fault injection for tests: at named points a process is killed, stopped, or gets an error of the system.
 
-A job has them in `faults.json` of its folder, if at all; each strikes once in a job. Where there are none, a point is
-one look at an empty list. `routes.json` beside it sends connections through a proxy.
+The faults of a job are in `faults.json` in its folder; each happens once in a job. Without that file a point costs one
+comparison. `routes.json` in the same folder sends connections through a proxy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUTES: Final = "routes.json"
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """What happens to whom, where, the how many-th time.
+    """A fault: the process, the point in its code, the number of the visit, and the effect.
 
     Attributes
     ----------
@@ -35,12 +35,12 @@ class InjectedFault:
     point : str
         Name of a point, or a pattern: `ps.handover.announced`, `disk.*`.
     count : int
-        The how many-th time that a process comes there.
+        Number of the visit of that point, from 1.
     what : str
-        `kill`, `stop` (until somebody sends SIGCONT), or the name of an error of the system: ENOSPC, EIO. ENOMEM is
-        raised as a MemoryError, as by an allocation.
+        `kill`, `stop` (until a SIGCONT), or the name of an error of the system: ENOSPC, EIO. ENOMEM is raised as a
+        MemoryError, as by an allocation.
     times : int
-        How often in a row, for errors.
+        Number of consecutive visits with the error.
     """
 
     member: str
@@ -55,18 +55,18 @@ class InjectedFault:
 
 
 def write(folder: Path, faults: Iterable[InjectedFault]) -> None:
-    """Let these happen to the processes of a job that start from now on."""
+    """Write faults for the processes of a job that start from now on."""
     (folder / FAULTS).write_text(json.dumps([asdict(fault) for fault in faults]))
 
 
 def fired(folder: Path) -> dict[int, float]:
-    """Return when (time of day) each fault happened, by its place in the list; those that did not are not there."""
+    """Return the times (seconds since 1970) of faults that have happened, by their index in the list."""
     marks = {int(path.suffix[1:]): path.stat().st_mtime for path in folder.glob(f"{FAULTS}.*")}
     return dict(sorted(marks.items()))
 
 
 class Armed:
-    """The faults that may happen to this process."""
+    """The faults that are written for this process."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._lock = folder, threading.Lock()
@@ -79,7 +79,7 @@ class Armed:
         return bool(self._mine)
 
     def reached(self, point: str) -> None:
-        """Let happen what is due here."""
+        """Count a visit of a point, and cause the fault that is due."""
         for number, fault in self._mine:
             if fnmatchcase(point, fault.point):
                 with self._lock:
@@ -88,7 +88,7 @@ class Armed:
                     _strike(fault)
 
     def _first(self, number: int, *, again: bool) -> bool:
-        """Mark a fault as happened; False if it has happened in another process."""
+        """Mark a fault as happened; False if it has already happened in another process."""
         try:
             (self._folder / f"{FAULTS}.{number}").touch(exist_ok=again)
         except FileExistsError:
@@ -110,25 +110,25 @@ _armed: Armed | None = None
 
 
 def arm(folder: Path, *, name: str) -> None:
-    """Read what may happen to this process; a job without faults is left alone."""
+    """Read the faults for this process."""
     global _armed
     _armed = Armed(folder, name) or None
 
 
 def at(point: str) -> None:
-    """Be at a point where something may happen.
+    """Visit a point at which a fault may be due.
 
     Raises
     ------
     OSError, MemoryError
-        If that is what happens here.
+        If the fault is an error.
     """
     if _armed is not None:
         _armed.reached(point)
 
 
 def route(folder: Path, address: Address, *, of: str, to: str) -> Address:
-    """Return where process `of` connects to reach `to`: as told, unless the job's `routes.json` says otherwise."""
+    """Return the address at which process `of` connects to `to`: `address`, or one of the job's `routes.json`."""
     path = folder / ROUTES
     if not path.exists():
         return address

@@ -1,7 +1,7 @@
-"""The GPUs that a job has on this host: whoever starts it says so in a file, and each of its workers sees one of them.
+"""The GPUs of a job on this host: an agent lists them in a file, and each worker sees one of them.
 
 The file is JSON, identifiers by number: {"0": "GPU-5f...", "1": "GPU-77..."}. It may change while the job runs. Without
-one, a job uses the devices that it was told, as the process that started it sees them.
+a file, a job uses the devices of its sites as the process that started it numbers them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final
 from labkit.elastic.protocol.sites import Site
 
 VARIABLE: Final = "LABKIT_GPUS"
-"""Tells where the file is."""
+"""Environment variable with the path of the file."""
 NUMBERED: Final = "gpu:"
-"""Before the number of a GPU of the host, among the devices of a site."""
+"""Prefix of the number of a GPU of the host, among the devices of a site."""
 LOCAL: Final = "cuda:0"
-"""What a process calls the only GPU that it sees."""
+"""Name of the only GPU that a process sees."""
 
 
 def allotted() -> dict[str, str]:
@@ -40,7 +40,7 @@ def allotted() -> dict[str, str]:
 
 
 def devices_of(site: Site) -> list[str]:
-    """Return where workers of a site may compute here: "cpu", "cuda:0", or identifiers of GPUs.
+    """Return the devices of a site on this host: "cpu", "cuda:0", or identifiers of GPUs.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def devices_of(site: Site) -> list[str]:
 
 
 def is_identifier(device: str) -> bool:
-    """Return whether a device is a GPU that is bound by its identifier.
+    """Return whether a device is the identifier of a GPU.
 
     >>> is_identifier("GPU-5f0c"), is_identifier("cuda:0"), is_identifier("cpu")
     (True, False, False)
@@ -72,14 +72,14 @@ def is_identifier(device: str) -> bool:
 
 
 def bound_to(device: str) -> Mapping[str, str]:
-    """Return the environment of a worker on a device: it sees that GPU and no other."""
+    """Return environment variables with which a worker sees only this GPU; none for other devices."""
     if not is_identifier(device):
         return {}
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device}
 
 
 def local_name(device: str) -> str:
-    """Return what a worker calls its device.
+    """Return the name of a device within the worker that has it.
 
     >>> local_name("GPU-5f0c"), local_name("cpu")
     ('cuda:0', 'cpu')

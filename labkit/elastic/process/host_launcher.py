@@ -1,8 +1,8 @@
 """The launcher of a host: `python -m labkit.elastic.process.host_launcher HOME` starts and ends members of a job.
 
-HOME holds what `Job.host_home` returned: unpacked, or as `home.tar`. The launcher connects to the job's controller,
-gets the keys of members from it, and says who runs. It ends when the job is over, at SIGTERM, or when it has been
-without a controller for too long; then all its members are gone, and of HOME only logs are left.
+HOME holds the files of `Job.host_home`: unpacked, or as `home.tar`. The launcher connects to the job's controller,
+receives the keys of members from it, and reports which members run. It ends when the job is over, at SIGTERM, or when
+it has had no controller for too long. Before it ends it kills all its members, and removes everything but logs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from typing import Any
 from labkit.core.errors import InputError
 from labkit.elastic.process.credentials import ADDRESS, CARD, FILE, MEMBERS, unpack
 from labkit.elastic.process.endpoints import Endpoints
-from labkit.elastic.process.launchers import LocalProcesses, StartRequest, running
-from labkit.elastic.process.member import PATIENCE_LEASES, SPEC, Spec
+from labkit.elastic.process.launchers import StartRequest
+from labkit.elastic.process.local_launcher import LocalProcesses
+from labkit.elastic.process.local_members import running
+from labkit.elastic.process.time_limits import PATIENCE_LEASES
 from labkit.elastic.process.usage import EVERY_S, readings, told
 from labkit.elastic.protocol.messages import FrameKind
 from labkit.elastic.protocol.network import HOST
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.sites import NOWHERE_ELSE
+from labkit.elastic.protocol.spec import SPEC, Spec
 from labkit.elastic.transport import Channel, Handler, Lease, Message, TransportError, connect, private_folder
 from labkit.elastic.transport.certificates import write_private
 
@@ -40,7 +43,7 @@ _MEMBER = re.compile(r"(ps|worker)-\d{1,9}")
 
 
 class LauncherOrders(Handler):
-    """What the controller says, into the launcher's queue."""
+    """Passes messages of the controller into the launcher's queue."""
 
     def __init__(self, inbox: queue.SimpleQueue[tuple[Any, ...]]) -> None:
         self._inbox = inbox
@@ -61,7 +64,7 @@ class HostLauncher:
     Parameters
     ----------
     folder : Path
-        Its home; members have theirs in it.
+        Home of the launcher; the homes of members are in it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,12 +79,12 @@ class HostLauncher:
         self.here: set[str] = set()
         self._every_s, self._next_look_s = min(EVERY_S, self.spec.measure_every_s or EVERY_S), 0.0
         self.processes = LocalProcesses(folder, ended=lambda name, code: self.inbox.put(("ended", name, code)))
-        for name, pid in running(folder).items():  # of a launcher that was killed
+        for name, pid in running(folder).items():  # started by a launcher that was killed
             self.here.add(name)
             self.processes.adopt(name, pid, NOWHERE_ELSE)
 
     def run(self) -> None:
-        """Do what the controller says, to the end of the job; leave nobody behind."""
+        """Carry out orders of the controller to the end of the job; then end all members."""
         try:
             self._join()
             while not self.over.is_set():
@@ -93,13 +96,13 @@ class HostLauncher:
             self._clear()
 
     def stop(self, why: str) -> None:
-        """End everything; from any thread, and from a signal."""
+        """End the loop of `run`; may be called from any thread, and from a signal handler."""
         self.why = why
         self.over.set()
         self.inbox.put(("alone", None))  # wakes the loop
 
     def _measure(self) -> None:
-        """Tell the controller what members have used so far, now and then."""
+        """Report every `EVERY_S` seconds or less the cores and memory that members have used so far."""
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + self._every_s
@@ -110,7 +113,7 @@ class HostLauncher:
     # --- the connection
 
     def _join(self) -> None:
-        """Connect to the controller and say who runs; the end, if there is none for too long."""
+        """Connect to the controller and report which members run; `stop` after `PATIENCE_LEASES` without success."""
         until, why = time.monotonic() + PATIENCE_LEASES * self.lease.base_s, ""
         while time.monotonic() < until and not self.over.is_set():
             try:
@@ -133,10 +136,10 @@ class HostLauncher:
 
     def _report(self, event: str, **columns: Any) -> None:
         if self.channel is not None:
-            with contextlib.suppress(TransportError):  # who runs is told when it is back
+            with contextlib.suppress(TransportError):  # the next connection begins with a report of all members
                 self.channel.send(FrameKind.REPORT, meta={"event": event, **columns})
 
-    # --- what the controller says
+    # --- orders of the controller
 
     def _told(self, what: dict[str, Any]) -> None:
         if what["do"] == "start":
@@ -158,7 +161,7 @@ class HostLauncher:
         self._report("started", name=order.name, pid=self.processes.pids[order.name])
 
     def _furnish(self, order: StartRequest, papers: dict[str, str]) -> Path:
-        """Make the home of a member: its papers, which nobody else has, and files of the job."""
+        """Make the home of a member: its own certificate and key, and files of the job."""
         if not _MEMBER.fullmatch(order.name):
             raise InputError(f"a member named '{order.name[:60]}'; expected for example worker-0.")
         home = private_folder(self.folder / MEMBERS) / order.name
@@ -166,7 +169,7 @@ class HostLauncher:
         private_folder(home)
         for name, content in papers.items():
             if not FILE.fullmatch(name):
-                raise InputError(f"a file named '{name[:60]}' for {order.name}, which is none of it.")
+                raise InputError(f"a file named '{name[:60]}' for {order.name}, which does not belong there.")
             write_private(home / name, content.encode())
         for name in (ADDRESS, SPEC, *([PROGRAM] if order.role == "worker" else [])):
             os.link(self.folder / name, home / name)
@@ -180,7 +183,7 @@ class HostLauncher:
     # --- the end
 
     def _clear(self) -> None:
-        """End all members; remove everything but logs, keys first of all."""
+        """End all members; remove everything but logs, keys first."""
         print(f"{self.name} ends: {self.why}", file=sys.stderr)
         for name in self.here:
             self.processes.kill(name)
@@ -200,9 +203,9 @@ class HostLauncher:
 
 
 def main(arguments: list[str]) -> None:
-    """Be the launcher of a host: one at a time in this folder."""
+    """Run the launcher of a host; a lock allows one at a time in a folder."""
     folder = private_folder(Path(arguments[0]).absolute())
-    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes into the log what every thread is doing
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes the stack of every thread into the log
     with (folder / LOCK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,16 +1,16 @@
-"""Cores and memory of a process that runs: what this host can limit, and without a restart.
+"""Limits of cores and memory of a running process, changed without a restart.
 
-Four ways, each behind `Limits`; `LABKIT_LIMITS` chooses one by name, else it is the first of these that is there:
+There are four ways, each with the interface `Limits`. `LABKIT_LIMITS` names one; else the first available one is used:
 
 v2, v1
     A control group, of cgroup v2 or v1: shares of cores, and memory. They need folders that this user may write.
 brake
-    No rights: the process keeps to a share of cores by waiting (`elastic/process/brake.py`), and ends itself when
-    it finds that it has more memory than it may.
+    No privileges: the process keeps to a share of cores by waiting (`elastic/process/brake.py`), and ends itself when
+    it exceeds its memory.
 affinity
-    No rights: whole cores only, and no memory. Chosen by name only.
+    No privileges: whole cores only, and no memory. Only used when named.
 
-All of them give whole cores by affinity beside it.
+All of them also set the affinity to whole cores.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Protocol
 
 from labkit.core.errors import InputError
 from labkit.elastic.process.brake import Brake
 from labkit.elastic.process.control_groups import LEAST_CPUS, Trees, gb, trees_here
 from labkit.elastic.process.usage import GB, resident_bytes
+from labkit.proc import all_pids, is_ours, threads
 
 CHOICE: Final = "LABKIT_LIMITS"
-"""Environment variable that names the way."""
+"""Environment variable with the name of the way."""
 BRAKE, AFFINITY, V1, V2 = "brake", "affinity", "v1", "v2"
 WAYS: Final = (V2, V1, BRAKE, AFFINITY)
 
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What a process may use.
+    """Limits of a process.
 
     Attributes
     ----------
     cpus, memory_gb : float or None
-        Cores and GB; None: no limit of ours.
+        Cores and GB; None: no limit.
 
     Raises
     ------
@@ -57,17 +57,17 @@ class Amounts:
         for name, amount in (("cores", self.cpus), ("GB of memory", self.memory_gb)):
             number = isinstance(amount, int | float) and not isinstance(amount, bool)
             if amount is not None and not (number and 0 < amount < math.inf):
-                raise InputError(f"a process is to have {amount!r} {name}; expected a finite number > 0, or no limit.")
+                raise InputError(f"{amount!r} {name} for a process; expected a finite number > 0, or no limit.")
 
 
 class Limits(Protocol):
-    """A way to limit a process that runs."""
+    """A way to limit a running process."""
 
     how: str
     """Its name: one of `WAYS`."""
 
     def apply(self, pid: int, amounts: Amounts) -> list[str]:
-        """Limit a process from now on; return what of it cannot be had here, a sentence each.
+        """Limit a process from now on; return a sentence for each amount that this host cannot limit exactly.
 
         Raises
         ------
@@ -77,26 +77,27 @@ class Limits(Protocol):
         ...
 
     def keep(self, *, most_s: float = math.inf) -> bool:
-        """Wait, in a thread of the limited process that has just done a piece of work, as long as the limit asks.
+        """Wait, in a thread of the limited process after a piece of work, until its share of cores is met.
 
-        Return whether more is to be waited than `most_s`. At once where the kernel limits.
+        It waits at most `most_s` seconds, and returns True if the share is not met then. Where the kernel enforces the
+        limit it returns at once.
         """
         ...
 
     def exceeded(self) -> str:
-        """Return why this process is to end, which has more memory than it may; empty if the kernel sees to that."""
+        """Return the reason to end this process if it exceeds its memory; "" if not, or if the kernel enforces it."""
         ...
 
 
 class Affinity:
-    """Whole cores, by affinity: every thread of the process, and those that it starts later.
+    """Whole cores, by affinity of all threads of the process, present and later.
 
-    A process that is to have fewer cores than it may use gets those that the fewest others of this user were given.
+    A process gets the cores that the fewest other processes of this user are limited to.
 
     Parameters
     ----------
     allowed : iterable of int, optional
-        Cores among which it chooses; those of the calling process by default.
+        Cores to choose from; those of the calling process by default.
     """
 
     how = AFFINITY
@@ -105,44 +106,44 @@ class Affinity:
         self.allowed = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
 
     def apply(self, pid: int, amounts: Amounts) -> list[str]:
-        """Limit the cores of a process: a part of a core counts as one."""
+        """Limit the cores of a process, rounded up to whole cores."""
         unable = self.whole(pid, amounts.cpus)
         if amounts.cpus is not None and amounts.cpus != math.ceil(amounts.cpus):
             n = min(math.ceil(amounts.cpus), len(self.allowed))
-            unable.append(f"{amounts.cpus:g} cores: it has {n}, for affinity gives whole ones")
+            unable.append(f"{amounts.cpus:g} cores: it has {n}, since affinity sets whole cores")
         if amounts.memory_gb is not None:
-            unable.append(f"{amounts.memory_gb:g} GB: memory is not limited here, for want of a control group")
+            unable.append(f"{amounts.memory_gb:g} GB: memory is not limited here: there is no control group")
         return unable
 
     def whole(self, pid: int, cpus: float | None) -> list[str]:
-        """Give a process whole cores, as many as it takes for so many; return what is not there."""
+        """Set the affinity of a process to `cpus` rounded up; return a sentence if this host has fewer cores."""
         n = len(self.allowed) if cpus is None else math.ceil(cpus)
         give(pid, chosen(min(n, len(self.allowed)), self.allowed, but=pid))
         return [f"{n} cores: {len(self.allowed)} are there"] if n > len(self.allowed) else []
 
     def keep(self, *, most_s: float = math.inf) -> bool:  # noqa: ARG002
-        """Wait for nothing."""
+        """Return at once: affinity needs no waiting."""
         return False
 
     def exceeded(self) -> str:
-        """Return nothing: memory is not limited."""
+        """Return "": memory is not limited."""
         return ""
 
 
 class ControlGroup(Affinity):
-    """Shares of cores, and memory, by control groups of its own.
+    """Shares of cores, and memory, by a control group for each process.
 
-    Pages that a process had before it was first limited stay with the group that it was in: the kernel does not move
-    them. So the limit that is written is what is left for new ones.
+    The kernel leaves the pages that a process had before its first limit in its former group. So the limit that is
+    written is the amount less those pages.
 
     Parameters
     ----------
     trees : Trees
-        In which groups are made.
+        Folders in which groups are made.
     allowed : iterable of int, optional
         See `Affinity`.
     resident : callable
-        Returns the bytes that a process has.
+        Takes a process number, and returns its resident bytes.
     """
 
     def __init__(
@@ -178,14 +179,14 @@ class ControlGroup(Affinity):
 
 
 class Braked(Affinity):
-    """A share of cores that this process keeps to by waiting; memory that it looks at now and then.
+    """A share of cores that this process enforces by waiting, and memory that it checks regularly.
 
     Parameters
     ----------
     brake : Brake, optional
-        Of this process.
+        Brake of this process; a new one by default.
     want : str
-        What was asked for and is not there, to be told.
+        Sentence about a way that was asked for and is not available; reported with each limit.
     """
 
     how = BRAKE
@@ -199,7 +200,7 @@ class Braked(Affinity):
         self._most: float | None = None
 
     def apply(self, pid: int, amounts: Amounts) -> list[str]:
-        """Limit this process; another one can only be given whole cores."""
+        """Limit this process; of another process only the affinity is set."""
         if pid != os.getpid():
             return super().apply(pid, amounts)
         unable = [*([self._want] if self._want else []), *self.whole(pid, amounts.cpus), *too_few(amounts.cpus)]
@@ -210,18 +211,18 @@ class Braked(Affinity):
         if amounts.memory_gb is None:
             self._most = None
         elif has is None:
-            unable.append(f"{amounts.memory_gb:g} GB: this host does not tell how much memory a process has")
+            unable.append(f"{amounts.memory_gb:g} GB: the memory of a process is unknown on this host")
         elif room:
             self._most = amounts.memory_gb
             unable.append(f"{amounts.memory_gb:g} GB: not held by the kernel; it ends itself soon after it has more")
         return unable
 
     def keep(self, *, most_s: float = math.inf) -> bool:
-        """Wait until the share is kept."""
+        """Wait until the share is met."""
         return self._brake.keep(most_s=most_s)
 
     def exceeded(self) -> str:
-        """Return why this process is to end, if it has more memory than it may."""
+        """Return the reason to end this process if it exceeds its memory; "" otherwise."""
         most, has = self._most, _resident_of(os.getpid(), self._resident)
         if most is None or has is None or has <= gb(most):
             return ""
@@ -236,20 +237,20 @@ def _resident_of(pid: int, resident: Callable[[int], int]) -> int | None:
 
 
 def too_few(cpus: float | None) -> list[str]:
-    """Return what is told of a share of a core below the least."""
+    """Return a sentence for a share below `LEAST_CPUS`, the least that can be given."""
     few = cpus is not None and cpus < LEAST_CPUS
     return [f"{cpus:g} cores: it has {LEAST_CPUS:g}, the least that can be given"] if few else []
 
 
 def room_for(memory_gb: float | None, has: int | None) -> tuple[bool, list[str]]:
-    """Return whether a process fits into a limit, and what is told where it does not: it would end at once."""
+    """Return whether a process fits into a limit of memory, and a sentence if not: it would be killed at once."""
     if memory_gb is None or has is None or gb(memory_gb) > has:
         return True, []
     return False, [f"{memory_gb:g} GB: it has {has / GB:.3g} already; its limit of memory stays as it was"]
 
 
 def limits_here() -> Limits:
-    """Return the way that `LABKIT_LIMITS` names, or else the best that this host and user have."""
+    """Return the way that `LABKIT_LIMITS` names, or else the best one that this user has on this host."""
     wish = os.environ.get(CHOICE, "")
     if wish == AFFINITY:
         return Affinity()
@@ -263,14 +264,14 @@ def limits_here() -> Limits:
 
 
 def check_choice() -> None:
-    """Raise InputError unless `LABKIT_LIMITS` is not set, or names a way."""
+    """Raise InputError if `LABKIT_LIMITS` is set to an unknown name."""
     wish = os.environ.get(CHOICE, "")
     if wish and wish not in WAYS:
         raise InputError(f"{CHOICE} is '{wish}'; expected one of {', '.join(WAYS)}, or nothing.")
 
 
 def told() -> str:
-    """Return what can be limited on this host, for people."""
+    """Return a sentence about what can be limited on this host."""
     here = limits_here()
     if isinstance(here, ControlGroup):
         what = "cores and memory" if here.trees.memory is not None else "cores, not memory"
@@ -279,37 +280,37 @@ def told() -> str:
 
 
 def give(pid: int, cores: Iterable[int]) -> None:
-    """Give a process some cores, all its threads; those that are started meanwhile too.
+    """Set the cores of all threads of a process, those included that start meanwhile.
 
     Raises
     ------
     ProcessLookupError
         If there is no such process.
     """
-    mine, seen = set(cores), set[str]()
-    while new := {path.name for path in Path(f"/proc/{pid}/task").glob("*")} - seen:
+    mine, seen = set(cores), set[int]()
+    while new := threads(pid) - seen:
         for thread in new:
             with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(int(thread), mine)
+                os.sched_setaffinity(thread, mine)
         seen |= new
     if not seen:
         raise ProcessLookupError(f"process {pid} is gone")
 
 
 def chosen(n: int, allowed: Iterable[int], *, but: int = 0) -> list[int]:
-    """Return n cores, those first that the fewest processes of this user were limited to; `but` one does not count."""
+    """Return the n cores that the fewest processes of this user are limited to; process `but` does not count."""
     used = _used(set(os.sched_getaffinity(0)) | set(allowed), but=but)
     return sorted(sorted(allowed, key=lambda core: (used[core], core))[:n])
 
 
 def _used(everything: set[int], *, but: int) -> Counter[int]:
-    """Return how many processes of this user are limited to each core."""
+    """Return the number of processes of this user that are limited to each core."""
     used: Counter[int] = Counter()
-    for path in Path("/proc").glob("[0-9]*"):
+    for pid in all_pids():
+        if pid == but or not is_ours(pid):
+            continue
         with contextlib.suppress(OSError):
-            if int(path.name) == but or path.stat().st_uid != os.getuid():
-                continue
-            theirs = os.sched_getaffinity(int(path.name))
+            theirs = os.sched_getaffinity(pid)
             if len(theirs) < len(everything):
                 used.update(theirs)
     return used

@@ -1,6 +1,6 @@
-"""A process that joins training under way: gets ready at a low priority, so that it takes little from the others.
+"""A member that joins while others train: it imports and compiles at a low priority, to slow the others little.
 
-`python -m labkit.elastic.process.newcomer FOLDER ROLE NAME [SITE [DEVICE]]`; then it is a member like any other.
+`python -m labkit.elastic.process.newcomer FOLDER ROLE NAME [SITE [DEVICE]]`; after that it runs as any other member.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 NICE: Final = 10
-"""About a tenth of a core is left to it where all are busy, and all that nobody else wants."""
+"""Niceness: about a tenth of a core where all cores are busy, and idle cores in full."""
 
 
 def gently(do: Callable[[], object], *, nice: int = NICE) -> None:
-    """Do something at a low priority, and come back at one's own.
+    """Call a function at a low priority, in a thread of its own.
 
-    A process may not raise its priority again, but on Linux each thread has its own.
+    A process may not raise its priority again, but on Linux each thread has a priority of its own.
     """
     failure: list[BaseException] = []
 
@@ -39,8 +39,8 @@ def gently(do: Callable[[], object], *, nice: int = NICE) -> None:
 
 
 def get_ready(folder: Path, role: str) -> None:
-    """Import what a role needs, and compile (or read from its cache) what updates need."""
-    from labkit.elastic.process.member import Spec
+    """Import the modules of a role, and compile its kernels, or read them from their cache."""
+    from labkit.elastic.protocol.spec import Spec
 
     if role == "server":
         import labkit.elastic.server.arrivals
@@ -57,7 +57,7 @@ def get_ready(folder: Path, role: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Get ready, and be a member."""
+    """Prepare at a low priority, then run as a member."""
     folder, role, *_ = arguments
     gently(partial(get_ready, Path(folder), role))
     from labkit.elastic.process import member

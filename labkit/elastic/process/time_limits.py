@@ -1,4 +1,4 @@
-"""Time limits that stand still while the process does: whoever was stopped or suspended has not been waiting."""
+"""Time limits that count only the time in which this process was awake, not stopped or suspended."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from labkit.elastic.process.causes import BY_FORCE
 
 LOOK_S: Final = 0.25
 """Seconds between two looks at a limit."""
+PATIENCE_LEASES: Final = 10
+"""Leases for which a process goes on without a controller; then it ends itself."""
+END_LEASES: Final = 2
+"""Leases that a process has to end by itself; then its watchdog kills it."""
 
 
 class Waking:
-    """Seconds that this process was awake since the beginning: a longer gap between two looks counts as one look.
+    """Seconds that this process was awake; a long gap between two looks counts as two intervals at most.
 
     Parameters
     ----------
     clock : callable
-        Seconds that also pass while the process is stopped.
+        Returns seconds that also pass while the process is stopped.
 
     Examples
     --------
@@ -35,7 +39,7 @@ class Waking:
         self._clock, self._last_s, self._awake_s = clock, clock(), 0.0
 
     def look(self, *, every_s: float = LOOK_S) -> float:
-        """Return seconds awake so far; looks are to be `every_s` apart."""
+        """Return the seconds awake so far; call it every `every_s` seconds."""
         now_s = self._clock()
         self._awake_s += min(now_s - self._last_s, 2 * every_s)
         self._last_s = now_s
@@ -43,14 +47,14 @@ class Waking:
 
 
 class Watchdog:
-    """Ends this process by force when a limit runs out: whatever its other threads are doing.
+    """Ends this process by force when a limit expires, whatever its other threads do.
 
-    A thread of its own, so it cannot act while something holds the interpreter's lock; `launch.end_orphans` can.
+    It is a thread, so it cannot act while another holds the interpreter's lock; `local_members.end_orphans` can.
 
     Parameters
     ----------
     name : str
-        Of the process, for its log.
+        Name of the process, for its log.
     """
 
     def __init__(self, name: str) -> None:
@@ -59,13 +63,13 @@ class Watchdog:
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def limit(self, seconds: float, why: str) -> None:
-        """Grant so many seconds from now, unless `free` is called before; `why` is what the log will say."""
+        """End this process after so many seconds unless `free` or `limit` is called before; the log gets `why`."""
         with self._changed:
             self._limit = (seconds, why)
             self._changed.notify_all()
 
     def free(self) -> None:
-        """Set no limit."""
+        """Remove the limit."""
         with self._changed:
             self._limit = None
             self._changed.notify_all()
@@ -82,7 +86,7 @@ class Watchdog:
                 os._exit(BY_FORCE)
 
     def _runs_out(self, limit: tuple[float, str]) -> bool:
-        """Wait until a limit has run out; False if it does not hold any more."""
+        """Wait until a limit has expired; False if it was replaced or removed."""
         waking = Waking()
         with self._changed:
             while self._limit is limit:

@@ -1,4 +1,4 @@
-"""Cores and memory that processes use: read from the kernel in microseconds, whoever they belong to."""
+"""Cores and memory that processes use, of any user: a reading takes microseconds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, Final, NamedTuple
 GB: Final = 1e9
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 LEAST_S: Final = 0.2
-"""Over less than that cores are not told anew."""
+"""Shortest time in seconds over which cores are computed."""
 EVERY_S: Final = 1.0
-"""Between two looks at a job's processes."""
+"""Seconds between two readings of a job's processes."""
 _SCHEDULED: Final = 2
-"""What kind of processor clock: CPUCLOCK_SCHED of the kernel."""
+"""Kind of the processor clock: CPUCLOCK_SCHED of the kernel."""
 
 
 class UsageReading(NamedTuple):
-    """What a process has used until a moment of its host's clock; NaN where the kernel does not tell."""
+    """Processor seconds used by a process until `at_s` of its host's monotonic clock, and GB; NaN where unknown."""
 
     at_s: float
     cpu_s: float
@@ -27,24 +27,24 @@ class UsageReading(NamedTuple):
 
 
 class MemberUsage(NamedTuple):
-    """Cores in use between two looks, and GB resident at the second; None where that is not known."""
+    """Cores in use between two readings, and GB resident at the second; None where unknown."""
 
     cores: float | None = None
     memory_gb: float | None = None
 
 
 def cpu_s(pid: int) -> float:
-    """Return processor seconds of all threads of a process so far, also of those that ended; OSError if it is gone."""
+    """Return processor seconds of all threads of a process, ended ones included; OSError if it is gone."""
     return time.clock_gettime(~pid << 3 | _SCHEDULED)
 
 
 def resident_bytes(pid: int, *, proc: Path = Path("/proc")) -> int:
-    """Return the resident memory of a process, what it shares included; OSError if it is gone, or no /proc there."""
+    """Return the resident bytes of a process, shared memory included; OSError if it is gone or there is no /proc."""
     return int((proc / str(pid) / "statm").read_text().split()[1]) * PAGE
 
 
 def read(pid: int) -> UsageReading:
-    """Return what a process has used until now."""
+    """Return the processor seconds and memory of a process until now."""
     nan = float("nan")
     try:
         spent_s = cpu_s(pid)
@@ -58,17 +58,17 @@ def read(pid: int) -> UsageReading:
 
 
 def readings(pids: Mapping[str, int]) -> dict[str, UsageReading]:
-    """Return what each has used, by name; processes without a number (0) are left out."""
+    """Return a reading of each process by name; processes without a number (0) are left out."""
     return {name: read(pid) for name, pid in pids.items() if pid > 0}
 
 
 def told(found: Mapping[str, UsageReading]) -> dict[str, list[float | None]]:
-    """Return readings as JSON has them."""
+    """Return readings as JSON can hold them: NaN as null."""
     return {name: [None if value != value else value for value in reading] for name, reading in found.items()}
 
 
 def heard(said: Any) -> dict[str, UsageReading]:
-    """Return readings that another host told; what is none is left out."""
+    """Return readings of another host; invalid ones are left out."""
     found: dict[str, UsageReading] = {}
     for name, values in said.items() if isinstance(said, dict) else ():
         if isinstance(values, list | tuple) and len(values) == len(UsageReading._fields):
@@ -78,14 +78,14 @@ def heard(said: Any) -> dict[str, UsageReading]:
 
 
 class Gauge:
-    """Turns readings into what was used since the last ones."""
+    """Computes the cores in use from successive readings."""
 
     def __init__(self) -> None:
         self._before: dict[str, UsageReading] = {}
         self._used: dict[str, MemberUsage] = {}
 
     def used(self, now: Mapping[str, UsageReading]) -> dict[str, MemberUsage]:
-        """Return what each used since it was read before; who is not among them any more is forgotten.
+        """Return the use of each process since its reading before; processes that are missing are forgotten.
 
         >>> gauge = Gauge()
         >>> _ = gauge.used({"ps-0": UsageReading(10.0, 3.0, 0.5)})

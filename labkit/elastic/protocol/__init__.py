@@ -1,1 +1,1 @@
-"""What the processes of a job say to each other, and the values that they exchange."""
+"""Messages between the processes of a job, and the values in them."""

@@ -1,7 +1,7 @@
-"""Parameters as one flat vector, cut into blocks: what a server owns, sends and hands over is a block.
+"""Parameters as one flat vector, cut into blocks: a server owns, sends and hands over whole blocks.
 
-The cut depends on the model alone, never on how many servers there are: a block keeps its number, and its optimizer
-state, wherever it goes.
+The cut depends on the model alone, not on the number of servers: a block keeps its number and its optimizer state when
+it moves.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ if TYPE_CHECKING:
 
 Vector = NDArray[np.float32]
 Extent = tuple[int, int]
-"""First number of a block in the flat vector, and how many."""
+"""First number of a block in the flat vector, and length of the block."""
 
 BLOCK_BYTES: Final = 4_000_000
-"""A block has at most that many; larger frames gain nothing and one that moves is late by more."""
+"""Most bytes of a block: larger frames are no faster, and a larger block takes longer to move."""
 
 ENOUGH_BLOCKS: Final = 64
-"""A model is cut finer than `BLOCK_BYTES` until it has that many: one block more or less then hardly tips a balance."""
+"""Blocks of a model that is too small for as many of `BLOCK_BYTES`: enough that servers can be balanced."""
 
 SMALL_BYTES: Final = 4096
-"""Below it a block costs as much as it does empty; a model of a few of these still has `FEW_BLOCKS`."""
+"""Bytes below which a smaller block is no cheaper to send; a model of a few of these still has `FEW_BLOCKS`."""
 
 FEW_BLOCKS: Final = 8
 
 MOST_BLOCKS: Final = 80_000
-"""Of which a controller can tell in one frame who has and who follows them: 320 GB of parameters."""
+"""Most blocks whose owners and replicas fit into one frame: 320 GB of parameters."""
 
 BLOCKS, TENSOR = "blocks", "tensor"
-"""What servers are given at the beginning: blocks, even by their bytes, or whole parameters in turn."""
+"""Initial partition: blocks, even by bytes, or whole parameters in turn."""
 
 LINE: Final = 16
-"""Numbers in a cache line: blocks begin at multiples of it."""
+"""Numbers in a cache line: blocks begin at multiples of this."""
 
 
 class NoParametersError(InputError):
-    """A model in which there is nothing to train."""
+    """A model without parameters that need gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """Where a parameter lies in the flat vector.
+    """Position of a parameter in the flat vector.
 
     Attributes
     ----------
     name : str
-        As the model calls it.
+        Name of the parameter in the model.
     first : int
-        Its first number.
+        Index of its first number.
     shape : tuple of int
-        Of the tensor, in row-major order.
+        Shape of the tensor, in row-major order.
     """
 
     name: str
@@ -73,20 +73,20 @@ class Param:
 
     @property
     def n(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which parameter and which block lies where in the flat vector.
+    """Positions of all parameters and blocks in the flat vector.
 
     Attributes
     ----------
     params : tuple of Param
         In the order of the model; they follow each other without gaps.
     extents : tuple of (int, int)
-        (B,) first number of each block, and how many; they follow each other without gaps.
+        (B,) first number and length of each block; they follow each other without gaps.
     """
 
     params: tuple[Param, ...]
@@ -99,7 +99,7 @@ class Layout:
 
     @property
     def n_blocks(self) -> int:
-        """How many blocks there are, B."""
+        """Number of blocks, B."""
         return len(self.extents)
 
     @property
@@ -115,7 +115,7 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """32 hexadecimal digits that tell one layout from another: names, shapes, and where the blocks begin."""
+        """32 hexadecimal digits, a digest of names, shapes and extents of the blocks."""
         told = {"params": [[p.name, p.first, list(p.shape)] for p in self.params], "blocks": self.extents}
         return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
@@ -145,19 +145,19 @@ class Layout:
 
 
 def layout(model: nn.Module | Iterable[tuple[str, Any]], *, block_bytes: int | None = None) -> Layout:
-    """Return where the parameters of a model lie, and where its blocks begin and end.
+    """Return the positions of the parameters and blocks of a model.
 
     Parameters
     ----------
     model : Module, or pairs of a name and a size or shape
         Of a module, the parameters that need gradients, each once, in the order of `named_parameters`.
     block_bytes : int or None
-        At most so many in a block. None: `BLOCK_BYTES`, and fewer for small models (`block_numbers`).
+        Most bytes of a block. None: `BLOCK_BYTES`, and fewer for small models (`block_numbers`).
 
     Raises
     ------
     NoParametersError
-        If there is nothing to train.
+        If no parameter needs gradients.
     InputError
         If a parameter is not float32, a name comes twice, or a block could not hold one number.
 
@@ -184,9 +184,9 @@ def layout(model: nn.Module | Iterable[tuple[str, Any]], *, block_bytes: int | N
 
 
 def block_numbers(n: int, *, block_bytes: int | None = None) -> int:
-    """Return how many numbers a block may have where the flat vector has n.
+    """Return the most numbers of a block where the flat vector has n.
 
-    A large model has blocks of `BLOCK_BYTES`. A smaller one has `ENOUGH_BLOCKS`, so that they can be dealt evenly, but
+    A large model has blocks of `BLOCK_BYTES`. A smaller one has `ENOUGH_BLOCKS`, so that servers can be balanced, but
     none below `SMALL_BYTES` as long as that leaves `FEW_BLOCKS`.
 
     >>> [4 * block_numbers(n) for n in (1_000, 100_000, 25_600_000, 250_000_000)]
@@ -202,7 +202,7 @@ def block_numbers(n: int, *, block_bytes: int | None = None) -> int:
 
 
 def _cut(n: int, most: int) -> tuple[Extent, ...]:
-    """Cut n numbers into as few blocks as possible of at most so many, all but the last of one size."""
+    """Cut n numbers into as few blocks as possible of at most `most`, all but the last of one size."""
     n_blocks = -(-n // most)
     even = -(-n // n_blocks)
     each = min(most, LINE * -(-even // LINE)) if most >= LINE else most
@@ -239,7 +239,7 @@ def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def pack(model: nn.Module) -> Vector:
     """Return the parameters of a model as one flat vector on the processor, (n,) float32.
 
-    Nothing is copied where they are views of one already (`bind`); else they are, and the model stays as it is.
+    Parameters that are views of one vector already (`bind`) are not copied. The model is not changed.
     """
     import torch
 
@@ -252,7 +252,7 @@ def pack(model: nn.Module) -> Vector:
 
 
 def unpack(vector: Vector, model: nn.Module) -> None:
-    """Give a model the parameters of a flat vector; nothing is copied where they are views of it already.
+    """Copy a flat vector into the parameters of a model; those that are views of it already are not copied.
 
     Raises
     ------
@@ -269,7 +269,7 @@ def unpack(vector: Vector, model: nn.Module) -> None:
 
 
 def bind(vector: Vector, model: nn.Module) -> None:
-    """Let the parameters of a model be views of a flat vector: what is written there, the model computes with.
+    """Make the parameters of a model views of a flat vector: the model computes with what is written into it.
 
     Raises
     ------
@@ -299,7 +299,7 @@ def _parts(flat: Any, model: nn.Module) -> list[Any]:
 
 
 def _already_flat(params: list[Any]) -> Any | None:
-    """Return the flat tensor of which these are views, in this order and without gaps; None if they are not."""
+    """Return the flat tensor of which these are consecutive views; None if they are not."""
     if not params or params[0].device.type != "cpu":
         return None
     here, owner = params[0].data_ptr(), params[0].untyped_storage().data_ptr()

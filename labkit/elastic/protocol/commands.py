@@ -1,4 +1,4 @@
-"""What a controller says: start a process, end one, tell a member something, write down what has happened."""
+"""Commands that the controller's state machine returns, and that its process carries out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from labkit.core.events import Cause
 Role = Literal["server", "worker"]
 
 HERE: Final = "here"
-"""Site, and host, of everybody in a job that has no sites."""
+"""Name of the site, and of the host, of all members of a job without sites."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a process, on a site."""
+    """Start a member on a site."""
 
     name: str
     role: Role
@@ -25,7 +25,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """See to it that a process is gone: ask it to stop, or kill it."""
+    """End a member: send it the order `stop`, or kill it."""
 
     name: str
     kill: bool = False
@@ -33,7 +33,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell a member something."""
+    """Send an order to a member."""
 
     to: str
     what: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Send the blocks of the newest good checkpoint to their owners, and say which version it is."""
+    """Send the blocks of the newest good checkpoint, with its version, to their owners."""
 
     era: int
     owner: Mapping[int, str]
@@ -49,7 +49,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Write a checkpoint of the copies of a version, with the state of the shard queue if there is one."""
+    """Write a checkpoint of the copies of a version, with the state of the shard queue, if the job has one."""
 
     version: int
     queue: Any = None
@@ -57,7 +57,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Write down that something has happened."""
+    """Write an event."""
 
     event: str
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The job has ended; why, if not as it should."""
+    """End the job; `failure` has the reason of a failure, "" if there was none."""
 
     failure: str = ""
     cause: Cause = Cause.UNKNOWN

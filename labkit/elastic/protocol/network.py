@@ -1,4 +1,4 @@
-"""Over what the processes of a job talk: sockets of this machine, or TCP between addresses, encrypted or in clear."""
+"""The network of a job: sockets of one machine, or TCP between addresses, encrypted or in clear."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ HOST = "host"
 
 
 class NetworkMode(StrEnum):
-    """Over what the processes of a job talk."""
+    """Transport between the processes of a job."""
 
     LOCAL = "local"
     """Sockets and shared memory of this machine, in a folder that only its owner can enter."""
     TLS = "tls"
     """TCP, all of it mutual TLS 1.3 with certificates made for the job."""
     TCP = "tcp"
-    """Parameters and gradients over TCP in clear, for an isolated network; what the controller says still over TLS."""
+    """Parameters and gradients over TCP in clear, for an isolated network; connections of the controller over TLS."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """Where the processes of a job can be reached.
+    """Addresses and ports of the processes of a job.
 
     Attributes
     ----------
     network : str
         See `NetworkMode`.
     hosts : sequence of str
-        Addresses in turn: server i has `hosts[i % len(hosts)]`, and so has worker i; the controller the first.
+        Addresses in turn: server i and worker i have `hosts[i % len(hosts)]`; the controller has the first.
     ports : (int, int)
-        First and last port that may be listened at; (0, 0): any that is free.
+        First and last port for listeners; (0, 0): any free port.
     job : str
         Name of the job in its certificates.
     """
@@ -53,12 +53,12 @@ class NetworkConfig:
 
     @classmethod
     def checked(cls, network: str, hosts: Sequence[str], ports: Sequence[int] | None, *, job: str) -> NetworkConfig:
-        """Return what a user asks for.
+        """Return the configuration that a user asks for.
 
         Raises
         ------
         InputError
-            If there is no such network, or it does not go with the hosts or ports.
+            If there is no such network, or hosts or ports are not allowed with it.
         """
         if network not in list(NetworkMode):
             raise unknown("network", network, list(NetworkMode))
@@ -70,12 +70,12 @@ class NetworkConfig:
         return cls(network, tuple(map(checked_host, hosts or ("127.0.0.1",))), _checked_ports(ports or (0, 0)), job)
 
     def host_of(self, name: str) -> str:
-        """Return the address of the machine of a process, whose name ends with its number."""
+        """Return the address for a process whose name ends with its number."""
         number = name.rpartition("-")[2]
         return self.hosts[int(number) % len(self.hosts) if number.isdigit() else 0]
 
     def listen(self, scheme: Scheme, name: str) -> tuple[Address, socket]:
-        """Return an address at which a process can be reached, and a socket that listens there.
+        """Return an address for a process, and a socket that is bound to it.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class NetworkConfig:
 
 
 def checked_host(host: str, *, of: str = "") -> str:
-    """Return the address of a machine; InputError if others cannot connect to it. `of` tells whose it is."""
+    """Return the address of a machine; InputError if peers cannot connect to it. `of` is added to the message."""
     try:
         nowhere = ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -124,7 +124,7 @@ def _checked_ports(ports: Sequence[int]) -> tuple[int, int]:
 
 
 def ports_of(text: str) -> tuple[int, int] | None:
-    """Read ports as a user writes them; InputError if that cannot be.
+    """Return the ports of a text FIRST-LAST or PORT; InputError if it is neither.
 
     >>> ports_of("5000-5010"), ports_of("5000"), ports_of("")
     ((5000, 5010), (5000, 5000), None)
@@ -139,17 +139,17 @@ def ports_of(text: str) -> tuple[int, int] | None:
 
 
 def certificate_name(name: str, role: str) -> str:
-    """Return what the certificate of a process says: neither its name nor its role can be another's."""
+    """Return the name in the certificate of a process: it binds both name and role."""
     return f"{name}.{role}"
 
 
 def claimed(peer: Peer) -> tuple[str, str]:
-    """Return the name and role that a peer says it has.
+    """Return the name and role in a peer's greeting.
 
     Raises
     ------
     AccessError
-        If its certificate says something else.
+        If its certificate is for another name or role.
     """
     name, role = str(peer.hello.get("name", "")), str(peer.hello.get("role", ""))
     kind, _, proved = peer.proved.partition(" ")
@@ -159,7 +159,7 @@ def claimed(peer: Peer) -> tuple[str, str]:
 
 
 def checked_address(text: str, *, network: str) -> str:
-    """Return the address that a member says it can be reached at; AccessError if it is none of this job's network."""
+    """Return the address that a member reports; AccessError if its scheme is not that of the job's network."""
     schemes = {
         NetworkMode.LOCAL: (Scheme.UNIX, Scheme.SHM),
         NetworkMode.TLS: (Scheme.TLS,),
@@ -175,21 +175,21 @@ def checked_address(text: str, *, network: str) -> str:
 
 
 class Refusals:
-    """Counts strangers that were refused, and tells of the 1st, 2nd, 4th, 8th: they cannot fill the disk.
+    """Counts refused connections, and reports the 1st, 2nd, 4th, 8th, ...: reports must not fill the disk.
 
     Parameters
     ----------
-    tell : callable
-        Is told columns of an event: reason, n, why.
+    report : callable
+        Takes the columns of an event by keyword: reason, n, why.
     """
 
-    def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell, self._n, self._lock = tell, 0, Lock()
+    def __init__(self, report: Callable[..., None]) -> None:
+        self._report, self._n, self._lock = report, 0, Lock()
 
     def __call__(self, reason: str, why: str) -> None:
-        """Count one more."""
+        """Count one refusal."""
         with self._lock:
             self._n += 1
             n = self._n
         if n & (n - 1) == 0:
-            self._tell(reason=reason, n=n, why=why[:300])
+            self._report(reason=reason, n=n, why=why[:300])

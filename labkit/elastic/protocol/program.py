@@ -1,4 +1,4 @@
-"""What a job trains: a model, its data and a loss, as its processes get it."""
+"""The program of a job: model, data and loss, pickled for its workers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Program:
     Attributes
     ----------
     model : Module
-        Its parameters that need gradients are trained; all float32.
+        Model whose parameters that need gradients are trained; these must be float32.
     data : object
         `len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample (a tensor or a tuple of them).
     loss : callable
-        (model, batch) to a scalar tensor, the mean over the batch.
+        Takes (model, batch), and returns a scalar tensor: the mean over the batch.
     """
 
     model: nn.Module
@@ -38,14 +38,14 @@ class Program:
     loss: Callable[[nn.Module, Any], Tensor]
 
     def check(self) -> None:
-        """Raise InputError unless it can be trained: a module, samples by number, a loss to call."""
+        """Raise InputError unless the model is a module, the data has samples by number, and the loss can be called."""
         check_model(self.model)
         check_data(self.data)
         if not callable(self.loss):
             raise InputError(f"loss is {_a(self.loss)}; expected a function of (model, batch).")
 
     def batch(self, indices: list[int]) -> Any:
-        """Return the samples of some indices as a batch."""
+        """Return the samples with these indices as a batch."""
         fetch = getattr(self.data, "fetch", None)
         if fetch is not None:
             return fetch(indices)
@@ -54,12 +54,12 @@ class Program:
         return default_collate([self.data[i] for i in indices])
 
     def save(self, folder: Path) -> None:
-        """Write it into a folder that only its owner can enter; modules of `__main__` are written by value.
+        """Pickle it into a folder of mode 0700; classes and functions of `__main__` are pickled by value.
 
         Raises
         ------
         InputError
-            If a part of it cannot be pickled; what was written there before stays.
+            If a part of it cannot be pickled; an earlier file stays.
         """
         import cloudpickle
 
@@ -78,7 +78,7 @@ class Program:
             raise
 
     def _unpicklable(self, error: Exception) -> InputError:
-        """Return which part cannot be pickled, and why."""
+        """Return the error that names the part that cannot be pickled, and the reason."""
         import cloudpickle
 
         for name, part in (("model", self.model), ("data", self.data), ("loss", self.loss)):
@@ -94,7 +94,7 @@ class Program:
 
     @classmethod
     def load(cls, folder: Path) -> Program:
-        """Read what `save` wrote: from the folder of the job alone, never from the network."""
+        """Unpickle what `save` wrote: only from the folder of the job, never from the network."""
         import pickle
 
         with (folder / FILE).open("rb") as file:
@@ -102,7 +102,7 @@ class Program:
 
 
 def check_model(model: Any) -> None:
-    """Raise unless there is something to train, all of it in parameters that need gradients and are float32."""
+    """Raise InputError unless the model can be trained: float32 parameters, no lazy modules, no running statistics."""
     from torch import nn
     from torch.nn.parameter import is_lazy
     from torch.nn.utils.parametrize import is_parametrized
@@ -128,14 +128,14 @@ def check_model(model: Any) -> None:
 
 
 def _check_values(model: nn.Module) -> None:
-    """Refuse a model that is broken before it begins."""
+    """Raise InputError if a parameter has NaN or infinite values."""
     for name, p in trained(model):
         if not bool(p.detach().isfinite().all()):
             raise InputError(f"parameter '{name}' of the model has NaN or infinite values already; expected numbers.")
 
 
 def check_data(data: Any) -> None:
-    """Raise unless these are samples by number."""
+    """Raise InputError unless data has a length and samples by number."""
     from torch.utils.data import DataLoader, IterableDataset
 
     if isinstance(data, DataLoader):
@@ -157,12 +157,12 @@ def check_data(data: Any) -> None:
 
 
 def _a(thing: Any) -> str:
-    """Return what something is, for a message."""
+    """Return a class or an object in words, for a message."""
     return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
 
 
 def module_paths() -> list[str]:
-    """Return where this process finds modules that no other interpreter would: beside its script, in its folder."""
+    """Return the entries of the module search path that are not of the interpreter: folders of script and project."""
     library = sysconfig.get_path("stdlib")
     entries = dict.fromkeys(os.path.abspath(entry) for entry in sys.path)
     return [
@@ -173,6 +173,6 @@ def module_paths() -> list[str]:
 
 
 def find_modules(paths: Iterable[str]) -> None:
-    """Find modules where another process does, first there: they are its own."""
+    """Put the entries of another process first in the module search path."""
     missing = [path for path in dict.fromkeys(paths) if path not in sys.path and os.path.exists(path)]
     sys.path[:0] = missing

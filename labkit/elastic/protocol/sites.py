@@ -1,4 +1,4 @@
-"""Where the members of a job may sit: device groups of hosts, as the job sees them."""
+"""Sites of a job: device groups of hosts that may hold its members."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?|gpu:\d+")
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A device group of a host: where members of a job can be placed.
+    """A device group of a host that can hold members of a job.
 
     Attributes
     ----------
     name : str
         Unique among the sites of a job: letters, digits and `_ . : / -`.
     host : str
-        Name of the machine. Sites of one machine say the same; the first site's machine is the job's home.
+        Name of the machine, the same for all its sites; the first site's machine is the job's home.
     address : str
-        At which its members listen, and others reach them; empty with network="local".
+        Network address of its members; "" with network="local".
     devices : sequence of str
-        Where workers compute, "cpu" or "cuda:0": the next one takes the one that the fewest others have. "gpu:3" is
-        GPU 3 of the host, in order of the PCI bus, where an agent hands them out: see `labkit.elastic.process.gpus`.
+        Devices of workers, "cpu" or "cuda:0"; a new worker takes the one with the fewest workers. "gpu:3" is GPU 3 of
+        the host, in order of the PCI bus, where an agent allots GPUs: see `labkit.elastic.process.gpus`.
     cores : sequence of int
-        Processor cores that its members may use; none: whatever whoever starts them may.
+        Processor cores that its members may use; empty: those of the process that starts them.
 
     Raises
     ------
     InputError
-        If any of it makes no sense.
+        If a field is invalid.
 
     Examples
     --------
@@ -75,7 +75,7 @@ class Site:
 
     @classmethod
     def read(cls, said: Mapping[str, Any]) -> Self:
-        """Return a site that JSON tells; InputError if it lacks a name, or tells something else."""
+        """Return the site of a JSON object; InputError if a field is missing or unknown."""
         try:
             return cls(**said)
         except TypeError:
@@ -85,7 +85,7 @@ class Site:
 
 
 NOWHERE_ELSE = Site(HERE, HERE)
-"""Where the members of a job without sites are."""
+"""Site of all members of a job without sites."""
 
 
 def hosts_of(sites: Iterable[Site]) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def hosts_of(sites: Iterable[Site]) -> tuple[str, ...]:
 
 
 def launcher_name(host: str, sites: Iterable[Site]) -> str:
-    """Return the name of the launcher of a host, as its certificate can bear it: hosts may be named anyhow.
+    """Return the name of the launcher of a host in its certificate: names of hosts may have characters that it may not.
 
     >>> launcher_name("gpu_2.rack 7", [Site("a/0", "a"), Site("b/0", "gpu_2.rack 7")])
     'host-1'
@@ -112,7 +112,7 @@ def checked_sites(sites: Sequence[Site], *, network: str, hosts: Sequence[str], 
     Raises
     ------
     InputError
-        If two have one name, or they do not go with the network, or with what else was given.
+        If names repeat, or sites are combined with a network, hosts or devices that exclude them.
     """
     names = [site.name for site in sites]
     for name in names:

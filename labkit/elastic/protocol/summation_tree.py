@@ -1,8 +1,8 @@
-"""The order in which V logical gradients are summed: a fixed tree, so that the sum never depends on who summed what.
+"""The order in which V logical gradients are summed: a fixed tree, so that the sum does not depend on the workers.
 
 Floating-point addition is not associative: (a + b) + c and a + (b + c) may differ in the last bit. Every batch is cut
-into V logical shards, the leaves of one binary tree; a worker sums what it has of whole subtrees, a server the rest.
-Whoever computes which leaves, the additions are the same.
+into V logical shards, the leaves of one binary tree. A worker sums the whole subtrees that it has, a server the rest.
+The additions are the same for any assignment of leaves to workers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from labkit.core.errors import InputError
 
 MOST_SHARDS = 1 << 15
-"""Logical shards of a batch; first and last leaf of a node travel in 16 bits each."""
+"""Most logical shards of a batch: first and last leaf of a node are sent in 16 bits each."""
 
 
 class Node(NamedTuple):
@@ -37,12 +37,12 @@ class Node(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many leaves it sums."""
+        """Number of leaves."""
         return self.last - self.first
 
 
 def halves(node: Node) -> tuple[Node, Node]:
-    """Return the two children of a node: the left one takes the largest power of two that leaves something.
+    """Return the two children of a node: the left one has the largest power of two that is less than its size.
 
     >>> halves(Node(0, 8)), halves(Node(0, 5))
     ((Node(first=0, last=4), Node(first=4, last=8)), (Node(first=0, last=4), Node(first=4, last=5)))

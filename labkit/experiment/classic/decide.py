@@ -4,39 +4,25 @@ from __future__ import annotations
 
 from numba import njit
 
-from labkit.core.book import Records, add_held
+from labkit.core.book import add_held
 from labkit.core.capacity import SLACK
-from labkit.core.job_columns import OVERDUE_FRACTION
-from labkit.core.resources import GPUS, Bools, Floats, Ints
-from labkit.experiment.classic.nouns import MARGIN, N_ORDERED, N_SET, N_TASKS, Belief, FreeTree, Queue, Scratch, Trace
+from labkit.core.resources import GPUS, Floats, Ints
+from labkit.experiment.classic.nouns import (
+    MARGIN,
+    N_SET,
+    N_TAIL,
+    N_TASKS,
+    Belief,
+    FreeTree,
+    Queue,
+    RunOrder,
+    Scratch,
+    Trace,
+)
+from labkit.experiment.classic.order import begin_tail, comes_before, fetch, turn
 from labkit.experiment.classic.queue import first_kind
 from labkit.experiment.classic.room import place, restore, touch
 from labkit.schedulers.base import BEHIND
-from labkit.schedulers.rule import BY_ARRIVAL, BY_DURATION, BY_REMAINING
-
-
-@njit(cache=True, _nrt=False)
-def _key(
-    by: int, j: int, duration_s: Floats, total_steps: Floats, belief: Records, now_s: float, threshold: float
-) -> float:  # fmt: skip
-    if by == BY_ARRIVAL:
-        return 0.0
-    if by == BY_DURATION:
-        return float(duration_s[j])
-    at = belief[j]
-    if by == BY_REMAINING:
-        rate = at.speed if at.speed == at.speed else 0.0
-        steps = at.steps + rate * (now_s - at.since_s)
-        left = max(total_steps[j] - steps, OVERDUE_FRACTION * total_steps[j])
-        return float(duration_s[j] * (left / total_steps[j]))
-    attained = at.attained_gpu_s + at.held_gpus * (now_s - at.held_since_s)
-    return 1.0 if attained >= threshold else 0.0
-
-
-@njit(cache=True, _nrt=False)
-def key_of(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> float:
-    """Return what a job is ordered by, as the columns of a snapshot have it."""
-    return _key(by, j, trace.duration_s, trace.total_steps, mind.belief, now_s, threshold)
 
 
 @njit(cache=True, _nrt=False)
@@ -121,54 +107,80 @@ def start_waiting(  # noqa: C901 - one pass over the queue, with a way out for e
 
 
 @njit(cache=True, _nrt=False)
-def _sort_running(
-    n_ordered: int, ordered: Ints, in_order: Bools, run_key: Floats, belief: Records, duration_s: Floats,
-    total_steps: Floats, by: int, now_s: float, threshold: float, holding: int,
+def _needed(
+    order: RunOrder, trace: Trace, mind: Belief, work: Scratch, kind: int, m: int, by: int, now_s: float,
+    threshold: float,
 ) -> int:  # fmt: skip
-    """Order the jobs that run by their keys now; return how many there are."""
-    n = 0
-    for i in range(n_ordered):
-        j = ordered[i]
-        if belief[j].phase != holding:
-            in_order[j] = False
+    """Return of how many jobs at the end of the order, m or more, the gangs take what is `missing`, and one of `kind`.
+
+    One more than there are: all of them take less.
+    """
+    for r in range(len(work.missing)):
+        needs = work.missing[r] + (trace.gang[kind, r] if kind >= 0 else 0.0)
+        while order.sums[m, r] < needs:
+            if m == order.reached[N_TAIL] and not fetch(order, trace, mind, by, now_s, threshold):
+                return m + 1
+            m += 1
+    return m
+
+
+@njit(cache=True, _nrt=False)
+def _choose_ahead(
+    order: RunOrder, trace: Trace, queue: Queue, mind: Belief, work: Scratch, by: int, now_s: float, threshold: float
+) -> tuple[int, int]:  # fmt: skip
+    """Note which jobs start before the first one in order that has to stop; return how many, and its place in the tail.
+
+    Amounts are whole. A job that waits fits if what it needs beyond what is free is held by jobs that come after it.
+    """
+    for r in range(len(work.missing)):
+        work.missing[r] = order.held[r] - trace.budget[r]
+    n_start, m = 0, _needed(order, trace, mind, work, -1, 0, by, now_s, threshold)
+    while True:
+        k = first_kind(queue)
+        if k < 0:
+            return n_start, m
+        w = queue.jobs[queue.at[k]]
+        if m > 0 and comes_before(order.key, order.tail[m - 1], queue.key, w):
+            return n_start, m
+        more = _needed(order, trace, mind, work, k, m, by, now_s, threshold)
+        if more > order.reached[N_TAIL] or (more > 0 and comes_before(order.key, order.tail[more - 1], queue.key, w)):
+            queue.out[k] = True
             continue
-        key = _key(by, j, duration_s, total_steps, belief, now_s, threshold)
-        run_key[j] = key
-        at = n
-        while at > 0:
-            other = ordered[at - 1]
-            if run_key[other] < key or (run_key[other] == key and other < j):
-                break
-            ordered[at] = other
-            at -= 1
-        ordered[at] = j
-        n += 1
-    return n
+        for r in range(len(work.missing)):
+            work.missing[r] += trace.gang[k, r]
+        m = more
+        work.start[n_start] = w
+        n_start += 1
+        queue.at[k] += 1
 
 
 @njit(cache=True, _nrt=False)
 def _choose(  # noqa: C901 - two ordered lists, merged
-    trace: Trace, queue: Queue, work: Scratch, n_ordered: int
+    order: RunOrder, trace: Trace, queue: Queue, mind: Belief, work: Scratch, by: int, now_s: float, threshold: float
 ) -> tuple[int, int]:  # fmt: skip
     """Note which jobs start and which stop, as `labkit.schedulers.base.choose` does; return their numbers.
 
     Of a kind that does not fit into what is left, none does that comes later.
     """
-    left = work.left
-    for r in range(len(left)):
-        left[r] = trace.budget[r] + SLACK
     for k in range(len(queue.out)):
         queue.at[k] = queue.lo[k]
         queue.out[k] = False
-    n_start, n_stop, i = 0, 0, 0
+    begin_tail(order)
+    left, n_start, n_stop = work.left, 0, 0
+    if trace.whole:
+        n_start, m = _choose_ahead(order, trace, queue, mind, work, by, now_s, threshold)
+        for r in range(len(left)):
+            left[r] = order.sums[m, r] - work.missing[r] + SLACK
+    else:  # sums depend on the order, so all of it counts
+        while fetch(order, trace, mind, by, now_s, threshold):
+            pass
+        m = order.reached[N_TAIL]
+        for r in range(len(left)):
+            left[r] = trace.budget[r] + SLACK
     k = first_kind(queue)
     while True:
-        j = work.ordered[i] if i < n_ordered else -1
-        first = False
-        if k >= 0:
-            w = queue.jobs[queue.at[k]]
-            first = j < 0 or queue.key[w] < work.run_key[j] or (queue.key[w] == work.run_key[j] and w < j)
-        if first:
+        j = order.tail[m - 1] if m > 0 else -1
+        if k >= 0 and (j < 0 or comes_before(queue.key, queue.jobs[queue.at[k]], order.key, j)):
             if _fits(trace.gang, k, left):
                 _take(left, trace.gang, k)
                 work.start[n_start] = queue.jobs[queue.at[k]]
@@ -180,7 +192,7 @@ def _choose(  # noqa: C901 - two ordered lists, merged
             continue
         if j < 0:
             return n_start, n_stop
-        i += 1
+        m -= 1
         kind = trace.kind[j]
         if _fits(trace.gang, kind, left):
             _take(left, trace.gang, kind)
@@ -224,18 +236,14 @@ def _behind(queue: Queue, work: Scratch, n: int) -> int:
 
 @njit(cache=True, _nrt=False)
 def run_by_order(
-    space: FreeTree, trace: Trace, queue: Queue, work: Scratch, mind: Belief, by: int, now_s: float, threshold: float,
-    holding: int,
+    space: FreeTree, trace: Trace, queue: Queue, order: RunOrder, work: Scratch, mind: Belief, by: int, now_s: float,
+    threshold: float,
 ) -> bool:  # fmt: skip
     """Run the first jobs of the order that the cluster holds, and preempt the others; tell whether that is sure."""
     numbers = work.numbers
     numbers[N_SET] = numbers[N_TASKS] = 0
-    n_ordered = _sort_running(
-        numbers[N_ORDERED], work.ordered, work.in_order, work.run_key, mind.belief, trace.duration_s,
-        trace.total_steps, by, now_s, threshold, holding,
-    )  # fmt: skip
-    numbers[N_ORDERED] = n_ordered
-    n_start, n_stop = _choose(trace, queue, work, n_ordered)
+    turn(order, trace, mind, by, now_s, threshold)
+    n_start, n_stop = _choose(order, trace, queue, mind, work, by, now_s, threshold)
     if n_start == 0:
         return True
     start, stop = work.start[:n_start], work.stop[:n_stop]

@@ -11,14 +11,15 @@ from labkit.core import ledger
 from labkit.core.book import release
 from labkit.core.events import Events, Kind
 from labkit.core.resources import Ints
-from labkit.experiment.classic.decide import all_fit, key_of, run_by_order, start_waiting
+from labkit.experiment.classic.decide import all_fit, run_by_order, start_waiting
+from labkit.experiment.classic.heap import pop, push
+from labkit.experiment.classic.keys import key_of
 from labkit.experiment.classic.nouns import (
     DONE,
     FULL,
     N_DEAD,
     N_DECISIONS,
     N_ENDS,
-    N_ORDERED,
     N_ROWS,
     N_SET,
     N_TASKS,
@@ -30,13 +31,17 @@ from labkit.experiment.classic.nouns import (
     Belief,
     FreeTree,
     Queue,
+    RunOrder,
     Scratch,
     Trace,
     Truth,
 )
+from labkit.experiment.classic.order import forget_all, join, leave
 from labkit.experiment.classic.queue import add, remove
 from labkit.experiment.classic.room import fill, mark, restore
 from labkit.simulator import state
+from labkit.simulator.carry_out import carry_out
+from labkit.simulator.retiming import begin
 
 _ARRIVED, _DECIDED, _PLACED = int(Kind.ARRIVED), int(Kind.DECIDED), int(Kind.PLACED)
 _PREEMPTED, _COMPLETED = int(Kind.PREEMPTED), int(Kind.COMPLETED)
@@ -47,29 +52,12 @@ _PREEMPTED, _COMPLETED = int(Kind.PREEMPTED), int(Kind.COMPLETED)
 
 @njit(cache=True, _nrt=False)
 def _push(work: Scratch, at_s: float, j: int) -> None:
-    i = work.numbers[N_ENDS]
-    work.numbers[N_ENDS] += 1
-    while i > 0 and work.ends_s[(i - 1) >> 1] > at_s:
-        work.ends_s[i], work.ends[i] = work.ends_s[(i - 1) >> 1], work.ends[(i - 1) >> 1]
-        i = (i - 1) >> 1
-    work.ends_s[i], work.ends[i] = at_s, j
+    work.numbers[N_ENDS] = push(work.ends_s, work.ends, work.numbers[N_ENDS], at_s, j)
 
 
 @njit(cache=True, _nrt=False)
 def _pop(work: Scratch) -> None:
-    n = work.numbers[N_ENDS] - 1
-    work.numbers[N_ENDS] = n
-    at_s, j = work.ends_s[n], work.ends[n]
-    i = 0
-    while 2 * i + 1 < n:
-        child = 2 * i + 1
-        if child + 1 < n and work.ends_s[child + 1] < work.ends_s[child]:
-            child += 1
-        if work.ends_s[child] >= at_s:
-            break
-        work.ends_s[i], work.ends[i] = work.ends_s[child], work.ends[child]
-        i = child
-    work.ends_s[i], work.ends[i] = at_s, j
+    work.numbers[N_ENDS] = pop(work.ends_s, work.ends, work.numbers[N_ENDS])
 
 
 @njit(cache=True, _nrt=False)
@@ -121,8 +109,8 @@ def _fold(batch: Events, mind: Belief, space: FreeTree, trace: Trace, work: Scra
 
 @njit(cache=True, _nrt=True)  # `carry_out` allocates
 def _apply(  # noqa: C901 - each of the jobs that are set is looked at before and after
-    truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, work: Scratch, by: int, threshold: float,
-    preempts: bool, now_s: float, out: Events,
+    truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
+    threshold: float, preempts: bool, now_s: float, out: Events,
 ) -> None:  # fmt: skip
     """Carry the decision out, in truth and in belief."""
     numbers = work.numbers
@@ -131,7 +119,7 @@ def _apply(  # noqa: C901 - each of the jobs that are set is looked at before an
         truth.first_row[work.set_jobs[i]] = -2
     for p in range(n_tasks - 1, -1, -1):
         truth.first_row[work.job[p]] = p
-    n, n_changed = state.carry_out(
+    n, n_changed = carry_out(
         work.set_jobs[:n_set], work.job[:n_tasks], work.role[:n_tasks], work.group[:n_tasks], work.count[:n_tasks],
         work.nothing, work.nothing, now_s, truth.truth, truth.running, truth.counts, truth.held, truth.tasks,
         truth.spare, truth.free, truth.demand, truth.first_row, truth.mate, work.changed, truth.others, out[first:],
@@ -139,7 +127,7 @@ def _apply(  # noqa: C901 - each of the jobs that are set is looked at before an
     changed = work.changed[:n_changed]
     for i in range(n_changed):
         work.speeds[i] = trace.speed[changed[i]]
-    n = state.begin(
+    n = begin(
         changed, work.speeds[:n_changed], truth.overheads, False, now_s, truth.truth, truth.running, truth.counts,
         out[first:], n,
     )  # fmt: skip
@@ -151,23 +139,29 @@ def _apply(  # noqa: C901 - each of the jobs that are set is looked at before an
     numbers[N_ROWS] = first + n
     for j in changed:
         _await(truth, work, j)
-        if preempts and not work.in_order[j]:
-            work.in_order[j] = True
-            work.ordered[numbers[N_ORDERED]] = j
-            numbers[N_ORDERED] += 1
+        if preempts:
+            leave(order, trace, j)
+            join(order, trace, mind, by, j, now_s, threshold)
     for i in range(n_set):
         j = work.set_jobs[i]
         if mind.belief[j].phase == ledger.WAITING:
+            if preempts:
+                leave(order, trace, j)
             add(queue, trace.kind[j], j, key_of(by, j, trace, mind, now_s, threshold))
 
 
 @njit(cache=True, _nrt=False)
-def _end(truth: Truth, trace: Trace, work: Scratch, j: int, now_s: float, out: Events, n: int) -> int:
+def _end(
+    truth: Truth, trace: Trace, order: RunOrder, work: Scratch, preempts: bool, j: int, now_s: float, out: Events,
+    n: int,
+) -> int:  # fmt: skip
     """Complete a job; it stays in the list of those that run until the next `_tidy`."""
-    kind = state._end(truth.truth, j, now_s, trace.true_steps)
+    kind = state.end(truth.truth, j, now_s, trace.true_steps)
     n = state.write(out, n, now_s, kind, j, truth.truth[j].steps, 0.0, -1, -1)
     release(truth.held, truth.tasks, truth.spare, truth.free, truth.demand, j)
     work.numbers[N_DEAD] += 1
+    if preempts:
+        leave(order, trace, j)
     for r in range(len(work.asked)):
         work.asked[r] -= trace.gang[trace.kind[j], r]
     return n
@@ -188,10 +182,13 @@ def _tidy(truth: Truth, work: Scratch) -> None:
 
 @njit(cache=True, _nrt=False)
 def _pass(  # noqa: C901 - a branch for each thing that happens
-    truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, work: Scratch, by: int, threshold: float,
-    now_s: float, until_s: float, out: Events,
+    truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
+    threshold: float, preempts: bool, now_s: float, until_s: float, out: Events,
 ) -> float:  # fmt: skip
-    """Let time pass until jobs complete or arrive, or until a moment; return the time then. See `state.run_until`."""
+    """Let time pass until jobs complete or arrive, or until a moment; return the time then.
+
+    As `labkit.simulator.run_until`.
+    """
     counts, first = truth.counts, work.numbers[N_ROWS]
     end_s = _next_end_s(truth, work)
     at = end_s
@@ -205,12 +202,12 @@ def _pass(  # noqa: C901 - a branch for each thing that happens
         j = work.ends[0]
         _pop(work)
         if _next_end_s(truth, work) > at:
-            n = _end(truth, trace, work, j, at, out, n)
+            n = _end(truth, trace, order, work, preempts, j, at, out, n)
         else:  # several at once, in order of start
             for i in range(counts[state.N_RUNNING]):
                 j = truth.running[i]
                 if truth.truth[j].phase == state.RUNNING and truth.truth[j].next_s <= at:
-                    n = _end(truth, trace, work, j, at, out, n)
+                    n = _end(truth, trace, order, work, preempts, j, at, out, n)
         queue.stuck[:] = False
         if 2 * work.numbers[N_DEAD] > counts[state.N_RUNNING] + 64:
             _tidy(truth, work)
@@ -232,12 +229,12 @@ def _pass(  # noqa: C901 - a branch for each thing that happens
 
 @njit(cache=True, _nrt=False)
 def _set_up(
-    truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, work: Scratch, by: int, threshold: float,
-    preempts: bool, now_s: float, active: Ints,
+    truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
+    threshold: float, preempts: bool, now_s: float, active: Ints,
 ) -> None:  # fmt: skip
     """Make heap, queue, order and room from what the simulator and the ledger have."""
-    work.numbers[N_ENDS] = work.numbers[N_ORDERED] = work.numbers[N_DEAD] = work.numbers[N_ROWS] = 0
-    work.in_order[:] = False
+    work.numbers[N_ENDS] = work.numbers[N_DEAD] = work.numbers[N_ROWS] = 0
+    forget_all(order)
     work.asked[:] = 0.0
     queue.stuck[:] = False
     for k in range(len(queue.lo)):
@@ -252,36 +249,34 @@ def _set_up(
         if mind.belief[j].phase == ledger.WAITING:
             add(queue, trace.kind[j], j, key_of(by, j, trace, mind, now_s, threshold))
         elif preempts:
-            work.in_order[j] = True
-            work.ordered[work.numbers[N_ORDERED]] = j
-            work.numbers[N_ORDERED] += 1
+            join(order, trace, mind, by, j, now_s, threshold)
 
 
 @njit(cache=True, _nrt=False)
 def _decide(
-    trace: Trace, mind: Belief, space: FreeTree, queue: Queue, work: Scratch, by: int, threshold: float, preempts: bool,
-    backfill: bool, now_s: float,
+    trace: Trace, mind: Belief, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
+    threshold: float, preempts: bool, backfill: bool, now_s: float,
 ) -> bool:  # fmt: skip
     """Decide; tell whether the answer is sure."""
     if not preempts:
         return start_waiting(space, trace, queue, work, not backfill, True)
     if all_fit(trace, work):
         return start_waiting(space, trace, queue, work, False, False)
-    return run_by_order(space, trace, queue, work, mind, by, now_s, threshold, ledger.HOLDING)
+    return run_by_order(space, trace, queue, order, work, mind, by, now_s, threshold)
 
 
 @njit(cache=True, _nrt=False)
 def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
-    truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, work: Scratch, by: int, threshold: float,
-    preempts: bool, backfill: bool, slot_s: float, patience: int, now_s: float, until_s: float, soft: int,
-    active: Ints, out: Events,
+    truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
+    threshold: float, preempts: bool, backfill: bool, slot_s: float, patience: int, now_s: float, until_s: float,
+    soft: int, active: Ints, out: Events,
 ) -> tuple[int, float]:  # fmt: skip
     """Decide and let time pass, as `Session.run` does; return why it ended, and the time.
 
     `out` gets the events; it has room for `soft` rows and whatever one decision may bring.
     """
     numbers = work.numbers
-    _set_up(truth, mind, trace, space, queue, work, by, threshold, preempts, now_s, active)
+    _set_up(truth, mind, trace, space, queue, order, work, by, threshold, preempts, now_s, active)
     code = DONE
     while mind.counts[ledger.N_DONE] < len(trace.arrival_s):
         if now_s >= until_s:
@@ -293,12 +288,12 @@ def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
         counts = mind.counts
         if counts[ledger.N_SEEN] == counts[ledger.N_DONE] + counts[ledger.N_HOLDING]:
             numbers[N_SET] = numbers[N_TASKS] = 0  # nobody waits
-        elif not _decide(trace, mind, space, queue, work, by, threshold, preempts, backfill, now_s):
+        elif not _decide(trace, mind, space, queue, order, work, by, threshold, preempts, backfill, now_s):
             code = UNSURE
             break
         before = numbers[N_ROWS]
         if numbers[N_SET]:
-            _apply(truth, mind, trace, space, queue, work, by, threshold, preempts, now_s, out)
+            _apply(truth, mind, trace, space, queue, order, work, by, threshold, preempts, now_s, out)
         else:  # as `Ledger.fold` takes note of it
             if numbers[N_TOUCHED]:
                 restore(space, mind, trace.group_type, numbers)
@@ -308,13 +303,13 @@ def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
         slot_end_s = np.inf
         if slot_s < np.inf:
             slot_end_s = slot_s * (math.floor(now_s / slot_s + 1e-9) + 1)  # Cadence.next_slot_s
-        now_s = _pass(truth, mind, trace, space, queue, work, by, threshold, now_s, slot_end_s, out)
+        now_s = _pass(truth, mind, trace, space, queue, order, work, by, threshold, preempts, now_s, slot_end_s, out)
         numbers[QUIET] = numbers[QUIET] + 1 if numbers[N_ROWS] <= before + 1 else 0
         over = mind.counts[ledger.N_DONE] == len(trace.arrival_s)
         if numbers[QUIET] > patience and not over and _next_end_s(truth, work) == np.inf:
             code = STANDS
             break
         if mind.counts[ledger.N_SEEN] == mind.counts[ledger.N_DONE] and not over:
-            now_s = _pass(truth, mind, trace, space, queue, work, by, threshold, now_s, np.inf, out)
+            now_s = _pass(truth, mind, trace, space, queue, order, work, by, threshold, preempts, now_s, np.inf, out)
     _tidy(truth, work)
     return code, now_s

@@ -14,10 +14,14 @@ DONE, PAUSED, FULL, STANDS, UNSURE = range(5)
 """Why a stretch ended: no job is left; `until_s`; its events fill the buffer; nothing may ever happen again; the next
 decision is not plain."""
 
-QUIET, N_DECISIONS, N_ROWS, N_SET, N_TASKS, N_ENDS, N_ORDERED, N_TOUCHED, N_DEAD = range(9)
+QUIET, N_DECISIONS, N_ROWS, N_SET, N_TASKS, N_ENDS, N_TOUCHED, N_DEAD = range(8)
 """Numbers that a stretch counts: decisions on end without an event, decisions, events written; jobs that the decision
-sets and rows of their tasks; moments in the heap of ends, jobs in the order of those that run, touched groups, jobs
-over that are still in the list of those that run."""
+sets and rows of their tasks; moments in the heap of ends, touched groups, jobs over that are still in the list of those
+that run."""
+
+N_NEAR, N_TAIL, N_TURNS, REACHED = range(2, 6)
+"""Behind how many of both lists a `RunOrder` has yet to look at: jobs that were looked at together, jobs of the tail,
+moments in the heap of turns; how many numbers these are."""
 
 
 class Truth(NamedTuple):
@@ -80,6 +84,9 @@ class Trace(NamedTuple):
         (R,) what the machines offer in all.
     whole : bool
         All amounts are whole numbers, so that sums are exact in any order.
+    tie : float
+        Moments at which jobs that run are to end, declared, that are nearer than this part of them may be in another
+        order than what is left is; infinite where what is left does not fall by a second each second.
     """
 
     arrival_s: Floats
@@ -96,6 +103,7 @@ class Trace(NamedTuple):
     group_type: Ints
     budget: Floats
     whole: bool
+    tie: float
 
 
 class FreeTree(NamedTuple):
@@ -107,6 +115,8 @@ class FreeTree(NamedTuple):
         (G, R) as the ledger has it, less what this decision took so far.
     tree : array
         (T + 1, 2 S, R) maxima: node i has children 2 i and 2 i + 1, group g is leaf S + g; the last is of all.
+    sums : array
+        (T + 1, R) what is free in all groups of each device type, and of all; the last only where there are several.
     touched : array
         (G,) groups that may differ from the ledger's, N_TOUCHED of them.
     is_touched : array of bool
@@ -115,6 +125,7 @@ class FreeTree(NamedTuple):
 
     free: Floats
     tree: Floats
+    sums: Floats
     touched: Ints
     is_touched: Bools
 
@@ -148,6 +159,48 @@ class Queue(NamedTuple):
     stuck: Bools
 
 
+class RunOrder(NamedTuple):
+    """The jobs that run under a rule that preempts: see `labkit.experiment.classic.order`.
+
+    Attributes
+    ----------
+    jobs : array
+        (2, M) by `at` and number: those whose keys go on, and those that have turned; `size` (2,) of each.
+    reached : array
+        (5,) how many of both lists are yet to be looked at, and the counters `N_NEAR`, `N_TAIL` and `N_TURNS`.
+    at : array
+        (N,) what a list is sorted by: the declared end of a job, or its key.
+    part : array
+        (N,) the list that a job is in, or -1.
+    held : array
+        (R,) what the gangs of all of them take.
+    turn_s : array
+        (N,) when a job of the first list turns.
+    turns_s, turns : array
+        A heap of these moments, and the jobs; those of jobs that run no more are among them.
+    key : array
+        (N,) keys of the jobs that were looked at, by number.
+    near : array
+        (M,) jobs of the first list that were looked at and are not in the tail, in order.
+    tail : array
+        (M,) the last jobs of the order, the very last first; `sums` (M + 1, R): what the gangs of the first m take.
+    """
+
+    jobs: Ints
+    size: Ints
+    reached: Ints
+    at: Floats
+    part: NDArray[np.int8]
+    held: Floats
+    turn_s: Floats
+    turns_s: Floats
+    turns: Ints
+    key: Floats
+    near: Ints
+    tail: Ints
+    sums: Floats
+
+
 class Scratch(NamedTuple):
     """What else the kernels need room for.
 
@@ -159,10 +212,6 @@ class Scratch(NamedTuple):
         (R,) what the gangs of all active jobs need.
     ends_s, ends : array
         A heap of the moments at which jobs end, and their numbers.
-    ordered, in_order : array
-        (N,) the jobs that run, by key, N_ORDERED of them, and whether a job is among them.
-    run_key : array
-        (N,) their keys by number.
     set_jobs, job, role, group, count : array
         The decision, as a `Placement` has it.
     start, stop : array
@@ -171,6 +220,8 @@ class Scratch(NamedTuple):
         (N,) jobs that begin anew, and their steps/s.
     left : array
         (R,) what jobs that come first leave of what the machines offer.
+    missing : array
+        (R,) what the jobs that run and those chosen to start need beyond what the machines offer.
     nothing : array
         (0,) amounts: as declared.
     """
@@ -179,9 +230,6 @@ class Scratch(NamedTuple):
     asked: Floats
     ends_s: Floats
     ends: Ints
-    ordered: Ints
-    in_order: Bools
-    run_key: Floats
     set_jobs: Ints
     job: Ints
     role: NDArray[np.int8]
@@ -192,6 +240,7 @@ class Scratch(NamedTuple):
     changed: Ints
     speeds: Floats
     left: Floats
+    missing: Floats
     nothing: Amounts
 
 

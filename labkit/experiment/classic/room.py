@@ -7,7 +7,7 @@ from numba import njit
 
 from labkit.core.capacity import SLACK, room
 from labkit.core.resources import Floats, Ints
-from labkit.experiment.classic.nouns import N_TASKS, N_TOUCHED, Belief, FreeTree, Scratch, Trace
+from labkit.experiment.classic.nouns import MARGIN, N_TASKS, N_TOUCHED, Belief, FreeTree, Scratch, Trace
 
 
 def empty_room(n_groups: int, n_resources: int, n_types: int) -> FreeTree:
@@ -16,6 +16,7 @@ def empty_room(n_groups: int, n_resources: int, n_types: int) -> FreeTree:
     return FreeTree(
         free=np.zeros((n_groups, n_resources)),
         tree=np.full((n_types + 1, 2 * size, n_resources), -np.inf),
+        sums=np.zeros((n_types + 1, n_resources)),
         touched=np.empty(n_groups, np.int32),
         is_touched=np.zeros(n_groups, np.bool_),
     )
@@ -26,10 +27,13 @@ def fill(space: FreeTree, free: Floats, group_type: Ints) -> None:
     """Copy what is free (G, R), and build the trees."""
     n_types, n_nodes, n_resources = space.tree.shape
     size = n_nodes // 2
+    space.sums[:] = 0.0
     for g in range(len(free)):
         space.is_touched[g] = False
         for r in range(n_resources):
             space.free[g, r] = free[g, r]
+            space.sums[group_type[g], r] += free[g, r]
+            space.sums[n_types - 1, r] += free[g, r]
             space.tree[group_type[g], size + g, r] = free[g, r]
             space.tree[n_types - 1, size + g, r] = free[g, r]
     for c in range(n_types):
@@ -39,10 +43,11 @@ def fill(space: FreeTree, free: Floats, group_type: Ints) -> None:
 
 
 @njit(cache=True, _nrt=False)
-def _rise(tree: Floats, free: Floats, g: int) -> None:
-    """Bring a group's leaf of one tree (2 S, R), and what stands above it, up to what is free there."""
+def _rise(tree: Floats, sums: Floats, free: Floats, g: int) -> None:
+    """Bring a group's leaf of one tree (2 S, R), what stands above it, and the sums (R,) up to what is free there."""
     i = len(tree) // 2 + g
     for r in range(tree.shape[1]):
+        sums[r] += free[g, r] - tree[i, r]
         tree[i, r] = free[g, r]
     i >>= 1
     while i:
@@ -58,11 +63,18 @@ def _rise(tree: Floats, free: Floats, g: int) -> None:
 
 
 @njit(cache=True, _nrt=False)
+def _rise_all(space: FreeTree, group_type: Ints, g: int) -> None:
+    """Do so in the trees that a group is in."""
+    c, n_types = group_type[g], len(space.tree) - 1
+    _rise(space.tree[c], space.sums[c], space.free, g)
+    if n_types > 1:
+        _rise(space.tree[n_types], space.sums[n_types], space.free, g)
+
+
+@njit(cache=True, _nrt=False)
 def touch(space: FreeTree, group_type: Ints, numbers: Ints, g: int) -> None:
     """Note that what is free in a group is another amount now."""
-    _rise(space.tree[group_type[g]], space.free, g)
-    if len(space.tree) > 2:
-        _rise(space.tree[len(space.tree) - 1], space.free, g)
+    _rise_all(space, group_type, g)
     if not space.is_touched[g]:
         space.is_touched[g] = True
         space.touched[numbers[N_TOUCHED]] = g
@@ -89,9 +101,7 @@ def restore(space: FreeTree, mind: Belief, group_type: Ints, numbers: Ints) -> N
             same = same and space.free[g, r] == mind.free[g, r]
             space.free[g, r] = mind.free[g, r]
         if not same:
-            _rise(space.tree[group_type[g]], space.free, g)
-            if len(space.tree) > 2:
-                _rise(space.tree[len(space.tree) - 1], space.free, g)
+            _rise_all(space, group_type, g)
     numbers[N_TOUCHED] = 0
 
 
@@ -131,6 +141,9 @@ def _fit(space: FreeTree, trace: Trace, work: Scratch, k: int, j: int, of_type: 
     n, demand, tree = trace.n_workers[k], trace.worker[k], space.tree[of_type]
     mixed = of_type == len(space.tree) - 1
     first = work.numbers[N_TASKS]
+    for r in range(len(demand)):  # fits nowhere, whatever the pieces
+        if n * demand[r] > space.sums[of_type, r] + MARGIN * (1.0 + n * demand[r]):
+            return False
     g = _first(tree, 0, demand)
     while g >= 0:
         if not mixed or trace.runs_on[k, trace.group_type[g]]:

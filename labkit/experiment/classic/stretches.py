@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Protocol, Self
 
 import numpy as np
 from numba import njit
 
 from labkit.core.capacity import arrays_of, fits_one_type
-from labkit.core.events import EVENT, copied
-from labkit.core.protocols import Scheduler
+from labkit.core.events import EVENT, Events, copied
+from labkit.core.ledger import Ledger
+from labkit.core.protocols import Backend, Scheduler
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.experiment.cadence import Cadence
 from labkit.experiment.classic.loop import stretch
 from labkit.experiment.classic.nouns import (
     FULL,
@@ -26,34 +28,51 @@ from labkit.experiment.classic.nouns import (
     Trace,
     Truth,
 )
+from labkit.experiment.classic.order import TIE, empty_order
 from labkit.experiment.classic.queue import empty_queue
 from labkit.experiment.classic.room import empty_room
 from labkit.schedulers.rule import Rule, rule_of
 from labkit.simulator import Simulator
 
-if TYPE_CHECKING:
-    from labkit.experiment.session import Session
-
 MOST_KINDS: Final = 64
 """As many kinds of gangs without room as `labkit.placers.kernels` remembers."""
 MOST_TASKS: Final = 1 << 20
+STEADY: Final = 1e-12
+"""A job whose speed times its declared seconds is nearer than this to its steps has a second less left each second."""
 ROWS: Final = 1 << 15
 """Events after which a stretch ends, so that observers hear of it."""
+
+
+class SteppedRun(Protocol):
+    """What stretches need of a run in progress, as `labkit.experiment.session.Session` has it."""
+
+    backend: Backend
+    cadence: Cadence
+    ledger: Ledger
+    runs_on: Bools
+    n_quiet: int
+    patience: int
+
+    def went(self, happened: Events, *, n_decisions: int, n_quiet: int, took_s: float, stands: bool) -> None:
+        """Take note of a stretch that the ledger knows of already."""
 
 
 class Stretches:
     """Stretches of one run under one scheduler in compiled code; `of` returns None where the run is not plain."""
 
-    def __init__(self, session: Session, rule: Rule, trace: Trace, overheads: Floats) -> None:
+    def __init__(self, session: SteppedRun, rule: Rule, trace: Trace, overheads: Floats) -> None:
         self._session, self._rule, self._trace, self._overheads = session, rule, trace, overheads
         n_jobs, n_groups = len(trace.kind), len(trace.group_type)
         self._space = empty_room(n_groups, len(trace.budget), trace.runs_on.shape[1])
         self._queue = empty_queue(trace.kind, len(trace.n_workers))
-        self._work = _work(n_jobs, n_tasks=_most_tasks(trace, session) + 2 * n_groups, n_resources=len(trace.budget))
+        n_resources, most = len(trace.budget), _most_tasks(trace, session)
+        ordered, at_once = (n_jobs, min(n_jobs, most)) if rule.preempts else (0, 0)
+        self._order = empty_order(ordered, at_once, n_resources)
+        self._work = _work(n_jobs, n_tasks=most + 2 * n_groups, n_resources=n_resources)
         self._out = np.empty(ROWS + len(self._work.job) + 4 * n_jobs + 8, EVENT)
 
     @classmethod
-    def of(cls, session: Session, scheduler: Scheduler) -> Self | None:
+    def of(cls, session: SteppedRun, scheduler: Scheduler) -> Self | None:
         """Return what runs stretches of a session under a scheduler; None: step by step it is."""
         rule = rule_of(scheduler, session.backend.cluster)
         backend, cadence = session.backend, session.cadence
@@ -80,7 +99,7 @@ class Stretches:
         mind = Belief(**ledger.columns(n_tasks=2 * len(self._work.job)))
         patience = 0 if math.isinf(cadence.slot_s) else session.patience
         code, now_s = stretch(
-            truth, mind, self._trace, self._space, self._queue, self._work, rule.key, rule.threshold_gpu_s,
+            truth, mind, self._trace, self._space, self._queue, self._order, self._work, rule.key, rule.threshold_gpu_s,
             rule.preempts, rule.backfill, cadence.slot_s, patience, backend.now_s, float(until_s), ROWS, active,
             self._out,
         )  # fmt: skip
@@ -93,13 +112,13 @@ class Stretches:
         return bool(code != UNSURE and (n_decisions or code != FULL))
 
 
-def _shared(session: Session, active: Ints) -> bool:
+def _shared(session: SteppedRun, active: Ints) -> bool:
     """Tell whether a job shares its GPUs, or was given other amounts than it declared."""
     held = session.ledger.book.held[active]
     return bool((held["partner"] >= 0).any() or held["n_given"].any())
 
 
-def _trace(session: Session) -> Trace | None:
+def _trace(session: SteppedRun) -> Trace | None:
     """Return what never changes in a run, or None where its jobs are not plain."""
     jobs, cluster = session.backend.jobs, session.backend.cluster
     asked = getattr(getattr(session.backend, "speed", None), "asked_speeds", None)
@@ -133,6 +152,7 @@ def _trace(session: Session) -> Trace | None:
         group_type=cluster.group_type.astype(np.int32),
         budget=budget,
         whole=_whole(worker) and _whole(arrays.capacity),
+        tie=TIE if np.allclose(duration_s * speed, of.total_steps, rtol=STEADY, atol=0.0) else math.inf,
     )
 
 
@@ -140,7 +160,7 @@ def _whole(amounts: Floats) -> bool:
     return bool((amounts == np.floor(amounts)).all() and amounts.max(initial=0.0) < 2**40)
 
 
-def _most_tasks(trace: Trace, session: Session) -> int:
+def _most_tasks(trace: Trace, session: SteppedRun) -> int:
     """Return how many tasks the cluster holds at most: each has some part of a GPU."""
     offered = session.backend.cluster.capacity[:, GPUS] / trace.worker[:, GPUS].min()
     return int(min(offered.sum() + len(offered), MOST_TASKS))
@@ -148,13 +168,10 @@ def _most_tasks(trace: Trace, session: Session) -> int:
 
 def _work(n_jobs: int, *, n_tasks: int, n_resources: int) -> Scratch:
     return Scratch(
-        numbers=np.zeros(9, np.int64),
+        numbers=np.zeros(8, np.int64),
         asked=np.zeros(n_resources),
         ends_s=np.empty(n_jobs + 1),
         ends=np.empty(n_jobs + 1, np.int32),
-        ordered=np.empty(n_jobs, np.int32),
-        in_order=np.zeros(n_jobs, np.bool_),
-        run_key=np.empty(n_jobs),
         set_jobs=np.empty(n_jobs, np.int32),
         job=np.empty(n_tasks, np.int32),
         role=np.empty(n_tasks, np.int8),
@@ -165,6 +182,7 @@ def _work(n_jobs: int, *, n_tasks: int, n_resources: int) -> Scratch:
         changed=np.empty(n_jobs, np.int32),
         speeds=np.empty(n_jobs),
         left=np.empty(n_resources),
+        missing=np.empty(n_resources),
         nothing=np.empty(0, np.float32),
     )
 

@@ -85,7 +85,7 @@ def _note(scene: Scene, stand: Stand, length: Floats, job: int, groups: Ints, si
 
 
 @njit(cache=True, error_model="numpy")
-def play(  # noqa: C901 - the loop over time, whose parts share the queue and who runs
+def play(  # noqa: C901 - the loop over time, whose parts share the queue and the running jobs
     net: Net, scene: Scene, world: World, stand: Stand, about: Floats, length: Floats, draws: bool,
     rng: np.random.Generator, notes: Notes,
 ) -> None:  # fmt: skip

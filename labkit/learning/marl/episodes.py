@@ -113,7 +113,7 @@ def _feel(scene: Scene, world: World, job: int, rec: Rec) -> None:
 def _taught(scene: Scene, world: World, job: int, desk: CandidateBuffers, n_top: int) -> int:
     """Return the option of least true cost, of all that were found; -1: it is none of the best foretold."""
     n_workers = scene.n_workers[job]
-    n, best, least, who = n_workers + scene.n_ps[job], -1, np.inf, -1
+    n, best, least, taught = n_workers + scene.n_ps[job], -1, np.inf, -1
     for c in range(desk.found.n[0]):
         own, more = seconds_more(
             world.facts, world.slow, world.tasks, scene.left, job, desk.found.group[c, :n], n_workers, desk.others
@@ -122,10 +122,10 @@ def _taught(scene: Scene, world: World, job: int, desk: CandidateBuffers, n_top:
             best, least = c, own + more
     for k in range(n_top):
         if desk.kind[desk.top[k]] == desk.kind[best]:
-            who, desk.top[k] = k, best
-    if who < 0:  # it shall be obeyed all the same
+            taught, desk.top[k] = k, best
+    if taught < 0:  # it shall be obeyed all the same
         desk.top[n_top - 1] = best
-    return who
+    return taught
 
 
 @njit(cache=True, error_model="numpy")
@@ -201,7 +201,7 @@ def begin_job(scene: Scene, world: World, slow: Slow, job: int, groups: Ints, no
 
 
 @njit(cache=True, error_model="numpy")
-def play(  # noqa: C901 - the loop over time, whose parts share the queue and who runs
+def play(  # noqa: C901 - the loop over time, whose parts share the queue and the running jobs
     scene: Scene,
     world: World,
     slow: Slow,

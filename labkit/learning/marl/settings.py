@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
-from labkit.experiment.run import Experiment
+from labkit.experiment.experiment import Experiment
 from labkit.experiment.session import refuse_unfit
 from labkit.learning.marl.episodes import World
 from labkit.learning.marl.worlds import world_of

@@ -290,7 +290,7 @@ def _of_jobs(better: Floats, job: NDArray[np.int64]) -> Tensor:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Part:
-    """Decisions: what was seen (D, K + 1, F), costs (D, K), who decided (D,), what was allowed, and what was done."""
+    """Decisions: what was seen (D, K + 1, F), costs (D, K), the agent (D,), what was allowed, and what was done."""
 
     seen: Tensor
     cost: Tensor

@@ -15,7 +15,7 @@ from labkit.core.draft import Batch, begin_slot
 from labkit.core.errors import InputError
 from labkit.core.ledger import DONE
 from labkit.core.resources import Floats
-from labkit.experiment.run import Experiment
+from labkit.experiment.experiment import Experiment
 from labkit.learning.dl2 import PATIENCE
 from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs

@@ -17,7 +17,7 @@ from labkit.core.placement import Placement
 from labkit.core.resources import Ints
 from labkit.core.snapshot import Snapshot
 from labkit.experiment.cadence import every_slot
-from labkit.experiment.run import Experiment
+from labkit.experiment.experiment import Experiment
 from labkit.schedulers import make
 from labkit.schedulers.dl2.drafts import draft_of
 from labkit.schedulers.dl2.flat.form import N_SHARES, Form, Numbers, allow, look, observe, open_slot, show_held, take

@@ -59,7 +59,7 @@ class Believed:
         return self.may_run
 
     def durations_s(self) -> Floats:
-        """Return that nobody knows, (N,)."""
+        """Return NaN, not known, (N,)."""
         return np.full(len(self.kind), np.nan)
 
 
@@ -154,7 +154,7 @@ class Monitor:
     def _look_back(self, snapshot: Snapshot) -> None:
         """Compare the policy with its fallback over the window, and begin another.
 
-        Speeds of gangs that nobody had are guesses. So before, a policy that was replaced gets one slot, to show
+        Speeds of gangs that no job had are guesses. So before, a policy that was replaced gets one slot, to show
         its own, and its fallback gets one where the policy has shown next to none.
         """
         there = np.flatnonzero(~np.isnan(self._left)).astype(np.int32)

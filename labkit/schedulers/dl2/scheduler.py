@@ -76,7 +76,7 @@ class DL2:
     quantum_s : float
         A session decides at least this often.
     fallback : str or None
-        Who decides then; None: nobody watches.
+        The scheduler that decides then; None: the policy is not watched.
     patience : int
         Slots after which a job starves that gets nothing, although there is room for it or others have more than a
         first gang.
@@ -137,7 +137,7 @@ class DL2:
             self._monitor.begin(context.jobs)
 
     def _rivals(self) -> tuple[Scheduler, Scheduler]:
-        """Return this policy, watched by nobody, and its fallback."""
+        """Return this policy without its monitor, and its fallback."""
         alone = DL2(self.weights, fallback=None)
         alone._familiar = Familiar([self._policy if self._learner is None else self._learner.weights()])
         return alone, _fallback(str(self.fallback))

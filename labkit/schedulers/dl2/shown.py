@@ -1,4 +1,4 @@
-"""What the policy does within a slot, decision by decision, for those who look over its shoulder."""
+"""What the policy does within a slot, decision by decision, for people."""
 
 from __future__ import annotations
 

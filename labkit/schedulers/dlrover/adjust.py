@@ -97,7 +97,7 @@ class Report:
     most_cores, most_workers : float, int
         The most that a server may be given, and how many workers are useful.
     spare_cores : float
-        Cores that nobody asks for.
+        Cores that no job asks for.
     unit : float
         Cores that count as one.
     """

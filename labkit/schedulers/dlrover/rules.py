@@ -49,7 +49,7 @@ class Rules:
     balance : bool
         Move blocks of hot servers before they are given cores.
     beyond : bool
-        Give cores that nobody asks for to jobs beyond their quota: more workers, larger hot servers.
+        Give cores that no job asks for to jobs beyond their quota: more workers, larger hot servers.
     watch_memory : bool
         Give servers more memory before it runs out.
     memory_margin : float

@@ -28,7 +28,7 @@ from labkit.schedulers.dlrover.share import FEWER, TAKEN_BACK, Beliefs, Known, W
 from labkit.schedulers.dlrover.sight import Sight
 from labkit.schedulers.dlrover.stages import JobState, Stage, look, may_change
 from labkit.schedulers.dlrover.start import COLD_CORES, cut, give_as_asked, likeness, start
-from labkit.schedulers.dlrover.turn import Decision, Turn
+from labkit.schedulers.dlrover.turn import PlanEntry, Turn
 from labkit.schedulers.recall import Recall
 
 LEARNS = 0.3
@@ -46,7 +46,7 @@ class _State:
     watched_s: Mapping[int, float] = field(default_factory=dict)
     """When the newest measurement of each job was made that was looked at."""
     pause_s: float = 0.0
-    n_decisions: int = 0
+    n_logged: int = 0
 
 
 @dataclass(eq=False)
@@ -80,7 +80,8 @@ class Dlrover:
 
     Notes
     -----
-    `decisions` lists what was decided since the run began, with reasons in words.
+    `plan_log` lists the plans chosen since the run began, as values. Their reasons are events too, kept with the run:
+    `record.decisions` is the table to read.
 
     References
     ----------
@@ -98,7 +99,7 @@ class Dlrover:
     measure_every_s: float = 30.0
     placer: Placer = FirstFit()
     rules: Rules = USUAL
-    decisions: list[Decision] = field(default_factory=list, init=False, repr=False)
+    plan_log: list[PlanEntry] = field(default_factory=list, init=False, repr=False)
     past: History = field(default_factory=History, init=False, repr=False, compare=False)
     """Final plans of runs before this one."""
     _memory: Recall[_State] = field(default_factory=lambda: Recall(_State()), init=False, repr=False)
@@ -115,7 +116,7 @@ class Dlrover:
         """Forget what was learnt of other jobs, but for `past`."""
         self._memory = Recall(_State(history=self.past))
         self._beliefs.forget()
-        self.decisions.clear()
+        self.plan_log.clear()
 
     @property
     def history(self) -> History:
@@ -125,9 +126,9 @@ class Dlrover:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return what starts, which jobs get other tasks or cores, what is repaired, and why."""
         state = self._memory.before(snapshot)
-        del self.decisions[state.n_decisions :]
+        del self.plan_log[state.n_logged :]
         placement, state = self._decide(snapshot, state)
-        self._memory.keep(replace(state, n_decisions=len(self.decisions)))
+        self._memory.keep(replace(state, n_logged=len(self.plan_log)))
         return placement
 
     def _decide(self, snapshot: Snapshot, state: _State) -> tuple[Placement, _State]:
@@ -142,7 +143,7 @@ class Dlrover:
         room.take(started)
         active, waiting = frozenset(jobs.tolist()), jobs[mine & ~running].tolist()
         states = {job: known for job, known in state.jobs.items() if job in active}
-        turn = Turn(snapshot, room, self.rules, states, state.pause_s, decisions=self.decisions)
+        turn = Turn(snapshot, room, self.rules, states, state.pause_s, plan_log=self.plan_log)
         asked = np.setdiff1d(left_alone, started.set_jobs)
         turn.reserved = float(table.gang_demand[asked, CPUS].sum()) + 2 * COLD_CORES[1] * self.unit * len(waiting)
         history, sampled = self._look(turn, sight, state)

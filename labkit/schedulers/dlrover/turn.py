@@ -15,8 +15,8 @@ from labkit.schedulers.dlrover.stages import JobState, Stage
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What the brain did to a job, or left undone (`changes` is False), and why."""
+class PlanEntry:
+    """A plan that the scheduler chose for a job, or left as it was (`changes` is False), and why."""
 
     time_s: float
     number: int
@@ -50,7 +50,7 @@ class Turn:
     states: dict[int, JobState]
     pause_s: float = 0.0
     reserved: float = 0.0
-    decisions: list[Decision] = field(default_factory=list)
+    plan_log: list[PlanEntry] = field(default_factory=list)
     _steps: dict[int, float] = field(init=False)
     _demand: Floats = field(init=False)
 
@@ -65,7 +65,7 @@ class Turn:
 
     @property
     def spare_cores(self) -> float:
-        """Cores that are free and that nobody waits for."""
+        """Cores that are free and that no job waits for."""
         return max(float(self.room.free[:, CPUS].sum()) - self.reserved, 0.0)
 
     def declared(self, job: int) -> tuple[float, float]:
@@ -107,5 +107,5 @@ class Turn:
     def _tell(self, job: int, why: str, *, told: str, changes: bool) -> None:
         state = self.states[job]
         name = str(self.snapshot.table.id[job])
-        self.decisions.append(Decision(self.now_s, job, name, state.stage, state.plan, why, changes))
+        self.plan_log.append(PlanEntry(self.now_s, job, name, state.stage, state.plan, why, changes))
         self.room.explain(job, told)

@@ -25,7 +25,7 @@ class Allox:
     Attributes
     ----------
     alpha : float
-        Of those who wait, only this fraction is looked at, the oldest ones, but at least as many as GPUs are free.
+        Of the waiting jobs, only this fraction is looked at, the oldest ones, but at least as many as GPUs are free.
 
     References
     ----------
@@ -41,7 +41,7 @@ class Allox:
             raise InputError(f"allox: alpha is {self.alpha}; expected a fraction of the waiting jobs, 0 < alpha <= 1.")
 
     def allocate(self, problem: Problem) -> Allocation:
-        """Return who runs where, all or nothing.
+        """Return which job runs where, all or nothing.
 
         The value is the least sum of seconds until each job that waited is done, on GPUs that are free now.
         """
@@ -57,7 +57,7 @@ class Allox:
 
 
 def _who_keeps(problem: Problem) -> tuple[Floats, Floats]:
-    """Return the shares of those who run on (J, V), and the GPUs of each type that they leave (T,)."""
+    """Return the shares of the jobs that run on (J, V), and the GPUs of each type that they leave (T,)."""
     share, left = np.zeros(problem.speed.shape), problem.capacity.copy()
     if problem.before is None:
         return share, left
@@ -140,7 +140,7 @@ def queue(seconds: Floats, servers: Ints) -> tuple[Ints, Ints, float]:
     from scipy.optimize import linear_sum_assignment
 
     n_jobs = len(seconds)
-    deepest = -(-n_jobs // servers)  # nobody is further from the end in the best queues
+    deepest = -(-n_jobs // servers)  # no job is further from the end in the best queues
     kinds = np.repeat(np.arange(len(servers)), servers * deepest)
     from_end = np.concatenate([np.repeat(np.arange(1, d + 1), n) for n, d in zip(servers, deepest, strict=True)])
     able = np.isfinite(seconds)

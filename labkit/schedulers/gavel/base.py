@@ -14,7 +14,7 @@ from labkit.schedulers.gavel.equal import spread_evenly
 from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
 
 TIES = ("centre", "leximin")
-"""How to choose among optima: so that nobody who could have more has less, or in the middle of all of them."""
+"""How to choose among optima: so that no job that could have more has less, or in the middle of all of them."""
 
 A_MOMENT_S = 1e-3
 """Seconds that a job without steps left still takes at its fastest."""
@@ -116,7 +116,7 @@ def _widened(answer: Allocation, jobs: Bools, columns: Bools) -> Allocation:
 
 
 def as_if_equal(problem: Problem, *, reference: int | None) -> Problem:
-    """Return the problem as one sees it who knows a single speed of each job, wherever it runs.
+    """Return the problem with a single speed of each job, wherever it runs.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ class Cost:
         "ratio": work per hour over dollars per hour, a linear-fractional program [1]_. A job's work is counted in the
         dollars that it costs in its cheapest way alone, so that the ratio is at most 1 without space sharing, and a
         step of a small model is not worth as much as one of a large one. Of all shares with the best ratio, those that
-        do the most work: without SLOs, everybody in the cheapest way. "sum": the sum of steps/s over dollars per GPU
+        do the most work: without SLOs, every job in the cheapest way. "sum": the sum of steps/s over dollars per GPU
         and hour, as published, with steps as they are.
 
     References

@@ -70,9 +70,9 @@ def isolated_speed(problem: Problem) -> Floats:
 def spread_evenly(problem: Problem, answer: Allocation) -> Allocation:
     """Return an allocation with the same total share of each job, spread over the columns where it can run.
 
-    A solver that sees equal speeds may put all jobs on one type, which nobody would choose who did not know it to be
-    the fastest, and may well be the slowest. Of all shares with these totals these are the ones of greatest entropy,
-    idle GPUs counted as one more job: where every job can run everywhere, in proportion to the GPUs of each type.
+    A solver that sees equal speeds may put all jobs on one type, as if it were known to be the fastest; it may be the
+    slowest. Of all shares with these totals these are the ones of greatest entropy, idle GPUs counted as one more
+    job: where every job can run everywhere, in proportion to the GPUs of each type.
 
     Returns
     -------

@@ -101,7 +101,7 @@ def estimate_pairs(
     """
     if profile.shared is None:
         raise ProfileError(
-            f"gavel: estimate is {fraction}, but nobody measured pairs; take a speed model that knows them (Gavel's "
+            f"gavel: estimate is {fraction}, but no pairs were measured; take a speed model that knows them (Gavel's "
             "JSON with --throughputs FILE), or leave estimate out."
         )
     truth, alone = profile.shared, profile.alone[:, None, :]

@@ -1,4 +1,4 @@
-"""Finish-time fairness: nobody is done much later than with an equal part of the cluster."""
+"""Finish-time fairness: no job is done much later than with an equal part of the cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Ftf:
     """Keep the largest ratio rho of a job's time in the shared cluster and in one J-th of it as small as can be [1]_.
 
     rho = (age + left / speed) / (isolated_s + left / isolated speed); weights count for nothing. Then the ratios of
-    those who can have a smaller one, and so on.
+    the jobs that can have a smaller one, and so on.
 
     Attributes
     ----------

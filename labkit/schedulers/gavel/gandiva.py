@@ -66,7 +66,7 @@ class Gandiva:
         return Allocation(share=share, pairs=pairs, pair_share=pair_share)
 
     def _pairs(self, problem: Problem, sharing: Sharing) -> Ints:
-        """Return the pairs that are kept, then new ones of those who have no partner."""
+        """Return the pairs that are kept, then new ones of the jobs without a partner."""
         kept = no_pairs()
         if problem.before is not None and len(problem.before.pairs):
             kept = problem.before.pairs

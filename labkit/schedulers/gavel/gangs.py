@@ -1,4 +1,4 @@
-"""Room for whole gangs: how much a column has, and who goes elsewhere so that a larger gang fits.
+"""Room for whole gangs: how much a column has, and which job goes elsewhere so that a larger gang fits.
 
 Kernels, as in `labkit.schedulers.gavel.rounds`: jobs are positions among the active ones (J), columns are ways to run
 (V) that take their GPUs from device types (T).
@@ -42,8 +42,8 @@ def take(free: Floats, use: Floats, n_gpus: float) -> None:
 def _leaves(
     v: int, rate: Floats, n_gpus: Floats, use: Floats, free: Floats, column: Ints, moves: Bools
 ) -> tuple[float, int, int]:
-    """Return the least loss per GPU by leaving column v for one that has room, times the GPUs; who leaves, where to."""
-    least, who, where = np.inf, -1, -1
+    """Return the least loss per GPU by leaving column v for one that has room, times the GPUs; which job, where to."""
+    least, leaves, where = np.inf, -1, -1
     for b in range(len(column)):
         if column[b] != v or not moves[b]:
             continue
@@ -52,8 +52,8 @@ def _leaves(
                 continue
             loss = (rate[b, v] - rate[b, u]) / n_gpus[b]
             if loss < least:
-                least, who, where = loss, b, u
-    return (least * n_gpus[who] if who >= 0 else np.inf), who, where
+                least, leaves, where = loss, b, u
+    return (least * n_gpus[leaves] if leaves >= 0 else np.inf), leaves, where
 
 
 @njit(cache=True)
@@ -62,7 +62,7 @@ def _clear(
 ) -> float:
     """Move jobs out of column w until gang a has room there, and a into it; return what all lose by leaving.
 
-    Stops where they lose more than `most`, or nobody can leave: then the loss is infinite.
+    Stops where they lose more than `most`, or no job can leave: then the loss is infinite.
     """
     lost = 0.0
     if column[a] >= 0:
@@ -84,14 +84,14 @@ def _clear(
 def make_room(rate: Floats, n_gpus: Floats, use: Floats, free: Floats, column: Ints, moves: Bools) -> bool:
     """Let a gang go where it is faster and others are in its way, if these lose less by going elsewhere than it gains.
 
-    Again and again, the largest gain in all first. Nobody is stopped. Return whether anybody moved.
+    Again and again, the largest gain in all first. No job is stopped. Return whether any job moved.
 
     Parameters
     ----------
     rate : array
         (J, V) speed over the job's best.
     moves : array of bool
-        (J,) who may move; also those who wait.
+        (J,) which jobs may move; waiting ones too.
     """
     n_jobs, n_columns = rate.shape
     moved = False

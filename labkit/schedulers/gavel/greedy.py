@@ -1,4 +1,4 @@
-"""Whole gangs one after the other: who runs where, for FIFO and shortest job first."""
+"""Whole gangs one after the other: which job runs where, for FIFO and shortest job first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def in_order(
     Parameters
     ----------
     problem : Problem
-        With `sharing`, those who wait may join one who runs alone.
+        With `sharing`, jobs that wait may join one that runs alone.
     order : array
         (J,) positions of jobs, the first one first.
     aware : bool
@@ -193,7 +193,7 @@ def join_gangs(
     threshold: float,
     backfill: bool,
 ) -> tuple[Ints, Ints]:
-    """Return pairs (P, 2) and their columns: who waits joins the one with whom both lose least; changes `column`."""
+    """Return pairs (P, 2) and their columns: a waiting job joins where both lose least; changes `column`."""
     n_jobs = len(order)
     pairs = np.empty((n_jobs // 2, 2), np.int32)
     of_pair = np.empty(n_jobs // 2, np.int32)

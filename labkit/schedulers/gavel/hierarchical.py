@@ -56,7 +56,7 @@ class Hierarchical:
         return dict(given) if isinstance(given, Mapping) else dict(enumerate(given))
 
     def allocate(self, problem: Problem) -> Allocation:
-        """Return the shares; the value is the level over weight that all reach to whom their entity gives any at first.
+        """Return the shares; the value is the level over weight of all jobs to which their entity gives any at first.
 
         Two entities, one with two jobs, on two GPUs:
 
@@ -101,7 +101,7 @@ def _valued(answer: Allocation, problem: Problem, worth: Floats, weights: _Divis
     rising = rates > 0
     unit = (worth / np.where(rising, rates, 1.0))[rising]
     value = float((unit * answer.speed(problem)[rising]).min())
-    most = float((unit * problem.speed.max(axis=1)[rising]).min())  # nobody rises above all its time at its fastest
+    most = float((unit * problem.speed.max(axis=1)[rising]).min())  # no job rises above all its time at its fastest
     return replace(answer, value=value, bound=min(answer.bound, most))
 
 

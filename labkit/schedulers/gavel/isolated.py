@@ -1,4 +1,4 @@
-"""Isolated: everybody has an equal part of the cluster to itself."""
+"""Isolated: every job has an equal part of the cluster to itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.schedulers.gavel.problem import Allocation, Problem
 class Isolated:
     """Give each of J jobs one J-th of the GPUs of every device type, as if the cluster were cut into J equal ones.
 
-    No job runs more than all the time; what it cannot use is nobody's. This is what sharing is measured against.
+    No job runs more than all the time; what it cannot use stays idle. This is what sharing is measured against.
     """
 
     def allocate(self, problem: Problem) -> Allocation:

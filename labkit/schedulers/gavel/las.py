@@ -13,7 +13,7 @@ from labkit.schedulers.gavel.problem import Allocation, Problem
 
 @dataclass(frozen=True, slots=True)
 class Las:
-    """Raise the level that all jobs reach together, then the levels of those who can have more (water filling) [1]_.
+    """Raise the level that all jobs reach together, then that of each job that can have more (water filling) [1]_.
 
     A job's level is s/(w p) sum_v T_v x_v: its speed over that with a proportional share of all device types, times
     its GPUs, over its weight.
@@ -23,7 +23,7 @@ class Las:
     aware : bool
         Otherwise the level counts GPU time, whatever the type, and time is spread over the types evenly.
     tie : str
-        Among the shares that reach the highest common level, "leximin": nobody who could have more has less;
+        Among the shares that reach the highest common level, "leximin": no job that could have more has less;
         "centre": the analytic centre, as interior-point solvers give.
 
     References

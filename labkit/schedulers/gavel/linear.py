@@ -36,7 +36,7 @@ class AssignmentColumns:
 
     @classmethod
     def of(cls, problem: Problem) -> AssignmentColumns:
-        """Return all ways that get anybody on, but pairs that are no faster than their members taking turns."""
+        """Return all ways that make progress, but pairs that are no faster than their members taking turns."""
         j, v = np.nonzero(problem.speed > 0)
         alone = problem.speed[j, v]
         job, column, speed = np.stack([j, j], axis=1), v, np.stack([alone, np.zeros(len(j))], axis=1)

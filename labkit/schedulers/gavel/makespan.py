@@ -19,7 +19,7 @@ NEARLY_DONE: Final = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Makespan:
-    """Let the last job be done as soon as can be; of what that leaves free, most to those who are done soonest.
+    """Let the last job be done as soon as can be; of what that leaves free, most to the jobs that are done soonest.
 
     The exact optimum; the published bisection stops within 5 % of it.
 
@@ -31,7 +31,7 @@ class Makespan:
         The column whose speed that is; by default what each job declares (of a bare problem: its fastest).
     tie : str
         Among the shares with the least makespan, "jct": the largest sum of speed over work left, which is good for the
-        mean JCT; "leximin": then the last one of those who need not wait for that is done as soon as can be, and so on;
+        mean JCT; "leximin": then the last of the jobs that need not wait for that is done as soon as can be, and so on;
         "centre": see `Las`.
     """
 

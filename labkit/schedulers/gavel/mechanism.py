@@ -25,8 +25,8 @@ class Gavel:
     """Carry out a policy's allocation in rounds [1]_.
 
     A policy says which fraction of its time each job should spend on each device type. Every round the jobs (and pairs
-    of jobs) that are most overdue run; GPUs that nobody is owed go to the job that gains most by them. The allocation
-    is computed anew whenever jobs or machines come or go; within a round nobody is stopped, but what becomes free is
+    of jobs) that are most overdue run; GPUs due to no job go to the job that gains most by them. The allocation
+    is computed anew whenever jobs or machines come or go; within a round no job is stopped, but what becomes free is
     given out at once. See docs/mechanisms.md for how that differs from the published simulator (`published=True`).
 
     Attributes
@@ -49,14 +49,14 @@ class Gavel:
     placement : bool
         Tell gangs on as few machines as possible from gangs that are spread.
     fill : bool or None
-        Give away what nobody is owed; False leaves it idle. None: as the policy has it, which is to give it away,
+        Give away what is due to no job; False leaves it idle. None: as the policy has it, which is to give it away,
         except where GPUs cost money.
     stay : float or None
         Rounds by which another job must be more overdue than one that runs to take its place (fewer moves), and that
         a job may be kept off where it should run while another gains more there. None: 4 where rounds know speeds, 1
         where they do not: there a job has its share of the fast types only by taking turns.
     aware_rounds : bool or None
-        Rounds know speeds by device type: they decide who gets what is left, and which jobs change places. False: all
+        Rounds know speeds by device type: they decide where what is left goes, and which jobs change places. False: all
         types where a job runs are alike. None: as the policy, so that nothing of an agnostic scheduler knows them.
     patience : float
         Rounds that a job may be ahead of or behind its allotment before the rest is forgotten; more than `stay`.
@@ -161,7 +161,7 @@ class Gavel:
         self._profile = profile
 
     def schedule(self, snapshot: Snapshot) -> Placement:
-        """Return who starts, moves and stops."""
+        """Return which jobs start, move and stop."""
         run = self._run
         if run is None or not run.goes_on(snapshot):
             run = self._run = RoundState(snapshot, profile=self._believed(self._profile_of(snapshot)), options=self)

@@ -148,7 +148,7 @@ class Problem:
         return least
 
     def agnostic(self) -> Problem:
-        """Return the problem as one sees it who knows only where a job can run, not how fast: 1 step/s everywhere."""
+        """Return the problem without speeds, with what can run where alone: 1 step/s everywhere."""
         return replace(self, speed=(self.speed > 0).astype(np.float64), sharing=None)
 
 

@@ -1,4 +1,4 @@
-"""Proportional: everybody runs for the same time, on the device types in proportion to their number."""
+"""Proportional: every job runs for the same time, on the device types in proportion to their number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who runs where in the coming round: the most overdue first, and what is left to the job that gains most.
+"""Which job runs where in the coming round: the most overdue first, and what is left to the job that gains most.
 
 Kernels. Jobs are positions among the active ones (J), units are jobs alone and pairs of jobs (U), columns are ways to
 run (V) that take their GPUs from device types (T).
@@ -140,7 +140,7 @@ def fill_up(
 def _best_move(
     v: int, w: int, size: float, speed: Floats, worth: Floats, n_gpus: Floats, column: Ints, moves: Bools
 ) -> tuple[float, int]:
-    """Return the most that a job of some size gains (or the least that it loses) by going from v to w, and who."""
+    """Return the most that a job of some size gains (or the least that it loses) by going from v to w; and the job."""
     best, best_j = -np.inf, -1
     for j in range(len(column)):
         if column[j] == v and moves[j] and n_gpus[j] == size and speed[j, w] > 0:
@@ -212,7 +212,7 @@ def _units(
 
 @njit(cache=True)
 def _may_move(jobs: Ints, chosen: Ints, mate: Ints, over: bool, overdue_s: float, column: Ints, lag_s: Floats) -> Bools:
-    """Tell who may leave the column chosen for it: alone, starting or at a round's end, and not overdue there."""
+    """Tell which jobs may leave their columns: alone, starting or at a round's end, and not overdue there."""
     moves = (chosen >= 0) & (mate < 0)
     for i in range(len(jobs)):
         if moves[i]:
@@ -228,7 +228,7 @@ def choose(
 ) -> tuple[Ints, Ints]:  # fmt: skip
     """Return the column of each active job and its partner's number, -1 where there is none, (J,).
 
-    All but `jobs` is by job number (N), pairs are of numbers (P, 2). Before the round is `over` nobody stops or moves.
+    All but `jobs` is by job number (N), pairs are of numbers (P, 2). Before the round is `over` no job stops or moves.
     """
     chosen, mate = np.full(len(jobs), -1, np.int32), np.full(len(jobs), -1, np.int32)
     if not over:

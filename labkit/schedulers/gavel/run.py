@@ -1,4 +1,4 @@
-"""What the mechanism remembers of a run: who is owed how much, and since when."""
+"""What the mechanism remembers of a run: how much is due to each job, and since when."""
 
 from __future__ import annotations
 
@@ -57,6 +57,16 @@ class RoundOptions(Protocol):
     prices: Mapping[str, float]
 
 
+def published_rounds(n_jobs: int, device_types: tuple[str, ...], options: RoundOptions) -> PublishedRounds:
+    """Return the memory of the published simulator as it is before the first round."""
+    recompute_s = PUBLISHED_RECOMPUTE_S if options.recompute_s is None else options.recompute_s
+    return PublishedRounds(
+        n_jobs, device_types=device_types, round_s=options.round_s, recompute_s=recompute_s,
+        shuffles=not getattr(options.policy, "aware", False), only_owed=getattr(options.policy, "only_owed", False),
+        seed=options.seed,
+    )  # fmt: skip
+
+
 class RoundState:
     """The mechanism's memory; columns over all N jobs of a table, V columns of a problem.
 
@@ -107,12 +117,7 @@ class RoundState:
         self._told: set[int] = set()
         self._adopt(snapshot)
         self.fill = getattr(options.policy, "fill", True) if options.fill is None else options.fill
-        self.rounds = options.published and PublishedRounds(
-            n, device_types=cluster.device_types, round_s=options.round_s,
-            recompute_s=PUBLISHED_RECOMPUTE_S if options.recompute_s is None else options.recompute_s,
-            shuffles=not getattr(options.policy, "aware", False),
-            only_owed=getattr(options.policy, "only_owed", False), seed=options.seed,
-        )  # fmt: skip
+        self.rounds = options.published and published_rounds(n, cluster.device_types, options)
 
     def _adopt(self, snapshot: Snapshot) -> None:
         """Note in which column each job is that runs already: a run may be taken over on its way."""
@@ -138,7 +143,7 @@ class RoundState:
         self.stale = self.stale or news
 
     def decide(self, snapshot: Snapshot) -> Placement:
-        """Return who starts, moves and stops."""
+        """Return which jobs start, move and stop."""
         self._account(snapshot.now_s)
         self.number = snapshot.number
         jobs = snapshot.jobs.number

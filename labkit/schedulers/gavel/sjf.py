@@ -22,7 +22,7 @@ class Sjf:
     backfill : bool
         Go on after a job that does not fit.
     packing_threshold : float
-        With space sharing, who waits joins one who runs if their speeds, relative to alone, add up to more than this.
+        With space sharing, a waiting job joins a running one if their speeds, relative to alone, add up to more.
     seed : int
         Of the random types.
     """
@@ -33,7 +33,7 @@ class Sjf:
     seed: int = 0
 
     def allocate(self, problem: Problem) -> Allocation:
-        """Return who runs where; the value is the number of jobs that run."""
+        """Return which job runs where; the value is the number of jobs that run."""
         return with_what_is_there(problem, self._in_order)
 
     def _in_order(self, problem: Problem) -> Allocation:

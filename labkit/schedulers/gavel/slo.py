@@ -1,4 +1,4 @@
-"""Minimum cost with SLOs: the most work for a dollar, with everybody in time who can be."""
+"""Minimum cost with SLOs: the most work for a dollar, with every job in time that can be."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Slo:
 
 
 def needed_speed(problem: Problem) -> tuple[Floats, Bools]:
-    """Return the steps/s that each job needs to be done in time, 0: no SLO (J,), and for whom that is too much (J,)."""
+    """Return the steps/s that each job needs to be done in time, 0: no SLO (J,), and where that is too much (J,)."""
     left_s = problem.slo_left_s
     has = ~np.isnan(left_s)
     floor = np.divide(work_left(problem), left_s, out=np.zeros(problem.n_jobs), where=has & (left_s > 0))

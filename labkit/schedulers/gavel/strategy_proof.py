@@ -21,7 +21,7 @@ class StrategyProof:
     """Find the shares with the largest product of normalised speeds, and take some of them away again [1]_.
 
     Each job keeps the fraction of its shares by which its presence lowers the product of the others' speeds, so that
-    nobody gains by telling wrong speeds; in return, down to 1/e of the shares may be left. That takes one concave
+    no user gains by telling wrong speeds; in return, down to 1/e of the shares may be left. That takes one concave
     program for all jobs and one for each without one of its kind (equal speeds, gang and weight). Jobs have their GPUs
     to themselves, also where others could share them.
 

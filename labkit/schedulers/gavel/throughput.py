@@ -11,7 +11,7 @@ from labkit.schedulers.gavel.problem import Allocation, Problem
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Give the GPUs to whom they bring the most steps per second in all, whatever the others get.
+    """Give the GPUs to the jobs that make the most steps per second in all, whatever the others get.
 
     Attributes
     ----------

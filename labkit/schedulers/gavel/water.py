@@ -14,7 +14,7 @@ from labkit.schedulers.gavel.linear import AssignmentColumns
 from labkit.schedulers.gavel.problem import Allocation
 
 Weights = Callable[[Bools], Floats]
-"""From who can still have more (J,) to how fast their levels rise (J,); 0: not now."""
+"""From which jobs can still have more (J,) to how fast their levels rise (J,); 0: not now."""
 
 PROBE = 1e-3
 """How much more, relative to its fastest speed, a job is offered to see whether it can have more at all."""
@@ -57,8 +57,8 @@ def water_fill(
 ) -> Allocation:
     """Return shares whose levels rise together until all jobs are saturated, one after the other.
 
-    In each round the greatest level is found that all can reach; then, who cannot have more is pinned [1]_, and the
-    others go on with weights that may have changed.
+    In each round the greatest level is found that all can reach; then, each job that cannot have more is pinned [1]_,
+    and the others go on with weights that may have changed.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def water_fill(
     Returns
     -------
     Allocation
-        Its bound is the level of the first round; the value is left to who knows what it is.
+        Its bound is the level of the first round; the value is left to the caller.
 
     References
     ----------
@@ -152,10 +152,10 @@ class _Filling:
         return max(level, float(((gain + weight * needs.start) / (weight + gain * drag)).min()))
 
     def can_have_more(self, have: Floats, jobs: Ints) -> tuple[Ints, Floats]:
-        """Return who of these jobs can have more than now while nobody has less, and shares that show it.
+        """Return which of these jobs can have more than now while none has less, and shares that show it.
 
-        A program that offers some to all leaves out who can have more only instead of others; who got nothing is asked
-        again without those others, until nobody is left who gets anything. The mean of the answers is an answer.
+        A program that offers some to all leaves out a job that can have more only instead of others. Jobs that got
+        nothing are asked again without those others, until none of them gets anything. The mean of the answers is one.
         """
         able, first = np.zeros(len(jobs), np.bool_), np.empty(0)
         answers: list[Floats] = []
@@ -167,7 +167,7 @@ class _Filling:
             if gain.max() < STUCK:
                 break
             able[asked[gain >= STUCK]] = True
-        if able.all():  # rounding: somebody is at the limit, or the level could be higher
+        if able.all():  # rounding: one is at the limit, or the level could be higher
             able[first.argmin()] = False
         shares: Floats = np.mean(answers, axis=0)
         return jobs[able], shares

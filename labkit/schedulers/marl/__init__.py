@@ -37,7 +37,7 @@ def _build(*, published: bool = False, **options: Any) -> Scheduler:
 
     kind: Callable[..., Scheduler] = PublishedMarl if published else Marl
     if not published:
-        options.pop("seed", None)  # sweeps give one to whoever may draw, and the policy never does
+        options.pop("seed", None)  # sweeps give one to schedulers that draw, and the policy never does
     for name in options:
         if name not in options_of(kind):
             other = "False" if published else "True"

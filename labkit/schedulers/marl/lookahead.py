@@ -24,7 +24,7 @@ class LookAheadPods:
 
     It weighs what `marl` weighs (all ways onto one machine, even splits; at home and in other pods) by the true
     slowdowns, with each link's bandwidth shared equally and nothing but network cards looked at. It takes the least
-    sum of seconds, its own and those that the jobs beside it lose, as if nobody else ever came.
+    sum of seconds, its own and those that the jobs beside it lose, as if no other job ever came.
 
     Attributes
     ----------

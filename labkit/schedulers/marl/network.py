@@ -63,7 +63,7 @@ class Scene(NamedTuple):
     Attributes
     ----------
     facts, tasks, room : RunFacts, TaskTable, ClusterRoom
-        As declared; who is where; what is free.
+        As declared; where jobs are; what is free.
     left, alone_s, home : array
         (N,) steps left, declared seconds alone, and the pod of arrival.
     worker, ps, n_workers, n_ps, runs_on : array

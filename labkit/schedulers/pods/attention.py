@@ -23,9 +23,9 @@ _NO_DRAWS = np.random.default_rng(0)
 class Attention:
     """Put the tasks of a gang one by one on the machine with the highest score of additive attention [1]_ [2]_.
 
-    Workers come before PSs; the score is `labkit.schedulers.pods.attending.scores`, by what is free on machines, who
-    is there and what of the gang is. Ties go to the first machine; there the task goes to the group with most room. It
-    knows no interference. Gangs that may shrink or share GPUs, and all of them where no gang finds room this way, are
+    Workers come before PSs; the score is `labkit.schedulers.pods.attending.scores`, by what is free on machines and by
+    the tasks that are there. Ties go to the first machine; there the task goes to the group with most room. It knows no
+    interference. Gangs that may shrink or share GPUs, and all of them where no gang finds room this way, are
     packed (`Pack`).
 
     Attributes

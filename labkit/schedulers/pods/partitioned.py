@@ -38,7 +38,7 @@ class Partitioned:
     tried elsewhere, in order of arrival. If a pod holds it, it starts there at once and belongs there from then on: it
     is never forwarded again. If none does, it waits at home. A job without a home is tried like one that found no room.
 
-    Nothing is remembered here: who belongs where is in the snapshot (`Snapshot.pod_of`), from FORWARDED events.
+    Nothing is remembered here: the pod of each job is in the snapshot (`Snapshot.pod_of`), from FORWARDED events.
 
     Attributes
     ----------

@@ -137,8 +137,8 @@ def refuse_unfit(jobs: Jobs, cluster: Cluster, runs_on: Bools, *, forwards: bool
             f"job {jobs.id[one]} arrives in pod {jobs.home[one]}; {cluster.name} has pods 0 to {n - 1}. Take a cluster "
             "with more pods, or a trace with fewer homes."
         )
-    everybody = np.arange(len(jobs), dtype=np.int32)
-    kind = kinds_of(jobs, runs_on, everybody)
+    every_job = np.arange(len(jobs), dtype=np.int32)
+    kind = kinds_of(jobs, runs_on, every_job)
     held = np.array(
         [_held_empty(jobs, cluster, runs_on, int(one), pods, n) for one in np.unique(kind, return_index=True)[1]]
     )

@@ -25,8 +25,8 @@ CALIBRATION: Final = 2.6
 """How many times the catalogue's use of cores and PCIe tasks have under "calibrated".
 
 One number, fitted by us to one experiment: 8 jobs on 4 servers are slowed by 30 % when packed [1]_; see
-`labkit.experiment.motivation`. With the catalogue's own figures, of containers capped at two cores, nobody is in
-anybody's way.
+`labkit.experiment.motivation`. With the catalogue's own figures, of containers capped at two cores, no job slows
+another.
 
 .. [1] Zhao and Wu, "Large-scale machine learning cluster scheduling via multi-agent graph RL", sec. III.
 """

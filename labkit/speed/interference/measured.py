@@ -124,7 +124,7 @@ def _ps_cores(name: str) -> float:
 def _testbed_uses(profile: TestbedProfile) -> dict[str, ModelUse]:
     """Return the cores of a worker and of a server of each model: the mean over its gangs that were measured.
 
-    What leads the processes of a job is counted with its workers. Where nobody could tell servers from workers, all
+    What leads the processes of a job is counted with its workers. Where servers were not told from workers, all
     tasks are taken to use the same.
     """
     uses = {}

@@ -145,7 +145,7 @@ class InterferenceModel:
     def slowdown(
         self, cpu_cores: ArrayLike, pcie_gbps: ArrayLike, *, co_cpu_cores: ArrayLike, co_pcie_gbps: ArrayLike
     ) -> Floats:
-        """Return D >= 1 of tasks that use U cores and P Gbps beside U_C and P_C; exactly 1 with nobody beside them.
+        """Return D >= 1 of tasks that use U cores and P Gbps beside U_C and P_C; exactly 1 with no task beside them.
 
         Raises
         ------
@@ -211,7 +211,7 @@ def held_out_error(
     return float(errors.mean())
 
 
-def compare(
+def compare_models(
     profile: pd.DataFrame | InterferenceProfile,
     *,
     models: Iterable[str] = tuple(MODELS),

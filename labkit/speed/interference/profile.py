@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.errors import ProfileError, unknown
-from labkit.core.jobs import told
+from labkit.core.faults import told
 from labkit.core.resources import Bools, Floats
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COLUMNS: Final = ("job", "co_runners", "cpu_cores", "pcie_gbps", "alone_s", "shared_s")
 LOADS: Final = ("co_cpu_cores", "co_pcie_gbps")
 NO_LOAD: Final = 1e-9
-"""Cores and Gbps below which nobody shares."""
+"""Cores and Gbps below which a measurement counts as unshared."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -77,7 +77,7 @@ class InterferenceProfile:
 
     @property
     def shared(self) -> Bools:
-        """(n,) True where somebody was beside it."""
+        """(n,) True where another job was beside it."""
         return np.asarray((self.co_cpu_cores > NO_LOAD) | (self.co_pcie_gbps > NO_LOAD), dtype=np.bool_)
 
     def take(self, which: NDArray[np.bool_] | NDArray[np.int64]) -> InterferenceProfile:

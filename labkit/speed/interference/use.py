@@ -99,7 +99,7 @@ class Interference:
     model : InterferenceModel
         A fitted one.
     jobs, cluster : Jobs, Cluster
-        Who runs, and where.
+        Which jobs run, and where.
     uses : mapping, optional
         As for `task_use`.
     """

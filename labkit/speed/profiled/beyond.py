@@ -47,7 +47,7 @@ class Beyond:
     Attributes
     ----------
     coefficients : tuple of float
-        Of `labkit.speed.interference`'s factor of the processor; none: nobody slows anybody.
+        Of `labkit.speed.interference`'s factor of the processor; none: no job slows another.
     most_own, most_others : float
         The largest load that was measured: a larger one counts as that.
     most : float
@@ -81,7 +81,7 @@ class Beyond:
         )  # fmt: skip
 
     def slowdown(self, cores: Floats) -> Floats:
-        """Return the factor >= 1 of the updates of those who want cores in pools, (J, K) -> (J,)."""
+        """Return the factor >= 1 of the updates of the jobs that want cores in pools, (J, K) -> (J,)."""
         if not self.coefficients:
             return np.ones(len(cores))
         others = cores.sum(axis=0) - cores

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.core.errors import ProfileError
-from labkit.core.jobs import told
+from labkit.core.faults import told
 from labkit.speed.profiled.nouns import VERSION, TestbedProfile
 
 FORMAT: Final = "labkit testbed profile"

@@ -59,8 +59,8 @@ def beyond_sharing(rows: Sequence[ColocationSample], *, cores: float) -> Floats:
 def interference(rows: Sequence[ColocationSample], *, cores: float) -> list[float] | None:
     """Return the coefficients of what jobs slow each other beyond the sharing of cores; None for too few quiet rows.
 
-    What real jobs did to each other is believed rather than what loads did, where there is enough of it: a load never
-    waits for anybody, and so nobody waits for a load to answer. Where there is too little for a fit, their mean counts.
+    What real jobs did to each other is believed rather than what loads did, where there is enough of it: a load waits
+    for no job, and no job waits for a load. Where there is too little for a fit, their mean counts.
     """
     import pandas as pd
 

@@ -87,7 +87,7 @@ def _layer(cells: Sequence[GangMeasurement], max_ps: int, max_workers: int) -> t
 
 
 def _ps_part(cell: GangMeasurement) -> float:
-    """Return which part of the processor time is that of parameter servers; by heads where nobody knows."""
+    """Return which part of the processor time is that of parameter servers; by numbers of tasks if unknown."""
     if cell.ps_cpu_s is None or cell.cpu_s <= 0:
         return cell.n_ps / (cell.n_ps + cell.n_workers)
     return min(cell.ps_cpu_s / cell.cpu_s, 1.0)

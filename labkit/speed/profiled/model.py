@@ -41,7 +41,7 @@ class ProfiledSpeed:
     Parameters
     ----------
     jobs, cluster : Jobs, Cluster
-        Who trains, and where.
+        Which jobs train, and where.
     profile : TestbedProfile
         What was measured.
 
@@ -79,7 +79,7 @@ class ProfiledSpeed:
         return self.shares(gangs.cores, gangs.weight) / gangs.step_s / self._beyond.slowdown(gangs.cores)
 
     def change_s(self, jobs: Ints, *, n_new: Ints) -> Floats:
-        """Return the seconds of a start, a restart and a rescale with nobody beside it, (J, 3)."""
+        """Return the seconds of a start, a restart and a rescale with no job beside it, (J, 3)."""
         found = [self._costs_of(job, n) for job, n in zip(jobs.tolist(), n_new.tolist(), strict=True)]
         return np.array([[cost.seconds for cost in costs] for costs in found]).reshape(-1, 3)
 

@@ -25,7 +25,7 @@ Amount = Annotated[float, Ge(0), Lt(float("inf"))]
 
 
 class ProfileRow:
-    """What all parts of a profile share: a key that nobody knows is a fault."""
+    """What all parts of a profile share: an unknown key is a fault."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -74,7 +74,7 @@ class GangMeasurement(ProfileRow):
     cpu_s : float
         Processor seconds that an update takes, of all its processes.
     ps_cpu_s : float or None
-        That part of it that parameter servers take; None where nobody can tell.
+        That part of it that parameter servers take; None where it is not known.
     home_cpu_s : float
         That part of it that the job's own processes take, which lead the others.
     n_steps : int

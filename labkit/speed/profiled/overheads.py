@@ -1,4 +1,4 @@
-"""What starts and rescales take on a measured testbed: seconds with nobody beside them, and processor time."""
+"""What starts and rescales take on a measured testbed: seconds with no job beside them, and processor time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def weight_of(kind: str, cores: float, *, n_new: int) -> float:
 
 
 class ChangeCost(NamedTuple):
-    """Seconds with nobody beside it, and processor seconds."""
+    """Seconds with no job beside it, and processor seconds."""
 
     seconds: float
     cpu_s: float

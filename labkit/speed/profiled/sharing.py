@@ -10,8 +10,8 @@ from labkit.core.resources import Floats
 def max_min(demand: Floats, capacity: float, *, weight: Floats | None = None) -> Floats:
     """Return what each gets of a capacity: max-min fair, in proportion to weights, and never more than it asks for.
 
-    Nobody's share can grow but at the cost of one who has no more for its weight. As long as all ask for no more than
-    there is, everybody gets that.
+    No share can grow but at the cost of one that is no larger for its weight. As long as all ask for no more than there
+    is, each gets what it asks for.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def max_min(demand: Floats, capacity: float, *, weight: Floats | None = None) ->
 
     Examples
     --------
-    Who asks for little gets it; the others divide the rest:
+    One that asks for little gets it; the others divide the rest:
 
     >>> max_min(np.array([0.2, 2.0, 1.0]), 2.0).tolist()
     [0.2, 0.9, 0.9]
@@ -37,7 +37,7 @@ def max_min(demand: Floats, capacity: float, *, weight: Floats | None = None) ->
     if demand.sum() <= capacity:
         return demand.copy()
     weight = np.ones_like(demand) if weight is None else weight
-    order = np.argsort(demand / weight)  # those who are content first
+    order = np.argsort(demand / weight)  # the smallest demands first
     d, w = demand[order], weight[order]
     before = np.concatenate([[0.0], np.cumsum(d)[:-1]])
     left = w[::-1].cumsum()[::-1]  # weights from here on

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from labkit.testbed.agent.daemon import IDLE_S, Daemon, inherited, listen, lock, told
+from labkit.testbed.agent.daemon import IDLE_S, Daemon, fault_line, inherited, listen, lock
 from labkit.testbed.agent.journal import NAME
 from labkit.testbed.agent.places import own_folder
 from labkit.testbed.agent.spawn import BED
@@ -17,7 +17,7 @@ from labkit.testbed.agent.wire import Refusal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start the agent; say in a line of JSON whether there is one now."""
+    """Start the agent; print a line of JSON with whether it is ready."""
     parser = argparse.ArgumentParser(prog="python -m labkit.testbed.agent", description=__doc__)
     parser.add_argument("folder", help="private to its owner: state, socket, and the folders of runs")
     parser.add_argument("--idle-s", type=float, default=IDLE_S, help="leave after so long without work (%(default)s s)")
@@ -28,18 +28,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         Daemon(own_folder(asked.folder), held=held, listener=listener, idle_s=asked.idle_s).run()
         return 0
     _clean_environment()
-    heard, said = os.pipe()
+    reading, writing = os.pipe()
     if os.fork() == 0:
-        _in_background(lambda: _serve(asked.folder, asked.idle_s, said))
-    os.close(said)
-    with os.fdopen(heard) as pipe:
-        line = pipe.readline() or json.dumps(told(Refusal("fault", f"the agent did not start; see {NAME}")))
+        _in_background(lambda: _serve(asked.folder, asked.idle_s, writing))
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        line = pipe.readline() or json.dumps(fault_line(Refusal("fault", f"the agent did not start; see {NAME}")))
     print(line.strip(), flush=True)
     return 1 if "fault" in json.loads(line) else 0
 
 
 def _clean_environment() -> None:
-    """Drop the label of a task in which this was started: the agent is none of it. That of a laptop testbed stays."""
+    """Remove the label of a task that started this process; variables of a laptop testbed stay."""
     labels = [name for name in os.environ if name.startswith("LABKIT_") and name not in BED]
     if labels:
         env = {name: value for name, value in os.environ.items() if name not in labels}
@@ -47,7 +47,7 @@ def _clean_environment() -> None:
 
 
 def _in_background(serve: Callable[[], None]) -> None:
-    """Run in a session of its own, nobody's child; never return."""
+    """Run as a daemon in a session of its own; never return."""
     status = 1
     try:
         os.setsid()
@@ -58,7 +58,7 @@ def _in_background(serve: Callable[[], None]) -> None:
         os._exit(status)
 
 
-def _serve(path: str, idle_s: float, said: int) -> None:
+def _serve(path: str, idle_s: float, writing: int) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.umask(0o077)
     try:
@@ -68,10 +68,10 @@ def _serve(path: str, idle_s: float, said: int) -> None:
         answer = {"ready": True, "began": held is not None}
     except (Refusal, OSError) as error:
         fault = error if isinstance(error, Refusal) else Refusal("fault", f"the agent did not start: {error}")
-        daemon, answer = None, told(fault)
+        daemon, answer = None, fault_line(fault)
     os.chdir("/")
-    os.write(said, json.dumps(answer).encode() + b"\n")
-    os.close(said)
+    os.write(writing, json.dumps(answer).encode() + b"\n")
+    os.close(writing)
     if daemon is not None:
         _let_go_of_the_terminal()
         daemon.run()

@@ -1,12 +1,13 @@
-"""Take over the processes that an agent before this one has started, and end those that nobody knows."""
+"""Take over the processes that an earlier agent started, and end processes that no record has."""
 
 from __future__ import annotations
 
 import os
 from typing import Final
 
+from labkit.proc import alive
 from labkit.testbed.agent.forks import watch
-from labkit.testbed.agent.processes import Key, alive
+from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.records import AgentRunRecord, Phase, TaskRecord
 from labkit.testbed.agent.run import AgentRun
 from labkit.testbed.agent.runs import RESTARTED, AgentRuns
@@ -16,7 +17,7 @@ NEVER: Final = "the agent died while it started it"
 
 
 def adopt(runs: AgentRuns) -> None:
-    """Read all records, and follow what they say is running."""
+    """Read all records, and follow the tasks that run according to them."""
     for folder in sorted(runs.folder.iterdir()):
         record = AgentRunRecord.read(folder) if folder.is_dir() and not folder.is_symlink() else None
         if record is None:
@@ -49,26 +50,28 @@ def _adopt_task(runs: AgentRuns, here: AgentRun, task: TaskRecord) -> None:
         return
     child = _is_child(task.pid)
     if not child:
-        here.tell("adopted", task=task.name, pid=task.pid, alive=alive(task.who))
-    runs.ender.follow(key, task.who, child=child, forked=None if child else watch(task.server, task.who))
+        here.record_event("adopted", task=task.name, pid=task.pid, alive=alive(task.first_process))
+    runs.ender.follow(
+        key, task.first_process, child=child, forked=None if child else watch(task.server, task.first_process)
+    )
     if task.phase == Phase.ENDING:
         runs.ender.end([key], grace_s=0.0)
 
 
 def _found(runs: AgentRuns, here: AgentRun, task: TaskRecord) -> bool:
-    """Find a task whose agent died before it could write down the number; False if it never came so far."""
+    """Find a task whose agent died before it wrote the process number; False if it was never started."""
     found = runs.processes.leader(Key(here.record.run, task.name), task.token)
     if found is None:
         task.phase, task.how, task.ended_s = Phase.ENDED, NEVER, wall_s()
-        here.tell("failed", task=task.name, why=NEVER)
+        here.record_event("failed", task=task.name, why=NEVER)
         return False
     task.phase, task.pid, task.start = Phase.RUNNING, found.pid, found.start
-    here.tell("started", task=task.name, pid=task.pid, cores=task.cores, gpus=task.gpus)
+    here.record_event("started", task=task.name, pid=task.pid, cores=task.cores, gpus=task.gpus)
     return True
 
 
 def _is_child(pid: int) -> bool:
-    """Whether we are its parent: then we have become another program, and will know its exit code."""
+    """Return whether this process is its parent: then it was exec'ed by the earlier agent, and gets the exit code."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except OSError:

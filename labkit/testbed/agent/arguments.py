@@ -1,4 +1,4 @@
-"""The arguments of a request, checked: each is taken once, and what is left over is misspelt."""
+"""The arguments of a request, checked: each is taken once, and one that is left over is refused."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from labkit.testbed.agent.devices import ALLOTMENT, GpuRequest
-from labkit.testbed.agent.places import EAR, LOG, RESULT, parts
+from labkit.testbed.agent.places import LOG, RESULT, TASK_SOCKET, parts
 from labkit.testbed.agent.runs import File
 from labkit.testbed.agent.wire import Refusal, check_name
 
 GPU: Final = re.compile(r"[A-Za-z0-9-]{1,80}")
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-RESERVED: Final = (EAR, LOG, RESULT, ALLOTMENT)
+RESERVED: Final = (TASK_SOCKET, LOG, RESULT, ALLOTMENT)
 MOST_GPUS: Final = 1024
 GPUS: Final = 'how many GPUs, numbers or identifiers of some, or for example [{"n": 1, "of": [0, 1]}]'
 
 
 class RequestArguments:
-    """What came with a request."""
+    """Arguments of a request."""
 
     def __init__(self, verb: str, given: dict[str, Any]) -> None:
         self._verb, self._given, self._known = verb, dict(given), set[str]()
@@ -35,7 +35,7 @@ class RequestArguments:
         return Refusal("argument", f"{self._verb}: {name} is {repr(value)[:100]}; expected {expected}")
 
     def done(self) -> None:
-        """See to it that nothing is left over."""
+        """Refuse arguments that no verb has taken."""
         for name in self._given:
             near = get_close_matches(name, self._known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -78,7 +78,7 @@ class RequestArguments:
         return value
 
     def anything(self, name: str) -> Any:
-        """Take whatever it is."""
+        """Take any JSON value."""
         return self._take(name)
 
     def maybe_text(self, name: str) -> str | None:
@@ -89,7 +89,7 @@ class RequestArguments:
         return value
 
     def words(self, name: str) -> list[str]:
-        """Take the words of a command; no shell will see them."""
+        """Take program and arguments of a command; no shell interprets them."""
         value = self._take(name)
         ok = isinstance(value, list) and value and all(isinstance(word, str) and "\0" not in word for word in value)
         if not ok or not value[0]:
@@ -97,7 +97,7 @@ class RequestArguments:
         return list(value)
 
     def variables(self, name: str) -> dict[str, str]:
-        """Take environment variables; values are never shown."""
+        """Take environment variables; errors do not show their values."""
         value = self._take(name, {})
         if not isinstance(value, dict):
             raise self._wrong(name, type(value).__name__, "an object of texts")
@@ -109,7 +109,7 @@ class RequestArguments:
         return value
 
     def cores(self, name: str, *, allowed: set[int]) -> list[int] | None:
-        """Take numbers of cores that are there, or None for all."""
+        """Take numbers of cores of this host, or None for all."""
         value = self._take(name)
         if value is None:
             return None
@@ -121,10 +121,10 @@ class RequestArguments:
         return sorted(set(value))
 
     def gpus(self, name: str) -> list[GpuRequest] | None:
-        """Take GPUs: None leaves them as they are, an empty list hides all.
+        """Take requests for GPUs: None leaves GPUs as they are, an empty list hides all.
 
-        A number n asks for any n; a list for each of some, by number or identifier; a list of {"n": 1, "of": [0, 1]}
-        for so many of some.
+        A number n requests any n; a list requests each of some, by number or identifier; a list of
+        {"n": 1, "of": [0, 1]} requests n of some.
         """
         value = self._take(name)
         if value is None:
@@ -135,11 +135,11 @@ class RequestArguments:
         return [ask for ask in (self._ask(name, each) for each in given) if ask.n]
 
     def _ask(self, name: str, given: object) -> GpuRequest:
-        """Return what is asked for by a number or identifier, or by how many of some."""
-        said = {"n": 1, "of": [given]} if type(given) in (int, str) else given
-        if not isinstance(said, dict) or not {"n"} <= said.keys() <= {"n", "of"}:
+        """Return the request for a GPU by number or identifier, or for n of some."""
+        ask = {"n": 1, "of": [given]} if type(given) in (int, str) else given
+        if not isinstance(ask, dict) or not {"n"} <= ask.keys() <= {"n", "of"}:
             raise self._wrong(name, given, GPUS)
-        n, among = said["n"], said.get("of", [])
+        n, among = ask["n"], ask.get("of", [])
         if type(n) is not int or not 0 <= n <= MOST_GPUS or not isinstance(among, list):
             raise self._wrong(name, given, GPUS)
         if not all(type(each) in (int, str) and GPU.fullmatch(str(each)) for each in among):
@@ -170,7 +170,7 @@ class RequestArguments:
 
 
 def _ranges(numbers: set[int]) -> str:
-    """Return numbers in short.
+    """Return numbers as ranges.
 
     >>> _ranges({0, 1, 2, 5})
     '0-2, 5'

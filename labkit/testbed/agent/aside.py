@@ -1,4 +1,4 @@
-"""Do something long in a child process, and hear its result: the agent goes on meanwhile."""
+"""Run long work in a child process, and pass on its result; the agent serves requests meanwhile."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from labkit.testbed.agent.loop import Loop
 
 
 def aside(loop: Loop, work: Callable[[], Any], *, done: Callable[[Any], None]) -> None:
-    """Do some work in a child process; `done` is called with what it returned, or None if it failed."""
-    heard, told = os.pipe()
+    """Run some work in a child process; `done` is called with its result, or with None if it failed."""
+    reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _work(work, told)
-    os.close(told)
-    os.set_blocking(heard, False)
-    said = bytearray()
+        _work(work, writing)
+    os.close(writing)
+    os.set_blocking(reading, False)
+    output = bytearray()
 
-    def hear(_: int) -> None:
-        data = os.read(heard, 1 << 16)
-        said.extend(data)
+    def read(_: int) -> None:
+        data = os.read(reading, 1 << 16)
+        output.extend(data)
         if not data:
-            loop.off(heard)
-            os.close(heard)
+            loop.off(reading)
+            os.close(reading)
             os.waitpid(pid, 0)
-            done(json.loads(said) if said else None)
+            done(json.loads(output) if output else None)
 
-    loop.on(heard, hear)
+    loop.on(reading, read)
 
 
-def _work(work: Callable[[], Any], told: int) -> NoReturn:
-    """Be the child: hold nothing of the agent's but the way to tell the result."""
+def _work(work: Callable[[], Any], writing: int) -> NoReturn:
+    """Run in the forked child: close every inherited descriptor except the result pipe."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.closerange(3, told)
-        os.closerange(told + 1, os.sysconf("SC_OPEN_MAX"))
-        with os.fdopen(told, "wb") as pipe:
+        os.closerange(3, writing)
+        os.closerange(writing + 1, os.sysconf("SC_OPEN_MAX"))
+        with os.fdopen(writing, "wb") as pipe:
             pipe.write(json.dumps(work()).encode())
         status = 0
     finally:

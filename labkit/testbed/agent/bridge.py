@@ -1,4 +1,4 @@
-"""Join stdin and stdout to the agent of a folder, and start it if there is none: what runs over SSH."""
+"""The program that SSH runs: connects stdin and stdout to the agent of a folder, which it starts if there is none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labkit.testbed.agent.wire import MARK, PROTOCOL, Refusal, pack
 
 START_S: Final = 30.0
 ATTEMPTS: Final = 5
-"""An agent may leave just when somebody comes."""
+"""Attempts: an agent may end just when a client connects."""
 
 
 def reach(folder: Path, *, start: bool) -> socket.socket:
@@ -57,15 +57,15 @@ def _start(folder: Path) -> None:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S, check=False, env=env, cwd="/"
         )
-        said = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise Refusal("no_agent", f"the agent of {folder} did not start ({type(error).__name__})") from None
-    if "fault" in said:
-        raise Refusal(said["fault"]["kind"], said["fault"]["message"])
+    if "fault" in answer:
+        raise Refusal(answer["fault"]["kind"], answer["fault"]["message"])
 
 
 def join(sock: socket.socket) -> None:
-    """Carry bytes both ways until either end is gone."""
+    """Copy bytes in both directions until one end is closed."""
     threading.Thread(target=_carry_in, args=(sock,), daemon=True).start()
     with contextlib.suppress(OSError):
         while data := sock.recv(1 << 16):
@@ -87,7 +87,7 @@ def _write_all(handle: int, data: bytes) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Be the bridge; the first line says what it is."""
+    """Run the bridge; its first line describes the installed labkit."""
     parser = argparse.ArgumentParser(prog="python -m labkit.testbed.agent.bridge", description=__doc__)
     parser.add_argument("folder", help="of the agent")
     parser.add_argument("--no-start", action="store_true", help="do not start an agent where none runs")
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write_all(1, MARK + pack(me))
         sock = reach(own_folder(asked.folder), start=not asked.no_start)
     except Refusal as error:
-        _write_all(1, pack({"id": None, "error": error.told()}))
+        _write_all(1, pack({"id": None, "error": error.to_json()}))
         return 1
     except BrokenPipeError:
         return 1

@@ -1,4 +1,4 @@
-"""Which agent this is: labkit's version, and a digest of the agent's sources as they were when it started."""
+"""Identity of the running agent: labkit's version, and a digest of the agent's sources when it started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.release import installed
 
 @cache
 def build() -> str:
-    """Return a digest of the sources of this package, and of what it uses besides."""
+    """Return a digest of the sources of this package and of the modules that it uses."""
     digest = hashlib.sha256()
     used = [Path(str(module.__file__)) for module in (unix_sockets, forks, fork_order, fork_place)]
     for path in [*sorted(Path(__file__).parent.glob("*.py")), *used]:

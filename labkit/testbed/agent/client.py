@@ -1,4 +1,4 @@
-"""Ask the agent of a host, over any stream of bytes that leads to its bridge."""
+"""A client of the agent of a host, over any stream of bytes to its bridge."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Any
 from labkit.testbed.agent.errors import AgentRefused, AgentVersion
 from labkit.testbed.agent.link import AgentLink, ByteStream
 from labkit.testbed.agent.shapes import (
+    ClaimedGpus,
     Data,
     Event,
     FileLines,
     FolderRow,
+    GpuAsk,
     Hello,
     HostMeasurement,
+    ListedRun,
     StartedTask,
     named_runs,
     shaped,
@@ -24,8 +27,8 @@ from labkit.testbed.agent.shapes import (
 from labkit.testbed.agent.watching import Subscription
 from labkit.testbed.agent.wire import PROTOCOL
 
-Gpus = int | Sequence[int | str] | Sequence[Mapping[str, Any]]
-"""How many, numbers or identifiers of some, or so many of some: ``[{"n": 1, "of": [0, 1]}]``."""
+Gpus = int | Sequence[int | str] | Sequence[GpuAsk]
+"""A number of GPUs; numbers or identifiers of some; or a number of some: ``[{"n": 1, "of": [0, 1]}]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class FilePiece:
     Attributes
     ----------
     offset : int
-        Of its first byte; behind what was asked for where the file has a hole.
+        Offset of its first byte; larger than requested if the file has a hole there.
     data : bytes
         Empty at the end.
     size : int
@@ -61,11 +64,10 @@ class Agent(AgentLink):
 
     Attributes
     ----------
-    hello : dict
-        What agent and host are: protocol, labkit, build, python, host, pid, boot, folder, cores, memory_mb, gpus,
-        wall_s (its clock, when it answered), boot_s.
-    bridge : dict
-        What the labkit installed there is: protocol, build, python, path.
+    hello : Hello
+        What agent and host are.
+    bridge : Bridge
+        Build, Python and search path of the labkit that is installed there.
 
     Raises
     ------
@@ -75,17 +77,17 @@ class Agent(AgentLink):
 
     def __init__(self, stream: ByteStream, *, timeout_s: float = 20.0) -> None:
         super().__init__(stream, timeout_s=timeout_s)
-        self.hello: dict[str, Any] = {}
         try:
-            self._greet()
+            self.hello = self._greet()
         except BaseException:
             self.close()
             raise
 
-    def _greet(self) -> None:
+    def _greet(self) -> Hello:
         self.begun()
         try:
-            self.hello = shaped(Hello, self.request("hello", protocol=PROTOCOL))
+            hello: Hello = shaped(Hello, self.request("hello", protocol=PROTOCOL))
+            return hello
         except AgentRefused as error:
             if error.kind != "protocol":
                 raise
@@ -93,9 +95,9 @@ class Agent(AgentLink):
 
     @classmethod
     def connect(cls, dial: Callable[[], ByteStream], *, renew: bool = True, timeout_s: float = 20.0) -> Agent:
-        """Connect; an agent of another labkit than the one installed there is replaced, its tasks go on.
+        """Connect; an agent of another labkit than the installed one is replaced, and its tasks go on.
 
-        One that speaks our protocol is replaced only while nobody else is connected to it.
+        An agent of the same protocol is replaced only while it has no other client.
 
         Parameters
         ----------
@@ -114,15 +116,15 @@ class Agent(AgentLink):
             link = AgentLink(dial(), timeout_s=timeout_s)
             restart(link)
         else:
-            if not (renew and agent.outdated and agent.hello["n_clients"] == 1):
+            if not (renew and agent.outdated and agent.hello.n_clients == 1):
                 return agent
             agent.restart()
         return cls(dial(), timeout_s=timeout_s)
 
     @property
     def outdated(self) -> bool:
-        """Whether another agent is installed there than the one that runs."""
-        return bool(self.hello["build"] != self.bridge["build"])
+        """Whether the running agent is of another labkit than the installed one."""
+        return self.hello.build != self.bridge.build
 
     # --- verbs
 
@@ -139,7 +141,7 @@ class Agent(AgentLink):
         files: Mapping[str, bytes] | None = None,
         nice: int = 0,
         lease_s: float = 600.0,
-    ) -> dict[str, Any]:
+    ) -> StartedTask:
         """Start a task: a process with a folder of its own.
 
         Parameters
@@ -149,12 +151,12 @@ class Agent(AgentLink):
         argv : sequence of str
             Program and arguments; no shell.
         env : mapping
-            Its environment, beside a small base (PATH, HOME, ...).
+            Added to a small base (PATH, HOME, ...) of its environment.
         cores : sequence of int, optional
-            It may run on those alone.
+            Cores that it may run on; None: all.
         gpus : int or sequence, optional
-            It gets those and sees no others, and nobody else gets them until nothing of it is left: how many, numbers
-            or identifiers, or ``[{"n": 1, "of": [0, 1]}]``. 0 hides all, None leaves them as they are.
+            GPUs that it holds until none of its processes is left, and alone sees: how many, numbers or identifiers,
+            or ``[{"n": 1, "of": [0, 1]}]``. 0 hides all, None leaves them as they are.
         beside : str, optional
             A task of the same run whose GPUs it may share.
         files : mapping
@@ -162,103 +164,109 @@ class Agent(AgentLink):
         nice : int
             0 to 19.
         lease_s : float
-            The run goes on for at least so long from now without `renew`.
+            Seconds from now for which the run goes on at least without `renew`.
 
         Returns
         -------
-        dict
-            pid, folder.
+        StartedTask
+            Its process and folder.
         """
         sent = {path: {"data": base64.b64encode(data).decode()} for path, data in (files or {}).items()}
-        return dict(
-            shaped(
-                StartedTask,
-                self.request(
-                "start", run=run, task=task, argv=[str(word) for word in argv], env=dict(env or {}),
-                cores=None if cores is None else [int(core) for core in cores],
-                gpus=_listed(gpus), beside=beside, files=sent, nice=nice, lease_s=lease_s,
-            )
-        ))  # fmt: skip
+        answer = self.request(
+            "start", run=run, task=task, argv=[str(word) for word in argv], env=dict(env or {}),
+            cores=None if cores is None else [int(core) for core in cores],
+            gpus=_listed(gpus), beside=beside, files=sent, nice=nice, lease_s=lease_s,
+        )  # fmt: skip
+        started: StartedTask = shaped(StartedTask, answer)
+        return started
 
     def claim(self, run: str, *, task: str, gpus: Gpus, beside: str | None = None) -> dict[str, str]:
-        """Give a task that runs other GPUs than it has, as `start` does; return identifiers by number.
+        """Give a running task other GPUs, requested as in `start`; return identifiers by number.
 
-        Those that it gives back are free once no process of it sees them.
+        GPUs that it gives back are free once none of its processes sees them.
         """
-        return dict(self.request("claim", run=run, task=task, gpus=_listed(gpus), beside=beside)["gpus"])
+        answer = self.request("claim", run=run, task=task, gpus=_listed(gpus), beside=beside)
+        claimed: ClaimedGpus = shaped(ClaimedGpus, answer)
+        return claimed.gpus
 
     def tell(self, run: str, *, task: str, message: Any, timeout_s: float = 30.0) -> Any:
-        """Hand a message to a task, and return its answer; one that only begins to listen is waited for."""
+        """Send a message to a task, and return its answer; a task that does not listen yet is waited for."""
         wait_s = timeout_s + self._timeout_s
         return self.request("tell", run=run, task=task, message=message, timeout_s=timeout_s, wait_s=wait_s)
 
     def stop(self, run: str, *, task: str | None = None, grace_s: float = 5.0, wait: bool = True) -> dict[str, str]:
-        """End a task, or a whole run, which then is over; return how each ended once nothing of them is left.
+        """End a task, or a run, which is over then; return how each task ended, once no process of them is left.
 
-        They are asked by SIGTERM, and killed after `grace_s`. Without `wait`, events tell the end.
+        They get SIGTERM, and SIGKILL after `grace_s`. Without `wait`, events report the end.
         """
         wait_s = grace_s + 15.0 + self._timeout_s
-        said = self.request("stop", run=run, task=task, grace_s=grace_s, wait=wait, wait_s=wait_s)
-        return dict(shaped(dict[str, Any], said))
+        answer = self.request("stop", run=run, task=task, grace_s=grace_s, wait=wait, wait_s=wait_s)
+        ends: dict[str, str] = shaped(dict[str, str], answer)
+        return ends
 
     def renew(self, run: str, *, lease_s: float = 600.0, wait_s: float | None = None) -> None:
-        """Let a run go on for so long from now; 0 ends it. `wait_s`: for the answer, if not as long as usual."""
+        """Extend the lease of a run to `lease_s` from now; 0 ends it. `wait_s`: seconds for the answer."""
         self.request("renew", run=run, lease_s=lease_s, wait_s=wait_s)
 
-    def list(self, run: str | None = None) -> list[dict[str, Any]]:
-        """Return runs (or one) with their tasks: run, over, over_s, lease_left_s, last_event, tasks by name."""
-        return list(named_runs(self.request("list", run=run)))
+    def list(self, run: str | None = None) -> Sequence[ListedRun]:
+        """Return all runs, or one, with their tasks."""
+        return named_runs(self.request("list", run=run))
 
-    def measure(self, *, pss: bool = False, each: bool = False) -> dict[str, Any]:
-        """Return what host and tasks use now.
+    def measure(self, *, pss: bool = False, each: bool = False) -> HostMeasurement:
+        """Return the resources that host and tasks use now.
 
-        `pss` counts shared memory once, and takes longer; `each` tells the processor seconds of each process too.
+        `pss` counts shared memory once, and takes longer; `each` adds processor seconds and memory of each process.
         """
-        return dict(shaped(HostMeasurement, self.request("measure", pss=pss, each=each)))
+        measurement: HostMeasurement = shaped(HostMeasurement, self.request("measure", pss=pss, each=each))
+        return measurement
 
-    def measuring(self, *, every_s: float = 1.0) -> Subscription[dict[str, Any]]:
-        """Return a measurement each so many seconds, without end."""
+    def measuring(self, *, every_s: float = 1.0) -> Subscription[HostMeasurement]:
+        """Return measurements at an interval, without end."""
         return self.watching(
             "measure", unfold=lambda item: [(0, shaped(HostMeasurement, item))], ahead=8, every_s=every_s
         )
 
-    def watch(self, run: str, *, since: int = 0) -> Subscription[dict[str, Any]]:
-        """Return the events of a run after a number, and those to come, until it is over.
+    def watch(self, run: str, *, since: int = 0) -> Subscription[Event]:
+        """Return the events of a run after number `since`, and those to come, until it is over.
 
-        `Watching.last` is the number from which to go on after AgentGone: nothing is missed, nothing comes twice.
+        `Subscription.last` is the number from which to go on after AgentGone: no event is missed or repeated.
         """
         return self.watching("watch", unfold=_events, last=since, run=run, since=since)
 
     def follow(self, run: str, *, task: str, file: str = "log", offset: int = 0) -> Subscription[str]:
-        """Return the complete lines of a file of a task as they come, until the task has ended.
+        """Return the complete lines of a file of a task, and those to come, until the task has ended.
 
-        `Watching.last` is the offset from which to go on after AgentGone.
+        `Subscription.last` is the offset from which to go on after AgentGone.
         """
         return self.watching("follow", unfold=_lines, last=offset, run=run, task=task, file=file, offset=offset)
 
     def read(self, run: str, *, task: str, file: str, offset: int = 0, n_bytes: int = 1 << 20) -> FilePiece:
         """Return a piece of a file of a task, at most 4 MiB."""
-        said = shaped(Data, self.request("read", run=run, task=task, file=file, offset=offset, n_bytes=n_bytes))
+        answer = self.request("read", run=run, task=task, file=file, offset=offset, n_bytes=n_bytes)
+        piece: Data = shaped(Data, answer)
         try:
-            data = base64.b64decode(said["data"], validate=True)
+            data = base64.b64decode(piece.data, validate=True)
         except ValueError:
             raise AgentRefused(f"what came of {file} is not base64", kind="malformed") from None
         if len(data) > n_bytes:
             raise AgentRefused(f"{len(data)} bytes of {file} came, more than the {n_bytes} asked for", kind="malformed")
-        return FilePiece(said["offset"], data, said["size"])
+        return FilePiece(piece.offset, data, piece.size)
 
-    def gc(self, *, older_s: float = 86400.0, dry_run: bool = False) -> Sequence[dict[str, Any]]:
-        """Remove runs that were over for that long; return run, removed, why, age_s, n_files, n_bytes of each."""
-        return tuple(shaped(list[FolderRow], self.request("gc", older_s=older_s, dry_run=dry_run, wait_s=600.0)))
+    def gc(self, *, older_s: float = 86400.0, dry_run: bool = False) -> Sequence[FolderRow]:
+        """Remove the folders of runs that have been over for `older_s` seconds; return a row for each folder."""
+        rows: Sequence[FolderRow] = shaped(
+            list[FolderRow], self.request("gc", older_s=older_s, dry_run=dry_run, wait_s=600.0)
+        )
+        return rows
 
     def shutdown(self) -> None:
-        """End the agent, and wait until it is gone; refused (busy) while anything runs. A bridge starts another one."""
+        """End the agent, and wait for its end; refused (busy) while a task runs. A bridge starts another agent."""
         self.request("shutdown")
         self.ended()
         self.close()
 
     def restart(self) -> None:
-        """Let the agent become the one that is installed there; tasks go on. Connect again afterwards."""
+        """Replace the agent by the installed one; tasks go on. Connect again afterwards."""
         restart(self)
 
     def __enter__(self) -> Agent:
@@ -269,27 +277,27 @@ class Agent(AgentLink):
 
 
 def restart(link: AgentLink) -> None:
-    """Let an agent become the one that is installed there, whatever protocol it speaks, and end the connection."""
+    """Replace an agent of any protocol by the installed one, and end the connection."""
     link.begun()
-    link.request("restart", python=link.bridge.get("python"), path=link.bridge.get("path"), wait_s=60.0)
+    link.request("restart", python=link.bridge.python, path=link.bridge.path, wait_s=60.0)
     link.close()
 
 
-def _events(item: Any) -> list[tuple[int, dict[str, Any]]]:
+def _events(item: Any) -> list[tuple[int, Event]]:
     """Return the events of an item, each with its number."""
-    return [(each["n"], each) for each in shaped(list[Event], item)]
+    return [(event.n, event) for event in shaped(list[Event], item)]
 
 
-def _lines(item: Mapping[str, Any]) -> list[tuple[int, str]]:
+def _lines(item: Any) -> list[tuple[int, str]]:
     """Return the lines of an item, each with the offset of the next one."""
-    item = shaped(FileLines, item)
-    raw = [line.encode(errors="surrogateescape") for line in item["lines"]]
-    ends = [*(item["offset"] + n for n in accumulate(len(line) + 1 for line in raw[:-1])), item["next"]]
+    piece: FileLines = shaped(FileLines, item)
+    raw = [line.encode(errors="surrogateescape") for line in piece.lines]
+    ends = [*(piece.offset + n for n in accumulate(len(line) + 1 for line in raw[:-1])), piece.next]
     return [(end, line.decode(errors="replace")) for end, line in zip(ends, raw, strict=True)]
 
 
 def _listed(gpus: Gpus | None) -> Any:
-    """Return GPUs as a request has them."""
+    """Return GPUs in the form of a request."""
     if gpus is None or isinstance(gpus, int):
         return gpus
-    return [dict(each) if isinstance(each, Mapping) else each for each in gpus]
+    return list(gpus)

@@ -1,4 +1,4 @@
-"""Connections of clients: bounded buffers, requests answered at once or later, and streams that wait for the slow."""
+"""Connections of clients: bounded buffers, requests answered at once or later, and streams with flow control."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from labkit.testbed.agent.loop import READ, WRITE, Loop, Timer
 from labkit.testbed.agent.wire import Lines, Refusal, pack, unpack
 
 FULL: Final = 1 << 20
-"""Bytes that wait for a client; with more it is not heard, and streams to it stand still."""
+"""Most bytes that wait for a client; above, no request of it is read, and its streams pause."""
 
 STALLED_S: Final = 120.0
-"""A client that takes nothing for so long, while that much waits for it, is dropped."""
+"""Seconds after which a client that reads nothing, while that much waits for it, is dropped."""
 
 
 class ClientStream(Protocol):
-    """Something that goes on telling a client things."""
+    """A stream of items to a client."""
 
     def pump(self) -> None:
-        """Tell what there is, as far as the client takes it."""
+        """Send what there is, as far as the client takes it."""
 
     def close(self) -> None:
         """Stop."""
 
 
 class ClientRequest:
-    """What a client asked; answered once, if the client is still there."""
+    """A request of a client, to be answered once."""
 
     def __init__(self, connection: ClientConnection, number: int | None, verb: str) -> None:
         self.connection, self.number, self.verb = connection, number, verb
 
     def reply(self, ok: Any) -> None:
         """Answer."""
-        self._close({"id": self.number, "ok": ok})
+        self._answer({"id": self.number, "ok": ok})
 
     def refuse(self, error: Refusal) -> None:
-        """Answer why not."""
-        self._close({"id": self.number, "error": error.told()})
+        """Answer with a refusal."""
+        self._answer({"id": self.number, "error": error.to_json()})
 
-    def _close(self, said: dict[str, Any]) -> None:
+    def _answer(self, message: dict[str, Any]) -> None:
         if self.open:
             self.connection.forget(self)
-            self.connection.send(pack(said))
+            self.connection.send(pack(message))
 
     def item(self, packed: bytes) -> None:
-        """Tell one thing of a stream; `packed` is JSON."""
+        """Send an item of a stream; `packed` is JSON."""
         self.connection.send(b'{"id":%d,"item":%b}\n' % (self.number or 0, packed))
 
     @property
     def open(self) -> bool:
-        """Whether the client still waits for the answer."""
+        """Whether the client waits for the answer."""
         return self.connection.waits(self)
 
 
 class ClientConnection:
-    """A client.
+    """A connected client.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class ClientConnection:
     serve : callable
         Takes a request and its arguments.
     closed : callable
-        Called once when the client is gone.
+        Called once when the connection has ended.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ClientConnection:
         sock.setblocking(False)
         loop.on(sock, self._turn)
 
-    # --- what is read
+    # --- incoming requests
 
     def _ready(self, events: int) -> None:
         try:
@@ -113,41 +113,41 @@ class ClientConnection:
         self._understand()
 
     def _understand(self) -> None:
-        """Serve all whole requests, unless answers have piled up."""
+        """Serve all complete requests, unless too many answers wait for the client."""
         while self.alive and not self._ending and self.has_room:
             try:
                 line = self._in.take()
             except Refusal as error:
                 self._ending = True
-                self.send(pack({"id": None, "error": error.told()}))
+                self.send(pack({"id": None, "error": error.to_json()}))
                 break
             if line is None:
                 break
-            self._hear(line)
+            self._serve_line(line)
         self._expect()
 
-    def _hear(self, line: bytes) -> None:
+    def _serve_line(self, line: bytes) -> None:
         try:
-            said = unpack(line)
-            number, verb = said.pop("id", None), said.pop("verb", None)
+            arguments = unpack(line)
+            number, verb = arguments.pop("id", None), arguments.pop("verb", None)
             if type(number) is not int or type(verb) is not str or number in self._requests:
                 raise Refusal("malformed", "a request has a new whole number as `id`, and a `verb`")
         except Refusal as error:
-            self.send(pack({"id": None, "error": error.told()}))
+            self.send(pack({"id": None, "error": error.to_json()}))
             return
         request = ClientRequest(self, number, verb)
         self._requests[number] = request
-        self._serve(request, said)
+        self._serve(request, arguments)
 
-    # --- what is written
+    # --- outgoing lines
 
     @property
     def has_room(self) -> bool:
-        """Whether the client has taken nearly all that was said."""
+        """Whether few bytes wait for the client."""
         return len(self._out) < FULL
 
     def send(self, line: bytes) -> None:
-        """Say something; it goes out as far as the client takes it, the rest waits."""
+        """Send a line; what the client does not take yet waits."""
         if self.alive:
             self._out += line
             self._write()
@@ -166,26 +166,26 @@ class ClientConnection:
         self._expect()
 
     def _moved(self) -> None:
-        """Note that the client takes something."""
+        """Note that the client reads again."""
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
 
     def _expect(self) -> None:
-        """Wait for what is useful now, and for the client not forever."""
+        """Wait for the events that are useful now, and for a client that reads nothing at most `STALLED_S`."""
         if not self.alive:
             return
         if self._ending and not self._out:
             self.close()
             return
-        heard = READ if self.has_room and not self._ending else 0
-        events = heard | (WRITE if self._out else 0)
+        reading = READ if self.has_room and not self._ending else 0
+        events = reading | (WRITE if self._out else 0)
         self._loop.on(self._sock, self._turn, events=events)
         if not self.has_room and self._stalled is None:
             self._stalled = self._loop.after(STALLED_S, self.close)
 
     def _turn(self, events: int) -> None:
-        """Go on where it had to wait for the client."""
+        """Handle events of the socket, and resume streams that waited for the client."""
         self._ready(events)
         if events & WRITE and self.alive and self.has_room:
             for stream in list(self._streams.values()):
@@ -195,7 +195,7 @@ class ClientConnection:
     # --- requests and streams
 
     def waits(self, request: ClientRequest) -> bool:
-        """Whether a request is still to be answered."""
+        """Return whether a request is still to be answered."""
         return self.alive and request.number is not None and self._requests.get(request.number) is request
 
     def forget(self, request: ClientRequest) -> None:
@@ -207,7 +207,7 @@ class ClientConnection:
                 stream.close()
 
     def attach(self, request: ClientRequest, stream: ClientStream) -> None:
-        """Let a stream answer a request."""
+        """Answer a request by a stream."""
         assert request.number is not None
         self._streams[request.number] = stream
         stream.pump()
@@ -217,12 +217,12 @@ class ClientConnection:
         return self._streams.get(number)
 
     def cancel(self, number: int) -> None:
-        """End a stream, if it still goes on."""
+        """End a stream, if it is open."""
         if number in self._streams:
             self._requests[number].reply({"cancelled": True})
 
     def close(self) -> None:
-        """End the connection; its streams stop, what it started goes on."""
+        """End the connection and its streams; tasks go on."""
         if not self.alive:
             return
         self.alive = False
@@ -237,14 +237,14 @@ class ClientConnection:
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """Return the user at the other end, as the kernel knows it."""
+    """Return the user id at the other end, according to the kernel."""
     size = struct.calcsize("3i")
     _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return int(uid)
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """Return the next client, or None; one of another user is told so and sent away."""
+    """Return the next client, or None; a client of another user gets a refusal."""
     try:
         sock, _ = listener.accept()
     except (BlockingIOError, ConnectionError):  # it has gone again
@@ -255,7 +255,7 @@ def accept(listener: socket.socket) -> socket.socket | None:
         sock.setblocking(False)
         error = Refusal("forbidden", "this agent belongs to another user")
         try:
-            sock.send(pack({"id": None, "error": error.told()}))
+            sock.send(pack({"id": None, "error": error.to_json()}))
         except OSError:
             return None
     return None

@@ -1,4 +1,4 @@
-"""The daemon: one per folder, its socket, its second hand, and how it leaves."""
+"""The agent process of a folder: its socket, its lock, its work of each second, and its end."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ IDLE_S: Final = 3600.0
 TAKEN_S: Final = 10.0
 AGAIN_S: Final = 0.02
 LAST_GRACE_S: Final = 30.0
-"""For tasks whose lease is over to save what they have: nobody waits for that."""
+"""Seconds that tasks get to save their state when their lease is over."""
 MOST: Final = 256
-"""Connections at a time."""
+"""Most connections at a time."""
 
 
 def lock(folder: Path) -> int | None:
-    """Take the folder; None if another agent has it by now and listens.
+    """Lock the folder of an agent; return None if another agent holds the lock and answers.
 
     Raises
     ------
     Refusal
-        If somebody has it and does not listen.
+        If another process holds it and does not answer.
     """
     file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     until_s = now_s() + TAKEN_S
@@ -63,7 +63,7 @@ def lock(folder: Path) -> int | None:
 
 
 def listens(folder: Path) -> bool:
-    """Whether an agent takes calls in a folder."""
+    """Return whether an agent of a folder accepts connections."""
     try:
         call(folder, SOCKET).close()
     except OSError:
@@ -72,15 +72,15 @@ def listens(folder: Path) -> bool:
 
 
 def _taken(folder: Path) -> str:
-    said = read_json(folder / STATE) or {}
-    who = f"process {said.get('pid', '?')} on {said.get('host', '?')}"
-    if said.get("boot") != boot_id():
-        return f"{folder} is used by an agent on another host ({who}): give each host a `folder` of its own"
-    return f"{folder} is held by an agent that does not listen ({who}); end that process and try again"
+    state = read_json(folder / STATE) or {}
+    holder = f"process {state.get('pid', '?')} on {state.get('host', '?')}"
+    if state.get("boot") != boot_id():
+        return f"{folder} is used by an agent on another host ({holder}): give each host a `folder` of its own"
+    return f"{folder} is held by an agent that does not listen ({holder}); end that process and try again"
 
 
 def listen(folder: Path) -> socket.socket:
-    """Listen on the agent's socket, for its owner alone."""
+    """Listen on the agent's socket; only its owner can connect."""
     with contextlib.suppress(FileNotFoundError):
         (folder / SOCKET).unlink()
     listener = socket.socket(socket.AF_UNIX)
@@ -93,18 +93,18 @@ def listen(folder: Path) -> socket.socket:
 
 
 class Daemon:
-    """Everything together.
+    """The agent: runs, service, connections and loop of one folder.
 
     Parameters
     ----------
     folder : Path
-        The agent's.
+        Folder of the agent.
     held : int
-        File descriptor of the lock on it.
+        File descriptor of the lock on the folder.
     listener : socket
-        For clients.
+        Socket that clients connect to.
     idle_s : float
-        It leaves when nothing ran and nobody called for so long.
+        Seconds without tasks and connections after which the agent ends.
     """
 
     def __init__(self, folder: Path, *, held: int, listener: socket.socket, idle_s: float = IDLE_S) -> None:
@@ -127,7 +127,7 @@ class Daemon:
         )
 
     def run(self) -> None:
-        """Serve until there is a reason to leave."""
+        """Serve until there is a reason to stop."""
         try:
             self._run()
         except BaseException as error:
@@ -147,24 +147,24 @@ class Daemon:
         self._close()
 
     def _write_state(self) -> None:
-        said = {
+        state = {
             "host": socket.gethostname(), "pid": os.getpid(), "boot": self.runs.boot, "protocol": PROTOCOL,
             "build": build(), "python": sys.executable, "began_s": wall_s(),
         }  # fmt: skip
         with contextlib.suppress(OSError):
-            write_whole(self._folder / STATE, json.dumps(said))
+            write_whole(self._folder / STATE, json.dumps(state))
 
     def _catch_signals(self) -> None:
-        """Leave on SIGTERM, tasks untouched; a signal wakes the loop."""
-        heard, told = socket.socketpair()
-        self._pair = (heard, told)
+        """Stop on SIGTERM, without touching tasks; a signal wakes the loop."""
+        reading, writing = socket.socketpair()
+        self._pair = (reading, writing)
         for sock in self._pair:
             sock.setblocking(False)
-        signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: self._leave(None, {}))
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        self.loop.on(heard, self._woken)
+        self.loop.on(reading, self._woken)
 
     def _woken(self, _: int) -> None:
         self._pair[0].recv(4096)
@@ -190,7 +190,7 @@ class Daemon:
             self._connections.add(client)
 
     def _second(self) -> None:
-        """Do what is to be done each second."""
+        """Do the work of each second: leases, logs, and reasons to stop."""
         self.loop.after(1.0, self._second)
         self.runs.check_leases(slept_s=self.loop.slept_s(), grace_s=LAST_GRACE_S)
         self.runs.ender.check()
@@ -208,14 +208,14 @@ class Daemon:
             self._leave(None, {})
 
     def _folder_is_ours(self) -> bool:
-        """Whether the lock that is held is that of the folder: somebody may have removed it."""
+        """Return whether the locked folder is still the folder at its path: it may have been removed."""
         try:
             return os.stat(self._folder / LOCK).st_ino == os.fstat(self._held).st_ino
         except OSError:
             return False
 
     def _give_up(self) -> None:
-        """End everything: without its folder nobody can reach this agent any more."""
+        """End all tasks: an agent without its folder cannot be reached any more."""
         if not self.runs.busy:
             self._leave(None, {})
         for run in self.runs:
@@ -227,7 +227,7 @@ class Daemon:
         self.loop.stopped = True
 
     def _close(self) -> None:
-        """Leave the folder to the next agent, or become it."""
+        """Release the folder for the next agent, or become that agent."""
         self.service.close()
         if self._next is not None:
             self._become(*self._next)
@@ -237,7 +237,7 @@ class Daemon:
         self.log("left")
 
     def _become(self, python: str, env: Mapping[str, str]) -> None:
-        """Be another labkit's agent in the same process, so that its children stay its children."""
+        """Run the agent of another labkit in the same process, so that children stay children."""
         for handle in (self._held, self._listener.fileno()):
             os.set_inheritable(handle, True)
         kept = f"{self._held},{self._listener.fileno()}"
@@ -249,7 +249,7 @@ class Daemon:
 
 
 def inherited(kept: str) -> tuple[int, socket.socket]:
-    """Return lock and socket that an agent before this one, in the same process, left open."""
+    """Return lock and socket that an earlier agent in the same process left open."""
     held, listening = (int(each) for each in kept.split(","))
     os.set_inheritable(held, False)
     listener = socket.socket(fileno=listening)
@@ -257,6 +257,6 @@ def inherited(kept: str) -> tuple[int, socket.socket]:
     return held, listener
 
 
-def told(fault: Refusal) -> dict[str, Any]:
-    """Return a fault as a bridge says it."""
-    return {"fault": fault.told()}
+def fault_line(fault: Refusal) -> dict[str, Any]:
+    """Return a fault in the form in which a bridge reports it."""
+    return {"fault": fault.to_json()}

@@ -1,8 +1,8 @@
 """The GPUs of a host: which task holds which, and what is free; a GPU is held until nothing is left that may use it.
 
 The records of runs are the journal: an agent that takes over from one that was killed knows from them which GPUs its
-tasks hold. Agents of other users are told by a name in the kernel's abstract socket namespace, which goes with the
-process that holds it; programs that no agent started, by what the driver says.
+tasks hold. Agents of other users are detected by a name in the kernel's abstract socket namespace, which goes with the
+process that holds it; programs that no agent started, by the processes that the driver reports.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.proc import variables
 from labkit.testbed.agent.places import write_whole
-from labkit.testbed.agent.processes import Key, read
+from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.records import Phase, TaskRecord
 from labkit.testbed.agent.run import AgentRun
 from labkit.testbed.agent.runs import AgentRuns
 from labkit.testbed.agent.wire import Refusal
 
 ALLOTMENT: Final = "gpus.json"
-"""In the folder of a task: the GPUs that it has now, by number."""
+"""File in the folder of a task: identifiers of its GPUs, by number."""
 VARIABLE: Final = "LABKIT_GPUS"
-"""Tells a task where that file is."""
+"""Environment variable that holds the path of that file."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 NAME: Final = "\0labkit-gpu/"
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """GPUs that a task is to have: `n` of those with these numbers or identifiers; of all, where there are none."""
+    """A request for `n` of the GPUs with these numbers or identifiers; of all GPUs if there are none."""
 
     n: int
     of: tuple[str, ...] = ()
@@ -40,7 +41,7 @@ class GpuRequest:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as the driver tells it; `mig`: it is cut into parts, which labkit leaves alone."""
+    """A GPU as the driver reports it; `mig`: it is partitioned, and labkit does not use it."""
 
     index: int
     uuid: str
@@ -48,20 +49,20 @@ class Gpu:
     pids: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Gpu:
-        """Return one of a reading."""
-        pids = tuple(int(pid) for pid in said["processes"])
-        return cls(int(said["index"]), str(said["uuid"]), bool(said.get("mig")), pids)
+    def of(cls, reading: Mapping[str, Any]) -> Gpu:
+        """Return a GPU of a reading."""
+        pids = tuple(int(pid) for pid in reading["processes"])
+        return cls(int(reading["index"]), str(reading["uuid"]), bool(reading.get("mig")), pids)
 
 
 class Names:
-    """Names of GPUs that this agent holds against agents of other users: the kernel gives each name once."""
+    """Locks against agents of other users: names of GPUs in the kernel's abstract socket namespace, each held once."""
 
     def __init__(self) -> None:
         self._held: dict[str, socket.socket] = {}
 
     def take(self, uuid: str) -> bool:
-        """Hold the name of a GPU; False if somebody else does."""
+        """Hold the name of a GPU; False if another process holds it."""
         if uuid in self._held:
             return True
         sock = socket.socket(socket.AF_UNIX)
@@ -74,7 +75,7 @@ class Names:
         return True
 
     def keep(self, uuids: Iterable[str]) -> None:
-        """Hold these names, as far as they can be had, and no others."""
+        """Hold these names, as far as they are free, and no others."""
         wanted = set(uuids)
         for uuid in wanted - set(self._held):
             self.take(uuid)
@@ -84,19 +85,19 @@ class Names:
 
 @dataclass(slots=True)
 class Devices:
-    """Hands out the GPUs of a host.
+    """Assigns the GPUs of a host to tasks.
 
     Parameters
     ----------
     runs : AgentRuns
-        Whose tasks hold them.
+        Runs of the agent; their tasks hold the GPUs.
     """
 
     runs: AgentRuns
     _names: Names = field(default_factory=Names)
 
     def holders(self) -> dict[str, set[Key]]:
-        """Return the tasks that hold each GPU that is held, by identifier."""
+        """Return the tasks that hold each GPU, by identifier; without GPUs that are free."""
         found: dict[str, set[Key]] = {}
         for here, task in self._tasks():
             for uuid in (*(task.gpus or ()), *task.leaving):
@@ -107,7 +108,7 @@ class Devices:
         return ((here, task) for here in self.runs for task in here.record.running if task.gpus or task.leaving)
 
     def settle(self) -> None:
-        """Let go of GPUs that tasks have given back, once no process of theirs sees them."""
+        """Free GPUs that tasks have given back, once none of their processes sees them."""
         leaving = [(here, task) for here, task in self._tasks() if task.leaving]
         found = self.runs.processes.find(self.runs.ender.sessions()) if leaving else {}
         for here, task in leaving:
@@ -119,17 +120,17 @@ class Devices:
         self._names.keep(self.holders())
 
     def grant(
-        self, key: Key, asks: Sequence[GpuRequest], *, said: Mapping[str, Any], beside: str | None = None
+        self, key: Key, asks: Sequence[GpuRequest], *, reading: Mapping[str, Any], beside: str | None = None
     ) -> list[Gpu]:
-        """Return the GPUs that a task gets; those that it has already come first, then those of its partner.
+        """Return the GPUs for a task: first those that it holds, then those of its partner, then free ones.
 
         Parameters
         ----------
         key : Key
             The task.
         asks : sequence of GpuRequest
-            How many, and of which.
-        said : mapping
+            Number of GPUs, and from which.
+        reading : mapping
             The newest reading of the driver.
         beside : str, optional
             A task of the same run, whose GPUs it may share.
@@ -137,13 +138,13 @@ class Devices:
         Raises
         ------
         Refusal
-            If there are not so many (`no_gpu`), or others hold them (`busy`); nothing has changed then.
+            If there are too few (`no_gpu`), or other tasks hold them (`busy`); then nothing has changed.
         """
         self.settle()
-        gpus = [Gpu.of(each) for each in said.get("gpus", ())]
+        gpus = [Gpu.of(each) for each in reading.get("gpus", ())]
         if not gpus:
             raise Refusal(
-                "no_gpu", f"no GPU can be handed out here: {said.get('absent') or 'the driver tells of none'}"
+                "no_gpu", f"no GPU can be handed out here: {reading.get('absent') or 'the driver reports none'}"
             )
         holders = self.holders()
         partner = None if beside is None else Key(key.run, beside)
@@ -170,13 +171,13 @@ class Devices:
                 why[gpu.index] = self._taken(gpu, holders.get(gpu.uuid, set()))
                 found += [] if why[gpu.index] else [gpu]
         if len(found) < ask.n:
-            told = "; ".join(f"GPU {index}: {reason}" for index, reason in why.items() if reason)
+            reasons = "; ".join(f"GPU {index}: {reason}" for index, reason in why.items() if reason)
             asked = f"{ask.n} GPU{'s' if ask.n > 1 else ''} of {len(among)} asked for, {len(found)} can be had"
-            raise Refusal("busy", f"task {key.task!r} of run {key.run!r}: {asked} ({told})")
+            raise Refusal("busy", f"task {key.task!r} of run {key.run!r}: {asked} ({reasons})")
         return found[: ask.n]
 
     def _taken(self, gpu: Gpu, holders: set[Key]) -> str:
-        """Return why a GPU cannot be given to a task that has no part in it; empty if it can."""
+        """Return why a GPU cannot be given to a task that does not hold it; empty if it can."""
         if holders:
             return " and ".join(f"held by {key.task} of run {key.run}" for key in sorted(holders))
         if gpu.mig:
@@ -187,9 +188,9 @@ class Devices:
         return f"used by process {others[0]}, which did not get it from this agent" if others else ""
 
     def change(
-        self, key: Key, asks: Sequence[GpuRequest], *, said: Mapping[str, Any], beside: str | None = None
+        self, key: Key, asks: Sequence[GpuRequest], *, reading: Mapping[str, Any], beside: str | None = None
     ) -> list[Gpu]:
-        """Give a task that runs other GPUs; those that it gives back are free once none of its processes sees them.
+        """Give a running task other GPUs; those that it gives back are free once none of its processes sees them.
 
         Raises
         ------
@@ -200,7 +201,7 @@ class Devices:
         task = here.task(key.task)
         if task.phase == Phase.ENDED:
             raise Refusal("ended", f"task {key.task!r} of run {key.run!r} has ended: {task.how}")
-        chosen = self.grant(key, asks, said=said, beside=beside) if asks else []
+        chosen = self.grant(key, asks, reading=reading, beside=beside) if asks else []
         before = task.gpus, task.leaving
         uuids = [gpu.uuid for gpu in chosen]
         task.gpus, task.leaving = uuids, [each for each in (*(before[0] or ()), *before[1]) if each not in uuids]
@@ -212,7 +213,7 @@ class Devices:
 
 
 def allotment(gpus: Iterable[Gpu]) -> str:
-    """Return what a task reads: the GPUs that it has, by number on this host.
+    """Return the allotment file of a task: its GPUs, by number on this host.
 
     >>> allotment([Gpu(1, "GPU-b", False)])
     '{"1": "GPU-b"}'
@@ -221,12 +222,12 @@ def allotment(gpus: Iterable[Gpu]) -> str:
 
 
 def place_of_allotment(folder: Path) -> dict[str, str]:
-    """Return the environment that tells a task where its allotment is."""
+    """Return the environment variable with the path of a task's allotment file."""
     return {VARIABLE: str(folder / ALLOTMENT)}
 
 
 def _named(ask: GpuRequest, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that are asked for by number or identifier; all where none is named."""
+    """Return the GPUs that a request names by number or identifier; all if it names none."""
     if not ask.of:
         found = list(gpus)
     else:
@@ -242,14 +243,14 @@ def _seen(pids: Iterable[int]) -> set[str]:
     """Return the identifiers of GPUs that some processes see."""
     mark, found = f"{VISIBLE}=".encode(), set[str]()
     for pid in pids:
-        for variable in (read(f"/proc/{pid}/environ") or b"").split(b"\0"):
+        for variable in variables(pid):
             if variable.startswith(mark):
                 found |= set(variable[len(mark) :].decode(errors="replace").split(","))
     return found
 
 
 def _is_there(pid: int) -> bool:
-    """Whether there is a process of that number, of whatever user; a driver may tell of one that has just ended."""
+    """Return whether a process of that number exists, of any user; a driver may report one that has just ended."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

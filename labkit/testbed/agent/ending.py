@@ -1,4 +1,4 @@
-"""Follow processes to their end, and bring it about: ask, wait, kill, until nothing of a task is left."""
+"""Follow tasks until they end, and end them: SIGTERM, then SIGKILL, until no process of a task is left."""
 
 from __future__ import annotations
 
@@ -9,57 +9,58 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from labkit.proc import Identity, Stat, alive, pidfd
 from labkit.testbed.agent.loop import Loop, Timer
-from labkit.testbed.agent.processes import Identity, Key, Stat, TaskProcesses, alive, pidfd, signal_all
+from labkit.testbed.agent.processes import Key, TaskProcesses, signal_all
 from labkit.testbed.agent.wire import Refusal, now_s
 
 LEFT_GRACE_S: Final = 2.0
-"""For what a task leaves behind when its first process ends."""
+"""Seconds between SIGTERM and SIGKILL for processes that outlive the first process of their task."""
 
 LOOK_S: Final = 0.05
 STUCK_S: Final = 10.0
-"""After a kill, a process that is still there is stuck in the kernel."""
+"""Seconds after SIGKILL from which a process that is still there is reported as stuck in the kernel."""
 
 UNKNOWN: Final = "unknown: it ended while no agent watched, or under another than its own, and wrote no result.json"
 
 
 class EndListener(Protocol):
-    """Takes how a task ended."""
+    """Callback for the end of a task."""
 
     def __call__(self, key: Key, code: int | None, signal_name: str | None, how: str) -> None:
-        """Note it."""
+        """Take exit code, signal and description of how it ended."""
 
 
 class ForkedTask(Protocol):
-    """A process whose fork server tells how it has ended."""
+    """A process of a fork server, which reports how it ended."""
 
     @property
     def fileno(self) -> int:
-        """File descriptor that can be read from when it has."""
+        """File descriptor that becomes readable when it has ended."""
 
     @property
     def code(self) -> int | None:
-        """How, below 0 by a signal; None where nobody knows."""
+        """Exit code, below 0 for a signal; None if it is unknown."""
 
     def settled(self) -> bool:
-        """Tell whether all is known that ever will be."""
+        """Return whether no more will be known of how it ended."""
 
     def close(self) -> None:
-        """Want to know no more."""
+        """Stop waiting for its end."""
 
 
 @dataclass(slots=True)
 class Followed:
-    """The first process of a task; a child's number stays its own until it is reaped."""
+    """The first process of a task; the number of a child stays its own until it is reaped."""
 
-    who: Identity
+    process: Identity
     child: bool
     handle: int | None
     forked: ForkedTask | None = None
 
 
 @dataclass(slots=True)
-class Doom:
+class Ending:
     """A task that is being ended."""
 
     kill_s: float
@@ -69,7 +70,7 @@ class Doom:
 
 @dataclass(slots=True)
 class Waiting:
-    """Somebody who wants to know when nothing is left of some tasks."""
+    """A call that is due when no process of some tasks is left."""
 
     left: set[Key]
     reply: Callable[[], None]
@@ -84,9 +85,9 @@ class TaskReaper:
     loop : Loop
         Calls when a process has ended.
     processes : TaskProcesses
-        Knows whose a process is.
+        Maps processes to tasks.
     ended : callable
-        Is told when nothing of a task is left.
+        Called when no process of a task is left.
     log : callable
         Takes a line for the agent's log.
     """
@@ -94,45 +95,45 @@ class TaskReaper:
     def __init__(self, loop: Loop, *, processes: TaskProcesses, ended: EndListener, log: Callable[[str], None]) -> None:
         self._loop, self._processes, self._ended, self._log = loop, processes, ended, log
         self._followed: dict[Key, Followed] = {}
-        self._doomed: dict[Key, Doom] = {}
+        self._ending: dict[Key, Ending] = {}
         self._timer: Timer | None = None
         self.results: Callable[[Key], int | None] = lambda _: None
         self._waiting: list[Waiting] = []
 
-    def follow(self, key: Key, who: Identity, *, child: bool, forked: ForkedTask | None = None) -> None:
+    def follow(self, key: Key, process: Identity, *, child: bool, forked: ForkedTask | None = None) -> None:
         """Watch a task from now on."""
-        handle = pidfd(who) if who.pid else None
-        self._followed[key] = Followed(who, child, handle, forked)
+        handle = pidfd(process) if process.pid else None
+        self._followed[key] = Followed(process, child, handle, forked)
         if forked is not None:
-            self._loop.on(forked.fileno, lambda _: self._hear(key, forked))
+            self._loop.on(forked.fileno, lambda _: self._take_exit(key, forked))
         if handle is not None:
             self._loop.on(handle, lambda _: self._gone(key))
-        elif not (child or alive(who)):
+        elif not (child or alive(process)):
             self._gone(key)
 
-    def _hear(self, key: Key, forked: ForkedTask) -> None:
-        """Take in how a process of a fork server has ended; its handle tells that it has."""
+    def _take_exit(self, key: Key, forked: ForkedTask) -> None:
+        """Take in how a process of a fork server ended; its handle is readable."""
         if forked.settled():
             self._loop.off(forked.fileno)
-            if key in self._doomed:
+            if key in self._ending:
                 self._look()
 
     def sessions(self) -> dict[int, Key]:
-        """Return sessions that surely are those of a task: their number cannot be another's now."""
-        return {each.who.pid: key for key, each in self._followed.items() if each.child or alive(each.who)}
+        """Return sessions that certainly belong to a task: their number cannot have been reused."""
+        return {each.process.pid: key for key, each in self._followed.items() if each.child or alive(each.process)}
 
     def check(self) -> None:
-        """Look after tasks that the kernel does not tell of by itself."""
+        """Check tasks whose end the kernel does not report by itself."""
         for key, each in list(self._followed.items()):
-            if each.handle is None and key not in self._doomed and not alive(each.who):
+            if each.handle is None and key not in self._ending and not alive(each.process):
                 self._gone(key)
 
     def _gone(self, key: Key) -> None:
-        """Note that the first process of a task has ended; what it left behind is ended too."""
+        """Note that the first process of a task has ended, and end what it left behind."""
         each = self._followed[key]
         self._let_go(each)
-        if key not in self._doomed:
-            self._doomed[key] = Doom(now_s() + LEFT_GRACE_S)
+        if key not in self._ending:
+            self._ending[key] = Ending(now_s() + LEFT_GRACE_S)
             signal_all(self._processes.find(self.sessions()).get(key, []), signal.SIGTERM)
         self._look()
 
@@ -149,64 +150,64 @@ class TaskReaper:
             each.forked.close()
 
     def end(self, keys: Sequence[Key], *, grace_s: float) -> None:
-        """Ask tasks to end, and kill what is left of them after a while."""
+        """Send SIGTERM to tasks, and SIGKILL after `grace_s` seconds."""
         if not keys:
             return
         found = self._processes.find(self.sessions())
         for key in keys:
             kill_s = now_s() + grace_s
-            doom = self._doomed.setdefault(key, Doom(kill_s))
-            doom.kill_s = min(doom.kill_s, kill_s)
+            ending = self._ending.setdefault(key, Ending(kill_s))
+            ending.kill_s = min(ending.kill_s, kill_s)
             self._signal(key, found.get(key, []), signal.SIGTERM)
         self._look()
 
     def end_unknown(self, keys: Sequence[Key]) -> None:
-        """End processes that bear a label which no record knows."""
+        """End processes with a label that no record has."""
         self.end(keys, grace_s=LEFT_GRACE_S)
 
     def _signal(self, key: Key, those: Sequence[Stat], number: signal.Signals) -> None:
-        """Signal the group at once, so that it cannot outrun us, and then whoever has left it."""
+        """Signal the process group at once, so that it cannot fork away, and then processes that have left it."""
         each = self._followed.get(key)
         groups = {stat.group for stat in those}
-        if each is not None and each.who.pid in groups and (each.child or alive(each.who)):
+        if each is not None and each.process.pid in groups and (each.child or alive(each.process)):
             with contextlib.suppress(OSError):
-                os.killpg(each.who.pid, number)
-            those = [stat for stat in those if stat.group != each.who.pid]
+                os.killpg(each.process.pid, number)
+            those = [stat for stat in those if stat.group != each.process.pid]
         signal_all(those, number)
 
     def _look(self) -> None:
-        """See what is left of those that are being ended."""
+        """Check what is left of tasks that are being ended."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.after(LOOK_S, self._look) if self._doomed else None
+        self._timer = self._loop.after(LOOK_S, self._look) if self._ending else None
         found = self._processes.find(self.sessions())
-        for key in list(self._doomed):
+        for key in list(self._ending):
             if left := found.get(key, []):
                 self._press(key, left)
             elif self._reapable(key):
                 self._finish(key)
 
     def _press(self, key: Key, left: Sequence[Stat]) -> None:
-        doom = self._doomed[key]
-        if now_s() < doom.kill_s:
+        ending = self._ending[key]
+        if now_s() < ending.kill_s:
             return
-        doom.killed = True
+        ending.killed = True
         self._signal(key, left, signal.SIGKILL)
-        if not doom.stuck and now_s() > doom.kill_s + STUCK_S:
-            doom.stuck = True
+        if not ending.stuck and now_s() > ending.kill_s + STUCK_S:
+            ending.stuck = True
             numbers = ", ".join(str(stat.pid) for stat in left)
             self._log(f"task {key.task} of run {key.run}: processes {numbers} do not die")
             self._tell(key, numbers)
 
     def _reapable(self, key: Key) -> bool:
-        """Return False for a child that the kernel does not give up yet, and while a fork server may tell of it."""
+        """Return False for a child that cannot be reaped yet, or whose fork server may still report its end."""
         each = self._followed.get(key)
         if each is None or not each.child:
             return each is None or each.forked is None or each.forked.settled()
-        return os.waitid(os.P_PID, each.who.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return os.waitid(os.P_PID, each.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _finish(self, key: Key) -> None:
-        del self._doomed[key]
+        del self._ending[key]
         each = self._followed.pop(key, None)
         if each is None:  # of no record
             return
@@ -216,14 +217,14 @@ class TaskReaper:
 
     def _how(self, key: Key, each: Followed) -> tuple[int | None, str | None, str]:
         if each.child:
-            return _told(os.waitstatus_to_exitcode(os.waitpid(each.who.pid, 0)[1]))
+            return _exit_of(os.waitstatus_to_exitcode(os.waitpid(each.process.pid, 0)[1]))
         if each.forked is not None and each.forked.code is not None:
-            return _told(each.forked.code)
+            return _exit_of(each.forked.code)
         code = self.results(key)
-        return (None, None, UNKNOWN) if code is None else (code, None, "told by its result.json")
+        return (None, None, UNKNOWN) if code is None else (code, None, "according to its result.json")
 
     def when_gone(self, keys: Sequence[Key], reply: Callable[[], None], refuse: Callable[[Refusal], None]) -> None:
-        """Call when nothing is left of some tasks, or when they do not die."""
+        """Call when no process of some tasks is left, or when they cannot be ended."""
         left = {key for key in keys if key in self._followed}
         if left:
             self._waiting.append(Waiting(left, reply, refuse))
@@ -241,8 +242,8 @@ class TaskReaper:
                 waiting.reply()
 
 
-def _told(code: int) -> tuple[int | None, str | None, str]:
-    """Return how a process has ended, from its exit code; below 0 by a signal."""
+def _exit_of(code: int) -> tuple[int | None, str | None, str]:
+    """Return how a process ended, in words, from its exit code; below 0 for a signal."""
     if code >= 0:
         return code, None, f"exited with {code}"
     try:

@@ -1,7 +1,7 @@
-"""What a client of the agent raises.
+"""Exceptions of a client of the agent.
 
 AgentError
-├── AgentRefused   the agent will not or cannot do it; `kind` says why in one word
+├── AgentRefused   the agent will not or cannot do it; `kind` is the reason in one word
 │   └── AgentVersion   it speaks another protocol
 ├── AgentTimeout   no answer in time
 └── AgentGone      the connection is gone: connect again, tasks go on
@@ -13,16 +13,16 @@ from labkit.core.errors import LabkitError
 
 
 class AgentError(LabkitError):
-    """Something is wrong between here and the agent of a host."""
+    """The agent of a host did not do what was requested."""
 
 
-class AgentRefused(AgentError):  # noqa: N818 - what happened, as one says it
-    """The agent will not or cannot do what was asked.
+class AgentRefused(AgentError):  # noqa: N818 - named after what happened
+    """The agent refused a request.
 
     Attributes
     ----------
     kind : str
-        In one word: argument, busy, cannot_start, deaf, disk, ended, exists, folder, foreign, forbidden, malformed,
+    One word: argument, busy, cannot_start, deaf, disk, ended, exists, folder, foreign, forbidden, malformed,
         name, no_agent, no_file, over, oversized, protocol, stuck, taken, unknown_run, unknown_task, unknown_verb ...
     """
 
@@ -35,9 +35,9 @@ class AgentVersion(AgentRefused):
     """The agent that runs there speaks another protocol than this labkit."""
 
 
-class AgentTimeout(AgentError, TimeoutError):  # noqa: N818 - what happened, as one says it
-    """The agent did not answer in time; what was asked may happen all the same."""
+class AgentTimeout(AgentError, TimeoutError):  # noqa: N818 - named after what happened
+    """The agent did not answer in time; the request may be carried out all the same."""
 
 
-class AgentGone(AgentError, ConnectionError):  # noqa: N818 - what happened, as one says it
-    """The connection to the agent is gone; its tasks go on, and so may whoever connects again."""
+class AgentGone(AgentError, ConnectionError):  # noqa: N818 - named after what happened
+    """The connection to the agent is gone; its tasks go on. A new connection may succeed."""

@@ -1,4 +1,4 @@
-"""What happened in a run, numbered, in a file: nothing is told that is not written."""
+"""The events of a run, numbered, in a file: an event is sent only after it was written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 from labkit.testbed.agent.wire import now_s, pack, wall_s
 
 RESERVE: Final = 1 << 16
-"""Bytes of disk that are held for events to come, so that a full disk does not silence them."""
+"""Bytes of disk that are reserved for later events, so that they can be written to a full disk."""
 
 TAIL: Final = 1 << 16
 
@@ -21,7 +21,7 @@ KEEP_SIZE, PUNCH_HOLE = 1, 2
 
 
 def allocate(handle: int, mode: int, offset: int, n: int) -> bool:
-    """Call fallocate(2); False where the file system cannot do that."""
+    """Call fallocate(2); return False if the file system does not support it."""
     call = ctypes.CDLL(None, use_errno=True).fallocate
     return bool(call(handle, mode, ctypes.c_long(offset), ctypes.c_long(n)) == 0)
 
@@ -32,9 +32,9 @@ class EventFile:
     Parameters
     ----------
     path : Path
-        An event a line. A line that was cut off when an agent died is dropped.
+        One event a line. A line that was cut off when an agent died is dropped.
     written : callable
-        Called when there is something new to read.
+        Called when there are new events to read.
     """
 
     def __init__(self, path: Path, *, written: Callable[[], None]) -> None:
@@ -46,22 +46,24 @@ class EventFile:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[int]:
-        """Open the file for a moment: there may be very many runs."""
+        """Open the file for a short time: there may be very many runs."""
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             yield file
         finally:
             os.close(file)
 
-    def add(self, kind: str, **told: Any) -> int:
-        """Write an event, and return its number; while the disk is full it waits."""
+    def add(self, kind: str, **values: Any) -> int:
+        """Write an event, and return its number; while the disk is full it is kept in memory."""
         self.n, self.last_kind = self.n + 1, kind
-        self.waiting.append(pack({"n": self.n, "kind": kind, "wall_s": wall_s(), "boot_s": round(now_s(), 3), **told}))
+        self.waiting.append(
+            pack({"n": self.n, "kind": kind, "wall_s": wall_s(), "boot_s": round(now_s(), 3), **values})
+        )
         self.flush()
         return self.n
 
     def flush(self) -> bool:
-        """Write what waits; False if the disk is still full."""
+        """Write events that are kept in memory; return False if the disk is still full."""
         n_before = len(self.waiting)
         if not n_before:
             return True
@@ -87,13 +89,13 @@ class EventFile:
             self._reserved = self._size + RESERVE - 4096
 
     def close(self) -> None:
-        """Give back the disk that was held: no event will follow."""
+        """Give back the reserved disk: no event will follow."""
         with contextlib.suppress(OSError), self._open() as file:
             os.ftruncate(file, self._size)
 
 
 def _recover(file: int) -> tuple[int, int, str]:
-    """Return the length of what is whole, and number and kind of the last event; cut off the rest."""
+    """Return the length of the complete lines, and number and kind of the last event; cut off the rest."""
     n_bytes = os.fstat(file).st_size
     data = os.pread(file, TAIL, max(0, n_bytes - TAIL))
     whole = data[: data.rfind(b"\n") + 1]

@@ -1,6 +1,6 @@
-"""Tasks that are labkit's own programs start through the fork server of this user, and so share it with their members.
+"""Start tasks that are programs of labkit through the user's fork server, which shares imported pages with them.
 
-A server that is not there yet is started, but not waited for: the agent has others to hear. The task starts by itself.
+A server that does not run yet is started in the background; the task is then started as a plain process.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Final
 from labkit.elastic.forkserver import client as forks
 from labkit.elastic.forkserver import order as fork_order
 from labkit.elastic.forkserver.place import ROOT, ForkError
+from labkit.proc import Identity
 from labkit.testbed.agent.places import LOG
-from labkit.testbed.agent.processes import Identity
 from labkit.testbed.agent.spawn import TO_LOG, SpawnRequest
 
 PATIENCE_S: Final = 2.0
-"""For a server that is there: the agent hears nobody meanwhile."""
+"""Seconds to wait for a running server; the agent serves no request meanwhile."""
 UMASK: Final = 0o077
 """Of the agent, and so of its tasks."""
 
 
 def fork(order: SpawnRequest, *, log: Callable[[str], None]) -> forks.ForkedProcess | None:
-    """Let a task be forked; None if it is to be started by itself, as whatever is no program of this labkit.
+    """Fork a task; None if it is to be started as a plain process: it is no program of this labkit, or has no server.
 
     Parameters
     ----------
     order : SpawnRequest
-        What is to be started.
+        The process to start.
     log : callable
         Takes a line for the agent's log: why a program of this labkit is not forked.
     """
@@ -44,12 +44,12 @@ def fork(order: SpawnRequest, *, log: Callable[[str], None]) -> forks.ForkedProc
     try:
         with _files(order.folder) as files:
             return forks.fork(asked, files, wait=False, patience_s=PATIENCE_S, tell=log)
-    except (ForkError, OSError):  # the plain start says it better
+    except (ForkError, OSError):  # the plain start has a better message
         return None
 
 
 def _is_ours(order: SpawnRequest) -> bool:
-    """Tell whether a task is a program of the very labkit, and the very Python, that the agent is of."""
+    """Return whether a task is a program of the same labkit and the same Python as the agent."""
     words = list(order.argv[:3])
     if len(words) < 3 or words[:2] != [sys.executable, "-m"] or words[2] not in fork_order.MODULES:
         return False
@@ -59,7 +59,7 @@ def _is_ours(order: SpawnRequest) -> bool:
 
 @contextlib.contextmanager
 def _files(folder: Path) -> Iterator[tuple[int, int, int]]:
-    """Yield what is stdin, stdout and stderr of a task."""
+    """Yield stdin, stdout and stderr of a task."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     try:
         log = os.open(folder / LOG, TO_LOG, 0o600)
@@ -71,6 +71,6 @@ def _files(folder: Path) -> Iterator[tuple[int, int, int]]:
         os.close(nothing)
 
 
-def watch(server: str, who: Identity) -> forks.ForkedProcess | None:
-    """Return a task that an agent before this one had forked; None if nobody will know how it ends."""
-    return forks.watched(Path(server), who.pid, who.start) if server else None
+def watch(server: str, identity: Identity) -> forks.ForkedProcess | None:
+    """Return a task that an earlier agent had forked; None if its end cannot be known."""
+    return forks.watched(Path(server), identity.pid, identity.start) if server else None

@@ -1,4 +1,4 @@
-"""Hand a message to a task, over the socket that it listens on, and its answer back."""
+"""Forward a message to a task over its socket, and return its answer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from labkit.testbed.agent.connections import ClientRequest
 from labkit.testbed.agent.loop import READ, WRITE, Loop
-from labkit.testbed.agent.places import EAR
+from labkit.testbed.agent.places import TASK_SOCKET
 from labkit.testbed.agent.wire import Lines, Refusal, pack
 from labkit.unix_sockets import reached
 
 AGAIN_S: Final = 0.05
-"""How often a task that does not listen yet is called."""
+"""Seconds between two attempts to connect to a task that does not listen yet."""
 
 
 class MessageForward:
@@ -25,13 +25,13 @@ class MessageForward:
     Parameters
     ----------
     request : ClientRequest
-        Is answered with what the task answers.
+        Request that gets the answer of the task.
     folder : Path
         Of the task.
     message
-        Goes to the task as a line of JSON.
+        Sent to the task as a line of JSON.
     timeout_s : float
-        For all of it, also for a task that only begins to listen.
+        Seconds for everything, also until the task listens.
     running : callable
         Whether the task still runs.
     """
@@ -49,7 +49,6 @@ class MessageForward:
         self._request, self._folder, self._loop, self._running = request, folder, loop, running
         self._out, self._in = bytearray(pack(message)), Lines()
         self._sock: socket.socket | None = None
-        self._heard = False
         self._timer = loop.after(timeout_s, self._late)
         self._again = loop.after(0.0, self._call)
 
@@ -60,7 +59,7 @@ class MessageForward:
         sock = socket.socket(socket.AF_UNIX)
         sock.setblocking(False)
         try:
-            with reached(self._folder / EAR) as address:
+            with reached(self._folder / TASK_SOCKET) as address:
                 sock.connect(address)
         except OSError:
             sock.close()
@@ -83,7 +82,7 @@ class MessageForward:
             if not self._out:
                 self._loop.on(self._sock, self._ready, events=READ)
             if events & READ:
-                self._hear(self._sock.recv(1 << 16))
+                self._take(self._sock.recv(1 << 16))
         except BlockingIOError:
             return
         except OSError as error:
@@ -91,7 +90,7 @@ class MessageForward:
         except Refusal as error:
             self._refuse("deaf", f"the task's answer is of no use: {error}")
 
-    def _hear(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> None:
         self._in.feed(data)
         line = self._in.take()
         if line is None:
@@ -108,7 +107,7 @@ class MessageForward:
             self._request.reply(answer)
 
     def _late(self) -> None:
-        done = "did not answer" if self._sock is not None else f"did not listen on {EAR}"
+        done = "did not answer" if self._sock is not None else f"did not listen on {TASK_SOCKET}"
         self._refuse("deaf", f"the task {done} in time")
 
     def _refuse(self, kind: str, message: str) -> None:
@@ -117,7 +116,7 @@ class MessageForward:
             self._request.refuse(Refusal(kind, message))
 
     def close(self) -> None:
-        """Let go of the task."""
+        """Close the connection to the task."""
         self._timer.cancel()
         self._again.cancel()
         if self._sock is not None:

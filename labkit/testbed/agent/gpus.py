@@ -1,4 +1,4 @@
-"""Read NVIDIA GPUs in a process of its own, which a driver that hangs cannot take the agent along with.
+"""Read NVIDIA GPUs in a process of its own, so that a driver that hangs does not block the agent.
 
 `python -m labkit.testbed.agent.gpus EVERY_S` writes a line of JSON now and each so many seconds, until stdin ends.
 """
@@ -21,13 +21,13 @@ from labkit.testbed.agent.wire import now_s
 MB: Final = 1e6
 PR_SET_PDEATHSIG: Final = 1
 MODULES: Final = ("pynvml", "labkit.testbed.agent._pynvml")
-ABSENT: Final = "Python has no module pynvml (nvidia-ml-py) here: fab deploy brings it where this side has it"
+ABSENT: Final = "Python has no module pynvml (nvidia-ml-py) here: fab install brings it where this side has it"
 TX, RX = 0, 1
-"""Which way, as NVML counts: from the GPU to the host, and back."""
+"""Direction of PCIe traffic, as NVML counts: from the GPU to the host, and back."""
 
 
 def reading(nvml: Any) -> list[dict[str, Any]]:
-    """Return what each GPU is and does; what a GPU does not tell is None."""
+    """Return state and load of each GPU; None for a value that a GPU does not report."""
     count = int(nvml.nvmlDeviceGetCount())
     return [_device(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
 
@@ -62,12 +62,12 @@ def _maybe(nvml: Any, ask: Callable[[], Any]) -> Any:
 
 
 def _mig(mode: list[int] | None) -> bool:
-    """Return whether a GPU is cut into parts now."""
+    """Return whether a GPU is partitioned now."""
     return bool(mode and mode[0])
 
 
-def _text(said: Any) -> str | None:
-    return said.decode() if isinstance(said, bytes) else said
+def _text(value: Any) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _mb(kb: float | None) -> float | None:
@@ -75,12 +75,12 @@ def _mb(kb: float | None) -> float | None:
 
 
 def _processes(those: Any) -> dict[str, float | None]:
-    """Return memory by process; None where the driver does not tell."""
+    """Return memory by process; None if the driver does not report it."""
     return {str(each.pid): None if each.usedGpuMemory is None else each.usedGpuMemory / MB for each in those or ()}
 
 
 def module() -> str | None:
-    """Return the name of the module that speaks to the driver: this Python's own, or the one that a deploy brought."""
+    """Return the name of the NVML module: that of this Python, or the one that an install brought."""
     for name in MODULES:
         with contextlib.suppress(ValueError):  # a test took it away
             if find_spec(name) is not None:
@@ -89,7 +89,7 @@ def module() -> str | None:
 
 
 def answer() -> Callable[[], dict[str, Any]]:
-    """Return a function that reads the GPUs, or says why there are none."""
+    """Return a function that reads the GPUs, or returns why there are none."""
     name = module()
     try:
         nvml = import_module(name or "pynvml")
@@ -98,8 +98,8 @@ def answer() -> Callable[[], dict[str, Any]]:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        said = f"NVML: {error}"
-        return lambda: {"absent": said}
+        why = f"NVML: {error}"
+        return lambda: {"absent": why}
 
     def ask() -> dict[str, Any]:
         try:
@@ -111,14 +111,13 @@ def answer() -> Callable[[], dict[str, Any]]:
 
 
 def main() -> int:
-    """Tell readings until nobody wants them."""
+    """Write readings until stdin is closed."""
     every_s = float(sys.argv[1])
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a driver that hangs never lets it see the end of stdin
     ask = answer()
     due_s = now_s()
     while True:
-        said = ask()
-        print(json.dumps(said), flush=True)
+        print(json.dumps(ask()), flush=True)
         if not every_s:
             return 0
         due_s = max(due_s + every_s, now_s())

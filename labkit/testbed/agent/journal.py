@@ -1,4 +1,4 @@
-"""The agent's own log: a line for what it does, never what it was given; bounded."""
+"""The agent's own log, bounded: a line for each action, without the values of requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 NAME: Final = "agent.log"
 LIMIT: Final = 1 << 20
-"""Bytes of a log; the one before it is kept as well."""
+"""Most bytes of a log; its predecessor is kept as well."""
 
 
 class AgentJournal:
@@ -20,7 +20,7 @@ class AgentJournal:
         self._path = folder / NAME
 
     def __call__(self, text: str) -> None:
-        """Write a line; a full disk is no reason to stop."""
+        """Write a line; a full disk is ignored."""
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = f"{moment} {os.getpid()} {text}".encode(errors="replace").replace(b"\n", b"\n  ") + b"\n"
         with contextlib.suppress(OSError):
@@ -33,7 +33,7 @@ class AgentJournal:
                 os.close(handle)
 
     def error(self, error: BaseException) -> None:
-        """Write where an error came from, without the values that led to it."""
+        """Write where an exception was raised, without values."""
         import traceback
 
         where = "".join(traceback.format_tb(error.__traceback__))

@@ -1,4 +1,4 @@
-"""Remove the keys of a run that is over: nobody needs them any more, and its logs stay."""
+"""Remove the keys of a run that is over; its logs stay."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 SECRET: Final = (".key", "home.tar")
-"""How names of files end that have keys in them: keys, and homes of launchers that were never unpacked."""
+"""Endings of the names of files with keys: keys, and archives of launchers' folders that were never unpacked."""
 
 
 def forget_keys(folder: Path) -> int:
-    """Remove the keys below a folder, through no link; return how many there were."""
+    """Remove the keys below a folder, without following links; return their number."""
     n_gone = 0
     for _, _, names, handle in os.fwalk(folder, follow_symlinks=False):
         for name in names:

@@ -1,4 +1,4 @@
-"""A connection to an agent: requests with answers, things that come in over time, and the end of it."""
+"""A connection to an agent: requests and answers, subscriptions, and its end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from labkit.testbed.agent.watching import Subscription
 from labkit.testbed.agent.wire import MARK, MAX_LINE, Lines, Refusal, pack, unpack
 
 NOISE: Final = 1 << 16
-"""Bytes that a login shell may say before the bridge begins."""
+"""Most bytes that a login shell may write before the bridge begins."""
 
 
 class ByteStream(Protocol):
-    """Bytes both ways; `read` waits for at least one byte, and returns none at the end."""
+    """A stream of bytes in both directions; `read` waits for at least one byte, and returns none at the end."""
 
     def read(self, n: int, /) -> bytes:
         """Return up to so many bytes."""
@@ -29,11 +29,11 @@ class ByteStream(Protocol):
         """Write all of them."""
 
     def close(self) -> None:
-        """End both directions."""
+        """End the connection after pending requests were sent; tasks go on."""
 
 
 class _Answer:
-    """Where the answer to a request arrives."""
+    """The answer to a request, once it arrives."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -45,23 +45,23 @@ class _Answer:
         self.done.set()
 
     def item(self, item: Any) -> None:
-        """Drop what nobody expects."""
+        """Ignore an item: the request is no subscription."""
 
 
 class AgentLink:
-    """Asks, and hears answers, in two threads of its own: Ctrl-C, which strikes the main one, cuts no line in half.
+    """Sends requests and receives answers, in two threads of its own: Ctrl-C in the main thread cuts no line in half.
 
     Parameters
     ----------
     stream : ByteStream
         To the bridge.
     timeout_s : float
-        For each answer, where none is given with the request.
+        Seconds to wait for an answer, unless a request gives its own.
 
     Attributes
     ----------
-    bridge : dict
-        What the bridge said of itself.
+    bridge : Bridge
+        First line of the bridge.
     """
 
     def __init__(self, stream: ByteStream, *, timeout_s: float) -> None:
@@ -72,19 +72,19 @@ class AgentLink:
         self._waiting: dict[int, _Answer | Subscription[Any]] = {}
         self._gone: AgentError | None = None
         self._began = threading.Event()
-        self.bridge: dict[str, Any] = {}
+        self.bridge = Bridge()
         self._reader = threading.Thread(target=self._read, name="agent-reader", daemon=True)
         self._reader.start()
         self._writer = threading.Thread(target=self._write, name="agent-writer", daemon=True)
         self._writer.start()
 
     def begun(self) -> None:
-        """Wait until the bridge has said what it is."""
+        """Wait for the first line of the bridge."""
         if not self._began.wait(self._timeout_s):
             raise AgentTimeout(f"the bridge did not begin within {self._timeout_s:g} s")
 
     def ended(self) -> None:
-        """Wait until the other side has ended the connection, but not for ever."""
+        """Wait until the other side has ended the connection, at most `timeout_s`."""
         self._reader.join(self._timeout_s)
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class AgentLink:
             self._reader.join(5.0)
 
     def request(self, verb: str, *, wait_s: float | None = None, **arguments: Any) -> Any:
-        """Ask anything, and return the answer."""
+        """Send a request, and return its answer."""
         answer = _Answer()
         number = self._send(verb, arguments, answer)
         wait_s = self._timeout_s if wait_s is None else wait_s
@@ -119,7 +119,7 @@ class AgentLink:
         ahead: int = 64,
         **arguments: Any,
     ) -> Subscription[Any]:
-        """Ask for things that come in over time; `unfold` makes numbered ones of each item."""
+        """Subscribe to items; `unfold` makes numbered values of each item."""
         watching: Subscription[Any] = Subscription(unfold or (lambda item: [(0, item)]), last=last, ahead=ahead)
         number = self._send(verb, {**arguments, "ahead": ahead}, watching)
         watching.bind(
@@ -129,7 +129,7 @@ class AgentLink:
         return watching
 
     def _quietly(self, verb: str, **arguments: Any) -> None:
-        """Say something whose answer is of no interest."""
+        """Send a request whose answer is ignored."""
         with contextlib.suppress(AgentError):
             self._send(verb, arguments, _Answer())
 
@@ -150,10 +150,10 @@ class AgentLink:
             while (line := self._lines.get()) is not None:
                 self._stream.write(line)
         except (OSError, ValueError) as error:
-            self._reader.join(1.0)  # the bridge may have said why
+            self._reader.join(1.0)  # the bridge may have sent why
             self._end(AgentGone(f"the connection to the agent is gone: {error}"))
 
-    # --- what is read
+    # --- incoming lines
 
     def _read(self) -> None:
         lines, noise = Lines(2 * MAX_LINE), bytearray()
@@ -161,49 +161,49 @@ class AgentLink:
             while data := self._stream.read(1 << 16):
                 lines.feed(data)
                 while (line := lines.take()) is not None:
-                    self._hear(line, noise)
+                    self._take_line(line, noise)
         except (OSError, ValueError, Refusal, EOFError, LabkitError) as error:
             self._end(AgentGone(f"the connection to the agent is gone: {error}"))
         else:
-            said = bytes(noise).decode(errors="replace").strip()
-            hint = "" if self._began.is_set() else f" before the bridge began{': ' + said[-500:] if said else ''}"
+            text = bytes(noise).decode(errors="replace").strip()
+            hint = "" if self._began.is_set() else f" before the bridge began{': ' + text[-500:] if text else ''}"
             self._end(AgentGone(f"the connection to the agent ended{hint}"))
 
-    def _hear_before(self, line: bytes, noise: bytearray) -> None:
-        """Take in what comes until the bridge has begun."""
-        _, mark, told = line.rpartition(MARK)  # an unterminated line may stand before it
+    def _take_noise(self, line: bytes, noise: bytearray) -> None:
+        """Take in a line before the bridge has begun."""
+        _, mark, bridge = line.rpartition(MARK)  # an unterminated line may stand before it
         if mark:
-            self.bridge = shaped(Bridge, unpack(told))
+            self.bridge = shaped(Bridge, unpack(bridge))
             self._began.set()
         elif len(noise) < NOISE:
             noise += line + b"\n"
         else:
-            raise Refusal("oversized", f"it said more than {NOISE >> 10} KiB before the bridge began")
+            raise Refusal("oversized", f"the login shell wrote more than {NOISE >> 10} KiB before the bridge began")
 
-    def _hear(self, line: bytes, noise: bytearray) -> None:
+    def _take_line(self, line: bytes, noise: bytearray) -> None:
         if not self._began.is_set():
-            self._hear_before(line, noise)
+            self._take_noise(line, noise)
             return
-        said = unpack(line)
-        number = said.get("id")
+        message = unpack(line)
+        number = message.get("id")
         if number is not None and not isinstance(number, int):
-            raise Refusal("malformed", "an answer has an id that no question has")
-        error = _error(said["error"]) if "error" in said else None
+            raise Refusal("malformed", "an answer has an id that no request has")
+        error = _error(message["error"]) if "error" in message else None
         if number is None:
             if error is not None:
                 self._end(error)
             return
         with self._lock:
-            answer = self._waiting.get(number) if "item" in said else self._waiting.pop(number, None)
+            answer = self._waiting.get(number) if "item" in message else self._waiting.pop(number, None)
         if answer is None:
             return
-        if "item" in said:
-            answer.item(said["item"])
+        if "item" in message:
+            answer.item(message["item"])
         else:
-            answer.finish(said.get("ok"), error)
+            answer.finish(message.get("ok"), error)
 
     def _end(self, error: AgentError) -> None:
-        """Tell everybody who waits that nothing will come."""
+        """Fail all requests that wait for an answer."""
         with self._lock:
             self._gone = self._gone or error
             waiting, self._waiting = list(self._waiting.values()), {}
@@ -213,8 +213,8 @@ class AgentLink:
             answer.finish(None, self._gone)
 
 
-def _error(said: object) -> AgentRefused:
-    told = said if isinstance(said, dict) else {}
+def _error(value: object) -> AgentRefused:
+    error = value if isinstance(value, dict) else {}
     return AgentRefused(
-        readable(str(told.get("message", "?")), at_most=4000), kind=readable(str(told.get("kind", "?")))[:40]
+        readable(str(error.get("message", "?")), at_most=4000), kind=readable(str(error.get("kind", "?")))[:40]
     )

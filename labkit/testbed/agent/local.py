@@ -1,4 +1,4 @@
-"""Reach the agent of a folder on this very machine, without SSH."""
+"""Connect to the agent of a folder on this machine, without SSH."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ class Piped:
         )
 
     def read(self, n: int) -> bytes:
-        """Return up to so many bytes."""
+        """Return at most n bytes."""
         assert self.process.stdout is not None
         with self._reading:
             return b"" if self.process.stdout.closed else self.process.stdout.read(n) or b""
 
     def write(self, data: bytes) -> None:
-        """Write all of them."""
+        """Write all bytes."""
         assert self.process.stdin is not None
         left = memoryview(data)
         while left:
             left = left[self.process.stdin.write(left) or 0 :]
 
     def close(self) -> None:
-        """End the process; what it talked to goes on."""
+        """Close the stream and end the process; the agent stays."""
         end(self.process, reading=self._reading)
 
 
 def end(program: subprocess.Popen[bytes], *, reading: threading.Lock) -> None:
-    """End a program that is talked to through pipes: it sees the end of its input, and is killed two seconds later.
+    """End a program behind pipes: close its input, and kill it two seconds later.
 
     `reading` is held while its output is read.
     """
@@ -64,7 +64,7 @@ def end(program: subprocess.Popen[bytes], *, reading: threading.Lock) -> None:
 
 
 class LocalBridge(Piped):
-    """A stream to the agent of a folder on this very machine, without SSH.
+    """A stream to the agent of a folder on this machine, without SSH.
 
     Parameters
     ----------

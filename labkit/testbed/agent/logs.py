@@ -1,4 +1,4 @@
-"""Keep the log of a task small: its middle is cut out, and its beginning and its end stay where they are."""
+"""Keep the log of a task small: cut out its middle; beginning and end keep their offsets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.testbed.agent.events import KEEP_SIZE, PUNCH_HOLE, allocate
 from labkit.testbed.agent.places import LOG
 
 LIMIT: Final = 8 << 20
-"""Bytes of disk for a log; it is looked at each second."""
+"""Most bytes of disk for a log, checked each second."""
 
 HEAD: Final = 64 << 10
 TAIL: Final = LIMIT // 2
@@ -18,7 +18,7 @@ PAGE: Final = 4096
 
 
 def bound(folder: Path) -> None:
-    """Cut the log in the folder of a task if it takes too much of the disk."""
+    """Cut the log in the folder of a task if it takes too much disk."""
     path = folder / LOG
     try:
         found = path.lstat()
@@ -34,7 +34,7 @@ def bound(folder: Path) -> None:
 
 
 def cut(file: int, *, size: int) -> None:
-    """Give the middle of a file back to the disk: what is read at an offset stays the same, or is a hole."""
+    """Give the middle of a file back to the disk: offsets stay, and reads find a hole."""
     end = (size - TAIL) // PAGE * PAGE
     if end <= HEAD or allocate(file, KEEP_SIZE | PUNCH_HOLE, HEAD, end - HEAD):
         return

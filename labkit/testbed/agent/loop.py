@@ -1,4 +1,4 @@
-"""One thread that waits for everything: sockets, ends of processes, and moments in time."""
+"""An event loop: one thread that waits for sockets, ends of processes, and times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class HasFileno(Protocol):
-    """Something that can be waited for."""
+    """An object that can be waited for."""
 
     def fileno(self) -> int:
         """Return its file descriptor."""
@@ -25,7 +25,7 @@ Waitable = int | HasFileno
 
 
 class Timer:
-    """A call at a moment; `cancel` takes it back."""
+    """A call at a time; `cancel` revokes it."""
 
     __slots__ = ("call",)
 
@@ -33,12 +33,12 @@ class Timer:
         self.call: Callable[[], None] | None = call
 
     def cancel(self) -> None:
-        """See to it that nothing is called."""
+        """Revoke the call."""
         self.call = None
 
 
 class Loop:
-    """Calls what is due.
+    """Makes calls when they are due.
 
     Parameters
     ----------
@@ -57,37 +57,37 @@ class Loop:
         return now_s() - time.monotonic()
 
     def on(self, what: Waitable, call: Callable[[int], None], *, events: int = READ) -> None:
-        """Call with the events that happened, each time one does."""
+        """Call with the events that occurred, each time some do."""
         try:
             self._selector.modify(what, events, call)
         except KeyError:
             self._selector.register(what, events, call)
 
     def off(self, what: Waitable) -> None:
-        """Wait for something no more; that nobody waits for it is no error."""
+        """Stop waiting for a file descriptor; no error if it was not waited for."""
         try:
             self._selector.unregister(what)
         except (KeyError, ValueError):
             return
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        """Call once, a while from now."""
+        """Call once, after some seconds."""
         timer = Timer(call)
         heapq.heappush(self._timers, (now_s() + delay_s, next(self._count), timer))
         return timer
 
     def slept_s(self) -> float:
-        """Return for how long the host was suspended since this was last asked."""
+        """Return for how many seconds the host was suspended since the last call."""
         before, self._slept_s = self._slept_s, self._asleep_s()
         return max(0.0, self._slept_s - before)
 
     def run(self) -> None:
-        """Go on until `stopped`."""
+        """Run until `stopped`."""
         while not self.stopped:
             self.turn()
 
     def turn(self) -> None:
-        """Wait for the next thing, and do all that is due."""
+        """Wait for the next event, and make all calls that are due."""
         for key, events in self._selector.select(self._wait_s()):
             self._guarded(key.data, events)
         while self._timers and self._timers[0][0] <= now_s():

@@ -1,4 +1,4 @@
-"""Measure what tasks and host use: processor, memory, disk, from /proc."""
+"""Measure the resources that host and tasks use: processor, memory and disk, from /proc."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from labkit.testbed.agent.processes import Key, Stat, TaskProcesses, read
-from labkit.testbed.agent.sampler import Said, of_tasks
+from labkit.proc import Stat, read
+from labkit.testbed.agent.processes import Key, TaskProcesses
+from labkit.testbed.agent.sampler import GpuReading, of_tasks
 from labkit.testbed.agent.wire import now_s, wall_s
 
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
@@ -19,7 +20,7 @@ MB: Final = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What /proc said at a moment; rates need two."""
+    """Content of /proc at a moment; rates need two."""
 
     at_s: float
     tasks: Mapping[Key, list[Stat]]
@@ -28,13 +29,13 @@ class Reading:
     gone_ticks: Mapping[Key, int]
 
     def ticks(self, key: Key) -> int:
-        """Return the processor time of a task so far."""
+        """Return the processor time of a task so far, in ticks."""
         return sum(each.ticks for each in self.tasks.get(key, ())) + self.gone_ticks.get(key, 0)
 
     def gone_until(self, tasks: Mapping[Key, list[Stat]]) -> dict[Key, int]:
-        """Return processor time of processes that are gone, and whose parent is none of the task: a fork server's.
+        """Return ticks of processes that are gone and whose parent is no process of the task but a fork server.
 
-        That of all others the kernel adds to their parents'. What they used after the last look is lost.
+        The kernel adds the ticks of all others to their parents. Ticks after the last reading are lost.
         """
         gone = dict(self.gone_ticks)
         for key, before in self.tasks.items():
@@ -47,16 +48,16 @@ class Reading:
 
 
 class Meter:
-    """Reads /proc, at most once in a while, whoever asks.
+    """Reads /proc, at most once in `max_age_s` seconds.
 
     Parameters
     ----------
     folder : Path
-        Whose disk is looked at.
+        Folder whose disk is measured.
     processes : TaskProcesses
-        Knows whose a process is.
+        Maps processes to tasks.
     sessions : callable
-        Returns sessions that are those of tasks.
+        Returns the task of each session that belongs to one.
     """
 
     def __init__(self, folder: Path, *, processes: TaskProcesses, sessions: Callable[[], Mapping[int, Key]]) -> None:
@@ -64,7 +65,7 @@ class Meter:
         self._last: Reading | None = None
 
     def reading(self, *, max_age_s: float) -> Reading:
-        """Return a reading that is not older than that."""
+        """Return a reading that is not older than `max_age_s`."""
         if self._last is None or now_s() - self._last.at_s > max_age_s:
             tasks = self._processes.find(self._sessions(), quick=True)
             busy, total = _host_ticks()
@@ -73,11 +74,11 @@ class Meter:
         return self._last
 
     def sample(
-        self, before: Reading, now: Reading, *, gpus: Said, pss: bool = False, each: bool = False
+        self, before: Reading, now: Reading, *, gpus: GpuReading, pss: bool = False, each: bool = False
     ) -> dict[str, Any]:
-        """Return what was used between two readings, for a reply; `each`: by each process too."""
-        whose = {each.pid: key for key, those in now.tasks.items() for each in those}
-        on_gpus = of_tasks(gpus, whose)
+        """Return what was used between two readings, for a reply; `each`: also for each process."""
+        key_of = {each.pid: key for key, those in now.tasks.items() for each in those}
+        on_gpus = of_tasks(gpus, key_of)
         return {
             "wall_s": wall_s(), "boot_s": round(now.at_s, 3), "over_s": round(now.at_s - before.at_s, 3),
             "host": self._host(before, now),
@@ -127,16 +128,16 @@ def _each(those: Sequence[Stat]) -> dict[str, dict[str, float]]:
 
 
 def pss_mb(those: list[Stat]) -> float | None:
-    """Return the memory of some processes, what they share counted once; None where the kernel does not tell.
+    """Return the memory of some processes, shared pages counted once; None if the kernel does not report it.
 
     It takes milliseconds for each process that has gigabytes.
     """
     total = 0.0
     for each in those:
-        said = read(f"/proc/{each.pid}/smaps_rollup")
-        if said is None:
+        content = read(f"/proc/{each.pid}/smaps_rollup")
+        if content is None:
             return None
-        total += sum(int(line.split()[1]) for line in said.splitlines() if line.startswith(b"Pss:")) * 1024 / MB
+        total += sum(int(line.split()[1]) for line in content.splitlines() if line.startswith(b"Pss:")) * 1024 / MB
     return round(total, 1)
 
 
@@ -149,6 +150,6 @@ def _host_ticks() -> tuple[int, int]:
 
 
 def _memory_mb() -> dict[str, float]:
-    said = (read("/proc/meminfo") or b"").splitlines()
-    values = {line.split(b":")[0].decode(): int(line.split()[1]) * 1024 / MB for line in said if b" kB" in line}
+    lines = (read("/proc/meminfo") or b"").splitlines()
+    values = {line.split(b":")[0].decode(): int(line.split()[1]) * 1024 / MB for line in lines if b" kB" in line}
     return {name: values.get(name, 0.0) for name in ("MemTotal", "MemAvailable")}

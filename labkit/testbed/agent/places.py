@@ -1,4 +1,4 @@
-"""The agent's folder: what lies where, private to its owner, and files opened so that no link leads out of it."""
+"""The agent's folder: its layout, private to its owner, with files opened so that no link leads out of it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ RUNS: Final = "runs"
 LABEL: Final = "run.json"
 EVENTS: Final = "events.jsonl"
 LOG: Final = "log"
-EAR: Final = "task.sock"
+TASK_SOCKET: Final = "task.sock"
 RESULT: Final = "result.json"
 DEPTH: Final = 6
-"""Folders below that of a task that a file may lie in."""
+"""Most folders between that of a task and a file."""
 
 
 def own_folder(path: str | Path) -> Path:
-    """Make the folder of an agent, or check that it is ours, and close it to everybody else.
+    """Make the folder of an agent with mode 0700, or check that it belongs to this user and set that mode.
 
     Raises
     ------
     Refusal
-        If it belongs to somebody else, or cannot be made.
+        If it belongs to another user, or cannot be made.
     """
     folder = Path(path).expanduser()
     try:
@@ -50,7 +50,7 @@ def own_folder(path: str | Path) -> Path:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that others see whole or not at all, readable by its owner alone."""
+    """Write a file of mode 0600 atomically."""
     temporary = path.with_name(f".{path.name}.new")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -64,12 +64,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object from a file, or None where there is none or it is damaged."""
+    """Return the JSON object in a file; None if there is none, or it is damaged."""
     try:
-        said = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def parts(text: object, what: str) -> list[str]:
@@ -85,7 +85,7 @@ def parts(text: object, what: str) -> list[str]:
 
 @contextlib.contextmanager
 def inside(folder: Path, names: list[str], *, make: bool = False) -> Iterator[int]:
-    """Open the folder that some names lead to, following no link; yield its file descriptor."""
+    """Open the folder at a path without following links; yield its file descriptor."""
     handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in names:
@@ -102,7 +102,7 @@ def inside(folder: Path, names: list[str], *, make: bool = False) -> Iterator[in
 
 
 def open_file(folder: Path, names: list[str]) -> int | None:
-    """Open a plain file for reading, following no link; None where there is none.
+    """Open a regular file for reading without following links; None if there is none.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def open_file(folder: Path, names: list[str]) -> int | None:
 
 
 def put_file(folder: Path, names: list[str], data: bytes, *, mode: int) -> None:
-    """Write a small file, whole or not at all, following no link."""
+    """Write a small file atomically, without following links."""
     temporary = f".{names[-1]}.new"
     with inside(folder, names[:-1], make=True) as handle:
         with contextlib.suppress(FileNotFoundError):
@@ -137,7 +137,7 @@ def put_file(folder: Path, names: list[str], data: bytes, *, mode: int) -> None:
 
 
 def call(folder: Path, name: str) -> socket.socket:
-    """Connect to the socket of that name in a folder; OSError where nobody listens."""
+    """Connect to the socket of that name in a folder; OSError if no process listens."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         with reached(folder / name) as address:

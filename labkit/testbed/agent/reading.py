@@ -11,11 +11,11 @@ from labkit.testbed.agent.places import open_file
 
 PIECE: Final = 1 << 16
 LONGEST: Final = 1 << 20
-"""A line of more bytes is told in pieces."""
+"""Bytes of a line above which it is sent in pieces."""
 
 
 def data_from(file: int, offset: int, *, size: int) -> tuple[int, int]:
-    """Return where the next data begins and where it ends: a log that was cut has a hole in it."""
+    """Return begin and end of the next data in a file: a log that was cut has a hole."""
     try:
         start = os.lseek(file, offset, os.SEEK_DATA)
         return start, max(os.lseek(file, start, os.SEEK_HOLE), start)
@@ -40,12 +40,12 @@ class LineReader:
         self._n_bytes = PIECE
 
     def lines(self, *, all_of_it: bool = False) -> tuple[int, list[bytes]]:
-        """Return the next lines without their ends, and the offset of the first; none where there is nothing yet.
+        """Return the next lines without their ends, and the offset of the first; none if there is no new line.
 
         Parameters
         ----------
         all_of_it : bool
-            Nobody writes any more: what has no end is the last line.
+            The file is complete: data without a line end is the last line.
         """
         data = self._data()
         start = self.offset
@@ -56,7 +56,7 @@ class LineReader:
         return start, data[:end].removesuffix(b"\n").split(b"\n") if end else []
 
     def _unended(self, n: int, *, all_of_it: bool) -> int:
-        """Return how much to tell of a line whose end is not there."""
+        """Return how much of a line without an end to return."""
         if n == self._n_bytes and n < LONGEST:
             self._n_bytes *= 2
             return 0
@@ -82,7 +82,7 @@ class LineReader:
 
     @property
     def more(self) -> bool:
-        """Whether there is something behind what was read."""
+        """Whether there is data behind what was read."""
         return self._file is not None and os.fstat(self._file).st_size > self.offset
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the agent knows of runs and tasks, as it lies on the disk: written before anything is done."""
+"""State of runs and tasks on the disk of a host, written before it is acted upon."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.proc import Identity
 from labkit.testbed.agent.places import LABEL, read_json, write_whole
-from labkit.testbed.agent.processes import Identity
 
 FORMAT: Final = "labkit run 1"
-"""The label: what does not bear it is never removed."""
+"""Format in the label of a run's folder; a folder without it is never removed."""
 
 BOOT: Final = "LABKIT_BOOT_ID"
-"""Names a file to read instead of the kernel's boot id: hosts of a laptop testbed restart by themselves."""
+"""Environment variable: a file to read instead of the kernel's boot id, for hosts of a laptop testbed."""
 
 KERNELS: Final = "/proc/sys/kernel/random/boot_id"
 
 
 class Phase(StrEnum):
-    """How far a task is."""
+    """State of a task."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -32,22 +32,22 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class TaskRecord:
-    """A process, and all that it started.
+    """A task: its first process, and all processes that it started.
 
     Attributes
     ----------
     token : str
-        Tells this start from others of the same name.
+        Distinguishes this start from others of the same name.
     gpus : list of str, optional
-        Identifiers of the GPUs that it holds; None: it was not asked for any, and sees what there is.
+        Identifiers of the GPUs that it holds; None: none were requested, and it sees all.
     leaving : list of str
-        GPUs that it has given back, which processes of it may still see.
+        GPUs that it has given back, and that its processes may still see.
     code : int, optional
-        With which it ended; None if a signal ended it, or if nobody knows.
+        Exit code; None if a signal ended it, or if it is unknown.
     how : str
-        In words, how it ended.
+        How it ended, in words.
     server : str
-        Socket of the fork server that knows how it ends; empty for one that was started by itself.
+        Socket of the fork server that reports its end; empty for a plain process.
     """
 
     name: str
@@ -67,15 +67,15 @@ class TaskRecord:
     server: str = ""
 
     @property
-    def who(self) -> Identity:
-        """Its first process."""
+    def first_process(self) -> Identity:
+        """First process of the task."""
         return Identity(self.pid, self.start)
 
     @classmethod
-    def read(cls, said: dict[str, Any]) -> TaskRecord:
+    def read(cls, values: dict[str, Any]) -> TaskRecord:
         """Read what `asdict` returned."""
         known = {each.name for each in fields(cls)}
-        task = cls(**{name: value for name, value in said.items() if name in known})
+        task = cls(**{name: value for name, value in values.items() if name in known})
         task.phase = Phase(task.phase)
         return task
 
@@ -87,15 +87,15 @@ class AgentRunRecord:
     Attributes
     ----------
     boot : str
-        Which start of the host `until_s` counts from.
+        Start of the host that `until_s` counts from.
     until_s : float
-        When its lease is over, in seconds since then.
+        End of its lease, in seconds since that start.
     over : str
         Why it is over; empty while it goes on.
     over_s : float, optional
-        When, in seconds since 1970.
+        When it was over, in seconds since 1970.
     saying : dict, optional
-        The event that belongs to this state: its number, its kind, and what it tells.
+        The event that belongs to this state: number, kind and values.
     """
 
     run: str
@@ -114,13 +114,13 @@ class AgentRunRecord:
     @classmethod
     def read(cls, folder: Path) -> AgentRunRecord | None:
         """Read it from the folder of a run; None where there is no label, or it is of another run."""
-        said = read_json(folder / LABEL)
-        if said is None or said.get("format") != FORMAT or said.get("run") != folder.name:
+        label = read_json(folder / LABEL)
+        if label is None or label.get("format") != FORMAT or label.get("run") != folder.name:
             return None
         try:
-            tasks = {name: TaskRecord.read(task) for name, task in said["tasks"].items()}
+            tasks = {name: TaskRecord.read(task) for name, task in label["tasks"].items()}
             names = ("run", "boot", "lease_s", "until_s", "over", "over_s", "saying")
-            return cls(**{name: said[name] for name in names}, tasks=tasks)
+            return cls(**{name: label[name] for name in names}, tasks=tasks)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
@@ -131,10 +131,10 @@ class AgentRunRecord:
 
 
 def machine_id() -> str:
-    """Return the kernel's boot id: hosts that share it are one machine, and share its cores."""
+    """Return the kernel's boot id: hosts with the same id are one machine, and share its cores."""
     return Path(KERNELS).read_text().strip()
 
 
 def boot_id() -> str:
-    """Return what tells this start of the host from others."""
+    """Return an id of this start of the host."""
     return Path(os.environ.get(BOOT) or KERNELS).read_text().strip()

@@ -1,4 +1,4 @@
-"""What a task wrote about its own end, for when nobody else can tell."""
+"""The exit code that a task wrote itself: for the case that no process saw it end."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def code_of(folder: Path, task: str) -> int | None:
     if file is None:
         return None
     try:
-        said = json.loads(os.read(file, LARGEST))
+        result = json.loads(os.read(file, LARGEST))
     except (OSError, ValueError, RecursionError):
         return None
     finally:
         os.close(file)
-    code = said.get("code") if isinstance(said, dict) else None
+    code = result.get("code") if isinstance(result, dict) else None
     return code if type(code) is int and -(2**31) <= code < 2**31 else None

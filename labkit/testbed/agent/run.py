@@ -1,4 +1,4 @@
-"""A run: its record, its events, and who wants to hear of them."""
+"""A run: its record, its events, and callbacks for new events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.testbed.agent.records import AgentRunRecord, TaskRecord
 from labkit.testbed.agent.wire import Refusal
 
 OVER: Final = "over"
-"""The last event of a run."""
+"""Kind of the last event of a run."""
 
 
 class AgentRun:
@@ -21,9 +21,9 @@ class AgentRun:
     Parameters
     ----------
     record : AgentRunRecord
-        What is known of it.
+        State of the run.
     folder : Path
-        Where that is kept.
+        Folder of the record.
     log : callable
         Takes a line for the agent's log.
     """
@@ -34,12 +34,12 @@ class AgentRun:
         self.events = EventFile(folder / EVENTS, written=self._written)
 
     @property
-    def told_all(self) -> bool:
+    def complete(self) -> bool:
         """Whether no event will follow."""
         return self.events.last_kind == OVER and not self.events.waiting
 
     def task(self, name: str) -> TaskRecord:
-        """Return a task of that name, also one that has ended."""
+        """Return the task of that name, also one that has ended."""
         if name not in self.record.tasks:
             known = ", ".join(sorted(self.record.tasks)) or "none"
             raise Refusal("unknown_task", f"run {self.record.run!r} has no task {name!r} here; it has: {known}")
@@ -50,7 +50,7 @@ class AgentRun:
             listener()
 
     def write(self) -> bool:
-        """Write the record; False if the disk does not take it, which undoes nothing that has happened."""
+        """Write the record; return False if the disk refuses it, which undoes nothing."""
         try:
             self.record.write(self.folder)
         except OSError as error:
@@ -58,14 +58,14 @@ class AgentRun:
             return False
         return True
 
-    def tell(self, kind: str, **told: Any) -> None:
-        """Write the record as it is now, and an event: if the agent dies between the two, the next one tells it."""
-        self.record.saying = {"n": self.events.n + 1, "kind": kind, "told": told}
+    def record_event(self, kind: str, **values: Any) -> None:
+        """Write the record, and an event; if the agent dies between the two, the next agent writes the event."""
+        self.record.saying = {"n": self.events.n + 1, "kind": kind, "told": values}
         self.write()
-        self.events.add(kind, **told)
+        self.events.add(kind, **values)
 
     def catch_up(self) -> None:
-        """Tell the event that an agent before this one could not tell any more."""
+        """Write the event that an earlier agent could not write any more."""
         saying = self.record.saying
         if saying is not None and saying["n"] > self.events.n:
             self.events.add(saying["kind"], **saying["told"])

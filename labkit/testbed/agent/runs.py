@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.proc import stat
 from labkit.testbed.agent import logs
 from labkit.testbed.agent.ending import TaskReaper
 from labkit.testbed.agent.forks import fork
 from labkit.testbed.agent.keys import forget_keys
 from labkit.testbed.agent.loop import Loop
-from labkit.testbed.agent.places import EAR, LABEL, RESULT, RUNS, inside, put_file
-from labkit.testbed.agent.processes import Key, TaskProcesses, stat
+from labkit.testbed.agent.places import LABEL, RESULT, RUNS, TASK_SOCKET, inside, put_file
+from labkit.testbed.agent.processes import Key, TaskProcesses
 from labkit.testbed.agent.records import AgentRunRecord, Phase, TaskRecord, boot_id
 from labkit.testbed.agent.run import OVER, AgentRun
 from labkit.testbed.agent.spawn import SpawnRequest, environment, spawn
@@ -24,14 +25,14 @@ from labkit.testbed.agent.wire import Refusal, now_s, wall_s
 LEASE_S: Final = 600.0
 STOPPED, LEASE_OVER, RESTARTED = "stopped", "lease", "host restarted"
 REOPENED: Final = (LEASE_OVER, RESTARTED)
-"""A run that nobody ended goes on when its owner is back and starts a task: owner or host was away."""
+"""A run that ended by itself is reopened when a task is started: its owner or the host was away."""
 AWOKEN_S: Final = 60.0
-"""What a lease has left at least when the host wakes from being suspended: whoever renews it slept as well."""
+"""Seconds that a lease has left at least after the host was suspended: its client may have been suspended too."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A small file that a task finds in its folder."""
+    """A small file to write into the folder of a task."""
 
     names: list[str]
     data: bytes = field(repr=False)
@@ -40,7 +41,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class TaskRequest:
-    """A task to start."""
+    """A request to start a task."""
 
     task: str
     argv: Sequence[str]
@@ -53,7 +54,7 @@ class TaskRequest:
 
 
 class AgentRuns:
-    """All runs in a folder.
+    """All runs in the folder of an agent.
 
     Parameters
     ----------
@@ -78,7 +79,7 @@ class AgentRuns:
         return iter(list(self.all.values()))
 
     def get(self, run: str) -> AgentRun:
-        """Return a run of that name."""
+        """Return the run of that name."""
         if run not in self.all:
             raise Refusal("unknown_run", f"there is no run {run!r} on this host")
         return self.all[run]
@@ -89,12 +90,12 @@ class AgentRuns:
         return any(run.record.running for run in self)
 
     def started(self, key: Key) -> float:
-        """Return since when a task runs, in seconds since the host was started."""
+        """Return when a task was started, in seconds since the start of the host."""
         return self.all[key.run].record.tasks[key.task].started_s
 
     # --- start
 
-    def start(self, run: str, wish: TaskRequest) -> TaskRecord:
+    def start(self, run: str, request: TaskRequest) -> TaskRecord:
         """Start a task; the run is made if there is none of that name.
 
         Raises
@@ -102,19 +103,19 @@ class AgentRuns:
         Refusal
             If it runs already, the run was stopped, or it cannot be started.
         """
-        here = self._open(run, wish.lease_s)
-        before = here.record.tasks.get(wish.task)
+        here = self._open(run, request.lease_s)
+        before = here.record.tasks.get(request.task)
         if before is not None and before.phase != Phase.ENDED:
-            raise Refusal("exists", f"task {wish.task!r} of run {run!r} runs already, as process {before.pid}")
-        until_s = max(here.record.until_s, now_s() + wish.lease_s)
-        here.record.until_s, here.record.lease_s = until_s, wish.lease_s
-        task = TaskRecord(wish.task, os.urandom(8).hex(), list(wish.argv), wish.cores, wish.gpus)
-        here.record.tasks[wish.task] = task
+            raise Refusal("exists", f"task {request.task!r} of run {run!r} runs already, as process {before.pid}")
+        until_s = max(here.record.until_s, now_s() + request.lease_s)
+        here.record.until_s, here.record.lease_s = until_s, request.lease_s
+        task = TaskRecord(request.task, os.urandom(8).hex(), list(request.argv), request.cores, request.gpus)
+        here.record.tasks[request.task] = task
         if not here.write():
             self._forget(here, task, before)
             raise Refusal("disk", f"the state could not be written to {self.folder}: is the disk full? Nothing started")
         try:
-            self._spawn(here, task, wish)
+            self._spawn(here, task, request)
         except (Refusal, OSError) as error:
             raise self._failed(here, task, error) from None
         return task
@@ -147,15 +148,15 @@ class AgentRuns:
                 folder.rmdir()
             raise Refusal("disk", f"{folder} cannot be written: {error.strerror}. Nothing started") from None
         self.all[run] = here
-        here.tell("opened", lease_s=lease_s)
+        here.record_event("opened", lease_s=lease_s)
         return here
 
     def _reopen(self, here: AgentRun, lease_s: float) -> None:
-        """Let a run go on that was over without anybody's wish; what still ends of it ends."""
+        """Reopen a run that ended by itself; tasks of it that are being ended still end."""
         record, why = here.record, here.record.over
         record.over, record.over_s, record.boot = "", None, self.boot
         record.lease_s, record.until_s = lease_s, now_s() + lease_s
-        here.tell("reopened", why=why, lease_s=lease_s)
+        here.record_event("reopened", why=why, lease_s=lease_s)
 
     @staticmethod
     def _forget(here: AgentRun, task: TaskRecord, before: TaskRecord | None) -> None:
@@ -164,34 +165,34 @@ class AgentRuns:
         else:
             here.record.tasks[task.name] = before
 
-    def _spawn(self, here: AgentRun, task: TaskRecord, wish: TaskRequest) -> None:
+    def _spawn(self, here: AgentRun, task: TaskRecord, request: TaskRequest) -> None:
         with inside(here.folder, [task.name], make=True):
             folder = here.folder / task.name
-        for stale in (EAR, RESULT):
+        for stale in (TASK_SOCKET, RESULT):
             (folder / stale).unlink(missing_ok=True)
-        for file in wish.files:
+        for file in request.files:
             put_file(folder, file.names, file.data, mode=file.mode)
         label = {"LABKIT_FOLDER": self._root, "LABKIT_RUN": here.record.run, "LABKIT_TASK": task.name}
-        env = environment({**label, "LABKIT_START": task.token}, wish.env, wish.gpus)
-        order = SpawnRequest(folder, wish.argv, env, wish.cores, wish.nice)
+        env = environment({**label, "LABKIT_START": task.token}, request.env, request.gpus)
+        order = SpawnRequest(folder, request.argv, env, request.cores, request.nice)
         forked = fork(order, log=self.log)
         task.pid, task.server = (spawn(order), "") if forked is None else (forked.pid, str(forked.server))
         found = stat(task.pid)
         task.start = (found.start if found else 0) if forked is None else forked.start
         task.phase, task.started_s = Phase.RUNNING, round(now_s(), 3)
-        here.tell("started", task=task.name, pid=task.pid, cores=task.cores, gpus=task.gpus)
-        self.ender.follow(Key(here.record.run, task.name), task.who, child=forked is None, forked=forked)
+        here.record_event("started", task=task.name, pid=task.pid, cores=task.cores, gpus=task.gpus)
+        self.ender.follow(Key(here.record.run, task.name), task.first_process, child=forked is None, forked=forked)
 
     def _failed(self, here: AgentRun, task: TaskRecord, error: Refusal | OSError) -> Refusal:
-        told = error if isinstance(error, Refusal) else Refusal("cannot_start", f"task {task.name!r}: {error}")
-        task.phase, task.how, task.ended_s = Phase.ENDED, told.message, wall_s()
-        here.tell("failed", task=task.name, why=told.message)
-        return told
+        refusal = error if isinstance(error, Refusal) else Refusal("cannot_start", f"task {task.name!r}: {error}")
+        task.phase, task.how, task.ended_s = Phase.ENDED, refusal.message, wall_s()
+        here.record_event("failed", task=task.name, why=refusal.message)
+        return refusal
 
     # --- end
 
     def stop(self, run: str, task: str | None, *, grace_s: float) -> list[Key]:
-        """Begin to end a task, or a whole run, which then is over; return those that still run."""
+        """Begin to end a task, or a whole run, which is over then; return the tasks that still run."""
         here = self.get(run)
         names = [task] if task is not None else list(here.record.tasks)
         keys = [Key(run, name) for name in names if here.task(name).phase != Phase.ENDED]
@@ -204,37 +205,37 @@ class AgentRuns:
         for key in keys:
             here.record.tasks[key.task].phase = Phase.ENDING
         for key in keys:
-            here.tell("stopping", task=key.task, grace_s=grace_s)
+            here.record_event("stopping", task=key.task, grace_s=grace_s)
         self.ender.end(keys, grace_s=grace_s)
 
     def over(self, here: AgentRun, why: str) -> None:
-        """Note that a run is over: nothing of it may start any more."""
+        """Note that a run is over: no task of it can start any more."""
         if not here.record.over:
             here.record.over, here.record.over_s = why, wall_s()
             here.write()
             self.close_if_done(here)
 
     def ended(self, key: Key, code: int | None, signal_name: str | None, how: str) -> None:
-        """Note that a task and all that it started are gone."""
+        """Note that no process of a task is left."""
         here = self.all[key.run]
         task = here.record.tasks[key.task]
         task.phase, task.ended_s = Phase.ENDED, wall_s()
         task.code, task.signal, task.how = code, signal_name, how
         logs.bound(here.folder / task.name)
-        here.tell("ended", task=task.name, code=code, signal=signal_name, how=how)
+        here.record_event("ended", task=task.name, code=code, signal=signal_name, how=how)
         self.close_if_done(here)
 
     def close_if_done(self, here: AgentRun) -> None:
-        """Tell the last event of a run that is over and has no tasks left, and keep none of its keys."""
+        """Write the last event of a run that is over and has no running task, and remove its keys."""
         if here.record.over and not here.record.running and here.events.last_kind != OVER:
             forget_keys(here.folder)
-            here.tell(OVER, why=here.record.over)
+            here.record_event(OVER, why=here.record.over)
             here.events.close()
 
     # --- leases
 
     def renew(self, run: str, lease_s: float) -> float:
-        """Let a run go on for so long from now."""
+        """Extend the lease of a run; return its end."""
         here = self.get(run)
         if here.record.over:
             raise Refusal("over", f"run {run!r} is over ({here.record.over})")
@@ -243,7 +244,7 @@ class AgentRuns:
         return here.record.until_s
 
     def check_leases(self, *, slept_s: float, grace_s: float) -> None:
-        """End runs whose lease is over; after the host was suspended, give them a moment."""
+        """End runs whose lease is over; after the host was suspended, extend leases a little."""
         for here in self:
             record = here.record
             if record.over:
@@ -251,12 +252,12 @@ class AgentRuns:
             if slept_s > 1.0:
                 record.until_s = max(record.until_s, now_s() + AWOKEN_S)
             if now_s() >= record.until_s:
-                here.tell("lease_over", lease_s=record.lease_s)
+                here.record_event("lease_over", lease_s=record.lease_s)
                 keys = [Key(record.run, task.name) for task in record.running]
                 self.over(here, LEASE_OVER)
                 self._end(here, keys, grace_s)
 
-    # --- what is there
+    # --- lists
 
     def listed(self) -> list[dict[str, Any]]:
         """Return all runs, for a reply."""
@@ -274,7 +275,7 @@ class AgentRuns:
 
 
 def _shown(task: TaskRecord) -> dict[str, Any]:
-    said = asdict(task)
+    values = asdict(task)
     for hidden in ("token", "start", "server"):
-        del said[hidden]
-    return said
+        del values[hidden]
+    return values

@@ -1,4 +1,4 @@
-"""The process that reads the GPUs, as the agent sees it: begun when somebody measures, ended when nobody does."""
+"""The process that reads the GPUs, as the agent sees it: started for a measurement, ended when unused."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from labkit.testbed.agent.wire import Lines, Refusal
 EVERY_S: Final = 1.0
 UNUSED_S: Final = 10.0
 LATE_S: Final = 5.0
-"""NVML takes a second or two to begin where the driver is not kept awake."""
+"""Seconds for an answer; NVML takes a second or two to start if the driver is not kept awake."""
 
-Said = Mapping[str, Any]
-LATE: Final[Said] = {"absent": f"the NVIDIA driver did not answer within {LATE_S:g} s"}
-NONE: Final[Said] = {"absent": ABSENT}
+GpuReading = Mapping[str, Any]
+"""A line of `labkit.testbed.agent.gpus`: {"gpus": [...]}, or {"absent": why}."""
+LATE: Final[GpuReading] = {"absent": f"the NVIDIA driver did not answer within {LATE_S:g} s"}
+NONE: Final[GpuReading] = {"absent": ABSENT}
 
 
 class Sampler:
-    """Knows what the GPUs do, and why it does not."""
+    """Keeps the newest reading of the GPUs, or why there is none."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -34,11 +35,11 @@ class Sampler:
         self._lines = Lines()
         self._timers: list[Timer] = []
         self._unused: Timer | None = None
-        self._asking: list[Callable[[Said], None]] = []
-        self.last: Said = NONE if module() is None else {}
+        self._asking: list[Callable[[GpuReading], None]] = []
+        self.last: GpuReading = NONE if module() is None else {}
 
-    def ask(self, call: Callable[[Said], None]) -> None:
-        """Call with the newest reading, or with the next one where there is none yet."""
+    def ask(self, call: Callable[[GpuReading], None]) -> None:
+        """Call with the newest reading, or with the next one if there is none yet."""
         if self.last is NONE:
             call(NONE)
             return
@@ -49,8 +50,8 @@ class Sampler:
         self._asking.append(call)
         self._timers.append(self._loop.after(LATE_S, self._late))
 
-    def keep(self) -> Said:
-        """Return the newest reading, and go on reading for a while."""
+    def keep(self) -> GpuReading:
+        """Return the newest reading, and keep reading for some seconds."""
         if self.last is not NONE:
             self._begin()
         return self.last
@@ -68,36 +69,36 @@ class Sampler:
         self._lines = Lines()
         out = self._out()
         os.set_blocking(out, False)
-        self._loop.on(out, self._hear)
+        self._loop.on(out, self._read)
 
     def _out(self) -> int:
         assert self._process is not None
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
-    def _hear(self, _: int) -> None:
+    def _read(self, _: int) -> None:
         try:
             data = os.read(self._out(), 1 << 16)
             self._lines.feed(data)
             while (line := self._lines.take()) is not None:
-                self._tell(json.loads(line))
+                self._take(json.loads(line))
         except (OSError, ValueError, Refusal):
             data = b""
         if not data:
-            self._tell({"absent": "the process that reads the GPUs ended"})
+            self._take({"absent": "the process that reads the GPUs ended"})
             self.end()
 
-    def _tell(self, said: Said) -> None:
-        self.last = said
+    def _take(self, reading: GpuReading) -> None:
+        self.last = reading
         asking, self._asking = self._asking, []
         for timer in self._timers:
             timer.cancel()
         self._timers = []
         for call in asking:
-            call(said)
+            call(reading)
 
     def _late(self) -> None:
-        self._tell(LATE)
+        self._take(LATE)
 
     def end(self) -> None:
         """End the process."""
@@ -114,13 +115,13 @@ class Sampler:
                 pipe.close()
         self._killed = [each for each in [*self._killed, process] if each.poll() is None]  # one may be stuck: no wait
         if self.last is not LATE:
-            self.last = {}  # whoever asks next gets a new one
+            self.last = {}  # the next call gets a new reading
 
 
-def of_tasks(said: Said, tasks: Mapping[int, Key]) -> dict[Key, float]:
-    """Return the GPU memory of each task in MB; `tasks` says whose a process is."""
+def of_tasks(reading: GpuReading, tasks: Mapping[int, Key]) -> dict[Key, float]:
+    """Return the GPU memory of each task in MB; `tasks` maps processes to tasks."""
     found: dict[Key, float] = {}
-    for gpu in said.get("gpus", ()):
+    for gpu in reading.get("gpus", ()):
         for pid, mb in gpu["processes"].items():
             key = tasks.get(int(pid))
             if key is not None and mb is not None:

@@ -1,4 +1,4 @@
-"""The verbs: what a client can ask of the agent."""
+"""The verbs of the agent: what a client can request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -26,17 +26,17 @@ from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.reading import read_range
 from labkit.testbed.agent.records import Phase, machine_id
 from labkit.testbed.agent.runs import LEASE_S, AgentRuns, File, TaskRequest
-from labkit.testbed.agent.sampler import Said, Sampler
-from labkit.testbed.agent.streams import AHEAD, EventStream, Follow, MeasurementStream, Telling
+from labkit.testbed.agent.sampler import GpuReading, Sampler
+from labkit.testbed.agent.streams import AHEAD, EventStream, Follow, ItemStream, MeasurementStream
 from labkit.testbed.agent.wire import PROTOCOL, Refusal, now_s, wall_s
 
 GRACE_S: Final = 5.0
 DAY_S: Final = 86400.0
 SHORT_S: Final = 0.2
-"""Between two readings for a single measurement."""
+"""Seconds between the two readings of a single measurement."""
 
 Later = None
-"""What a verb returns that answers later."""
+"""Returned by a verb that answers its request later."""
 
 
 class Service:
@@ -47,13 +47,13 @@ class Service:
     folder : Path
         Of the agent.
     runs : AgentRuns
-        What it is about.
+        Runs of the agent.
     loop : Loop
-        Calls later.
+        Event loop of the agent.
     log : callable
         Takes a line for the agent's log.
     leave : callable
-        Ends the agent; with a program, it becomes that.
+        Ends the agent; with a program, executes it instead.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Service:
         self.serve_later(request, lambda: self._answer(request, given))
 
     def serve_later(self, request: ClientRequest, answered: Callable[[], Any]) -> None:
-        """Answer a request with what a function returns, or why it does not."""
+        """Answer a request with the return value of a function, or with its refusal."""
         try:
             answer = answered()
         except Refusal as error:
@@ -103,25 +103,25 @@ class Service:
     # --- the agent itself
 
     def do_hello(self, request: ClientRequest, arguments: RequestArguments) -> Any:
-        """Say what agent and host are; a client of another protocol is told so."""
+        """Describe agent and host; refuse a client of another protocol."""
         protocol = arguments.whole("protocol", default=0, low=0, high=10**6)
         arguments.done()
         if protocol != PROTOCOL:
             mine = f"this agent speaks protocol {PROTOCOL} (labkit {version()}), the client {protocol}"
             raise Refusal("protocol", f"{mine}: restart the agent; its tasks go on")
         cores = sorted(os.sched_getaffinity(0))
-        said = {
+        hello = {
             "protocol": PROTOCOL, "labkit": version(), "build": build(),
             "python": ".".join(map(str, sys.version_info[:3])),
             "host": socket.gethostname(), "pid": os.getpid(), "boot": self._runs.boot, "machine": machine_id(),
             "folder": str(self._folder), "cores": cores, "memory_mb": _memory_mb(), "wall_s": wall_s(),
             "boot_s": round(now_s(), 3), "n_runs": len(self._runs.all), "n_clients": self._n_clients(),
         }  # fmt: skip
-        self._sampler.ask(lambda gpus: request.reply({**said, **_what_gpus(gpus, self.devices.holders())}))
+        self._sampler.ask(lambda gpus: request.reply({**hello, **_what_gpus(gpus, self.devices.holders())}))
         return Later
 
     def do_shutdown(self, request: ClientRequest, arguments: RequestArguments) -> Any:
-        """End the agent; it stays as long as anything runs."""
+        """End the agent; refused while a task runs."""
         arguments.done()
         if self._runs.busy:
             running = [f"{run.record.run}/{task.name}" for run in self._runs for task in run.record.running]
@@ -132,7 +132,7 @@ class Service:
         return Later
 
     def do_restart(self, request: ClientRequest, arguments: RequestArguments) -> Any:
-        """Become the agent of another labkit; tasks are not touched."""
+        """Become the agent of another labkit; tasks go on."""
         python, path = arguments.maybe_text("python"), arguments.maybe_text("path")
         arguments.done()
         env = {"PYTHONPATH": path or ""}
@@ -145,9 +145,9 @@ class Service:
     # --- tasks
 
     def do_start(self, request: ClientRequest, arguments: RequestArguments) -> Any:
-        """Start a task; one that asks for GPUs as soon as the driver has told of them."""
+        """Start a task; one that requests GPUs after the driver has reported them."""
         run = arguments.name("run")
-        wish = TaskRequest(
+        task = TaskRequest(
             task=arguments.name("task"),
             argv=arguments.words("argv"),
             env=arguments.variables("env"),
@@ -159,42 +159,42 @@ class Service:
         asks, beside = arguments.gpus("gpus"), arguments.maybe_name("beside")
         arguments.done()
         if not asks:
-            return self._start(run, wish if asks is None else self._with_gpus(run, wish, []))
+            return self._start(run, task if asks is None else self._with_gpus(run, task, []))
 
-        def start(said: Said) -> Any:
-            gpus = self.devices.grant(Key(run, wish.task), asks, said=said, beside=beside)
-            return self._start(run, self._with_gpus(run, wish, gpus))
+        def start(reading: GpuReading) -> Any:
+            gpus = self.devices.grant(Key(run, task.task), asks, reading=reading, beside=beside)
+            return self._start(run, self._with_gpus(run, task, gpus))
 
-        self._sampler.ask(lambda said: self.serve_later(request, lambda: start(said)))
+        self._sampler.ask(lambda reading: self.serve_later(request, lambda: start(reading)))
         return Later
 
-    def _with_gpus(self, run: str, wish: TaskRequest, gpus: list[Gpu]) -> TaskRequest:
-        """Return a wish for a task that has these GPUs, and sees no others."""
-        env = {**place_of_allotment(self._runs.folder / run / wish.task), **wish.env}
+    def _with_gpus(self, run: str, task: TaskRequest, gpus: list[Gpu]) -> TaskRequest:
+        """Return a request for a task that has these GPUs, and sees no others."""
+        env = {**place_of_allotment(self._runs.folder / run / task.task), **task.env}
         file = File([ALLOTMENT], allotment(gpus).encode())
-        return replace(wish, env=env, files=(*wish.files, file), gpus=[gpu.uuid for gpu in gpus])
+        return replace(task, env=env, files=(*task.files, file), gpus=[gpu.uuid for gpu in gpus])
 
-    def _start(self, run: str, wish: TaskRequest) -> Any:
-        task = self._runs.start(run, wish)
+    def _start(self, run: str, request: TaskRequest) -> Any:
+        task = self._runs.start(run, request)
         self._log(f"started {run}/{task.name} as {task.pid}")
         return {"pid": task.pid, "folder": str(self._runs.get(run).folder / task.name)}
 
     def do_claim(self, request: ClientRequest, arguments: RequestArguments) -> Any:
-        """Give a task that runs other GPUs than it has."""
+        """Give a running task other GPUs."""
         key = Key(arguments.name("run"), arguments.name("task"))
         asks: list[GpuRequest] = arguments.gpus("gpus") or []
         beside = arguments.maybe_name("beside")
         arguments.done()
 
-        def change(said: Said) -> Any:
-            gpus = self.devices.change(key, asks, said=said, beside=beside)
+        def change(reading: GpuReading) -> Any:
+            gpus = self.devices.change(key, asks, reading=reading, beside=beside)
             return {"gpus": {str(gpu.index): gpu.uuid for gpu in gpus}}
 
-        self._sampler.ask(lambda said: self.serve_later(request, lambda: change(said)))
+        self._sampler.ask(lambda reading: self.serve_later(request, lambda: change(reading)))
         return Later
 
     def do_tell(self, request: ClientRequest, arguments: RequestArguments) -> Any:
-        """Hand a message to a task."""
+        """Forward a message to a task."""
         run, name = self._runs.get(arguments.name("run")), arguments.name("task")
         message = arguments.anything("message")
         timeout_s = arguments.number("timeout_s", default=30.0, low=0.0, high=3600.0)
@@ -212,7 +212,7 @@ class Service:
         return Later
 
     def do_stop(self, request: ClientRequest, arguments: RequestArguments) -> Any:
-        """End a task, or a run; answer when nothing of it is left."""
+        """End a task or a run; answer when no process of it is left."""
         run, task = arguments.name("run"), arguments.maybe_name("task")
         grace_s = arguments.number("grace_s", default=GRACE_S, low=0.0, high=3600.0)
         wait = arguments.flag("wait", default=True)
@@ -229,7 +229,7 @@ class Service:
         return Later
 
     def do_renew(self, _: ClientRequest, arguments: RequestArguments) -> Any:
-        """Let a run go on."""
+        """Extend the lease of a run."""
         run = arguments.name("run")
         lease_s = arguments.number("lease_s", default=LEASE_S, low=0.0, high=30 * DAY_S)
         arguments.done()
@@ -237,15 +237,15 @@ class Service:
         return {"lease_left_s": lease_s}
 
     def do_list(self, _: ClientRequest, arguments: RequestArguments) -> Any:
-        """Say what runs there are, and their tasks."""
+        """List runs and their tasks."""
         run = arguments.maybe_name("run")
         arguments.done()
         return self._runs.listed() if run is None else [self._runs.shown(self._runs.get(run))]
 
-    # --- what they say
+    # --- streams and files
 
     def do_watch(self, request: ClientRequest, arguments: RequestArguments) -> Any:
-        """Tell the events of a run, from a number on, and go on."""
+        """Send the events of a run after a number, until it is over."""
         run = self._runs.get(arguments.name("run"))
         since = arguments.whole("since", default=0, low=0, high=2**53)
         ahead = arguments.whole("ahead", default=AHEAD, low=1, high=10**6)
@@ -254,7 +254,7 @@ class Service:
         return Later
 
     def do_follow(self, request: ClientRequest, arguments: RequestArguments) -> Any:
-        """Tell the lines of a file of a task, and go on."""
+        """Send the lines of a file of a task, until it has ended."""
         run = self._runs.get(arguments.name("run"))
         task, names = run.task(arguments.name("task")), arguments.path("file")
         offset = arguments.whole("offset", default=0, low=0, high=2**53)
@@ -265,12 +265,12 @@ class Service:
         return Later
 
     def do_more(self, request: ClientRequest, arguments: RequestArguments) -> Any:
-        """Let a stream go on by so many items."""
+        """Let a stream send n more items."""
         number = arguments.whole("request", default=0, low=0, high=2**53)
         n = arguments.whole("n", default=1, low=1, high=10**6)
         arguments.done()
         stream = request.connection.stream(number)
-        if isinstance(stream, Telling):
+        if isinstance(stream, ItemStream):
             stream.more(n)
         return {}
 
@@ -297,7 +297,7 @@ class Service:
     # --- measurements
 
     def do_measure(self, request: ClientRequest, arguments: RequestArguments) -> Any:
-        """Measure tasks and host: once, or each so many seconds."""
+        """Measure tasks and host, once or at an interval."""
         every_s = arguments.number("every_s", default=0.0, low=0.0, high=3600.0)
         pss, each = arguments.flag("pss", default=False), arguments.flag("each", default=False)
         ahead = arguments.whole("ahead", default=AHEAD, low=1, high=10**6)
@@ -313,7 +313,7 @@ class Service:
         return Later
 
     def do_gc(self, request: ClientRequest, arguments: RequestArguments) -> Any:
-        """Remove the folders of runs that were over for long enough."""
+        """Remove the folders of runs that have been over for long enough."""
         older_s = arguments.number("older_s", default=DAY_S, low=0.0, high=1e9)
         dry_run = arguments.flag("dry_run", default=False)
         arguments.done()
@@ -329,11 +329,11 @@ class Service:
             else:
                 request.reply(found)
 
-        aside(self._loop, lambda: sweep.carry_out(self._runs.folder, rows, dry_run=dry_run), done=done)
+        aside(self._loop, lambda: _swept(self._runs.folder, rows, dry_run=dry_run), done=done)
         return Later
 
     def _samples(self, every_s: float) -> Callable[..., dict[str, Any]]:
-        """Return a function that measures since it was last called."""
+        """Return a function that measures the time since its last call."""
         before = self._meter.reading(max_age_s=every_s / 2)
         self._sampler.keep()
 
@@ -346,12 +346,16 @@ class Service:
         return sample
 
     def close(self) -> None:
-        """End what helps the agent."""
+        """End the processes that serve the agent."""
         self._sampler.end()
 
 
+def _swept(folder: Path, rows: list[sweep.SweepRow], *, dry_run: bool) -> list[dict[str, Any]]:
+    return [asdict(row) for row in sweep.carry_out(folder, rows, dry_run=dry_run)]
+
+
 def _check_python(python: str, env: dict[str, str]) -> None:
-    """See whether another labkit's agent can be loaded, before there is no way back."""
+    """Refuse a Python that cannot load an agent, before this agent is replaced."""
     argv = [python, "-c", "import labkit.testbed.agent.daemon"]
     try:
         done = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, timeout=20.0, check=False, cwd="/")
@@ -362,14 +366,14 @@ def _check_python(python: str, env: dict[str, str]) -> None:
         raise Refusal("restart", f"{python!r} cannot load an agent: {fault}")
 
 
-def _what_gpus(said: Said, holders: Mapping[str, set[Key]]) -> dict[str, Any]:
+def _what_gpus(reading: GpuReading, holders: Mapping[str, set[Key]]) -> dict[str, Any]:
     kept = ("index", "name", "uuid", "memory_mb", "mig")
     gpus = [
         {**{name: gpu[name] for name in kept}, "held_by": [f"{run}/{task}" for run, task in sorted(held)]}
-        for gpu in said.get("gpus", ())
+        for gpu in reading.get("gpus", ())
         for held in [holders.get(gpu["uuid"], set())]
     ]
-    return {"gpus": gpus, "gpus_absent": said.get("absent", "")}
+    return {"gpus": gpus, "gpus_absent": reading.get("absent", "")}
 
 
 def _memory_mb() -> int:

@@ -1,29 +1,28 @@
-"""The shapes of what an agent says, checked here: a host may say anything.
+"""The types of the messages of an agent, with one decoder: a host may send anything.
 
-Only what is used here is looked at; what an agent says besides stays as it is.
+The agent itself replies with the same types. A field that an older agent does not send has a default.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypedDict
 
 from annotated_types import Ge, Le, Len, Predicate
 
 from labkit.testbed.agent.errors import AgentRefused
 from labkit.testbed.agent.wire import NAME
 
-T = TypeVar("T")
 Count = Annotated[int, Ge(0), Le(1 << 62)]
 Number = Annotated[float, Ge(-1e15), Le(1e15)]
 Text = Annotated[str, Len(0, 1 << 16)]
 
 
-def _is_line(said: object) -> bool:
-    """Tell whether it is a text of at most 16 MiB; bytes that are no UTF-8 may be in it as surrogates."""
+def _is_line(value: object) -> bool:
+    """Return whether a value is text of at most 16 MiB; bytes that are no UTF-8 may be in it as surrogates."""
     try:
-        return isinstance(said, str) and len(said.encode(errors="surrogateescape")) <= 1 << 24
+        return isinstance(value, str) and len(value.encode(errors="surrogateescape")) <= 1 << 24
     except UnicodeEncodeError:  # surrogates that stand for no byte
         return False
 
@@ -31,18 +30,40 @@ def _is_line(said: object) -> bool:
 Line = Annotated[Any, Predicate(_is_line)]
 
 
-@dataclass(frozen=True)
+class GpuAsk(TypedDict):
+    """A request for `n` of some GPUs by number."""
+
+    n: int
+    of: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Bridge:
-    """What a bridge says of itself."""
+    """First line of a bridge: build, Python and search path of the labkit that is installed on its host."""
 
     build: Text = ""
     python: Text | None = None
     path: Text | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class HeldGpu:
+    """A GPU of a host; `held_by` names tasks, RUN/TASK."""
+
+    index: Count
+    name: Text | None = None
+    uuid: Text | None = None
+    memory_mb: Number | None = None
+    mig: bool = False
+    held_by: list[Text] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
-    """Who an agent is."""
+    """What agent and host are: the build of labkit that the agent runs, and an id of the host's start (`boot`).
+
+    `wall_s` is the clock of the host when it answered, `boot_s` seconds since its start.
+    """
 
     build: Text
     labkit: Text
@@ -53,57 +74,87 @@ class Hello:
     folder: Text
     n_runs: Count
     n_clients: Count
+    protocol: Count = 0
+    python: Text = ""
+    cores: list[Count] = field(default_factory=list)
+    memory_mb: Number = 0.0
+    wall_s: Number = 0.0
+    boot_s: Number = 0.0
+    gpus: list[HeldGpu] = field(default_factory=list)
+    gpus_absent: Text = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ListedTask:
-    """A task of a run."""
+    """A task of a run; `how` it ended is empty while it runs."""
 
     phase: Text
     how: Text | None = None
     started_s: Number | None = None
+    ended_s: Number | None = None
+    name: Text = ""
+    pid: Count = 0
+    code: int | None = None
+    signal: Text | None = None
+    argv: list[Text] = field(default_factory=list)
+    cores: list[Count] | None = None
+    gpus: list[Text] | None = None
+    leaving: list[Text] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A run that an agent lists."""
+    """A run that an agent lists; `over` is why it is over, empty while it goes on."""
 
     run: Text
     over: Any
     last_event: Count
     tasks: dict[str, ListedTask] = field(default_factory=dict)
+    over_s: Number | None = None
+    lease_left_s: Number = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Event:
-    """What happened on a host."""
+    """An event of a run on a host; fields beyond `task` depend on its kind."""
 
     n: Count
     kind: Text
     task: Text | None = None
+    wall_s: Number = 0.0
+    boot_s: Number = 0.0
+    pid: Count = 0
+    code: int | None = None
+    signal: Text | None = None
+    how: Text | None = None
+    why: Text | None = None
+    lease_s: Number | None = None
+    grace_s: Number | None = None
+    cores: list[Count] | None = None
+    gpus: list[Text] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileLines:
-    """Lines of a file."""
+    """Lines of a file, the offset of the first one, and that behind the last one."""
 
     offset: Count
     next: Count
     lines: list[Line]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Data:
-    """A piece of a file."""
+    """A piece of a file in base64, its offset, and the size of the whole file."""
 
     offset: Count
     data: Line
     size: Count
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Used:
-    """What a task uses."""
+    """Resources that a task uses; `processes` are processor seconds and `processes_mb` memory by pid, if requested."""
 
     run: Text
     task: Text
@@ -117,72 +168,109 @@ class Used:
     processes_mb: dict[str, Number] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HostUse:
-    """What a host has and uses."""
+    """Resources that a host has and uses; `cpu_percent` is 100 for one busy core, `busy_s` counts from its start."""
 
     cpu_percent: Number
     busy_s: Number
     memory_mb: Number
     free_memory_mb: Number
+    load: Number = 0.0
+    free_disk_mb: Number = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """Load of a GPU; None: the GPU does not report it."""
+
+    index: Count
+    name: Text | None = None
+    uuid: Text | None = None
+    memory_mb: Number | None = None
+    used_mb: Number | None = None
+    busy_percent: Number | None = None
+    memory_busy_percent: Number | None = None
+    pcie_tx_mb_s: Number | None = None
+    pcie_rx_mb_s: Number | None = None
+    power_w: Number | None = None
+    mig: bool = False
+    processes: dict[str, Number | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class HostMeasurement:
-    """What was measured."""
+    """Use of a host and its tasks over the last `over_s` seconds; `n_missed` measurements were left out before it."""
 
     boot_s: Number
     host: HostUse
     tasks: list[Used]
+    wall_s: Number = 0.0
+    over_s: Number = 0.0
+    gpus: list[GpuUse] = field(default_factory=list)
+    gpus_absent: Text = ""
+    n_missed: Count = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StartedTask:
-    """A task that was started."""
+    """Process and folder of a task that was started."""
 
     pid: Count
     folder: Text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class ClaimedGpus:
+    """Identifiers of the GPUs that a task holds, by number."""
+
+    gpus: dict[str, Text]
+
+
+@dataclass(frozen=True, slots=True)
 class FolderRow:
-    """What became of a folder."""
+    """Whether the folder of a run was removed, or is to be, and why."""
 
     n_bytes: Count = 0
     removed: bool = False
+    run: Text = ""
+    remove: bool = False
+    why: Text = ""
+    age_s: Number | None = None
+    n_files: Count = 0
 
 
-def shaped(kind: Any, said: Any) -> Any:
-    """Return what an agent said, if it has a shape.
+def shaped(kind: Any, answer: Any) -> Any:
+    """Return what an agent sent, decoded as a type of this module; fields that it does not have are ignored.
 
     Raises
     ------
     AgentRefused
-        If it has not: where, and what was expected.
+        If it has another form: where, and what was expected.
     """
     from pydantic import ValidationError
 
     try:
-        _adapter(kind).validate_python(said)
+        return _adapter(kind).validate_python(answer)
     except ValidationError as error:
         fault = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(readable(str(part))[:40] for part in fault["loc"][:6])
         raise AgentRefused(
             f"the agent's answer has not the form that was asked for: {where}: {fault['msg'][:200]}", kind="malformed"
         ) from None
-    return said
 
 
-def named_runs(said: Any) -> Any:
-    """Return a list of runs, if it is one and each run and task has a name that it can have."""
-    for run in shaped(list[ListedRun], said):
-        for name in (run["run"], *run["tasks"]):
+def named_runs(answer: Any) -> list[ListedRun]:
+    """Return a list of runs, decoded; each run and task has a name that a run or task can have."""
+    runs: list[ListedRun] = shaped(list[ListedRun], answer)
+    for listed in runs:
+        for name in (listed.run, *listed.tasks):
             if not NAME.fullmatch(name):
                 raise AgentRefused(
-                    f"the agent tells of {readable(name)[:80]!r}, a name that no run and no task can have",
+                    f"the agent reports {readable(name)[:80]!r}, a name that no run and no task can have",
                     kind="malformed",
                 )
-    return said
+    return runs
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Start a process in a session of its own: its cores, its environment, its log; or the error why not."""
+"""Start a process in a session of its own with its cores, environment and log, or report why that failed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from labkit.testbed.agent.records import BOOT
 from labkit.testbed.agent.wire import Refusal
 
 BED: Final = ("LABKIT_BED", "LABKIT_BED_HOST", BOOT)
-"""Marks of a laptop testbed: what has them ends with it."""
+"""Environment variables of a laptop testbed: processes with them end with it."""
 BASE: Final = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR",
     "LD_LIBRARY_PATH", *BED,
 )  # fmt: skip
-"""What a task has of the agent's environment; LD_LIBRARY_PATH leads to the NVIDIA driver on some hosts."""
+"""Variables that a task inherits; LD_LIBRARY_PATH leads to the NVIDIA driver on some hosts."""
 
 TO_LOG: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-"""How a task's log is opened, for a file of mode 0600."""
+"""Flags that open a task's log, a file of mode 0600."""
 RESET: Final = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -39,26 +39,26 @@ class SpawnRequest:
 
 
 def environment(label: Mapping[str, str], given: Mapping[str, str], gpus: Sequence[str] | None) -> dict[str, str]:
-    """Return the environment of a task: the label, a small base, the GPUs, and what was given."""
+    """Return the environment of a task: label, inherited variables, GPUs, and the requested variables."""
     base = {name: os.environ[name] for name in BASE if name in os.environ}
     seen = {} if gpus is None else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
     return {**label, **base, **seen, **given, **label}
 
 
 def spawn(order: SpawnRequest) -> int:
-    """Start a process, and return its number once it runs the program.
+    """Start a process, and return its number once it executes the program.
 
     Raises
     ------
     Refusal
         If it cannot be started; nothing is left of it.
     """
-    heard, told = os.pipe()
+    reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become(order, told)
-    os.close(told)
-    with os.fdopen(heard, "rb") as pipe:
+        _become(order, writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
         fault = pipe.read().decode()
     if fault:
         os.waitpid(pid, 0)
@@ -66,8 +66,8 @@ def spawn(order: SpawnRequest) -> int:
     return pid
 
 
-def _become(order: SpawnRequest, told: int) -> NoReturn:
-    """Turn this child into what was ordered; on failure say why."""
+def _become(order: SpawnRequest, writing: int) -> NoReturn:
+    """Become the requested program in the forked child; on failure report why."""
     try:
         os.setsid()
         os.chdir(order.folder)
@@ -83,6 +83,6 @@ def _become(order: SpawnRequest, told: int) -> NoReturn:
         os.execvpe(order.argv[0], list(order.argv), dict(order.env))
     except BaseException as error:
         with contextlib.suppress(BaseException):
-            said = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-            os.write(told, said.encode()[:4096] or b"?")
+            why = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+            os.write(writing, why.encode()[:4096] or b"?")
     os._exit(127)

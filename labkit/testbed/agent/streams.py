@@ -1,4 +1,4 @@
-"""What goes on telling: events of a run, lines of a file, measurements. Each waits for a client that is slow."""
+"""Streams to clients: events of a run, lines of a file, measurements. Each waits for a client that is slow."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from labkit.testbed.agent.run import AgentRun
 from labkit.testbed.agent.wire import Refusal
 
 LOOK_S: Final = 0.1
-"""How often a file that somebody follows is looked at."""
+"""Seconds between two looks at a file that a client follows."""
 
 AHEAD: Final = 64
-"""Items that may be on their way to a client that has not asked for more."""
+"""Items that are sent before the client requests more."""
 
 
-class Telling:
-    """A stream: tells items while the client wants more, and ends with a reply."""
+class ItemStream:
+    """A stream: sends items while the client takes them, and ends with a reply."""
 
     def __init__(self, request: ClientRequest, *, ahead: int = AHEAD) -> None:
         self.request, self._credit = request, ahead
 
     def more(self, n: int) -> None:
-        """Note that the client has taken so many."""
+        """Note that the client has taken n items."""
         self._credit += n
         self.pump()
 
@@ -37,13 +37,13 @@ class Telling:
         """Whether the client takes another item now."""
         return self._credit > 0 and self.request.open and self.request.connection.has_room
 
-    def tell(self, item: bytes) -> None:
-        """Tell one item."""
+    def send(self, item: bytes) -> None:
+        """Send one item."""
         self._credit -= 1
         self.request.item(item)
 
     def pump(self) -> None:
-        """Tell what there is."""
+        """Send what there is."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class Telling:
         raise NotImplementedError
 
 
-class EventStream(Telling):
+class EventStream(ItemStream):
     """The events of a run, from a number on, until it is over."""
 
     def __init__(self, request: ClientRequest, run: AgentRun, *, since: int, ahead: int = AHEAD) -> None:
@@ -61,18 +61,18 @@ class EventStream(Telling):
         run.listeners.add(self.pump)
 
     def pump(self) -> None:
-        """Tell the events that are written and not told."""
+        """Send events that are written and not sent yet."""
         while self.wanted:
             lines = self._lines()
             if lines is None:
-                if self._run.told_all:
+                if self._run.complete:
                     self.request.reply({"over": self._run.record.over, "last": self._last})
                 return
             if lines:
-                self.tell(b"[%b]" % b",".join(lines))
+                self.send(b"[%b]" % b",".join(lines))
 
     def _lines(self) -> list[bytes] | None:
-        """Return events that come next; None where there are no more."""
+        """Return the next events; None if there are no more."""
         _, lines = self._reader.lines()
         if not lines:
             return None
@@ -90,8 +90,8 @@ class EventStream(Telling):
         self._reader.close()
 
 
-class Follow(Telling):
-    """The lines of a file of a task, until the task has ended and all is told."""
+class Follow(ItemStream):
+    """The lines of a file of a task, until the task has ended and all lines are sent."""
 
     def __init__(
         self,
@@ -110,10 +110,10 @@ class Follow(Telling):
         self._timer: Timer | None = None
 
     def pump(self) -> None:
-        """Tell the lines that are there, and look again in a while."""
+        """Send the lines that are there, and look again after `LOOK_S`."""
         self._pause()
         try:
-            done = self._tell_all()
+            done = self._send_all()
         except (Refusal, OSError) as error:
             self.request.refuse(error if isinstance(error, Refusal) else Refusal("file", str(error)))
             return
@@ -125,14 +125,14 @@ class Follow(Telling):
     def _now(self) -> TaskRecord:
         return self._run.record.tasks.get(self._task.name, self._task)
 
-    def _tell_all(self) -> bool:
-        """Tell what is there; True if nothing will follow."""
+    def _send_all(self) -> bool:
+        """Send the lines that are there; return True if no more will follow."""
         ended = self._now().phase == Phase.ENDED
         while self.wanted:
             start, lines = self._reader.lines(all_of_it=ended)
             if lines:
                 texts = [line.decode(errors="surrogateescape") for line in lines]
-                self.tell(json.dumps({"offset": start, "next": self._reader.offset, "lines": texts}).encode())
+                self.send(json.dumps({"offset": start, "next": self._reader.offset, "lines": texts}).encode())
             elif not self._reader.more or not ended:
                 return ended
         return False
@@ -148,8 +148,8 @@ class Follow(Telling):
         self._reader.close()
 
 
-class MeasurementStream(Telling):
-    """A measurement each so many seconds; those that the client has no room for are left out, and counted."""
+class MeasurementStream(ItemStream):
+    """A measurement at an interval; those that the client does not take in time are left out, and counted."""
 
     def __init__(
         self,
@@ -167,12 +167,12 @@ class MeasurementStream(Telling):
     def _due(self) -> None:
         self._timer = self._loop.after(self._every_s, self._due)
         if self.wanted:
-            self.tell(json.dumps({**self._sample(), "n_missed": self._n_missed}).encode())
+            self.send(json.dumps({**self._sample(), "n_missed": self._n_missed}).encode())
         else:
             self._n_missed += 1
 
     def pump(self) -> None:
-        """Wait for the next moment."""
+        """Wait for the next measurement."""
 
     def close(self) -> None:
         """Stop."""

@@ -1,11 +1,12 @@
-"""Remove the folders of runs that are over: only what bears labkit's label, and never through a link."""
+"""Remove the folders of runs that are over: only folders with labkit's label, and never through a link."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from labkit.testbed.agent.places import LABEL
 from labkit.testbed.agent.records import AgentRunRecord
@@ -15,22 +16,33 @@ from labkit.testbed.agent.wire import wall_s
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def plan(runs: AgentRuns, *, older_s: float) -> list[dict[str, Any]]:
-    """Return a row for each thing in the folder of runs: run, remove, why, age_s."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRow:
+    """What is done with one folder of a run: the message `FolderRow` of `labkit.testbed.agent.shapes`."""
+
+    run: str
+    remove: bool
+    why: str
+    age_s: float | None = None
+    n_files: int = 0
+    n_bytes: int = 0
+    removed: bool = False
+
+
+def plan(runs: AgentRuns, *, older_s: float) -> list[SweepRow]:
+    """Return a row for each entry in the folder of runs: whether it is to be removed, and why."""
     living = {key.run for key in runs.processes.find({})}
-    return [
-        {"run": name, **_judge(runs, name, living=living, older_s=older_s)}
-        for name in sorted(entry.name for entry in os.scandir(runs.folder))
-    ]
+    names = sorted(entry.name for entry in os.scandir(runs.folder))
+    return [_judge(runs, name, living=living, older_s=older_s) for name in names]
 
 
-def _judge(runs: AgentRuns, name: str, *, living: Iterable[str], older_s: float) -> dict[str, Any]:
+def _judge(runs: AgentRuns, name: str, *, living: Iterable[str], older_s: float) -> SweepRow:
     why = _reason_to_keep(runs, name, living)
     if why:
-        return {"remove": False, "why": why, "age_s": None}
+        return SweepRow(run=name, remove=False, why=why)
     age_s = round(wall_s() - (runs.all[name].record.over_s or wall_s()), 1)
     old = age_s >= older_s
-    return {"remove": old, "why": "over" if old else f"over for {age_s:g} s only", "age_s": age_s}
+    return SweepRow(run=name, remove=old, why="over" if old else f"over for {age_s:g} s only", age_s=age_s)
 
 
 def _reason_to_keep(runs: AgentRuns, name: str, living: Iterable[str]) -> str:
@@ -45,25 +57,25 @@ def _reason_to_keep(runs: AgentRuns, name: str, living: Iterable[str]) -> str:
     return ""
 
 
-def carry_out(folder: Path, rows: Iterable[Mapping[str, Any]], *, dry_run: bool) -> list[dict[str, Any]]:
-    """Remove what a plan says (in a process of its own: it may take long), and return its rows with what was found."""
-    return [_carry_out(folder, dict(row), dry_run=dry_run) for row in rows]
+def carry_out(folder: Path, rows: Iterable[SweepRow], *, dry_run: bool) -> list[SweepRow]:
+    """Remove the folders of a plan, which may take long; return its rows with the files and bytes that were found."""
+    return [_carry_out(folder, row, dry_run=dry_run) for row in rows]
 
 
-def _carry_out(folder: Path, row: dict[str, Any], *, dry_run: bool) -> dict[str, Any]:
+def _carry_out(folder: Path, row: SweepRow, *, dry_run: bool) -> SweepRow:
     counted = {"n_files": 0, "n_bytes": 0}
-    removed = False
-    if row["remove"]:
+    why, removed = row.why, False
+    if row.remove:
         try:
-            _remove_run(folder, row["run"], counted, dry_run=dry_run)
+            _remove_run(folder, row.run, counted, dry_run=dry_run)
             removed = not dry_run
         except (OSError, RecursionError) as error:
-            row["why"] = f"could not be removed: {error}"
-    return {**row, **counted, "removed": removed}
+            why = f"could not be removed: {error}"
+    return replace(row, why=why, removed=removed, n_files=counted["n_files"], n_bytes=counted["n_bytes"])
 
 
 def _remove_run(folder: Path, name: str, counted: dict[str, int], *, dry_run: bool) -> None:
-    """Remove the folder of a run, its label last: what is left half-way still bears it."""
+    """Remove the folder of a run, its label last: a folder that is removed in part still has it."""
     runs = os.open(folder, DIRECTORY)
     try:
         run = os.open(name, DIRECTORY, dir_fd=runs)

@@ -1,4 +1,4 @@
-"""What comes in over time from an agent: an iterator that takes only as much as its reader does."""
+"""A subscription: an iterator over items that an agent sends, with flow control."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Subscription(Iterator[T], Generic[T]):
     Parameters
     ----------
     unfold : callable
-        From what the agent sends to things, each with a number.
+        From an item to values, each with a number.
     last : int
-        The number of the last thing before.
+        Number of the value before the first one.
     ahead : int
-        Items that the agent may send before they are taken.
+        Items that the agent may send before they are taken here.
 
     Attributes
     ----------
     last : int
-        Number of the last thing that was taken: from there on after the connection was lost.
+        Number of the last value that was taken: where to go on after the connection was lost.
     end : dict, optional
-        What the agent said at the end.
+        Last message of the agent.
     """
 
     def __init__(self, unfold: Callable[[Any], Sequence[tuple[int, T]]], *, last: int, ahead: int) -> None:
@@ -42,25 +42,25 @@ class Subscription(Iterator[T], Generic[T]):
         self.end: dict[str, Any] | None = None
 
     def bind(self, *, more: Callable[[int], None], cancel: Callable[[], None]) -> None:
-        """Say how to ask for more, and how to stop."""
+        """Set the functions that request more items, and that cancel the subscription."""
         self._more, self._cancel = more, cancel
 
     def item(self, item: Any) -> None:
-        """Take in what was sent; an agent that sends more than it may is heard no more."""
+        """Take in an item; an agent that sends more than was requested fails the subscription."""
         if self._items.qsize() <= 2 * self._ahead + 16:
             self._items.put(("item", item))
         else:
             self.finish(error=AgentRefused("the agent sends more than it was asked for", kind="malformed"))
 
     def finish(self, ok: Any = None, error: AgentError | None = None) -> None:
-        """Take in that nothing follows."""
+        """Take in the end of the subscription."""
         self._items.put(("end", error if error is not None else ok))
 
     def __next__(self) -> T:
         return self.next(timeout_s=None)
 
     def next(self, *, timeout_s: float | None) -> T:
-        """Return the next one.
+        """Return the next value.
 
         Raises
         ------
@@ -73,26 +73,26 @@ class Subscription(Iterator[T], Generic[T]):
             if self._over is not False:
                 raise self._over if isinstance(self._over, AgentError) else StopIteration
             self._take(timeout_s)
-        self.last, thing = self._here.pop(0)
-        return thing
+        self.last, value = self._here.pop(0)
+        return value
 
     def _take(self, timeout_s: float | None) -> None:
         try:
-            kind, said = self._items.get(timeout=timeout_s)
+            kind, item = self._items.get(timeout=timeout_s)
         except queue.Empty:
             raise AgentTimeout(f"nothing came within {timeout_s:g} s") from None
         if kind == "end":
-            self._over = said if isinstance(said, AgentError) else True
-            self.end = said if isinstance(said, dict) else None
+            self._over = item if isinstance(item, AgentError) else True
+            self.end = item if isinstance(item, dict) else None
             return
-        self._here = list(self._unfold(said))
+        self._here = list(self._unfold(item))
         self._n_taken += 1
         if self._n_taken * 2 >= self._ahead:
             self._more(self._n_taken)
             self._n_taken = 0
 
     def close(self) -> None:
-        """Want no more."""
+        """Cancel the subscription."""
         if self._over is False:
             self._cancel()
             self._over = True

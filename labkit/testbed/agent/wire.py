@@ -1,4 +1,4 @@
-"""What agent, bridge and client say to each other: JSON lines, names, and refusals."""
+"""The protocol of agent, bridge and client: JSON lines, names, and refusals."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import time
 from typing import Any, Final
 
 PROTOCOL: Final = 1
-"""Raised when agents and clients of before would misunderstand."""
+"""Incremented when agents and clients of different versions would misunderstand each other."""
 
 MARK: Final = b"labkit-agent-bridge "
-"""Begins the first line of a bridge; what a login shell said before it is dropped."""
+"""Begin of the first line of a bridge; output of the login shell before it is dropped."""
 
 MAX_LINE: Final = 8 << 20
-"""Bytes of one request or reply."""
+"""Most bytes of one request or reply."""
 
 NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}")
 
 
-class Refusal(Exception):  # noqa: N818 - what happened, as one says it
-    """The agent will not or cannot do what was asked; `kind` is one word for programs."""
+class Refusal(Exception):  # noqa: N818 - a refusal, not a fault
+    """The agent does not carry out a request; `kind` is one word for programs."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind, self.message = kind, message
 
-    def told(self) -> dict[str, str]:
+    def to_json(self) -> dict[str, str]:
         """Return it for a reply."""
         return {"kind": self.kind, "message": self.message}
 
 
-def pack(said: Any) -> bytes:
+def pack(message: Any) -> bytes:
     """Return a line of JSON."""
-    return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def unpack(line: bytes) -> dict[str, Any]:
@@ -45,16 +45,16 @@ def unpack(line: bytes) -> dict[str, Any]:
         If it is not.
     """
     try:
-        said = json.loads(line)
+        message = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise Refusal("malformed", f"this line is not JSON: {type(error).__name__}") from None
-    if not isinstance(said, dict):
-        raise Refusal("malformed", f"expected a JSON object, got {type(said).__name__}")
-    return said
+    if not isinstance(message, dict):
+        raise Refusal("malformed", f"expected a JSON object, got {type(message).__name__}")
+    return message
 
 
 def check_name(text: object, what: str) -> str:
-    """Return a name that cannot be a path outside or a word of a shell.
+    """Return a name, if it can be neither a path that leads out of a folder nor a word of a shell.
 
     >>> check_name("worker-3.a", "task")
     'worker-3.a'
@@ -76,7 +76,7 @@ class Lines:
         self._limit, self._buffer, self._seen = limit, bytearray(), 0
 
     def feed(self, data: bytes) -> None:
-        """Take in what was read."""
+        """Add bytes."""
         self._buffer += data
 
     def take(self) -> bytes | None:
@@ -85,7 +85,7 @@ class Lines:
         Raises
         ------
         Refusal
-            If there is a line that is too long; nothing after it can be understood.
+            If a line is too long; the stream cannot be used any more.
         """
         end = self._buffer.find(b"\n", self._seen)
         if end < 0:
@@ -101,10 +101,10 @@ class Lines:
 
 
 def now_s() -> float:
-    """Return seconds since the host was started; they go on while it sleeps."""
+    """Return seconds since the host was started; they count on while it is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def wall_s() -> float:
-    """Return seconds since 1970, for people and for the comparison of hosts."""
+    """Return seconds since 1970, comparable between hosts."""
     return round(time.time_ns() / 1e9, 3)

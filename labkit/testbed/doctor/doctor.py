@@ -1,9 +1,8 @@
-"""Examine the hosts of a testbed: one program on each, asked over one connection, all at once."""
+"""Examine the hosts of a testbed: one probe program on each host, over one connection, all at once."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from labkit.testbed.doctor.findings import (
     DoctorReport,
@@ -19,20 +18,20 @@ from labkit.testbed.doctor.probe import HostProbe, visit
 from labkit.testbed.install.wheel import build
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.ssh.replies import EchoPort
 
-TORCH_S = 90.0
 CLOCK_ROUNDS = 5
 
 
 def examine(fleet: Fleet, *, torch: bool = True) -> DoctorReport:
-    """Look at every host, and from every host at every other.
+    """Check every host, and the connections from every host to every other.
 
     Parameters
     ----------
     fleet : Fleet
         The hosts.
     torch : bool
-        Import torch there, which takes seconds; False leaves it out.
+        Also import torch there, which takes seconds.
 
     Returns
     -------
@@ -41,22 +40,22 @@ def examine(fleet: Fleet, *, torch: bool = True) -> DoctorReport:
     """
     hash = build().hash
     wanted = {machine.name: wanted_of(machine, hash) for machine in fleet.inventory}
-    doors: dict[str, dict[str, Any]] = {}
+    ports: dict[str, EchoPort] = {}
 
-    def open_door(examiner: HostProbe) -> list[Finding]:
-        doors[examiner.machine.name] = examiner.ask("listen", host=examiner.machine.address)
+    def listen(probe: HostProbe) -> list[Finding]:
+        ports[probe.machine.name] = probe.listen(probe.machine.address)
         return []
 
     with visit(fleet) as hosts:
         hosts.each(lambda examiner: _clock(examiner, wanted[examiner.machine.name]))
         hosts.each(lambda examiner: _facts(examiner, wanted[examiner.machine.name], torch=torch))
-        hosts.each(open_door)
-        hosts.each(lambda examiner: _knock(examiner, wanted[examiner.machine.name], fleet.inventory, doors))
+        hosts.each(listen)
+        hosts.each(lambda examiner: _knock(examiner, wanted[examiner.machine.name], fleet.inventory, ports))
     return DoctorReport(finding for found in hosts.findings.values() for finding in found)
 
 
 def wanted_of(machine: Machine, hash: str) -> HostExpectation:
-    """Return what the inventory says of a host that can be checked there."""
+    """Return what the inventory says about a host and can be checked there."""
     host = machine.host
     return HostExpectation(
         machine.name, machine.python, machine.folder, host.gpus, host.cpus, host.memory_gb, hash,
@@ -65,11 +64,11 @@ def wanted_of(machine: Machine, hash: str) -> HostExpectation:
 
 
 def _clock(examiner: HostProbe, wanted: HostExpectation) -> list[Finding]:
-    """Compare clocks: the quickest of some questions bounds the offset best."""
+    """Compare clocks; the fastest of several questions gives the smallest error."""
     rounds = []
     for _ in range(CLOCK_ROUNDS):
         before = time.time()  # noqa: TID251 - the two hosts' clocks are compared
-        theirs = examiner.ask("clock")["time_s"]
+        theirs = examiner.clock().time_s
         after = time.time()  # noqa: TID251
         rounds.append((after - before, theirs - (before + after) / 2))
     trip_s, offset_s = min(rounds)
@@ -78,23 +77,22 @@ def _clock(examiner: HostProbe, wanted: HostExpectation) -> list[Finding]:
 
 
 def _facts(examiner: HostProbe, wanted: HostExpectation, *, torch: bool) -> list[Finding]:
-    facts = examiner.ask("facts")
+    facts = examiner.facts()
     found = of_facts(wanted, facts)
     if torch:
-        said = examiner.ask("torch", patience_s=TORCH_S)
-        found.append(of_torch(wanted, said, deployed=bool(facts["deployed"]["hash"])))
+        found.append(of_torch(wanted, examiner.torch(), deployed=bool(facts.deployed.hash)))
     return found
 
 
 def _knock(
-    examiner: HostProbe, wanted: HostExpectation, inventory: Inventory, doors: dict[str, dict[str, Any]]
+    examiner: HostProbe, wanted: HostExpectation, inventory: Inventory, ports: dict[str, EchoPort]
 ) -> list[Finding]:
-    """Let a host knock at the doors of all others."""
-    own = doors[wanted.name]
-    peers = [
-        [machine.name, machine.address, doors[machine.name]["port"], doors[machine.name]["word"]]
-        for machine in inventory
-        if machine.name != wanted.name and "port" in doors.get(machine.name, {})
-    ]
-    said = examiner.ask("dial", peers=peers)
-    return [of_doors(wanted, examiner.machine.address, said, error=own.get("error", ""))]
+    """Connect from a host to the ports of all others."""
+    others = {machine.name: machine.address for machine in inventory if machine.name != wanted.name}
+    peers = {
+        name: (others[name], each.port, each.word)
+        for name, each in ports.items()
+        if name in others and each.port is not None
+    }
+    error = ports[wanted.name].error or ""
+    return [of_doors(wanted, examiner.machine.address, examiner.dial(peers), error=error)]

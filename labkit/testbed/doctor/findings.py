@@ -1,4 +1,4 @@
-"""What an examination of hosts found: facts to findings, findings to a table. No connection in sight."""
+"""Findings of an examination of hosts, made from facts and shown as a table; without connections."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.testbed.ssh.frames import readable
+from labkit.testbed.ssh.replies import Deployed, Dialled, HostFacts, Torch
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,14 +21,14 @@ ROOM_GB, LITTLE_ROOM_GB = 0.5, 5.0
 LATE_S, WRONG_TIME_S = 0.1, 3600.0
 """Clock offsets from which events look out of order, and from which certificates of a job may not hold."""
 ANY_TYPE = "gpu"
-"""What an inventory calls GPUs whose kind it does not say."""
+"""Values of `device_type` that name no kind of GPU."""
 WORD = re.compile(r"[a-z0-9]+")
 MEMORY_SLACK = 0.9
 """What a machine sold as 64 GB shows of it."""
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     OK = "ok"
     NOTE = "note"
@@ -38,18 +39,18 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at on one host.
+    """Result of one check on one host.
 
     Attributes
     ----------
     host, check : str
-        Where, and what: a heading of the table.
+        The host, and the check: a heading of the table.
     state : Severity
-        How bad it is.
+        Its severity.
     found : str
-        In a few words.
+        The result in a few words.
     hint : str
-        What to do about it; empty where all is well.
+        Remedy; empty if all is well.
     """
 
     host: str
@@ -61,7 +62,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class HostExpectation:
-    """What the inventory says of a host, as far as it can be checked.
+    """What the inventory says about a host, as far as it can be checked.
 
     Attributes
     ----------
@@ -70,15 +71,15 @@ class HostExpectation:
     python, folder : str
         Its interpreter and labkit's folder there.
     gpus : int
-        How many it should have.
+        Number of GPUs.
     cpus, memory_gb : float
         As the inventory has them.
     hash : str
-        Of the labkit that is here.
+        Hash of the labkit here.
     pretends : bool
-        Its GPUs are only said to be there: those of a host of the type laptop, cpu or none.
+        Whether its GPUs are not real: device_type is laptop, cpu or none.
     device_type : str
-        The kind of its GPUs.
+        Kind of its GPUs.
     """
 
     name: str
@@ -138,7 +139,7 @@ class DoctorReport:
         return shown
 
     def hints(self) -> Table:
-        """Return what is not well, the worst first, each with what to do about it."""
+        """Return findings that are not well, the worst first, each with its remedy."""
         from rich.table import Table
         from rich.text import Text
 
@@ -165,51 +166,51 @@ class DoctorReport:
         return f"<table><tr><th>host<th>check<th>state<th>found<th>hint</tr>{rows}</table>"
 
 
-def of_facts(wanted: HostExpectation, facts: Mapping[str, Any]) -> list[Finding]:
-    """Return what the facts of one host say, against the inventory.
+def of_facts(wanted: HostExpectation, facts: HostFacts) -> list[Finding]:
+    """Return findings from the facts of one host and the inventory.
 
     Parameters
     ----------
     wanted : HostExpectation
-        What should be there.
-    facts : mapping
-        As labkit/testbed/onhost/examine.py answers "facts".
+        The inventory's values.
+    facts : HostFacts
+        The facts.
     """
     return [
         _python(wanted, facts),
         _folder(wanted, facts),
         _disk(wanted, facts),
-        _deployed(wanted, facts["deployed"]),
-        _gpus(wanted, facts["gpus"]),
+        _deployed(wanted, facts.deployed),
+        _gpus(wanted, facts.gpus),
         _cores(wanted, facts),
         _memory(wanted, facts),
         *_limits(wanted, facts),
-        _agent(wanted, facts["agent"]),
+        _agent(wanted, facts.agent),
     ]
 
 
-def _python(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
-    parts = tuple(int(part) for part in facts["python"].split(".")[:2])
+def _python(wanted: HostExpectation, facts: HostFacts) -> Finding:
+    parts = tuple(int(part) for part in facts.python.split(".")[:2])
     if parts >= OLDEST_PYTHON:
-        return Finding(wanted.name, "python", Severity.OK, facts["python"])
+        return Finding(wanted.name, "python", Severity.OK, facts.python)
     oldest = ".".join(map(str, OLDEST_PYTHON))
     hint = f'name Python {oldest} or newer in the inventory: ssh = {{ python = "python{oldest}" }}'
-    return Finding(wanted.name, "python", Severity.FAULT, facts["python"], hint)
+    return Finding(wanted.name, "python", Severity.FAULT, facts.python, hint)
 
 
-def _folder(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
-    mode = facts["mode"]
-    if not facts["writable"]:
+def _folder(wanted: HostExpectation, facts: HostFacts) -> Finding:
+    mode = facts.mode
+    if not facts.writable:
         hint = "give the host a folder in the inventory that its user may write"
-        return Finding(wanted.name, "folder", Severity.FAULT, f"{facts['folder']} cannot be written", hint)
+        return Finding(wanted.name, "folder", Severity.FAULT, f"{facts.folder} cannot be written", hint)
     if mode is not None and mode & 0o077:
-        hint = f"on the host: chmod 700 {facts['folder']}"
-        return Finding(wanted.name, "folder", Severity.FAULT, f"{facts['folder']} is open to others ({mode:o})", hint)
+        hint = f"on the host: chmod 700 {facts.folder}"
+        return Finding(wanted.name, "folder", Severity.FAULT, f"{facts.folder} is open to others ({mode:o})", hint)
     return Finding(wanted.name, "folder", Severity.OK, "private" if mode is not None else "new")
 
 
-def _disk(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
-    free = facts["free_gb"]
+def _disk(wanted: HostExpectation, facts: HostFacts) -> Finding:
+    free = facts.free_gb
     state = Severity.FAULT if free < ROOM_GB else Severity.NOTE if free < LITTLE_ROOM_GB else Severity.OK
     hint = (
         "make room there (`fab gc`), or give the host another folder in the inventory" if state != Severity.OK else ""
@@ -217,37 +218,37 @@ def _disk(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
     return Finding(wanted.name, "disk", state, f"{free:.1f} GB free", hint)
 
 
-def _deployed(wanted: HostExpectation, deployed: Mapping[str, str]) -> Finding:
-    if not deployed["hash"]:
-        return Finding(wanted.name, "labkit", Severity.NOTE, "not deployed", "fab deploy")
-    if deployed["hash"] != wanted.hash:
-        return Finding(wanted.name, "labkit", Severity.NOTE, f"{deployed['hash'][:8]}, not as here", "fab deploy")
-    return Finding(wanted.name, "labkit", Severity.OK, f"{deployed['hash'][:8]}, as here")
+def _deployed(wanted: HostExpectation, deployed: Deployed) -> Finding:
+    if not deployed.hash:
+        return Finding(wanted.name, "labkit", Severity.NOTE, "not deployed", "fab install")
+    if deployed.hash != wanted.hash:
+        return Finding(wanted.name, "labkit", Severity.NOTE, f"{deployed.hash[:8]}, not as here", "fab install")
+    return Finding(wanted.name, "labkit", Severity.OK, f"{deployed.hash[:8]}, as here")
 
 
 def _gpus(wanted: HostExpectation, found: Sequence[str]) -> Finding:
     kinds = sorted({line.split(",")[0].strip() for line in found})
-    told = f"{len(found)}" + (f" {', '.join(kinds)}" if kinds else "")
+    found_text = f"{len(found)}" + (f" {', '.join(kinds)}" if kinds else "")
     if wanted.pretends:
         return Finding(
-            wanted.name, "GPUs", Severity.OK, f"{wanted.gpus} said to be there" + _unused(wanted, len(found))
+            wanted.name, "GPUs", Severity.OK, f"{wanted.gpus} in the inventory only" + _unused(wanted, len(found))
         )
     if len(found) < wanted.gpus:
         hint = f"the inventory says {wanted.gpus}; on the host: nvidia-smi, or correct the inventory"
-        return Finding(wanted.name, "GPUs", Severity.FAULT, told, hint)
+        return Finding(wanted.name, "GPUs", Severity.FAULT, found_text, hint)
     hints = [f"the inventory says {wanted.gpus}; the others are left alone"] if len(found) > wanted.gpus else []
     hints += [other_type(wanted.device_type, kind) for kind in kinds if wanted.gpus]
     hint = "; ".join(filter(None, hints))
-    return Finding(wanted.name, "GPUs", Severity.NOTE if hint else Severity.OK, told, hint)
+    return Finding(wanted.name, "GPUs", Severity.NOTE if hint else Severity.OK, found_text, hint)
 
 
 def _unused(wanted: HostExpectation, n_found: int) -> str:
-    """Return that GPUs which are there are left alone, because of what the inventory calls them."""
+    """Return a finding on GPUs that are not used because of the inventory's device_type."""
     return f', {n_found} real ones left alone: device_type = "{wanted.device_type}"' if n_found else ""
 
 
 def other_type(device_type: str, name: str) -> str:
-    """Return that a GPU is not of the type that the inventory says; empty where its name has all words of the type.
+    """Return how a GPU differs from the inventory's type; empty if its name has all words of the type.
 
     >>> other_type("v100", "Tesla V100-SXM2-16GB"), other_type("a100-80gb", "NVIDIA A100-SXM4-80GB")
     ('', '')
@@ -260,22 +261,21 @@ def other_type(device_type: str, name: str) -> str:
     return f"the inventory calls them {device_type}, the driver {name!r}: speeds by type will be those of {device_type}"
 
 
-def _limits(wanted: HostExpectation, facts: Mapping[str, Any]) -> list[Finding]:
-    """Return what can be limited of a process that runs, where the host has a labkit that says so."""
-    said = str(facts.get("limits", ""))
-    return [Finding(wanted.name, "limits", Severity.OK, said)] if said else []
+def _limits(wanted: HostExpectation, facts: HostFacts) -> list[Finding]:
+    """Return what can be limited of a running process, if the deployed labkit reports it."""
+    return [Finding(wanted.name, "limits", Severity.OK, facts.limits)] if facts.limits else []
 
 
-def _cores(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
-    short = facts["cores"] < wanted.cpus
+def _cores(wanted: HostExpectation, facts: HostFacts) -> Finding:
+    short = facts.cores < wanted.cpus
     hint = f"the inventory says {wanted.cpus:g}; jobs will share cores" if short else ""
-    return Finding(wanted.name, "cores", Severity.NOTE if short else Severity.OK, f"{facts['cores']}", hint)
+    return Finding(wanted.name, "cores", Severity.NOTE if short else Severity.OK, f"{facts.cores}", hint)
 
 
-def _memory(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
-    short = facts["memory_gb"] < MEMORY_SLACK * wanted.memory_gb
+def _memory(wanted: HostExpectation, facts: HostFacts) -> Finding:
+    short = facts.memory_gb < MEMORY_SLACK * wanted.memory_gb
     hint = f"the inventory says {wanted.memory_gb:g} GB; correct it" if short else ""
-    return Finding(wanted.name, "memory", Severity.NOTE if short else Severity.OK, f"{facts['memory_gb']:.0f} GB", hint)
+    return Finding(wanted.name, "memory", Severity.NOTE if short else Severity.OK, f"{facts.memory_gb:.0f} GB", hint)
 
 
 def _agent(wanted: HostExpectation, state: str) -> Finding:
@@ -284,69 +284,67 @@ def _agent(wanted: HostExpectation, state: str) -> Finding:
     return Finding(wanted.name, "agent", Severity.OK, "alive" if state == "alive" else "starts when needed")
 
 
-def of_torch(wanted: HostExpectation, said: Mapping[str, Any], *, deployed: bool) -> Finding:
-    """Return what an import of torch says."""
-    if said["error"]:
+def of_torch(wanted: HostExpectation, torch: Torch, *, deployed: bool) -> Finding:
+    """Return a finding from an import of torch."""
+    if torch.error:
         state, hint = (Severity.FAULT, "look at what failed; ") if deployed else (Severity.NOTE, "")
-        return Finding(wanted.name, "torch", state, said["error"], hint + "`fab deploy` installs it")
-    if said["gpus"] < wanted.gpus and not wanted.pretends:
+        return Finding(wanted.name, "torch", state, torch.error, hint + "`fab install` installs it")
+    if torch.gpus < wanted.gpus and not wanted.pretends:
         hint = f"it should see {wanted.gpus}: install a build of torch for this driver"
-        return Finding(wanted.name, "torch", Severity.FAULT, f"{said['version']} sees {said['gpus']} GPUs", hint)
-    return Finding(wanted.name, "torch", Severity.OK, said["version"])
+        return Finding(wanted.name, "torch", Severity.FAULT, f"{torch.version} sees {torch.gpus} GPUs", hint)
+    return Finding(wanted.name, "torch", Severity.OK, torch.version)
 
 
 def of_reach(wanted: HostExpectation, *, trip_s: float, noise: bytes = b"") -> Finding:
-    """Return that a host was reached; `noise`: what its login's shell says before each command."""
-    told = f"{trip_s * 1e3:.1f} ms"
+    """Return that a host was reached; `noise`: output of its login shell before each command."""
+    found_text = f"{trip_s * 1e3:.1f} ms"
     if not noise.strip():
-        return Finding(wanted.name, "reach", Severity.OK, told)
+        return Finding(wanted.name, "reach", Severity.OK, found_text)
     line = readable(noise.strip().splitlines()[0])[:60]
-    hint = "labkit drops it; scp and rsync may not. In the shell's rc file, say something only at a terminal: [ -t 1 ]"
-    return Finding(wanted.name, "reach", Severity.NOTE, f"{told}; its login shell says {line!r}", hint)
+    hint = "labkit drops it; scp and rsync may not. In the shell's rc file, write only to a terminal: [ -t 1 ]"
+    return Finding(wanted.name, "reach", Severity.NOTE, f"{found_text}; its login shell writes {line!r}", hint)
 
 
 def of_clock(wanted: HostExpectation, *, offset_s: float, bound_s: float) -> Finding:
-    """Return how far a host's clock is from the one here, which is known to half a round trip.
+    """Return a finding on the clock of a host against the one here, known to half a round trip.
 
     Parameters
     ----------
     wanted : HostExpectation
         The host.
     offset_s : float
-        Its time minus the time here.
+        Time of the host minus the time here.
     bound_s : float
-        The offset may be wrong by as much.
+        Largest error of the offset.
     """
     beyond = abs(offset_s) - bound_s
     state = Severity.FAULT if beyond > WRONG_TIME_S else Severity.NOTE if beyond > LATE_S else Severity.OK
-    told = f"{offset_s * 1e3:+.1f} ms ± {bound_s * 1e3:.1f}" if abs(offset_s) < 1 else f"{offset_s:+.1f} s"
+    found_text = f"{offset_s * 1e3:+.1f} ms ± {bound_s * 1e3:.1f}" if abs(offset_s) < 1 else f"{offset_s:+.1f} s"
     hint = "set it there: `timedatectl set-ntp true`, or chrony" if state != Severity.OK else ""
-    return Finding(wanted.name, "clock", state, told, hint)
+    return Finding(wanted.name, "clock", state, found_text, hint)
 
 
-def of_doors(
-    wanted: HostExpectation, address: str, said: Mapping[str, Mapping[str, Any]], *, error: str = ""
-) -> Finding:
-    """Return whether a host can reach the others, at any port.
+def of_doors(wanted: HostExpectation, address: str, trips: Mapping[str, Dialled], *, error: str = "") -> Finding:
+    """Return a finding on the connections of a host to all others, at any port.
 
     Parameters
     ----------
     wanted : HostExpectation
         The host.
     address : str
-        Where it listened.
-    said : mapping
-        Answer by the name of the other host: rtt_s, or error.
+        Address that it listened on.
+    trips : mapping
+        Host -> round trip to it, or why it failed.
     error : str
-        Why it could not listen itself.
+        Why it could not listen.
     """
     if error:
         hint = f"{address} must be an address of the host itself: jobs listen there; correct the inventory"
         return Finding(wanted.name, "ports", Severity.FAULT, error, hint)
-    shut = [f"{name} ({each['error']})" for name, each in said.items() if "error" in each]
+    shut = [f"{name} ({each.error})" for name, each in trips.items() if each.error is not None]
     if shut:
         hint = "open TCP between the hosts (a firewall?), or name addresses of a network that they share"
         return Finding(wanted.name, "ports", Severity.FAULT, f"cannot reach {', '.join(shut)}", hint)
-    slowest = max((each["rtt_s"] for each in said.values()), default=0.0)
-    told = f"{len(said)} of {len(said)} within {slowest * 1e3:.1f} ms" if said else "no other host"
-    return Finding(wanted.name, "ports", Severity.OK, told)
+    slowest = max((each.rtt_s or 0.0 for each in trips.values()), default=0.0)
+    found_text = f"{len(trips)} of {len(trips)} within {slowest * 1e3:.1f} ms" if trips else "no other host"
+    return Finding(wanted.name, "ports", Severity.OK, found_text)

@@ -1,12 +1,12 @@
-"""One program on each host that answers questions; it needs no labkit there, and ends with the connection."""
+"""A probe program on each host that answers questions; it needs no labkit there, and ends with the connection."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from labkit.testbed.doctor.findings import Finding, Severity
 from labkit.testbed.errors import CutError, HostError, HostMessageError
@@ -17,15 +17,16 @@ from labkit.testbed.ssh.frames import HostMessages, decoded, readable
 from labkit.testbed.ssh.outcomes import failure
 from labkit.testbed.ssh.replies import Clock, Dialled, EchoPort, HostFacts, Poured, Torch
 
-PATIENCE_S = 20.0
-KINDS: Final[dict[str, Any]] = {
-    "clock": Clock, "facts": HostFacts, "torch": Torch, "listen": EchoPort, "dial": dict[str, Dialled], "pour": Poured,
-}  # fmt: skip
-"""What each question is answered with."""
+ReplyT = TypeVar("ReplyT")
+
+PATIENCE_S: Final = 20.0
+TORCH_S: Final = 90.0
+Peer = tuple[str, int, str]
+"""Address, port and word of a host's echo port."""
 
 
 class HostProbe:
-    """The program on one host, which answers one question at a time.
+    """The probe program on one host; it answers one question at a time.
 
     Parameters
     ----------
@@ -47,33 +48,54 @@ class HostProbe:
 
     @property
     def noise(self) -> bytes:
-        """What the login's shell said before the program began."""
+        """Output of the login shell before the program began."""
         return self._stream.noise
 
-    def ask(self, what: str, *, patience_s: float = PATIENCE_S, **more: Any) -> dict[str, Any]:
+    def clock(self) -> Clock:
+        """Return the time of the host."""
+        return self._ask("clock", Clock)
+
+    def facts(self) -> HostFacts:
+        """Return facts about the host."""
+        return self._ask("facts", HostFacts)
+
+    def torch(self) -> Torch:
+        """Return the result of an import of torch, which takes seconds."""
+        return self._ask("torch", Torch, patience_s=TORCH_S)
+
+    def listen(self, address: str) -> EchoPort:
+        """Open an echo port at an address of the host."""
+        return self._ask("listen", EchoPort, host=address)
+
+    def dial(self, peers: Mapping[str, Peer]) -> dict[str, Dialled]:
+        """Connect to the echo ports of other hosts; return the round trips by name."""
+        return self._ask("dial", dict[str, Dialled], peers=[[name, *peer] for name, peer in peers.items()])
+
+    def pour(self, peer: Peer, *, seconds: float) -> Poured:
+        """Send bytes to the echo port of another host for some seconds."""
+        return self._ask("pour", Poured, patience_s=PATIENCE_S + 40 * seconds, peer=list(peer), seconds=seconds)
+
+    def _ask(self, what: str, kind: type[ReplyT], *, patience_s: float = PATIENCE_S, **more: Any) -> ReplyT:
         """Return the answer to a question.
 
         Raises
         ------
         HostError
-            If none came.
+            If no answer, or one of another form, arrives in time.
         """
         self._stream.within(patience_s)
         try:
             self._stream.write(json.dumps({"ask": what, **more}).encode() + b"\n")
-            content = self._frames.message()
-            decoded(content, KINDS[what])
-            answer: dict[str, Any] = json.loads(content)
-            return answer
+            return decoded(self._frames.message(), kind)
         except TimeoutError:
             raise CutError(f"no answer to '{what}' within {patience_s:g} s") from None
         except HostMessageError as error:
             if self._stream.wait(0.0) is None:
                 raise HostMessageError(f"'{what}': {error}") from None
         except BrokenPipeError:
-            pass  # why, its error output tells
-        said = self._stream.errors.strip().splitlines()[-1:]
-        raise HostError(f"{self.machine.python} ended" + "".join(f": {readable(line)}" for line in said))
+            pass  # its error output has the reason
+        last = self._stream.errors.strip().splitlines()[-1:]
+        raise HostError(f"{self.machine.python} ended" + "".join(f": {readable(line)}" for line in last))
 
     def close(self) -> None:
         """End the program."""
@@ -81,27 +103,28 @@ class HostProbe:
 
 
 class DoctorSession:
-    """All hosts that answer, and what was found so far."""
+    """All hosts that answer, and the findings so far."""
 
     def __init__(self, fleet: Fleet, pool: ThreadPoolExecutor) -> None:
         self.fleet, self._pool = fleet, pool
         self.findings: dict[str, list[Finding]] = {machine.name: [] for machine in fleet.inventory}
         self.examiners: dict[str, HostProbe] = {}
 
-    def meet(self) -> None:
+    def start(self) -> None:
         """Start the program on every host."""
 
         def one(machine: Machine) -> None:
             try:
                 self.examiners[machine.name] = HostProbe(self.fleet, machine)
             except HostError as error:
-                told = failure(machine.name, error)
-                self.findings[machine.name] = [Finding(machine.name, "reach", Severity.FAULT, told.did, told.hint)]
+                outcome = failure(machine.name, error)
+                finding = Finding(machine.name, "reach", Severity.FAULT, outcome.did, outcome.hint)
+                self.findings[machine.name] = [finding]
 
         list(self._pool.map(one, self.fleet.inventory))
 
     def each(self, look: Callable[[HostProbe], list[Finding]]) -> None:
-        """Look at something on every host at once; who does not answer is not asked again."""
+        """Run a check on every host at once; a host that fails to answer is left out from then on."""
 
         def one(name: str) -> list[Finding]:
             try:
@@ -119,11 +142,11 @@ class DoctorSession:
 
 @contextmanager
 def visit(fleet: Fleet) -> Iterator[DoctorSession]:
-    """Return all hosts that answer, each with a program that can be asked; it ends with the visit."""
+    """Return a session with a probe on every host; the probes end with it."""
     with ThreadPoolExecutor(len(fleet.inventory)) as pool:
         made = DoctorSession(fleet, pool)
         try:
-            made.meet()
+            made.start()
             yield made
         finally:
             for examiner in list(made.examiners.values()):

@@ -1,10 +1,10 @@
-"""Bring labkit to the hosts of a testbed: only what changed travels, and what works goes on working until the switch.
+"""Bring labkit to the hosts of a testbed: only changed files are sent, and the old environment works until the switch.
 
 On a host, in labkit's folder there:
 
     env/HASH/lib          labkit, unpacked from its wheel; HASH names the content
     env/HASH/python       starts a Python that has what labkit needs, with that labkit
-    env/HASH/manifest.json  what it is made of
+    env/HASH/manifest.json  its files and their hashes
     env/current           leads to the one in use
     env/base-NAME-311     what labkit needs, where the host's own Python does not have it
 
@@ -28,23 +28,23 @@ from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
-from labkit.testbed.ssh.replies import Installed, Looked, Placed, Swept, said
+from labkit.testbed.ssh.replies import Installed, Looked, Placed, Swept, reply_to
 
 OLDEST_PYTHON = (3, 11)
 LOOK_S, PLACE_S, INSTALL_S = 60.0, 600.0, 3600.0
 WHEELS = "env/wheels"
 INDEX = re.compile(r"(?:https?|file)://[^\s\x00-\x1f]+")
-Told = Callable[[str, str], None]
+OnLine = Callable[[str, str], None]
 
 
 def python_of(machine: Machine) -> str:
-    """Return the program on a machine that starts Python with the labkit that was deployed there, or is here."""
+    """Return the path of the Python on a machine that has the deployed labkit, or this one for a local machine."""
     return machine.python if machine.local else machine.path("env", "current", "python")
 
 
 @dataclass(frozen=True, slots=True)
 class InstallOrder:
-    """What is to be on the hosts.
+    """What to install on the hosts.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class InstallOrder:
     needs : sequence of str
         Requirements that the Python there must meet.
     wheelhouse : Path or None
-        A folder with all wheels that may have to be installed there; None: the hosts' own index.
+        A folder with all wheels that may have to be installed; None: the hosts' own index.
     index : str
         One more index for pip there; empty: none.
     """
@@ -69,19 +69,19 @@ class InstallOrder:
         return [] if self.wheelhouse is None else sorted(self.wheelhouse.glob("*.whl"))
 
 
-def deploy(
+def install(
     fleet: Fleet,
     *,
     wheelhouse: str | Path | None = None,
     index: str = "",
     package: str | Path | None = None,
     requirements: Sequence[str] | None = None,
-    stream: Told | None = None,
+    stream: OnLine | None = None,
 ) -> Outcomes:
-    """Bring labkit as it is here to all hosts at once.
+    """Deploy this labkit to all hosts at once.
 
-    A host that has it already is asked one thing, and nothing is copied. Where the Python of the inventory has what
-    labkit needs, that Python is used; elsewhere an environment is made with it, once.
+    A host that has it already gets one question, and no copy. If the Python of the inventory has labkit's requirements,
+    it is used; else an environment with them is made once.
 
     Parameters
     ----------
@@ -95,9 +95,9 @@ def deploy(
     package : str or Path, optional
         The folder of labkit's modules; by default of the labkit that runs.
     requirements : sequence of str, optional
-        What it needs there; by default what labkit's metadata say.
+        Requirements there; by default those of labkit's metadata.
     stream : callable, optional
-        Is told (host, line) while pip installs.
+        Called with (host, line) while pip installs.
 
     Returns
     -------
@@ -126,13 +126,13 @@ def deploy(
 
 
 def requirements(package: str | Path | None = None) -> list[str]:
-    """Return what a wheelhouse must hold, for pip: what labkit needs on hosts, in the versions that are here."""
+    """Return what a wheelhouse must hold, for pip: labkit's requirements on hosts, in the versions used here."""
     return pinned(needs(build(package).about))
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a host has, as far as it matters for what comes next.
+    """What a host has, as far as it matters for the next steps.
 
     Attributes
     ----------
@@ -159,7 +159,7 @@ _Found = dict[str, "_Seen | HostOutcome"]
 
 
 def _look(fleet: Fleet, order: InstallOrder) -> _Found:
-    """Ask all hosts what they have; those that have it all are done."""
+    """Ask all hosts what they have; those that have everything are done."""
     names = [name_of(line) for line in order.needs]
     answers = fleet.run(
         lambda machine: [
@@ -171,26 +171,26 @@ def _look(fleet: Fleet, order: InstallOrder) -> _Found:
     found: _Found = {}
     for answer in answers:
         python = fleet.inventory[answer.host].python
-        told = said(answer, Looked, program=python)
-        found[answer.host] = told if isinstance(told, HostOutcome) else _judged(answer.host, told, order, python)
+        reply = reply_to(answer, Looked, program=python)
+        found[answer.host] = reply if isinstance(reply, HostOutcome) else _judged(answer.host, reply, order, python)
     return found
 
 
-def _judged(host: str, told: Looked, order: InstallOrder, python: str) -> _Seen | HostOutcome:
-    if told.same:
+def _judged(host: str, reply: Looked, order: InstallOrder, python: str) -> _Seen | HostOutcome:
+    if reply.same:
         return HostOutcome(host, True, f"unchanged {order.wheel.hash[:8]}", numbers={"files": 0, "bytes": 0})
-    version = told.python
+    version = reply.python
     if version < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         hint = f"install Python {oldest} or newer there, and name it in the inventory: ssh = {{ python = ... }}"
         return HostOutcome(host, False, f"{python} is Python {'.'.join(map(str, version))}", hint)
-    lacks = tuple(missing(order.needs, told.versions))
-    base = told.executable if not lacks else told.base
-    return _Seen(told.have, base, f"{version[0]}{version[1]}", lacks, told.wheels)
+    lacks = tuple(missing(order.needs, reply.versions))
+    base = reply.executable if not lacks else reply.base
+    return _Seen(reply.have, base, f"{version[0]}{version[1]}", lacks, reply.wheels)
 
 
-def _install(fleet: Fleet, order: InstallOrder, found: _Found, stream: Told | None) -> _Found:
-    """Make environments where the host's Python lacks something."""
+def _install(fleet: Fleet, order: InstallOrder, found: _Found, stream: OnLine | None) -> _Found:
+    """Make environments on hosts whose Python lacks requirements."""
     bare = {host: seen for host, seen in found.items() if isinstance(seen, _Seen) and not seen.base}
     if not bare:
         return found
@@ -210,21 +210,21 @@ def _install(fleet: Fleet, order: InstallOrder, found: _Found, stream: Told | No
         timeout_s=INSTALL_S, stream=stream and _without_objects(stream), only=left,
     ) if left else ()  # fmt: skip
     for answer in answers:
-        told = said(answer, Installed, program="pip")
+        reply = reply_to(answer, Installed, program="pip")
         seen = bare[answer.host]
         found[answer.host] = (
-            told if isinstance(told, HostOutcome) else _Seen(seen.have, told.base, seen.tag, (), seen.wheels)
+            reply if isinstance(reply, HostOutcome) else _Seen(seen.have, reply.base, seen.tag, (), seen.wheels)
         )
     return found
 
 
-def _without_objects(stream: Told) -> Told:
-    """Leave out what programs say to us."""
+def _without_objects(stream: OnLine) -> OnLine:
+    """Leave out prompts and progress of programs."""
     return lambda host, line: None if line.startswith(("{", "\036")) else stream(host, line)
 
 
 def _copy_wheels(fleet: Fleet, order: InstallOrder, bare: dict[str, _Seen]) -> _Found:
-    """Copy those wheels that hosts do not have; return the hosts where that failed."""
+    """Copy missing wheels to hosts; return the hosts where that failed."""
     failed: _Found = {}
     for path in order.wheels:
         size = path.stat().st_size
@@ -237,7 +237,7 @@ def _copy_wheels(fleet: Fleet, order: InstallOrder, bare: dict[str, _Seen]) -> _
 
 
 def _place(fleet: Fleet, order: InstallOrder, found: _Found) -> _Found:
-    """Send what hosts lack, and let them switch."""
+    """Send what hosts lack, and switch them to it."""
     ready = {host: seen for host, seen in found.items() if isinstance(seen, _Seen)}
     if not ready:
         return found
@@ -251,12 +251,12 @@ def _place(fleet: Fleet, order: InstallOrder, found: _Found) -> _Found:
     )
     placed: _Found = {}
     for answer in answers:
-        told = said(answer, Placed, program=fleet.inventory[answer.host].python)
+        reply = reply_to(answer, Placed, program=fleet.inventory[answer.host].python)
         sent = packed.lacking(ready[answer.host].have)
         n_bytes = sum(len(packed.content[digest]) for digest in sent)
         placed[answer.host] = (
-            told
-            if isinstance(told, HostOutcome)
+            reply
+            if isinstance(reply, HostOutcome)
             else HostOutcome(
                 answer.host,
                 True,
@@ -268,7 +268,7 @@ def _place(fleet: Fleet, order: InstallOrder, found: _Found) -> _Found:
 
 
 class _Packed:
-    """What is sent to hosts; packed once for all that lack the same."""
+    """Content for hosts, packed once for all hosts that lack the same."""
 
     def __init__(self, wheel: Wheel, digests: dict[str, str]) -> None:
         self.wheel, self.digests = wheel, digests
@@ -280,7 +280,7 @@ class _Packed:
         return tuple(digest for digest in self.content if digest not in have)
 
     def order(self, have: frozenset[str], base: str) -> bytes:
-        """Return what the program there reads."""
+        """Return the input of the program there."""
         sent = self.lacking(have)
         payload = self._pack(sent)
         head = {
@@ -298,14 +298,14 @@ class _Packed:
 
 
 def sweep(fleet: Fleet, *, dry_run: bool = False) -> Outcomes:
-    """Remove from all hosts what deploys left there that nobody uses.
+    """Remove unused results of deploys from all hosts.
 
     Parameters
     ----------
     fleet : Fleet
         The hosts.
     dry_run : bool
-        Only say what would go.
+        Only report what would be removed.
 
     Returns
     -------
@@ -316,14 +316,14 @@ def sweep(fleet: Fleet, *, dry_run: bool = False) -> Outcomes:
         lambda machine: [machine.python, "-c", source("sweep"), machine.folder, "no" if dry_run else "yes"],
         timeout_s=PLACE_S,
     )
-    return Outcomes.of(_swept(answer.host, said(answer, Swept, program="gc"), dry_run) for answer in answers)
+    return Outcomes.of(_swept(answer.host, reply_to(answer, Swept, program="gc"), dry_run) for answer in answers)
 
 
-def _swept(host: str, told: Swept | HostOutcome, dry_run: bool) -> HostOutcome:
-    if isinstance(told, HostOutcome):
-        return told
-    went, parts = told.removed, told.parts
+def _swept(host: str, reply: Swept | HostOutcome, dry_run: bool) -> HostOutcome:
+    if isinstance(reply, HostOutcome):
+        return reply
+    went, parts = reply.removed, reply.parts
     things = f"{len(went)} environments" + (f", {parts} copies half done" if parts else "")
-    what = f"{'would remove' if dry_run else 'removed'} {things}, {told.bytes / 1e6:.1f} MB"
-    numbers = {"environments": len(went), "parts": parts, "bytes": told.bytes}
+    what = f"{'would remove' if dry_run else 'removed'} {things}, {reply.bytes / 1e6:.1f} MB"
+    numbers = {"environments": len(went), "parts": parts, "bytes": reply.bytes}
     return HostOutcome(host, True, what if went or parts else "nothing to remove", numbers=numbers)

@@ -1,4 +1,4 @@
-"""What labkit needs on a host, besides itself: as requirements, and whether a Python has it."""
+"""labkit's requirements on a host, and whether a Python meets them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from importlib import metadata
 from labkit.testbed.install.wheel import About
 
 OPTIONAL = ("torch", "cloudpickle", "cryptography", "psutil", "distributed")
-"""Of labkit's extras, what those processes use that run on hosts."""
+"""Distributions of labkit's extras that its processes on hosts use."""
 RELEASE = re.compile(r"\d+(?:\.\d+)*")
 
 
 def needs(about: About) -> tuple[str, ...]:
-    """Return the requirements of labkit's processes on hosts, each a name and what versions it may have.
+    """Return the requirements of labkit's processes on hosts, each a name with its versions.
 
     >>> needs(About("1", ">=3.11", ("numpy>=2.2", 'torch==2.13.0; extra == "lab"', 'ruff>=1; extra == "dev"')))
     ('numpy>=2.2', 'torch==2.13.0')
@@ -45,7 +45,7 @@ def missing(requirements: Sequence[str], versions: Mapping[str, str]) -> list[st
 
 
 def meets(version: str, wanted: str) -> bool:
-    """Return whether a version is one of those wanted; one that cannot be judged is not.
+    """Return whether a version meets a specifier; False if it cannot be parsed.
 
     >>> meets("2.13.0+cpu", "==2.13.0"), meets("3.0", ">=2.2,<4"), meets("", ">=1")
     (True, False, False)
@@ -69,7 +69,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def pinned(requirements: Sequence[str]) -> list[str]:
-    """Return requirements as pip should install them: the versions that are here, so that hosts compute the same."""
+    """Return requirements for pip in the versions used here, so that hosts compute the same."""
     lines = []
     for line in requirements:
         try:
@@ -80,5 +80,5 @@ def pinned(requirements: Sequence[str]) -> list[str]:
 
 
 def environment_name(requirements: Sequence[str]) -> str:
-    """Return the name of an environment that has them; each Python of a host has its own, by a suffix."""
+    """Return the name of an environment with these requirements; each Python of a host adds a suffix."""
     return "base-" + hashlib.sha256("\n".join(requirements).encode()).hexdigest()[:12]

@@ -1,7 +1,7 @@
-"""A wheel of labkit as it is here: the same files give the same bytes and the same name.
+"""A wheel of this labkit: equal files give equal bytes and an equal name.
 
-No build tool is asked: labkit is Python files and a little data, so its wheel is those files and four of metadata. The
-one module through which an agent speaks to NVIDIA's driver goes with them, so that hosts need not install it.
+No build tool is needed: labkit is Python files and a little data, so its wheel is those files and four of metadata.
+The module for NVIDIA's driver (pynvml) is included, so that hosts need not install it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from labkit import release
 from labkit.core.errors import InputError
 
 SUFFIXES = (".py", ".csv", ".js", ".css", ".json", ".safetensors", ".template", ".typed")
-"""Of the files that belong to labkit; a test compares them with pyproject.toml."""
+"""Endings of the files that belong to labkit; a test compares them with pyproject.toml."""
 HASH_LETTERS = 16
 DRIVER_MODULE = "labkit/testbed/agent/_pynvml.py"
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -31,14 +31,14 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the metadata of labkit say.
+    """Metadata of labkit.
 
     Attributes
     ----------
     version : str
         Of the release, without a local part.
     python : str
-        Which Pythons it runs on, as ">=3.11".
+        Versions of Python that it runs on, such as ">=3.11".
     requires : sequence of str
         Requirements, each as one line; those of an extra end in `; extra == "name"`.
     """
@@ -59,7 +59,7 @@ class Wheel:
     files : mapping
         Content by path, as the wheel holds them; metadata are among them.
     hash : str
-        Of all files and metadata; the same here and on a host means the same labkit.
+        Hash of all files and metadata; it identifies a labkit.
     """
 
     about: About
@@ -81,7 +81,7 @@ class Wheel:
         return {path: hashlib.sha256(content).hexdigest() for path, content in self.files.items()}
 
     def write(self, folder: str | Path) -> Path:
-        """Write the wheel into a folder, and return where it is."""
+        """Write the wheel into a folder, and return its path."""
         path = Path(folder) / self.filename
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -94,7 +94,7 @@ class Wheel:
 
 
 def build(package: str | Path | None = None) -> Wheel:
-    """Return the wheel of a checkout or an installed labkit; of the one that is running, if none is named.
+    """Return the wheel of a checkout or an installed labkit; by default of the one that runs.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def build(package: str | Path | None = None) -> Wheel:
     Raises
     ------
     InputError
-        If the folder has no module, or nothing tells its version.
+        If the folder has no module, or its version cannot be found.
     """
     folder = Path(package) if package is not None else Path(__file__).parents[2]
     own = {f"labkit/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in _sources(folder)}
@@ -117,7 +117,7 @@ def build(package: str | Path | None = None) -> Wheel:
 
 
 def _driver_module() -> dict[str, bytes]:
-    """Return NVIDIA's module pynvml (nvidia-ml-py) as a part of the agent's package; nothing where it is not here."""
+    """Return NVIDIA's module pynvml (nvidia-ml-py) as a file of the agent's package; none if it is not installed."""
     found = find_spec("pynvml")
     if found is None or found.origin is None:
         return {}
@@ -125,7 +125,7 @@ def _driver_module() -> dict[str, bytes]:
 
 
 def local_version(about: About, hash: str) -> str:
-    """Return a version that says which content it is.
+    """Return a version that identifies the content.
 
     >>> local_version(About("0.1.0", ">=3.11", ()), "00c0ffee")
     '0.1.0+h00c0ffee'
@@ -134,7 +134,7 @@ def local_version(about: About, hash: str) -> str:
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    """Yield labkit's files in order of their paths; what an editor or a test left behind is none of them."""
+    """Yield labkit's files in order of their paths, without files of editors and tests."""
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
         hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
@@ -154,11 +154,11 @@ def _about(folder: Path) -> About:
     """Return the metadata of the checkout around a package, else those of the installed distribution."""
     project = folder.parent / "pyproject.toml"
     if project.is_file():
-        said: dict[str, Any] = tomllib.loads(project.read_text("utf-8")).get("project", {})
-        if said.get("name") == release.DISTRIBUTION:
-            extras = said.get("optional-dependencies", {})
+        metadata: dict[str, Any] = tomllib.loads(project.read_text("utf-8")).get("project", {})
+        if metadata.get("name") == release.DISTRIBUTION:
+            extras = metadata.get("optional-dependencies", {})
             optional = [f'{line}; extra == "{name}"' for name, lines in extras.items() for line in lines]
-            return About(said["version"], said["requires-python"], (*said["dependencies"], *optional))
+            return About(metadata["version"], metadata["requires-python"], (*metadata["dependencies"], *optional))
     if (found := release.installed()) is None:
         raise InputError(f"{folder} has neither pyproject.toml beside it nor metadata; install labkit.")
     return About(
@@ -167,7 +167,7 @@ def _about(folder: Path) -> About:
 
 
 def _metadata(own: Mapping[str, bytes], about: About, hash: str) -> dict[str, bytes]:
-    """Return the files of the folder dist-info: what an installer and importlib.metadata read."""
+    """Return the files of the folder dist-info, which installers and importlib.metadata read."""
     version = local_version(about, hash)
     folder = f"labkit-{version}.dist-info"
     extras = dict.fromkeys(
@@ -177,13 +177,13 @@ def _metadata(own: Mapping[str, bytes], about: About, hash: str) -> dict[str, by
     lines += [f"Provides-Extra: {extra}" for extra in extras]
     lines += [f"Requires-Dist: {line}" for line in about.requires]
     wheel = ["Wheel-Version: 1.0", "Generator: labkit", "Root-Is-Purelib: true", "Tag: py3-none-any"]
-    told = {
+    dist_info = {
         f"{folder}/METADATA": "\n".join([*lines, ""]).encode(),
         f"{folder}/WHEEL": "\n".join([*wheel, ""]).encode(),
         f"{folder}/entry_points.txt": b"[console_scripts]\nlabkit = labkit.cli:main\n",
     }
-    record = [f"{path},{_record_hash(content)},{len(content)}" for path, content in {**own, **told}.items()]
-    return told | {f"{folder}/RECORD": "\n".join([*record, f"{folder}/RECORD,,", ""]).encode()}
+    record = [f"{path},{_record_hash(content)},{len(content)}" for path, content in {**own, **dist_info}.items()]
+    return dist_info | {f"{folder}/RECORD": "\n".join([*record, f"{folder}/RECORD,,", ""]).encode()}
 
 
 def _record_hash(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The laptop testbed: real SSH servers on this machine, behind the same inventory as real machines."""
+"""The laptop testbed: real SSH servers on this machine, with the same inventory as real machines."""
 
 from labkit.testbed.laptop.bed import Bed, HostStatus, down
 

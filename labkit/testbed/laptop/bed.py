@@ -1,4 +1,4 @@
-"""The laptop testbed: a few SSH servers on this machine that everything else takes for a testbed."""
+"""The laptop testbed: SSH servers on this machine that the rest of labkit uses like a testbed of machines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_HOSTS = 64
 ATTEMPTS = 5
 SERVERS = ("sshd", "paramiko")
 MOST_OF_A_PATH = 60
-"""Characters of a bed's folder, so that the sockets of agents below it have room: a socket's path has 107."""
+"""Most characters of a bed's folder: the path of an agent's socket below it may have 107."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class Bed:
     Attributes
     ----------
     plan : BedPlan
-        What it consists of.
+        Its parts.
     notes : tuple of str
-        What is not as it was asked for, in plain words.
+        What differs from the request, in sentences.
     """
 
     plan: BedPlan
@@ -99,7 +99,8 @@ class Bed:
             "sshd", or "paramiko", a server in Python; by default sshd, and paramiko where there is none.
         shaped : str or float, optional
             Rate of each host's link in either direction, "200mbit" or in Gbps. Hosts then have networks of their own,
-            as root or in a user namespace. Where the machine cannot do this they have none, and a note tells why.
+            as root or in a user namespace. If the machine does not support that, a note has the
+            reason.
 
         Raises
         ------
@@ -151,12 +152,12 @@ class Bed:
 
     @property
     def folder(self) -> Path:
-        """All its files."""
+        """Folder of all its files."""
         return self.plan.folder
 
     @property
     def hosts_file(self) -> Path:
-        """Its inventory, for `Inventory.read` and `--hosts`."""
+        """Its inventory, for `Inventory.read` and `--inventory`."""
         return self.plan.hosts_file
 
     @property
@@ -165,7 +166,7 @@ class Bed:
         return Inventory.read(self.hosts_file)
 
     def home(self, name: str) -> Path:
-        """Return the folder of this machine that is a host's home."""
+        """Return the home folder of a host."""
         return self.plan.home(self._spot(name))
 
     def _spot(self, name: str) -> Spot:
@@ -175,12 +176,12 @@ class Bed:
         raise unknown("host", name, [spot.name for spot in self.plan.spots])
 
     def status(self) -> list[HostStatus]:
-        """Return how each host is."""
+        """Return the state of each host."""
         found = [(spot, server_of(self.plan, spot)) for spot in self.plan.spots]
         return [HostStatus(spot.name, spot.address, spot.port, each.pid if each else None) for spot, each in found]
 
     def kill(self, name: str) -> None:
-        """End a host as a power cut does: its server and all that runs there, at once; its files stay.
+        """End a host like a power cut: its server and all its processes at once; its files stay.
 
         It has another boot id from then on.
 
@@ -198,14 +199,14 @@ class Bed:
             self.plan.restart(spot)
 
     def reboot(self, name: str, *, keep_files: bool = True) -> None:
-        """Restart a host: all that ran there is gone, and it has another boot id.
+        """Restart a host: its processes are gone, and it has another boot id.
 
         Parameters
         ----------
         name : str
             The host.
         keep_files : bool
-            False: labkit's folder there is gone too, as one below /tmp would be.
+            False: labkit's folder there is removed too, as below /tmp.
 
         Raises
         ------
@@ -219,20 +220,20 @@ class Bed:
         self.revive()
 
     def revive(self) -> None:
-        """Start the servers that are gone, where they were; hosts come back with their files.
+        """Start servers that are gone again, at their addresses; hosts keep their files.
 
         Raises
         ------
         BedError
-            If somebody took a port meanwhile; `Bed.up` then finds another one and writes it into the inventory.
+            If a port is in use; `Bed.up` then finds another one, and writes it into the inventory.
         """
         with alone(self.folder):
             moved = _started(self.plan) != self.plan
         if moved:
-            raise BedError("a host is at another port now, because its own was taken: labkit bed up tells where.")
+            raise BedError("a host is at another port now, because its own was taken: labkit bed up shows it.")
 
     def down(self) -> None:
-        """End all that runs on the hosts, the servers, and remove all files; what is gone already is no error.
+        """End all processes of the hosts and the servers, and remove all files; nothing of it need exist.
 
         Raises
         ------
@@ -263,12 +264,12 @@ def down(folder: str | Path | None = None) -> bool:
         remove(plan)
         try:
             _clear(where)
-        except OSError:  # somebody who was just starting wrote meanwhile
+        except OSError:  # a bed that is being started was written meanwhile
             _end(plan)
             _clear(where)
         where.rmdir()
     if where == usual_folder().absolute():
-        with suppress(OSError):  # somebody else's files are in it
+        with suppress(OSError):  # it has other files
             where.parent.rmdir()
     return True
 
@@ -280,13 +281,13 @@ def _end(plan: BedPlan) -> None:
 
 
 def _clear(where: Path) -> None:
-    """Remove all files of a bed, its plan last: half a removal can go on."""
+    """Remove all files of a bed, its plan last: an interrupted removal can be repeated."""
     for path in sorted(where.iterdir(), key=lambda path: path.name == STATE):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _new(where: Path, n_hosts: int, *, server: str, gbps: float | None) -> tuple[BedPlan, tuple[str, ...]]:
-    """Return a new plan, written down, with its networks made where links are to be limited; and what is not so."""
+    """Return a new plan, written to disk, with its networks if links are to be limited; and notes."""
     token = secrets.token_hex(8)
     plain = BedPlan(where, token, server, _spots(n_hosts))
     kind, qdisc, why = ("", "", "") if gbps is None else possible()
@@ -311,7 +312,7 @@ def _links(plan: BedPlan) -> str:
 
 
 def _started(plan: BedPlan) -> BedPlan:
-    """Start the servers that do not run; those whose port was taken meanwhile get another one."""
+    """Start servers that do not run; a server whose port is in use gets another one."""
     for _ in range(ATTEMPTS):
         missing = [spot for spot in plan.spots if server_of(plan, spot) is None]
         plan.make_folders()
@@ -328,7 +329,7 @@ def _started(plan: BedPlan) -> BedPlan:
 
 
 def _spots(n_hosts: int) -> tuple[Spot, ...]:
-    """Return hosts at 127.0.0.2, 127.0.0.3, ..., or at ports of 127.0.0.1 where there is no other address."""
+    """Return hosts at 127.0.0.2, 127.0.0.3, ..., or at ports of 127.0.0.1 if there is no other address."""
     addresses = [f"127.0.0.{i + 2}" for i in range(n_hosts)]
     if not all(_is_here(address) for address in addresses):
         addresses = ["127.0.0.1"] * n_hosts
@@ -348,7 +349,7 @@ def _is_here(address: str) -> bool:
 
 
 def free_port(address: str, *, but: set[int] | frozenset[int] = frozenset()) -> int:
-    """Return a port at which nobody listens."""
+    """Return a port that no process listens on."""
     while True:
         with socket.socket() as found:
             found.bind((address, 0))
@@ -358,7 +359,7 @@ def free_port(address: str, *, but: set[int] | frozenset[int] = frozenset()) -> 
 
 
 def _server(asked: str | None) -> tuple[str, tuple[str, ...]]:
-    """Return the kind of server, and a note where it is not the usual one."""
+    """Return the kind of server, and a note if it is not sshd."""
     if asked is not None and asked not in SERVERS:
         raise unknown("server", asked, SERVERS)
     if asked == "paramiko" or (asked is None and not sshd_program()):
@@ -384,7 +385,7 @@ def _checked_folder(folder: str | Path | None) -> Path:
 
 
 def _refuse_strangers(where: Path) -> None:
-    """Refuse a folder that has something else in it, which `down` would remove."""
+    """Refuse a folder with other files, which `down` would remove."""
     if found := sorted(path.name for path in where.iterdir()):
         raise BedError(f"{where} has something else in it ({', '.join(found[:3])}); give an empty or new --folder.")
     where.chmod(0o700)

@@ -20,16 +20,16 @@ Folder = Annotated[
 
 @app.command()
 def up(
-    hosts: Annotated[int, typer.Option(help="How many hosts.", min=1, max=64)] = 4,
+    hosts: Annotated[int, typer.Option(help="How many hosts.", min=1, max=64, metavar="N")] = 4,
     folder: Folder = None,
-    gpus: Annotated[int, typer.Option(help="GPUs that each host says it has: jobs ask for them.", min=0)] = 1,
+    gpus: Annotated[int, typer.Option(help="GPUs of each host in the inventory: jobs request them.", min=0)] = 1,
     pods: Annotated[int, typer.Option(help="Schedulers among which the hosts are divided.", min=1)] = 1,
     shaped: Annotated[
         str | None, typer.Option(help="Rate of each host's link, such as 200mbit: hosts in networks of their own.")
     ] = None,
     server: Annotated[str | None, typer.Option(help="sshd, or paramiko: a server in Python.")] = None,
 ) -> None:
-    """Start it, and say how to use it; what runs already is left as it is."""
+    """Start it, and print how to use it; servers that run are left as they are."""
     from labkit.testbed.laptop import Bed
 
     bed = Bed.up(hosts, folder=folder, gpus=gpus, pods=pods, server=server, shaped=shaped)
@@ -46,10 +46,11 @@ def up(
 def down(
     folder: Folder = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="End all of yours, in any folder: also those that a killed notebook left.")
+        bool,
+        typer.Option("--all", help="End all beds of this user, also those of killed notebooks."),
     ] = False,
 ) -> None:
-    """End its servers and all that runs there, and remove its files."""
+    """End its servers and all their processes, and remove its files."""
     from labkit.testbed.laptop import down as end
     from labkit.testbed.laptop.listing import beds, end_bed
 
@@ -61,13 +62,13 @@ def down(
     for found in beds():
         end_bed(found)
         print(f"the laptop testbed in {found.folder} is down")
-    if end():  # one without servers
+    if end():  # a bed without servers
         print("the laptop testbed is down")
 
 
 @app.command("list")
 def list_() -> None:
-    """List all laptop testbeds of yours of which servers run, in any folder."""
+    """List all laptop testbeds of this user with running servers, in any folder."""
     from labkit.testbed.laptop.listing import beds
 
     if not (found := beds()):
@@ -77,7 +78,7 @@ def list_() -> None:
 
 
 def _list(found: list[FoundBed], heading: str) -> None:
-    """Print beds, each with what ends it."""
+    """Print beds, each with the command that ends it."""
     out = sys.stderr if heading else sys.stdout
     if heading:
         print(heading, file=out)
@@ -89,7 +90,7 @@ def _list(found: list[FoundBed], heading: str) -> None:
 
 @app.command()
 def status(folder: Folder = None) -> None:
-    """Show its hosts; exit code 1 where one of them is gone."""
+    """Show its hosts; exit code 1 if a server is gone."""
     from labkit.testbed.laptop import Bed
 
     bed = Bed.of(folder)

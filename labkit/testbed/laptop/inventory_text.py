@@ -1,4 +1,4 @@
-"""How to reach the hosts of a laptop testbed: its inventory, and a configuration for the `ssh` command."""
+"""The inventory of a laptop testbed, and a configuration for the `ssh` command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.testbed.laptop.server import user_name
 
 
 def inventory_text(plan: BedPlan, *, gpus: int, cpus: float | None, memory_gb: float | None, pods: int = 1) -> str:
-    """Return the inventory of a bed, whose hosts are divided among pods in their order."""
+    """Return the inventory of a bed; its hosts are divided among pods in order."""
     n = len(plan.spots)
     cpus = cpus if cpus is not None else max(round((os.cpu_count() or 1) / n, 2), 0.1)
     memory_gb = memory_gb if memory_gb is not None else max(round(_memory_gb() / n, 2), 0.1)
@@ -43,7 +43,7 @@ def inventory_text(plan: BedPlan, *, gpus: int, cpus: float | None, memory_gb: f
 
 
 def ssh_config_text(plan: BedPlan) -> str:
-    """Return what `ssh -F` needs to log in to the hosts by name."""
+    """Return a configuration for `ssh -F` that reaches the hosts by name."""
     blocks = [f"Host {spot.name}\n  HostName {spot.address}\n  Port {spot.port}\n" for spot in plan.spots]
     proxy = proxy_command(plan, python=sys.executable)
     common = ({"ProxyCommand": proxy} if proxy else {}) | {
@@ -57,7 +57,7 @@ def ssh_config_text(plan: BedPlan) -> str:
 
 
 def _quoted(path: Path) -> str:
-    """Return a path as ssh's configuration takes it, where %h would mean the host."""
+    """Return a path in the syntax of ssh's configuration, where %h would mean the host."""
     return '"' + str(path).replace("%", "%%") + '"'
 
 

@@ -1,4 +1,4 @@
-"""Keys of a laptop testbed: one per host, one to log in with, made for this bed alone."""
+"""Keys of a laptop testbed: one per host, and one to log in with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labkit.testbed.laptop.plan import BedPlan, Spot, write_private
 
 
 def make_keys(plan: BedPlan) -> None:
-    """Write the keys that are missing, who may log in, and the hosts' keys for the client."""
+    """Write missing keys, the authorized keys, and the host keys for the client."""
     login = _key(plan, None)
     lines = [f"{_name(spot)} {_key(plan, spot)}" for spot in plan.spots]
     write_private(plan.folder / "authorized_keys", f"restrict {login} labkit-bed\n")
@@ -17,7 +17,7 @@ def make_keys(plan: BedPlan) -> None:
 
 
 def _key(plan: BedPlan, spot: Spot | None) -> str:
-    """Return the public key of a host, or of who logs in; the private one is made where it is missing."""
+    """Return the public key of a host or of the login; its private key is made if it is missing."""
     path = plan.key if spot is None else plan.control(spot) / "key"
     public = path.with_name(f"{path.name}.pub")
     if not public.exists():
@@ -28,5 +28,5 @@ def _key(plan: BedPlan, spot: Spot | None) -> str:
 
 
 def _name(spot: Spot) -> str:
-    """Return what known_hosts files call a host."""
+    """Return the name of a host in known_hosts files."""
     return spot.address if spot.port == 22 else f"[{spot.address}]:{spot.port}"

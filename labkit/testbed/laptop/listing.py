@@ -1,4 +1,4 @@
-"""All laptop testbeds of this user, found by their processes: also those whose notebook was killed."""
+"""All laptop testbeds of this user, found by their processes: also those of a killed notebook."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from labkit.testbed.laptop.processes import PROC, BedProcess, end, processes
 from labkit.testbed.laptop.server import all_of
 
 CONFIG = re.compile(r" (/(?:(?! /).)*?)/servers/(h\d+)/([0-9a-f]{16})-\2(?= |$)")
-"""A server's configuration in its command line; a folder may have blanks, but none in front of a slash."""
+"""A server's configuration in its command line; a folder may have blanks, but none before a slash."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundBed:
-    """A laptop testbed of which something runs.
+    """A laptop testbed with running processes.
 
     Attributes
     ----------
     folder : Path
-        Where it is, or was.
+        Its folder, which may be gone.
     token : str
-        Its mark.
+        Token of its processes.
     hosts : tuple of str
-        Those whose servers run.
+        Hosts whose servers run.
     whole : bool
-        Whether its plan is still there.
+        Whether its plan still exists.
     """
 
     folder: Path
@@ -40,7 +40,7 @@ class FoundBed:
 
     @property
     def usual(self) -> bool:
-        """Whether it is the one that `labkit bed down` means."""
+        """Whether it is the one that `labkit bed down` ends."""
         return self.folder == usual_folder().absolute()
 
 
@@ -57,7 +57,7 @@ def beds() -> list[FoundBed]:
 
 
 def end_bed(found: FoundBed) -> None:
-    """End a bed; of one whose files are gone, its processes.
+    """End a bed, or the processes of a bed whose files are gone.
 
     Raises
     ------

@@ -19,16 +19,16 @@ NEEDED = ("ip", "tc", "nsenter", "unshare", "setsid")
 PATIENCE_S = 10.0
 FOR_EVER = "2147483647"
 HOLD = 'echo "$$" > "$1.part" && mv "$1.part" "$1" && exec sleep ' + FOR_EVER
-"""A process that keeps a namespace, and tells its number first."""
+"""A script that keeps a namespace, and first writes its process number."""
 DONE = "network"
 """A file of the bed's folder: its networks are whole."""
 PIPE = Path(__file__).with_name("pipe.py")
 
 
 def possible() -> tuple[str, str, str]:
-    """Return which kind of namespaces and which queue work on this machine, "" where none does, and why not.
+    """Return the kind of namespaces and the queue that work on this machine, or "" and the reason if none does.
 
-    Each is tried, in a namespace that is gone afterwards: what a kernel or a container allows cannot be told otherwise.
+    Each is tried in a temporary namespace: a kernel or container has no other way to report what it allows.
     """
     if missing := [name for name in NEEDED if not program(name)]:
         return "", "", f"{', '.join(missing)} missing (apt-get install iproute2 util-linux)"
@@ -37,35 +37,35 @@ def possible() -> tuple[str, str, str]:
         [program("unshare"), "--net"] if kind == "root" else [program("unshare"), "--user", "--map-root-user", "--net"]
     )
     made = f"{program('ip')} link add name lka type veth peer name lkb && {program('ip')} link add name lkc type bridge"
-    if said := _fails([*before, "sh", "-c", made]):
+    if error := _fails([*before, "sh", "-c", made]):
         sysctl = (
             ""
             if kind == "root"
             else "; user namespaces may be off: sysctl kernel.apparmor_restrict_unprivileged_userns"
         )
-        return "", "", f"no networks of one's own here ({said}){sysctl}"
+        return "", "", f"no networks of one's own here ({error}){sysctl}"
     for qdisc in QDISCS:
         limited = " && ".join(f"{program('tc')} {line}" for line in limit("lka", gbps=0.1, qdisc=qdisc))
-        said = _fails([*before, "sh", "-c", f"{made} && {limited}"])
-        if not said:
+        error = _fails([*before, "sh", "-c", f"{made} && {limited}"])
+        if not error:
             return kind, qdisc, ""
-    return "", "", f"this kernel has neither of {', '.join(QDISCS)} ({said})"
+    return "", "", f"this kernel has neither of {', '.join(QDISCS)} ({error})"
 
 
 def free_subnet(token: str) -> int:
-    """Return a network of 256 addresses that this machine does not have yet."""
-    said = subprocess.run([program("ip"), "-4", "-o", "address"], capture_output=True, text=True, check=False).stdout
+    """Return a network of 256 addresses that this machine does not use."""
+    output = subprocess.run([program("ip"), "-4", "-o", "address"], capture_output=True, text=True, check=False).stdout
     first = int(token[:2], 16)
-    return next(n % 256 for n in range(first, first + 256) if f" {PREFIX}.{n % 256}." not in said)
+    return next(n % 256 for n in range(first, first + 256) if f" {PREFIX}.{n % 256}." not in output)
 
 
 def build(plan: BedPlan, *, qdisc: str) -> None:
-    """Make the hosts' networks and the links between them.
+    """Make the hosts' networks, and the links between them.
 
     Raises
     ------
     BedError
-        If the kernel refuses; what it says.
+        If the kernel refuses, with its error.
     """
     plan.make_folders()
     held = [hold(plan, spot) for spot in plan.spots] if plan.network == "root" else _held_by_user(plan)
@@ -88,7 +88,7 @@ def hold(plan: BedPlan, spot: Spot) -> BedProcess:
 
 
 def _hold(plan: BedPlan, before: Sequence[str], path: Path) -> BedProcess:
-    """Start a process that keeps a namespace, and return it once it has written its number."""
+    """Start a process that keeps a namespace; return it once it has written its number."""
     line = shlex.join([program("setsid"), *before, "sh", "-c", HOLD, "sh", str(path)])
     environment = os.environ | {VARIABLE: plan.token}
     log = path.with_name(f"{path.name}.log")
@@ -102,13 +102,13 @@ def _hold(plan: BedPlan, before: Sequence[str], path: Path) -> BedProcess:
         return found[0] is not None or (log.exists() and log.stat().st_size > 0)
 
     if started.returncode or not await_that(kept, timeout_s=PATIENCE_S) or found[0] is None:
-        told = log.read_text(errors="replace").strip() if log.exists() else ""
-        raise BedError(f"the process that keeps a network does not start: {told or before}.")
+        log_text = log.read_text(errors="replace").strip() if log.exists() else ""
+        raise BedError(f"the process that keeps a network does not start: {log_text or before}.")
     return found[0]
 
 
 def keeper(path: Path) -> BedProcess | None:
-    """Return the process that keeps a namespace; None where it is gone."""
+    """Return the process that keeps a namespace; None if it is gone."""
     try:
         found = process(int(path.read_text()))
     except (OSError, ValueError):
@@ -117,7 +117,7 @@ def keeper(path: Path) -> BedProcess | None:
 
 
 def whole(plan: BedPlan) -> bool:
-    """Return whether all networks of a bed have been made, and are still kept."""
+    """Return whether all networks of a bed exist."""
     if plan.network == "loopback":
         return True
     if not (plan.folder / DONE).exists():
@@ -128,7 +128,7 @@ def whole(plan: BedPlan) -> bool:
 
 
 def entry(plan: BedPlan) -> Callable[[Spot], list[str]]:
-    """Return what gives the words in front of a command that is to run in a host's network."""
+    """Return a function that gives the prefix of a command for a host's network."""
 
     def words(spot: Spot) -> list[str]:
         if plan.network == "loopback":
@@ -143,19 +143,19 @@ def entry(plan: BedPlan) -> Callable[[Spot], list[str]]:
 
 
 def outside(plan: BedPlan) -> list[str]:
-    """Return the words in front of a command that is to run where the bridge is."""
+    """Return the prefix of a command for the network of the bridge."""
     return [] if plan.network == "root" else _enter(_pid(plan.folder / "keeper"), user=True)
 
 
 def proxy_command(plan: BedPlan, *, python: str) -> str:
-    """Return the program that leads to the hosts' servers; empty where they can be reached directly."""
+    """Return the proxy program for the hosts' servers; empty if they can be reached directly."""
     if plan.network != "user":
         return ""
     return shlex.join([*outside(plan), python, "-I", "-S", str(PIPE), "%h", "%p"])
 
 
 def remove(plan: BedPlan) -> None:
-    """Remove the bridge and its ends of links; the rest went with the processes that kept it."""
+    """Remove the bridge and its ends of links; the rest ends with the processes that keep it."""
     if plan.network == "root":
         for name in [bridge(plan), *(port_of(plan, spot) for spot in plan.spots)]:
             subprocess.run([program("ip"), "link", "delete", "dev", name], capture_output=True, check=False)
@@ -186,7 +186,7 @@ def _batch(before: Sequence[str], ip: Sequence[str], tc: Sequence[str]) -> None:
 
 
 def _fails(command: Sequence[str]) -> str:
-    """Return what a command says when it fails; empty where it does not."""
+    """Return the error output of a command; empty if it succeeds."""
     with suppress(subprocess.TimeoutExpired):
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
         return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1] if done.returncode else ""

@@ -1,4 +1,4 @@
-"""Join standard input and output to a TCP server: `python -I -S pipe.py ADDRESS PORT`; needs no labkit."""
+"""Connect stdin and stdout to a TCP server: `python -I -S pipe.py ADDRESS PORT`; needs no labkit."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ CHUNK = 1 << 18
 
 
 def main(address: str, port: int) -> None:
-    """Copy both ways until the server has ended its side."""
+    """Copy in both directions until the server closes its side."""
     server = socket.create_connection((address, port))
     server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

@@ -1,4 +1,4 @@
-"""What a laptop testbed consists of, written down before anything is started: so all of it can be found again."""
+"""The parts of a laptop testbed, written down before they are started, so that all can be found again."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from labkit.testbed.errors import BedError
 STATE = "bed.json"
 KIND = "labkit bed"
 VARIABLE = "LABKIT_BED"
-"""The environment of all that runs on a bed's hosts has this variable, with the bed's token."""
+"""Environment variable of all processes on a bed's hosts; its value is the bed's token."""
 
 
 def usual_folder() -> Path:
-    """Return where the laptop testbed is kept: one per user, found from any folder, with a short path.
+    """Return the default folder of the laptop testbed: one per user, with a short path.
 
     Unix sockets, which agents have below their hosts' folders, allow about 100 characters in all.
     """
@@ -78,22 +78,22 @@ class BedPlan:
         return self.folder / "hosts" / spot.name
 
     def control(self, spot: Spot) -> Path:
-        """Return the folder of a host's server: its configuration, key, number and log."""
+        """Return the folder of a host's server: its configuration, key, process number and log."""
         return self.folder / "servers" / spot.name
 
     def config(self, spot: Spot) -> Path:
-        """Return the configuration of a host's server.
+        """Return the configuration file of a host's server.
 
-        Its name is nobody else's and plain: it tells the server's process, whose title shows odd letters in other ways.
+        Its name is unique and plain: it identifies the server's process, whose title may escape other letters.
         """
         return self.control(spot) / f"{self.token}-{spot.name}"
 
     def boot_file(self, spot: Spot) -> Path:
-        """Return the file that tells this start of a host from others, as the kernel does for a real one."""
+        """Return the file with the boot id of a host, in place of the kernel's."""
         return self.control(spot) / "boot_id"
 
     def restart(self, spot: Spot) -> None:
-        """Let a host have been started anew."""
+        """Give a host a new boot id."""
         write_private(self.boot_file(spot), f"{uuid.uuid4()}\n")
 
     @property
@@ -103,16 +103,16 @@ class BedPlan:
 
     @property
     def key(self) -> Path:
-        """The private key that may log in."""
+        """The private key for logins."""
         return self.folder / "key"
 
     @property
     def known_hosts(self) -> Path:
-        """The keys of the hosts."""
+        """File of the hosts' keys."""
         return self.folder / "known_hosts"
 
     def make_folders(self) -> None:
-        """Make the folders that are missing; only their owner may enter."""
+        """Make missing folders with mode 0700."""
         ends = [folder for spot in self.spots for folder in (self.home(spot), self.control(spot))]
         for folder in [*dict.fromkeys(end.parent for end in ends), *ends]:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -121,18 +121,18 @@ class BedPlan:
                 self.restart(spot)
 
     def write(self) -> None:
-        """Write the plan, whole or not at all."""
+        """Write the plan atomically."""
         content = asdict(self) | {"kind": KIND, "folder": str(self.folder)}
         write_private(self.folder / STATE, json.dumps(content, indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Return the plan of a folder; None where it has none.
+        """Return the plan of a folder; None if it has none.
 
         Raises
         ------
         BedError
-            If there is something else.
+            If the file is not a plan.
         """
         try:
             content: dict[str, Any] = json.loads((folder / STATE).read_text())
@@ -143,11 +143,11 @@ class BedPlan:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise BedError(f"{folder / STATE} is not of a laptop testbed; remove it if nobody needs it.") from None
+            raise BedError(f"{folder / STATE} is not of a laptop testbed; remove it if it is not needed.") from None
 
 
 def write_private(path: Path, content: str | bytes) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
+    """Write a file of mode 0600 atomically."""
     beside = path.with_name(f"{path.name}.part")
     beside.unlink(missing_ok=True)
     number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -158,7 +158,7 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a bed's folder, which is made where it is missing, against others who start or end it."""
+    """Hold the lock of a bed's folder, which is made if missing, against other starts and ends."""
     while True:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -172,7 +172,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def _is_still(folder: Path, number: int) -> bool:
-    """Return whether an open folder is still the one of that name: whoever held it may have removed it."""
+    """Return whether an open folder is still the one at its path: it may have been removed."""
     try:
         return os.path.samestat(folder.stat(), os.fstat(number))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Processes of this machine: which are alive, whose they are, and how to end exactly those."""
+"""Processes of this machine: which run, what they belong to, and how to end exactly those."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit import proc
+
 PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
 class BedProcess:
-    """A process, told from a later one of the same number by when it started.
+    """A process; `started` distinguishes it from a later one of the same number.
 
     Attributes
     ----------
@@ -38,34 +40,29 @@ class BedProcess:
 
 
 def process(pid: int) -> BedProcess | None:
-    """Return a process that is alive; None for one that is gone or only waits to be collected."""
+    """Return a running process; None if it is gone or waits to be reaped."""
     if not PROC.joinpath("self", "stat").exists():
         return next((each for each in _listed("-p", str(pid)) if each.pid == pid), None)
-    try:
-        stat = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        command = (PROC / str(pid) / "cmdline").read_bytes()
-    except (OSError, ValueError):
+    found = proc.stat(pid)
+    if found is None or found.state in "ZX":
         return None
-    if stat[0] in "ZX":
-        return None
-    words = command.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    return BedProcess(pid, parent=int(stat[1]), started=stat[19], command=words)
+    command = " ".join(proc.command_line(pid))
+    return BedProcess(pid, parent=found.parent, started=str(found.start), command=command)
 
 
 def processes() -> list[BedProcess]:
-    """Return all processes that are alive."""
+    """Return all running processes."""
     if not PROC.joinpath("self", "stat").exists():
         return _listed("-ax")
-    pids = [int(name) for name in os.listdir(PROC) if name.isdigit()]
-    return [found for pid in pids if (found := process(pid)) is not None]
+    return [found for pid in proc.all_pids() if (found := process(pid)) is not None]
 
 
 def _listed(*which: str) -> list[BedProcess]:
-    """Return processes as `ps` lists them, where there is no /proc."""
-    said = subprocess.run(
+    """Return processes as `ps` lists them, for systems without /proc."""
+    output = subprocess.run(
         ["ps", *which, "-o", "pid=,ppid=,state=,lstart=,command="], capture_output=True, text=True, check=False
     ).stdout
-    rows = [line.split(None, 8) for line in said.splitlines()]
+    rows = [line.split(None, 8) for line in output.splitlines()]
     return [
         BedProcess(int(row[0]), int(row[1]), " ".join(row[3:8]), row[8])
         for row in rows
@@ -74,15 +71,12 @@ def _listed(*which: str) -> list[BedProcess]:
 
 
 def has_variable(pid: int, assignment: str) -> bool:
-    """Return whether a process was started with "NAME=value" in its environment; False where we may not see."""
-    try:
-        return assignment.encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    """Return whether a process was started with "NAME=value" in its environment; False if that is not readable."""
+    return assignment.encode() in proc.variables(pid)
 
 
 def below(roots: Iterable[int], among: Iterable[BedProcess]) -> set[int]:
-    """Return the numbers of some processes and of all that descend from them."""
+    """Return the numbers of some processes and of all their descendants."""
     children: dict[int, list[int]] = {}
     for each in among:
         children.setdefault(each.parent, []).append(each.pid)
@@ -104,7 +98,7 @@ def holders_of(ends: Iterable[tuple[str, int]]) -> set[int]:
     except OSError:
         return set()
     sockets = {f"socket:[{row[9]}]" for row in rows if row[1] in wanted}
-    return {pid for pid in map(int, filter(str.isdigit, os.listdir(PROC))) if sockets & _open_files(pid)}
+    return {pid for pid in proc.all_pids() if sockets & _open_files(pid)}
 
 
 def _open_files(pid: int) -> set[str]:
@@ -117,14 +111,14 @@ def _open_files(pid: int) -> set[str]:
 
 
 def end(find: Callable[[], list[BedProcess]], *, patience_s: float = 2.0, at_once: bool = False) -> list[BedProcess]:
-    """End processes: ask them, and after a while make them; return those that are left.
+    """End processes: SIGTERM, and SIGKILL after a while; return those that are left.
 
     Parameters
     ----------
     find : callable
-        Returns those to end; asked again until there are none, since what ends may have started others.
+        Returns the processes to end; called until there are none, since they may start others while they end.
     at_once : bool
-        Do not ask them.
+        Send SIGKILL at once.
     """
     until_s = time.monotonic() + patience_s
     sent: set[BedProcess] = set()
@@ -157,7 +151,7 @@ def send(each: BedProcess, number: int) -> None:
 
 
 def await_end(those: Iterable[BedProcess], *, timeout_s: float) -> None:
-    """Wait until some processes have ended, at most so long."""
+    """Wait until some processes have ended, at most some seconds."""
     until_s = time.monotonic() + timeout_s
     for each in those:
         if hasattr(os, "pidfd_open"):
@@ -175,7 +169,7 @@ def await_end(those: Iterable[BedProcess], *, timeout_s: float) -> None:
 
 
 def await_that(true: Callable[[], bool], *, timeout_s: float) -> bool:
-    """Wait until something is so that nothing tells of: ask at once, then ever more seldom."""
+    """Poll for a condition that has no event, at growing intervals."""
     until_s, pause_s = time.monotonic() + timeout_s, 0.001
     while not true():
         if time.monotonic() > until_s:

@@ -1,4 +1,4 @@
-"""Change the rates of a shaped laptop testbed's links while it is up; what runs on it goes on."""
+"""Change the link rates of a shaped laptop testbed while it is up; its processes go on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labkit.testbed.laptop.shape import DEVICE, QDISCS, limit, port_of, rate_gbp
 
 
 def rates(bed: Bed) -> dict[str, str]:
-    """Return the rate of each host's link as the kernel holds it: to the host, and from it.
+    """Return the rate of each host's link according to the kernel: to the host, and from it.
 
     Raises
     ------
@@ -33,7 +33,7 @@ def rates(bed: Bed) -> dict[str, str]:
 
 
 def reshape(bed: Bed, rate: str | float, *, hosts: Collection[str]) -> float:
-    """Hold the links of some hosts to another rate, in either direction, and write it into the inventory.
+    """Set the link rate of some hosts, in both directions, and write it into the inventory.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The SSH servers of a laptop testbed: their configuration, how to start one, and which processes are whose."""
+"""The SSH servers of a laptop testbed: their configuration, their start, and their processes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from labkit.testbed.laptop.plan import VARIABLE, BedPlan, Spot, write_private
 from labkit.testbed.laptop.processes import BedProcess, await_that, below, has_variable, holders_of, process, processes
 
 PATIENCE_S = 90.0
-"""A server that does not start within so long hangs; on a machine that is busy it may take seconds."""
+"""Seconds after which the start of a server has failed; on a busy machine a start may take some."""
 CARRIED = ("PYTHONPATH", "NUMBA_CACHE_DIR", "LANG", "LC_ALL", "TMPDIR")
-"""Variables that hosts have from whoever starts the bed: they are this machine, and shall import the same labkit."""
+"""Variables that hosts inherit from this process: they are this machine, and import the same labkit."""
 HOST_VARIABLE = "LABKIT_BED_HOST"
 STANDIN = "labkit.testbed.laptop.standin"
 NO_SHELL = ("nologin", "false")
@@ -27,7 +27,7 @@ SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
 def sshd_program() -> str:
-    """Return where OpenSSH's server is; empty where it is not, or where this user could not log in to it."""
+    """Return the path of OpenSSH's server; empty if there is none, or this user could not log in to it."""
     try:
         shell = pwd.getpwuid(os.getuid()).pw_shell
     except KeyError:
@@ -36,26 +36,26 @@ def sshd_program() -> str:
 
 
 def program(name: str) -> str:
-    """Return where a program is, also in folders that only root has on its path; empty where it is not."""
+    """Return the path of a program, also in folders that only root has on its path; empty if there is none."""
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), *SYSTEM_FOLDERS))
     return shutil.which(name, path=path) or ""
 
 
 def write_config(plan: BedPlan, spot: Spot) -> None:
     """Write the configuration of a host's server."""
-    told = standin_config if plan.server == "paramiko" else sshd_config
-    write_private(plan.config(spot), told(plan, spot, environment=environment(plan, spot)))
+    config_of = standin_config if plan.server == "paramiko" else sshd_config
+    write_private(plan.config(spot), config_of(plan, spot, environment=environment(plan, spot)))
 
 
 def environment(plan: BedPlan, spot: Spot) -> dict[str, str]:
-    """Return what is in the environment of all that runs on a host: a home of its own, and the bed's mark."""
+    """Return the environment of all processes on a host: a home of its own, and the bed's token."""
     carried = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
     marks = {VARIABLE: plan.token, HOST_VARIABLE: spot.name}
     return carried | {"HOME": str(plan.home(spot)), BOOT: str(plan.boot_file(spot)), **marks}
 
 
 def sshd_config(plan: BedPlan, spot: Spot, *, environment: Mapping[str, str]) -> str:
-    """Return a configuration of OpenSSH's server that lets one key of one user in, for commands and files alone."""
+    """Return a configuration of sshd that admits one key of one user, for commands and files only."""
     control, home = plan.control(spot), plan.home(spot)
     variables = " ".join(_quoted(f"{name}={value}") for name, value in environment.items())
     user = pwd.getpwuid(os.getuid()).pw_name
@@ -91,7 +91,7 @@ Subsystem sftp internal-sftp -d {_quoted(str(home).replace("%", "%%"))}
 
 
 def standin_config(plan: BedPlan, spot: Spot, *, environment: Mapping[str, str]) -> str:
-    """Return the same for the server that stands in for OpenSSH's."""
+    """Return the configuration of the server that replaces sshd."""
     control = plan.control(spot)
     content = {
         "address": spot.address,
@@ -108,7 +108,7 @@ def standin_config(plan: BedPlan, spot: Spot, *, environment: Mapping[str, str])
 
 
 def user_name() -> str:
-    """Return who logs in to the hosts: whoever runs this."""
+    """Return the user who logs in to the hosts: the one of this process."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -122,12 +122,12 @@ def _quoted(value: str) -> str:
 
 
 def start_commands(plan: BedPlan, spots: Sequence[Spot], *, inside: Callable[[Spot], list[str]]) -> list[list[str]]:
-    """Return the commands that start hosts' servers, which go to the background by themselves.
+    """Return the commands that start hosts' servers, which become daemons by themselves.
 
     Parameters
     ----------
     inside : callable
-        Returns the words in front of a host's command: what enters its network.
+        Returns the prefix of a host's command that enters its network.
     """
     standin = [sys.executable, "-m", STANDIN]
     if plan.server == "sshd":
@@ -141,7 +141,7 @@ def start_commands(plan: BedPlan, spots: Sequence[Spot], *, inside: Callable[[Sp
 
 
 def start(plan: BedPlan, spots: Sequence[Spot], *, inside: Callable[[Spot], list[str]]) -> list[Spot]:
-    """Start servers, all at once, and wait until they listen; return those whose port somebody else has.
+    """Start servers at once, and wait until they listen; return those whose port is in use.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def start(plan: BedPlan, spots: Sequence[Spot], *, inside: Callable[[Spot], list
     Raises
     ------
     BedError
-        If a server does not start for another reason: what it said.
+        If a server does not start for another reason: its output.
     """
     if plan.server == "sshd" and os.getuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's empty folder; other servers may use it too
@@ -162,25 +162,25 @@ def start(plan: BedPlan, spots: Sequence[Spot], *, inside: Callable[[Spot], list
         subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for words in start_commands(plan, spots, inside=inside)
     ]
-    said = [_said_by(starter) for starter in started]
-    if failed := [what for what, starter in zip(said, started, strict=True) if starter.returncode]:
+    outputs = [_output_of(starter) for starter in started]
+    if failed := [what for what, starter in zip(outputs, started, strict=True) if starter.returncode]:
         logs = [_log(plan, spot) for spot in spots]
         raise BedError(f"a server of the bed does not start: {'; '.join(filter(None, [*failed, *logs]))}")
     return [spot for spot in spots if not _listens(plan, spot)]
 
 
-def _said_by(starter: subprocess.Popen[bytes]) -> str:
-    """Return what a server has said when it is in the background."""
+def _output_of(starter: subprocess.Popen[bytes]) -> str:
+    """Return the output of a server that is in the background."""
     try:
         return starter.communicate(timeout=PATIENCE_S)[0].decode(errors="replace").strip()
     except subprocess.TimeoutExpired:
         starter.kill()
-        told = starter.communicate()[0].decode(errors="replace").strip()
-        return f"it does not go to the background within {PATIENCE_S:g} s: {told}"
+        output = starter.communicate()[0].decode(errors="replace").strip()
+        return f"it does not go to the background within {PATIENCE_S:g} s: {output}"
 
 
 def _listens(plan: BedPlan, spot: Spot) -> bool:
-    """Wait until a server has written its number, which it does once it listens; False where it has no port."""
+    """Wait until a server has written its process number, which it does once it listens; False without a port."""
 
     def settled() -> bool:
         return server_of(plan, spot) is not None or "Cannot bind any address" in _log(plan, spot)
@@ -198,7 +198,7 @@ def _log(plan: BedPlan, spot: Spot) -> str:
 
 
 def server_of(plan: BedPlan, spot: Spot) -> BedProcess | None:
-    """Return the process of a host's server; None where it is gone."""
+    """Return the process of a host's server; None if it is gone."""
     try:
         found = process(int((plan.control(spot) / "pid").read_text()))
     except (OSError, ValueError):
@@ -214,7 +214,7 @@ def is_server(each: BedProcess, config: Path) -> bool:
 
 
 def all_of(plan: BedPlan, *, host: Spot | None = None) -> list[BedProcess]:
-    """Return all processes of a bed, or of one host: servers, their sessions, and all that was started there."""
+    """Return all processes of a bed, or of one host: servers, their sessions, and all processes started there."""
     now, spots = processes(), plan.spots if host is None else (host,)
     marks = [f"{VARIABLE}={plan.token}", *([] if host is None else [f"{HOST_VARIABLE}={host.name}"])]
     servers = {each.pid for each in now for spot in spots if is_server(each, plan.config(spot))}

@@ -1,4 +1,4 @@
-"""Links of limited rate for a laptop testbed: what to tell the kernel, as text."""
+"""Links of limited rate for a laptop testbed: the commands for the kernel, as text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rate_gbps(rate: str | float) -> float:
 
 
 def addresses(n_hosts: int, *, subnet: int) -> list[str]:
-    """Return the addresses of hosts on a bridge, whose own one is the first of the network."""
+    """Return the addresses of hosts on a bridge; the bridge has the first address of the network."""
     return [f"{PREFIX}.{subnet}.{i + 2}" for i in range(n_hosts)]
 
 

@@ -1,7 +1,7 @@
-"""A server in place of sshd where there is none: `python -m labkit.testbed.laptop.standin CONFIG...`, one per host.
+"""A server in place of a missing sshd: `python -m labkit.testbed.laptop.standin CONFIG...`, one per host.
 
-One user, one key, commands and files; no terminal, no forwarding, no password. The hosts' processes go
-to the background by themselves.
+One user, one key, commands and files; no terminal, no forwarding, no password. The processes
+of hosts become daemons by themselves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BACKLOG = 64
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What `labkit.testbed.laptop.server.standin_config` writes."""
+    """The configuration that `labkit.testbed.laptop.server.standin_config` writes."""
 
     address: str
     port: int
@@ -52,7 +52,7 @@ class Config:
 
     @property
     def login_key(self) -> str:
-        """The key that may log in."""
+        """The key that is admitted."""
         return Path(self.authorized_keys).read_text().split()[2]
 
     @property
@@ -66,9 +66,9 @@ class Config:
 
 
 class StandinConnection(paramiko.Transport):  # type: ignore[misc]
-    """The server's end of one connection.
+    """The server's side of one connection.
 
-    A command starts only when the client has been told that it does: paramiko's client takes a channel that is closed
+    A command starts only after its acceptance was sent to the client: paramiko's client takes a channel that is closed
     before for a refusal.
     """
 
@@ -95,7 +95,7 @@ class FileServer(paramiko.SFTPServer):  # type: ignore[misc]
 
 
 class Login(paramiko.ServerInterface):  # type: ignore[misc]
-    """Who may do what on one connection."""
+    """Access rules of one connection."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -106,7 +106,7 @@ class Login(paramiko.ServerInterface):  # type: ignore[misc]
         return "publickey"
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        """Let one key of one user in."""
+        """Admit one key of one user."""
         known = username == self.config.user and key.get_base64() == self.config.login_key
         return int(paramiko.AUTH_SUCCESSFUL if known else paramiko.AUTH_FAILED)
 
@@ -129,7 +129,7 @@ class Login(paramiko.ServerInterface):  # type: ignore[misc]
 
 
 def run(config: Config, channel: Any, command: bytes) -> None:
-    """Run a command, and tell how it ended: as sshd, which ends nothing when the client goes."""
+    """Run a command, and report how it ended; like sshd, do not end it when the client disconnects."""
     try:
         program = subprocess.Popen(
             [config.shell, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -150,13 +150,13 @@ def run(config: Config, channel: Any, command: bytes) -> None:
     exited = program.wait()
     with suppress(OSError, EOFError, paramiko.SSHException):
         channel.shutdown_write()
-        if exited >= 0:  # who is ended by a signal has no exit status
+        if exited >= 0:  # a command that a signal ended has no exit status
             channel.send_exit_status(exited)
     channel.close()
 
 
 def environment(config: Config) -> dict[str, str]:
-    """Return the environment of commands: nothing of whoever started the bed but what the configuration names."""
+    """Return the environment of commands: only the variables that the configuration names."""
     usual = {"PATH": os.defpath, "USER": config.user, "LOGNAME": config.user, "SHELL": config.shell}
     return usual | config.environment
 
@@ -178,7 +178,7 @@ def _copy_in(channel: Any, target: Any) -> None:
 
 
 def serve(config: Config, listening: socket.socket) -> None:
-    """Accept connections for ever."""
+    """Accept connections without end."""
     key = paramiko.Ed25519Key.from_private_key_file(config.key)
     while True:
         connection, _ = listening.accept()
@@ -197,7 +197,7 @@ def _accept(config: Config, connection: socket.socket, key: paramiko.PKey) -> No
 
 
 def main(paths: Sequence[str]) -> int:
-    """Listen for each host; go to the background, a process each; write the process numbers; serve."""
+    """Listen for each host; become one daemon per host; write the process numbers; serve."""
     open_ones = []
     for config in map(Config.read, paths):
         try:
@@ -229,7 +229,7 @@ def _listening(config: Config) -> socket.socket:
 
 
 def _go_to_background(config: Config) -> None:
-    """Leave the terminal and whoever started this; write the process number."""
+    """Become a daemon; write the process number."""
     os.setsid()
     os.chdir("/")
     log = os.open(config.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -1,8 +1,8 @@
-"""Install what labkit needs on a host: `depend.py FOLDER NAME WHEELS INDEX REQUIREMENT...`, answered in JSON.
+"""Install labkit's requirements on a host: `depend.py FOLDER NAME WHEELS INDEX REQUIREMENT...`.
 
-NAME is the environment to make, WHEELS a folder on the host with all that is needed, or empty for the host's own index,
-which is what its pip.conf names. INDEX is one more to look at, or empty.
-What pip says goes to stderr. The environment gets its name when it is complete.
+NAME is the environment to make, WHEELS a folder on the host with all wheels, or empty for the host's own index, which
+its pip.conf names. INDEX is a further index, or empty. Output of pip goes to stderr, the answer is a message in JSON.
+The environment gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from labkit.testbed.onhost.frame import send
 
 
 def command(python: str, wheels: str, index: str, requirements: list[Any]) -> list[Any]:
-    """Return how pip is asked."""
+    """Return the command line of pip."""
     source = ["--no-index", "--find-links", wheels] if wheels else ["--extra-index-url", index] if index else []
     quiet = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
     return [python, "-m", "pip", "install", *quiet, *source, *requirements]
 
 
 def install(made: str, wheels: str, index: str, requirements: list[Any]) -> dict[str, Any]:
-    """Make an environment with the requirements in it; return what went wrong, if anything."""
+    """Make an environment with the requirements; return an error, if any."""
     venv = subprocess.run([sys.executable, "-m", "venv", made], stdout=sys.stderr.fileno(), check=False)
     if venv.returncode:
         return {
@@ -41,35 +41,35 @@ def install(made: str, wheels: str, index: str, requirements: list[Any]) -> dict
         missing = "the wheelhouse lacks something" if wheels else "no index can be reached from there"
         return {
             "error": f"pip could not install what labkit needs (exit {pip.returncode})",
-            "hint": f"read what it said above; if {missing}: `fab deploy --wheelhouse DIR`, or --index URL",
+            "hint": f"see its output above; if {missing}: `fab install --wheelhouse DIR`, or --index URL",
         }
     return {}
 
 
 def main(folder: str, name: str, wheels: str, index: str, *requirements: str) -> None:
-    """Install, unless it is there already, and say where its Python is."""
+    """Install, unless it is installed, and report the path of its Python."""
     os.umask(0o077)
     env = os.path.join(os.path.abspath(os.path.expanduser(folder)), "env")
     made, final = os.path.join(env, ".making-" + name), os.path.join(env, name)
-    said = {"base": os.path.join(final, "bin", "python")}
+    reply = {"base": os.path.join(final, "bin", "python")}
     try:
         os.makedirs(env, mode=0o700, exist_ok=True)
         with open(os.path.join(env, ".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not os.path.exists(said["base"]):
+            if not os.path.exists(reply["base"]):
                 shutil.rmtree(made, ignore_errors=True)
-                said = install(made, wheels and os.path.expanduser(wheels), index, list(requirements)) or said
-                if "error" in said:
+                reply = install(made, wheels and os.path.expanduser(wheels), index, list(requirements)) or reply
+                if "error" in reply:
                     shutil.rmtree(made, ignore_errors=True)
                 else:
                     os.rename(made, final)
                     shutil.rmtree((wheels and os.path.expanduser(wheels)) or made, ignore_errors=True)
     except OSError as error:
-        said = {
+        reply = {
             "error": f"{error.filename or env}: {error.strerror}",
             "hint": "give the host a folder in the inventory that its user may write, with room in it",
         }
-    send(said)
+    send(reply)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What a host is and can: `examine.py FOLDER`, asked by lines of JSON on stdin, each answered by a message.
+"""Examine a host: `examine.py FOLDER` reads questions as lines of JSON on stdin, and answers each by a message.
 
-{"ask": "clock"} its time; {"ask": "facts"} all that can be found by looking; {"ask": "torch"} what an import says;
-{"ask": "listen", "host": ADDRESS} opens a door that echoes to who knows the word in the answer; {"ask": "dial",
-"peers": [[name, host, port, word], ...]} which of them answer; {"ask": "pour", "peer": [host, port, word], "seconds":
-1} how many bytes one of them takes. It ends with stdin, and its door with it.
+{"ask": "clock"} its time; {"ask": "facts"} facts about the host; {"ask": "torch"} the result of an import;
+{"ask": "listen", "host": ADDRESS} opens a port that echoes the word in the answer to callers that send it;
+{"ask": "dial", "peers": [[name, host, port, word], ...]} round trips to them;
+{"ask": "pour", "peer": [host, port, word], "seconds": 1} the bytes that one of them receives.
+The program and its port end with stdin.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ LIMITS = "from labkit.elastic.process.limits import told; print(told())"
 GPUS = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
 
 
-def said_by(command: list[Any], patience_s: float = 10.0) -> tuple[Any, ...]:
-    """Return the exit code of a program and what it said; None where it is missing or hangs."""
+def output_of(command: list[Any], patience_s: float = 10.0) -> tuple[Any, ...]:
+    """Return exit code and output of a program; None and the error if it is missing or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s, check=False)
     except (OSError, subprocess.SubprocessError) as error:
@@ -41,30 +42,30 @@ def said_by(command: list[Any], patience_s: float = 10.0) -> tuple[Any, ...]:
 
 
 def gpus() -> list[Any]:
-    """Return a line for each GPU; empty where there is no driver."""
-    code, said = said_by(GPUS)
-    return said.splitlines() if code == 0 else []
+    """Return a line for each GPU; empty if there is no driver."""
+    code, output = output_of(GPUS)
+    return output.splitlines() if code == 0 else []
 
 
 def memory_gb() -> float:
-    """Return how much memory the host has."""
+    """Return the memory of the host."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
 
 
 def cores() -> int:
-    """Return how many cores this user's processes may use."""
+    """Return the number of cores that this user's processes may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def existing(path: str) -> str:
-    """Return the nearest folder above a path that is there."""
+    """Return the nearest existing folder above a path."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     return path
 
 
 def deployed(folder: str) -> dict[str, Any]:
-    """Return which labkit is in use here: its hash and its Python."""
+    """Return hash and Python of the labkit in use here."""
     current = os.path.join(folder, "env", "current")
     try:
         with open(os.path.join(current, "manifest.json"), encoding="utf-8") as file:
@@ -74,7 +75,7 @@ def deployed(folder: str) -> dict[str, Any]:
 
 
 def agent(folder: str) -> str:
-    """Return "alive" where somebody listens at the agent's socket, "dead" where nobody does, else "none"."""
+    """Return "alive" if a process listens at the agent's socket, "dead" if none does, "none" without a socket."""
     path = os.path.join(folder, "agent.sock")
     if not os.path.exists(path):
         return "none"
@@ -88,7 +89,7 @@ def agent(folder: str) -> str:
 
 
 def facts(folder: str) -> dict[str, Any]:
-    """Return what looking tells."""
+    """Return facts about the host."""
     place = existing(folder)
     return {
         "python": platform.python_version(),
@@ -108,24 +109,24 @@ def facts(folder: str) -> dict[str, Any]:
 
 
 def limits(folder: str) -> str:
-    """Return what of a process can be limited while it runs, as the labkit in use here says; empty without one."""
+    """Return what can be limited of a running process, as the labkit in use reports; empty without one."""
     python = deployed(folder)["python"]
-    code, said = said_by([python, "-c", LIMITS]) if python else (None, "")
-    return said if code == 0 else ""
+    code, output = output_of([python, "-c", LIMITS]) if python else (None, "")
+    return output if code == 0 else ""
 
 
 def torch(folder: str) -> dict[str, Any]:
-    """Return the version of torch and how many GPUs it sees, from the Python that jobs will have."""
+    """Return the version of torch and the number of GPUs that it sees, from the Python that jobs use."""
     python = deployed(folder)["python"] or sys.executable
-    code, said = said_by([python, "-c", TORCH], TORCH_S)
+    code, output = output_of([python, "-c", TORCH], TORCH_S)
     if code != 0:
-        return {"version": "", "gpus": 0, "error": (said.splitlines() or ["no answer"])[-1]}
-    version, count = said.split()[-2:]
+        return {"version": "", "gpus": 0, "error": (output.splitlines() or ["no answer"])[-1]}
+    version, count = output.split()[-2:]
     return {"version": version, "gpus": int(count), "error": ""}
 
 
 class Door:
-    """A socket that echoes one word to who says it, then takes what comes, and says how much; nothing to others."""
+    """A socket that echoes a secret word to a caller that sends it, then counts bytes; nothing to other callers."""
 
     def __init__(self, host: str) -> None:
         self.word = secrets.token_hex(16)
@@ -136,20 +137,20 @@ class Door:
         threading.Thread(target=self.serve, daemon=True).start()
 
     def serve(self) -> None:
-        """Answer whoever comes."""
+        """Answer callers."""
         while True:
             caller, _ = self.sock.accept()
             threading.Thread(target=self.answer, args=(caller,), daemon=True).start()
 
     def answer(self, caller: socket.socket) -> None:
-        """Echo the word, then count bytes until the caller has said all."""
+        """Echo the word, then count bytes until the caller has sent all."""
         with caller:
             caller.settimeout(PATIENCE_S)
             try:
-                heard = caller.recv(len(self.word), socket.MSG_WAITALL)
-                if not hmac.compare_digest(heard, self.word.encode()):
+                received = caller.recv(len(self.word), socket.MSG_WAITALL)
+                if not hmac.compare_digest(received, self.word.encode()):
                     return
-                caller.sendall(heard)
+                caller.sendall(received)
                 count, buffer = 0, bytearray(CHUNK)
                 while taken := caller.recv_into(buffer):
                     count += taken
@@ -174,7 +175,7 @@ def greeted(host: str, port: int, word: str) -> socket.socket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.sendall(word.encode())
         if sock.recv(len(word), socket.MSG_WAITALL) != word.encode():
-            raise OSError("somebody else answers there")
+            raise OSError("another program answers there")
     except OSError:
         sock.close()
         raise
@@ -182,7 +183,7 @@ def greeted(host: str, port: int, word: str) -> socket.socket:
 
 
 def dialled(host: str, port: int, word: str) -> dict[str, Any]:
-    """Knock at another host's door: how long a round trip takes, or what went wrong."""
+    """Connect to another host's door: seconds of a round trip, or why it failed."""
     began = time.monotonic()
     try:
         greeted(host, port, word).close()
@@ -223,7 +224,7 @@ def dial(peers: list[Any]) -> dict[str, Any]:
 
 
 def answer(asked: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Return what is to be said to a question."""
+    """Return the answer to a question."""
     what = asked["ask"]
     if what == "clock":
         return {"time_s": time.time()}  # noqa: TID251 - the two hosts' clocks are compared

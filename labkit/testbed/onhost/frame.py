@@ -1,4 +1,4 @@
-"""How programs here answer: in messages, each cut into frames with their lengths, the SHA-256 of the whole at its end.
+"""The output format of programs on hosts: messages, cut into frames with lengths and ended by a SHA-256.
 
 A message is a line that begins it, any number of frames `D LENGTH` with as many bytes behind the line, and a last one:
 `E TOTAL SHA256`, or `X REASON` where the rest cannot be sent. Whatever else gets into the output, a greeting or the
@@ -17,7 +17,7 @@ CHUNK = 1 << 18
 
 
 class FramedMessage:
-    """A message that is sent part by part; each but the last must be of whole chunks."""
+    """A message that is sent part by part; each part but the last is a whole number of chunks."""
 
     def __init__(self) -> None:
         self.out, self.sum, self.total = sys.stdout.buffer, hashlib.sha256(), 0
@@ -32,18 +32,18 @@ class FramedMessage:
         self.total += len(data)
 
     def end(self) -> None:
-        """Say that this was all."""
+        """Send the end of the message."""
         self.out.write(b"\036E %d %s\n" % (self.total, self.sum.hexdigest().encode()))
         self.out.flush()
 
     def fail(self, why: str) -> None:
-        """Say that the rest cannot be sent, and why."""
+        """Report that the rest cannot be sent, and why."""
         self.out.write(b"\036X %s\n" % json.dumps(why[:500]).encode())
         self.out.flush()
 
 
-def send(said: Any) -> None:
-    """Send something as JSON."""
+def send(value: Any) -> None:
+    """Send a value as JSON."""
     message = FramedMessage()
-    message.write(json.dumps(said).encode())
+    message.write(json.dumps(value).encode())
     message.end()

@@ -10,7 +10,7 @@ CHUNK = 1 << 18
 
 
 def main(path: str) -> None:
-    """Write it as long as it is when that begins."""
+    """Write the file, with the size that it has at the beginning."""
     found, size = hashlib.sha256(), 0
     try:
         if os.path.isdir(path):

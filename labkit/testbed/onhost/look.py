@@ -1,4 +1,4 @@
-"""What a host has: `look.py FOLDER HASH BASE DISTRIBUTION...` answers in JSON.
+"""Report what is installed on a host: `look.py FOLDER HASH BASE DISTRIBUTION...` answers in JSON.
 
 FOLDER is labkit's on the host, HASH names the content that should be there, BASE the environment of its dependencies.
 """
@@ -16,7 +16,7 @@ from labkit.testbed.onhost.frame import send
 
 
 def environment(folder: str, name: str) -> dict[str, Any]:
-    """Return the manifest of an environment, empty where there is none."""
+    """Return the manifest of an environment, empty if there is none."""
     try:
         with open(os.path.join(folder, "env", name, "manifest.json"), encoding="utf-8") as file:
             found: dict[str, Any] = json.load(file)
@@ -26,7 +26,7 @@ def environment(folder: str, name: str) -> dict[str, Any]:
 
 
 def whole(folder: str, name: str, manifest: dict[str, Any]) -> bool:
-    """Return whether every file of an environment is what its manifest says, and its Python is still there."""
+    """Return whether every file of an environment matches its manifest, and its Python exists."""
     place = os.path.join(folder, "env", name)
     files = manifest.get("files", {})
     return (
@@ -38,7 +38,7 @@ def whole(folder: str, name: str, manifest: dict[str, Any]) -> bool:
 
 
 def digest(path: str) -> str:
-    """Return the SHA-256 of a file, empty where it cannot be read."""
+    """Return the SHA-256 of a file, empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
@@ -47,7 +47,7 @@ def digest(path: str) -> str:
 
 
 def current(folder: str) -> str:
-    """Return the name of the environment that is in use, empty where there is none."""
+    """Return the name of the environment in use, empty if there is none."""
     try:
         return os.readlink(os.path.join(folder, "env", "current"))
     except OSError:
@@ -55,7 +55,7 @@ def current(folder: str) -> str:
 
 
 def environments(folder: str) -> list[Any]:
-    """Return the names of what is in the folder of environments, those in the making left out."""
+    """Return the names of complete environments."""
     try:
         return sorted(name for name in os.listdir(os.path.join(folder, "env")) if not name.startswith("."))
     except OSError:
@@ -63,12 +63,12 @@ def environments(folder: str) -> list[Any]:
 
 
 def kept(folder: str) -> set[str]:
-    """Return the SHA-256 of the contents that environments here have, whole."""
+    """Return the SHA-256 of the contents of the environments here."""
     found = set()
     for name in environments(folder):
-        for path, said in environment(folder, name).get("files", {}).items():
-            if digest(os.path.join(folder, "env", name, "lib", path)) == said:
-                found.add(said)
+        for path, sha256 in environment(folder, name).get("files", {}).items():
+            if digest(os.path.join(folder, "env", name, "lib", path)) == sha256:
+                found.add(sha256)
     return found
 
 
@@ -93,7 +93,7 @@ def versions(distributions: list[Any]) -> dict[str, Any]:
 
 
 def main(folder: str, hash: str, base: str, *distributions: str) -> None:
-    """Print what is here."""
+    """Print what is installed here."""
     folder = os.path.abspath(os.path.expanduser(folder))
     if os.pathsep in folder:
         hint = "give the host a folder without it in the inventory"
@@ -101,7 +101,7 @@ def main(folder: str, hash: str, base: str, *distributions: str) -> None:
         return
     manifest = environment(folder, hash)
     same = current(folder) == hash and whole(folder, hash, manifest)
-    said = {
+    reply = {
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
         "folder": folder,
@@ -112,11 +112,11 @@ def main(folder: str, hash: str, base: str, *distributions: str) -> None:
     if not same:
         tag = "{}{}".format(*sys.version_info)
         made = os.path.join(folder, "env", f"{base}-{tag}", "bin", "python")
-        said["have"] = sorted(kept(folder))
-        said["versions"] = versions(list(distributions))
-        said["wheels"] = wheels(folder)
-        said["base"] = made if os.access(made, os.X_OK) else ""
-    send(said)
+        reply["have"] = sorted(kept(folder))
+        reply["versions"] = versions(list(distributions))
+        reply["wheels"] = wheels(folder)
+        reply["base"] = made if os.access(made, os.X_OK) else ""
+    send(reply)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Send what is in a folder: `pack.py RUNS RUN [BELOW]`; no keys, no sockets, no links.
+"""Send the content of a folder: `pack.py RUNS RUN [BELOW]`; no keys, no sockets, no links.
 
 Without RUN: when each run in the folder RUNS was last written to. Else each folder and file of it is a message of JSON,
 {"kind": "folder", "path": ...} or {"kind": "file", "path": ..., "size": ...}, a file's content the one after it; the
 last one is {"kind": "end", "entries": ..., "left_out": [...]}. With BELOW, only what is in that folder of the run,
-without hidden names, and all of it or nothing: what vanishes meanwhile ends it. Otherwise that is left out, and told.
+without hidden names, and all of it or nothing: an entry that vanishes
+meanwhile is an error. Otherwise it is left out, and listed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SECRET = (".key", ".pem", ".sock")
 
 
 class Packer:
-    """Sends what is in a folder.
+    """Sends the content of a folder.
 
     Parameters
     ----------
@@ -35,20 +36,20 @@ class Packer:
         self.left_out: list[Any] = []
 
     def folder(self, path: str) -> None:
-        """Send a folder with all that is in it, in order of names."""
+        """Send a folder and its content, in order of names."""
         try:
             names = sorted(os.listdir(os.path.join(self.root, path)))
         except OSError as error:
             self.missing(path, error)
             return
         if path:
-            self.told({"kind": "folder", "path": path})
+            self.header({"kind": "folder", "path": path})
         for name in names:
             if not name.endswith(SECRET) and not (self.strict and name.startswith(".")):
                 self.entry(os.path.join(path, name))
 
     def entry(self, path: str) -> None:
-        """Send a folder or a file, and nothing that is neither."""
+        """Send a folder or a regular file; skip anything else."""
         if not path.isprintable():  # nor can it be a name elsewhere
             self.left_out.append(ascii(path)[:200])
             return
@@ -62,10 +63,10 @@ class Packer:
             self.missing(path, error)
 
     def file(self, path: str) -> None:
-        """Send a file as long as it is now; it may grow meanwhile."""
+        """Send a file with its present size; it may grow meanwhile."""
         with open(os.path.join(self.root, path), "rb") as file:
             left = os.fstat(file.fileno()).st_size
-            self.told({"kind": "file", "path": path, "size": left})
+            self.header({"kind": "file", "path": path, "size": left})
             content = FramedMessage()
             while left:
                 data = file.read(min(CHUNK, left))
@@ -76,13 +77,13 @@ class Packer:
                 left -= len(data)
             content.end()
 
-    def told(self, entry: dict[str, Any]) -> None:
-        """Send what comes next."""
+    def header(self, entry: dict[str, Any]) -> None:
+        """Send the header of the next entry."""
         self.entries += 1
         send(entry)
 
     def missing(self, path: str, error: OSError) -> None:
-        """Leave something out, or end where nothing may be."""
+        """Skip an entry, or fail if nothing may be missing."""
         why = f"{path}: {error.strerror}"
         if self.strict:
             FramedMessage().fail(why)
@@ -98,7 +99,7 @@ def written(runs: str) -> dict[str, float]:
 
 
 def main(runs: str, run: str = "", below: str = "") -> None:
-    """Send it; no entry where there is no such run."""
+    """Send the run; no entry if there is no such run."""
     runs = os.path.abspath(os.path.expanduser(runs))
     if not run:
         send({"runs": written(runs)})

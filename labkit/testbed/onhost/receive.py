@@ -1,4 +1,4 @@
-"""Put labkit into place on a host: `receive.py FOLDER`, told what by a line of JSON on stdin, then the files.
+"""Install labkit on a host: `receive.py FOLDER`, with a line of JSON and the files on stdin.
 
 The line has: hash; base, the Python that has the dependencies; files, SHA-256 by path; sent, [SHA-256, size] of what
 follows; bytes, how many follow, compressed. What an earlier environment has already is taken from there. The answer is
@@ -21,7 +21,7 @@ from typing import Any
 from labkit.testbed.onhost.frame import send
 
 LAUNCHER = """#!/bin/sh
-# Python with labkit {hash}; made by `fab deploy`.
+# Python with labkit {hash}; made by `fab install`.
 PYTHONSAFEPATH=1 PYTHONPATH={lib}${{PYTHONPATH:+:$PYTHONPATH}}
 export PYTHONSAFEPATH PYTHONPATH
 exec {base} "$@"
@@ -37,7 +37,7 @@ HINTS = {
 
 
 def received(count: int) -> bytes:
-    """Return what follows on stdin, whole."""
+    """Return the rest of stdin, verified."""
     content = sys.stdin.buffer.read(count)
     if len(content) < count:
         raise ConnectionError(f"the connection ended after {len(content)} of {count} bytes")
@@ -56,7 +56,7 @@ def parts(content: bytes, sent: list[Any]) -> dict[str, Any]:
 
 
 def kept(env: str) -> dict[str, Any]:
-    """Return paths of files that earlier environments have, by the SHA-256 that their manifests say."""
+    """Return paths of files of earlier environments, by the SHA-256 in their manifests."""
     found: dict[str, Any] = {}
     for name in os.listdir(env):
         try:
@@ -70,7 +70,7 @@ def kept(env: str) -> dict[str, Any]:
 
 
 def content_of(digest: str, fresh: dict[str, Any], old: dict[str, Any]) -> bytes:
-    """Return a file's content: as sent, or as an earlier environment has it, if it still does."""
+    """Return the content of a file: sent, or taken from an earlier environment if it is still intact."""
     if digest in fresh:
         return bytes(fresh[digest])
     for path in old.get(digest, ()):
@@ -82,7 +82,7 @@ def content_of(digest: str, fresh: dict[str, Any], old: dict[str, Any]) -> bytes
 
 
 def build(place: str, final: str, order: dict[str, Any], fresh: dict[str, Any], old: dict[str, Any]) -> None:
-    """Make an environment in a folder that will be renamed to `final`; its manifest comes last."""
+    """Make an environment in a folder that will be renamed to `final`; its manifest is written last."""
     for path, digest in order["files"].items():
         target = os.path.join(place, "lib", path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -98,7 +98,7 @@ def build(place: str, final: str, order: dict[str, Any], fresh: dict[str, Any], 
 
 
 def replace(made: str, final: str) -> None:
-    """Put a folder where another one may stand that is broken: that one steps aside first."""
+    """Move a folder into place; a broken one there is moved away first."""
     aside = made + ".old"
     if os.path.lexists(final):
         os.rename(final, aside)
@@ -107,7 +107,7 @@ def replace(made: str, final: str) -> None:
 
 
 def switch(env: str, hash: str) -> None:
-    """Let `current` lead to an environment, from one moment to the next."""
+    """Atomically point `current` to an environment."""
     link = os.path.join(env, ".current")
     if os.path.lexists(link):
         os.remove(link)
@@ -116,7 +116,7 @@ def switch(env: str, hash: str) -> None:
 
 
 def place(folder: str, order: dict[str, Any], fresh: dict[str, Any]) -> None:
-    """Build an environment beside the others and switch to it; what a deploy before left half done goes first."""
+    """Build an environment beside the others and switch to it; first remove what an earlier install left unfinished."""
     env = os.path.join(folder, "env")
     os.makedirs(env, mode=0o700, exist_ok=True)
     with open(os.path.join(env, ".lock"), "w") as lock:
@@ -136,27 +136,27 @@ def place(folder: str, order: dict[str, Any], fresh: dict[str, Any]) -> None:
 
 
 def room(path: str) -> str:
-    """Return how much is free where a path is or will be."""
+    """Return the free bytes of the disk of a path."""
     while not os.path.exists(path):
         path = os.path.dirname(path)
     return f"{shutil.disk_usage(path).free / 1e6:.0f} MB free in {path}"
 
 
 def main(folder: str) -> None:
-    """Receive, place, and say how it went."""
+    """Receive and install, and report the result."""
     os.umask(0o077)
     folder = os.path.abspath(os.path.expanduser(folder))
     try:
         order = json.loads(sys.stdin.buffer.readline())
         place(folder, order, parts(received(order["bytes"]), order["sent"]))
-        said = {"placed": order["hash"]}
+        reply = {"placed": order["hash"]}
     except OSError as error:
         what = error.strerror or str(error)
         where = f"{error.filename or folder}" + (f" ({room(folder)})" if error.errno == errno.ENOSPC else "")
-        said = {"error": f"{where}: {what}", "hint": HINTS.get(error.errno or 0, "run it again")}
+        reply = {"error": f"{where}: {what}", "hint": HINTS.get(error.errno or 0, "run it again")}
     except (ValueError, KeyError, zlib.error) as error:
-        said = {"error": f"{type(error).__name__}: {error}", "hint": "run it again; `fab gc` first if it comes back"}
-    send(said)
+        reply = {"error": f"{type(error).__name__}: {error}", "hint": "run it again; `fab gc` first if it comes back"}
+    send(reply)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Remove environments that nobody uses: `sweep.py FOLDER yes|no`, answered by a line of JSON; no: only say which.
+"""Remove unused environments: `sweep.py FOLDER yes|no`, answered by a line of JSON; no: only say which.
 
 What stays: the current one, those that a process of this user runs, and the dependencies of both. Only folders that
-labkit's deploy made are looked at: FOLDER/env/HASH with a manifest, FOLDER/env/base-*, what it left half made, and the
+labkit's install made are looked at: FOLDER/env/HASH with a manifest, FOLDER/env/base-*, what it left half made, and the
 wheelhouse that it copied. What a copy left half done goes too, once its receiver is gone, and checkpoints that were
 brought to a host and not unpacked for a day.
 """
@@ -34,7 +34,7 @@ def manifest(place: str) -> dict[str, Any]:
 
 
 def running() -> list[Any]:
-    """Return what the processes of this user have as environment and command line."""
+    """Return environment and command line of the processes of this user."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for name in ("environ", "cmdline"):
@@ -48,9 +48,9 @@ def running() -> list[Any]:
 
 def used(env: str, names: list[Any]) -> set[str]:
     """Return the environments that must stay."""
-    said = running()
+    texts = running()
     marks = {name: os.path.join(env, name).encode() + b"/" for name in names}
-    stay = {name for name, mark in marks.items() if any(mark in text for text in said)}
+    stay = {name for name, mark in marks.items() if any(mark in text for text in texts)}
     link = os.path.join(env, "current")
     stay |= {os.readlink(link)} if os.path.islink(link) else set()
     bases = {manifest(os.path.join(env, name)).get("base", "") for name in stay}
@@ -58,7 +58,7 @@ def used(env: str, names: list[Any]) -> set[str]:
 
 
 def ours(env: str, name: str) -> bool:
-    """Return whether deploy made a folder."""
+    """Return whether an install made a folder."""
     return (
         name.startswith((".making-", "base-"))
         or name == "wheels"
@@ -72,7 +72,7 @@ def size(place: str) -> int:
 
 
 def sweep(env: str, really: bool) -> dict[str, Any]:
-    """Remove what is not used; return which, and how many bytes."""
+    """Remove what is not used; return names and bytes."""
     names = sorted(name for name in os.listdir(env) if ours(env, name) and not os.path.islink(os.path.join(env, name)))
     stay = used(env, names)
     go = [name for name in names if name not in stay]
@@ -83,7 +83,7 @@ def sweep(env: str, really: bool) -> dict[str, Any]:
 
 
 def half_done(folder: str) -> list[Any]:
-    """Return the files in a folder that copies left half done."""
+    """Return files in a folder that an interrupted copy left."""
     found = []
     for place, folders, files in os.walk(folder):
         if place == os.path.join(folder, "env"):
@@ -93,7 +93,7 @@ def half_done(folder: str) -> list[Any]:
 
 
 def forgotten(path: str) -> bool:
-    """Return whether nobody will ever finish a file, or use it."""
+    """Return whether a file will never be completed or used."""
     place, name = os.path.split(path)
     part = PART.search(name)
     if part:
@@ -104,7 +104,7 @@ def forgotten(path: str) -> bool:
 
 
 def clear(folder: str, really: bool) -> dict[str, Any]:
-    """Remove what copies left; return how much that was."""
+    """Remove what interrupted copies left; return its bytes."""
     go = half_done(folder)
     freed = sum(os.lstat(path).st_size for path in go)
     for path in go if really else []:
@@ -113,20 +113,20 @@ def clear(folder: str, really: bool) -> dict[str, Any]:
 
 
 def main(folder: str, really: str) -> None:
-    """Sweep, and say what went."""
+    """Remove what is not used, and report it."""
     folder = os.path.abspath(os.path.expanduser(folder))
     env = os.path.join(folder, "env")
-    said: dict[str, Any] = {"removed": [], "bytes": 0, "kept": [], "parts": 0}
+    reply: dict[str, Any] = {"removed": [], "bytes": 0, "kept": [], "parts": 0}
     try:
         cleared = clear(folder, really == "yes")
         if os.path.isdir(env):
             with open(os.path.join(env, ".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                said = sweep(env, really == "yes")
-        said = {**said, "parts": cleared["parts"], "bytes": said["bytes"] + cleared["bytes"]}
+                reply = sweep(env, really == "yes")
+        reply = {**reply, "parts": cleared["parts"], "bytes": reply["bytes"] + cleared["bytes"]}
     except OSError as error:
-        said = {"error": f"{error.filename or env}: {error.strerror}", "hint": "see who owns it: ls -l"}
-    send(said)
+        reply = {"error": f"{error.filename or env}: {error.strerror}", "hint": "see its owner: ls -l"}
+    send(reply)
 
 
 if __name__ == "__main__":

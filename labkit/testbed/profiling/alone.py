@@ -1,4 +1,4 @@
-"""A model alone on the testbed: one job walks through its gangs by hot scaling."""
+"""Measure a model alone on the testbed: one job is scaled from gang to gang."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ SETTLE: Final = 5
 """Updates that are not counted after a change."""
 
 LEAST_STEPS, LEAST_S, MOST_S, SETTLE_S = 15, 1.2, 12.0, 0.2
-"""A measurement: so many updates and so many seconds; what takes longer than `MOST_S` is measured with fewer."""
+"""Least updates, least and most seconds of a measurement, and seconds that are not counted after a change."""
 
 TRIES: Final = 3
-"""While something else runs, a measurement is tried again; the quietest one counts."""
+"""Attempts of a measurement while other processes run; the quietest one counts."""
 
 FEWEST: Final = 4
 
 SMALLEST: Final = GangShape(1, 1)
 
 Say = Callable[[str], None]
-"""Is told what has been done: a step of the progress bar."""
+"""Called with each measurement that is done, for the progress bar."""
 
 
 @dataclass(frozen=True, slots=True)
 class GangPace:
-    """A gang that trained for a while.
+    """Step time and resources of a gang that trained for a while.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class GangPace:
     busiest : float
         Cores that its busiest process keeps busy.
     busy_cores : float
-        Cores that others kept busy.
+        Cores that other processes kept busy.
     """
 
     step_s: float
@@ -66,13 +66,13 @@ class GangPace:
 
     @property
     def weight(self) -> float:
-        """Processes that compete for cores, as if all were as busy as the busiest."""
+        """Processes that compete for cores, counted as if each were as busy as the busiest."""
         return max(self.cores / self.busiest, 1.0) if self.busiest > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeMeasurement:
-    """What a start, a rescale or a stop took."""
+    """Seconds and resources of a start, a rescale or a stop."""
 
     kind: str
     model: str
@@ -83,7 +83,7 @@ class ChangeMeasurement:
 
 @dataclass(slots=True)
 class Measurements:
-    """What has been measured so far."""
+    """The measurements so far."""
 
     cells: list[GangMeasurement] = field(default_factory=list)
     changes: list[ChangeMeasurement] = field(default_factory=list)
@@ -92,18 +92,18 @@ class Measurements:
 
     def failed(self, kind: MeasuredKind, gang: GangShape, why: str) -> None:
         """Note a gang that could not be measured."""
-        told = " ".join(why.split())[-300:]
+        reason = " ".join(why.split())[-300:]
         self.cells.append(
             GangMeasurement(
                 model=kind.model, sync=kind.sync, n_ps=gang.n_ps, n_workers=gang.n_workers, n_hosts=gang.n_hosts,
-                step_s=None, failed=told,
+                step_s=None, failed=reason,
             )
         )  # fmt: skip
-        self.notes.append(f"{kind}, {gang}: {told}")
+        self.notes.append(f"{kind}, {gang}: {reason}")
 
 
 def pace(trainee: MeasuredJob, *, least_s: float = LEAST_S) -> GangPace:
-    """Return how fast a job trains now, and what it uses; where something else runs, in the quietest of a few tries.
+    """Return step time and resources of a job; if other processes run, of the quietest of a few attempts.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def pace(trainee: MeasuredJob, *, least_s: float = LEAST_S) -> GangPace:
 
 
 def paces_of(stage: ProfilingSession, trainees: Sequence[MeasuredJob], *, least_s: float = LEAST_S) -> list[GangPace]:
-    """Return how fast some jobs train at the same time.
+    """Return step time and resources of jobs that train at the same time.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def _pace(trainee: MeasuredJob, times: np.ndarray, used: Usage) -> GangPace:
 
 
 def cell_of(kind: MeasuredKind, gang: GangShape, found: GangPace) -> GangMeasurement:
-    """Return a measurement as the profile has it."""
+    """Return a measurement in the form of the profile."""
     return GangMeasurement(
         model=kind.model, sync=kind.sync, n_ps=gang.n_ps, n_workers=gang.n_workers, n_hosts=gang.n_hosts,
         step_s=short(found.step_s), cpu_s=short(found.cpu_s), ps_cpu_s=short(found.ps_cpu_s),
@@ -174,7 +174,7 @@ def cell_of(kind: MeasuredKind, gang: GangShape, found: GangPace) -> GangMeasure
 
 
 def short(value: float) -> float:
-    """Return a number with five digits, which is more than was measured."""
+    """Return a number rounded to five digits, more than the accuracy of a measurement."""
     return float(f"{value:.5g}")
 
 
@@ -182,9 +182,9 @@ def short(value: float) -> float:
 def alone(
     stage: ProfilingSession, number: int, found: Measurements, say: Say, *, least_s: float = LEAST_S
 ) -> Iterator[MeasuredJob | None]:
-    """Measure a kind in all its gangs, and yield its job, which trains with the last of them; it is stopped then.
+    """Measure a kind in all its gangs, and yield its job, which trains with the last gang; stop it afterwards.
 
-    None where it did not train at all. What fails is noted.
+    Yields None if it did not train at all. Failures are noted.
     """
     kind = stage.kinds[number]
     gangs = walk(kind, stage.cluster)
@@ -231,13 +231,13 @@ def _measure(
 
 
 def _last(found: Measurements, number: int) -> GangPace | None:
-    """Return the pace that was measured last of a job."""
+    """Return the last measured pace of a job."""
     mine = [pace for (of, _), pace in found.paces.items() if of == number]
     return mine[-1] if mine else None
 
 
 def _extra_cpu_s(trainee: MeasuredJob, before: Look, n_before: int, old: GangPace | None, new: GangPace) -> float:
-    """Return the processor seconds since a look beside those of the updates that were made."""
+    """Return the processor seconds since a look, without those of the updates."""
     used = Usage(before, trainee.stage.look()).seconds(trainee.task, run=trainee.stage.run)
     n_steps = len(trainee.steps) - n_before
     each = new.cpu_s if old is None else (old.cpu_s + new.cpu_s) / 2
@@ -245,7 +245,7 @@ def _extra_cpu_s(trainee: MeasuredJob, before: Look, n_before: int, old: GangPac
 
 
 def warm_up_s(trainee: MeasuredJob, step_s: float) -> float:
-    """Return the seconds by which the first updates of a start were slower than those to come."""
+    """Return the seconds that the first updates of a start took longer than later ones."""
     n = min(len(trainee.steps), SETTLE + 1)
     first, last = trainee.steps[0], trainee.steps[n - 1]
     return max(last.time_s - first.time_s - (n - 1) * step_s, 0.0)

@@ -1,4 +1,4 @@
-"""Calibrate a profile of another machine: one job that trains here for a few seconds scales all of it."""
+"""Calibrate a profile of another machine: scale it by one job that trains here for a few seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEAST_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """What was measured here over what the profile says, for one model with one worker and one PS.
+    """Ratios of measured values to those of the profile, for one model with one worker and one PS.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Ratios:
     start, start_cpu : float
         The same of a start.
     busy_cores : float
-        Cores that something else kept busy here meanwhile.
+        Cores that other processes kept busy meanwhile.
     """
 
     step: float
@@ -44,7 +44,7 @@ class Ratios:
     busy_cores: float = 0.0
 
     def __str__(self) -> str:
-        """Say it in a line."""
+        """Return the ratios in one line."""
         busy = f"; something else kept {self.busy_cores:.1f} cores busy" if self.busy_cores > QUIET else ""
         return (
             f"an update takes {self.step:.2f} times as long here as on the machine of the profile, a start "
@@ -55,7 +55,7 @@ class Ratios:
 def calibrated(
     inventory: Inventory, profile: TestbedProfile, *, model: str, training: TrainingTable | None = None
 ) -> tuple[TestbedProfile, Ratios]:
-    """Return a profile scaled to a testbed on which one job was measured, and by how much it was scaled.
+    """Return a profile scaled to a testbed on which one job was measured, and the ratios.
 
     That takes about 15 seconds: cores, a start that warms files up, another one that counts, five seconds of updates.
 
@@ -91,13 +91,13 @@ def calibrated(
 
 
 def ratios_of(profile: TestbedProfile, measured: GangMeasurement, changes: list[ChangeMeasurement]) -> Ratios:
-    """Return what was measured over what a profile says."""
+    """Return the ratios of measured values to those of a profile."""
     then = [cell for cell in profile.of(measured.model) if (cell.n_ps, cell.n_workers, cell.n_hosts) == (1, 1, 1)]
     starts = [row for row in profile.overheads if (row.kind, row.model) == ("start", measured.model)]
     began = [change for change in changes if change.kind == "start"]
     if not (then and starts and began):
         raise ProfileError(
-            f"the profile '{profile.name}' does not tell speed and start of {measured.model} with one worker and one "
+            f"the profile '{profile.name}' has no speed and start of {measured.model} with one worker and one "
             f"PS, or it did not start here; measure this testbed: labkit profile --models {measured.model}."
         )
     return Ratios(
@@ -112,7 +112,7 @@ def _over(here: float | None, there: float | None) -> float:
 
 
 def scaled(profile: TestbedProfile, by: Ratios, machines: list[Pool]) -> TestbedProfile:
-    """Return a profile in which all seconds are scaled, with the cores that were measured here."""
+    """Return a profile with scaled seconds, and the measured number of cores."""
     note = f"scaled from a profile of {profile.made.at or 'another day'}: {by}"
     return replace(
         profile,

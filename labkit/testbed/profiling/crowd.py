@@ -1,4 +1,4 @@
-"""Ever more jobs that train at once on one machine: how they slow each other, and those that start and grow there."""
+"""Jobs that train at once on one machine, one more at a time: their mutual slowdown, starts and rescales."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ What = Literal["step", "start", "rescale"]
 
 @dataclass(slots=True)
 class ColocatedJob:
-    """A job of a crowd: how fast its gang is alone, and what its start took alone."""
+    """A co-located job: the pace of its gang alone, and the overhead of its start alone."""
 
     trainee: MeasuredJob
     name: str
@@ -33,25 +33,25 @@ class ColocatedJob:
     host: int
 
     def place(self, stage: ProfilingSession) -> float:
-        """Let its gang train on its host; return the seconds until it does."""
+        """Place its gang on its host; return the seconds until it trains."""
         return self.trainee.place(place_of(self.gang, stage.cluster, first=self.host))
 
 
 def crowd(
     stage: ProfilingSession, found: Measurements, costs: Sequence[Overhead], *, n_kinds: int, n_crowd: int, say: Say
 ) -> list[ColocationSample]:
-    """Return how jobs slow each other, job by job that comes: their updates, each start, and at last a rescale.
+    """Return the slowdown of co-located jobs for each job that is added: updates, starts, and at last a rescale.
 
-    They go on to train; the end of the stage ends them.
+    They go on to train until the session ends.
 
     Parameters
     ----------
     stage : ProfilingSession
         Its first `n_kinds` kinds were measured alone; the next `n_crowd` are the same again, in turn.
     found : Measurements
-        What was measured alone; what goes wrong here is noted there.
+        Measurements of jobs alone; failures are noted there.
     costs : sequence of Overhead
-        What starts and rescales take alone.
+        Overheads of starts and rescales alone.
     """
     members: list[ColocatedJob] = []
     rows: list[ColocationSample] = []
@@ -66,7 +66,7 @@ def crowd(
 
 
 def _members(stage: ProfilingSession, found: Measurements, n_kinds: int, n_crowd: int) -> list[ColocatedJob]:
-    """Return jobs that the machine with most room has GPUs for, small and large gangs in turn; none, if only one."""
+    """Return jobs for the machine with most room, small and large gangs in turn; none if only one fits."""
     free = _free(stage)
     members: list[ColocatedJob] = []
     for i, number in enumerate(range(n_kinds, n_kinds + n_crowd)):
@@ -81,7 +81,7 @@ def _members(stage: ProfilingSession, found: Measurements, n_kinds: int, n_crowd
 
 
 def _free(stage: ProfilingSession) -> dict[int, int]:
-    """Return how many workers each host has room for, by number, of the machine that has most."""
+    """Return by host number how many workers each host of the machine with most room can take."""
     names, there = list(stage.inventory.names), room(stage.cluster).astype(int)
     pools = [{host: int(there[host]) for host in map(names.index, hosts)} for hosts in stage.machines.values()]
     return max(pools, key=lambda free: sum(free.values()))
@@ -90,7 +90,7 @@ def _free(stage: ProfilingSession) -> dict[int, int]:
 def _joined(
     stage: ProfilingSession, members: list[ColocatedJob], new: ColocatedJob, costs: Sequence[Overhead]
 ) -> list[ColocationSample]:
-    """Let one more train; return what its start took beside the others, and how fast all are with it."""
+    """Add one job; return its start beside the others, and the pace of all."""
     others = list(members)
     members.append(new)
     took_s = new.place(stage)
@@ -108,7 +108,7 @@ def _joined(
 
 
 def _grown(stage: ProfilingSession, members: list[ColocatedJob], costs: Sequence[Overhead]) -> list[ColocationSample]:
-    """Let the first job of the crowd have one worker more; return what that took."""
+    """Add a worker to the first job; return the rescale."""
     first = members[0]
     larger = replace(first, gang=replace(first.gang, n_workers=first.gang.n_workers + 1))
     took_s = larger.place(stage)
@@ -127,7 +127,7 @@ def _change(
     n_new: int,
     busy_cores: float,
 ) -> ColocationSample | None:
-    """Return a start or a rescale beside others; None if none was measured alone."""
+    """Return a start or a rescale beside other jobs; None if none was measured alone."""
     alone = Costs(costs, member.name)
     cost = alone.start(n_new) if what == "start" else alone.rescale(n_new)
     alone_s = cost.seconds - (alone.finish_s if what == "start" else 0.0)

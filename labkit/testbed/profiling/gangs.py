@@ -1,4 +1,4 @@
-"""Which gangs of which models to measure, and where their tasks sit."""
+"""The gangs of a model to measure, and where their tasks are placed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
-from labkit.testbed.run.training import JobPlacement, site_names
+from labkit.elastic.controller.placement import JobPlacement
+from labkit.testbed.run.training import site_names
 
 
 @dataclass(frozen=True, slots=True)
 class GangShape:
-    """Parameter servers, workers, and over how many hosts."""
+    """Parameter servers, workers, and number of hosts."""
 
     n_ps: int
     n_workers: int
@@ -29,12 +30,12 @@ class GangShape:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredKind:
-    """What is measured together: a model, trained in one way.
+    """A kind of job to measure: a model with its way of training.
 
     Attributes
     ----------
     model, sync : str, bool
-        What, and how.
+        Model, and whether it trains synchronously.
     max_ps, max_workers : int
         The largest gang.
     """
@@ -49,7 +50,7 @@ class MeasuredKind:
 
 
 def kinds_of(jobs: Jobs) -> list[MeasuredKind]:
-    """Return what the jobs of a trace train, up to their largest gangs."""
+    """Return the kinds of the jobs of a trace, up to their largest gangs."""
     found: dict[tuple[str, bool], MeasuredKind] = {}
     for number in range(len(jobs)):
         name, sync = jobs.models[jobs.model[number]], bool(jobs.sync[number])
@@ -64,12 +65,12 @@ def kinds_of(jobs: Jobs) -> list[MeasuredKind]:
 def kinds_named(
     models: Iterable[str], *, max_ps: int = 2, max_workers: int = 2, sync: bool = True
 ) -> list[MeasuredKind]:
-    """Return some models by name, all up to the same gang.
+    """Return kinds by model names, all up to the same gang.
 
     Raises
     ------
     InputError
-        If no model is named, or a gang has nobody.
+        If no model is named, or a gang has no worker or no PS.
     """
     names = list(dict.fromkeys(models))
     if not names:
@@ -81,7 +82,7 @@ def kinds_named(
 
 
 def walk(kind: MeasuredKind, cluster: Cluster) -> list[GangShape]:
-    """Return the gangs to measure, one after the other, each a small change of the one before.
+    """Return the gangs to measure, in an order in which each is a small change of the one before.
 
     Every gang up to 3 by 3, else those of `labkit.speed.optimus.pre_runs`; and where there are several hosts, the
     largest one also spread over two.
@@ -111,33 +112,33 @@ def _chosen(kind: MeasuredKind) -> list[GangShape]:
 
 
 def fits(gang: GangShape, cluster: Cluster) -> bool:
-    """Tell whether the workers of a gang have room on as many hosts as it is to have."""
+    """Return whether a gang's workers fit on its number of hosts."""
     return bool(gang.n_workers <= room(cluster)[: gang.n_hosts].sum())
 
 
 def _fewest(gang: GangShape, cluster: Cluster) -> int:
-    """Return on how many hosts its workers have room; all where they have not."""
+    """Return the smallest number of hosts that its workers fit on; all if they fit on none."""
     free = np.cumsum(room(cluster))
     return min(int(np.searchsorted(free, gang.n_workers)) + 1, cluster.n_machines)
 
 
 def room(cluster: Cluster) -> np.ndarray:
-    """Return the workers that each host has room for, (M,); hosts that say that they have no GPU take one."""
+    """Return the workers that each host can take, (M,); hosts without a GPU take one."""
     gpus = np.bincount(cluster.group_machine, weights=cluster.capacity[:, GPUS], minlength=cluster.n_machines)
     return np.maximum(gpus, 1)
 
 
 def place_of(gang: GangShape, cluster: Cluster, *, first: int = 0) -> JobPlacement:
-    """Return where the tasks of a gang sit: host by host from one on, GPU by GPU, servers spread as workers are.
+    """Return the placement of a gang: host by host, GPU by GPU, servers spread as workers are.
 
     Parameters
     ----------
     gang : GangShape
-        Who.
+        The gang.
     cluster : Cluster
-        Where.
+        The machines.
     first : int
-        The machine to begin with.
+        Number of the first machine.
     """
     machines = [(first + i) % cluster.n_machines for i in range(gang.n_hosts)]
     sites = {m: [name for name, of in zip(site_names(cluster), cluster.group_machine, strict=True) if of == m]
@@ -145,7 +146,7 @@ def place_of(gang: GangShape, cluster: Cluster, *, first: int = 0) -> JobPlaceme
     free = room(cluster)[machines].astype(int)
     workers = _dealt(gang.n_workers, free.tolist())
     servers = _dealt(gang.n_ps, [gang.n_ps] * len(machines))
-    place: JobPlacement = {}
+    place: dict[str, tuple[int, int]] = {}
     for m, w, p in zip(machines, workers, servers, strict=True):
         groups = len(sites[m])
         for i, name in enumerate(sites[m]):
@@ -156,7 +157,7 @@ def place_of(gang: GangShape, cluster: Cluster, *, first: int = 0) -> JobPlaceme
 
 
 def _dealt(n: int, room: Sequence[int]) -> list[int]:
-    """Return how many of n each gets, evenly as far as there is room; what finds none goes to the last."""
+    """Divide n evenly, limited by room; what exceeds all room is added to the last."""
     got = [0] * len(room)
     for _ in range(n):
         open_ = [i for i, there in enumerate(room) if got[i] < there]

@@ -1,4 +1,4 @@
-"""How fast the links between hosts are, measured."""
+"""Measure the links between hosts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import nan
 from typing import TYPE_CHECKING, Any
 
 from labkit.testbed.doctor.findings import Finding
-from labkit.testbed.doctor.probe import PATIENCE_S, HostProbe, visit
+from labkit.testbed.doctor.probe import HostProbe, Peer, visit
 from labkit.testbed.errors import HostError
 from labkit.testbed.ssh.fleet import Fleet
 
@@ -25,7 +25,7 @@ def measure(fleet: Fleet, *, seconds: float = 1.0) -> pd.DataFrame:
     fleet : Fleet
         The hosts.
     seconds : float
-        For each pair.
+        Seconds for each pair.
 
     Returns
     -------
@@ -36,21 +36,21 @@ def measure(fleet: Fleet, *, seconds: float = 1.0) -> pd.DataFrame:
 
     rows: list[dict[str, Any]] = []
     with visit(fleet) as hosts:
-        doors: dict[str, list[Any]] = {}
+        peers: dict[str, Peer] = {}
 
-        def open_door(examiner: HostProbe) -> list[Finding]:
-            machine = examiner.machine
-            said = examiner.ask("listen", host=machine.address)
-            if "port" in said:
-                doors[machine.name] = [machine.address, said["port"], said["word"]]
+        def listen(probe: HostProbe) -> list[Finding]:
+            machine = probe.machine
+            echo = probe.listen(machine.address)
+            if echo.port is not None:
+                peers[machine.name] = (machine.address, echo.port, echo.word)
             return []
 
-        hosts.each(open_door)
+        hosts.each(listen)
         names = [machine.name for machine in fleet.inventory if machine.name in hosts.examiners]
         for source, target in permutations(names, 2):
-            if target in doors:
-                rows.append(_row(source, target, **_pair(hosts.examiners[source], doors[target], seconds)))
-        rows += [_row(host, error=each.found) for host, said in hosts.findings.items() for each in said]
+            if target in peers:
+                rows.append(_row(source, target, **_pair(hosts.examiners[source], peers[target], seconds)))
+        rows += [_row(host, error=each.found) for host, found in hosts.findings.items() for each in found]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -58,14 +58,14 @@ def _row(source: str, target: str = "", *, gbps: float = nan, rtt_ms: float = na
     return {"source": source, "target": target, "gbps": gbps, "rtt_ms": rtt_ms, "error": error}
 
 
-def _pair(examiner: HostProbe, door: list[Any], seconds: float) -> dict[str, Any]:
+def _pair(probe: HostProbe, peer: Peer, seconds: float) -> dict[str, Any]:
     try:
-        dialled = examiner.ask("dial", peers=[["it", *door]])["it"]
-        if "error" in dialled:
-            return {"error": dialled["error"]}
-        poured = examiner.ask("pour", peer=door, seconds=seconds, patience_s=PATIENCE_S + 40 * seconds)
+        dialled = probe.dial({"it": peer})["it"]
+        if dialled.rtt_s is None:
+            return {"error": dialled.error or "no answer"}
+        poured = probe.pour(peer, seconds=seconds)
     except HostError as error:
         return {"error": str(error)}
-    if "error" in poured:
-        return {"error": poured["error"]}
-    return {"gbps": 8e-9 * poured["bytes"] / poured["seconds"], "rtt_ms": 1e3 * dialled["rtt_s"]}
+    if poured.bytes is None or not poured.seconds:
+        return {"error": poured.error or "no answer"}
+    return {"gbps": 8e-9 * poured.bytes / poured.seconds, "rtt_ms": 1e3 * dialled.rtt_s}

@@ -1,4 +1,4 @@
-"""Measure a testbed, whole: hosts, speeds, overheads, slowdowns, links; and fit what is fitted to them."""
+"""Measure a testbed: hosts, speeds, overheads, slowdowns and links; and fit the models of a profile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from labkit.testbed.profiling.trainee import MeasuredJob
 from labkit.testbed.run.training import TrainingTable
 
 LOADS = (1, 2)
-"""Busy cores beside a job."""
+"""Numbers of busy cores beside a job."""
 
 LINK_S = 0.2
 
@@ -60,14 +60,14 @@ def measure(
     name, command : str
         Of the testbed, and what was typed, for the profile.
     say : callable
-        Is told each thing that was measured.
+        Called with each measurement that is done.
     total : callable
-        Is told how many there will be.
+        Called with the number of measurements.
 
     Returns
     -------
     TestbedProfile
-        What could not be measured is a row that says why.
+        A failed measurement is a row with the reason.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def measure(
 
 
 def _warm_up(stage: ProfilingSession, found: Measurements, *, number: int) -> None:
-    """Start and stop a job on all hosts: the first one there reads from disk what all others find in memory."""
+    """Start and stop a job on all hosts, so that later jobs find files in memory."""
     trainee, n = MeasuredJob(stage, number), stage.cluster.n_machines
     try:
         trainee.place(place_of(GangShape(1, n, n), stage.cluster))
@@ -120,7 +120,7 @@ def _jobs(
 
 
 def overheads(changes: Sequence[ChangeMeasurement]) -> list[Overhead]:
-    """Return what starts, rescales and stops took: a row for each model and number of new processes."""
+    """Return the overheads of starts, rescales and stops: a row for each model and number of new processes."""
     rows = []
     for kind, model, n_new in dict.fromkeys((change.kind, change.model, change.n_new) for change in changes):
         mine = [change for change in changes if (change.kind, change.model, change.n_new) == (kind, model, n_new)]
@@ -160,7 +160,7 @@ def _made(
     notes = list(found.notes)
     if busy > QUIET:
         notes.append(
-            f"something else kept up to {busy:.1f} cores busy meanwhile (cells tell when): measure on a quiet testbed"
+            f"something else kept up to {busy:.1f} cores busy meanwhile (see the cells): measure on a quiet testbed"
         )
     notes += [f"machine {pool.name} gives {pool.cores:g} cores to {len(pool.hosts)} hosts" for pool in machines]
     return Provenance(

@@ -23,7 +23,7 @@ from labkit.workloads import read as read_trace
 
 
 def asked(trace: str | Path | None, models: str, *, max_ps: int, max_workers: int, sync: bool) -> list[MeasuredKind]:
-    """Return what is to be measured: the models of a trace up to their largest gangs, or some by name.
+    """Return the kinds to measure: models of a trace up to their largest gangs, or models by name.
 
     Raises
     ------
@@ -38,12 +38,12 @@ def asked(trace: str | Path | None, models: str, *, max_ps: int, max_workers: in
 
 
 def usual_path(inventory: Inventory) -> Path:
-    """Return where a profile is written unless it is said: profiles/, by the name of the inventory."""
+    """Return the default path of a profile: profiles/, by the name of the inventory."""
     return Path("profiles") / f"{name_of(inventory)}.json"
 
 
 def name_of(inventory: Inventory) -> str:
-    """Return what a testbed is called: as its inventory's file; hosts.toml of the laptop testbed: laptop."""
+    """Return the name of a testbed: that of its inventory's file; hosts.toml of the laptop testbed: laptop."""
     kinds = {machine.host.device_type for machine in inventory}
     return "laptop" if kinds == {"laptop"} else inventory.path.stem
 
@@ -58,7 +58,7 @@ def profile(
     n_crowd: int = SIZE,
     progress: bool = True,
 ) -> tuple[TestbedProfile, Path]:
-    """Measure a testbed and write its profile, as a whole or not at all; return it, and where it is.
+    """Measure a testbed, and write its profile whole or not at all; return profile and path.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def profile(
 
 @contextmanager
 def _ending_at_sigterm() -> Iterator[None]:
-    """Take SIGTERM as Ctrl-C: what was started on the hosts ends now, and not when its lease does."""
+    """Handle SIGTERM like Ctrl-C: end processes on hosts now, not when their lease is over."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -97,7 +97,7 @@ def _ending_at_sigterm() -> Iterator[None]:
 
 
 class _Bar:
-    """A progress bar, one thing that is measured after the other; lines where there is no terminal to draw it in."""
+    """A progress bar with one step per measurement; lines if there is no terminal."""
 
     def __init__(self, *, shown: bool) -> None:
         from tqdm.auto import tqdm
@@ -107,12 +107,12 @@ class _Bar:
         self._n = self._of = 0
 
     def total(self, n: int) -> None:
-        """Say how many there will be."""
+        """Set the number of steps."""
         self._of = n
         self._bar.reset(total=n)
 
     def say(self, what: str) -> None:
-        """Note that one is done."""
+        """Count a step."""
         self._n += 1
         self._bar.set_postfix_str(what, refresh=False)
         self._bar.update(1)
@@ -133,7 +133,7 @@ def _command() -> str:
 
 
 def show(made: TestbedProfile, path: Path) -> None:
-    """Print what was measured, and where it was written."""
+    """Print what was measured, and the path of the profile."""
     from labkit.testbed.terminal import show_frame
 
     show_frame(table(made))
@@ -143,7 +143,7 @@ def show(made: TestbedProfile, path: Path) -> None:
 
 
 def table(made: TestbedProfile) -> Any:
-    """Return a row for each gang: speed, cores that it keeps busy, and what starts and rescales of its model take."""
+    """Return a row for each gang: speed, cores in use, and overheads of starts and rescales of its model."""
     import pandas as pd
 
     rows = []

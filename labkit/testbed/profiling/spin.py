@@ -1,6 +1,6 @@
-"""A load on one core: `python -m labkit.testbed.profiling.spin [SECONDS]`, without end if no time is named.
+"""A load on one core: `python -m labkit.testbed.profiling.spin [SECONDS]`, by default without end.
 
-At the end it prints what it has done, as JSON: loops, cpu_s, wall_s.
+At the end it prints its work as JSON: loops, cpu_s, wall_s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LOOPS = 20_000
 
 
 def spin(seconds: float) -> dict[str, float]:
-    """Keep a core busy for so long; return what was done."""
+    """Keep a core busy for some seconds; return what was done."""
     began, used, loops = time.monotonic(), time.process_time(), 0
     while time.monotonic() - began < seconds:
         for _ in range(LOOPS):

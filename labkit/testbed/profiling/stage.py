@@ -1,4 +1,4 @@
-"""Where measurements take place: connections, agents, and a run of its own on all hosts, which ends with them."""
+"""A testbed in use for measurements: connections, agents, and a run of its own on all hosts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from labkit.core.jobs import Jobs
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.gangs import MeasuredKind
 from labkit.testbed.profiling.usage import Look
-from labkit.testbed.run.remote_job import RemoteJob, Tell
+from labkit.testbed.run.remote_job import OnUpdate, RemoteJob
 from labkit.testbed.run.session import TestbedSession
 from labkit.testbed.run.training import TrainingTable
 
 LEASE_S = 30.0
-"""All that was started ends so long after whoever measures is gone."""
+"""Lease of the run: seconds after the end of this process until its processes on hosts end."""
 
 MANY = 10_000_000
-"""Steps of a job that is to be stopped."""
+"""Updates of a job that ends by a stop."""
 
 
 class ProfilingSession:
@@ -34,16 +34,16 @@ class ProfilingSession:
     inventory : Inventory
         The hosts.
     kinds : sequence of MeasuredKind
-        What will train.
+        Kinds of jobs that will train.
     training : TrainingTable
-        How.
+        How they train.
 
     Attributes
     ----------
     jobs : Jobs
         A job for each kind, in order.
     machines : dict
-        Hosts by machine: those with the same kernel are one.
+        Machine -> hosts: hosts with the same kernel are one machine.
 
     Raises
     ------
@@ -67,19 +67,19 @@ class ProfilingSession:
             stack.callback(self._venue.close)
             self.fleet, self.hosts = self._venue.fleet, self._venue.hosts
             for name in inventory.names:
-                self.machines.setdefault(str(self.hosts.agent(name).hello["machine"]), []).append(name)
+                self.machines.setdefault(self.hosts.agent(name).hello.machine, []).append(name)
             self._stack = stack.pop_all()
 
-    def deployment(self, number: int, *, tell: Tell, hear: Callable[[dict[str, Any]], None]) -> RemoteJob:
+    def deployment(self, number: int, *, on_update: OnUpdate, on_event: Callable[[dict[str, Any]], None]) -> RemoteJob:
         """Return the job of a kind, not started yet."""
-        return self._venue.deployment(number, tell=tell, hear=hear)
+        return self._venue.deployment(number, on_update=on_update, on_event=on_event)
 
     def look(self) -> Look:
-        """Return what all hosts use by now."""
+        """Return the use of all hosts up to now."""
         return Look.at(self.hosts)
 
     def close(self) -> None:
-        """End all that was started, and let go of the hosts."""
+        """End all processes of the session, and close its connections."""
         self._stack.close()
 
     def __enter__(self) -> Self:

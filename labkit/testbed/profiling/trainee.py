@@ -1,4 +1,4 @@
-"""One job that is measured: it is placed, and what it tells is kept with the moment at which it was heard."""
+"""One job that is measured: it is placed, and its events are kept with the time of their arrival."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.errors import HostError
 from labkit.testbed.profiling.stage import ProfilingSession
 from labkit.testbed.run.progress import JobUpdate
-from labkit.testbed.run.training import JobPlacement
 
 PATIENCE_S: Final = 90.0
-"""A start or a scaling that takes longer has failed."""
+"""Seconds after which a start or a scaling has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An update: when it was done on the clock of its host, and when we heard of it."""
+    """An update: its time on the clock of its host, and the time of its arrival here."""
 
     time_s: float
-    heard_s: float
+    arrived_s: float
 
 
 class MeasuredJob:
-    """A job of a kind, on a stage.
+    """A job of a kind in a profiling session.
 
     Attributes
     ----------
     task : str
-        Its name on the hosts.
+        Name of its task on the hosts.
     steps : list of Step
         Its updates, from its start on.
     members : dict
-        Name of each process -> (role, host, number there).
+        Name of each process -> (role, host, pid).
     """
 
     def __init__(self, stage: ProfilingSession, number: int) -> None:
@@ -46,21 +46,21 @@ class MeasuredJob:
         self._n_scaled = 0
         self._began = False
         self._failure, self._dropped, self._over = "", "", False
-        self._deployment = stage.deployment(number, tell=self._told, hear=self._heard)
+        self._deployment = stage.deployment(number, on_update=self._take_update, on_event=self._take_event)
         self.task = self._deployment.task
 
-    # --- what it tells, in threads of its deployment
+    # --- reports, in threads of its deployment
 
-    def _told(self, _: int, told: JobUpdate) -> None:
+    def _take_update(self, _: int, update: JobUpdate) -> None:
         with self._changed:
-            if told.what in ("failed", "ended"):
-                self._failure = told.why or "it failed"
-            elif told.what == "dropped":
-                self._dropped = told.why or "the scaling came to nothing"
-            self._over = self._over or told.what in ("failed", "ended", "stopped", "done")
+            if update.what in ("failed", "ended"):
+                self._failure = update.why or "it failed"
+            elif update.what == "dropped":
+                self._dropped = update.why or "the scaling failed"
+            self._over = self._over or update.what in ("failed", "ended", "stopped", "done")
             self._changed.notify_all()
 
-    def _heard(self, event: dict[str, Any]) -> None:
+    def _take_event(self, event: dict[str, Any]) -> None:
         with self._changed:
             kind = event["event"]
             if kind == "loss":
@@ -75,27 +75,27 @@ class MeasuredJob:
                 self._n_scaled += 1
             self._changed.notify_all()
 
-    # --- what is done with it
+    # --- actions
 
     def place(self, place: JobPlacement) -> float:
-        """Let its tasks sit there; return the seconds until they train."""
+        """Place its tasks; return the seconds until they train."""
         n_members = sum(sum(counts) for counts in place.values())
         with self._changed:
             n_before, started = self._n_scaled, self._began
         since = time.monotonic()
-        self._deployment.want(place)
+        self._deployment.set_target(place)
         self._wait(lambda: self._n_scaled > n_before if started else self._began, PATIENCE_S, "it does not train")
         took_s = time.monotonic() - since
-        self._wait(lambda: len(self.members) == n_members, PATIENCE_S, "who is to leave does not")
+        self._wait(lambda: len(self.members) == n_members, PATIENCE_S, "processes that are to leave are still there")
         return took_s
 
     def more_steps(self, n: int, *, least_s: float, most_s: float) -> int:
-        """Wait for so many updates more, and at least so many seconds; return how many there were.
+        """Wait for n more updates and at least `least_s` seconds; return the number of updates.
 
         Raises
         ------
         HostError
-            If it ends meanwhile.
+            If the job ends meanwhile.
         """
         begun, since = len(self.steps), time.monotonic()
         self._wait(lambda: len(self.steps) >= begun + n, most_s, "")
@@ -103,26 +103,26 @@ class MeasuredJob:
         return len(self.steps) - begun
 
     def stop(self) -> float:
-        """Let it stop, with a checkpoint; return the seconds until it is gone, from its last update on."""
-        self._deployment.want(None)
+        """Stop it with a checkpoint; return the seconds from its last update until it has ended."""
+        self._deployment.set_target(None)
         self._wait(lambda: self._over, PATIENCE_S, "it does not stop")
         gone_s = time.monotonic()
         with self._changed:
             self._over, self._began = False, False
             self.members.clear()
-        return gone_s - (self.steps[-1].heard_s if self.steps else gone_s)
+        return gone_s - (self.steps[-1].arrived_s if self.steps else gone_s)
 
     def pids(self, role: str) -> list[tuple[str, int]]:
         """Return host and number of each process of a role."""
         return [(host, pid) for its, host, pid in self.members.values() if its == role]
 
     def _wait(self, done: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait for something; tell `what` is wrong if it does not come, nothing where that is empty.
+        """Wait for a condition; raise `what` if it does not come true in time, or return if that is empty.
 
         Raises
         ------
         HostError
-            If it fails, or it does not come.
+            If the job fails, or the condition does not come true.
         """
         until = time.monotonic() + seconds
         with self._changed:

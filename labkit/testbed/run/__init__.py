@@ -1,1 +1,1 @@
-"""A run on machines: its backend, its jobs, and what they tell."""
+"""A run on machines: its backend, its jobs, and their events."""

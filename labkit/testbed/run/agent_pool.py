@@ -1,4 +1,4 @@
-"""The agents of all hosts: connected, connected again when a link breaks, and told apart from those that are gone."""
+"""The agents of all hosts of a run: connected, reconnected when a link breaks, and declared lost after a while."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentTimeout
 from labkit.testbed.errors import HostError
-from labkit.testbed.install.provision import deploy
+from labkit.testbed.install.provision import install
 from labkit.testbed.run.agents import NotDeployedError, agent_of
 from labkit.testbed.ssh.fleet import Fleet
 
 BEAT_S: Final = 1.0
-"""Between two signs of life."""
+"""Seconds between two heartbeats."""
 
 PATIENCE_S: Final = 6.0
-"""A host that cannot be reached for so long is gone."""
+"""Seconds without contact after which a host is lost."""
 
 SLEPT_S: Final = 3.0
-"""A beat that comes so much too late: this process was stopped, or this machine suspended."""
+"""Delay of a heartbeat from which this process is taken to have been stopped or suspended."""
 
 SAVING_S: Final = 15.0
-"""For jobs that are ended to save what they have."""
+"""Seconds that jobs get to save their state when the run ends."""
 
 Changed = Callable[[str, bool, str], None]
 
@@ -39,12 +39,12 @@ class AgentPool:
     fleet : Fleet
         Connections to the machines.
     run : str
-        Whose lease is renewed while this lives.
+        Run whose lease is renewed while hosts are watched.
     changed : callable
-        Is told (host, True, "") when one is back and (host, False, why) when one is gone, in some thread; one that was
-        restarted is gone and back.
+        Called with (host, True, "") when a host returns, and with (host, False, why) when it is lost, in some thread; a
+        host that was restarted is lost and returns.
     lease_s : float
-        Seconds a host keeps the run alive without a sign of life from this process.
+        Seconds a host keeps the run alive without a heartbeat from this process.
     """
 
     def __init__(
@@ -68,34 +68,34 @@ class AgentPool:
         self._watchers: list[threading.Thread] = []
 
     def get_ready(self, *, some: bool = False) -> None:
-        """Bring this labkit to all hosts, and connect to their agents; nothing is begun unless all can be reached.
+        """Deploy this labkit to all hosts, and connect to their agents; nothing is started unless all can be reached.
 
         Parameters
         ----------
         some : bool
-            Be content with some of them: the others are not `up`, until they can be reached.
+            Start with the hosts that can be reached; the others are not `up` until they can.
 
         Raises
         ------
         InputError
-            If a host cannot be used, or none: which, and why.
+            If a host, or with `some` every host, cannot be used: which, and why.
         """
         failed = {row.host: row.why for row in self.fleet.connect() if not row.ok}
         if not failed and not self.fleet.here:
-            failed = {row.host: row.did for row in deploy(self.fleet).rows if not row.ok}
+            failed = {row.host: row.did for row in install(self.fleet).rows if not row.ok}
         if not failed or some:
             failed |= self.connect(but=failed)
         if some and 0 < len(failed) < len(self._locks):
             self.up |= dict.fromkeys(failed, False)
             self.absent = failed
         elif failed:
-            told = "; ".join(f"{host}: {why}" for host, why in failed.items())
+            reasons = "; ".join(f"{host}: {why}" for host, why in failed.items())
             raise InputError(
-                f"{len(failed)} of {len(self._locks)} hosts cannot be used: {told} (labkit doctor --hosts)"
+                f"{len(failed)} of {len(self._locks)} hosts cannot be used: {reasons} (labkit doctor --testbed)"
             )
 
     def connect(self, *, but: Collection[str] = ()) -> dict[str, str]:
-        """Connect to all agents, starting those that do not run; return why some could not be reached."""
+        """Connect to all agents, and start those that do not run; return why some could not be reached."""
         failed: dict[str, str] = {}
 
         def one(name: str) -> None:
@@ -112,7 +112,7 @@ class AgentPool:
         return failed
 
     def watch(self) -> None:
-        """Look after all hosts from now on, until `close`."""
+        """Watch all hosts from now on, until `close`."""
         for name in self._locks:
             thread = threading.Thread(target=self._watch, args=(name,), name=f"host {name}", daemon=True)
             self._watchers.append(thread)
@@ -132,11 +132,11 @@ class AgentPool:
                 raise AgentGone("the run is over here")
             if agent is None:
                 agent = self._agents[host] = agent_of(self.fleet, self.fleet.inventory[host])
-                self._compare(host, str(agent.hello.get("boot", "")))
+                self._compare(host, agent.hello.boot)
             return agent
 
     def _compare(self, host: str, boot: str) -> None:
-        """Tell that a host was restarted, where it has another boot id than before: what ran there is gone."""
+        """Report a host as lost and returned if its boot id has changed: its processes are gone."""
         before = self._boots.get(host, boot)
         self._boots[host] = boot
         if before != boot and self.up[host]:
@@ -144,25 +144,25 @@ class AgentPool:
             self._changed(host, True, "")
 
     def lost(self, host: str, agent: Agent) -> None:
-        """Connect anew the next time: this connection is gone."""
+        """Close a connection that broke; the next call of `agent` makes a new one."""
         with self._locks[host]:
             if self._agents.get(host) is agent:
                 del self._agents[host]
         agent.close()
 
     def drop(self) -> None:
-        """End all connections, and with them what is waited for; who asks next connects anew."""
+        """Close all connections, which fails pending requests; the next call of `agent` makes new ones."""
         for host, agent in list(self._agents.items()):
             self.lost(host, agent)
 
     def leave(self) -> None:
-        """Look after nobody any more: leases are not renewed, and what becomes of hosts is not told."""
+        """End the watch: leases are not renewed, and lost hosts are not reported."""
         self._over.set()
         for thread in self._watchers:
             thread.join()
 
     def close(self) -> None:
-        """Leave the hosts, and connect to none again; what runs there goes on until its lease ends."""
+        """Close all connections for good; processes on hosts go on until the lease ends."""
         self.leave()
         self._closed = True
         self.drop()
@@ -177,7 +177,7 @@ class AgentPool:
             thread.join()
 
     def _end_run(self, host: str, run: str = "") -> None:
-        """End the run there; where the connection breaks just then, over another one."""
+        """End a run on a host; if the connection breaks meanwhile, over a new one."""
         with suppress(LabkitError, OSError):
             agent = self.agent(host)
             try:
@@ -187,27 +187,27 @@ class AgentPool:
                 self.agent(host).stop(run or self.run, grace_s=SAVING_S)
 
     def _watch(self, host: str) -> None:
-        """Renew the lease of the run, and notice when the host goes and comes."""
-        heard_s = time.monotonic()
+        """Renew the lease of the run, and note when the host is lost or returns."""
+        contact_s = time.monotonic()
         while not self._over.wait(BEAT_S):
             now_s = time.monotonic()
             if now_s - self._beat_s.get(host, now_s) > BEAT_S + SLEPT_S:
-                heard_s = now_s  # nobody listened here: that says nothing of the host
-            why = self._silent(host)
+                contact_s = now_s  # this process did not listen: that says nothing about the host
+            why = self._renew(host)
             self._beat_s[host] = time.monotonic()
             if not why:
-                heard_s = self._beat_s[host]
+                contact_s = self._beat_s[host]
                 if not self.up[host]:
                     self._note(host, up=True)
-            elif self._beat_s[host] - heard_s >= PATIENCE_S and self.up[host]:
+            elif self._beat_s[host] - contact_s >= PATIENCE_S and self.up[host]:
                 self._note(host, up=False, why=why)
 
     def _note(self, host: str, *, up: bool, why: str = "") -> None:
         self.up[host] = up
         self._changed(host, up, why)
 
-    def _silent(self, host: str) -> str:
-        """Renew the lease of the run on a host; return why that cannot be done, nothing where it can."""
+    def _renew(self, host: str) -> str:
+        """Renew the lease of the run on a host; return why that failed, empty if it did not."""
         try:
             agent = self.agent(host)
         except NotDeployedError:
@@ -220,10 +220,10 @@ class AgentPool:
             self.lost(host, agent)
             return str(error)
         except AgentError:
-            return ""  # it has no such run yet, or no more: the next task opens it
+            return ""  # it has no such run, or no longer: the next task opens it
         return ""
 
     def _deploy_again(self, host: str) -> str:
-        """Bring labkit to a host that has lost it; return why that fails."""
+        """Deploy labkit to a host that has lost it; return why that failed."""
         with Fleet(self.fleet.inventory.only([host])) as alone:
-            return next((row.did for row in deploy(alone).rows if not row.ok), "")
+            return next((row.did for row in install(alone).rows if not row.ok), "")

@@ -1,9 +1,9 @@
-"""The agents of all hosts at once: start, stop, look."""
+"""The agents of all hosts at once: start, stop, status."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
 
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused
@@ -21,19 +21,19 @@ NO_AGENT = "no agent runs"
 
 
 NOT_ALLOWED = 126
-"""What a shell says of a program that may not be run."""
+"""Exit code of a shell for a program that may not be run."""
 
 
 class NotDeployedError(HostError):
-    """labkit is not on a host."""
+    """A host has no labkit."""
 
 
 class ForeignFolderError(HostError):
-    """labkit's folder on a host is not of the user who logs in."""
+    """labkit's folder on a host belongs to another user than the one who logs in."""
 
 
 def bridge_of(machine: Machine, *, start: bool = True) -> list[str]:
-    """Return the command that joins its input and output to a machine's agent, and starts one where none runs."""
+    """Return the command that connects its input and output to a machine's agent, and starts one if none runs."""
     return [python_of(machine), "-m", BRIDGE, machine.folder, *([] if start else ["--no-start"])]
 
 
@@ -47,14 +47,14 @@ def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool 
     machine : Machine
         The host.
     start : bool
-        Start an agent where none runs; False: that is refused with the kind "no_agent".
+        Start an agent if none runs; False: raise AgentRefused with the kind "no_agent".
     renew : bool
         Replace an agent of another labkit than the deployed one; its tasks go on.
 
     Raises
     ------
     NotDeployedError, ForeignFolderError
-        If labkit is not there, or what is there is of another user.
+        If labkit is not there, or belongs to another user.
     HostError, AgentError
         If the host or its agent cannot be reached.
     """
@@ -69,11 +69,11 @@ def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool 
     except AgentGone:
         exited = dialled[-1].exited if dialled else None
         if exited == NO_PROGRAM:
-            raise NotDeployedError(f"labkit is not on host {machine.name} yet: fab deploy.") from None
+            raise NotDeployedError(f"labkit is not on host {machine.name} yet: fab install.") from None
         if exited == NOT_ALLOWED:
             raise ForeignFolderError(
                 f"{machine.user} may not run {python_of(machine)} on host {machine.name}: "
-                "the folder belongs to somebody else"
+                "the folder belongs to another user"
             ) from None
         raise
 
@@ -86,7 +86,7 @@ def each(
     renew: bool = True,
     needed: bool = True,
 ) -> Outcomes:
-    """Do something with the agent of every host at once.
+    """Call a function with the agent of every host at once.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def each(
     do : callable
         Takes a machine and the connection to its agent.
     start, renew : bool
-        As in `agent_of`; with start=False a host without an agent has an outcome that says so, and is no failure.
+        As in `agent_of`; with start=False a host without an agent is no failure.
     needed : bool
         Whether a host without labkit is a failure.
     """
@@ -105,14 +105,14 @@ def each(
             with agent_of(fleet, machine, start=start, renew=renew) as agent:
                 return do(machine, agent)
         except (HostError, AgentError) as error:
-            return _told(machine.name, error, start=start, needed=needed)
+            return _as_outcome(machine.name, error, start=start, needed=needed)
 
     return Outcomes.of(together(one, fleet.inventory, give_up=fleet.close))
 
 
-def _told(host: str, error: HostError | AgentError, *, start: bool, needed: bool) -> HostOutcome:
+def _as_outcome(host: str, error: HostError | AgentError, *, start: bool, needed: bool) -> HostOutcome:
     if isinstance(error, NotDeployedError):
-        return HostOutcome(host, not needed, "labkit is not there", "fab deploy" if needed else "")
+        return HostOutcome(host, not needed, "labkit is not there", "fab install" if needed else "")
     if isinstance(error, ForeignFolderError):
         return HostOutcome(
             host, False, str(error), "name a folder of your own in the inventory: ssh = { folder = ... }"
@@ -122,21 +122,21 @@ def _told(host: str, error: HostError | AgentError, *, start: bool, needed: bool
     if isinstance(error, AgentRefused) and error.kind == "no_agent" and not start:
         return HostOutcome(host, True, NO_AGENT)
     if isinstance(error, AgentRefused) and error.kind == "busy":
-        return HostOutcome(host, False, str(error), "fab stop --runs ends them too")
+        return HostOutcome(host, False, str(error), "fab stop --end-runs ends them too")
     return HostOutcome(host, False, str(error), "its log is agent.log in labkit's folder there")
 
 
 def start(fleet: Fleet) -> Outcomes:
-    """Start an agent on every host that has none; one of another labkit than the deployed one is replaced."""
+    """Start an agent on every host that has none; an agent of another labkit than the deployed one is replaced."""
 
-    def say(_: Machine, agent: Agent) -> HostOutcome:
+    def describe(machine: Machine, agent: Agent) -> HostOutcome:
         hello = agent.hello
         return HostOutcome(
-            str(_.name), True, f"agent {hello['pid']}, labkit {hello['labkit']}, {hello['n_runs']} runs",
-            numbers={"pid": hello["pid"], "runs": hello["n_runs"]},
+            machine.name, True, f"agent {hello.pid}, labkit {hello.labkit}, {hello.n_runs} runs",
+            numbers={"pid": hello.pid, "runs": hello.n_runs},
         )  # fmt: skip
 
-    return each(fleet, say)
+    return each(fleet, describe)
 
 
 def stop(fleet: Fleet, *, runs: bool | str = False) -> Outcomes:
@@ -147,47 +147,41 @@ def stop(fleet: Fleet, *, runs: bool | str = False) -> Outcomes:
     fleet : Fleet
         The hosts.
     runs : bool or str
-        False: end agents, but not where anything runs. True: end all runs, and the agents. A name, also that of its
+        False: end agents that have no running task. True: end all runs, and the agents. A name of a run, or of its
         record here: end that run alone.
     """
 
     def end(machine: Machine, agent: Agent) -> HostOutcome:
-        going = [run["run"] for run in agent.list() if not run["over"]]
+        going = [listed.run for listed in agent.list() if not listed.over]
         names = called(runs, going) if isinstance(runs, str) else going if runs else []
         if isinstance(runs, str) and len(names) > 1:
             return HostOutcome(machine.name, False, f"several runs are called {runs}", f"name one: {', '.join(names)}")
         n_tasks = sum(len(agent.stop(name)) for name in names)
-        told = f"ended {len(names)} runs ({n_tasks} tasks)" if names else "no run to end" if runs else ""
+        did = f"ended {len(names)} runs ({n_tasks} tasks)" if names else "no run to end" if runs else ""
         if not isinstance(runs, str):
             agent.shutdown()
-            told = f"{told}, agent ended" if names else "agent ended"
-        return HostOutcome(machine.name, True, told, numbers={"runs": len(names), "tasks": n_tasks})
+            did = f"{did}, agent ended" if names else "agent ended"
+        return HostOutcome(machine.name, True, did, numbers={"runs": len(names), "tasks": n_tasks})
 
     return each(fleet, end, start=False, renew=False)
 
 
 def status(fleet: Fleet) -> Outcomes:
-    """Return what runs on every host, and what it uses."""
+    """Return the tasks that run on every host, and the resources in use."""
 
     def look(machine: Machine, agent: Agent) -> HostOutcome:
         runs, measured = agent.list(), agent.measure()
-        here = measured["host"]
-        going = [run for run in runs if not run["over"]]
-        tasks = [f"{run['run']}/{name}" for run in going for name, task in run["tasks"].items() if _runs(task)]
+        here = measured.host
+        going = [listed for listed in runs if not listed.over]
+        tasks = [f"{each.run}/{name}" for each in going for name, task in each.tasks.items() if task.phase != "ended"]
         used = (
-            f"{here['cpu_percent'] / 100:.1f} cores, "
-            f"{(here['memory_mb'] - here['free_memory_mb']) / 1e3:.1f} of {here['memory_mb'] / 1e3:.0f} GB"
+            f"{here.cpu_percent / 100:.1f} cores, "
+            f"{(here.memory_mb - here.free_memory_mb) / 1e3:.1f} of {here.memory_mb / 1e3:.0f} GB"
         )
-        gpus = [bool(gpu["held_by"]) for gpu in agent.hello["gpus"]]
+        gpus = [bool(gpu.held_by) for gpu in agent.hello.gpus]
         used += f", {sum(gpus)} of {len(gpus)} GPUs" if gpus else ""
-        told = f"agent {agent.hello['pid']}; {used} in use; {len(tasks)} tasks" + (
-            f": {', '.join(tasks)}" if tasks else ""
-        )
-        numbers = {"runs": len(going), "tasks": len(tasks), **{name: float(value) for name, value in here.items()}}
-        return HostOutcome(machine.name, True, told, numbers=numbers)
+        did = f"agent {agent.hello.pid}; {used} in use; {len(tasks)} tasks" + (f": {', '.join(tasks)}" if tasks else "")
+        numbers = {"runs": len(going), "tasks": len(tasks), **asdict(here)}
+        return HostOutcome(machine.name, True, did, numbers=numbers)
 
     return each(fleet, look, start=False, renew=False)
-
-
-def _runs(task: dict[str, Any]) -> bool:
-    return str(task["phase"]) != "ended"

@@ -1,4 +1,4 @@
-"""Cores and memory that the tasks of a job are to have on their hosts."""
+"""Cores and memory of the tasks of a job on their hosts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from labkit.core.cluster import Cluster
 from labkit.core.resources import Amounts, Ints
 from labkit.testbed.run.training import site_names
 
+MemberLimits = dict[str, tuple[float | None, float | None]]
+"""Member -> most cores and GB; None: no limit."""
+
 
 class Given(NamedTuple):
-    """What one task was given; None: as declared, which on machines is no limit."""
+    """Cores and GB of one task; None: as declared, which on machines means no limit."""
 
     site: str
     role: int
@@ -26,9 +29,9 @@ class Given(NamedTuple):
 def given(
     cluster: Cluster, *, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts
 ) -> list[Given]:
-    """Return what the tasks of some rows of a placement were given, one by one; nothing where that is nothing.
+    """Return the amounts of the tasks of some rows of a placement, one by one; empty if no row has amounts.
 
-    Sites and roles come in order; the tasks of a role on a site in the order of their rows, as they are numbered.
+    Ordered by site and role; the tasks of a role on a site in the order of their rows, which numbers them.
     """
     names, tasks = site_names(cluster), []
     for i in range(len(role) if len(cpus) or len(memory_gb) else 0):
@@ -39,7 +42,7 @@ def given(
 
 
 def by_row(tasks: Sequence[Given], site: str, role: int, n: int) -> list[tuple[int, float, float]]:
-    """Return what the n tasks of a role on a site have: how many, with which cores and GB; NaN: as declared."""
+    """Return the n tasks of a role on a site as rows (count, cores, GB); NaN: as declared."""
     mine = [(each.cpus, each.memory_gb) for each in tasks if (each.site, each.role) == (site, role)][:n]
     mine += [(None, None)] * (n - len(mine))
     return [(len(list(some)), _or_nan(cpus), _or_nan(gb)) for (cpus, gb), some in groupby(mine)]

@@ -1,8 +1,8 @@
-"""The newest checkpoint of each job, kept here: a job goes on elsewhere when it is moved, or its host is gone.
+"""Copies of the newest checkpoint of each job on this machine, for a start on another host.
 
-A backup is a tar file that is written here of what the host sends, folder by folder and file by file. It gets its name
-only when everything has come and was verified: lengths and SHA-256 of all files, and that a checkpoint in it has all
-files that its manifest names. Until then the one before stays as it is.
+A copy is a tar file, written from the folders and files that a host sends. It gets its name only after verification:
+lengths and SHA-256 of all files, and that a checkpoint in it has all files that its manifest names. Until then the
+earlier copy stays.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ATTEMPTS, PATIENCE_S = 3, 60.0
 MOST_BYTES: Final = 256 * 10**9
 MAX_MANIFEST: Final = 64 << 20
 SAVED = "job/checkpoints"
-"""Of the folder of a job's task: where its checkpoints are."""
+"""Folder of checkpoints below that of a job's task."""
 STEP: Final = re.compile(rf"{SAVED}/step-\d{{6,}}/{FILE}")
 
 
@@ -43,25 +43,25 @@ class CheckpointCache:
     fleet : Fleet
         Connections to the hosts.
     folder : Path
-        Where they are kept.
+        Folder of the copies.
     run : str
-        Whose they are, on the hosts.
+        Name of the run on the hosts.
     """
 
     def __init__(self, fleet: Fleet, folder: Path, *, run: str) -> None:
         self._fleet, self._folder, self._run = fleet, folder, run
 
     def path(self, task: str) -> Path:
-        """Return where the checkpoints of a task are kept."""
+        """Return the file with the checkpoints of a task."""
         return self._folder / f"{task}.tar"
 
     def fetch(self, machine: Machine, *, folder: str, task: str) -> None:
-        """Bring the checkpoints of a task here; those kept before stay until the new ones are whole and verified.
+        """Copy the checkpoints of a task from a host; an earlier copy stays until the new one is verified.
 
         Raises
         ------
         HostError
-            If it does not succeed.
+            If it fails.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         partial, why = self._folder / f".{task}.tar", ""
@@ -76,17 +76,17 @@ class CheckpointCache:
                     return
         except TimeoutError:
             raise CutError(
-                f"host {machine.name}: no checkpoint of {task}: nothing came for {PATIENCE_S:g} s."
+                f"host {machine.name}: no checkpoint of {task}: nothing arrived for {PATIENCE_S:g} s."
             ) from None
         finally:
             partial.unlink(missing_ok=True)
         kept = "the one before is kept" if self.path(task).exists() else "there is no earlier one"
-        told = f"host {machine.name}: the checkpoints of {task} cannot be read ({kept}): {why}"
-        LOG.warning("no backup: %s", told)  # in the terminal at once; whoever asked writes it into the run's notes
-        raise FileError(told)
+        why = f"host {machine.name}: the checkpoints of {task} cannot be read ({kept}): {why}"
+        LOG.warning("no backup: %s", why)  # shown at once; the caller adds it to the run's notes
+        raise FileError(why)
 
     def _read(self, machine: Machine, folder: str, target: Path) -> None:
-        """Write a tar file of what comes from a host, verified and brought to the disk."""
+        """Write a tar file of what a host sends, verified and synced to the disk."""
         argv = [machine.python, "-c", source("pack"), folder, ".", SAVED]
         with self._fleet.stream(machine, argv) as stream, target.open("wb") as file:
             stream.settimeout(PATIENCE_S)
@@ -100,12 +100,12 @@ class CheckpointCache:
             os.fsync(file.fileno())
 
     def bring(self, machine: Machine, *, task: str) -> str:
-        """Bring the checkpoints of a task to a host; return where below its folder they are, "" if there are none.
+        """Copy the checkpoints of a task to a host; return the path below its folder, "" if there are none.
 
         Raises
         ------
         FleetError
-            If it does not succeed.
+            If it fails.
         """
         if not self.path(task).exists():
             return ""
@@ -115,12 +115,12 @@ class CheckpointCache:
         return there
 
     def forget(self, task: str) -> None:
-        """Remove what is kept of a task."""
+        """Remove the copy of a task's checkpoints."""
         self.path(task).unlink(missing_ok=True)
 
 
 def _add(archive: tarfile.TarFile, entry: HostEntry, manifests: dict[str, bytes]) -> None:
-    """Write an entry into an archive: a plain folder or file of ours, whatever it was; keep it if it is a manifest."""
+    """Add an entry to an archive with plain owner and mode; keep its content if it is a manifest."""
     member = tarfile.TarInfo("/".join(entry.parts))
     if entry.content is None:
         member.type, member.mode = tarfile.DIRTYPE, 0o700
@@ -134,7 +134,7 @@ def _add(archive: tarfile.TarFile, entry: HostEntry, manifests: dict[str, bytes]
 
 
 class _Content(io.RawIOBase):
-    """Parts that come one by one, as a file."""
+    """A file object over parts that arrive one by one."""
 
     def __init__(self, parts: Iterator[bytes], *, keep: bool) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class _Content(io.RawIOBase):
         self.kept: bytearray | None = bytearray() if keep else None
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return as many bytes, fewer only at the end."""
+        """Return size bytes, fewer only at the end."""
         while len(self._rest) < size and (part := next(self._parts, b"")):
             self._rest += part
         data, self._rest = self._rest[:size], self._rest[size:]
@@ -152,7 +152,7 @@ class _Content(io.RawIOBase):
 
 
 def refuse_incomplete(sizes: dict[str, int], manifests: dict[str, bytes]) -> None:
-    """Raise unless some checkpoint has every file that its manifest names, as long as it says.
+    """Raise unless some checkpoint has every file that its manifest names, with the right size.
 
     Raises
     ------
@@ -167,4 +167,4 @@ def refuse_incomplete(sizes: dict[str, int], manifests: dict[str, bytes]) -> Non
             }
             if wanted.items() <= sizes.items() and folder + QUEUE in sizes:
                 return
-    raise HostMessageError("what came has no complete checkpoint.")
+    raise HostMessageError("what the host sent has no complete checkpoint.")

@@ -1,4 +1,4 @@
-"""Events of a run on machines, made one at a time."""
+"""Events of a run on machines, built one at a time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind, Role, events
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.run.amounts import Given, by_row
-from labkit.testbed.run.training import JobPlacement, site_names
+from labkit.testbed.run.training import site_names
 
 
 def row(kind: Kind, **columns: Any) -> Events:
@@ -22,7 +23,7 @@ def row(kind: Kind, **columns: Any) -> Events:
 
 
 def at(rows: list[Events], time_s: float) -> list[Events]:
-    """Let events have happened at a time."""
+    """Set the time of events."""
     for each in rows:
         each["time_s"] = time_s
     return rows
@@ -31,7 +32,7 @@ def at(rows: list[Events], time_s: float) -> list[Events]:
 def seats(
     cluster: Cluster, job: int, place: JobPlacement, *, with_ps: bool, amounts: Sequence[Given] = ()
 ) -> list[Events]:  # fmt: skip
-    """Return that the tasks of a job sit in a place; the PS of a job that asks for none is ours alone."""
+    """Return PLACED rows for the tasks of a job; a PS that the job did not ask for has none."""
     names = site_names(cluster)
     return [
         row(Kind.PLACED, job=job, role=role, group=names.index(site), value=float(n), cpus=cpus, memory_gb=memory_gb)
@@ -43,10 +44,10 @@ def seats(
 
 
 def hosts_of(place: JobPlacement) -> set[str]:
-    """Return the hosts that a place has tasks on."""
+    """Return the hosts that a placement has tasks on."""
     return {site.rpartition("/")[0] for site, counts in place.items() if any(counts)}
 
 
 def wall_s() -> float:
-    """Return the time of day, to go on counting in another process."""
+    """Return seconds since 1970, which another process can continue."""
     return datetime.now(UTC).timestamp()

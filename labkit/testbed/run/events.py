@@ -1,4 +1,4 @@
-"""What jobs and hosts tell, as events: of jobs that train, fail, rest and are given up, of hosts that go and come."""
+"""Events of a run on machines, made from the reports of jobs and hosts, and what follows from them at once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from labkit.core.events import Cause, Events, Kind, Role, joined
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import Ledger
 from labkit.core.resources import CPUS, MEMORY_GB
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.event_quantities import MemberName
 from labkit.testbed.run.agent_pool import AgentPool
 from labkit.testbed.run.amounts import Given
@@ -23,51 +24,51 @@ from labkit.testbed.run.progress import JobUpdate, LostTask
 from labkit.testbed.run.remote_job import RemoteJob
 from labkit.testbed.run.retries import Failures, Retries
 from labkit.testbed.run.task_of_member import Row
-from labkit.testbed.run.training import JobPlacement, site_names
+from labkit.testbed.run.training import site_names
 
 
-class Happenings:
-    """Turns what was heard into events, and sees to what follows at once.
+class RunEvents:
+    """Turns reports of jobs and hosts into events, and carries out what follows at once.
 
     Parameters
     ----------
     jobs, cluster : Jobs, Cluster
         Of the run.
     ledger : Ledger
-        What is known of them; not written here.
+        State of jobs and hosts according to the events so far; only read here.
     hosts, backups : AgentPool, CheckpointCache
         Of the run.
     retries : Retries
-        How patient it is with jobs that fail and hosts that fail jobs.
+        Limits for jobs that fail, and hosts that fail jobs.
     now_s : callable
         Returns the second of the run.
     note : callable
-        Keeps a sentence for people.
+        Adds a sentence to the run's notes.
     remember : callable
-        Writes down where jobs are.
+        Writes where jobs are into the run's state.
 
     Attributes
     ----------
     deployments : sequence of RemoteJob
         One for each job.
     places : dict
-        Job -> where its tasks are, as it was told last.
+        Job -> where its tasks are, according to the last event.
     amounts : dict
-        Job -> what its tasks were given, where they were given anything.
+        Job -> cores and memory that its tasks were given, if any.
     resizing : set of int
-        Jobs of which a decision changed only that, and that have not told yet that they have it.
+        Jobs whose tasks were given other amounts, and that have not confirmed them.
     training : set of int
         Jobs that have begun to train where they are.
     steps : array
-        Of each job, (N,).
+        Updates of each job, (N,).
     done_early : dict
-        Job -> steps, of those that came to their end while they were told to stop.
+        Job -> updates, for jobs that were done before their stop was carried out.
     aside : dict
-        Hosts that are set aside -> until which second.
+        Host that is set aside -> second of the run until which it is.
     out : set of str
-        Hosts that take no jobs: they have left, or are set aside.
+        Hosts that accept no jobs: they have left, or are set aside.
     dropped : dict
-        Jobs that were given up, by id -> why.
+        Id of each job that was given up -> why.
     """
 
     def __init__(
@@ -97,34 +98,34 @@ class Happenings:
         self.aside: dict[str, float] = {}
         self.out: set[str] = set()
         self.dropped: dict[str, str] = {}
-        self._lost_life: dict[int, int] = {}
-        """The last start of a job that was lost with a host."""
+        self._lost_generation: dict[int, int] = {}
+        """Job -> generation of its last start that was lost with a host."""
 
     def due(self) -> list[Events]:
-        """Return the hosts that were set aside for long enough."""
+        """Return rows for the hosts whose time aside is over."""
         over = [host for host, until_s in self.aside.items() if until_s <= self._now_s()]
         return [each for host in over for each in self.returned(host)]
 
-    def of(self, heard: InboxItem) -> list[Events]:
-        """Return what follows from what was heard.
+    def of(self, item: InboxItem) -> list[Events]:
+        """Return the events that follow from a report.
 
         Raises
         ------
         EndedError
-            If somebody has ended the run on its hosts.
+            If another process has ended the run on its hosts.
         """
-        if heard.rows is not None:
-            rows = self._numbered(heard.rows[np.isin(heard.rows["job"], list(self.training))])
+        if item.rows is not None:
+            rows = self._numbered(item.rows[np.isin(item.rows["job"], list(self.training))])
             return [rows] if len(rows) else []
-        if heard.told is None:
-            return self._host_came(heard.host) if heard.up else self._host_went(heard.host, heard.why)
-        return self._of_job(heard.job, heard.told)
+        if item.update is None:
+            return self._host_joined(item.host) if item.up else self._host_left(item.host, item.why)
+        return self._of_job(item.job, item.update)
 
     def _numbered(self, rows: Events) -> Events:
-        """Return measurements of members as those of tasks; a member that is coming or going is no task."""
+        """Return measurements of members as those of tasks, without members that are no task yet, or no longer."""
         kept = np.ones(len(rows), np.bool_)
         for job in np.unique(rows["job"]).tolist():
-            tasks = self.deployments[job].seating.tasks(self.rows_of(job))
+            tasks = self.deployments[job].task_numbers.tasks(self.rows_of(job))
             for i in np.flatnonzero((rows["job"] == job) & (rows["task"] >= 0)).tolist():
                 number = tasks.get(MemberName(Role(rows["role"][i]), int(rows["task"][i])), -1)
                 rows["task"][i], kept[i] = number, number >= 0
@@ -136,73 +137,73 @@ class Happenings:
         names = site_names(self.cluster)
         return [(r, names[g], n) for r, g, n in zip(role.tolist(), group.tolist(), count.tolist(), strict=True)]
 
-    def _of_job(self, job: int, told: JobUpdate) -> list[Events]:
-        if told.life <= self._lost_life.get(job, -1):
+    def _of_job(self, job: int, update: JobUpdate) -> list[Events]:
+        if update.generation <= self._lost_generation.get(job, -1):
             return []
-        self.steps[job] = told.steps
-        if told.what == "ended":
+        self.steps[job] = update.steps
+        if update.what == "ended":
             raise EndedError(
-                f"the run was ended on host {told.host} from elsewhere ({told.why}); labkit attach goes on with it."
+                f"the run was ended on host {update.host} from elsewhere ({update.why}); labkit attach goes on with it."
             )
-        if told.why and self._is_news(job, told):
-            self._note(f"job {self.jobs.id[job]} {told.what}: {told.why}")
+        if update.why and self._is_news(job, update):
+            self._note(f"job {self.jobs.id[job]} {update.what}: {update.why}")
         if job not in self.places:
-            if told.what == "done":
-                self.done_early[job] = told.steps
+            if update.what == "done":
+                self.done_early[job] = update.steps
             return []
-        if told.what in ("done", "failed"):
-            return self._came_to_an_end(job, told)
-        return self._went_on(job, told)
+        if update.what in ("done", "failed"):
+            return self._over(job, update)
+        return self._running(job, update)
 
-    def _is_news(self, job: int, told: JobUpdate) -> bool:
-        """Return whether what a job cannot have was not told before: each of its processes says so each time."""
-        said = (job, told.why)
-        known = told.what == "resized" and said in self._unable
-        self._unable.add(said)
+    def _is_news(self, job: int, update: JobUpdate) -> bool:
+        """Return False if an amount that a job cannot have was noted before: each process reports it each time."""
+        report = (job, update.why)
+        known = update.what == "resized" and report in self._unable
+        self._unable.add(report)
         return not known
 
-    def _went_on(self, job: int, told: JobUpdate) -> list[Events]:
-        if told.what == "resized" and job in self.resizing:
+    def _running(self, job: int, update: JobUpdate) -> list[Events]:
+        if update.what == "resized" and job in self.resizing:
             self.resizing.discard(job)
-            return [row(Kind.RESIZED, job=job, value=told.steps)]
-        if told.what == "dropped":
+            return [row(Kind.RESIZED, job=job, value=update.steps)]
+        if update.what == "dropped":
             return self._stays(job)
-        if told.task is not None:
-            return self._lost_task(job, told, told.task)
-        if told.what not in ("began", "scaled", "progressed"):
+        if update.task is not None:
+            return self._lost_task(job, update, update.task)
+        if update.what not in ("began", "scaled", "progressed"):
             return []
         if job not in self.training:
             self.training.add(job)
             self._remember()  # it has a home now
-            return [row(Kind.STARTED, job=job, value=told.steps, speed=self._speed(job, told))]
-        if told.what == "scaled":
-            return [row(Kind.RESCALED, job=job, value=told.steps, speed=self._speed(job, told))]
-        return self._progressed(job, told)
+            return [row(Kind.STARTED, job=job, value=update.steps, speed=self._speed(job, update))]
+        if update.what == "scaled":
+            return [row(Kind.RESCALED, job=job, value=update.steps, speed=self._speed(job, update))]
+        return self._progressed(job, update)
 
-    def _lost_task(self, job: int, told: JobUpdate, lost: LostTask) -> list[Events]:
-        """Return that a task ended which the job replaces by itself."""
+    def _lost_task(self, job: int, update: JobUpdate, lost: LostTask) -> list[Events]:
+        """Return a TASK_FAILED row: the job replaces the task by itself."""
         columns = {"role": lost.member.role, "task": lost.member.number, "machine": self._machine(lost.host)}
-        return [row(Kind.TASK_FAILED, job=job, cause=told.cause, value=lost.code, **columns)]
+        return [row(Kind.TASK_FAILED, job=job, cause=update.cause, value=lost.code, **columns)]
 
     def _stays(self, job: int) -> list[Events]:
-        """Return that a job is where it was, after a scaling that came to nothing.
+        """Return that a job is where it was, after a scaling that failed.
 
-        Where its place was given to others meanwhile, it stops and has to be placed again.
+        If its place was given to other jobs meanwhile, it stops and has to be placed again.
         """
-        place = self.deployments[job].place
+        place = self.deployments[job].target
         if place is None or place == self.places[job]:
-            return []  # something else was decided since
+            return []  # a later decision counts
         rows = self._seats(job, place)
         if self._fits(job, joined(rows)):
             self.places[job] = place
             return rows
-        self.deployments[job].want(None)
-        self._note(f"job {self.jobs.id[job]} stops: where it was, others were placed meanwhile")
-        self.let_go(job)
+        self.deployments[job].set_target(None)
+        self._note(f"job {self.jobs.id[job]} stops: other jobs were placed where it was")
+        self.forget_tasks(job)
         return [self._fell_back(job, cause=Cause.NO_ROOM)]
 
     def _fell_back(self, job: int, *, cause: Cause, host: str = "") -> Events:
-        """Return that a job has failed, and is as far as what is saved of it."""
+        """Return a FAILED row with the updates that the newest checkpoint of a job keeps."""
         saved = float(self.deployments[job].progress.saved)
         return row(Kind.FAILED, job=job, value=saved, speed=0.0, cause=cause, machine=self._machine(host))
 
@@ -212,68 +213,68 @@ class Happenings:
         )  # fmt: skip
 
     def _fits(self, job: int, rows: Events) -> bool:
-        """Return whether there is room for a job where nobody else was placed."""
+        """Return whether the rows of a job fit beside all other jobs."""
         free = self._ledger.book.free_without(np.array([job], np.int32))
         each = self._ledger.book.demand[rows["role"], job]
         for r, given in ((CPUS, rows["cpus"]), (MEMORY_GB, rows["memory_gb"])):
             each[:, r] = np.where(np.isnan(given), each[:, r], given)
         np.subtract.at(free, rows["group"], each * rows["value"][:, None])
-        there = self._ledger.up[self.cluster.group_machine]  # nobody is placed on the others
+        there = self._ledger.up[self.cluster.group_machine]  # no job is placed on the other machines
         return bool((free[there] >= -SINGLE).all())
 
-    def _progressed(self, job: int, told: JobUpdate) -> list[Events]:
-        self._failures.well(self.deployments[job].home)
-        rows = [row(Kind.PROGRESSED, job=job, value=told.steps, speed=self._speed(job, told))]
-        if np.isfinite(told.loss):
-            rows.append(row(Kind.LOSS, job=job, value=told.loss))
+    def _progressed(self, job: int, update: JobUpdate) -> list[Events]:
+        self._failures.succeeded(self.deployments[job].home)
+        rows = [row(Kind.PROGRESSED, job=job, value=update.steps, speed=self._speed(job, update))]
+        if np.isfinite(update.loss):
+            rows.append(row(Kind.LOSS, job=job, value=update.loss))
         return rows
 
-    def _speed(self, job: int, told: JobUpdate) -> float:
-        """Return the speed that was measured; where none was yet, the last one known."""
-        return told.speed if np.isfinite(told.speed) else float(self._ledger.belief["speed"][job])
+    def _speed(self, job: int, update: JobUpdate) -> float:
+        """Return the measured speed, or the last known one if none was measured yet."""
+        return update.speed if np.isfinite(update.speed) else float(self._ledger.belief["speed"][job])
 
-    def let_go(self, job: int) -> None:
+    def forget_tasks(self, job: int) -> None:
         """Note that a job has no tasks."""
         self.places.pop(job, None)
         self.amounts.pop(job, None)
         self.resizing.discard(job)
         self.training.discard(job)
 
-    def _came_to_an_end(self, job: int, told: JobUpdate) -> list[Events]:
-        self.let_go(job)
-        if told.what == "done":
+    def _over(self, job: int, update: JobUpdate) -> list[Events]:
+        self.forget_tasks(job)
+        if update.what == "done":
             self._backups.forget(self.deployments[job].task)
-            return [row(Kind.COMPLETED, job=job, value=told.steps, speed=0.0)]
-        return self._failed(job, told)
+            return [row(Kind.COMPLETED, job=job, value=update.steps, speed=0.0)]
+        return self._failed(job, update)
 
-    def _failed(self, job: int, told: JobUpdate) -> list[Events]:
-        """Return what follows from the failure of a job: it rests, its host is set aside, or it is given up."""
-        others = [host for host in self.cluster.machines if self._in_service(host) and host != told.host]
-        busy = any(told.host in hosts_of(place) for place in self.places.values())
+    def _failed(self, job: int, update: JobUpdate) -> list[Events]:
+        """Return what follows from the failure of a job: a delay, its host set aside, or that it is given up."""
+        others = [host for host in self.cluster.machines if self._in_service(host) and host != update.host]
+        busy = any(update.host in hosts_of(place) for place in self.places.values())
         verdict = self._failures.failed(
             job,
-            host=told.host,
-            why=told.why,
-            steps=told.steps,
+            host=update.host,
+            why=update.why,
+            steps=update.steps,
             now_s=self._now_s(),
-            own=told.own,
+            own=update.own,
             others=others,
             busy=busy,
         )
-        name, machine = self.jobs.id[job], self._machine(told.host)
+        name, machine = self.jobs.id[job], self._machine(update.host)
         rows = [each for host in verdict.back if host in self.aside for each in self.returned(host)]
         if verdict.drop:
             self.dropped[str(name)] = verdict.drop
             self._note(f"job {name} is given up: {verdict.drop}")
             self._remember()
-            dropped = row(Kind.DROPPED, job=job, value=told.steps, speed=0.0, machine=machine, cause=told.cause)
+            dropped = row(Kind.DROPPED, job=job, value=update.steps, speed=0.0, machine=machine, cause=update.cause)
             return [dropped, *rows]
-        self.deployments[job].rest(verdict.wait_s)
+        self.deployments[job].delay_start(verdict.wait_s)
         n = self._failures.n_of(job)
         self._note(f"job {name} may start again in {verdict.wait_s:g} s, after {n} failure{'s'[: n > 1]} on end")
-        columns = {"value": told.steps, "speed": 0.0, "machine": machine, "cause": told.cause}
+        columns = {"value": update.steps, "speed": 0.0, "machine": machine, "cause": update.cause}
         rows.insert(0, row(Kind.FAILED, job=job, **columns))
-        return rows + (self._set_aside(told.host, verdict.aside, f"job {name} failed there") if verdict.aside else [])
+        return rows + (self._set_aside(update.host, verdict.aside, f"job {name} failed there") if verdict.aside else [])
 
     # --- hosts
 
@@ -284,7 +285,7 @@ class Happenings:
         return host not in self.out and self.hosts.up[host]
 
     def _set_aside(self, host: str, seconds: float, why: str) -> list[Events]:
-        """Let nothing be placed on a host for a while; what trains there goes on."""
+        """Place no job on a host for some seconds; jobs that train there go on."""
         self.aside[host] = self._now_s() + seconds
         self._note(f"host {host} is set aside for {seconds:g} s: {why}")
         return self._left(host, Cause.ERROR)
@@ -296,7 +297,7 @@ class Happenings:
         return [row(Kind.LEFT, machine=self._machine(host), cause=cause)]
 
     def returned(self, host: str) -> list[Events]:
-        """Return that a host takes jobs again, if it can be reached and is not set aside any more."""
+        """Return a JOINED row if a host that was out can be reached; it is not set aside any more."""
         self.aside.pop(host, None)
         if host not in self.out or not self.hosts.up[host]:
             return []
@@ -304,13 +305,13 @@ class Happenings:
         self._note(f"host {host} takes jobs again")
         return [row(Kind.JOINED, machine=self._machine(host))]
 
-    def _host_came(self, host: str) -> list[Events]:
+    def _host_joined(self, host: str) -> list[Events]:
         for deployment in self.deployments:
-            deployment.host_back(host)
+            deployment.host_returned(host)
         return [] if host in self.aside else self.returned(host)
 
-    def _host_went(self, host: str, why: str) -> list[Events]:
-        """Return what is left of the jobs that had tasks there, and that the machine is gone."""
+    def _host_left(self, host: str, why: str) -> list[Events]:
+        """Return what is left of the jobs that had tasks on a host, and a LEFT row."""
         rows: list[Events] = []
         for job, place in list(self.places.items()):
             left = {site: counts for site, counts in place.items() if site.rpartition("/")[0] != host}
@@ -319,20 +320,20 @@ class Happenings:
                 continue
             rest = left if whole and self.deployments[job].home != host else None
             self._lost_with(job, host, rest)
-            rows += self._gone_on(job, rest, host)
+            rows += self._go_on(job, rest, host)
         self._note(f"host {host} left: {why or 'it does not answer'}")
         return [*rows, *self._left(host, Cause.HOST_LOST)]
 
     def _lost_with(self, job: int, host: str, rest: JobPlacement | None) -> None:
-        life = self.deployments[job].host_lost(host, rest)
+        generation = self.deployments[job].host_lost(host, rest)
         if rest is None:
-            self._lost_life[job] = life
+            self._lost_generation[job] = generation
 
-    def _gone_on(self, job: int, rest: JobPlacement | None, host: str) -> list[Events]:
-        """Return that a job goes on with what is left, or failed."""
+    def _go_on(self, job: int, rest: JobPlacement | None, host: str) -> list[Events]:
+        """Return that a job goes on with the tasks that are left, or failed."""
         if rest is None:
             self._note(f"job {self.jobs.id[job]} failed: its host was lost")
-            self.let_go(job)
+            self.forget_tasks(job)
             return [self._fell_back(job, cause=Cause.HOST_LOST, host=host)]
         self.places[job] = rest
         return [*self._seats(job, rest), row(Kind.RESCALED, job=job, value=self.steps[job], speed=float("nan"))]

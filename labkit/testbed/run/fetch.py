@@ -1,4 +1,4 @@
-"""Bring the folder of a run back from all hosts: logs, events, whatever its tasks wrote; never a key."""
+"""Copy the folder of a run from all hosts: logs, events and other files of its tasks, without keys."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.ssh.frames import HostMessages, readable
 from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes, failure
 from labkit.testbed.ssh.parallel import together
-from labkit.testbed.ssh.replies import RunAges, said
+from labkit.testbed.ssh.replies import RunAges, reply_to
 
 PATIENCE_S: Final = 60.0
 MOST_GB: Final = 16.0
-"""Of one host; a host that says it has more is not let fill the disk here."""
+"""Most GB from one host, so that no host can fill the disk here."""
 
 
-def fetch(fleet: Fleet, run: str = "", *, folder: str | Path = "runs", most_gb: float = MOST_GB) -> Outcomes:
-    """Copy what a run left on the hosts to the run's folder here, RUN/hosts/HOST, whole or not at all.
+def fetch(fleet: Fleet, run: str = "", *, runs: str | Path = "runs", most_gb: float = MOST_GB) -> Outcomes:
+    """Copy the files of a run from the hosts to the run's folder here, RUN/hosts/HOST, whole or not at all.
 
-    Only folders and regular files come, each verified, and only below that folder, whatever a host says.
+    Only folders and regular files are written, each verified, and only below that folder, whatever a host sends.
 
     Parameters
     ----------
     fleet : Fleet
         The hosts.
     run : str
-        Its name, that of its record here will do; by default, and of several, the one that was written to last.
-    folder : str or Path
-        Where runs are kept here.
+        Name of the run or of its record here; by default, and of several, the one that was written to last.
+    runs : str or Path
+        Folder of runs here.
     most_gb : float
         A host that has more to send is refused.
 
@@ -59,7 +59,7 @@ def fetch(fleet: Fleet, run: str = "", *, folder: str | Path = "runs", most_gb: 
         raise InputError(f"{error}.") from None
     written, failed = _runs(fleet)
     run = _latest(run, written, silent=bool(failed))
-    target = _home(Path(folder), run) / "hosts" if run else Path(folder)
+    target = _home(Path(runs), run) / "hosts" if run else Path(runs)
 
     def one(machine: Machine) -> HostOutcome:
         if machine.name in failed or not run:
@@ -69,7 +69,7 @@ def fetch(fleet: Fleet, run: str = "", *, folder: str | Path = "runs", most_gb: 
         except HostError as error:
             return failure(machine.name, error)
         except TimeoutError:
-            return HostOutcome(machine.name, False, f"nothing came for {PATIENCE_S:g} s", "run it again")
+            return HostOutcome(machine.name, False, f"nothing arrived for {PATIENCE_S:g} s", "run it again")
         except OSError as error:
             return HostOutcome(
                 machine.name, False, f"{target / machine.name}: {error}", "run it again; is there room here?"
@@ -79,7 +79,7 @@ def fetch(fleet: Fleet, run: str = "", *, folder: str | Path = "runs", most_gb: 
 
 
 def _home(folder: Path, run: str) -> Path:
-    """Return the folder of a run here: that of its record, which may have another name than the run has on hosts."""
+    """Return the folder of a run here: that of its record, whose name may differ from the run's name on hosts."""
     for state in folder.glob("*/testbed.json"):
         with suppress(OSError, ValueError, AttributeError):
             if json.loads(state.read_bytes()).get("run") == run:
@@ -88,33 +88,33 @@ def _home(folder: Path, run: str) -> Path:
 
 
 def _runs(fleet: Fleet) -> tuple[dict[str, float], dict[str, HostOutcome]]:
-    """Return when each run was last written to on any host, and the hosts that did not tell, each with why."""
+    """Return when each run was last written to on any host, and the outcome of hosts that did not answer."""
     written: dict[str, float] = {}
     failed: dict[str, HostOutcome] = {}
     now_s = wall_s()
     for answer in fleet.run(lambda machine: [machine.python, "-c", source("pack"), machine.path("runs")]):
-        told = said(answer, RunAges, program="pack")
-        if isinstance(told, HostOutcome):
-            failed[answer.host] = told
-        elif odd := next((name for name in told.runs if not NAME.fullmatch(name)), None):
-            did = f"it tells of a run {readable(odd)[:80]!r}, a name that no run can have; nothing of it is used"
+        reply = reply_to(answer, RunAges, program="pack")
+        if isinstance(reply, HostOutcome):
+            failed[answer.host] = reply
+        elif odd := next((name for name in reply.runs if not NAME.fullmatch(name)), None):
+            did = f"it reports a run {readable(odd)[:80]!r}, a name that no run can have; nothing of it is used"
             failed[answer.host] = HostOutcome(
                 answer.host, False, did, "is that host what you think it is? -H leaves it out"
             )
         else:
-            for name, moment_s in told.runs.items():  # no host's clock lets its own run be the latest for ever
+            for name, moment_s in reply.runs.items():  # a clock that is ahead does not make its run the latest
                 written[name] = max(min(moment_s, now_s), written.get(name, 0.0))
     return written, failed
 
 
 def _latest(run: str, written: Mapping[str, float], *, silent: bool) -> str:
-    """Return the run of that name, or any, that was written to last on any host; the hosts' clocks decide.
+    """Return the run of that name, or any, that was written to last on any host, by the hosts' clocks.
 
-    Where there is none, but some hosts did not tell: the name that was asked for.
+    If there is none, but some hosts did not answer: the requested name.
     """
     meant = called(run, written) if run else list(written)
     if not meant and silent:
-        return run  # who does not answer may have it
+        return run  # a host that did not answer may have it
     if not meant and run:
         raise no_such(run, written)
     if not meant:
@@ -139,10 +139,10 @@ def _fetched(fleet: Fleet, machine: Machine, run: str, target: Path, *, most_byt
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     sizes = entries.sizes.values()
-    told = f"{len(sizes)} files, {sum(sizes) / 1e6:.2f} MB, in {final}"
+    did = f"{len(sizes)} files, {sum(sizes) / 1e6:.2f} MB, in {final}"
     if entries.left_out:
-        told += f"; {len(entries.left_out)} left out, such as {entries.left_out[0]}"
-    return HostOutcome(machine.name, True, told, numbers={"files": len(sizes), "bytes": sum(sizes)})
+        did += f"; {len(entries.left_out)} left out, such as {entries.left_out[0]}"
+    return HostOutcome(machine.name, True, did, numbers={"files": len(sizes), "bytes": sum(sizes)})
 
 
 def _refuse_links(*paths: Path) -> None:

@@ -1,33 +1,35 @@
-"""The GPUs that a job holds on its hosts: asked for before its workers start, given back when they are gone."""
+"""The GPUs that a job holds on its hosts: requested before its workers start, released after they have ended."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.agent.errors import AgentError, AgentRefused
+from labkit.testbed.agent.shapes import GpuAsk, Hello
 from labkit.testbed.doctor.findings import other_type
 from labkit.testbed.errors import HostError
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.run.agent_pool import AgentPool
-from labkit.testbed.run.training import ROUNDING, JobPlacement
+from labkit.testbed.run.training import ROUNDING
 
 BUSY_S: Final = 75.0
-"""For those that leave a GPU to be gone; a job that is told to stop has 60 s to save its state."""
+"""Seconds to wait for GPUs that other tasks are leaving; a job that stops has 60 s to save its state."""
 AGAIN_S: Final = 0.25
 
-Asks = list[dict[str, Any]]
-"""So many GPUs of each device group, as the agent takes them."""
+Asks = list[GpuAsk]
+"""A number of GPUs of each device group, as the agent takes them."""
 AsksOf = Callable[[str, JobPlacement], Asks]
-"""From a host and a place to what a job needs there."""
+"""From host and placement to the GPUs that a job needs there."""
 
 
 class Claims:
@@ -38,11 +40,11 @@ class Claims:
     task : str
         The job, as agents know it.
     hosts : AgentPool
-        Who hands out GPUs.
+        Agents that assign GPUs.
     asks : callable
-        What a place needs on a host; nothing where workers compute on processors.
+        GPUs that a placement needs on a host; none if workers compute on processors.
     wanted : callable
-        Whether GPUs that others hold are still to be waited for.
+        Whether to go on waiting for GPUs that other tasks hold.
 
     Attributes
     ----------
@@ -57,18 +59,18 @@ class Claims:
         self._closed = threading.Event()
 
     def start(self, host: str, place: JobPlacement, do: Callable[[Asks], object]) -> None:
-        """Start a task of the job with the GPUs that it needs; `do` takes them, and is tried again for a while."""
+        """Start a task of the job with the GPUs that it needs; `do` gets them, and is repeated while they are busy."""
         asks = self._asks(host, place)
         self._patiently(lambda: do(asks))
         self._held[host] = asks
 
     def take(self, hosts: Iterable[str], places: Sequence[JobPlacement]) -> None:
-        """Hold on hosts where the job runs what the neediest of some places needs.
+        """Hold on some hosts the most that any of some placements needs.
 
         Raises
         ------
         AgentRefused
-            If others hold it, also after a while.
+            If other tasks still hold them after `BUSY_S`.
         """
         for host in hosts:
             asks = _most([self._asks(host, place) for place in places])
@@ -77,11 +79,11 @@ class Claims:
                 self._held[host] = asks
 
     def exceed(self, place: JobPlacement) -> bool:
-        """Return whether the job holds other GPUs than a place needs."""
+        """Return whether the job holds other GPUs than a placement needs."""
         return any(held != self._asks(host, place) for host, held in self._held.items())
 
     def give_back(self, place: JobPlacement) -> None:
-        """Hold what a place needs, and no more; a host that cannot be told keeps it until the job ends there."""
+        """Hold what a placement needs, and no more; a host that cannot be reached keeps it until the job ends there."""
         for host, held in list(self._held.items()):
             asks = self._asks(host, place)
             self._held[host] = asks
@@ -90,25 +92,25 @@ class Claims:
                     self._claim(host, asks)
 
     def adopt(self, hosts: Iterable[str], place: JobPlacement) -> None:
-        """Take over a job that runs already: agents know what it holds."""
+        """Take over a job that runs: its agents know what it holds."""
         self._held = {host: self._asks(host, place) for host in hosts}
 
     def forget(self, host: str | None = None) -> None:
-        """Forget what is held on a host, or everywhere: it has ended there, or is given up."""
+        """Forget what is held on a host, or on all: the job has ended there."""
         if host is None:
             self._held.clear()
         else:
             self._held.pop(host, None)
 
     def close(self) -> None:
-        """Wait for nobody any more."""
+        """Stop waiting for GPUs."""
         self._closed.set()
 
     def _claim(self, host: str, asks: Asks) -> None:
         self._hosts.agent(host).claim(self._hosts.run, task=self._task, gpus=asks, beside=self.beside)
 
     def _patiently(self, do: Callable[[], object]) -> None:
-        """Do something as soon as those that leave a GPU are gone."""
+        """Call a function again until the GPUs that it needs are not busy any more."""
         until = time.monotonic() + BUSY_S
         while True:
             try:
@@ -122,7 +124,7 @@ class Claims:
 
 
 def parts_of_gpus(jobs: Jobs, inventory: Inventory) -> list[str]:
-    """Return that some jobs ask for parts of GPUs, where there are real ones: those are handed out whole."""
+    """Return notes on jobs that ask for parts of real GPUs, which are assigned whole."""
     wanted = jobs.worker_demand[:, GPUS]
     odd = np.flatnonzero(wanted % 1 > ROUNDING)
     if not len(odd) or not any(machine.host.real_gpus for machine in inventory):
@@ -132,7 +134,7 @@ def parts_of_gpus(jobs: Jobs, inventory: Inventory) -> list[str]:
 
 
 def _most(asks: Sequence[Asks]) -> Asks:
-    """Return what is enough for each of several needs.
+    """Return what covers each of several needs.
 
     >>> _most([[{"n": 1, "of": [0, 1]}], [{"n": 2, "of": [0, 1]}, {"n": 1, "of": [2]}]])
     [{'n': 2, 'of': [0, 1]}, {'n': 1, 'of': [2]}]
@@ -144,35 +146,35 @@ def _most(asks: Sequence[Asks]) -> Asks:
     return [{"n": n, "of": list(of)} for of, n in sorted(found.items())]
 
 
-def checked_gpus(machines: Iterable[Machine], hello: Callable[[str], Mapping[str, Any]]) -> list[str]:
-    """Compare what an inventory says of GPUs with what drivers tell; return what should be known, in sentences.
+def checked_gpus(machines: Iterable[Machine], hello: Callable[[str], Hello]) -> list[str]:
+    """Compare the inventory with the GPUs that drivers report; return notes.
 
     Parameters
     ----------
     machines : iterable of Machine
         The hosts that answer.
     hello : callable
-        From a host to what its agent has said.
+        From a host to the Hello of its agent.
 
     Raises
     ------
     InputError
-        If a host has fewer GPUs than the inventory says: all of them, and what each has.
+        If hosts have fewer GPUs than the inventory says: each host, and its number of GPUs.
     """
     faults, notes = [], []
     for machine in machines:
         n_wanted = machine.host.real_gpus
         if not n_wanted:
             continue
-        said = hello(machine.name)
-        found = sorted(said["gpus"], key=lambda gpu: int(gpu["index"]))
+        answer = hello(machine.name)
+        found = sorted(answer.gpus, key=lambda gpu: gpu.index)
         if len(found) < n_wanted:
-            why = f" ({said['gpus_absent']})" if said["gpus_absent"] else ""
+            why = f" ({answer.gpus_absent})" if answer.gpus_absent else ""
             faults.append(f"host {machine.name}: the inventory says gpus = {n_wanted}, its driver {len(found)}{why}")
-        for name in dict.fromkeys(str(gpu["name"]) for gpu in found[:n_wanted]):
-            if told := other_type(machine.host.device_type, name):
-                notes.append(f"host {machine.name}: {told}")
-        cut = [str(gpu["index"]) for gpu in found[:n_wanted] if gpu["mig"]]
+        for name in dict.fromkeys(str(gpu.name) for gpu in found[:n_wanted]):
+            if difference := other_type(machine.host.device_type, name):
+                notes.append(f"host {machine.name}: {difference}")
+        cut = [str(gpu.index) for gpu in found[:n_wanted] if gpu.mig]
         if cut:
             notes.append(f"host {machine.name}: GPU {', '.join(cut)} is cut by MIG, so it is not handed out")
     if faults:

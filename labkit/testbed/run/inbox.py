@@ -1,4 +1,4 @@
-"""What threads tell the one that runs the session, in order."""
+"""Reports of threads to the thread that runs the session, in order."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from labkit.testbed.run.progress import JobUpdate
 
 @dataclass(frozen=True, slots=True)
 class InboxItem:
-    """What came in from a thread, at which second of the run: of a job, of a host (`up`, why), or measurements."""
+    """A report at a second of the run: an update of a job, the state of a host (`up`, why), or measurements."""
 
     at_s: float
-    told: JobUpdate | None = None
+    update: JobUpdate | None = None
     job: int = -1
     host: str = ""
     up: bool = True
@@ -24,27 +24,27 @@ class InboxItem:
 
 
 class Inbox:
-    """What threads have told, in order."""
+    """A queue of reports."""
 
     def __init__(self) -> None:
         self._items: deque[InboxItem] = deque()
         self._more = threading.Condition()
 
-    def put(self, heard: InboxItem) -> None:
-        """Add something."""
+    def put(self, item: InboxItem) -> None:
+        """Add a report."""
         with self._more:
-            self._items.append(heard)
+            self._items.append(item)
             self._more.notify_all()
 
     def taken(self) -> list[InboxItem]:
-        """Return all that has come, and forget it."""
+        """Return all reports, and remove them."""
         with self._more:
             items = list(self._items)
             self._items.clear()
             return items
 
     def wait(self, seconds: float) -> None:
-        """Wait until there is something, or for so long."""
+        """Wait until there is a report, at most some seconds."""
         with self._more:
             self._more.wait_for(lambda: bool(self._items), max(seconds, 0.0))
 

@@ -1,13 +1,13 @@
-"""What the tasks of a run say, from all hosts at once, while it goes on or afterwards."""
+"""Logs of the tasks of a run, from all hosts at once, while it runs or afterwards."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused
+from labkit.testbed.agent.shapes import ListedRun
 from labkit.testbed.inventory import Machine
 from labkit.testbed.run.agents import each
 from labkit.testbed.run.names import called, no_such
@@ -16,32 +16,32 @@ from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
 
 LOG = "log"
 TAIL_BYTES = 1 << 20
-Told = Callable[[str, str], None]
+OnLine = Callable[[str, str], None]
 
 
 def logs(
     fleet: Fleet,
     *,
-    tell: Told,
+    on_line: OnLine,
     run: str = "",
     task: str = "",
     lines: int = 20,
     follow: bool = False,
 ) -> Outcomes:
-    """Tell what tasks have said, and what they say until they have ended.
+    """Pass on lines that tasks have written, and lines that they write until they have ended.
 
     Parameters
     ----------
     fleet : Fleet
         The hosts.
-    tell : callable
+    on_line : callable
         Takes (host, line); a line begins with the name of its task.
     run : str
-        Of which run; by default the latest of each host.
+        Name of the run; by default the latest of each host.
     task : str
-        Of which task; by default of all.
+        Name of the task; by default all.
     lines : int
-        How many of the last lines of each task to begin with.
+        Number of last lines of each task to begin with.
     follow : bool
         Go on until no task of the run runs any more.
 
@@ -59,52 +59,52 @@ def logs(
 
     def one(machine: Machine, agent: Agent) -> HostOutcome:
         there = agent.list()
-        known.update(each["run"] for each in there)
+        known.update(listed.run for listed in there)
         found = _run_of(there, run)
         if found is None:
             return HostOutcome(machine.name, True, f"no run {run}" if run else "no run")
-        reader = _Reader(agent, found["run"], lambda line: tell(machine.name, line), lines=lines)
-        wanted = [name for name in found["tasks"] if task in ("", name)]
+        reader = _Reader(agent, found.run, lambda line: on_line(machine.name, line), lines=lines)
+        wanted = [name for name in found.tasks if task in ("", name)]
         if follow:
-            reader.follow(wanted, since=found["last_event"], task=task)
+            reader.follow(wanted, since=found.last_event, task=task)
         else:
             for name in wanted:
                 reader.tail(name)
-        return HostOutcome(machine.name, True, _ends(agent, found["run"], task))
+        return HostOutcome(machine.name, True, _ends(agent, found.run, task))
 
-    told = each(fleet, one, start=False, renew=False)
-    if run and told.ok and not called(run, known):
+    outcomes = each(fleet, one, start=False, renew=False)
+    if run and outcomes.ok and not called(run, known):
         raise no_such(run, known)
-    return told
+    return outcomes
 
 
-def _run_of(there: list[dict[str, Any]], run: str) -> dict[str, Any] | None:
-    """Return a run of a host; of several the one that still goes on, or began last."""
-    meant = called(run, (each["run"] for each in there))
-    found = [each for each in there if not run or each["run"] in meant]
-    return max(found, key=lambda each: (not each["over"], _began_s(each)), default=None)
+def _run_of(there: Sequence[ListedRun], run: str) -> ListedRun | None:
+    """Return the run of that name on a host; of several the one that is not over, else the one that began last."""
+    meant = called(run, (listed.run for listed in there))
+    found = [listed for listed in there if not run or listed.run in meant]
+    return max(found, key=lambda listed: (not listed.over, _began_s(listed)), default=None)
 
 
-def _began_s(run: dict[str, Any]) -> float:
-    return max((task["started_s"] for task in run["tasks"].values()), default=0.0)
+def _began_s(listed: ListedRun) -> float:
+    return max((task.started_s or 0.0 for task in listed.tasks.values()), default=0.0)
 
 
 def _ends(agent: Agent, run: str, task: str) -> str:
-    """Say how the tasks of a run are."""
+    """Return how each task of a run ended, or that it runs."""
     (found,) = agent.list(run)
-    told = [f"{name} {each['how'] or each['phase']}" for name, each in found["tasks"].items() if task in ("", name)]
-    return f"{run}: {', '.join(told) or 'no task'}"
+    ends = [f"{name} {each.how or each.phase}" for name, each in found.tasks.items() if task in ("", name)]
+    return f"{run}: {', '.join(ends) or 'no task'}"
 
 
 class _Reader:
     """The logs of one run on one host."""
 
-    def __init__(self, agent: Agent, run: str, tell: Callable[[str], None], *, lines: int) -> None:
-        self._agent, self._run, self._tell, self._lines = agent, run, tell, lines
+    def __init__(self, agent: Agent, run: str, on_line: Callable[[str], None], *, lines: int) -> None:
+        self._agent, self._run, self._on_line, self._lines = agent, run, on_line, lines
         self._threads: list[threading.Thread] = []
 
     def tail(self, task: str, *, whole: bool = False) -> int:
-        """Tell the last lines of a task; return the offset behind them. `whole`: only those that have ended."""
+        """Pass on the last lines of a task; return the offset behind them. `whole`: complete lines only."""
         try:
             size = self._agent.read(self._run, task=task, file=LOG, n_bytes=0).size
             first = max(0, size - TAIL_BYTES)
@@ -116,24 +116,24 @@ class _Reader:
         rest = piece.data.rpartition(b"\n")[2] if whole else b""
         last = piece.data.removesuffix(rest).splitlines()[-self._lines :] if self._lines else []
         for line in last:
-            self._tell(f"{task}: {line.decode(errors='replace')}")
+            self._on_line(f"{task}: {line.decode(errors='replace')}")
         return piece.offset + len(piece.data) - len(rest)
 
     def follow(self, tasks: list[str], *, since: int, task: str) -> None:
-        """Tell what tasks say, also those that begin meanwhile, until none of them runs."""
+        """Pass on lines of tasks, also of tasks that start meanwhile, until none of them runs."""
         for name in tasks:
             self._follow(name)
         with self._agent.watch(self._run, since=since) as events:
             waker = threading.Thread(target=self._wait, args=(events.close,), daemon=True)
             waker.start()
             for event in events:
-                if event["kind"] == "started" and task in ("", event["task"]):
-                    self._follow(event["task"])
+                if event.kind == "started" and event.task and task in ("", event.task):
+                    self._follow(event.task)
         waker.join()
 
     def _wait(self, done: Callable[[], None]) -> None:
-        """Wait until all that is followed has ended, then stop waiting for newcomers."""
-        for thread in self._threads:  # newcomers are appended while this goes on
+        """Wait until all followed tasks have ended, then stop waiting for new ones."""
+        for thread in self._threads:  # new tasks are appended meanwhile
             thread.join()
         done()
 
@@ -145,8 +145,8 @@ class _Reader:
     def _carry(self, task: str, offset: int) -> None:
         try:
             for line in self._agent.follow(self._run, task=task, file=LOG, offset=offset):
-                self._tell(f"{task}: {line}")
+                self._on_line(f"{task}: {line}")
         except AgentGone:
-            return  # whoever waits for events hears of it too
+            return  # the stream of events ends too, and reports it
         except AgentError as error:
-            self._tell(f"{task}: {error}")
+            self._on_line(f"{task}: {error}")

@@ -1,4 +1,4 @@
-"""What runs are called on hosts: as their record here, and eight digits, for several may have runs of the same name."""
+"""Run names on hosts: the record's id plus eight hex digits, so that equal ids do not collide."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from labkit.core.errors import InputError, unknown
 
 LONGEST = 50
-"""Letters of a record's name that are kept."""
+"""Most letters of a record's name that are kept."""
 
 
 def called(run: str, names: Iterable[str]) -> list[str]:
-    """Return the names on hosts that somebody means who says `run`: that very one, or those of the record of that name.
+    """Return the names on hosts that `run` means: that very name, or else the names of the record of that name.
 
     >>> called("fifo-0", ["fifo-0-5b1e22aa", "fifo-0-more", "fifo-01"])
     ['fifo-0-5b1e22aa']

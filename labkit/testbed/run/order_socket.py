@@ -1,4 +1,4 @@
-"""A unix socket that takes orders for a task: one JSON line in, one JSON line out."""
+"""A unix socket that accepts orders for a job: one JSON line in, one JSON line out."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from labkit.testbed.run.orders import JobReply, message_of
 from labkit.unix_sockets import reached
 
 LONGEST: Final = 1 << 20
-"""Bytes of a line that is read."""
+"""Bytes of the longest line that is read."""
 
-OrderAnswer = Callable[[bytes], dict[str, Any]]
+OrderAnswer = Callable[[bytes], JobReply]
 
 
 @contextlib.contextmanager
 def serving(folder: Path, name: str, answer: OrderAnswer) -> Iterator[Path]:
-    """Answer whoever connects to a socket in the folder, if its process is of the same user; yield where it is."""
+    """Answer orders at a socket in the folder, from processes of the same user; yield its path."""
     with _listening(folder, name) as sock:
         threading.Thread(target=_accept, args=(sock, answer), name=name, daemon=True).start()
         try:
@@ -34,7 +35,7 @@ def serving(folder: Path, name: str, answer: OrderAnswer) -> Iterator[Path]:
 
 
 def _listening(folder: Path, name: str) -> socket.socket:
-    """Return a socket that only this user can connect to."""
+    """Return a listening socket that only processes of this user can connect to."""
     (folder / name).unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
@@ -60,34 +61,14 @@ def _accept(sock: socket.socket, answer: OrderAnswer) -> None:
 
 
 def _uid(client: socket.socket) -> int:
-    """Return whose process is at the other end."""
+    """Return the user id of the process at the other end."""
     raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", raw)[1])
 
 
 def _attend(client: socket.socket, answer: OrderAnswer) -> None:
-    """Answer each line until the other end is closed; a line that is too long ends it."""
+    """Answer each line until the client closes the connection; a line that is too long ends it."""
     with client, client.makefile("rwb") as lines, contextlib.suppress(OSError):
         while (line := lines.readline(LONGEST)).endswith(b"\n"):
-            lines.write(json.dumps(answer(line)).encode() + b"\n")
+            lines.write(json.dumps(message_of(answer(line))).encode() + b"\n")
             lines.flush()
-
-
-def ask(path: Path, order: dict[str, Any], *, timeout_s: float = 30.0) -> dict[str, Any]:
-    """Send an order to a socket that `serving` has opened; return the answer.
-
-    Raises
-    ------
-    OSError
-        If nobody answers.
-    """
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(timeout_s)
-        with reached(path) as address:
-            sock.connect(address)
-        sock.sendall(json.dumps(order).encode() + b"\n")
-        with sock.makefile("rb") as lines:
-            answer = lines.readline()
-    if not answer.endswith(b"\n"):
-        raise ConnectionResetError(f"{path} ended before it had answered.")
-    return dict(json.loads(answer))

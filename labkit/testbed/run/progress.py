@@ -1,4 +1,4 @@
-"""How far a job on the testbed is, from the events of its elastic runtime."""
+"""Progress of a job on the testbed, from the events of its elastic runtime."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from labkit.elastic.process.causes import read
 from labkit.testbed.agent.shapes import readable
 
 REPORT_S: Final = 1.0
-"""Between two reports of a job."""
+"""Seconds between two reports of a job's progress."""
 
 WINDOW_S: Final = 3.0
-"""A speed is that of the last so many seconds."""
+"""Seconds over which a speed is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostTask:
-    """A worker or PS that ended and should not have: where it sat, and its exit status, where anybody knows."""
+    """A worker or PS that ended unexpectedly: its host, and its exit code, NaN if unknown."""
 
     member: MemberName
     host: str
@@ -30,14 +30,14 @@ class LostTask:
 
 @dataclass(frozen=True, slots=True)
 class JobUpdate:
-    """Something a scheduler should hear of a job.
+    """A report on a job, for the scheduler.
 
     Attributes
     ----------
     what : str
-        began, scaled, progressed, resized (a process has other cores or memory from now on; why: what of that it cannot
-        have), lost_task (it is replaced), lost_host (those left go on), dropped (a scaling that came to nothing),
-        unsaved (a checkpoint that could not be written or brought here).
+        began, scaled, progressed, resized (a process has other cores or memory from now on; why: what could not be
+        set), lost_task (it is replaced), lost_host (the other members go on), dropped (a scaling that failed),
+        unsaved (a checkpoint that could not be written or copied here).
     steps : float
         Updates done.
     speed : float
@@ -45,17 +45,17 @@ class JobUpdate:
     loss : float
         NaN where there is none.
     why : str
-        In words.
+        Reason, in words.
     host : str
-        Where a job failed; empty: no host has a part in it.
+        Host of a failure; empty: no host is involved.
     own : bool
-        Whether a job that failed says itself that it cannot train.
-    life : int
-        Of which start of the job this is told.
+        Whether a job that failed reports itself that it cannot train.
+    generation : int
+        Start of the job that this belongs to.
     cause : Cause
-        Why, of a failure.
+        Cause of a failure.
     task : LostTask, optional
-        What was lost.
+        The lost task.
     """
 
     what: str
@@ -65,7 +65,7 @@ class JobUpdate:
     why: str = ""
     host: str = ""
     own: bool = False
-    life: int = 0
+    generation: int = 0
     cause: Cause = Cause.UNKNOWN
     task: LostTask | None = None
 
@@ -74,19 +74,19 @@ class JobUpdate:
 class Progress:
     """Folds the events of one job, one at a time.
 
-    How far it is, is told once a second, and when its last step is done.
+    Progress is reported every `REPORT_S` seconds, and after the last update.
 
     Parameters
     ----------
     n_steps : float
-        Updates that it is to make.
+        Updates that the job is to make.
 
     Attributes
     ----------
     steps : int
         Updates done.
     saved : int
-        Of which so many are in a checkpoint.
+        Updates that a checkpoint keeps.
     """
 
     steps: int = 0
@@ -96,10 +96,10 @@ class Progress:
     _reported_s: float = float("-inf")
     _began: bool = False
     _hosts: dict[str, str] = field(default_factory=dict)
-    """Of members, by name."""
+    """Member -> host."""
 
     def note(self, event: Mapping[str, Any]) -> JobUpdate | None:
-        """Take in an event; return what is to be told, if anything."""
+        """Take in an event; return the report that follows from it, if any."""
         kind = event["event"]
         if kind == "loss":
             return self._stepped(float(event["time"]), int(event["version"]) + 1, float(event["loss"]))
@@ -135,14 +135,14 @@ class Progress:
 
     @property
     def speed(self) -> float:
-        """Updates per second of late; NaN before there are two."""
+        """Updates per second over the last `WINDOW_S`; NaN before there are two."""
         if len(self._recent) < 2:
             return float("nan")
         (first_s, first), (last_s, last) = self._recent[0], self._recent[-1]
         return (last - first) / (last_s - first_s) if last_s > first_s else float("nan")
 
     def _begun(self, version: int) -> JobUpdate | None:
-        """Note that training begins, or goes on at a version after somebody died."""
+        """Note that training begins, or continues at a version after a failure."""
         self.steps = version
         self._recent.clear()
         what, self._began = ("progressed" if self._began else "began"), True

@@ -1,4 +1,4 @@
-"""What follows from the failure of a job: when it starts again, which host is set aside, and when it is given up."""
+"""What follows from a failure: the delay until the next start, a host set aside, or a job given up."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Final
 from labkit.core.errors import InputError
 
 NO_MORE: Final = 2
-"""A job that no other host will have is given up after so many times the usual failures."""
+"""Factor of `Retries.failures` from which a job is given up although it failed on one host only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """How patient a run is with jobs that fail and hosts that fail jobs.
+    """Limits for jobs that fail, and hosts that fail jobs.
 
     Attributes
     ----------
     first_s, longest_s : float
-        A job rests so long before it starts again; twice as long after each failure without progress, up to longest_s.
+        Seconds before a job starts again; doubled after each failure without progress, up to longest_s.
     failures : int
-        A job is given up after so many failures on end without a new checkpoint, ...
+        Failures without a new checkpoint after which a job is given up, ...
     spread_s : float
-        ... if the first of them is so long ago, and not all were on one host while there were others.
+        ... if the first of them is that many seconds ago, and not all were on one host while there were others.
     own_failures : int
-        Where the job itself says that it cannot train, it is given up after so many on end.
+        The same for failures in which the job itself reports that it cannot train.
     aside_s, longest_aside_s : float
-        A host that fails a job is set aside for so long while there are others; twice as long each time, until a job
+        Seconds for which a host that fails a job is set aside if there are others; doubled each time, until a job
         trains there again.
     """
 
@@ -49,18 +49,18 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is to be done about a failure.
+    """The consequences of a failure.
 
     Attributes
     ----------
     drop : str
-        Why the job is given up; empty: it is tried again.
+        Why the job is given up; empty: it starts again.
     wait_s : float
-        How long it rests before that.
+        Seconds before it starts again.
     aside : float
         Seconds for which its host is set aside; 0: it is not.
     back : tuple of str
-        Hosts that were set aside because of this job, and are not to blame.
+        Hosts that were set aside because of this job, and were not the cause.
     """
 
     drop: str = ""
@@ -71,24 +71,24 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Trouble:
-    """The failures of a job since it last got further."""
+    """The failures of a job since its last progress."""
 
     since_s: float
     steps: float
     n: int = 0
     n_own: int = 0
     hosts: dict[str, str] = field(default_factory=dict)
-    """Host -> what was said there, without its numbers."""
+    """Host -> error there, with numbers replaced."""
     blamed: set[str] = field(default_factory=set)
 
 
 class Failures:
-    """Counts the failures of jobs and of hosts; what gets further is forgiven.
+    """Counts the failures of jobs and hosts; progress resets the counts.
 
     Parameters
     ----------
     limits : Retries
-        How patient it is.
+        The limits.
     """
 
     def __init__(self, limits: Retries) -> None:
@@ -96,12 +96,12 @@ class Failures:
         self._jobs: dict[int, _Trouble] = {}
         self._hosts: dict[str, int] = {}
 
-    def well(self, host: str) -> None:
+    def succeeded(self, host: str) -> None:
         """Note that a job trains on a host."""
         self._hosts.pop(host, None)
 
     def n_of(self, job: int) -> int:
-        """Return the failures of a job on end."""
+        """Return the number of failures of a job without progress."""
         return self._jobs[job].n if job in self._jobs else 0
 
     def failed(
@@ -116,22 +116,22 @@ class Failures:
         others: Collection[str] = (),
         busy: bool = False,
     ) -> Verdict:
-        """Judge a failure.
+        """Count a failure, and return its consequences.
 
         Parameters
         ----------
         job : int
-            Which failed.
+            Number of the job.
         host : str
-            Where; empty: no host has a part in it.
+            Host of the failure; empty: no host is involved.
         why : str
-            In words.
+            The error, in words.
         steps : float
-            Of the job that are safe in a checkpoint.
+            Updates of the job that a checkpoint keeps.
         own : bool
-            Whether the job itself says that it cannot train.
+            Whether the job itself reports that it cannot train.
         others : collection of str
-            Other hosts that take jobs.
+            Other hosts that accept jobs.
         busy : bool
             Whether other jobs have tasks on that host.
         """
@@ -139,15 +139,15 @@ class Failures:
         if found is None or steps > found.steps:
             found = self._jobs[job] = _Trouble(now_s, steps)
         found.n, found.n_own = found.n + 1, found.n_own + 1 if own else 0
-        said, again = re.sub(r"\d+", "#", why).replace(host or "#", "#"), host in found.hosts
-        elsewhere = any(words == said for name, words in found.hosts.items() if name != host)
+        error, again = re.sub(r"\d+", "#", why).replace(host or "#", "#"), host in found.hosts
+        elsewhere = any(each == error for name, each in found.hosts.items() if name != host)
         if host:
-            found.hosts[host] = said
+            found.hosts[host] = error
         if drop := self._drop(found, now_s, others=others, why=why):
-            return Verdict(drop=drop, back=self._forgiven(found))
+            return Verdict(drop=drop, back=self._reset_blamed(found))
         wait_s = min(self.limits.first_s * 2.0 ** min(found.n - 1, 30), self.limits.longest_s)
-        if own or elsewhere:  # the same words on two hosts: it is the job
-            return Verdict(wait_s=wait_s, back=self._forgiven(found))
+        if own or elsewhere:  # the same error on two hosts: the job is the cause
+            return Verdict(wait_s=wait_s, back=self._reset_blamed(found))
         blame = bool(host) and bool(others) and (again or not busy)
         return Verdict(wait_s=wait_s, aside=self._blame(found, host) if blame else 0.0)
 
@@ -167,7 +167,7 @@ class Failures:
         found.blamed.add(host)
         return min(self.limits.aside_s * 2.0 ** min(n - 1, 30), self.limits.longest_aside_s)
 
-    def _forgiven(self, found: _Trouble) -> tuple[str, ...]:
+    def _reset_blamed(self, found: _Trouble) -> tuple[str, ...]:
         names, found.blamed = tuple(sorted(found.blamed)), set()
         for name in names:
             self._hosts.pop(name, None)

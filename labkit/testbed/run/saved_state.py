@@ -1,4 +1,4 @@
-"""What a process after this one must know to go on with a run on machines: testbed.json in the run's folder."""
+"""The state that a later process needs to continue a run on machines: testbed.json in the run's folder."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ STATE: Final = "testbed.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedState:
-    """A run on machines, as it is written down at every decision.
+    """State of a run on machines, written at every decision.
 
     Attributes
     ----------
     run : str
         Its name on the hosts.
     inventory : str
-        The file.
+        Path of the inventory's file.
     began_at : float
         When it began, in seconds since 1970.
     training : dict
         See `labkit.testbed.run.training.TrainingTable`.
     lease_s : float
-        How long hosts keep it alive without a sign of life from here.
+        Seconds a host keeps the run alive without a heartbeat from this process.
     homes : dict
-        Job -> host of its controller, of those that run.
+        Job that runs -> host of its controller.
     places : dict
         Job -> device group -> workers and PSs.
     saved : dict
-        Job -> steps in a checkpoint.
+        Job -> updates that a checkpoint keeps.
     ended : bool
-        Whether all of it that ran on hosts was ended from here: what goes on has another name there.
+        Whether its processes on hosts were ended: a continued run has another name there.
     dropped : dict
-        Jobs that were given up, by id, and why.
+        Id of each job that was given up -> why.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "ignore"}

@@ -1,4 +1,4 @@
-"""Where jobs run or are measured: connections, agents, checkpoints and jobs, which begin and end together."""
+"""A testbed in use for running or measuring jobs: connections, agents, checkpoints and jobs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any, Final
 
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.agent_pool import AgentPool, Changed
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.gpu_claims import checked_gpus, parts_of_gpus
-from labkit.testbed.run.remote_job import RemoteJob, Tell
+from labkit.testbed.run.job_request import JobRequest
+from labkit.testbed.run.remote_job import OnUpdate, RemoteJob
 from labkit.testbed.run.this_machine import LocalFleet
-from labkit.testbed.run.training import JobPlacement, TrainingTable, gpus_of, sites_of
+from labkit.testbed.run.training import TrainingTable, gpus_of, sites_of
 from labkit.testbed.ssh.fleet import Fleet
 
 SETTLING_S: Final = 10.0
-"""How long the end of a run waits for a task that was just being begun."""
+"""Seconds that the end of a run waits for a task that is being started."""
 
 
 class TestbedSession:
@@ -30,24 +32,24 @@ class TestbedSession:
     inventory : Inventory
         The hosts.
     jobs : Jobs
-        What may run there.
+        Jobs that may run there.
     training : TrainingTable
         How jobs train.
     run : str
         Name of the run on the hosts.
     folder : Path
-        Where checkpoints are kept here.
+        Folder of checkpoints here.
     lease_s : float
-        Seconds a host keeps the run alive without a sign of life from this process.
+        Seconds a host keeps the run alive without a heartbeat from this process.
     changed : callable
         As `AgentPool` takes it.
     some : bool
-        Be content with some of the hosts.
+        Start with the hosts that can be reached.
 
     Attributes
     ----------
     notes : list of str
-        What should be known of the hosts, in sentences.
+        Remarks on the hosts, in sentences.
 
     Raises
     ------
@@ -85,18 +87,18 @@ class TestbedSession:
         self.hosts.watch()
 
     def deployment(
-        self, number: int, *, tell: Tell, hear: Callable[[dict[str, Any]], None] = lambda _: None
+        self, number: int, *, on_update: OnUpdate, on_event: Callable[[dict[str, Any]], None] = lambda _: None
     ) -> RemoteJob:
-        """Return a job, not started yet; `tell` and `hear` are called as `RemoteJob` says."""
+        """Return a job, not started yet; `on_update` and `on_event` are those of `RemoteJob`."""
         per_worker = float(self.jobs.worker_demand[number, GPUS])
         all_sites = sites_of(self.inventory, self.cluster, home="", on_gpus=per_worker > 0)
 
-        def wanted(home: str, place: JobPlacement) -> dict[str, Any]:
+        def request(home: str, place: JobPlacement) -> JobRequest:
             sites = sites_of(self.inventory, self.cluster, home=home, on_gpus=per_worker > 0)
-            return self.training.wanted(self.jobs, number, sites=sites, place=place)
+            return self.training.request(self.jobs, number, sites=sites, place=place)
 
         made = RemoteJob(
-            number, hosts=self.hosts, backups=self.backups, wanted=wanted, tell=tell, hear=hear,
+            number, hosts=self.hosts, backups=self.backups, request=request, on_update=on_update, on_event=on_event,
             n_steps=self.training.n_steps(self.jobs, number), strategy=self.training.strategy,
             gpus=lambda host, place: gpus_of(all_sites, place, host=host, per_worker=per_worker),
         )  # fmt: skip
@@ -104,7 +106,7 @@ class TestbedSession:
         return made
 
     def close(self, *, end: bool = True) -> None:
-        """Let go of the hosts; with `end`, all that runs there for this run is ended."""
+        """Close all connections; with `end`, end all processes of this run on the hosts first."""
         for deployment in self._deployments:
             deployment.close()
         self.hosts.leave()
@@ -116,7 +118,7 @@ class TestbedSession:
             deployment.join()
 
     def _end(self) -> None:
-        """End the run on all hosts; once more where a task was being begun: its host may not have known the run."""
+        """End the run on all hosts; twice if a task was being started: its host may not have known the run before."""
         busy = [deployment for deployment in self._deployments if deployment.busy]
         self.hosts.end(self.hosts.run)
         if busy:

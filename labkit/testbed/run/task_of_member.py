@@ -1,7 +1,7 @@
-"""Which task of its job each member of the elastic runtime is: `ps-7` may be task 0 once six others have gone.
+"""Which task of its job each member of the elastic runtime is: `ps-7` is task 0 after six others have left.
 
-Tasks are numbered within job and role from 0, in the order of the job's rows. A member takes the first seat of its site
-that nobody has; where one goes, the last one of its site and role takes its seat.
+Tasks are numbered within job and role from 0, in the order of the job's rows. A member gets the first free seat of its
+site; when a member leaves, the last one of its site and role gets its seat.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from labkit.elastic.event_quantities import MemberName
-from labkit.testbed.run.amounts import Given
+from labkit.testbed.run.amounts import Given, MemberLimits
 
 Row = tuple[int, str, int]
-"""Role, site, and how many tasks."""
+"""Role, site, and number of tasks."""
 Seat = tuple[int, str, int]
-"""Role, site, and the place among the members of that role there."""
+"""Role, site, and position among the members of that role there."""
 
 
 class TaskNumbers:
-    """The members of a job by seat; threads may tell and ask."""
+    """The members of a job by seat; thread-safe."""
 
     def __init__(self) -> None:
         self._members: dict[tuple[int, str], list[MemberName]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def note(self, event: Mapping[str, Any]) -> None:
-        """Take note of an event of the elastic runtime: members come and go."""
+        """Take in an event of the elastic runtime: members start and leave."""
         member = MemberName.of(event.get("name"))
         if member is None or event["event"] not in ("started", "left"):
             return
@@ -46,12 +46,12 @@ class TaskNumbers:
                     those[those.index(member)] = last
 
     def clear(self) -> None:
-        """Let all seats be free: the job starts anew."""
+        """Free all seats: the job starts again."""
         with self._lock:
             self._members.clear()
 
     def of_task(self, rows: Sequence[Row], role: int, task: int) -> MemberName | None:
-        """Return the member that is a task, where a job has these rows; None: it has not come yet."""
+        """Return the member that is a task, given the rows of a job; None: it has not started yet."""
         seats = [seat for seat in _seats(rows) if seat[0] == role]
         if not 0 <= task < len(seats):
             return None
@@ -61,7 +61,7 @@ class TaskNumbers:
             return there[at] if at < len(there) else None
 
     def tasks(self, rows: Sequence[Row]) -> dict[MemberName, int]:
-        """Return the number of the task that each member is; those that are coming or going are none."""
+        """Return the task number of each member, without members that have no row yet, or no longer."""
         found: dict[MemberName, int] = {}
         n = [0, 0]
         with self._lock:
@@ -72,16 +72,16 @@ class TaskNumbers:
                 n[role] += 1
         return found
 
-    def amounts(self, tasks: Sequence[Given]) -> dict[str, list[float | None]]:
-        """Return cores and GB by name of the members that are given some; all others have no limits."""
+    def amounts(self, tasks: Sequence[Given]) -> MemberLimits:
+        """Return the limits of members by name; members without a row have none."""
         at: dict[tuple[int, str], int] = defaultdict(int)
-        named: dict[str, list[float | None]] = {}
+        named: MemberLimits = {}
         with self._lock:
             for each in tasks:
                 there, number = self._members[each.role, each.site], at[each.role, each.site]
                 at[each.role, each.site] += 1
                 if number < len(there):
-                    named[str(there[number])] = [each.cpus, each.memory_gb]
+                    named[str(there[number])] = (each.cpus, each.memory_gb)
         return named
 
 

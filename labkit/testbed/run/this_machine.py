@@ -1,6 +1,6 @@
-"""A run whose only host is this machine: its agent is reached through a pipe, and nothing is brought anywhere.
+"""A run whose only host is this machine: its agent is reached through a pipe, and nothing is deployed.
 
-All else is as on other hosts: the agent holds the run while nobody listens, a later process attaches to it.
+All else is as on other hosts: the agent keeps the run without a client, and a later process attaches to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 NAME: Final = "here"
-"""What this machine is called in events."""
+"""Name of this machine in events."""
 AGENT: Final = "agent"
 LEFT_CORE: Final = 1e-9
 HOST: Final = """# This machine, for labkit attach.
@@ -46,19 +46,19 @@ ssh = {{ local = true, folder = {folder} }}
 
 
 def inventory(folder: Path, *, cores: float | None = None, memory_gb: float | None = None) -> Inventory:
-    """Return an inventory of this machine alone, with a file for `attach` in a folder, which is made.
+    """Return an inventory of this machine alone, and write its file for `attach` into a folder.
 
     Parameters
     ----------
     folder : Path
-        Where the file goes, and what the agent keeps.
+        Folder of the file, and of the agent.
     cores, memory_gb : float, optional
-        What there is to share; by default what this process may use.
+        Capacity to share; by default what this process may use.
 
     Raises
     ------
     InputError
-        If there are not so many, or nothing can be written there.
+        If the machine has less, or nothing can be written there.
     """
     import json
 
@@ -80,12 +80,12 @@ def _memory_gb() -> float:
 
 
 class LocalFleet(Fleet):
-    """What `Fleet` offers, for this machine: programs are started, files copied.
+    """A `Fleet` of this machine alone: programs are started, and files copied.
 
     Parameters
     ----------
     inventory : Inventory
-        With one machine, which says `local = true`.
+        With one machine that has `local = true`.
     """
 
     here: ClassVar[bool] = True
@@ -98,7 +98,7 @@ class LocalFleet(Fleet):
         self.inventory, self.connect_timeout_s = inventory, 0.0
 
     def connect(self, *, only: Iterable[str] | None = None) -> Answers:  # noqa: ARG002
-        """Return that it is there."""
+        """Return that it can be reached."""
         return Answers((HostAnswer(self._machine.name, exited=0),))
 
     @property
@@ -106,7 +106,7 @@ class LocalFleet(Fleet):
         return self.inventory.machines[0]
 
     def stream(self, machine: Machine | str, argv: Command) -> Any:  # noqa: ARG002
-        """Start a program, and return what joins its input and output."""
+        """Start a program, and return a stream of its input and output."""
         return LocalStream(argv)
 
     def run(self, argv: Any, *, timeout_s: float = 60.0, **_: Any) -> Answers:
@@ -115,7 +115,7 @@ class LocalFleet(Fleet):
         return Answers((HostAnswer(self._machine.name, done.returncode, done.stdout, done.stderr),))
 
     def put(self, source: str | Path | bytes, target: str, **_: Any) -> Answers:
-        """Copy a file to a path below the machine's folder; it appears there whole or not at all."""
+        """Copy a file to a path below the machine's folder, whole or not at all."""
         path = Path(self._machine.path(target))
         partial = path.with_name(f".{path.name}")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ class LocalFleet(Fleet):
         return Answers((HostAnswer(self._machine.name, exited=0),))
 
     def close(self) -> None:
-        """End the agent, unless something of a run goes on there."""
+        """End the agent, unless it has a run that is not over."""
         from labkit.testbed.run.agents import agent_of
 
         with suppress(LabkitError, OSError), agent_of(self, self._machine, start=False, renew=False) as agent:
@@ -135,7 +135,7 @@ class LocalFleet(Fleet):
 
 
 class LocalStream(io.RawIOBase):
-    """Input and output of a program of this machine, as `RemoteStream` in `labkit.testbed.ssh.stream` is elsewhere.
+    """Input and output of a program of this machine, the counterpart of `labkit.testbed.ssh.stream.RemoteStream`.
 
     Ctrl-C in the terminal does not reach it.
     """
@@ -157,7 +157,7 @@ class LocalStream(io.RawIOBase):
         return self._program.poll()
 
     def settimeout(self, seconds: float | None) -> None:
-        """Let `read` raise TimeoutError after so long."""
+        """Set the seconds after which `read` raises TimeoutError."""
         self._until_s = seconds
 
     def readable(self) -> bool:
@@ -176,13 +176,13 @@ class LocalStream(io.RawIOBase):
             if out is None or out.closed:
                 return 0
             if not select.select([out], [], [], self._until_s)[0]:
-                raise TimeoutError(f"nothing came for {self._until_s} s")
+                raise TimeoutError(f"nothing arrived for {self._until_s} s")
             data = os.read(out.fileno(), len(view))
         view[: len(data)] = data
         return len(data)
 
     def write(self, data: Any, /) -> int:
-        """Send all of some bytes to the program; BrokenPipeError where it takes no more."""
+        """Send all bytes to the program; BrokenPipeError if it has closed its input."""
         assert self._program.stdin is not None
         left = memoryview(data).cast("B")
         n = len(left)

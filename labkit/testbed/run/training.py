@@ -1,4 +1,4 @@
-"""What the jobs of a trace train on a testbed, and where they may sit."""
+"""What the jobs of a trace train on a testbed, and where their tasks can be placed."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
+from labkit.elastic.controller.placement import JobPlacement
+from labkit.elastic.protocol.sites import Site
+from labkit.testbed.agent.shapes import GpuAsk
 from labkit.testbed.inventory import Inventory
+from labkit.testbed.run.job_request import DatasetSpec, JobRequest
 
 ROUNDING: Final = 1e-9
-"""Of shares of GPUs: three times a third is one."""
-
-JobPlacement = dict[str, tuple[int, int]]
-"""Workers and servers by name of the site."""
+"""Tolerance for sums of shares of GPUs: three times a third is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTable:
-    """How jobs train: a trace says which model and how many steps, this the rest.
+    """How jobs train, beside the model and the number of steps, which the trace gives.
 
     Attributes
     ----------
     width : float
         Scale of the models' layers; 1 is the published size.
     widths : mapping
-        Another width for some models.
+        Width by model, for models with another width.
     samples : int
-        Of each model's generated dataset.
+        Size of each model's generated dataset.
     seed : int
-        Of the first job's model and samples; the next one has the next number.
+        Seed of the first job's model and samples; each further job has the next number.
     lr : float, optional
-        Learning rate; None: one that suits the model.
+        Learning rate; None: the default of the model.
     batch, shards, optimizer, standby, lease_s, network
         As `labkit.elastic.start` takes them.
     save_every : int
-        Steps between two checkpoints; what is lost with a host is redone from the last one.
+        Steps between two checkpoints; after the loss of a host a job continues from the last one.
     strategy : str
         How running jobs are rescaled: handover, suspend or checkpoint.
     measure_every_s : float, optional
@@ -71,7 +72,7 @@ class TrainingTable:
         Raises
         ------
         InputError
-            With the first model that is not known, and which are.
+            With the first unknown model, and the known ones.
         """
         from labkit.elastic import models
         from labkit.elastic.controller.scaling_requests import check_strategy
@@ -87,30 +88,26 @@ class TrainingTable:
             )
 
     def n_steps(self, jobs: Jobs, number: int) -> int:
-        """Return the updates that a job makes."""
+        """Return the number of updates of a job."""
         return round(float(jobs.true_steps[number]))
 
-    def wanted(
-        self, jobs: Jobs, number: int, *, sites: Sequence[Mapping[str, Any]], place: JobPlacement
-    ) -> dict[str, Any]:
-        """Return a job.json, as `labkit.testbed.run.job_process` reads it."""
+    def request(self, jobs: Jobs, number: int, *, sites: Sequence[Site], place: JobPlacement) -> JobRequest:
+        """Return the request of a job's start: its model and steps, its sites, and its first placement."""
         name = jobs.models[jobs.model[number]]
-        return {
-            "name": name, "width": self.widths.get(name, self.width), "seed": self.seed + number,
-            "data": {"size": self.samples, "seed": self.seed + number}, "lr": self.lr,
-            "steps": self.n_steps(jobs, number), "batch": self.batch, "shards": self.shards,
-            "optimizer": self.optimizer, "sync": bool(jobs.sync[number]), "save_every": self.save_every,
-            "standby": self.standby, "lease_s": self.lease_s, "network": self.network,
-            "sites": [dict(site) for site in sites], "place": {site: list(counts) for site, counts in place.items()},
-            "loads_every_s": self.measure_every_s or 0.0,
-        }  # fmt: skip
+        return JobRequest(
+            name=name, width=self.widths.get(name, self.width), seed=self.seed + number,
+            data=DatasetSpec(self.samples, self.seed + number), lr=self.lr, steps=self.n_steps(jobs, number),
+            batch=self.batch, shards=self.shards, optimizer=self.optimizer, sync=bool(jobs.sync[number]),
+            save_every=self.save_every, standby=self.standby, lease_s=self.lease_s, network=self.network,
+            sites=tuple(sites), place=dict(place), loads_every_s=self.measure_every_s or 0.0,
+        )  # fmt: skip
 
     def changed(self, **options: Any) -> TrainingTable:
         """Return it with some options changed."""
         return replace(self, **options)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return it as a JSON object."""
         return {**asdict(self), "widths": dict(self.widths)}
 
 
@@ -129,8 +126,8 @@ def site_names(cluster: Cluster) -> list[str]:
     return names
 
 
-def sites_of(inventory: Inventory, cluster: Cluster, *, home: str, on_gpus: bool = True) -> list[dict[str, Any]]:
-    """Return the sites of a job, all device groups of the testbed, those of its home first.
+def sites_of(inventory: Inventory, cluster: Cluster, *, home: str, on_gpus: bool = True) -> list[Site]:
+    """Return the sites of a job: all device groups of the testbed, first those of its home.
 
     Parameters
     ----------
@@ -139,9 +136,9 @@ def sites_of(inventory: Inventory, cluster: Cluster, *, home: str, on_gpus: bool
     cluster : Cluster
         Of the inventory.
     home : str
-        Where the job's controller runs.
+        Host of the job's controller.
     on_gpus : bool
-        Whether its workers ask for GPUs; others compute on processors everywhere.
+        Whether its workers need GPUs; other workers compute on processors everywhere.
     """
     first_gpu = dict.fromkeys(cluster.machines, 0)
     sites = []
@@ -151,31 +148,28 @@ def sites_of(inventory: Inventory, cluster: Cluster, *, home: str, on_gpus: bool
         gpus = range(first_gpu[host.name], first_gpu[host.name] + n_gpus)
         first_gpu[host.name] += n_gpus
         devices = [f"gpu:{gpu}" for gpu in gpus] if on_gpus and host.host.real_gpus and n_gpus else ["cpu"]
-        sites.append({"name": name, "host": host.name, "address": host.address, "devices": devices})
-    return sorted(sites, key=lambda site: site["host"] != home)
+        sites.append(Site(name, host.name, host.address, devices=devices))
+    return sorted(sites, key=lambda site: site.host != home)
 
 
-def gpus_of(
-    sites: Iterable[Mapping[str, Any]], place: JobPlacement, *, host: str, per_worker: float
-) -> list[dict[str, Any]]:
-    """Return what a job asks the agent of a host for, to sit in a place: so many of the GPUs of each device group.
+def gpus_of(sites: Iterable[Site], place: JobPlacement, *, host: str, per_worker: float) -> list[GpuAsk]:
+    """Return the GPUs that a placement of a job needs on a host: a number of those of each device group.
 
-    >>> sites = [{"name": "a/0", "host": "a", "devices": ["gpu:0", "gpu:1"]}, {"name": "b/0", "host": "b",
-    ...          "devices": ["cpu"]}]
+    >>> sites = [Site("a/0", "a", devices=("gpu:0", "gpu:1")), Site("b/0", "b")]
     >>> gpus_of(sites, {"a/0": (2, 1), "b/0": (1, 0)}, host="a", per_worker=0.5)
     [{'n': 1, 'of': [0, 1]}]
     """
-    asks = []
+    asks: list[GpuAsk] = []
     for site in sites:
-        numbers = [int(device.removeprefix("gpu:")) for device in site["devices"] if device.startswith("gpu:")]
-        n = math.ceil(place.get(site["name"], (0, 0))[0] * per_worker - ROUNDING)
-        if site["host"] == host and numbers and n > 0:
+        numbers = [int(device.removeprefix("gpu:")) for device in site.devices if device.startswith("gpu:")]
+        n = math.ceil(place.get(site.name, (0, 0))[0] * per_worker - ROUNDING)
+        if site.host == host and numbers and n > 0:
             asks.append({"n": n, "of": numbers})
     return asks
 
 
 def place_of(cluster: Cluster, *, role: np.ndarray, group: np.ndarray, count: np.ndarray) -> JobPlacement:
-    """Return where the tasks of a job sit, by site.
+    """Return the placement of a job, by site.
 
     A job that trains without parameter servers (all-reduce) gets one beside its first worker: on the testbed all
     training goes through parameter servers.

@@ -1,7 +1,8 @@
-"""What the tasks on all hosts use now, as their agents measure it."""
+"""Resources that the tasks on all hosts use now, as their agents measure them."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from labkit.testbed.agent.client import Agent
@@ -17,7 +18,7 @@ COLUMNS: Final = ("host", "run", "task", "n_processes", "cpu_percent", "memory_m
 
 
 def usage(fleet: Fleet) -> pd.DataFrame:
-    """Return a row per task that runs on a host; hosts that cannot be asked have none.
+    """Return a row per task that runs on a host; hosts that do not answer have none.
 
     Returns
     -------
@@ -29,9 +30,9 @@ def usage(fleet: Fleet) -> pd.DataFrame:
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in fleet.inventory.names}
 
     def look(machine: Machine, agent: Agent) -> HostOutcome:
-        for task in agent.measure()["tasks"]:
-            told = {**task, "host": machine.name, "memory_mb": task["rss_mb"]}
-            rows[machine.name].append({name: told[name] for name in COLUMNS})
+        for task in agent.measure().tasks:
+            values = {**asdict(task), "host": machine.name, "memory_mb": task.rss_mb}
+            rows[machine.name].append({name: values[name] for name in COLUMNS})
         return HostOutcome(machine.name, True, f"{len(rows[machine.name])} tasks")
 
     each(fleet, look, start=False, renew=False)

@@ -1,4 +1,4 @@
-"""One command on one host: its words stay words, its time is bounded, and what it says comes line by line."""
+"""One command on one host: words are quoted, its time is bounded, and its output is passed on line by line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Lines = Callable[[str], None]
 CHUNK = 256 * 1024
 WINDOW = 8 << 20
 MAX_KEPT = 64 << 20
-"""Bytes of an output that are kept; who says more wants a file."""
+"""Most bytes of an output that are kept; a larger output needs a file."""
 GRACE_S = 1.0
 END = """kill -TERM -$1 || exit 0
 for i in 1 2 3 4 5 6 7 8 9 10; do sleep $2; kill -0 -$1 || exit 0; done
@@ -31,7 +31,7 @@ kill -KILL -$1 || ! kill -0 -$1"""
 
 
 class Stop:
-    """A wish to stop, which `poll` sees too; for any number of calls."""
+    """A request to stop, which `poll` can wait for; shared by any number of commands."""
 
     def __init__(self) -> None:
         self.fd, self._end = os.pipe()
@@ -39,18 +39,18 @@ class Stop:
 
     @property
     def is_set(self) -> bool:
-        """True once somebody wished it."""
+        """True once the stop was requested."""
         return self._end < 0
 
     def set(self) -> None:
-        """Wish it."""
+        """Request the stop."""
         with self._lock:
             if self._end >= 0:
                 os.close(self._end)
                 self._end = -1
 
     def close(self) -> None:
-        """Give the file descriptors back, when no call needs them any more."""
+        """Close the file descriptors; no command may use them any more."""
         self.set()
         with self._lock:
             if self.fd >= 0:
@@ -60,7 +60,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class CompletedCommand:
-    """What a command said, and how it ended."""
+    """Output and exit code of a command."""
 
     exited: int
     stdout: bytes
@@ -100,22 +100,22 @@ class RemoteCommand:
         self._channel: Any = None
 
     def open(self, *, timeout_s: float) -> None:
-        """Open the channel; nothing runs yet, so this may be tried again on another connection."""
+        """Open the channel; nothing runs yet, so that a failure can be retried on another connection."""
         self._channel = self.transport.open_session(window_size=WINDOW, timeout=timeout_s)
 
     def run(self, *, timeout_s: float, stdin: bytes | Iterable[bytes] = b"") -> CompletedCommand:
-        """Run the command to its end; parts of an input are asked for as they are sent.
+        """Run the command to its end; parts of an input are requested as they are sent.
 
         Raises
         ------
         OverdueError
-            If it did not end in time; it and its process group are ended there. No time at all: it is not begun.
+            If it did not end in time; its process group is killed. Without any time left it is not started.
         CutError
             If the connection broke.
         ShellError
-            If the login's shell did not begin it.
+            If the login shell did not start it.
         HostError
-            If it said more than is kept.
+            If its output is larger than `MOST_BYTES`.
         """
         if timeout_s <= 0:
             self._channel.close()
@@ -140,10 +140,10 @@ class RemoteCommand:
             channel.close()
 
     def _feed(self, stdin: bytes | Iterable[bytes]) -> None:
-        """Send the command's input; a long one while its output is read, since it may not read all before it writes."""
+        """Send the command's input, while its output is read."""
 
         def send() -> None:
-            with suppress(OSError, EOFError, paramiko.SSHException):  # it may end before it has read all
+            with suppress(OSError, EOFError, paramiko.SSHException):  # it may end before it has read all of it
                 for part in [stdin] if isinstance(stdin, bytes) else stdin:
                     self._channel.sendall(part)
                 self._channel.shutdown_write()
@@ -154,13 +154,13 @@ class RemoteCommand:
             send()
 
     def _follow(self, until_s: float) -> None:
-        """Read both outputs until both have ended, or until time is over."""
+        """Read both outputs until both have ended, or the time is over."""
         channel, ready = self._channel, select.poll()
         ready.register(channel.fileno(), select.POLLIN)
         if self._stop is not None:
             ready.register(self._stop.fd, select.POLLIN)
         while (left_s := until_s - time.monotonic()) > 0 and not self._stopped:
-            ended = channel.eof_received or channel.closed  # asked before what is left is taken
+            ended = channel.eof_received or channel.closed  # checked before the rest is read
             if self._take():
                 continue
             if ended:
@@ -173,7 +173,7 @@ class RemoteCommand:
         return self._stop is not None and self._stop.is_set
 
     def _take(self) -> bool:
-        """Take what has come; return False where nothing had."""
+        """Read what is available; return False if nothing was."""
         channel, moved = self._channel, False
         if channel.recv_ready():
             self._out.take(channel.recv(CHUNK))
@@ -183,11 +183,13 @@ class RemoteCommand:
             moved = True
         if max(len(self._out.kept), len(self._err.kept)) > MAX_KEPT:
             self._end_group()
-            raise HostError(f"the command said more than {MAX_KEPT >> 20} MiB; send it to a file there and fetch that.")
+            raise HostError(
+                f"the command wrote more than {MAX_KEPT >> 20} MiB; send it to a file there and fetch that."
+            )
         return moved
 
     def _ended(self, timeout_s: float) -> CompletedCommand:
-        """Return what the command said, or tell why it did not end."""
+        """Return the completed command, or raise the reason why it did not end."""
         channel = self._channel
         if not self._stopped and channel.exit_status_ready():
             exited = channel.recv_exit_status()
@@ -201,17 +203,17 @@ class RemoteCommand:
         ended = self._end_group()
         what = "was stopped" if self._stopped else f"did not end within {timeout_s:g} s"
         rest = "it was ended there" if ended else "it may still run there"
-        told = self._err.kept or self._out.kept or self._opening.rest("stderr") or self._opening.rest("stdout")
-        said = readable(bytes(told[-200:]).strip())
-        raise OverdueError(f"the command {what}; {rest}." + (f" It said: {said}" if said else ""))
+        output = self._err.kept or self._out.kept or self._opening.rest("stderr") or self._opening.rest("stdout")
+        end = readable(bytes(output[-200:]).strip())
+        raise OverdueError(f"the command {what}; {rest}." + (f" Its output: {end}" if end else ""))
 
     def _alive(self) -> bool:
-        """Return whether the connection is still there; its reader takes a moment to tell all that it ended."""
+        """Return whether the connection still exists; its reader needs a moment to notice its end."""
         self.transport.join(GRACE_S / 10)
         return bool(self.transport.is_active())
 
     def _group(self) -> int | None:
-        """Return the command's process group; where it has hardly begun, wait a moment for it to tell."""
+        """Return the command's process group; wait a moment for it if the command has just begun."""
         ready, until_s = select.poll(), time.monotonic() + GRACE_S
         ready.register(self._channel.fileno(), select.POLLIN)
         while self._opening.group is None and not self._channel.closed and (left_s := until_s - time.monotonic()) > 0:
@@ -238,7 +240,7 @@ def _cut(transport: paramiko.Transport) -> None:
 
 
 class _Output:
-    """One of the outputs of a command, without what the login's shell said before: kept, and told line by line."""
+    """One output of a command, without the noise of the login shell: kept, and passed on line by line."""
 
     def __init__(
         self, opening: Opening, name: str, lines: Lines | None, sink: Callable[[bytes], None] | None = None
@@ -260,7 +262,7 @@ class _Output:
                 self._lines(line.removesuffix("\r"))
 
     def end(self) -> None:
-        """Tell the last line, which no newline ended."""
+        """Pass on the last line, which has no newline."""
         if self._lines is not None and self._rest:
             self._lines(self._rest)
             self._rest = ""

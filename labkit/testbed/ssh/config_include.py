@@ -1,4 +1,4 @@
-"""What `Include` brings into ~/.ssh/config, which paramiko does not read: the files' lines in its place."""
+"""Resolve `Include` of ~/.ssh/config, which paramiko ignores: replace it by the lines of the files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EVERY = "Host *"
 
 
 def expanded(path: Path, *, depth: int = 0) -> str:
-    """Return a configuration with the files that it includes in their places.
+    """Return a configuration with included files in place.
 
-    After a file with blocks of its own, the block in which it was included goes on.
+    After a file with blocks of its own, the block with the Include continues.
 
     Raises
     ------
@@ -45,14 +45,14 @@ def expanded(path: Path, *, depth: int = 0) -> str:
         if any(map(_has_blocks, brought)) and block != EVERY:
             raise InputError(
                 f"{path}: 'Include {found[2]}' stands below '{block.strip()}' and brings Host or Match lines; labkit "
-                'reads such a file only above the first Host. Move it there, or say config = "none" in [ssh].'
+                'reads such a file only above the first Host. Move it there, or set config = "none" in [ssh].'
             )
         lines += [*brought, *([block] if any(map(_has_blocks, brought)) else [])]
     return "\n".join([*lines, ""])
 
 
 def _meant(words: str) -> list[Path]:
-    """Return the files that an Include means, as ssh finds them; those that are not there are none."""
+    """Return the files that an Include names, found as ssh does; missing files are skipped."""
     found = []
     for word in shlex.split(words, comments=True):
         path = os.path.expandvars(os.path.expanduser(word))

@@ -1,4 +1,4 @@
-"""One connection to a host: strict about its key, quick, and bounded in time."""
+"""One connection to a host: its key is checked, and every step has a time limit."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from labkit.testbed.inventory import Machine
 CONNECT_S = 5.0
 KEEPALIVE_S = 15
 SILENCE_S = 45
-"""A connection whose bytes nobody acknowledged for so long is given up, where the system can tell (Linux)."""
+"""Seconds without an acknowledgement of sent bytes after which a connection is given up (Linux only)."""
 
-logging.getLogger("paramiko").addHandler(logging.NullHandler())  # it would print what we say in our own words
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # its messages would repeat ours
 
 
 class SshConnection(fabric.Connection):  # type: ignore[misc]
-    """A connection of Fabric to one machine: host keys checked, AES-GCM preferred, no delay of small packets."""
+    """A Fabric connection to one machine: host keys checked, AES-GCM preferred, TCP_NODELAY set."""
 
     def __init__(self, machine: Machine, *, known_hosts: Path, timeout_s: float = CONNECT_S) -> None:
         options: dict[str, Any] = {
@@ -62,7 +62,7 @@ class SshConnection(fabric.Connection):  # type: ignore[misc]
         Raises
         ------
         HostError
-            Which of its kinds tells what is wrong; the message tells the remedy.
+            A subclass for each kind of failure; the message has the remedy.
         """
         if self.is_connected:
             return
@@ -82,7 +82,7 @@ class SshConnection(fabric.Connection):  # type: ignore[misc]
                 raise
 
     def close(self) -> None:
-        """Close the connection and what led to it."""
+        """Close the connection, and those on the way to it."""
         with suppress(Exception):
             super().close()
         self.client.close()
@@ -97,7 +97,7 @@ class SshConnection(fabric.Connection):  # type: ignore[misc]
 
 
 def way_to(machine: Machine, *, known_hosts: Path, timeout_s: float) -> tuple[Callable[[], None], Any]:
-    """Return what ends the way to a machine, and a socket that leads to its server."""
+    """Return a function that closes the way to a machine, and a socket to its SSH server."""
     if machine.proxy_command:
         return _through_program(machine)
     if machine.jump is not None:
@@ -124,13 +124,13 @@ def _through(jump: Machine, *, machine: Machine, known_hosts: Path, timeout_s: f
 
 
 def _through_program(machine: Machine) -> tuple[Callable[[], None], socket.socket]:
-    """Start a proxy command; no shell looks at it, and each of its words stays one."""
+    """Start a proxy command without a shell, so that its words are not interpreted."""
     ours, its = socket.socketpair()
     words = [_filled(word, machine) for word in shlex.split(machine.proxy_command)]
     try:
         program = subprocess.Popen(
             words, stdin=its.fileno(), stdout=its.fileno(), stderr=subprocess.DEVNULL, start_new_session=True
-        )  # Ctrl-C is for us, not for it
+        )  # Ctrl-C must not reach it
     except OSError as error:
         ours.close()
         raise HostUnreachableError(
@@ -152,7 +152,7 @@ def _through_program(machine: Machine) -> tuple[Callable[[], None], socket.socke
 
 
 def _filled(word: str, machine: Machine) -> str:
-    """Return a word of a proxy command with its %h, %p and %r filled in."""
+    """Return a word of a proxy command with its %h, %p and %r replaced."""
     values = {"%h": machine.address, "%p": str(machine.port), "%r": machine.user, "%%": "%"}
     parts = [word[i : i + 2] for i in range(len(word))]
     filled, skip = [], False
@@ -174,13 +174,13 @@ def transport(sock: Any, **options: Any) -> paramiko.Transport:
 
 
 class _Refuse(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
-    """Refuse what is not known."""
+    """Refuses unknown host keys."""
 
     def __init__(self, machine: Machine, known_hosts: Path) -> None:
         self.machine, self.known_hosts = machine, known_hosts
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> NoReturn:  # noqa: ARG002
-        """Refuse a host whose key is not known."""
+        """Refuse a host whose key is unknown."""
         raise UnknownKeyError(
             f"host {self.machine.name} ({hostname}) shows a key that {self.known_hosts} does not have: "
             f"{key.get_name()} {key.fingerprint}. Compare it with the host's own, then: fab trust."
@@ -188,7 +188,7 @@ class _Refuse(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
 
 
 def _refuse_open_key(machine: Machine) -> None:
-    """Refuse a private key that is not there, that we may not read, or that others may."""
+    """Refuse a private key that does not exist, is not readable, or is readable for other users."""
     if machine.key is None:
         return
     try:
@@ -206,31 +206,31 @@ def _refuse_open_key(machine: Machine) -> None:
 
 
 def has_passphrase(key: Path) -> bool:
-    """Return whether a private key can only be read with a passphrase: then an SSH agent must hold it."""
+    """Return whether a private key needs a passphrase: then an SSH agent must hold it."""
     try:
         paramiko.PKey.from_path(key)
     except (paramiko.PasswordRequiredException, TypeError):
         return True
     except (paramiko.SSHException, OSError, ValueError):
-        return False  # what is wrong with it, the login tells
+        return False  # the login reports what is wrong with it
     return False
 
 
 @contextmanager
 def explained(machine: Machine, *, known_hosts: Path, timeout_s: float) -> Iterator[None]:
-    """Tell errors of paramiko and of the system in our words."""
+    """Convert errors of paramiko and of the system to HostError."""
     late_s = time.monotonic() + timeout_s
     try:
         yield
     except HostError:
         raise
     except Exception as error:
-        late = isinstance(error, TimeoutError) or time.monotonic() > late_s  # paramiko tells lateness in many ways
+        late = isinstance(error, TimeoutError) or time.monotonic() > late_s  # paramiko reports timeouts in many ways
         _explain(error, machine=machine, known_hosts=known_hosts, timeout_s=timeout_s if late else None)
 
 
 def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s: float | None) -> NoReturn:
-    """Raise what an error of paramiko or of the system means, in our words; `timeout_s` if it was late."""
+    """Raise the HostError for an error of paramiko or of the system; `timeout_s` if it was a timeout."""
     where = f"host {machine.name} ({machine.place})"
     if isinstance(error, paramiko.BadHostKeyException):
         raise ChangedKeyError(
@@ -255,9 +255,9 @@ def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s
             f"{where} did not answer within {timeout_s:g} s; is it up, and does a firewall let SSH through?"
         ) from None
     several = getattr(error, "errors", None)  # one per address that the name has
-    said = "; ".join(str(each.strerror) for each in several.values()) if isinstance(several, dict) else str(error)
+    reasons = "; ".join(str(each.strerror) for each in several.values()) if isinstance(several, dict) else str(error)
     raise HostUnreachableError(
-        f"{where} cannot be reached: {said or type(error).__name__}; is its SSH server up?"
+        f"{where} cannot be reached: {reasons or type(error).__name__}; is its SSH server up?"
     ) from None
 
 

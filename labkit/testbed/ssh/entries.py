@@ -1,7 +1,7 @@
-"""Folders and files that a host sends: names checked, sizes bounded, contents verified, written only below a folder.
+"""Folders and files that a host sends: names checked, sizes bounded, contents verified, written below one folder.
 
 The host's own program sends nothing else (`labkit.testbed.onhost.pack`). A host that lies can send any name and any
-content: so a name must be a plain one, its folder must have come before it, and no link is followed or made.
+content: so a name must be plain, its folder must precede it, and no link is followed or made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_ENTRIES = 200_000
 
 @dataclass(frozen=True)
 class EntryHeader:
-    """What a host says of the next folder or file, or that there is none."""
+    """Announcement of the next folder or file, or of the end."""
 
     kind: Literal["folder", "file", "end"]
     path: str = ""
@@ -34,7 +34,7 @@ class EntryHeader:
 
 @dataclass(frozen=True, slots=True)
 class HostEntry:
-    """A folder or a file that comes.
+    """A folder or a file from a host.
 
     Attributes
     ----------
@@ -43,8 +43,8 @@ class HostEntry:
     size : int
         Bytes of a file.
     content : iterator of bytes, optional
-        Of a file, exactly `size` bytes, to be read before the next entry; right only once it has ended without an
-        error. None: a folder.
+        Content of a file, exactly `size` bytes, to be read before the next entry; verified once it has ended without
+        an error. None: a folder.
     """
 
     parts: tuple[str, ...]
@@ -53,28 +53,28 @@ class HostEntry:
 
 
 class Entries:
-    """What a host sends, one entry after the other.
+    """The entries that a host sends, in order.
 
     Parameters
     ----------
     frames : HostMessages
         From the host.
     most_bytes : int
-        That its files may have together.
+        Most bytes of all files together.
     below : str
-        A path in which everything has to be; it and what is above it need not come.
+        A path that all entries must be in; it and the folders above it need not be sent.
 
     Attributes
     ----------
     sizes : dict
         Bytes of the files so far, by path.
     left_out : list of str
-        What the host could not send, once it has ended.
+        Paths that the host could not send; known at the end.
 
     Raises
     ------
     HostMessageError
-        While it is iterated: if a name is not one, something comes twice or is too much, or is not what was sent.
+        While it is iterated: if a name is not plain, an entry is repeated or too large, or its hash is wrong.
     """
 
     def __init__(self, frames: HostMessages, *, most_bytes: int, below: str = "") -> None:
@@ -86,22 +86,22 @@ class Entries:
         self.left_out: list[str] = []
 
     def __iter__(self) -> Iterator[HostEntry]:
-        while (told := self._frames.answer(EntryHeader)).kind != "end":
-            parts = self._checked(told.path)
-            if told.kind == "folder":
+        while (header := self._frames.answer(EntryHeader)).kind != "end":
+            parts = self._checked(header.path)
+            if header.kind == "folder":
                 self._folders.add(parts)
                 yield HostEntry(parts)
                 continue
             if parts in self._folders:
-                raise HostMessageError(f"{readable(told.path)[:100]!r} is a folder, and came as a file.")
-            self._count(told)
-            content = self._content(told)
-            yield HostEntry(parts, told.size, content)
-            for _ in content:  # what nobody has read
+                raise HostMessageError(f"{readable(header.path)[:100]!r} is a folder, and came as a file.")
+            self._count(header)
+            content = self._content(header)
+            yield HostEntry(parts, header.size, content)
+            for _ in content:  # skip what the caller has not read
                 pass
-        if told.entries != len(self._seen):
-            raise HostMessageError(f"{len(self._seen)} entries came, of {told.entries} that it says it sent.")
-        self.left_out = [readable(each)[:200] for each in told.left_out]
+        if header.entries != len(self._seen):
+            raise HostMessageError(f"{len(self._seen)} entries came, of {header.entries} that were announced.")
+        self.left_out = [readable(each)[:200] for each in header.left_out]
 
     def _checked(self, path: str) -> tuple[str, ...]:
         parts = plain_path(path)
@@ -118,27 +118,27 @@ class Entries:
         self._seen.add(parts)
         return parts
 
-    def _count(self, told: EntryHeader) -> None:
-        self._n_bytes += told.size
+    def _count(self, header: EntryHeader) -> None:
+        self._n_bytes += header.size
         if self._n_bytes > self._most_bytes:
             raise HostMessageError(
                 f"it has more than {self._most_bytes / 1e9:g} GB to send, which is all that is taken."
             )
-        self.sizes[told.path] = told.size
+        self.sizes[header.path] = header.size
 
-    def _content(self, told: EntryHeader) -> Iterator[bytes]:
+    def _content(self, header: EntryHeader) -> Iterator[bytes]:
         came = 0
-        for part in self._frames.parts(at_most=told.size):
+        for part in self._frames.parts(at_most=header.size):
             came += len(part)
             yield part
-        if came != told.size:
+        if came != header.size:
             raise HostMessageError(
-                f"{readable(told.path)[:100]!r} has {came} bytes, of the {told.size} that were announced."
+                f"{readable(header.path)[:100]!r} has {came} bytes, of the {header.size} that were announced."
             )
 
 
 def plain_path(path: str) -> tuple[str, ...]:
-    r"""Return the names in a path that leads below the folder that it begins in.
+    r"""Return the names in a path that leads below the folder that it starts in.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def _plain(name: str) -> bool:
 
 
 class Below:
-    """A new folder, in which others' folders and files are made; no link on the way is followed.
+    """A new folder, in which a host's folders and files are made without following links.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ class Below:
         self._root = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def folder(self, parts: tuple[str, ...]) -> None:
-        """Make a folder; the one above it is there."""
+        """Make a folder; its parent exists."""
         above = self._opened(parts[:-1])
         try:
             os.mkdir(parts[-1], 0o700, dir_fd=above)
@@ -187,7 +187,7 @@ class Below:
             os.close(above)
 
     def file(self, parts: tuple[str, ...]) -> BinaryIO:
-        """Make a file that was not there, and return it open for writing."""
+        """Create a file, and return it open for writing."""
         above = self._opened(parts[:-1])
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -207,5 +207,5 @@ class Below:
         return at
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the folder."""
         os.close(self._root)

@@ -1,4 +1,4 @@
-"""Files to and from a host: whole or not at all, as fast as the connection.
+"""Copy files to and from a host: whole or not at all, at the speed of the connection.
 
 They go through pipes rather than through a file session, which has a request and an answer for each 32 KiB.
 """
@@ -43,7 +43,7 @@ chmod "$4" "$part" && mv -f -- "$part" "$1"
 What is not whole yet has the name of its receiver's process: where that was killed, the next copy removes it, or gc.
 """
 MOST_BYTES = 64 * 10**9
-"""Of a file from a host; one that says more is not let fill the disk here."""
+"""Most bytes of a file from a host, so that no host can fill the disk here."""
 SENT = re.compile(rb"labkit-sent (\d{1,18}) ([0-9a-f]{64})\n$")
 Begin = Callable[[Sequence[str], Callable[[bytes], None] | None], RemoteCommand]
 """Opens a call for words, and perhaps where its output goes."""
@@ -51,12 +51,12 @@ Begin = Callable[[Sequence[str], Callable[[bytes], None] | None], RemoteCommand]
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """What is to be copied.
+    """A source of a copy.
 
     Attributes
     ----------
     content : Path or bytes
-        The file, or what shall be in it.
+        The file, or its content.
     mode : int
         Of the file there.
     size : int
@@ -69,7 +69,7 @@ class CopySource:
 
     @classmethod
     def of(cls, content: str | Path | bytes, *, mode: int | None) -> CopySource:
-        """Return a source; the mode is by default that of the file, and 0600 for bytes."""
+        """Return a source; by default with the mode of the file, and 0600 for bytes."""
         if isinstance(content, bytes):
             return cls(content, 0o600 if mode is None else mode, len(content))
         path = Path(content)
@@ -89,38 +89,38 @@ class CopySource:
 
 
 def there(path: str, machine: Machine) -> str:
-    """Return a path on a host: a relative one is below the machine's folder."""
+    """Return a path on a host; a relative path is below the machine's folder."""
     return path if path.startswith(("/", "~/")) else machine.path(path)
 
 
 def put(begin: Begin, source: CopySource, target: str, *, timeout_s: float) -> None:
-    """Write a file there, beside its place first; make the folders above it.
+    """Write a file on a host, first under a temporary name; make missing folders.
 
     Raises
     ------
     FileError
-        If it cannot be written: what the host says.
+        If it cannot be written: the error of the host.
     HostError
-        As `Call.run`.
+        As `RemoteCommand.run`.
     """
     call = begin(["/bin/sh", "-c", PUT, "sh", target, secrets.token_hex(4), str(source.size), f"{source.mode:o}"], None)
     _checked(call.run(timeout_s=timeout_s, stdin=source.chunks()), f"write {target}")
 
 
 def get(begin: Begin, python: str, source: str, target: Path, *, timeout_s: float) -> int:
-    """Read a file from there into one here, beside its place first; return its size.
+    """Read a file from a host, first under a temporary name; return its size.
 
     Parameters
     ----------
     python : str
-        The program there that sends it, with its length and SHA-256.
+        The Python there that sends it, with its length and SHA-256.
 
     Raises
     ------
     FileError
-        If it cannot be read there, or written here, or is not what was sent.
+        If it cannot be read there, or written here, or its hash is wrong.
     HostError
-        As `Call.run`.
+        As `RemoteCommand.run`.
     """
     beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     with _told(f"write {target} here"):
@@ -135,9 +135,9 @@ def get(begin: Begin, python: str, source: str, target: Path, *, timeout_s: floa
                     if written[0] > MOST_BYTES:
                         raise FileError(f"cannot read {source}: it has more than {MOST_BYTES / 1e9:g} GB.")
 
-                said = begin([python, "-c", program("give"), source], sink).run(timeout_s=timeout_s)
-            _checked(said, f"read {source}")
-            sent = SENT.search(said.stderr)
+                done = begin([python, "-c", program("give"), source], sink).run(timeout_s=timeout_s)
+            _checked(done, f"read {source}")
+            sent = SENT.search(done.stderr)
             if sent is None or (written[0], found.hexdigest()) != (int(sent[1]), sent[2].decode()):
                 raise FileError(f"cannot read {source}: {written[0]} bytes came that are not what was sent (SHA-256).")
             os.replace(beside, target)
@@ -146,9 +146,9 @@ def get(begin: Begin, python: str, source: str, target: Path, *, timeout_s: floa
     return written[0]
 
 
-def _checked(said: CompletedCommand, what: str) -> None:
-    if said.exited != 0:
-        why = said.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {said.exited}"]
+def _checked(done: CompletedCommand, what: str) -> None:
+    if done.exited != 0:
+        why = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.exited}"]
         raise FileError(f"cannot {what}: {readable(why[0])}.")
 
 

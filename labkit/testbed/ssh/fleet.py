@@ -23,9 +23,9 @@ from labkit.testbed.ssh.parallel import awaited
 from labkit.testbed.ssh.stream import RemoteStream
 
 Command = Sequence[str] | str
-"""Words, each of which stays one word there whatever is in it; or a script of ours for /bin/sh."""
+"""Words, which are quoted; or a constant script for /bin/sh."""
 Each = Callable[[Machine], Command]
-Told = Callable[[str, str], None]
+OnLine = Callable[[str, str], None]
 T = TypeVar("T")
 MAX_THREADS = 64
 
@@ -39,9 +39,9 @@ class Fleet:
     Parameters
     ----------
     inventory : Inventory
-        Whom to talk to.
+        The hosts.
     connect_timeout_s : float
-        How long a host may take to accept.
+        Seconds a host may take to accept a connection.
     """
 
     here: ClassVar[bool] = False
@@ -61,13 +61,13 @@ class Fleet:
         self.close()
 
     def close(self) -> None:
-        """Close all connections; commands that run there are not ended by this."""
+        """Close all connections; commands on hosts are not ended."""
         self._pool.shutdown(cancel_futures=True)
         for link in self._links.values():
             link.close(for_good=True)
 
     def connect(self, *, only: Iterable[str] | None = None) -> Answers:
-        """Connect to all hosts; the rows of those that could not be reached tell why."""
+        """Connect to all hosts; the rows of hosts that could not be reached have the reason."""
 
         def one(machine: Machine, _: Stop) -> HostAnswer:
             self.connection(machine)
@@ -81,7 +81,7 @@ class Fleet:
         Raises
         ------
         HostError
-            If it cannot be had.
+            If it cannot be opened.
         """
         return self._link(machine).open(self.inventory.known_hosts, timeout_s=self.connect_timeout_s)
 
@@ -90,7 +90,7 @@ class Fleet:
         argv: Command | Each,
         *,
         timeout_s: float = 60.0,
-        stream: Told | None = None,
+        stream: OnLine | None = None,
         stdin: bytes | Callable[[Machine], bytes] = b"",
         only: Iterable[str] | None = None,
     ) -> Answers:
@@ -100,15 +100,15 @@ class Fleet:
         ----------
         argv : sequence of str, str, or callable
             Words, quoted for the shell there; a word that begins with "~/" is below the login's home. A string is a
-            script of ours for /bin/sh: never put names from users into one. A callable is asked for each machine.
+            constant script for /bin/sh, without names from users. A callable is called with each machine.
         timeout_s : float
-            A command that takes longer is ended there, with its process group.
+            Seconds after which a command is killed, with its process group.
         stream : callable, optional
             Called with (host, line) for each line as it comes, one call at a time; see `prefixed`.
         stdin : bytes, or callable
-            What the command reads: also the place for secrets. A callable is asked for each machine.
+            Input of the command, also for secrets. A callable is called with each machine.
         only : names, optional
-            Not all hosts.
+            Names of the hosts; None: all.
 
         Returns
         -------
@@ -118,15 +118,15 @@ class Fleet:
         lock = threading.Lock()
 
         def one(machine: Machine, stop: Stop) -> HostAnswer:
-            def tell(line: str) -> None:
+            def on_line(line: str) -> None:
                 with lock:
                     stream(machine.name, line)  # type: ignore[misc]
 
             words = argv(machine) if callable(argv) else argv
-            call = self._begin(machine, words, lines=tell if stream else None, stop=stop)
-            said = call.run(timeout_s=timeout_s, stdin=stdin(machine) if callable(stdin) else stdin)
-            out, err = said.stdout.decode(errors="replace"), said.stderr.decode(errors="replace")
-            return HostAnswer(machine.name, said.exited, out, err)
+            call = self._begin(machine, words, lines=on_line if stream else None, stop=stop)
+            done = call.run(timeout_s=timeout_s, stdin=stdin(machine) if callable(stdin) else stdin)
+            out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+            return HostAnswer(machine.name, done.exited, out, err)
 
         return self._each(one, only)
 
@@ -139,14 +139,14 @@ class Fleet:
         timeout_s: float = 600.0,
         only: Iterable[str] | None = None,
     ) -> Answers:
-        """Copy a file to every host; it appears there whole or not at all.
+        """Copy a file to every host, whole or not at all.
 
         Parameters
         ----------
         source : path or bytes
-            What to copy.
+            The file, or its content.
         target : str
-            Where it goes: absolute, below the login's home with "~/", or else below the machine's folder.
+            Its path there: absolute, below the login's home with "~/", or else below the machine's folder.
         mode : int, optional
             Of the file there; by default as here, and 0600 for bytes.
         """
@@ -162,7 +162,7 @@ class Fleet:
     def get(
         self, source: str, folder: str | Path, *, timeout_s: float = 600.0, only: Iterable[str] | None = None
     ) -> Answers:
-        """Copy a file from every host to `folder`/HOST/NAME; each row's stdout tells where it is.
+        """Copy a file from every host to `folder`/HOST/NAME; stdout of each row is its path.
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ class Fleet:
         return self._each(one, only)
 
     def stream(self, machine: Machine | str, argv: Command) -> RemoteStream:
-        """Start a program on a machine and return what joins its input and output.
+        """Start a program on a machine, and return a stream of its input and output.
 
         Raises
         ------
@@ -200,7 +200,7 @@ class Fleet:
             raise CutError(f"host {link.machine.name}: the program could not be started ({error}).") from None
 
     def _begin(self, machine: Machine, words: Command, **options: Any) -> RemoteCommand:
-        """Return a call that has its channel, on a connection that is there."""
+        """Return a command with an open channel."""
 
         def opened(transport: paramiko.Transport, timeout_s: float) -> RemoteCommand:
             call = RemoteCommand(transport, words, **options)
@@ -214,7 +214,7 @@ class Fleet:
 
     @staticmethod
     def _twice(copy: Callable[[], object]) -> None:
-        """Copy once more where the connection broke: it is done wholly or not at all."""
+        """Copy again after the connection broke: a copy is complete or has no effect."""
         try:
             copy()
         except CutError:
@@ -224,7 +224,7 @@ class Fleet:
         return self._links[machine.name if isinstance(machine, Machine) else self.inventory[machine].name]
 
     def _with(self, machine: Machine, use: Callable[[paramiko.Transport, float], T]) -> T:
-        """Return what begins on a machine's connection; where that broke meanwhile, on a new one."""
+        """Start something on a machine's connection; on a new one if that broke meanwhile."""
         connection = self.connection(machine)
         try:
             return use(connection.transport, self.connect_timeout_s)
@@ -238,7 +238,7 @@ class Fleet:
             raise _refused(machine, error) from None
 
     def _each(self, do: Callable[[Machine, Stop], HostAnswer], only: Iterable[str] | None) -> Answers:
-        """Do something for each machine at once; whoever interrupts us stops all of it."""
+        """Call a function for each machine at once; an interrupt stops all calls."""
         machines = self.inventory if only is None else self.inventory.only(only)
         stop = Stop()
 
@@ -254,14 +254,14 @@ class Fleet:
         try:
             awaited(waiting)
         finally:
-            stop.set()  # changes nothing where all are done
+            stop.set()  # no effect if all are done
             wait(waiting)
             stop.close()
         return Answers(tuple(each.result() for each in waiting))
 
 
 class _Link:
-    """The connection to one machine, opened when it is needed."""
+    """The connection to one machine, opened when needed."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -275,7 +275,7 @@ class _Link:
         Raises
         ------
         HostError
-            If it cannot be had; CutError if it was closed for good: who still used it is not to open it again.
+            If it cannot be opened; CutError if the fleet was closed.
         """
         with self._lock:
             if self._closed:
@@ -287,7 +287,7 @@ class _Link:
             return self._connection
 
     def close(self, connection: SshConnection | None = None, *, for_good: bool = False) -> None:
-        """Close the connection; where one is given, only if it is still that one."""
+        """Close the connection; with an argument, only if it is that one."""
         with self._lock:
             self._closed = self._closed or for_good
             if connection is None or connection is self._connection:
@@ -299,13 +299,13 @@ class _Link:
             self._connection = None
 
 
-def prefixed(file: TextIO | None = None) -> Told:
+def prefixed(file: TextIO | None = None) -> OnLine:
     """Return a `stream` that prints each line behind its host's name."""
 
-    def tell(host: str, line: str) -> None:
+    def on_line(host: str, line: str) -> None:
         print(f"{host} | {line}", file=file or sys.stdout, flush=True)
 
-    return tell
+    return on_line
 
 
 def _refused(machine: Machine, error: Exception) -> HostError:

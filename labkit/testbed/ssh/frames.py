@@ -1,6 +1,6 @@
-"""Read what labkit's programs on hosts send: messages whose length and SHA-256 are checked, and their JSON by its type.
+"""Read what labkit's programs on hosts send: messages with checked length and SHA-256, decoded as a type.
 
-Nothing here trusts a host: sizes have bounds, JSON has a form, and a message is whole or it is an error of one line.
+Hosts are not trusted: sizes are bounded, JSON is validated, and an incomplete message is an error of one line.
 `labkit.testbed.onhost.frame` is the other end.
 """
 
@@ -20,36 +20,36 @@ from labkit.testbed.onhost.frame import BEGIN, CHUNK
 
 T = TypeVar("T")
 MAX_ANSWER: Final = 8 << 20
-"""Bytes of an answer in JSON."""
+"""Most bytes of a JSON message."""
 MAX_NOISE: Final = 64 << 10
-"""Bytes that may come before a message."""
+"""Most bytes before a message."""
 MAX_LINE: Final = 4096
 FRAME: Final = re.compile(rb"\036(?:D (?P<data>\d{1,7})|E (?P<end>\d{1,18}) (?P<sum>[0-9a-f]{64})|X (?P<why>.*))\n")
 Count = Annotated[int, Ge(0), Le(1 << 62)]
 Number = Annotated[float, Ge(-1e15), Le(1e15)]
-"""Finite, and small enough to reckon with."""
+"""A finite number of a size that arithmetic cannot overflow."""
 
 
 class HostMessages:
-    """The messages that come from a program on a host, one after the other.
+    """The messages of a program on a host, in order.
 
     Parameters
     ----------
     stream : file
-        What the program says; unbuffered files are buffered.
+        Output of the program; unbuffered files are buffered.
 
-    Every method raises FrameError where something else comes than a whole message.
+    Every method raises HostMessageError if anything but a complete message arrives.
     """
 
     def __init__(self, stream: io.RawIOBase | io.BufferedIOBase) -> None:
         self._stream = io.BufferedReader(stream, CHUNK) if isinstance(stream, io.RawIOBase) else stream
 
     def parts(self, *, at_most: int) -> Iterator[bytes]:
-        """Yield the next message part by part; what was yielded is right only once this ends without an error."""
+        """Yield the next message part by part; its parts are verified once this ends without an error."""
         self._begin()
         found, total, size = hashlib.sha256(), 0, CHUNK
         while (frame := self._frame())["data"] is not None:
-            if size < CHUNK:  # frames without end that say nothing, or crumbs
+            if size < CHUNK:  # endless frames that are empty or tiny
                 raise HostMessageError("a frame came after the last one of its message.")
             size = int(frame["data"])
             total += size
@@ -63,16 +63,14 @@ class HostMessages:
         if frame["why"] is not None:
             raise HostMessageError(f"it could not send all: {readable(frame['why'])}")
         if int(frame["end"]) != total or frame["sum"].decode() != found.hexdigest():
-            raise HostMessageError(
-                f"{total} bytes came that are not what it says it sent (SHA-256); nothing of it is used."
-            )
+            raise HostMessageError(f"{total} bytes arrived with another SHA-256 than announced; nothing of it is used.")
 
     def message(self, *, at_most: int = MAX_ANSWER) -> bytes:
         """Return the next message."""
         return b"".join(self.parts(at_most=at_most))
 
     def answer(self, kind: type[T]) -> T:
-        """Return the next message, JSON of some type."""
+        """Return the next message, decoded from JSON as a type."""
         return decoded(self.message(), kind)
 
     def _begin(self) -> None:
@@ -84,7 +82,7 @@ class HostMessages:
             if not line:
                 raise HostMessageError("it ended without an answer.")
             if skipped > MAX_NOISE + len(BEGIN):
-                raise HostMessageError(f"it said more than {MAX_NOISE >> 10} KiB that labkit does not know.")
+                raise HostMessageError(f"it wrote more than {MAX_NOISE >> 10} KiB that labkit does not know.")
 
     def _frame(self) -> re.Match[bytes]:
         line = self._stream.readline(MAX_LINE)
@@ -96,23 +94,23 @@ class HostMessages:
 
 
 def answer_in(output: bytes, kind: type[T]) -> T:
-    """Return the first message of what a program has said, JSON of some type.
+    """Return the first message in the output of a program, decoded from JSON as a type.
 
     Raises
     ------
     HostMessageError
-        If there is none, or it is of another form.
+        If there is none, or it has another form.
     """
     return HostMessages(io.BufferedReader(io.BytesIO(output))).answer(kind)
 
 
 def decoded(content: bytes, kind: type[T]) -> T:
-    """Return JSON as a type; what the type does not know is left out.
+    """Return JSON as a type; fields that the type does not have are ignored.
 
     Raises
     ------
     HostMessageError
-        If it is not JSON, too deep, or of another form: where, and what was expected.
+        If it is not JSON, is too deep, or has another form: where, and what was expected.
     """
     from pydantic import ValidationError
 
@@ -134,6 +132,6 @@ def _adapter(kind: Any) -> Any:
 
 
 def readable(text: bytes | str) -> str:
-    """Return the beginning of what a host said, in one line without control characters."""
-    told = text.decode(errors="replace") if isinstance(text, bytes) else text
-    return "".join(letter if letter.isprintable() else "�" for letter in told[:500])
+    """Return the beginning of a text from a host, in one line without control characters."""
+    shown = text.decode(errors="replace") if isinstance(text, bytes) else text
+    return "".join(letter if letter.isprintable() else "�" for letter in shown[:500])

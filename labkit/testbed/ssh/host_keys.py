@@ -1,9 +1,9 @@
-"""Keys of hosts: fetch them, show them, and add those that are not known yet to the file of trusted ones."""
+"""Keys of hosts: fetch and show them, and add unknown ones to the file of trusted keys."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,23 +15,24 @@ import paramiko
 from labkit.testbed.errors import HostError
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.ssh.connect import CONNECT_S, explained, transport, way_to
+from labkit.testbed.ssh.host_rows import HostRows
 
 MAX_THREADS = 64
 
 
 class KeyState(StrEnum):
-    """What became of a host's key."""
+    """State of a host's key."""
 
     KNOWN = "known"
-    """It was trusted already."""
+    """The key was trusted before."""
     NEW = "new"
-    """It is not trusted: nobody agreed."""
+    """The key is not trusted: it was not confirmed."""
     ADDED = "added"
-    """It was new, and is trusted now."""
+    """The key was new, and is trusted now."""
     CHANGED = "CHANGED"
     """Another key of this host is trusted; nothing was added."""
     FAILED = "failed"
-    """The host did not tell its key."""
+    """The key could not be fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,13 @@ class HostKey:
     Attributes
     ----------
     host, name : str
-        The host, and what the file of trusted keys calls it.
+        The host, and its name in the file of trusted keys.
     kind, fingerprint : str
         Such as "ssh-ed25519" and "SHA256:..."; compare the latter with what `ssh-keygen -lf` says on the host.
     state : KeyState
-        What became of it.
+        Whether it is trusted.
     error : str
-        Why the host did not tell it, or what to do about a key that changed.
+        Why it could not be fetched, or the remedy for a changed key.
     """
 
     host: str
@@ -57,38 +58,34 @@ class HostKey:
     state: KeyState = KeyState.NEW
     error: str = ""
 
+    @property
+    def ok(self) -> bool:
+        """Whether the key is trusted."""
+        return self.state in (KeyState.KNOWN, KeyState.ADDED)
+
+    @property
+    def why(self) -> str:
+        """Why it is not trusted; empty if it is."""
+        return "" if self.ok else self.error or str(self.state)
+
     def __str__(self) -> str:
         return f"{self.host}  {self.state}  {self.kind} {self.fingerprint}  {self.error}".rstrip()
 
 
-@dataclass(frozen=True)
-class KeyTable:
+class KeyTable(HostRows[HostKey]):
     """The keys of some hosts."""
-
-    rows: tuple[HostKey, ...]
-
-    @property
-    def ok(self) -> bool:
-        """True if all are trusted."""
-        return all(row.state in (KeyState.KNOWN, KeyState.ADDED) for row in self.rows)
-
-    def __iter__(self) -> Iterator[HostKey]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.rows))
 
 
 def scan(machine: Machine, *, known_hosts: Path, timeout_s: float = CONNECT_S) -> paramiko.PKey:
-    """Return the key that a host shows, without logging in to it.
+    """Return the key that a host presents, without logging in to it.
 
     Parameters
     ----------
     known_hosts : Path
-        Keys of the machines on the way to it; only of those.
+        Trusted keys of the machines on the way to it.
 
     Raises
     ------
@@ -113,14 +110,14 @@ def scan(machine: Machine, *, known_hosts: Path, timeout_s: float = CONNECT_S) -
 def trust(
     inventory: Inventory, *, agree: Callable[[KeyTable], bool] | None = None, timeout_s: float = CONNECT_S
 ) -> KeyTable:
-    """Add the keys of hosts that are not known yet to the inventory's file of trusted ones.
+    """Add unknown keys of hosts to the inventory's file of trusted keys.
 
-    A key that changed is never replaced: its row says how to.
+    A changed key is never replaced; its row has the remedy.
 
     Parameters
     ----------
     agree : callable, optional
-        Shown the new keys before they are added; nothing is if it returns False. Without one they are added.
+        Called with the new keys before they are added; False adds none. Without it they are added.
 
     Returns
     -------
@@ -128,7 +125,7 @@ def trust(
         One row per host, and one per machine on the way to them, which comes first.
     """
     rows: list[HostKey] = []
-    for machines in _stages(inventory):  # a host behind another can be seen once that one is trusted
+    for machines in _stages(inventory):  # a host behind a proxy can be reached once the proxy is trusted
         with ThreadPoolExecutor(min(len(machines), MAX_THREADS)) as pool:
             found = list(pool.map(lambda machine: _looked_at(machine, inventory.known_hosts, timeout_s), machines))
         new = [(row, key) for row, key in found if key is not None and row.state is KeyState.NEW]
@@ -150,14 +147,14 @@ def _known_keys(machine: Machine, known_hosts: Path) -> dict[str, paramiko.PKey]
 
 
 def _prefer_known(client: paramiko.Transport, known: dict[str, paramiko.PKey]) -> None:
-    """Ask a server that has several keys for one of a kind that is known of it."""
+    """Request a key of a kind that is known of the host, for servers with several keys."""
     kinds = {"rsa-sha2-512", "rsa-sha2-256"} | set(known) if "ssh-rsa" in known else set(known)
     security = client.get_security_options()
     security.key_types = tuple(sorted(security.key_types, key=lambda kind: kind not in kinds))
 
 
 def add(known_hosts: Path, keys: list[tuple[str, paramiko.PKey]]) -> None:
-    """Append keys to a file of trusted ones; what it has stays as it is."""
+    """Append keys to a file of trusted keys."""
     known_hosts.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     number = os.open(known_hosts, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(number, "r+b") as file:
@@ -168,7 +165,7 @@ def add(known_hosts: Path, keys: list[tuple[str, paramiko.PKey]]) -> None:
 
 
 def _stages(inventory: Inventory) -> list[list[Machine]]:
-    """Return machines in the order in which they can be reached, each once: first those on the way to others."""
+    """Return machines in the order in which they can be reached, each once: proxies first."""
     stages: list[list[Machine]] = []
     seen: set[str] = set()
     for machine in inventory:
@@ -185,7 +182,7 @@ def _stages(inventory: Inventory) -> list[list[Machine]]:
 
 
 def _looked_at(machine: Machine, known_hosts: Path, timeout_s: float) -> tuple[HostKey, paramiko.PKey | None]:
-    """Return what a host shows, beside what is known of it."""
+    """Return the key that a host presents, compared with those that are trusted."""
     row = HostKey(machine.name, machine.key_name)
     try:
         key = scan(machine, known_hosts=known_hosts, timeout_s=timeout_s)

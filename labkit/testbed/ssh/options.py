@@ -1,4 +1,4 @@
-"""How to log in to a host: what an inventory and ~/.ssh/config may say."""
+"""How to log in to a host: the options of an inventory and of ~/.ssh/config."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 Text = Annotated[str, Len(1)]
 PLAIN = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"`$\\;&|<>()]+")
-"""Addresses and users: no blank, no quote, nothing that a shell would look at, no leading dash."""
+"""Addresses and users: no blanks, quotes, characters of a shell, or leading dash."""
 ONLY_FOR_ALL = ("known_hosts", "config")
 NONE = "none"
-"""As in `ssh -F none`: no file of the user's."""
+"""As in `ssh -F none`: no configuration file of the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What an `ssh = {...}` table of a host, or the table [ssh] of all, may say; None: nothing.
+    """Options of an `ssh = {...}` table of a host, or of the table [ssh] for all hosts; None: not given.
 
     Attributes
     ----------
     address, port, user, key, python, folder, proxy_command
         See `labkit.testbed.inventory.Machine`.
     local : bool
-        It is this machine, and reached without SSH.
+        Whether it is this machine, reached without SSH.
     proxy_jump : str
-        "user@host:port" of a machine on the way, or several with commas; names of the inventory and of ~/.ssh/config.
+        "user@host:port" of a proxy, or several with commas; also names of the inventory and of ~/.ssh/config.
     known_hosts : str
         Only for all: the file of trusted host keys.
     config : str
@@ -59,17 +59,17 @@ class Options:
     config: Text = "~/.ssh/config"
 
     def over(self, other: Options) -> Options:
-        """Return what this says, and what the other says where this says nothing."""
+        """Return these options, completed by those of another table."""
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.proxy_command or self.proxy_jump:  # the nearest of the two ways holds, as in ssh
+        if self.proxy_command or self.proxy_jump:  # the more specific way counts, as in ssh
             mine |= {key: mine[key] or "" for key in ("proxy_command", "proxy_jump")}
         return Options(**{key: getattr(other, key) if value is None else value for key, value in mine.items()})
 
 
 def checked_options(table: Mapping[str, Any], *, where: str, here: Path) -> tuple[Options, list[str]]:
-    """Return what a host's `ssh` table says, and its faults; paths are relative to `here`."""
+    """Return the options of a host's `ssh` table, and its faults; paths are relative to `here`."""
     misplaced = [
-        f"{where}: {key} holds for all hosts; say it in the table [ssh]" for key in ONLY_FOR_ALL if key in table
+        f"{where}: {key} is an option of all hosts; set it in the table [ssh]" for key in ONLY_FOR_ALL if key in table
     ]
     own = {key: value for key, value in table.items() if key not in ONLY_FOR_ALL}
     options, faults = _checked(own, where=where, here=here)
@@ -77,11 +77,11 @@ def checked_options(table: Mapping[str, Any], *, where: str, here: Path) -> tupl
 
 
 def checked_defaults(table: Mapping[str, Any], *, here: Path) -> tuple[Options, list[str]]:
-    """Return what the table [ssh] says, and its faults; paths are relative to `here`."""
+    """Return the options of the table [ssh], and its faults; paths are relative to `here`."""
     if "address" in table:
         table = {key: value for key, value in table.items() if key != "address"}
         options, faults = _checked(table, where="[ssh]", here=here)
-        return options, [*faults, "[ssh]: address cannot be the same for all hosts; say it in each host's ssh table"]
+        return options, [*faults, "[ssh]: address cannot be the same for all hosts; set it in each host's ssh table"]
     return _checked(table, where="[ssh]", here=here)
 
 
@@ -97,7 +97,7 @@ def _checked(table: Mapping[str, Any], *, where: str, here: Path) -> tuple[Optio
 
 
 def _odd(options: Options, *, where: str) -> list[str]:
-    """Return what no server could mean, or what could mean something to a shell."""
+    """Return values that are no address or user, or that a shell could interpret."""
     plain = [(key, getattr(options, key)) for key in ("address", "user")]
     faults = [
         f"{where}: {key} is {value!r}; expected no blanks, quotes or shell characters, and no leading dash"
@@ -120,7 +120,7 @@ def _odd(options: Options, *, where: str) -> list[str]:
 
 
 def _resolved(options: Options, *, here: Path) -> Options:
-    """Return options whose paths on this machine do not depend on where labkit was started."""
+    """Return options with absolute paths on this machine."""
 
     def found(path: str) -> str:
         return str(here / Path(path).expanduser())
@@ -132,14 +132,14 @@ def _resolved(options: Options, *, here: Path) -> Options:
 
 
 class SshConfig:
-    """What the user's own ~/.ssh/config says."""
+    """The user's own ~/.ssh/config."""
 
     def __init__(self, config: paramiko.SSHConfig | None = None) -> None:
         self._config = config
 
     @classmethod
     def read(cls, path: str) -> tuple[Self, list[str]]:
-        """Return what a file says, and what is wrong with it; no file says nothing."""
+        """Return a configuration file, and what is wrong with it; a missing file is empty."""
         file = Path(path).expanduser()
         if path == NONE or not file.exists():
             return cls(), []
@@ -155,17 +155,17 @@ class SshConfig:
             return cls(), [f"{file}: {error}"]
 
     def options(self, name: str) -> Options:
-        """Return what it says of a host."""
+        """Return its options for a host."""
         if self._config is None:
             return Options()
-        said = self._config.lookup(name)
-        keys = [Path(key).expanduser() for key in said.get("identityfile", [])]
+        found = self._config.lookup(name)
+        keys = [Path(key).expanduser() for key in found.get("identityfile", [])]
         there = [str(key) for key in keys if key.exists()] or [str(key) for key in keys]
         return Options(
-            address=said.get("hostname"),
-            port=int(said["port"]) if said.get("port", "").isdigit() else None,
-            user=said.get("user"),
+            address=found.get("hostname"),
+            port=int(found["port"]) if found.get("port", "").isdigit() else None,
+            user=found.get("user"),
             key=there[0] if there else None,
-            proxy_command=said.get("proxycommand"),
-            proxy_jump=said.get("proxyjump"),
+            proxy_command=found.get("proxycommand"),
+            proxy_jump=found.get("proxyjump"),
         )

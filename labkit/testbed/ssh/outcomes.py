@@ -1,17 +1,15 @@
-"""What became of something that was done on several hosts: a row per host, also where it failed."""
+"""Outcomes of an action on several hosts: a row per host, also for those that failed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from labkit.core.errors import unknown
 from labkit.testbed.errors import (
     ChangedKeyError,
-    FleetError,
     HostError,
     HostMessageError,
     HostUnreachableError,
@@ -20,6 +18,7 @@ from labkit.testbed.errors import (
     ShellError,
     UnknownKeyError,
 )
+from labkit.testbed.ssh.host_rows import HostRows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,25 +34,25 @@ HINTS: dict[type[HostError], str] = {
     OverdueError: "is it up, and does a firewall let SSH through? -H leaves it out",
 }
 NO_PROGRAM = 127
-"""What a shell says where there is no such program."""
+"""Exit code of a shell for a program that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostOutcome:
-    """What became of it on one host.
+    """Outcome of an action on one host.
 
     Attributes
     ----------
     host : str
         Its name.
     ok : bool
-        Whether it worked.
+        Whether it succeeded.
     did : str
-        What was done, in a few words; what went wrong, where it did not work.
+        What was done, in a few words, or what failed.
     hint : str
-        What to do about it; empty where it worked.
+        Remedy of a failure; else empty.
     numbers : mapping
-        What can be counted, by name; names end in their units.
+        Counts and amounts by name; names end in their units.
     """
 
     host: str
@@ -62,40 +61,14 @@ class HostOutcome:
     hint: str = ""
     numbers: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
-
-@dataclass(frozen=True)
-class Outcomes:
-    """What became of it on all hosts, in the order of the inventory."""
-
-    rows: tuple[HostOutcome, ...]
-
-    @classmethod
-    def of(cls, rows: Iterable[HostOutcome]) -> Self:
-        """Gather rows."""
-        return cls(tuple(rows))
-
     @property
-    def ok(self) -> bool:
-        """True if it worked on every host."""
-        return not self.failed
+    def why(self) -> str:
+        """What failed; empty if nothing did."""
+        return "" if self.ok else self.did
 
-    @property
-    def failed(self) -> tuple[HostOutcome, ...]:
-        """The rows of the hosts where it did not work."""
-        return tuple(row for row in self.rows if not row.ok)
 
-    def checked(self) -> Self:
-        """Return this, if it worked on every host.
-
-        Raises
-        ------
-        FleetError
-            If it did not: on which, and why.
-        """
-        if self.failed:
-            listed = "; ".join(f"{row.host}: {row.did}" for row in self.failed)
-            raise FleetError(f"{len(self.failed)} of {len(self.rows)} hosts failed: {listed}")
-        return self
+class Outcomes(HostRows[HostOutcome]):
+    """Outcomes of an action on all hosts."""
 
     def df(self) -> pd.DataFrame:
         """Return a table: host, ok, did, hint, and a column for each number."""
@@ -106,7 +79,7 @@ class Outcomes:
         )
 
     def table(self) -> Table:
-        """Return what was done, for a terminal."""
+        """Return host and outcome, for a terminal."""
         from rich.text import Text
 
         shown = _table("host", "")
@@ -122,18 +95,6 @@ class Outcomes:
         for row in self.failed:
             shown.add_row(Text(row.host, "bold red"), Text(row.did), Text(row.hint))
         return shown
-
-    def __getitem__(self, host: str) -> HostOutcome:
-        found = next((row for row in self.rows if row.host == host), None)
-        if found is None:
-            raise unknown("host", host, [row.host for row in self.rows])
-        return found
-
-    def __iter__(self) -> Iterator[HostOutcome]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def _repr_html_(self) -> str:
         cells = ([("✓" if row.ok else "✗"), row.host, row.did, row.hint] for row in self.rows)
@@ -151,6 +112,6 @@ def _table(*headings: str) -> Table:
 
 
 def failure(host: str, error: HostError) -> HostOutcome:
-    """Return the outcome of a host that could not be asked."""
+    """Return the outcome of a host that did not answer."""
     hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), "run it again; -H leaves it out")
     return HostOutcome(host, False, str(error), hint)

@@ -1,4 +1,4 @@
-"""Do something for several hosts at once, so that Ctrl-C ends all of it."""
+"""Call a function for several hosts at once, so that Ctrl-C ends all calls."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-HEAR_S: Final = 0.2
-"""How often a main thread that waits looks whether Ctrl-C was pressed meanwhile."""
+LOOK_S: Final = 0.2
+"""Seconds between two checks for Ctrl-C of a main thread that waits."""
 
 
 def together(do: Callable[[T], R], things: Iterable[T], *, give_up: Callable[[], None]) -> list[R]:
-    """Return what `do` returns for each thing, each in a thread of its own.
+    """Return the result of `do` for each thing, each in a thread of its own.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ def together(do: Callable[[T], R], things: Iterable[T], *, give_up: Callable[[],
     things : iterable
         In the order of the answers.
     give_up : callable
-        Called where one raises or the user interrupts: breaks what the threads wait for.
+        Called if one raises or the user interrupts; fails what the threads wait for.
     """
     listed = list(things)
     with ThreadPoolExecutor(max(len(listed), 1)) as pool:
@@ -36,13 +36,13 @@ def together(do: Callable[[T], R], things: Iterable[T], *, give_up: Callable[[],
 
 
 def awaited(futures: Sequence[Future[Any]]) -> None:
-    """Wait until all are done, or one has raised.
+    """Wait until all threads are done, or one has raised.
 
-    Ctrl-C can miss a main thread that waits on a lock without a limit (one time in ten, on a busy machine): it is
-    noted then, but acted upon only when that thread wakes up.
+    Ctrl-C may not wake a main thread that waits on a lock without a limit (one time in ten, on a busy machine): it is
+    handled only when that thread wakes up.
     """
     left = set(futures)
     while left:
-        done, left = wait(left, timeout=HEAR_S, return_when=FIRST_EXCEPTION)
+        done, left = wait(left, timeout=LOOK_S, return_when=FIRST_EXCEPTION)
         if any(future.cancelled() or future.exception() for future in done):
             return

@@ -1,4 +1,4 @@
-"""What labkit's programs on hosts reply, by type: one class for each question, and how a reply is read."""
+"""The replies of labkit's programs on hosts: one type for each question, with one decoder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Text = Annotated[str, Len(0, 4096)]
 
 @dataclass(frozen=True)
 class ProgramFault:
-    """What any program replies where it could not do it; no error where it could."""
+    """Reply of a program that failed; `error` is empty if it did not."""
 
     error: Text = ""
     hint: Text = ""
@@ -33,7 +33,7 @@ class RunAges:
 
 @dataclass(frozen=True)
 class Looked:
-    """What a host has; see `labkit/testbed/onhost/look.py`."""
+    """What is installed on a host; see `labkit/testbed/onhost/look.py`."""
 
     python: tuple[Count, Count, Count]
     executable: Text
@@ -53,7 +53,7 @@ class Installed:
 
 @dataclass(frozen=True)
 class Placed:
-    """The hash of the labkit that is in use now."""
+    """Hash of the labkit that is in use now."""
 
     placed: Text
 
@@ -69,14 +69,14 @@ class Swept:
 
 @dataclass(frozen=True)
 class Clock:
-    """A host's time."""
+    """The time of a host."""
 
     time_s: Number
 
 
 @dataclass(frozen=True)
 class Deployed:
-    """Which labkit is in use on a host."""
+    """The labkit in use on a host."""
 
     hash: Text
     python: Text
@@ -84,7 +84,7 @@ class Deployed:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What looking at a host tells; see `labkit/testbed/onhost/examine.py`."""
+    """Facts about a host; see `labkit/testbed/onhost/examine.py`."""
 
     python: Annotated[str, Len(1, 40)]
     cores: Count
@@ -95,11 +95,13 @@ class HostFacts:
     mode: Count | None
     deployed: Deployed
     agent: Text
+    gpus: list[Text] = field(default_factory=list)
+    limits: Text = ""
 
 
 @dataclass(frozen=True)
 class Torch:
-    """What an import of torch says."""
+    """Result of an import of torch."""
 
     version: Text
     gpus: Count
@@ -108,7 +110,7 @@ class Torch:
 
 @dataclass(frozen=True)
 class EchoPort:
-    """Where a host listens, or why it cannot."""
+    """Port that a host listens on, or why it cannot."""
 
     port: Annotated[int, Ge(1), Le(65535)] | None = None
     word: Annotated[str, Len(0, 64)] = ""
@@ -117,7 +119,7 @@ class EchoPort:
 
 @dataclass(frozen=True)
 class Dialled:
-    """How long a round trip to another host takes, or what went wrong."""
+    """Seconds of a round trip to another host, or why it failed."""
 
     rtt_s: Number | None = None
     error: Text | None = None
@@ -125,24 +127,24 @@ class Dialled:
 
 @dataclass(frozen=True)
 class Poured:
-    """How many bytes another host took in which time, or what went wrong."""
+    """Bytes that another host received in some seconds, or why it failed."""
 
     bytes: Count | None = None
     seconds: Number | None = None
     error: Text | None = None
 
 
-def said(answer: HostAnswer, kind: type[T], *, program: str) -> T | HostOutcome:
-    """Return what a program of ours replied on a host, or why it did not.
+def reply_to(answer: HostAnswer, kind: type[T], *, program: str) -> T | HostOutcome:
+    """Return the reply of a program on a host, or the outcome of its failure.
 
     Parameters
     ----------
     answer : HostAnswer
-        Of the host.
+        Answer of the host.
     kind : type
-        Of what it replies.
+        Type of the reply.
     program : str
-        What was run there, for the message.
+        Name of the program, for messages.
     """
     if answer.error is not None:
         return failure(answer.host, answer.error)

@@ -1,8 +1,8 @@
-"""How a command gets through a login's shell, whichever that is, and what that shell says is kept out of the answer.
+"""Pass a command through any login shell, and separate that shell's own output from the command's.
 
-The shell gets one line that sh, bash, zsh, fish and tcsh all read the same way: no newline, quote, backslash pair or
-exclamation mark is in it. /bin/sh makes the command of it, and prints a mark on both outputs before that begins: what
-came before the mark, a greeting or an unterminated line, is not of the command.
+The shell gets one line that sh, bash, zsh, fish and tcsh all read the same way: it has no newline, quote, backslash
+pair or exclamation mark. /bin/sh decodes the command from it, and prints a mark on both outputs before the command
+begins: output before the mark, such as a greeting or an unterminated line, does not belong to the command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from labkit.testbed.errors import ShellError
 
 MAX_NOISE = 64 << 10
-"""Bytes that a login's shell may say before our command begins."""
+"""Most bytes that a login shell may write before the command begins."""
 DECODER = 'eval "$(printf %b "$1")"'
 BEGIN = """cd 2>/dev/null; m=$(printf '\\036labkit-group {nonce}'); echo "$m $$"; echo "$m $$" >&2; exec {words}"""
 """The command takes the place of the shell that the server started, which leads its process group: $$ is the group.
@@ -25,7 +25,7 @@ The mark's first letter is a control character, so a shell that echoes its comma
 
 
 def command_line(argv: Sequence[str] | str) -> str:
-    """Return a command as /bin/sh must read it to get exactly these words.
+    """Return a command line with which /bin/sh gets exactly these words.
 
     A string is a script for /bin/sh. A word that begins with "~/" is below the home of the login.
 
@@ -43,7 +43,7 @@ def _quoted(word: str) -> str:
 
 
 def for_any_shell(script: str) -> str:
-    r"""Return a line that lets any login's shell run a script by /bin/sh.
+    r"""Return a line that makes any login shell run a script by /bin/sh.
 
     >>> print(for_any_shell("echo 'a!'\n"))
     exec /bin/sh -c 'eval "$(printf %b "$1")"' sh 'echo \0047a\0041\0047\0012'
@@ -53,12 +53,12 @@ def for_any_shell(script: str) -> str:
 
 
 class Opening:
-    """Keeps what a login's shell says apart from what the command says that it was given.
+    """Separates the output of a login shell from that of the command.
 
     Attributes
     ----------
     noise : bytes
-        What came before the mark, on either output.
+        Output before the mark, on either output.
     group : int or None
         The command's process group; None until it has begun.
     """
@@ -70,20 +70,20 @@ class Opening:
         self.noise, self.group = b"", None  # type: bytes, int | None
 
     def line(self, argv: Sequence[str] | str) -> str:
-        """Return what to hand to the login's shell for a command."""
+        """Return the line for the login shell."""
         return for_any_shell(BEGIN.format(nonce=self._nonce, words=command_line(argv)))
 
     def has_begun(self, output: str = "stdout") -> bool:
-        """Return whether the mark has come on an output."""
+        """Return whether the mark has arrived on an output."""
         return self._heads[output] is None
 
     def feed(self, data: bytes, *, output: str = "stdout") -> bytes:
-        """Return what the command itself has said of what came on one of its outputs.
+        """Return the part of new output that belongs to the command.
 
         Raises
         ------
         ShellError
-            If the shell says more than is read for the sake of the mark.
+            If the shell writes more than `MAX_NOISE` bytes before the mark.
         """
         head = self._heads[output]
         if head is None:
@@ -94,8 +94,8 @@ class Opening:
             self._heads[output] = head
             if len(head) > MAX_NOISE:
                 raise ShellError(
-                    f"its login shell said more than {MAX_NOISE >> 10} KiB before labkit's command began; let it say "
-                    "nothing where nobody is at a terminal: [ -t 1 ] || return, at the top of its rc file."
+                    f"its login shell wrote more than {MAX_NOISE >> 10} KiB before labkit's command began; it must "
+                    "write nothing without a terminal: [ -t 1 ] || return, at the top of its rc file."
                 )
             return b""
         self.group, self._heads[output] = int(found[1]), None
@@ -103,14 +103,14 @@ class Opening:
         return head[found.end() :]
 
     def rest(self, output: str) -> bytes:
-        """Return what has come on an output that has no mark yet."""
+        """Return what has arrived on an output without a mark."""
         return self._heads[output] or b""
 
     def refusal(self, exited: int | None, *, errors: str = "") -> ShellError:
-        """Return why a command did not begin: what the login's shell said instead of it."""
-        said = (errors or (self.rest("stderr") or self.rest("stdout")).decode(errors="replace")).strip().splitlines()
-        told = f"said {said[-1][:200]!r}" if said else "said nothing"
+        """Return why a command did not begin: the output of the login shell."""
+        lines = (errors or (self.rest("stderr") or self.rest("stdout")).decode(errors="replace")).strip().splitlines()
+        wrote = f"wrote {lines[-1][:200]!r}" if lines else "wrote nothing"
         return ShellError(
-            f"its login shell did not run labkit's command: it {told} and ended with exit code {exited}. Give the user "
-            "a shell that runs commands (chsh -s /bin/sh there), or name another user in the inventory."
+            f"its login shell did not run labkit's command: it {wrote} and ended with exit code {exited}. Give the "
+            "user a shell that runs commands (chsh -s /bin/sh there), or name another user in the inventory."
         )

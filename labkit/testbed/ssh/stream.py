@@ -15,20 +15,20 @@ from labkit.testbed.ssh.shell import Opening
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-LAST_WORD_S = 1.0
-"""How a program ended may be told so long after the end of its output."""
+EXIT_CODE_S = 1.0
+"""Seconds in which the exit code of a program may arrive after the end of its output."""
 
 BEGIN_S = 30.0
-"""A login's shell may take so long until it runs a command."""
+"""Seconds that a login shell may take until it runs a command."""
 
 TAIL = 8192
-"""Bytes of the program's error output that are kept: the last ones."""
+"""Most bytes of the program's error output that are kept, from its end."""
 
 
 class RemoteStream(io.RawIOBase):
-    """What a program on a host says and is told; a raw file: `read(n)` returns what has come, up to n bytes.
+    """Input and output of a program on a host, a raw file: `read(n)` returns what is available, up to n bytes.
 
-    It begins with the program's own first byte: what the login's shell said before is dropped.
+    It begins with the program's own first byte: output of the login shell before it is dropped.
 
     Wrap it in `io.BufferedReader` for lines. One thread may read while another writes; `close` wakes both.
 
@@ -37,12 +37,12 @@ class RemoteStream(io.RawIOBase):
     host : str
         Where the program runs.
     noise : bytes
-        What the login's shell said before the program began.
+        Output of the login shell before the program began.
 
     Raises
     ------
     ShellError
-        If the login's shell there does not start the program.
+        If the login shell there does not start the program.
     """
 
     def __init__(self, channel: paramiko.Channel, argv: Sequence[str] | str, *, host: str) -> None:
@@ -62,7 +62,7 @@ class RemoteStream(io.RawIOBase):
                 self._drain()
                 data = self._channel.recv(TAIL)
                 if not data:
-                    raise self._opening.refusal(self.wait(LAST_WORD_S), errors=self.errors)
+                    raise self._opening.refusal(self.wait(EXIT_CODE_S), errors=self.errors)
                 self._ahead += self._opening.feed(data)
         except TimeoutError:
             raise ShellError(
@@ -73,7 +73,7 @@ class RemoteStream(io.RawIOBase):
 
     @property
     def errors(self) -> str:
-        """The end of what the program said on its error output; the login's shell, where no program began."""
+        """The end of the program's error output, or of the login shell's output if no program began."""
         self._drain()
         return bytes(self._errors or self._opening.rest("stderr")).decode(errors="replace")
 
@@ -83,17 +83,17 @@ class RemoteStream(io.RawIOBase):
         return self._channel.recv_exit_status() if self._channel.exit_status_ready() else None
 
     def wait(self, timeout_s: float) -> int | None:
-        """Return how the program ended, as `exited`; that may come a moment after its last words."""
+        """Return how the program ended, as `exited`; that may be known a moment after the end of its output."""
         self._channel.status_event.wait(timeout_s)
         return self.exited
 
     def settimeout(self, seconds: float | None) -> None:
-        """Let `read` and `write` raise TimeoutError after so long."""
+        """Set the seconds after which `read` and `write` raise TimeoutError."""
         self._until_s = None
         self._channel.settimeout(seconds)
 
     def within(self, seconds: float) -> None:
-        """Let whatever is read from now on raise TimeoutError after so long in all, until one of both is said anew."""
+        """Set the seconds from now after which `read` raises TimeoutError, until it or `settimeout` is called again."""
         self._channel.settimeout(seconds)
         self._until_s = time.monotonic() + seconds
 
@@ -111,7 +111,7 @@ class RemoteStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Wait for bytes and put them into a buffer; 0: the program has ended its output."""
+        """Wait for bytes and put them into a buffer; 0: the program has closed its output."""
         view = memoryview(buffer).cast("B")
         self._drain()
         if self._until_s is not None:
@@ -119,15 +119,15 @@ class RemoteStream(io.RawIOBase):
         data, self._ahead = self._ahead[: len(view)], self._ahead[len(view) :]
         data = data or self._channel.recv(len(view))
         if not data:
-            self.wait(LAST_WORD_S)  # whoever closes this now would not hear how it ended
+            self.wait(EXIT_CODE_S)  # after `close` the exit code would not arrive
         view[: len(data)] = data
         return len(data)
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Send all of some bytes to the program; BrokenPipeError where it takes no more."""
+        """Send all bytes to the program; BrokenPipeError if it has closed its input."""
         view = memoryview(data).cast("B")
         try:
-            if self._channel.exit_status_ready():  # the end may be told before the channel is closed
+            if self._channel.exit_status_ready():  # the end may be known before the channel is closed
                 raise EOFError
             self._channel.sendall(bytes(view))
         except TimeoutError:
@@ -139,17 +139,17 @@ class RemoteStream(io.RawIOBase):
         return len(view)
 
     def end(self) -> None:
-        """Tell the program that nothing more will come; it may still be read."""
+        """Close the program's input; its output can still be read."""
         self._channel.shutdown_write()
 
     def close(self) -> None:
-        """End the stream; the program sees the end of its input."""
+        """Close the stream; the program sees the end of its input."""
         if not self.closed:
             self._channel.close()
         super().close()
 
     def _drain(self) -> None:
-        """Take what is on the error output, so that it does not stand in the way."""
+        """Read the error output, so that it does not block the program."""
         channel: Any = self._channel
         while channel.recv_stderr_ready():
             self._errors += self._opening.feed(channel.recv_stderr(TAIL), output="stderr")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
-from labkit.core.jobs import MAX_FAULTS_TOLD, told
+from labkit.core.faults import MAX_FAULTS_TOLD, told
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.workloads.readers.files import lines_of, text_of
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
-from labkit.core.jobs import Jobs, told
+from labkit.core.faults import told
+from labkit.core.jobs import Jobs
 from labkit.workloads.readers.base import from_zero
 from labkit.workloads.readers.files import text_of
 from labkit.workloads.readers.pods import Pod, read_pod
@@ -20,7 +21,7 @@ from labkit.workloads.readers.tally import Read, Tally
 
 EXPECTED: Final = "what `kubectl get pods --all-namespaces -o json` prints"
 SERVICES: Final = frozenset({"ReplicaSet", "StatefulSet", "DaemonSet", "ReplicationController", "Node"})
-"""Kinds of owners whose pods run until somebody ends them."""
+"""Kinds of owners whose pods run until they are deleted."""
 
 
 def read_kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:

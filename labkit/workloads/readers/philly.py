@@ -11,7 +11,8 @@ import numpy as np
 
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
-from labkit.core.jobs import Jobs, told
+from labkit.core.faults import told
+from labkit.core.jobs import Jobs
 from labkit.workloads.readers.base import from_zero, per_gpu, table_of
 from labkit.workloads.readers.files import text_of
 

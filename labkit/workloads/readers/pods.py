@@ -41,7 +41,7 @@ _MOST_CORES: Final = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod that somebody ran.
+    """A pod as it ran.
 
     Attributes
     ----------

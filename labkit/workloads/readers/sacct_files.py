@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.core.errors import TraceError
-from labkit.core.jobs import told
+from labkit.core.faults import told
 from labkit.workloads.readers.base import TraceTable, table_of
 from labkit.workloads.readers.files import lines_of, text_of
 

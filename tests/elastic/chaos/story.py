@@ -26,7 +26,7 @@ import pytest
 from labkit.elastic import Job, JobError, Result, start
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.process.fault_injection import InjectedFault
-from labkit.elastic.process.member import Spec
+from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.shards import prove
 from tests.elastic.chaos import probe
 
@@ -100,7 +100,7 @@ class Story:
     def __enter__(self) -> Self:
         spec_of = functools.partial(Spec, scheme=self.scheme)
         spec_of.load = Spec.load  # type: ignore[attr-defined]
-        with mock.patch("labkit.elastic.job.Spec", spec_of):
+        with mock.patch("labkit.elastic.job_start.Spec", spec_of):
             self.job: Job = self._start()
         self._stream = self.job.events()
         self._dog: threading.Timer | None = None
@@ -141,7 +141,7 @@ class Story:
         """End a job that hangs, and keep what every thread of it was doing."""
         self.hung = f"{self.row}: nothing for {WATCHDOG_S:.0f} s\n{self._stacks()}"
         print(self.hung, file=sys.stderr)
-        self.job._closing = True
+        self.job._controller.closing = True
         for pid in (self.job.pid, *self.pids.values()):
             self._kill(pid)
 

@@ -50,7 +50,7 @@ def test_a_job_finds_its_resources_within_three_minutes(model):
     """One sample of 60 s and two re-estimates; the budget is C_total = 200."""
     brain, record = run(jobs_of([model], steps=50_000), n_more=0)
     best = grid(200, max_workers=60, max_ps=16).speed(WORK[model]).max()
-    changes = [row for row in brain.decisions if row.job == "0"]
+    changes = [row for row in brain.plan_log if row.job == "0"]
     assert changes[0].plan == Plan(1, 32, 1, 32)
     assert "cold start" in changes[0].why
     assert changes[-1].time_s <= 180
@@ -63,7 +63,7 @@ def test_a_job_finds_its_resources_within_three_minutes(model):
 
 def test_the_next_job_of_a_kind_starts_where_the_last_one_ended():
     brain, _ = run(jobs_of(["wide-deep", "wide-deep", "xdeepfm"], arrival_s=[0, 3000, 6000]))
-    starts = {row.job: row for row in reversed(brain.decisions)}
+    starts = {row.job: row for row in reversed(brain.plan_log)}
     assert starts["1"].why == "the last plan of the same model, batch and dataset"
     assert starts["1"].plan.n_workers > 20
     assert "cold start" in starts["2"].why
@@ -71,13 +71,13 @@ def test_the_next_job_of_a_kind_starts_where_the_last_one_ended():
 
 def test_no_job_is_changed_twice_within_a_minute_and_each_reason_is_told():
     brain, record = run(labkit.read(SMALL))
-    for name in {row.job for row in brain.decisions}:
-        times = [row.time_s for row in brain.decisions if row.job == name and row.changes]
+    for name in {row.job for row in brain.plan_log}:
+        times = [row.time_s for row in brain.plan_log if row.job == name and row.changes]
         assert min(np.diff(times), default=60) >= 60
-    assert all(row.why for row in brain.decisions)
+    assert all(row.why for row in brain.plan_log)
     changes = np.isin(record.events["kind"], [Kind.PLACED, Kind.RESIZED]).sum()
-    assert changes >= len({(row.time_s, row.job) for row in brain.decisions})
-    assert any("steps/s with" in str(row) for row in brain.decisions)
+    assert changes >= len({(row.time_s, row.job) for row in brain.plan_log})
+    assert any("steps/s with" in str(row) for row in brain.plan_log)
 
 
 def test_a_change_that_does_not_pay_is_not_made():
@@ -87,14 +87,14 @@ def test_a_change_that_does_not_pay_is_not_made():
         brain = make("dlrover")
         overheads = Overheads(start_s=pause_s, restart_s=pause_s, rescale_s=pause_s)
         labkit.simulate(jobs, cluster="dlrover-512", scheduler=brain, overheads=overheads)
-        changes.append(len(brain.decisions))
+        changes.append(len(brain.plan_log))
     assert changes[0] > changes[1] > changes[2] >= len(jobs)
 
 
 def test_cores_of_each_job_stay_within_its_budget_and_the_cluster_is_shared():
     """Four equal jobs on 512 cores: none has all and none has nothing, at the end of the adjustments."""
     brain, record = run(jobs_of(["wide-deep"] * 4, steps=400_000), total_cores=180)
-    assert max(row.plan.cores for row in brain.decisions) <= 180
+    assert max(row.plan.cores for row in brain.plan_log) <= 180
     jct = record.table["jct_s"].to_numpy()
     assert jct.max() / jct.min() < 1.5
 
@@ -105,9 +105,9 @@ def test_what_is_asked_twice_is_answered_and_told_once():
     session = experiment.session(brain)
     while not session.done:
         first = brain.schedule(session.snapshot())
-        told = list(brain.decisions)
+        told = list(brain.plan_log)
         again = brain.schedule(session.snapshot())
-        assert told == brain.decisions
+        assert told == brain.plan_log
         assert np.array_equal(first.count, again.count)
         assert np.array_equal(first.cpus, again.cpus, equal_nan=True)
         session.step(again)
@@ -116,12 +116,12 @@ def test_what_is_asked_twice_is_answered_and_told_once():
 def test_plans_of_a_small_machine_are_in_parts_of_a_core():
     """Cores are given in single precision: 0.3 must not come back as another plan."""
     brain, _ = run(jobs_of(["wide-deep"], steps=3000), total_cores=2.0, most_cores=1.0, unit=0.1)
-    assert brain.decisions[0].plan == Plan(1, 0.8, 1, 0.8)
-    last = brain.decisions[-1].plan
+    assert brain.plan_log[0].plan == Plan(1, 0.8, 1, 0.8)
+    last = brain.plan_log[-1].plan
     assert last.cores - last.beyond * last.worker_cores <= 2.0 + 1e-9
     for cores in (last.worker_cores, last.ps_cores):
         assert cores == round(cores, 1)
-    assert len({row.plan for row in brain.decisions}) == len(brain.decisions)
+    assert len({row.plan for row in brain.plan_log}) == len(brain.plan_log)
 
 
 def test_a_job_of_which_nothing_is_measured_goes_on_as_its_user_asked():
@@ -129,16 +129,16 @@ def test_a_job_of_which_nothing_is_measured_goes_on_as_its_user_asked():
     jobs = jobs_of(["mine"], steps=600, duration_s=600.0)
     brain = make("dlrover")
     labkit.simulate(jobs, cluster="dlrover-512", speed="recorded", scheduler=brain)
-    assert brain.decisions[-1].plan == Plan(4, 4, 1, 8)
-    assert brain.decisions[-1].why == "no use of cores was measured in 300 s: as asked"
-    assert brain.decisions[-1].stage == Stage.FINAL
+    assert brain.plan_log[-1].plan == Plan(4, 4, 1, 8)
+    assert brain.plan_log[-1].why == "no use of cores was measured in 300 s: as asked"
+    assert brain.plan_log[-1].stage == Stage.FINAL
 
 
 def test_jobs_without_servers_or_with_one_gang_only_are_left_as_they_are():
     jobs = jobs_of(["a", "b"], steps=600, duration_s=600.0, n_ps=[0, 1], max_ps=[0, 1], max_workers=[8, 4])
     brain = make("dlrover")
     record = labkit.simulate(jobs, cluster="dlrover-512", speed="recorded", scheduler=brain)
-    assert brain.decisions == []
+    assert brain.plan_log == []
     assert record.table["jct_s"].tolist() == [600.0, 600.0]
 
 

@@ -93,10 +93,10 @@ def test_a_server_that_is_hot_for_good_gets_more_cores_where_it_is():
     calm = slow(Role.PS, pace=1.0)  # nothing is wrong, and single tasks are told of
     brain, with_rule = run(job_of("wide-deep"), troubles=calm)
     _, without = run(job_of("wide-deep"), "dlrover(hot_load=99.0)", troubles=calm)
-    larger = [row for row in brain.decisions if row.plan.extra]
+    larger = [row for row in brain.plan_log if row.plan.extra]
     assert {task for task, _ in larger[-1].plan.extra} == {0, 1}
     assert all(cores > larger[-1].plan.ps_cores for _, cores in larger[-1].plan.extra)
-    assert larger[0].time_s > next(row.time_s for row in brain.decisions if "its blocks move" in row.why)
+    assert larger[0].time_s > next(row.time_s for row in brain.plan_log if "its blocks move" in row.why)
     assert jct(with_rule) <= 0.97 * jct(without)
     wide = no_network(2, servers=Server("wide", sockets=((0, 256, 768),), device_type="cpu"))
     roomy = labkit.simulate(job_of("wide-deep"), cluster=wide, scheduler="dlrover", troubles=calm)
@@ -108,11 +108,11 @@ def test_idle_cores_of_servers_are_used_by_more_workers_beyond_the_quota_and_onl
     jobs = job_of("xdeepfm")
     brain, with_rule = run(jobs, "dlrover(total_cores=100.0)")
     within, without = run(jobs, "dlrover(total_cores=100.0,n_more=0)")
-    assert max(row.plan.beyond for row in brain.decisions) > 0
-    assert max(row.plan.cores for row in within.decisions) <= 100
+    assert max(row.plan.beyond for row in brain.plan_log) > 0
+    assert max(row.plan.cores for row in within.plan_log) <= 100
     assert jct(with_rule) <= 0.95 * jct(without)
     quota, _ = run(jobs, "dlrover(total_cores=100.0,beyond=False)")
-    assert max(row.plan.cores for row in quota.decisions) <= 100
+    assert max(row.plan.cores for row in quota.plan_log) <= 100
 
 
 def test_workers_beyond_the_quota_go_when_others_come():
@@ -120,7 +120,7 @@ def test_workers_beyond_the_quota_go_when_others_come():
     names = ("arrival_s", "total_steps", "n_workers", "n_ps", "max_workers", "max_ps", "worker_demand", "ps_demand")
     both = {name: np.concatenate([getattr(few, name), getattr(many, name)]) for name in names}
     brain, _ = run(Jobs.of(model=["xdeepfm"] * 9, sync=False, **both), "dlrover(total_cores=100.0)")
-    first = [row for row in brain.decisions if row.job == "0"]
+    first = [row for row in brain.plan_log if row.job == "0"]
     assert max(row.plan.beyond for row in first if row.time_s < 1500) > 0
     assert min(row.plan.beyond for row in first if row.time_s >= 1500) == 0
 
@@ -148,21 +148,21 @@ def test_growing_jobs_finish_where_static_ones_run_out_of_memory():
     assert np.isnan(static.table["jct_s"]).all()
     assert np.isnan(without.table["jct_s"]).all()
     assert np.isfinite(grown.table["jct_s"]).all()
-    assert any("GB and will hold" in row.why for row in brain.decisions)
+    assert any("GB and will hold" in row.why for row in brain.plan_log)
 
 
 def test_memory_is_given_in_time_and_an_out_of_memory_that_came_first_is_survived():
     foreseen, record = run(job_of("wide-deep", ps_memory_base_gb=4.0, ps_memory_growth_gb=0.3))
     assert not len(record.failures)
-    assert any("GB and will hold" in row.why for row in foreseen.decisions)
+    assert any("GB and will hold" in row.why for row in foreseen.plan_log)
     surprised, record = run(job_of("wide-deep", ps_memory_base_gb=20.0, ps_memory_growth_gb=0.1))
     assert (record.failures["cause"] == "out_of_memory").any()
-    assert any("a PS ran out of its 8 GB" in row.why for row in surprised.decisions)
+    assert any("a PS ran out of its 8 GB" in row.why for row in surprised.plan_log)
     assert np.isfinite(record.table["jct_s"]).all()
 
 
 def test_nothing_is_changed_twice_within_a_minute_in_trouble():
     jobs = job_of("wide-deep", **GROWS)
     brain, _ = run(jobs, troubles=Troubles.of([(0, 1, 1, 60.0, 0.25, 2.0), (0, 0, 0, 90.0, 0.05, 1.0)]))
-    times = [row.time_s for row in brain.decisions if row.changes and "ran out" not in row.why]
+    times = [row.time_s for row in brain.plan_log if row.changes and "ran out" not in row.why]
     assert min(np.diff(times)) >= 60

@@ -69,17 +69,17 @@ def test_an_agent_that_is_killed_again_and_again_loses_nothing(folder, seed):
             n_killed, n_started = n_killed + 1, so_far
     assert [caller.failure for caller in callers] == [None, None]
     with Agent(LocalBridge(folder)) as agent:
-        tasks = agent.list("run")[0]["tasks"]
+        tasks = agent.list("run")[0].tasks
         stopped = set().union(*(caller.stopped for caller in callers))
         started = set().union(*(caller.started for caller in callers))
         assert set(tasks) == started
-        assert {name for name, task in tasks.items() if task["phase"] == "running"} == started - stopped
+        assert {name for name, task in tasks.items() if task.phase == "running"} == started - stopped
         agent.stop("run", grace_s=0.2)
         events = list(agent.watch("run"))
     assert labelled(folder) == []
-    assert [event["n"] for event in events] == list(range(1, len(events) + 1))
+    assert [event.n for event in events] == list(range(1, len(events) + 1))
     for name in started:
-        kinds = [event["kind"] for event in events if event.get("task") == name]
+        kinds = [event.kind for event in events if event.task == name]
         kinds = kinds[kinds.count("failed") :]  # the agent died before it could start it
         assert (kinds[0], kinds[-1]) == ("started", "ended")
         assert (kinds.count("started"), kinds.count("ended")) == (1, 1)

@@ -91,7 +91,7 @@ def test_what_a_login_shell_says_before_the_bridge_is_dropped(agent, folder):
 
     bridge = f"{sys.executable} -m labkit.testbed.agent.bridge {folder}"
     with Agent(Piped(["sh", "-c", f"echo Welcome to the machine; echo; exec {bridge}"])) as other:
-        assert other.hello["pid"] == agent.hello["pid"]
+        assert other.hello.pid == agent.hello.pid
 
 
 @pytest.mark.parametrize(("script", "said"), [("echo no python here", "no python here"), ("true", "before the bridge")])
@@ -109,12 +109,12 @@ def test_an_agent_that_is_stopped_is_a_timeout_and_no_hang(agent):
     import os
     import signal
 
-    os.kill(agent.hello["pid"], signal.SIGSTOP)
+    os.kill(agent.hello.pid, signal.SIGSTOP)
     try:
         with pytest.raises(AgentTimeout, match="did not answer 'list' within"):
             agent.request("list", wait_s=0.3)
     finally:
-        os.kill(agent.hello["pid"], signal.SIGCONT)
+        os.kill(agent.hello.pid, signal.SIGCONT)
     assert agent.list() == []
 
 

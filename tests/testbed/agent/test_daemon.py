@@ -40,7 +40,7 @@ def begin(folder, *more):
 
 def test_an_agent_imports_nothing_heavy():
     heavy = {"numpy", "pandas", "torch", "fabric", "paramiko", "pydantic", "rich", "typer", "asyncio", "logging"}
-    program = "import sys, labkit.testbed.agent.daemon, labkit.testbed.agent.bridge, labkit.testbed.agent.task"
+    program = "import sys, labkit.testbed.agent.daemon, labkit.testbed.agent.bridge"
     program += f"; print(sorted(set(sys.modules) & {heavy}))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"[]\n"
 
@@ -48,13 +48,13 @@ def test_an_agent_imports_nothing_heavy():
 def test_bridges_that_come_at_once_share_one_agent(folder, dial):
     with ThreadPoolExecutor(6) as pool:
         clients = list(pool.map(lambda _: dial(), range(6)))
-    assert len({client.hello["pid"] for client in clients}) == 1
+    assert len({client.hello.pid for client in clients}) == 1
     assert len(agents(folder)) == 1
 
 
 def test_a_second_agent_for_a_folder_leaves_it_to_the_first(folder, agent):
     assert begin(folder) == {"ready": True, "began": False}
-    assert agents(folder) == [agent.hello["pid"]]
+    assert agents(folder) == [agent.hello.pid]
 
 
 def test_two_folders_are_two_worlds(dial, tmp_path, folder):
@@ -64,7 +64,7 @@ def test_two_folders_are_two_worlds(dial, tmp_path, folder):
     one.stop("run")
     assert labelled(folder) == []
     wait_for(lambda: len(labelled(tmp_path / "two")) >= 2)
-    assert two.list()[0]["tasks"]["t"]["phase"] == "running"
+    assert two.list()[0].tasks["t"].phase == "running"
 
 
 def test_the_folder_is_its_owners_alone(folder, agent):
@@ -76,7 +76,7 @@ def test_the_folder_is_its_owners_alone(folder, agent):
 
 
 def test_an_agent_is_in_a_session_of_its_own_and_nobodys_child(agent):
-    pid = agent.hello["pid"]
+    pid = agent.hello.pid
     said = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     parent, session = int(said[1]), int(said[3])
     assert session not in (os.getsid(0), parent)
@@ -110,14 +110,14 @@ def test_an_agent_whose_run_has_a_lease_stays(folder, dial):
 
 
 def test_sigterm_ends_the_agent_and_no_task(folder, agent):
-    task = agent.start("run", task="t", argv=["sleep", "1000"])["pid"]
-    os.kill(agent.hello["pid"], signal.SIGTERM)
+    task = agent.start("run", task="t", argv=["sleep", "1000"]).pid
+    os.kill(agent.hello.pid, signal.SIGTERM)
     wait_for(lambda: not agents(folder))
     assert runs(task)
 
 
 def test_an_agent_whose_folder_was_removed_ends_its_tasks_and_leaves(folder, agent):
-    task = agent.start("run", task="t", argv=["sleep", "1000"])["pid"]
+    task = agent.start("run", task="t", argv=["sleep", "1000"]).pid
     shutil.rmtree(folder)
     wait_for(lambda: not agents(folder))
     assert not runs(task)
@@ -165,7 +165,7 @@ def other_labkit(tmp_path):
     tree, here = tmp_path / "other", Path(labkit.__file__).parent
     for part in ("testbed", "elastic"):
         shutil.copytree(here / part, tree / "labkit" / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "early.py", "kernel_cache.py", "release.py", "unix_sockets.py"):
+    for name in ("__init__.py", "early.py", "kernel_cache.py", "proc.py", "release.py", "unix_sockets.py"):
         shutil.copy(here / name, tree / "labkit")
     wire = tree / "labkit" / "testbed" / "agent" / "wire.py"
     wire.write_text(wire.read_text().replace("PROTOCOL: Final = 1", "PROTOCOL: Final = 2"))
@@ -188,21 +188,21 @@ def test_an_agent_of_another_protocol_is_replaced_and_its_tasks_go_on(dial, fold
     (answer,) = say(folder, json.dumps(start).encode() + b"\n", n_answers=1)
     task, before = answer["ok"]["pid"], agent_pid(folder)
     with Agent.connect(lambda: LocalBridge(folder)) as agent:
-        assert agent.hello["protocol"] == 1
+        assert agent.hello.protocol == 1
         assert not agent.outdated
         assert agent_pid(folder) == before  # in the same process: its children stay its children
         assert runs(task)
-        assert agent.list("run")[0]["tasks"]["t"]["phase"] == "running"
+        assert agent.list("run")[0].tasks["t"].phase == "running"
         os.kill(task, signal.SIGKILL)
-        ended = next(event for event in agent.watch("run") if event["kind"] == "ended")
-        assert ended["signal"] == "SIGKILL"
+        ended = next(event for event in agent.watch("run") if event.kind == "ended")
+        assert ended.signal == "SIGKILL"
 
 
 def test_a_task_that_ends_during_the_replacement_keeps_its_code(agent, dial):
     agent.start("run", task="t", argv=["sh", "-c", "sleep 0.05; exit 9"])
     agent.restart()
-    ended = next(event for event in dial().watch("run") if event["kind"] == "ended")
-    assert ended["code"] == 9
+    ended = next(event for event in dial().watch("run") if event.kind == "ended")
+    assert ended.code == 9
 
 
 def test_a_replacement_that_cannot_be_loaded_is_refused_and_the_agent_stays(agent, tmp_path):
@@ -219,11 +219,11 @@ def test_an_outdated_agent_is_left_alone_while_others_use_it(dial, folder, monke
     other = dial()
     monkeypatch.setattr(Agent, "outdated", property(lambda _: True))
     with Agent.connect(lambda: LocalBridge(folder)) as agent:
-        assert agent.hello["n_clients"] == 2
+        assert agent.hello.n_clients == 2
         assert other.list() == []
         other.close()
     pid = agent_pid(folder)
     with Agent.connect(lambda: LocalBridge(folder)) as agent:
-        assert agent.hello["pid"] == pid
+        assert agent.hello.pid == pid
     with pytest.raises(AgentGone):
         other.list()

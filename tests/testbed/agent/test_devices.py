@@ -43,13 +43,13 @@ def seen(agent, *, run="run", task):
 
 def held(agent):
     """Return which tasks hold each GPU, as a new client is told."""
-    tasks = {run["run"]: run["tasks"] for run in agent.list()}
+    tasks = {run.run: run.tasks for run in agent.list()}
     return {
         uuid: f"{run}/{name}"
         for run, those in tasks.items()
         for name, task in those.items()
-        if task["phase"] != "ended"
-        for uuid in [*(task["gpus"] or ()), *task["leaving"]]
+        if task.phase != "ended"
+        for uuid in [*(task.gpus or ()), *task.leaving]
     }
 
 
@@ -60,11 +60,11 @@ def test_a_task_sees_the_gpus_that_it_got_by_their_identifiers_and_no_others(age
     assert seen(agent, task="one") == f"PCI_BUS_ID {driver.uuids[0]}"
     assert seen(agent, task="two") == f"PCI_BUS_ID {driver.uuids[1]},{driver.uuids[2]}"
     assert seen(agent, task="none") == "PCI_BUS_ID "
-    assert agent.list("run")[0]["tasks"]["two"]["gpus"] == driver.uuids[1:3]
+    assert agent.list("run")[0].tasks["two"].gpus == driver.uuids[1:3]
 
 
 def test_two_jobs_of_two_runs_never_get_the_same_gpu(agent):
-    pids = [agent.start(f"run-{i}", task="job", argv=SLEEP, gpus=1)["pid"] for i in range(4)]
+    pids = [agent.start(f"run-{i}", task="job", argv=SLEEP, gpus=1).pid for i in range(4)]
     assert len({uuid for pid in pids for uuid in visible(pid)}) == 4
 
 
@@ -78,30 +78,30 @@ def test_a_fifth_job_on_a_host_with_four_gpus_is_refused_in_one_line(agent):
     assert "\n" not in told
     assert "1 GPU of 4 asked for, 0 can be had" in told
     assert all(f"GPU {i}: held by job of run run-{i}" in told for i in range(4))
-    assert [run["run"] for run in agent.list()] == [f"run-{i}" for i in range(4)]  # nothing is left of the fifth
+    assert [run.run for run in agent.list()] == [f"run-{i}" for i in range(4)]  # nothing is left of the fifth
 
 
 def test_a_gpu_is_free_again_after_the_process_was_killed_and_not_before_all_of_it_is_gone(agent, driver):
     stays = "trap '' TERM; (setsid sh -c \"trap '' TERM; echo up; while :; do sleep 1000 & wait; done\" &); sleep 1000"
-    pid = agent.start("run", task="job", argv=["sh", "-c", stays], gpus=4)["pid"]
+    pid = agent.start("run", task="job", argv=["sh", "-c", stays], gpus=4).pid
     assert seen(agent, task="job") == "up"
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not runs(pid))
     events = agent.watch("run")
-    assert next(event["kind"] for event in events if event["kind"] == "ended") == "ended"
-    pid = agent.start("other", task="job", argv=SLEEP, gpus=4)["pid"]
+    assert next(event.kind for event in events if event.kind == "ended") == "ended"
+    pid = agent.start("other", task="job", argv=SLEEP, gpus=4).pid
     assert visible(pid) == driver.uuids
 
 
 def test_an_agent_that_was_killed_is_followed_by_one_that_knows_who_holds_what(agent, driver, dial, folder):
-    pids = [agent.start("run", task=f"job-{i}", argv=SLEEP, gpus=1)["pid"] for i in range(3)]
+    pids = [agent.start("run", task=f"job-{i}", argv=SLEEP, gpus=1).pid for i in range(3)]
     kill_agent(folder)
     os.kill(pids[1], signal.SIGKILL)
     wait_for(lambda: not runs(pids[1]))
     after = dial(env=driver.environment)
     assert [visible(pid) for pid in (pids[0], pids[2])] == [[driver.uuids[0]], [driver.uuids[2]]]
-    wait_for(lambda: after.list("run")[0]["tasks"]["job-1"]["phase"] == "ended")
-    pid = after.start("next", task="job", argv=SLEEP, gpus=2)["pid"]
+    wait_for(lambda: after.list("run")[0].tasks["job-1"].phase == "ended")
+    pid = after.start("next", task="job", argv=SLEEP, gpus=2).pid
     assert visible(pid) == [driver.uuids[1], driver.uuids[3]]
     with pytest.raises(AgentRefused, match="held by job-0 of run run"):
         after.start("next", task="more", argv=SLEEP, gpus=1)
@@ -109,14 +109,14 @@ def test_an_agent_that_was_killed_is_followed_by_one_that_knows_who_holds_what(a
 
 def test_a_partner_shares_the_gpus_of_a_job_and_a_third_does_not(agent, driver):
     agent.start("run", task="a", argv=SLEEP, gpus=[{"n": 2, "of": [2, 3]}])
-    b = agent.start("run", task="b", argv=SLEEP, gpus=[{"n": 2, "of": [2, 3]}], beside="a")["pid"]
+    b = agent.start("run", task="b", argv=SLEEP, gpus=[{"n": 2, "of": [2, 3]}], beside="a").pid
     assert visible(b) == driver.uuids[2:]
     with pytest.raises(AgentRefused, match="GPU 2: held by a of run run and held by b of run run"):
         agent.start("run", task="c", argv=SLEEP, gpus=[{"n": 2, "of": [2, 3]}], beside="a")
     agent.stop("run", task="a")
-    c = agent.start("run", task="c", argv=SLEEP, gpus=[{"n": 2, "of": [2, 3]}], beside="b")["pid"]
+    c = agent.start("run", task="c", argv=SLEEP, gpus=[{"n": 2, "of": [2, 3]}], beside="b").pid
     assert visible(c) == driver.uuids[2:]
-    d = agent.start("elsewhere", task="d", argv=SLEEP, gpus=1, beside="b")["pid"]  # another run has no such partner
+    d = agent.start("elsewhere", task="d", argv=SLEEP, gpus=1, beside="b").pid  # another run has no such partner
     assert visible(d) == [driver.uuids[0]]
 
 
@@ -141,7 +141,7 @@ def test_a_running_task_gets_more_gpus_and_keeps_what_its_processes_still_see(ag
         agent.start("other", task="job", argv=SLEEP, gpus=[0])
     gate.write_text("go")
     assert lines.next(timeout_s=20) == "gone"
-    assert visible(agent.start("other", task="job", argv=SLEEP, gpus=[0])["pid"]) == driver.uuids[:1]
+    assert visible(agent.start("other", task="job", argv=SLEEP, gpus=[0]).pid) == driver.uuids[:1]
     with pytest.raises(AgentRefused, match="GPU 0: held by job of run other"):
         agent.claim("run", task="job", gpus=4)  # refused, and nothing has changed
     assert held(agent) == {driver.uuids[0]: "other/job", driver.uuids[1]: "run/job"}
@@ -152,21 +152,21 @@ def test_what_a_task_gave_back_is_known_to_the_next_agent_too(agent, driver, dia
     agent.claim("run", task="job", gpus=[0])  # its process sees both until it ends
     kill_agent(folder)
     after = dial(env=driver.environment)
-    assert after.hello["gpus"][1]["held_by"] == ["run/job"]
+    assert after.hello.gpus[1].held_by == ["run/job"]
     with pytest.raises(AgentRefused, match="GPU 1: held by job of run run"):
         after.start("other", task="job", argv=SLEEP, gpus=[1])
     after.stop("run")
-    assert visible(after.start("other", task="job", argv=SLEEP, gpus=2)["pid"]) == driver.uuids[:2]
+    assert visible(after.start("other", task="job", argv=SLEEP, gpus=2).pid) == driver.uuids[:2]
 
 
 def test_the_agents_of_two_users_do_not_give_away_the_same_gpu(agent, driver, dial, tmp_path, folder):
     other = dial(tmp_path / "other", env=driver.environment)
     agent.start("run", task="job", argv=SLEEP, gpus=3)
-    assert visible(other.start("run", task="job", argv=SLEEP, gpus=1)["pid"]) == [driver.uuids[3]]
+    assert visible(other.start("run", task="job", argv=SLEEP, gpus=1).pid) == [driver.uuids[3]]
     with pytest.raises(AgentRefused, match="GPU 0: held by another user's agent"):
         other.start("run", task="more", argv=SLEEP, gpus=1)
     kill_agent(folder)
-    assert dial(env=driver.environment).list("run")[0]["tasks"]["job"]["phase"] == "running"
+    assert dial(env=driver.environment).list("run")[0].tasks["job"].phase == "running"
     with pytest.raises(AgentRefused, match="GPU 0: held by another user's agent"):
         other.start("run", task="more", argv=SLEEP, gpus=1)
 
@@ -175,27 +175,27 @@ def test_a_gpu_that_a_program_of_somebody_else_uses_is_not_given_away(agent, dri
     driver.pids[driver.uuids[0]] = [os.getpid()]
     driver.mig.add(driver.uuids[1])
     driver.tell()
-    wait_for(lambda: agent.measure()["gpus"][0]["processes"])
+    wait_for(lambda: agent.measure().gpus[0].processes)
     with pytest.raises(AgentRefused) as refused:
         agent.start("run", task="job", argv=SLEEP, gpus=[0, 1])
     assert f"GPU 0: used by process {os.getpid()}, which did not get it from this agent" in str(refused.value)
     with pytest.raises(AgentRefused, match="GPU 1: cut by MIG, which is left alone"):
         agent.start("run", task="job", argv=SLEEP, gpus=[1])
-    assert visible(agent.start("run", task="job", argv=SLEEP, gpus=2)["pid"]) == driver.uuids[2:]
+    assert visible(agent.start("run", task="job", argv=SLEEP, gpus=2).pid) == driver.uuids[2:]
 
 
 def test_gpus_are_measured_through_the_driver_library(agent, driver):
-    assert [gpu["uuid"] for gpu in agent.hello["gpus"]] == driver.uuids
-    pid = agent.start("run", task="job", argv=SLEEP, gpus=1)["pid"]
+    assert [gpu.uuid for gpu in agent.hello.gpus] == driver.uuids
+    pid = agent.start("run", task="job", argv=SLEEP, gpus=1).pid
     driver.pids[driver.uuids[0]] = [pid]
     driver.tell()
     samples = agent.measuring(every_s=0.3)
-    sample = next(each for each in samples if each["tasks"][0]["gpu_memory_mb"])
+    sample = next(each for each in samples if each.tasks[0].gpu_memory_mb)
     samples.close()
-    assert sample["tasks"][0]["gpu_memory_mb"] == 2000
-    one = sample["gpus"][0]
-    assert (one["name"], one["memory_mb"], one["used_mb"], one["busy_percent"]) == ("Fake-9000", 80000, 10000, 75)
-    assert (one["power_w"], one["mig"], one["pcie_tx_mb_s"]) == (None, False, 1.0)
+    assert sample.tasks[0].gpu_memory_mb == 2000
+    one = sample.gpus[0]
+    assert (one.name, one.memory_mb, one.used_mb, one.busy_percent) == ("Fake-9000", 80000, 10000, 75)
+    assert (one.power_w, one.mig, one.pcie_tx_mb_s) == (None, False, 1.0)
 
 
 def test_without_a_driver_no_gpu_is_handed_out_and_the_reason_is_told(agent, driver, dial, tmp_path):

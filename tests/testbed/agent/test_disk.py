@@ -47,19 +47,19 @@ def small_disk(folder):
 def test_on_a_full_disk_nothing_new_starts_and_what_runs_can_be_watched_and_ended(small_disk):
     agent = small_disk
     agent.start("run", task="t", argv=["sh", "-c", "cat /dev/zero > fill; echo full > /dev/null; exec sleep 1000"])
-    root = Path(f"/proc/{agent.hello['pid']}/root") / agent.hello["folder"].lstrip("/")
+    root = Path(f"/proc/{agent.hello.pid}/root") / agent.hello.folder.lstrip("/")
     wait_for(lambda: os.statvfs(root).f_bavail == 0)
     for run in ("run", "another"):
         with pytest.raises(AgentRefused, match="othing started") as caught:
             agent.start(run, task="u", argv=["true"])
         assert caught.value.kind == "disk"
-    assert agent.list("run")[0]["tasks"]["t"]["phase"] == "running"
+    assert agent.list("run")[0].tasks["t"].phase == "running"
     agent.renew("run", lease_s=100.0)
     assert agent.stop("run") == {"t": "killed by SIGTERM"}
     events = list(agent.watch("run"))
-    assert [event["kind"] for event in events] == ["opened", "started", "stopping", "ended", "over"]
+    assert [event.kind for event in events] == ["opened", "started", "stopping", "ended", "over"]
     (root / "runs/run/t/fill").unlink()
-    assert agent.start("third", task="t", argv=["true"])["pid"]
+    assert agent.start("third", task="t", argv=["true"]).pid
 
 
 def test_events_wait_for_room_and_then_are_told_once_in_order(tmp_path, monkeypatch):
@@ -86,7 +86,7 @@ def test_a_log_is_bounded_and_its_ends_are_kept(agent, folder, tmp_path):
     n = 4_000_000
     agent.start("run", task="t", argv=["sh", "-c", f"seq {n}"])
     following = agent.follow("run", task="t")
-    wait_for(lambda: agent.list("run")[0]["tasks"]["t"]["phase"] == "ended")
+    wait_for(lambda: agent.list("run")[0].tasks["t"].phase == "ended")
     log = folder / "runs/run/t/log"
     assert log.stat().st_blocks * 512 <= logs.LIMIT
     following.close()

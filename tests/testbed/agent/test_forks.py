@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from labkit.elastic.forkserver import place as fork_place
+from labkit.proc import Stat
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.measure import Reading
-from labkit.testbed.agent.processes import Key, Stat
+from labkit.testbed.agent.processes import Key
 from tests.elastic.test_fork_server import WAITS, job, servers
 from tests.testbed.agent.looking import environment, kill_agent, runs, wait_for
 
@@ -35,8 +36,8 @@ def ready(env: dict[str, str]) -> bool:
 def warm(agent: Agent, env, tmp_path) -> Agent:
     """An agent whose fork server is ready: its first task has started by itself."""
     agent.start("first", task="a", argv=job(tmp_path / "first", "import sys; sys.exit(2)"), env=env)
-    events = {event["kind"]: event for event in _until_ended(agent, "first")}
-    assert events["ended"]["code"] == 2
+    events = {event.kind: event for event in _until_ended(agent, "first")}
+    assert events["ended"].code == 2
     wait_for(lambda: ready(env), timeout_s=600)  # it starts with what the machine has to spare
     return agent
 
@@ -44,7 +45,7 @@ def warm(agent: Agent, env, tmp_path) -> Agent:
 def _until_ended(agent: Agent, run: str):
     for event in agent.watch(run):
         yield event
-        if event["kind"] == "ended":
+        if event.kind == "ended":
             return
 
 
@@ -53,49 +54,49 @@ def parent(pid: int) -> int:
 
 
 def test_a_task_of_labkit_is_forked_and_is_found_measured_and_ended_as_any(warm, env, tmp_path, folder):
-    pid = warm.start("run", task="a", argv=job(tmp_path / "job", WAITS), env=env, nice=3)["pid"]
+    pid = warm.start("run", task="a", argv=job(tmp_path / "job", WAITS), env=env, nice=3).pid
     assert [parent(pid)] == servers(Path(env[fork_place.FOLDER]))
     shown = environment(pid)
     assert (shown["LABKIT_RUN"], shown["LABKIT_TASK"], shown["LABKIT_FOLDER"]) == ("run", "a", str(folder))
     assert os.readlink(f"/proc/{pid}/cwd") == str(folder / "runs" / "run" / "a")
     assert os.getpriority(os.PRIO_PROCESS, pid) == min(os.nice(0) + 3, 19)
-    assert [row["n_processes"] for row in warm.measure()["tasks"] if row["run"] == "run"] == [1]
+    assert [row.n_processes for row in warm.measure().tasks if row.run == "run"] == [1]
     warm.stop("run")
-    ended = next(event for event in warm.watch("run") if event["kind"] == "ended")
-    assert (ended["signal"], ended["how"]) == ("SIGTERM", "killed by SIGTERM")
+    ended = next(event for event in warm.watch("run") if event.kind == "ended")
+    assert (ended.signal, ended.how) == ("SIGTERM", "killed by SIGTERM")
 
 
 def test_its_code_is_known(warm, env, tmp_path):
     warm.start("run", task="a", argv=job(tmp_path / "job", "import sys; sys.exit(5)"), env=env)
     ended = list(_until_ended(warm, "run"))[-1]
-    assert (ended["code"], ended["how"]) == (5, "exited with 5")
+    assert (ended.code, ended.how) == (5, "exited with 5")
 
 
 def test_its_code_is_known_to_the_next_agent_too(warm, env, tmp_path, dial, folder):
-    pid = warm.start("run", task="a", argv=job(tmp_path / "job", WAITS), env=env)["pid"]
+    pid = warm.start("run", task="a", argv=job(tmp_path / "job", WAITS), env=env).pid
     kill_agent(folder)
     other = dial()
     os.kill(pid, signal.SIGKILL)
     ended = list(_until_ended(other, "run"))[-1]
-    assert ended["signal"] == "SIGKILL"
+    assert ended.signal == "SIGKILL"
 
 
 def test_when_the_fork_server_is_killed_its_tasks_go_on_and_their_end_is_seen(warm, env, tmp_path):
-    pid = warm.start("run", task="a", argv=job(tmp_path / "job", WAITS), env=env)["pid"]
+    pid = warm.start("run", task="a", argv=job(tmp_path / "job", WAITS), env=env).pid
     (server,) = servers(Path(env[fork_place.FOLDER]))
     os.kill(server, signal.SIGKILL)
     wait_for(lambda: not runs(server))
     assert runs(pid)
     os.kill(pid, signal.SIGKILL)
     ended = list(_until_ended(warm, "run"))[-1]
-    assert ended["code"] is None
-    assert ended["how"].startswith("unknown")
+    assert ended.code is None
+    assert ended.how.startswith("unknown")
 
 
 def test_other_programs_are_children_of_the_agent(warm, env, folder):
     line = [sys.executable, "-c", "import signal; signal.pause()"]
-    pid = warm.start("run", task="a", argv=line, env=env)["pid"]
-    assert parent(pid) == warm.hello["pid"]
+    pid = warm.start("run", task="a", argv=line, env=env).pid
+    assert parent(pid) == warm.hello.pid
 
 
 def test_the_processor_time_of_a_member_that_is_gone_stays_that_of_its_task():

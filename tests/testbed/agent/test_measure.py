@@ -9,6 +9,7 @@ import pytest
 
 from labkit.testbed.agent import gpus
 from labkit.testbed.agent.errors import AgentTimeout
+from labkit.testbed.agent.shapes import HeldGpu
 from tests.testbed.agent.looking import kill_agent, runs, wait_for
 
 FAKE = '''
@@ -57,24 +58,24 @@ def test_a_task_is_measured_with_all_its_processes(agent):
     samples = agent.measuring(every_s=0.3)
     seen = [samples.next(timeout_s=20) for _ in range(4)]
     samples.close()
-    tasks = {task["task"]: task for task in seen[-1]["tasks"]}
-    assert (tasks["busy"]["n_processes"], tasks["idle"]["n_processes"]) == (3, 1)
-    assert tasks["busy"]["cpu_s"] > 0
-    assert max(task["cpu_percent"] for sample in seen for task in sample["tasks"] if task["task"] == "busy") > 1
-    assert tasks["idle"]["cpu_percent"] < 1
-    assert 0.1 < tasks["idle"]["rss_mb"] < 50
-    assert all(sample["over_s"] > 0.1 for sample in seen)
+    tasks = {task.task: task for task in seen[-1].tasks}
+    assert (tasks["busy"].n_processes, tasks["idle"].n_processes) == (3, 1)
+    assert tasks["busy"].cpu_s > 0
+    assert max(task.cpu_percent for sample in seen for task in sample.tasks if task.task == "busy") > 1
+    assert tasks["idle"].cpu_percent < 1
+    assert 0.1 < tasks["idle"].rss_mb < 50
+    assert all(sample.over_s > 0.1 for sample in seen)
 
 
 def test_the_host_is_measured(agent):
     said = agent.measure()
-    host = said["host"]
-    assert 0 <= host["cpu_percent"] <= 100 * (os.cpu_count() or 1) + 50
-    assert 0 < host["free_memory_mb"] <= host["memory_mb"]
-    assert host["free_disk_mb"] > 0
-    assert said["gpus"] == []
-    assert said["gpus_absent"]
-    assert said["tasks"] == []
+    host = said.host
+    assert 0 <= host.cpu_percent <= 100 * (os.cpu_count() or 1) + 50
+    assert 0 < host.free_memory_mb <= host.memory_mb
+    assert host.free_disk_mb > 0
+    assert said.gpus == []
+    assert said.gpus_absent
+    assert said.tasks == []
 
 
 def test_shared_memory_is_counted_once_if_asked(agent):
@@ -82,51 +83,48 @@ def test_shared_memory_is_counted_once_if_asked(agent):
     agent.start("run", task="t", argv=[sys.executable, "-c", program + "; time.sleep(1000)"])
     following = agent.follow("run", task="t")
     assert [following.next(timeout_s=20) for _ in range(4)] == ["ready"] * 4
-    (task,) = agent.measure(pss=True)["tasks"]
-    assert task["rss_mb"] > 200
-    assert 50 < task["pss_mb"] < 150
+    (task,) = agent.measure(pss=True).tasks
+    assert task.rss_mb > 200
+    assert 50 < task.pss_mb < 150
 
 
 def test_a_task_that_ended_is_measured_no_more(agent):
     agent.start("run", task="t", argv=["true"])
-    wait_for(lambda: agent.list("run")[0]["tasks"]["t"]["phase"] == "ended")
-    assert agent.measure()["tasks"] == []
+    wait_for(lambda: agent.list("run")[0].tasks["t"].phase == "ended")
+    assert agent.measure().tasks == []
 
 
 def test_gpus_are_told_with_what_they_do_and_for_whom(with_gpus):
     connect, place = with_gpus
     agent = connect()
-    assert agent.hello["gpus"] == [
-        {"index": index, "name": "Fake 9000", "uuid": f"GPU-{index}", "memory_mb": 80000, "mig": False, "held_by": []}
-        for index in (0, 1)
-    ]
-    pid = agent.start("run", task="t", argv=["sleep", "1000"])["pid"]
+    assert agent.hello.gpus == [HeldGpu(index, "Fake 9000", uuid=f"GPU-{index}", memory_mb=80000) for index in (0, 1)]
+    pid = agent.start("run", task="t", argv=["sleep", "1000"]).pid
     (place / "pids").write_text(f"{pid} {os.getpid()}")
     samples = agent.measuring(every_s=0.3)
-    sample = next(each for each in samples if each["tasks"][0]["gpu_memory_mb"])
+    sample = next(each for each in samples if each.tasks[0].gpu_memory_mb)
     samples.close()
-    assert sample["tasks"][0]["gpu_memory_mb"] == 4000  # on both
-    one, two = sample["gpus"]
-    assert (one["busy_percent"], one["memory_busy_percent"], one["used_mb"], one["power_w"]) == (75, 30, 10000, None)
-    assert (one["pcie_tx_mb_s"], one["pcie_rx_mb_s"]) == (1.0, 0.25)
-    assert (two["busy_percent"], two["used_mb"]) == (None, 20000)
+    assert sample.tasks[0].gpu_memory_mb == 4000  # on both
+    one, two = sample.gpus
+    assert (one.busy_percent, one.memory_busy_percent, one.used_mb, one.power_w) == (75, 30, 10000, None)
+    assert (one.pcie_tx_mb_s, one.pcie_rx_mb_s) == (1.0, 0.25)
+    assert (two.busy_percent, two.used_mb) == (None, 20000)
 
 
 def test_a_driver_that_does_not_work_is_told(with_gpus):
     connect, place = with_gpus
     (place / "broken").write_text("")
     agent = connect()
-    assert (agent.hello["gpus"], agent.hello["gpus_absent"]) == ([], "NVML: Driver Not Loaded")
-    assert agent.measure()["gpus_absent"] == "NVML: Driver Not Loaded"
+    assert (agent.hello.gpus, agent.hello.gpus_absent) == ([], "NVML: Driver Not Loaded")
+    assert agent.measure().gpus_absent == "NVML: Driver Not Loaded"
 
 
 def test_a_driver_that_hangs_takes_nothing_along(with_gpus):
     connect, place = with_gpus
     (place / "hangs").write_text("")
     agent = connect()
-    assert agent.hello["gpus_absent"] == "the NVIDIA driver did not answer within 5 s"
+    assert agent.hello.gpus_absent == "the NVIDIA driver did not answer within 5 s"
     samples = agent.measuring(every_s=0.3)
-    assert samples.next(timeout_s=20)["gpus"] == []
+    assert samples.next(timeout_s=20).gpus == []
     samples.close()
     assert agent.list() == []
 
@@ -138,7 +136,7 @@ def test_the_process_that_reads_gpus_ends_with_the_agent(with_gpus, folder, hang
     if hangs:
         (place / "hangs").write_text("")
     agent = connect()
-    children = [int(pid) for pid in open_children(agent.hello["pid"])]
+    children = [int(pid) for pid in open_children(agent.hello.pid)]
     assert len(children) == 1
     if killed:
         kill_agent(folder)
@@ -164,8 +162,8 @@ def test_samples_that_nobody_takes_are_left_out_and_counted(agent):
     wait_for(lambda: samples._items.qsize() >= 8)
     wait_for(lambda: agent.measure() and samples._items.qsize() == 8)
     first = [samples.next(timeout_s=5) for _ in range(8)]
-    assert first[-1]["n_missed"] == 0
-    assert samples.next(timeout_s=20)["n_missed"] >= 1
+    assert first[-1].n_missed == 0
+    assert samples.next(timeout_s=20).n_missed >= 1
 
 
 def test_each_process_of_a_task_is_measured_a_spinning_one_and_a_sleeping_one(agent):
@@ -177,17 +175,17 @@ def test_each_process_of_a_task_is_measured_a_spinning_one_and_a_sleeping_one(ag
     first, before_s = agent.measure(each=True), ran_s(spins)
     wait_for(lambda: ran_s(spins) > before_s + 0.5)
     last, after_s = agent.measure(each=True), ran_s(spins)
-    then, now = (said["tasks"][0] for said in (first, last))
-    used_s = {pid: now["processes"][pid] - then["processes"][pid] for pid in then["processes"]}
+    then, now = (said.tasks[0] for said in (first, last))
+    used_s = {pid: now.processes[pid] - then.processes[pid] for pid in then.processes}
     assert used_s.pop(str(spins)) == pytest.approx(after_s - before_s, abs=0.25)
     assert used_s
     assert max(used_s.values()) <= 0.02
-    assert all(0.1 < mb < 50 for mb in now["processes_mb"].values())
+    assert all(0.1 < mb < 50 for mb in now.processes_mb.values())
 
 
 def spinning(agent) -> list[int]:
-    tasks = agent.measure(each=True)["tasks"]
-    return [int(pid) for task in tasks for pid, seconds in task["processes"].items() if seconds > 0.1]
+    tasks = agent.measure(each=True).tasks
+    return [int(pid) for task in tasks for pid, seconds in task.processes.items() if seconds > 0.1]
 
 
 def ran_s(pid: int) -> float:

@@ -124,7 +124,7 @@ def test_a_run_that_is_over_keeps_no_key_and_all_else(agent, folder, tmp_path, e
     wait_for(lambda: (place / "a/link").exists())
     assert (place / "a/b/c.key").exists()
     agent.stop("run", grace_s=0.1) if end == "stop" else agent.renew("run", lease_s=0.0)
-    wait_for(lambda: agent.list("run")[0]["tasks"]["t"]["phase"] == "ended")
+    wait_for(lambda: agent.list("run")[0].tasks["t"].phase == "ended")
     wait_for(lambda: not (place / "a/b/c.key").exists())
     assert not (place / "home.tar").exists()
     assert (place / "a/kept").read_text() == "y\n"
@@ -297,7 +297,7 @@ def test_unpack_returns_an_object_or_refuses(line):
     try:
         said = unpack(line)
     except Refusal as error:
-        said = error.told()
+        said = error.to_json()
     assert isinstance(said, dict)
 
 

@@ -32,24 +32,24 @@ def test_a_watcher_hears_what_was_and_what_comes(dial):
     writer, reader = dial(), dial()
     writer.start("run", task="a", argv=["true"])
     early = reader.watch("run")
-    assert early.next(timeout_s=20)["kind"] == "opened"
+    assert early.next(timeout_s=20).kind == "opened"
     writer.start("run", task="b", argv=["true"])
     writer.stop("run")
     late = reader.watch("run", since=1)
     told = list(early)
     assert told == list(late)
-    assert [event["n"] for event in told] == list(range(2, len(told) + 2))
+    assert [event.n for event in told] == list(range(2, len(told) + 2))
 
 
 def test_two_who_watch_hear_the_same_and_one_who_stops_hears_no_more(dial):
     agent = dial()
     agent.start("run", task="a", argv=["sleep", "1000"])
     one, two = agent.watch("run"), agent.watch("run")
-    assert [one.next(timeout_s=20)["n"], two.next(timeout_s=20)["n"]] == [1, 1]
+    assert [one.next(timeout_s=20).n, two.next(timeout_s=20).n] == [1, 1]
     one.close()
     agent.stop("run")
     assert list(one) == []
-    assert [event["kind"] for event in two] == ["started", "stopping", "ended", "over"]
+    assert [event.kind for event in two] == ["started", "stopping", "ended", "over"]
 
 
 class Cut:
@@ -79,8 +79,8 @@ def test_whoever_connects_again_misses_nothing_and_hears_nothing_twice(tmp_path_
         events, lines = _through_cuts(folder, cuts, kill)
     finally:
         end_all(folder)
-    assert [event["n"] for event in events] == list(range(1, len(events) + 1))
-    assert events[-1]["kind"] == "over"
+    assert [event.n for event in events] == list(range(1, len(events) + 1))
+    assert events[-1].kind == "over"
     assert lines == [f"line {number} é" for number in range(1000)]
 
 
@@ -98,7 +98,7 @@ def _through_cuts(folder, cuts, kill):
                 lines += _until_gone(follow)
             finally:
                 offset = follow.last
-            watch = agent.watch("run", since=events[-1]["n"] if events else 0)
+            watch = agent.watch("run", since=events[-1].n if events else 0)
             events += _until_gone(watch)
         if number == kill - 1 and number < len(cuts):
             worker.join()
@@ -106,7 +106,7 @@ def _through_cuts(folder, cuts, kill):
     worker.join()
     with Agent(LocalBridge(folder)) as agent:
         agent.stop("run")
-        events += list(agent.watch("run", since=events[-1]["n"] if events else 0))
+        events += list(agent.watch("run", since=events[-1].n if events else 0))
     return events, lines
 
 
@@ -231,9 +231,9 @@ def test_a_client_that_does_not_read_blocks_nobody_and_costs_little(agent, folde
             for number in range(2, 100_000):
                 sock.sendall(b'{"id": %d, "verb": "list"}\n' % number)
     for _ in range(5):
-        assert agent.list("run")[0]["run"] == "run"
-    assert agent.start("run", task="u", argv=["true"])["pid"]
-    status = Path(f"/proc/{agent.hello['pid']}/status").read_text()
+        assert agent.list("run")[0].run == "run"
+    assert agent.start("run", task="u", argv=["true"]).pid
+    status = Path(f"/proc/{agent.hello.pid}/status").read_text()
     assert int(status.split("VmRSS:")[1].split()[0]) < 100_000  # kB
     for sock in slow:
         sock.close()
@@ -251,7 +251,7 @@ def test_a_reader_that_is_slow_gets_everything_all_the_same(agent):
 
 def test_a_watching_that_nobody_takes_from_holds_back_its_agent(agent):
     agent.start("run", task="t", argv=["seq", "2000000"])
-    wait_for(lambda: agent.list("run")[0]["tasks"]["t"]["phase"] == "ended")
+    wait_for(lambda: agent.list("run")[0].tasks["t"].phase == "ended")
     following = agent.follow("run", task="t")
     following.next(timeout_s=20)
     agent.measure()
@@ -259,7 +259,7 @@ def test_a_watching_that_nobody_takes_from_holds_back_its_agent(agent):
     following.close()
     with pytest.raises(StopIteration):
         following.next(timeout_s=1)
-    assert runs(agent.hello["pid"])
+    assert runs(agent.hello.pid)
 
 
 def test_cancelling_and_more_of_what_is_unknown_harm_nobody(folder, agent):

@@ -17,23 +17,23 @@ from tests.testbed.agent.looking import kill_agent, labelled, wait_for
 def over(agent):
     """Return an agent with a run that is over."""
     agent.start("old", task="t", argv=["sh", "-c", "mkdir -p a/b; echo x > a/b/c; echo y > d"])
-    wait_for(lambda: agent.list("old")[0]["tasks"]["t"]["phase"] == "ended")
+    wait_for(lambda: agent.list("old")[0].tasks["t"].phase == "ended")
     agent.stop("old")
     return agent
 
 
 def rows(agent, **options):
-    return {row["run"]: row for row in agent.gc(older_s=0.0, **options)}
+    return {row.run: row for row in agent.gc(older_s=0.0, **options)}
 
 
 def test_a_run_that_is_over_is_removed_and_counted(over, folder):
     dry = rows(over, dry_run=True)["old"]
     assert (folder / "runs/old/t/a/b/c").exists()
     row = rows(over)["old"]
-    assert (dry["removed"], row["removed"]) == (False, True)
-    assert (dry["n_files"], dry["n_bytes"]) == (row["n_files"], row["n_bytes"])
-    assert row["n_files"] == 5  # c, d, log, events, label
-    assert row["n_bytes"] > 0
+    assert (dry.removed, row.removed) == (False, True)
+    assert (dry.n_files, dry.n_bytes) == (row.n_files, row.n_bytes)
+    assert row.n_files == 5  # c, d, log, events, label
+    assert row.n_bytes > 0
     assert list((folder / "runs").iterdir()) == []
     assert over.list() == []
     over.start("old", task="t", argv=["true"])
@@ -42,13 +42,13 @@ def test_a_run_that_is_over_is_removed_and_counted(over, folder):
 def test_what_goes_on_or_is_young_is_kept(over, folder):
     over.start("new", task="t", argv=["sleep", "1000"])
     over.start("leased", task="t", argv=["true"])
-    wait_for(lambda: over.list("leased")[0]["tasks"]["t"]["phase"] == "ended")
+    wait_for(lambda: over.list("leased")[0].tasks["t"].phase == "ended")
     before = sorted(folder.glob("runs/**/*"))
-    young = {row["run"]: row["why"] for row in over.gc(older_s=3600.0)}
+    young = {row.run: row.why for row in over.gc(older_s=3600.0)}
     assert sorted(folder.glob("runs/**/*")) == before
     assert young["new"] == young["leased"] == "goes on"
     assert young["old"].startswith("over for")
-    assert [run for run, row in rows(over).items() if row["removed"]] == ["old"]
+    assert [run for run, row in rows(over).items() if row.removed] == ["old"]
     assert len(labelled(folder)) == 1
 
 
@@ -66,9 +66,9 @@ def test_what_bears_no_label_is_never_touched(over, folder, tmp_path):
     (place / "old" / "t" / "out").symlink_to(precious)
     os.link(precious / "old" / "thesis", place / "old" / "t" / "hard")
     found = rows(over)
-    assert [run for run, row in found.items() if row["removed"]] == ["old"]
+    assert [run for run, row in found.items() if row.removed] == ["old"]
     for name in ("mine", "file", "link", "copy"):
-        assert found[name]["why"] == "bears no label of labkit"
+        assert found[name].why == "bears no label of labkit"
     assert (precious / "old" / "thesis").read_text() == "years"
     assert (place / "mine" / "thesis").read_text() == "years"
     assert (place / "file").exists()
@@ -80,25 +80,26 @@ def test_a_run_that_was_replaced_by_a_link_is_kept(over, folder, tmp_path):
     moved = tmp_path / "moved"
     (folder / "runs/old").rename(moved)
     (folder / "runs/old").symlink_to(moved)
-    assert not rows(over)["old"]["removed"]
+    assert not rows(over)["old"].removed
     assert (moved / "t" / "d").exists()
 
 
 def test_a_run_of_an_agent_that_died_is_removed_by_the_next(over, folder, dial):
     kill_agent(folder)
-    assert rows(dial())["old"]["removed"]
+    assert rows(dial())["old"].removed
 
 
 def test_what_cannot_be_removed_is_told_and_still_bears_its_label(over, folder, monkeypatch):
     from labkit.testbed.agent import sweep
+    from labkit.testbed.agent.sweep import SweepRow
 
     monkeypatch.setattr(os, "rmdir", lambda *_, **__: (_ for _ in ()).throw(PermissionError(1, "not allowed")))
-    (row,) = sweep.carry_out(folder / "runs", [{"run": "old", "remove": True, "why": "over"}], dry_run=False)
-    assert not row["removed"]
-    assert "could not be removed" in row["why"]
+    (row,) = sweep.carry_out(folder / "runs", [SweepRow(run="old", remove=True, why="over")], dry_run=False)
+    assert not row.removed
+    assert "could not be removed" in row.why
     monkeypatch.undo()
     assert (folder / "runs/old" / LABEL).exists()
-    assert rows(over)["old"]["removed"]
+    assert rows(over)["old"].removed
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
@@ -113,7 +114,7 @@ if os.system("mount -t tmpfs none {inside / "mounted"}"):
     sys.exit(77)
 Path({str(inside / "mounted" / "precious")!r}).write_text("years")
 (row,) = sweep.carry_out(Path({str(folder / "runs")!r}), [dict(run="old", remove=True, why="")], dry_run=False)
-print(row["why"], Path({str(inside / "mounted" / "precious")!r}).read_text())
+print(row.why, Path({str(inside / "mounted" / "precious")!r}).read_text())
 """
     done = subprocess.run(["unshare", "-m", sys.executable, "-c", program], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -126,5 +127,5 @@ def test_a_large_run_is_removed_while_others_are_served(over, folder):
     deep.mkdir()
     for number in range(3000):
         (deep / str(number)).write_text("")
-    assert rows(over)["old"]["n_files"] == 3005
+    assert rows(over)["old"].n_files == 3005
     assert json.loads(json.dumps(over.list())) == []

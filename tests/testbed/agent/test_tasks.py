@@ -33,7 +33,7 @@ def test_a_task_has_the_environment_that_was_given_and_a_small_base(agent, monke
 
 
 def test_a_task_keeps_to_its_cores_and_its_niceness(agent):
-    core = agent.hello["cores"][-1]
+    core = agent.hello.cores[-1]
     program = "import os; print(os.sched_getaffinity(0), os.nice(0), os.getsid(0) == os.getpid())"
     agent.start("run", task="t", argv=[sys.executable, "-c", program], cores=[core], nice=3, gpus=[])
     assert list(agent.follow("run", task="t")) == [f"{{{core}}} {os.nice(0) + 3} True"]
@@ -55,19 +55,19 @@ def test_events_tell_the_life_of_a_run_in_numbers_without_a_gap(agent):
     events = [watching.next(timeout_s=20) for _ in range(3)]
     agent.stop("run")
     events += list(watching)
-    assert [event["n"] for event in events] == [1, 2, 3, 4]
-    assert [event["kind"] for event in events] == ["opened", "started", "ended", "over"]
-    assert events[2]["code"] == 7
+    assert [event.n for event in events] == [1, 2, 3, 4]
+    assert [event.kind for event in events] == ["opened", "started", "ended", "over"]
+    assert events[2].code == 7
     assert watching.end == {"over": "stopped", "last": 4}
 
 
 @pytest.mark.parametrize(("script", "code", "signal"), [("exit 3", 3, None), ("kill -11 $$", None, "SIGSEGV")])
 def test_how_a_task_ended_is_told(agent, script, code, signal):
     agent.start("run", task="t", argv=["sh", "-c", script])
-    ended = next(event for event in agent.watch("run") if event["kind"] == "ended")
-    assert (ended["code"], ended["signal"]) == (code, signal)
+    ended = next(event for event in agent.watch("run") if event.kind == "ended")
+    assert (ended.code, ended.signal) == (code, signal)
     (run,) = agent.list("run")
-    assert (run["tasks"]["t"]["code"], run["tasks"]["t"]["phase"]) == (code, "ended")
+    assert (run.tasks["t"].code, run.tasks["t"].phase) == (code, "ended")
 
 
 def test_stop_ends_grandchildren_those_that_do_not_listen_and_those_that_left(agent, folder):
@@ -98,7 +98,7 @@ time.sleep(1000)
 def test_a_daemon_that_a_task_left_behind_ends_with_it(agent):
     agent.start("run", task="t", argv=[sys.executable, "-c", DAEMON])
     pid = int(agent.follow("run", task="t").next(timeout_s=20))
-    wait_for(lambda: agent.list("run")[0]["tasks"]["t"]["phase"] == "ended")
+    wait_for(lambda: agent.list("run")[0].tasks["t"].phase == "ended")
     assert not runs(pid)
 
 
@@ -117,28 +117,28 @@ def test_a_process_whose_first_thread_has_ended_is_not_taken_for_dead(agent, fol
     assert agent.follow("run", task="t").next(timeout_s=20) == "ready"
     (pid,) = labelled_or_zombie(agent)
     wait_for(lambda: not runs(pid))  # its first thread is a corpse
-    assert agent.list("run")[0]["tasks"]["t"]["phase"] == "running"
+    assert agent.list("run")[0].tasks["t"].phase == "running"
     assert agent.stop("run", grace_s=0.5) == {"t": "killed by SIGTERM"}
 
 
 def labelled_or_zombie(agent):
-    return [task["pid"] for task in agent.list("run")[0]["tasks"].values()]
+    return [task.pid for task in agent.list("run")[0].tasks.values()]
 
 
 def test_stopping_one_task_leaves_the_others(agent):
     for name in ("a", "b"):
         agent.start("run", task=name, argv=["sleep", "1000"])
     assert agent.stop("run", task="a") == {"a": "killed by SIGTERM"}
-    phases = {name: task["phase"] for name, task in agent.list("run")[0]["tasks"].items()}
+    phases = {name: task.phase for name, task in agent.list("run")[0].tasks.items()}
     assert phases == {"a": "ended", "b": "running"}
-    pid = agent.start("run", task="a", argv=["sleep", "1000"])["pid"]
+    pid = agent.start("run", task="a", argv=["sleep", "1000"]).pid
     assert runs(pid)
 
 
 def test_stop_without_waiting_is_told_by_events(agent):
     agent.start("run", task="t", argv=["sleep", "1000"])
     agent.stop("run", wait=False)
-    kinds = [event["kind"] for event in agent.watch("run")]
+    kinds = [event.kind for event in agent.watch("run")]
     assert kinds == ["opened", "started", "stopping", "ended", "over"]
 
 

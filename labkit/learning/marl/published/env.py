@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.resources import Bools
-from labkit.experiment.run import Experiment
+from labkit.experiment.experiment import Experiment
 from labkit.learning.env import ExperimentOf
 from labkit.learning.marl.published.episode import Episode
 from labkit.learning.marl.published.switches import Published
@@ -85,9 +85,9 @@ class PlacementEnv(gym.Env[Observation, np.int64]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin an episode, at its first task."""
         super().reset(seed=seed, options=options)
-        nobody = MarlWeights((), self._form, self.slot_s, "")
+        no_agents = MarlWeights((), self._form, self.slot_s, "")
         self._episode = Episode(
-            self.experiment_of(self.np_random), self.graphs, nobody, slot_s=self.slot_s,
+            self.experiment_of(self.np_random), self.graphs, no_agents, slot_s=self.slot_s,
             room_elsewhere=self.switches.room_elsewhere,
         )  # fmt: skip
         self._slot: PlacementSlot = self._episode.slot(self.np_random)

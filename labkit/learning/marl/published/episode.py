@@ -8,7 +8,7 @@ from labkit.core.events import Kind
 from labkit.core.placement import Placement
 from labkit.core.resources import Floats
 from labkit.experiment.cadence import every_slot
-from labkit.experiment.run import Experiment
+from labkit.experiment.experiment import Experiment
 from labkit.experiment.session import Session
 from labkit.learning.marl.published.learner import Interval
 from labkit.schedulers.marl.published.graphs import Graphs, Numbers

@@ -28,7 +28,7 @@ class GraphBatch:
     Attributes
     ----------
     agent : Tensor
-        (B,) who.
+        (B,) the agent.
     nodes, models, demands, task, mask : Tensor
         (B, ...) as in `AgentView`.
     told : Tensor

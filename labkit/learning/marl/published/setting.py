@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from labkit.core.cluster import Cluster
-from labkit.experiment.run import Experiment
+from labkit.experiment.experiment import Experiment
 from labkit.experiment.session import refuse_unfit
 from labkit.learning.settings import fresh, refuse_files
 from labkit.topology import build

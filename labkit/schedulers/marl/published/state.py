@@ -30,7 +30,7 @@ class AgentView:
     Attributes
     ----------
     agent : int
-        Who.
+        The jobs.
     nodes : array
         (P, R + 2 J) of the nodes that take tasks: what is free, and workers and PSs of each job there.
     models : array

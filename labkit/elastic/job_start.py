@@ -1,0 +1,253 @@
+"""Start a job: check what it is given, fill its folder, and start its controller."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.core.errors import InputError
+from labkit.elastic.arguments import (
+    ANYWAY,
+    EXACT,
+    check_optimizer,
+    check_seconds,
+    check_sizes,
+    check_variables,
+    check_words,
+    checked_counts,
+    checked_folder,
+)
+from labkit.elastic.controller.deaths import check_restarts
+from labkit.elastic.controller.job_files import JobConfig
+from labkit.elastic.controller.losses import STOP
+from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of_role
+from labkit.elastic.controller.replica_placement import check_standby
+from labkit.elastic.job import Job
+from labkit.elastic.job_folder import fill, job_folder
+from labkit.elastic.process.credentials import Credentials, Secrets
+from labkit.elastic.protocol.blocks import BLOCKS, Layout, layout
+from labkit.elastic.protocol.network import NetworkConfig, NetworkMode
+from labkit.elastic.protocol.program import Program, module_paths
+from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site, checked_sites
+from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.result import Result
+from labkit.elastic.shards import check_batch
+from labkit.elastic.transport import new_token
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def start(
+    model: nn.Module,
+    data: Any,
+    loss: Callable[[nn.Module, Any], Any],
+    *,
+    steps: int,
+    batch: int = 64,
+    workers: int = 2,
+    servers: int = 2,
+    shards: int = 8,
+    optimizer: str = "sgd",
+    sync: bool = True,
+    seed: int = 0,
+    save_every: int = 0,
+    standby: bool = False,
+    lease_s: float = 3.0,
+    start_s: float = 300.0,
+    patience_s: float = 300.0,
+    restarts: int = 10,
+    restarts_within_s: float = 600.0,
+    devices: Sequence[str] = (),
+    folder: Path | str | None = None,
+    resume: str = EXACT,
+    on_nan: str = STOP,
+    network: str = "local",
+    hosts: Sequence[str] = (),
+    ports: Sequence[int] | None = None,
+    sites: Sequence[Site] = (),
+    place: Mapping[str, Sequence[int]] | None = None,
+    loads_every_s: float = 0.0,
+    measure_every_s: float = 0.0,
+    partition: str = BLOCKS,
+    **options: Any,
+) -> Job:
+    """Start a job and return at once.
+
+    Parameters
+    ----------
+    model : Module
+        Model to train; all parameters that need gradients must be float32.
+    data : object
+        Dataset: `len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample.
+    loss : callable
+        Takes (model, batch), and returns a scalar tensor: the mean over the batch.
+    steps : int
+        Updates of the parameters, by all workers together.
+    batch : int
+        Samples of an update, for any number of workers.
+    workers, servers : int
+        Numbers at the beginning.
+    shards : int
+        V: a batch of synchronous training is cut into V logical shards, whose gradients are summed in a fixed order.
+        A divisor of `batch`.
+    optimizer : str
+        sgd, momentum or adam; its options (lr, ...) by name, see `labkit.elastic.server.optimizers`.
+    sync : bool
+        True: all workers make each update together. False: each makes its own updates, with samples that it leases.
+    seed : int
+        Seed of the order of samples, and of what the model draws.
+    save_every : int
+        Updates between two checkpoints; 0: only the last state is saved.
+    standby : bool
+        Whether each block has a replica on a second server, which takes over if the first is killed: no step is lost.
+        It takes twice the memory on servers and twice the pushes; synchronous training only.
+    lease_s : float
+        Seconds without an answer after which a process counts as dead; most other timeouts derive from it.
+    start_s : float
+        Seconds that a process may take to start. After that a request to scale is dropped, a replacement is replaced,
+        and for the first processes of a job, the job ends with their names.
+    patience_s : float
+        Seconds that a worker may take for the gradient of one logical shard (of one minibatch if `sync` is False).
+        After that another worker replaces it; the second time at the same shard the job ends, and names the shard.
+    restarts, restarts_within_s : int, float
+        The job fails when more than `restarts` processes died within that many seconds without progress of the
+        training (docs/elastic.md, When a job is given up), or when its controller died as often.
+    devices : sequence of str
+        Devices of the workers, "cpu" or "cuda:0": worker i has device i modulo their number.
+    folder : Path, optional
+        Folder for events, logs and checkpoints; training goes on from its newest good checkpoint. Without one, a
+        temporary folder, which is removed at the end unless the job failed.
+    resume : str
+        "exact": refuse to go on from a checkpoint with another seed, batch, number of shards or dataset, so that
+        training ends with the bits of one that was never interrupted; "anyway": go on with other samples (synchronous
+        training only), and write the differences into an event `differs`.
+    on_nan : str
+        "stop": a loss that is NaN or infinite ends the job before its gradient is used, and no state with such numbers
+        is saved, so the newest checkpoint is finite. "continue": the loss is recorded, and training goes on.
+    network, hosts, ports
+        Transport between processes: "local", "tls" or "tcp", and its addresses (docs/elastic.md, Between hosts).
+    sites : sequence of Site
+        Device groups that may hold members (docs/elastic.md, Over several hosts); the first is on this machine.
+    place : mapping, optional
+        (workers, servers) by name of the site, instead of `workers` and `servers`; without it the first site has all.
+    loads_every_s : float
+        Seconds between two events `served`, with the gradient bytes that a server received; 0: none.
+    measure_every_s : float
+        Seconds between two events `used`, with cores and GB of each process; 0: none. `Job.status` has them anyway.
+    partition : str
+        Blocks of each server at the beginning: "blocks", even by bytes; or "tensor", whole parameters in turn, as
+        TensorFlow places them: one server may then have most of the load, until `Job.balance`.
+
+    Raises
+    ------
+    InputError
+        If an argument is invalid, or a job runs in the folder; nothing has been started then.
+    """
+    steps, batch, workers, servers, shards, seed, save_every = checked_counts(
+        steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, seed=seed, save_every=save_every
+    )
+    check_seconds(
+        lease_s=lease_s, start_s=start_s, patience_s=patience_s, loads_every_s=loads_every_s,
+        measure_every_s=measure_every_s,
+    )  # fmt: skip
+    check_words(on_nan=on_nan, resume=resume, partition=partition)
+    check_variables()
+    check_optimizer(optimizer, options, arguments=signature(start).parameters)
+    folder = checked_folder(folder)
+    places = checked_sites(sites, network=network, hosts=hosts, devices=devices)
+    reach = _checked_network(places, network=network, hosts=hosts, ports=ports)
+    seats = _checked_seats(places, place, servers=servers, workers=workers)
+    servers, workers = (sum(of_role(seats, role).values()) for role in ROLES)
+    check_restarts(restarts, restarts_within_s)
+    program = Program(model, data, loss)
+    cut = _checked_program(program, batch=batch, n_shards=shards if sync else 1)
+    check_sizes(cut, steps=steps, save_every=save_every, servers=servers, workers=workers)
+    if standby:
+        check_standby(servers=servers, sync=sync)
+    _check_free(reach, places, seats, servers=servers)
+    spec = Spec(
+        params=[(p.name, p.first, list(p.shape)) for p in cut.params], extents=list(cut.extents), optimizer=optimizer,
+        options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s, start_s=start_s,
+        patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(data), reach=asdict(reach),
+        sites=[asdict(site) for site in places], on_nan=on_nan, paths=module_paths(), partition=partition,
+        loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s),
+    )  # fmt: skip
+    if network != NetworkMode.LOCAL:
+        spec = replace(spec, scheme=network)
+    config = JobConfig(
+        place=dict(seats), save_every=save_every, standby=standby, parent=os.getpid(), restarts=restarts,
+        restarts_within_s=restarts_within_s,
+    )  # fmt: skip
+    return _started(folder, program, spec, config, reach=reach, anyway=resume == ANYWAY)
+
+
+def _started(
+    folder: Path | None, program: Program, spec: Spec, config: JobConfig, *, reach: NetworkConfig, anyway: bool
+) -> Job:
+    """Fill the folder of a job, and start its controller."""
+    secrets = Secrets.of(reach)
+    with job_folder(folder) as home:
+        fill(home, program, spec, config, anyway=anyway)
+        Credentials(home, reach=reach, secrets=secrets).close()  # removes those of an earlier job in this folder
+        return Job(home, program, keep=folder is not None, secrets=secrets)
+
+
+def _checked_program(program: Program, *, batch: int, n_shards: int) -> Layout:
+    """Return parameters and blocks of a model; InputError if it cannot train, or `n_shards` do not divide `batch`."""
+    program.check()
+    check_batch(len(program.data), batch=batch, n_shards=n_shards)
+    return layout(program.model)
+
+
+def _checked_network(
+    sites: Sequence[Site], *, network: str, hosts: Sequence[str], ports: Sequence[int] | None
+) -> NetworkConfig:
+    """Return the addresses of a job: `hosts`, or those of its sites."""
+    addresses = hosts or [site.address for site in sites if site.address]
+    return NetworkConfig.checked(network, addresses, ports, job=f"job-{new_token().hex()[:12]}")
+
+
+def _checked_seats(
+    sites: Sequence[Site], place: Mapping[str, Sequence[int]] | None, *, servers: int, workers: int
+) -> JobPlacement:
+    """Return workers and servers of each site at the beginning; a job without sites has them all on one."""
+    if not sites and place is not None:
+        raise InputError(f"place {dict(place)} of a job without sites; name its sites, or leave it out.")
+    if place is None:
+        return {(sites[0] if sites else NOWHERE_ELSE).name: (workers, servers)}
+    return checked(place, sites={site.name: site.host for site in sites}, lost=())
+
+
+def _check_free(reach: NetworkConfig, sites: Sequence[Site], seats: JobPlacement, *, servers: int) -> None:
+    """Raise AddressError unless this machine has the addresses and free ports that its members need."""
+    if not sites:
+        reach.check_free(servers=servers)
+        return
+    at: dict[str, int] = {}
+    for site in sites:
+        if site.host == sites[0].host:
+            at[site.address] = at.get(site.address, 0) + seats.get(site.name, (0, 0))[1]
+    for address, n in at.items():
+        replace(reach, hosts=(address,)).check_free(servers=n, controller=address == sites[0].address)
+
+
+def train(model: nn.Module, data: Any, loss: Callable[[nn.Module, Any], Any], **options: Any) -> Result:
+    """Train a model on parameter servers and workers in processes of their own; return when it is done.
+
+    See `start` for the parameters. An interrupt ends the job: its state is saved, and a line on stderr has the folder
+    and how to go on. A second interrupt ends it at once.
+
+    Raises
+    ------
+    InputError
+        If a parameter is invalid.
+    JobError
+        If the job fails.
+    """
+    with start(model, data, loss, **options) as job:
+        return job.wait()

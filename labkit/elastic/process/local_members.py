@@ -1,0 +1,84 @@
+"""Members of jobs among the processes of this machine: found by their command lines, whichever process started them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from labkit.elastic.process.credentials import MEMBERS
+from labkit.proc import all_pids, command_line
+
+MODULES: Final = ("labkit.elastic.process.member", "labkit.elastic.process.newcomer")
+"""Programs of members: the second gets ready at a low priority first."""
+LEADERS: Final = ("labkit.elastic.controller.process", "labkit.elastic.process.host_launcher")
+"""Programs that lead members."""
+
+
+class MemberArguments(NamedTuple):
+    """Arguments in the command line of a member."""
+
+    home: str
+    role: str
+    name: str
+    site: str = ""
+    device: str = ""
+
+
+def member_arguments(pid: int) -> MemberArguments | None:
+    """Return the arguments of a process; None if it is no member of a job."""
+    line = command_line(pid)
+    where = next((i for i, word in enumerate(line) if word in MODULES), None)
+    if where is None or len(line) < where + 4:
+        return None
+    return MemberArguments(*line[where + 1 : where + 6])
+
+
+def is_member(pid: int, folder: Path, name: str) -> bool:
+    """Return whether a process is the named member of the job in a folder: process numbers are used again."""
+    found = member_arguments(pid)
+    return found is not None and found.name == name and Path(found.home).is_relative_to(folder)
+
+
+def running(folder: Path) -> dict[str, int]:
+    """Return process numbers by name of the members of the job in a folder that run on this machine."""
+    members = ((member_arguments(pid), pid) for pid in all_pids())
+    return {found.name: pid for found, pid in members if found is not None and Path(found.home).is_relative_to(folder)}
+
+
+def end_orphans(home: Path) -> list[str]:
+    """Kill the other members of a job on this machine if neither its controller nor a launcher runs here.
+
+    Parameters
+    ----------
+    home : Path
+        Home of a member: the folder of the job, or a folder among the members' homes of a job or launcher.
+
+    Returns
+    -------
+    list of str
+        Names of the members that were killed.
+    """
+    folder = home.parent.parent if home.parent.name == MEMBERS else home
+    return [] if _is_led(folder) else end_members(folder, but=os.getpid())
+
+
+def _is_led(folder: Path) -> bool:
+    """Return whether a controller or launcher of this folder runs on this machine."""
+    for pid in all_pids():
+        line = command_line(pid)
+        where = next((i for i, word in enumerate(line[:-1]) if word in LEADERS), None)
+        if where is not None and Path(line[where + 1]) == folder:
+            return True
+    return False
+
+
+def end_members(folder: Path, *, but: int = 0) -> list[str]:
+    """Kill the members of a job that run on this machine, except process `but`; return their names."""
+    found = {name: pid for name, pid in running(folder).items() if pid != but}
+    for pid in found.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return sorted(found)

@@ -1,0 +1,182 @@
+"""The process of a parameter server: orders of the controller become calls of `ParameterServer`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.elastic.process.local_members import end_orphans
+from labkit.elastic.process.member_process import MemberProcess
+from labkit.elastic.process.time_limits import END_LEASES
+from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.network import Refusals, claimed
+from labkit.elastic.server.busy_time import update_s
+from labkit.elastic.transport import Channel, Handler, Peer, Scheme, TransportError
+from labkit.oom import is_memory
+
+BLOCKS_OF_A_NOTICE: Final = 400
+"""Most blocks in one report, so that it fits into a frame."""
+
+
+class ServerMember(MemberProcess):
+    """The process of a parameter server; parameters as those of `MemberProcess`."""
+
+    role = "server"
+
+    def __init__(self, folder: Path, name: str, site: str = "") -> None:
+        from labkit.elastic.server.arrivals import Arrivals
+        from labkit.elastic.server.optimizers import optimizer
+        from labkit.elastic.server.server import ParameterServer
+        from labkit.elastic.transport.shared_arrays import SharedArrayPool
+
+        super().__init__(folder, name, site)
+        spec = self.spec
+        chosen = optimizer(spec.optimizer, **spec.options)
+        chosen.init(1)  # compiles the update
+        self.server = ParameterServer(
+            name, optimizer=chosen, n_shards=spec.n_shards, sync=spec.sync, report=self.report, copy=self._send_copy,
+            shared_pool=SharedArrayPool() if spec.sync and spec.scheme == Scheme.SHM else None,
+        )  # fmt: skip
+        arrivals = partial(Arrivals, self.server, exhausted=self.exhausted, keep=self._keep_share)
+        self._arrivals = arrivals(role="server", ended=self.server_closed)
+        self._arrivals_of = partial(arrivals, ended=self.peer_closed)
+        self._known: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+            "install": self._install, "meet": self._meet_server, "era": self._begin_era, "tell": self._report_all,
+            "hand_over": self._hand_over, "take_back": self._take_back, "copy": self._copy_at,
+            "seek": self._seek_server, "forget": self._forget, "follow": self._follow, "own": self._own,
+            "unfollow": self._unfollow, "resize": self.resize, "loads": self._report_each_load,
+        }  # fmt: skip
+        self.endpoints.reserve()
+
+    def _welcome(self, peer: Peer) -> Handler:
+        """Return the handler of a new connection."""
+        _, role = claimed(peer)
+        return self._arrivals_of(role=role)
+
+    def _send_copy(self, block: int, step: int, vectors: list[Any], card: dict[str, Any]) -> None:
+        """Send a block to the controller, for a checkpoint; without a connection the next controller asks again."""
+        channel = self.controller.channel
+        if channel is not None:
+            with contextlib.suppress(TransportError):
+                channel.send(FrameKind.SNAPSHOT, *vectors, meta=card, block=block, step=step)
+
+    def _keep_share(self) -> None:
+        """Delay a connection to keep this server's share of cores, for less than half a lease."""
+        self.limits.keep(most_s=self.lease.base_s / 2)
+
+    def connected(self, name: str, channel: Channel) -> None:
+        """Note a connection over which blocks can be handed to another server."""
+        self.server.peers.add_server(name, channel, self.connections.addresses[name])
+
+    # --- orders of the controller
+
+    def do(self, order: Mapping[str, Any]) -> None:
+        """Carry out one order."""
+        try:
+            self._known[order["do"]](order)
+        except (MemoryError, OSError, RuntimeError) as error:
+            if not is_memory(error):
+                raise
+            self.exhausted(error)
+
+    def _install(self, order: Mapping[str, Any]) -> None:
+        self.server.handover.install(order["channel"], order["message"])
+
+    def _begin_era(self, order: Mapping[str, Any]) -> None:
+        self.server.begin_era(order["era"])
+
+    def _hand_over(self, order: Mapping[str, Any]) -> None:
+        moves = {int(block): name for block, name in order["moves"]}
+        mine, of = order.get("turn", (0, 1))
+        self.server.handover.hand_over(moves, version=order["version"], turn=(mine, of))
+
+    def _take_back(self, order: Mapping[str, Any]) -> None:
+        self.server.handover.take_back(order["blocks"])
+
+    def _follow(self, order: Mapping[str, Any]) -> None:
+        self.server.replicas.follow(order["blocks"])
+
+    def _own(self, order: Mapping[str, Any]) -> None:
+        self.server.replicas.promote(order["blocks"])
+
+    def _unfollow(self, order: Mapping[str, Any]) -> None:
+        self.server.replicas.unfollow(order["blocks"])
+
+    def _forget(self, order: Mapping[str, Any]) -> None:
+        self.server.handover.forget(order["blocks"])
+
+    def _meet_server(self, order: Mapping[str, Any]) -> None:
+        self.connections.meet(order["name"], order["address"], self._arrivals)
+
+    def _seek_server(self, order: Mapping[str, Any]) -> None:
+        self.connections.seek(order["name"], self._arrivals)
+
+    def _copy_at(self, order: Mapping[str, Any]) -> None:
+        late = self.server.copy_at(order["version"])
+        if late:
+            self.report("late", version=order["version"], blocks=late[:100], era=self.server.era)
+
+    def _report_all(self, _: Mapping[str, Any]) -> None:
+        """Report the blocks of this server to a new controller."""
+        version, era = 0, self.server.era
+        for block, at_version, moves in self.server.blocks.owned():
+            self.report("owns", block=block, version=at_version, moves=moves, era=era)
+            version = max(version, at_version)
+        for block, at_version, moves, owner in self.server.handover.unconfirmed():
+            why = "the controller was away"
+            self.report("unsure", block=block, version=at_version, owner=owner, moves=moves, era=era, why=why)
+        for block, owner in self.server.handover.moving():
+            self.report("moving", block=block, owner=owner, era=era)
+        for slot in self.server.blocks.slots():
+            self.server.replicas.report_replica(slot)
+        self.report("here", version=version, has=era)
+
+    def _report_each_load(self, order: Mapping[str, Any]) -> None:
+        """Report the load of each block, for a request to balance them."""
+        loads = [[block, round(per_s, 1)] for block, per_s in self.server.blocks.loads()]
+        for i in range(0, max(len(loads), 1), BLOCKS_OF_A_NOTICE):
+            last = i + BLOCKS_OF_A_NOTICE >= len(loads)
+            columns = {"number": order["number"], "loads": loads[i : i + BLOCKS_OF_A_NOTICE], "last": last}
+            self.report("loads", **columns, era=self.server.era)
+
+    # --- the life of the process
+
+    def run(self) -> None:
+        """Serve until the order `stop`."""
+        if self.controller.join():
+            refused = Refusals(partial(self.report, "refused"))
+            listener = self.endpoints.listen(
+                welcome=self._welcome, hello={"name": self.name}, lease=self.lease, refused=refused
+            )
+            if self.spec.loads_every_s:
+                threading.Thread(target=self._report_load, name="loads", daemon=True).start()
+            self.loop()
+            if self.abandoned:
+                self._end_orphans()
+            if listener is not None:
+                listener.close()
+        self.close()
+
+    def _report_load(self) -> None:
+        """Report every `loads_every_s` seconds the gradient bytes that came, and the seconds of an update."""
+        before, model_bytes = 0, 4 * self.spec.layout.n
+        while not self.over.wait(self.spec.loads_every_s):
+            taken = self.server.blocks.taken_bytes()
+            came = taken - before if taken >= before else taken  # an era begins at 0
+            took_s = update_s(self.server.busy.taken_s(), n_bytes=came, model_bytes=model_bytes)
+            self.report("served", bytes=came, **({} if took_s is None else {"update_s": took_s}))
+            before = taken
+
+    def _end_orphans(self) -> None:
+        """End members that should have ended by now: one may hold its interpreter's lock, and so its watchdog up."""
+        self.watchdog.free()
+        threading.Event().wait((END_LEASES + 1) * self.lease.base_s)
+        ended = end_orphans(self.folder)
+        if ended:
+            print(f"{self.name} ended {', '.join(ended)}: no controller, and they hung.", file=sys.stderr, flush=True)
+        self.watchdog.limit(END_LEASES * self.lease.base_s, "it lost its controller")

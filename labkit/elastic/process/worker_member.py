@@ -1,0 +1,207 @@
+"""The process of a worker: loads model and data, computes gradients, and watches that they come."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from labkit.core.errors import LabkitError
+from labkit.core.events import Cause
+from labkit.elastic.controller.losses import STOP
+from labkit.elastic.process.causes import told
+from labkit.elastic.process.controller_link import WHY_CHARS
+from labkit.elastic.process.gpus import local_name
+from labkit.elastic.process.limits import Amounts
+from labkit.elastic.process.member_process import MemberProcess
+from labkit.elastic.process.time_limits import Waking
+from labkit.elastic.transport import Channel, Scheme, TransportError
+from labkit.oom import is_memory
+
+if TYPE_CHECKING:
+    from labkit.elastic.worker.asynchronous import AsyncWorker
+    from labkit.elastic.worker.synchronous import Worker
+
+KEEP_S: Final = 0.25
+"""Longest single wait of a worker for its share of cores, in seconds: the order `stop` may come meanwhile."""
+LOOKS: Final = 10
+"""Times in its patience that a worker checks whether it makes progress."""
+_QUEUED: Final = ("meet", "seek", "alone", "tell", "resize")
+"""Orders that `loop` carries out; all others go to the thread that computes."""
+
+
+class WorkerMember(MemberProcess):
+    """The process of a worker.
+
+    Parameters
+    ----------
+    folder, name, site
+        As those of `MemberProcess`.
+    device : str
+        Device that the launcher chose, such as "cuda:0"; "": one of `Spec.devices`, by the number of the worker.
+    """
+
+    role = "worker"
+
+    def __init__(self, folder: Path, name: str, site: str = "", device: str = "") -> None:
+        import torch
+
+        from labkit.elastic.protocol.program import Program, find_modules
+        from labkit.elastic.worker.arrivals import FromServers
+        from labkit.elastic.worker.forward import SampleLoss
+
+        super().__init__(folder, name, site)
+        torch.set_num_threads(1)
+        self._n_threads = self._set_threads = 1
+        find_modules(self.spec.paths)
+        self.program = Program.load(folder)
+        devices = self.spec.devices or ("cpu",)
+        number = int(name.rsplit("-", 1)[1])
+        self.device = local_name(device) if device else devices[number % len(devices)]
+        self._forward = SampleLoss(self.program, device=self.device, seed=self.spec.seed)
+        self.worker = self._make_worker(number)
+        self._handler = FromServers(
+            self.worker, fetch=getattr(self.worker, "fetch", None), ended=self.server_closed, exhausted=self.exhausted
+        )
+
+    def _make_worker(self, number: int) -> Worker | AsyncWorker:
+        """Return the object that computes and pushes gradients."""
+        from labkit.elastic.transport.shared_arrays import SharedRegions
+        from labkit.elastic.worker.asynchronous import AsyncWorker
+        from labkit.elastic.worker.flat import FlatModel
+        from labkit.elastic.worker.synchronous import Worker
+
+        spec = self.spec
+        lender = SharedRegions() if spec.sync and spec.scheme == Scheme.SHM else None
+        flat = FlatModel(self.program.model, device=self.device, lender=lender)
+        common: dict[str, Any] = {
+            "extents": [(first, n) for first, n in spec.extents], "channel_of": self._channel,
+            "report": self.report, "finite": spec.on_nan == STOP, "keep": partial(self.limits.keep, most_s=KEEP_S),
+        }  # fmt: skip
+        if spec.sync:
+            return Worker(flat, loss_of=self._loss, n_shards=spec.n_shards, n_steps=spec.n_steps, **common)
+        return AsyncWorker(
+            flat, loss_of=self._loss_between, batch=spec.batch, number=number, lease_s=spec.lease_s, **common
+        )
+
+    def _channel(self, server: str) -> Channel:
+        """Return the connection to a server; TransportError without one: `connected` asks again."""
+        channel = self.connections.channels.get(server)
+        if channel is None:
+            raise TransportError(f"{server} is not connected")
+        return channel
+
+    # --- losses
+
+    def _loss(self, step: int, leaf: int) -> Any:
+        """Return the loss of one logical shard; what a model draws depends on seed, step and shard alone."""
+        from labkit.elastic.shards import samples_of
+
+        spec = self.spec
+        samples = samples_of(
+            step, leaf, n_samples=spec.n_samples, batch=spec.batch, n_shards=spec.n_shards, seed=spec.seed
+        )
+        return self._forward(samples.tolist(), (step, leaf))
+
+    def _loss_between(self, epoch: int, start: int, end: int) -> Any:
+        """Return the loss of positions start to end of the order of an epoch."""
+        from labkit.elastic.shards import order
+
+        self._follow_cores()
+        samples = order(self.spec.n_samples, self.spec.seed, epoch)[start:end]
+        return self._forward(samples.tolist(), (epoch, start))
+
+    def _follow_cores(self) -> None:
+        """Set the number of threads to the cores of this worker, from the next gradient on.
+
+        Only in asynchronous training: sums may depend on the number of threads, and synchronous training must give the
+        same bits with any number of cores.
+        """
+        if self._set_threads != self._n_threads:
+            import torch
+
+            self._set_threads = self._n_threads
+            torch.set_num_threads(self._set_threads)
+
+    # --- orders of the controller
+
+    def resize(self, order: Mapping[str, Any]) -> Amounts:
+        """Limit this process to other cores and memory; the number of threads follows the cores."""
+        amounts = super().resize(order)
+        cores = len(os.sched_getaffinity(0)) if amounts.cpus is not None else 1
+        self._n_threads = min(cores, math.ceil(amounts.cpus or 1))
+        return amounts
+
+    def joined(self, channel: Channel) -> None:
+        """Repeat the newest reports, which the former controller may have missed: without them this one may end it."""
+        super().joined(channel)
+        self.worker.repeat_losses()
+
+    def take(self, order: dict[str, Any]) -> None:
+        """Pass orders that concern the steps to the thread that computes, at once; queue the others."""
+        do = order["do"]
+        if do in _QUEUED:  # an answer waits until the new controller is known here
+            self.orders.put(order)
+            if do == "alone":
+                self.worker.on_order(order)
+        elif do == "moved":
+            self.worker.on_moved(order)
+        else:
+            self.worker.on_order(order)
+            if do == "stop":
+                self.orders.put(order)
+
+    def do(self, order: Mapping[str, Any]) -> None:
+        """Carry out one order: connect to a server, change limits, or report the progress to a new controller."""
+        if order["do"] == "tell":
+            self.worker.on_order(dict(order))
+            self.report("here", **self.worker.progress())
+        elif order["do"] == "resize":
+            self.resize(order)
+        elif order["do"] == "seek":
+            self.connections.seek(order["name"], self._handler)
+        else:
+            self.connections.meet(order["name"], order["address"], self._handler)
+
+    def connected(self, name: str, channel: Channel) -> None:  # noqa: ARG002
+        """Ask the server again for what did not come."""
+        self.worker.reconnected(name)
+
+    # --- the life of the process
+
+    def run(self) -> None:
+        """Train until the order `stop`, or until the training is done."""
+        if not self.controller.join():
+            return
+        threading.Thread(target=self._attend, name="orders", daemon=True).start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        try:
+            self.worker.run()
+            self.close()
+        except Exception as error:  # of the user's model or data: the job ends with its message
+            named = "" if isinstance(error, LabkitError) else f"{type(error).__name__}: "
+            cause = Cause.OUT_OF_MEMORY if is_memory(error) else Cause.ERROR
+            self.report("failed", why=f"{named}{error}"[:WHY_CHARS], cause=told(cause))
+            self.controller.flush()
+            raise
+
+    def _watch(self) -> None:
+        """Report `stuck` when one gradient takes longer than `patience_s` of the time that this process was awake."""
+        patience_s = self.spec.patience_s
+        waking, seen, since_s = Waking(), self.worker.busy, 0.0
+        while not self.over.wait(patience_s / LOOKS):
+            busy, awake_s = self.worker.busy, waking.look(every_s=patience_s / LOOKS)
+            if busy != seen:
+                seen, since_s = busy, awake_s
+            if busy is not None and awake_s - since_s >= patience_s:
+                where = "step {}, logical shard {}" if self.spec.sync else "epoch {}, minibatch at {}"
+                why = f"{where.format(*busy[0])}: no gradient after {patience_s:g} s; the data or the model hangs"
+                self.report("stuck", place=list(busy[0]), why=why)
+
+    def _attend(self) -> None:
+        self.loop()
+        self.worker.on_order({"do": "stop"})

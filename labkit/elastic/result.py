@@ -1,0 +1,94 @@
+"""The result of a job that is over: the trained model, losses, events, and the costs of scalings and faults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.elastic.checkpoint.resume import losses_before
+from labkit.elastic.controller.job_files import records
+from labkit.elastic.protocol.blocks import unpack
+from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.shards import ShardService
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+
+class Result:
+    """The result of a job, read from its folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the job, which is over.
+    model : Module
+        Takes the parameters of the last step.
+    events : sequence of dict
+        Events of the job.
+
+    Attributes
+    ----------
+    model : Module
+        The trained model.
+    version : int
+        Updates in the saved state: all of them unless the job was stopped.
+    digest : str
+        Digest of all blocks, optimizer state included: equal training has equal digests, bit by bit.
+    blocks : dict
+        The last state, by number of the block.
+    events : list of dict
+        Events of the job in order.
+    ledger : tuple of Commit
+        Of asynchronous training: the samples of each update, and the worker that made it; see
+        `labkit.elastic.shards.prove`.
+    """
+
+    def __init__(self, folder: Path, model: nn.Module, events: Sequence[dict[str, Any]]) -> None:
+        self.events = list(events)
+        spec = Spec.load(folder)
+        saved = spec.checkpoints(folder).newest()
+        self.model = model
+        self.version, self.digest, self.blocks = saved.step, saved.digest, saved.blocks
+        began = next((e["version"] for e in self.events if e["event"] == "began"), 0)
+        self._losses = losses_before(folder, step=began)
+        self._losses.update((e["version"], e["loss"]) for e in self.events if e["event"] == "loss")
+        self.ledger = () if spec.sync else tuple(ShardService.replay(records(folder)).ledger)
+        vector = np.concatenate([saved.blocks[number].params for number in sorted(saved.blocks)])
+        unpack(vector, self.model)
+
+    @property
+    def losses(self) -> list[float]:
+        """Mean loss of each step from `losses_from` on, steps of earlier jobs in the same folder included."""
+        first = self.losses_from
+        return [self._losses[step] for step in sorted(self._losses) if step >= first]
+
+    @property
+    def losses_from(self) -> int:
+        """Step of the first of `losses`: 0, unless events of an earlier job are not in the folder any more."""
+        return max((step for step in self._losses if step - 1 not in self._losses), default=0)
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """Seconds that each worker computed and waited in each step: `labkit.elastic.measure.steps`."""
+        from labkit.elastic import measure
+
+        return measure.steps(self.events)
+
+    @property
+    def scalings(self) -> pd.DataFrame:
+        """Duration and cost of each scaling, in DL2's four steps: `labkit.elastic.measure.scalings`."""
+        from labkit.elastic import measure
+
+        return measure.scalings(self.events)
+
+    @property
+    def faults(self) -> pd.DataFrame:
+        """Cost of each death of a process: `labkit.elastic.measure.faults`."""
+        from labkit.elastic import measure
+
+        return measure.faults(self.events)

@@ -1,0 +1,232 @@
+"""The jobs that run, in the order of a rule that preempts, kept from one decision to the next.
+
+The keys of all that run fall by a second each second (`srtf`) or stay (`las`), so their order stays, too, until a job
+turns: it is overdue or changes queues, and from then on its key stays. Those that have turned are a list of their own,
+and only the last jobs of both lists, which may have to stop, are looked at. Keys nearer than `TIE` are compared anew.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numba import njit
+
+from labkit.core.job_columns import OVERDUE_FRACTION
+from labkit.core.resources import Floats
+from labkit.experiment.classic.heap import pop, push
+from labkit.experiment.classic.keys import has_turned, key_of
+from labkit.experiment.classic.nouns import N_NEAR, N_TAIL, N_TURNS, REACHED, Belief, RunOrder, Trace
+from labkit.schedulers.rule import BY_REMAINING
+
+TIE: Final = 1e-9
+ULP: Final = 2.3e-16
+
+
+def empty_order(n_jobs: int, most: int, n_resources: int) -> RunOrder:
+    """Return an order for some of n_jobs jobs, `most` at once."""
+    return RunOrder(
+        jobs=np.empty((2, most), np.int32),
+        size=np.zeros(2, np.int64),
+        reached=np.zeros(REACHED, np.int64),
+        at=np.empty(n_jobs),
+        part=np.full(n_jobs, -1, np.int8),
+        held=np.zeros(n_resources),
+        turn_s=np.empty(n_jobs),
+        turns_s=np.empty(2 * most + 1),
+        turns=np.empty(2 * most + 1, np.int32),
+        key=np.empty(n_jobs),
+        near=np.empty(most, np.int32),
+        tail=np.empty(most, np.int32),
+        sums=np.zeros((most + 1, n_resources)),
+    )
+
+
+# --- who runs
+
+
+@njit(cache=True, _nrt=False)
+def forget_all(order: RunOrder) -> None:
+    """Empty the order."""
+    for c in range(2):
+        for i in range(order.size[c]):
+            order.part[order.jobs[c, i]] = -1
+        order.size[c] = 0
+    order.reached[:] = 0
+    order.held[:] = 0.0
+
+
+@njit(cache=True, _nrt=False)
+def _where(order: RunOrder, c: int, j: int) -> int:
+    """Return the first place of a list whose job does not come before job j."""
+    a, b = 0, order.size[c]
+    while a < b:
+        m = (a + b) // 2
+        other = order.jobs[c, m]
+        if order.at[other] < order.at[j] or (order.at[other] == order.at[j] and other < j):
+            a = m + 1
+        else:
+            b = m
+    return a
+
+
+@njit(cache=True, _nrt=False)
+def _insert(order: RunOrder, c: int, j: int, at: float) -> None:
+    order.at[j], order.part[j] = at, c
+    p, n = _where(order, c, j), order.size[c]
+    for i in range(n, p, -1):
+        order.jobs[c, i] = order.jobs[c, i - 1]
+    order.jobs[c, p] = j
+    order.size[c] = n + 1
+
+
+@njit(cache=True, _nrt=False)
+def _delete(order: RunOrder, j: int) -> None:
+    c = order.part[j]
+    for i in range(_where(order, c, j), order.size[c] - 1):
+        order.jobs[c, i] = order.jobs[c, i + 1]
+    order.part[j] = -1
+    order.size[c] -= 1
+
+
+@njit(cache=True, _nrt=False)
+def leave(order: RunOrder, trace: Trace, j: int) -> None:
+    """Take a job out that runs no more."""
+    if order.part[j] < 0:
+        return
+    _delete(order, j)
+    for r in range(len(order.held)):
+        order.held[r] -= trace.gang[trace.kind[j], r]
+
+
+@njit(cache=True, _nrt=False)
+def join(order: RunOrder, trace: Trace, mind: Belief, by: int, j: int, now_s: float, threshold: float) -> None:
+    """Add a job that runs from now on."""
+    for r in range(len(order.held)):
+        order.held[r] += trace.gang[trace.kind[j], r]
+    key = key_of(by, j, trace, mind, now_s, threshold)
+    if has_turned(by, j, trace, mind, now_s, threshold):
+        _insert(order, 1, j, key)
+        return
+    _insert(order, 0, j, now_s + key if by == BY_REMAINING else key)
+    order.turn_s[j] = _turn_s(by, j, trace, mind, now_s, threshold)
+    if order.reached[N_TURNS] == len(order.turns):  # moments of jobs that run no more fill it
+        order.reached[N_TURNS] = 0
+        for i in range(order.size[0]):
+            other = order.jobs[0, i]
+            if other != j:
+                order.reached[N_TURNS] = push(
+                    order.turns_s, order.turns, order.reached[N_TURNS], order.turn_s[other], other
+                )
+    order.reached[N_TURNS] = push(order.turns_s, order.turns, order.reached[N_TURNS], order.turn_s[j], j)
+
+
+@njit(cache=True, _nrt=False)
+def _about(by: int, j: int, trace: Trace, mind: Belief, threshold: float) -> float:
+    """Return when a job turns, but for rounding; infinite where its key stays for another reason."""
+    at = mind.belief[j]
+    if by == BY_REMAINING:
+        left = (1 - OVERDUE_FRACTION) * trace.total_steps[j] - at.steps
+        return float(at.since_s + left / at.speed) if at.speed > 0 else np.inf
+    return float(at.held_since_s + (threshold - at.attained_gpu_s) / at.held_gpus) if at.held_gpus > 0 else np.inf
+
+
+@njit(cache=True, _nrt=False)
+def _turn_s(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> float:
+    """Return the first moment, to the last digit, at which a job that has not turned now has."""
+    before_s, after_s = now_s, max(_about(by, j, trace, mind, threshold), now_s)
+    if after_s == np.inf:
+        return after_s
+    step_s = ULP * after_s + 1e-300
+    while not has_turned(by, j, trace, mind, after_s, threshold):
+        before_s = after_s
+        after_s += step_s
+        step_s *= 2
+    step_s = ULP * after_s
+    while after_s - step_s > before_s and has_turned(by, j, trace, mind, after_s - step_s, threshold):
+        after_s -= step_s
+        step_s *= 2
+    before_s = max(before_s, after_s - step_s)
+    while True:  # halve what is between
+        middle_s = before_s + 0.5 * (after_s - before_s)
+        if not before_s < middle_s < after_s:
+            return after_s
+        if has_turned(by, j, trace, mind, middle_s, threshold):
+            after_s = middle_s
+        else:
+            before_s = middle_s
+
+
+@njit(cache=True, _nrt=False)
+def turn(order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, threshold: float) -> None:
+    """Move the jobs that have turned by now to their list."""
+    while order.reached[N_TURNS] and order.turns_s[0] <= now_s:
+        j, at_s = order.turns[0], order.turns_s[0]
+        order.reached[N_TURNS] = pop(order.turns_s, order.turns, order.reached[N_TURNS])
+        if order.part[j] == 0 and order.turn_s[j] == at_s:
+            _delete(order, j)
+            _insert(order, 1, j, key_of(by, j, trace, mind, now_s, threshold))
+
+
+# --- the last ones first
+
+
+@njit(cache=True, _nrt=False)
+def begin_tail(order: RunOrder) -> None:
+    """Look at the order from its end."""
+    order.reached[N_TAIL] = order.reached[N_NEAR] = 0
+    order.reached[0], order.reached[1] = order.size[0], order.size[1]
+
+
+@njit(cache=True, _nrt=False)
+def _look_near(
+    order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, threshold: float
+) -> None:  # fmt: skip
+    """Fetch the last jobs of the first list whose keys are too near to be sure of their order, and sort them."""
+    last = order.reached[0]
+    first = last - 1
+    while first > 0 and by == BY_REMAINING:
+        gap = order.at[order.jobs[0, first]] - order.at[order.jobs[0, first - 1]]
+        if gap > trace.tie * (1.0 + order.at[order.jobs[0, first]]):
+            break
+        first -= 1
+    for i in range(first, last):
+        j, n = order.jobs[0, i], i - first
+        order.key[j] = key_of(by, j, trace, mind, now_s, threshold)
+        while n > 0 and comes_before(order.key, j, order.key, order.near[n - 1]):
+            order.near[n] = order.near[n - 1]
+            n -= 1
+        order.near[n] = j
+    order.reached[0], order.reached[N_NEAR] = first, last - first
+
+
+@njit(cache=True, _nrt=False)
+def comes_before(keys: Floats, j: int, other_keys: Floats, other: int) -> bool:
+    """Tell whether one job comes before another, by their keys (N,) and then by number."""
+    return bool(keys[j] < other_keys[other] or (keys[j] == other_keys[other] and j < other))
+
+
+@njit(cache=True, _nrt=False)
+def fetch(order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, threshold: float) -> bool:
+    """Add the job that comes before those of the tail to it, and its gang to the sums; False: there is none."""
+    reached = order.reached
+    if reached[N_NEAR] == 0 and reached[0] > 0:
+        _look_near(order, trace, mind, by, now_s, threshold)
+    if reached[N_NEAR] == 0 and reached[1] == 0:
+        return False
+    late = -1
+    if reached[1] > 0:
+        late = order.jobs[1, reached[1] - 1]
+        order.key[late] = key_of(by, late, trace, mind, now_s, threshold)
+    if reached[N_NEAR] > 0 and (late < 0 or comes_before(order.key, late, order.key, order.near[reached[N_NEAR] - 1])):
+        j = order.near[reached[N_NEAR] - 1]
+        reached[N_NEAR] -= 1
+    else:
+        j = late
+        reached[1] -= 1
+    m = reached[N_TAIL]
+    order.tail[m] = j
+    for r in range(len(order.held)):
+        order.sums[m + 1, r] = order.sums[m, r] + trace.gang[trace.kind[j], r]
+    reached[N_TAIL] = m + 1
+    return True

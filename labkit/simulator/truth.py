@@ -1,0 +1,192 @@
+"""What is true of jobs, tasks and machines at a moment of virtual time, and how jobs change their speed then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from labkit.core.answers import speeds_of
+from labkit.core.book import Book, release
+from labkit.core.cluster import Cluster
+from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, events, joined
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import SpeedModel
+from labkit.core.resources import Floats, Ints
+from labkit.core.running import Running
+from labkit.simulator import retiming, state
+from labkit.simulator.active_troubles import ActiveTroubles
+from labkit.simulator.changes import Changes
+from labkit.simulator.memory import GrowingMemory
+
+_NO_JOBS = np.empty(0, np.int32)
+
+
+class SimulatedTruth:
+    """The columns that kernels work on, and the speeds that follow from them.
+
+    Attributes
+    ----------
+    jobs, cluster, speed : Jobs, Cluster, SpeedModel
+        What arrives, where it runs, and how fast it is.
+    now_s : float
+        Virtual seconds since the run began.
+    records : array
+        (N,) of dtype `state.TRUTH`.
+    book : Book
+        The tasks that each job holds, and the free capacity (G, R).
+    running, counts : array
+        (N,) the jobs that hold tasks, in order of start, and (3,) counts: N_RUNNING, NEXT_ARRIVAL, N_OTHERS of `state`.
+    others : array
+        (2 N,) jobs that just got or lost a partner, or were resized; N_OTHERS of them count.
+    first_row, mate : array
+        (N,) scratch of the kernels that check and carry out a placement; -1 between two placements.
+    machine_up : array of bool
+        (M,) machines that are there.
+    out : array
+        Buffer into which kernels write events; `room_for` makes it large enough.
+    changes : Changes or None
+        Starts and rescales that take their share of machines, if the speed model knows them.
+    troubles, memory : ActiveTroubles, GrowingMemory or None
+        Tasks that are slow or hot, and servers whose memory grows.
+    """
+
+    def __init__(self, jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> None:
+        self.jobs, self.cluster, self.speed = jobs, cluster, speed
+        self.now_s = 0.0
+        self.records = np.zeros(len(jobs), dtype=state.TRUTH)
+        self.records["next_s"] = np.inf
+        self.records["factor"] = 1.0
+        self.records["until_steps"] = jobs.true_steps
+        self.book = Book(jobs, cluster)
+        self.running = np.empty(len(jobs), np.int32)
+        self.counts = np.zeros(3, np.int32)
+        self.others = np.empty(2 * len(jobs), np.int32)
+        self.first_row = np.full(len(jobs), -1, np.int32)
+        self.mate = np.full(len(jobs), -1, np.int32)
+        self.machine_up = np.ones(cluster.n_machines, dtype=np.bool_)
+        self.out = np.empty(0, dtype=EVENT)
+        self.changes: Changes | None = None
+        self.troubles: ActiveTroubles | None = None
+        self.memory: GrowingMemory | None = None
+
+    def columns(self, *, n_tasks: int) -> dict[str, Any]:
+        """Return the columns that the kernels of `state` work on; there is room for so many more tasks."""
+        self.book.ensure(n_tasks)
+        book = self.book
+        return {
+            "truth": self.records, "running": self.running, "counts": self.counts, "others": self.others,
+            "first_row": self.first_row, "mate": self.mate, "held": book.held, "tasks": book.tasks,
+            "spare": book.spare, "free": book.free, "demand": book.demand,
+        }  # fmt: skip
+
+    def room_for(self, n: int) -> None:
+        """Make `out` large enough for `n` events; what it held is lost."""
+        if n > len(self.out):
+            self.out = np.empty(max(n, 2 * len(self.out), 256), dtype=EVENT)
+
+    # --- which jobs
+
+    @property
+    def n_done(self) -> int:
+        """Number of jobs that completed or were given up."""
+        return int(np.count_nonzero(self.records["phase"] == state.DONE))
+
+    def holding(self) -> Ints:
+        """Return the jobs that hold tasks, in order of start; a view that the next kernel changes."""
+        jobs: Ints = self.running[: self.counts[state.N_RUNNING]]
+        return jobs
+
+    def in_phase(self, phase: int) -> Ints:
+        """Return the jobs that hold tasks and are in a phase."""
+        jobs = self.holding()
+        chosen: Ints = jobs[self.records["phase"][jobs] == phase]
+        return chosen
+
+    def ready(self) -> Ints:
+        """Return the jobs that hold tasks and are in no overhead; with leases some of them may rest."""
+        jobs = self.holding()
+        chosen: Ints = jobs[self.records["phase"][jobs] >= state.RUNNING]
+        return chosen
+
+    def unpaired(self) -> Ints:
+        """Return the jobs that hold tasks and just got or lost a partner, or were resized, by number."""
+        if not self.counts[state.N_OTHERS]:
+            return _NO_JOBS
+        jobs = np.unique(self.others[: self.counts[state.N_OTHERS]])
+        chosen: Ints = jobs[self.book.held["first"][jobs] >= 0]
+        return chosen
+
+    def steps_now(self, jobs: Ints) -> Floats:
+        """Return the steps that jobs which train have done by now, (J,)."""
+        at = self.records[jobs]
+        steps: Floats = at["steps"] + at["speed"] * (self.now_s - at["since_s"])
+        return steps
+
+    # --- speeds
+
+    def tasks_of(self, jobs: Ints) -> Running:
+        """Return the tasks that jobs hold, with the troubles that they have now."""
+        running = self.book.running(jobs)
+        return running if self.troubles is None else self.troubles.with_troubles(running)
+
+    def speeds(self, jobs: Ints) -> Floats:
+        """Return the steps per second of jobs that hold tasks, as the speed model has them, (J,)."""
+        return speeds_of(self.speed, self.tasks_of(jobs), jobs=self.jobs)
+
+    def retime(self, jobs: Ints, base_speeds: Floats) -> Events:
+        """Give running jobs other speeds from now on; return the events of those that changed."""
+        out = np.empty(len(jobs), dtype=EVENT)
+        n = retiming.retime(jobs, base_speeds, self.now_s, self.records, out)
+        return out[:n]
+
+    def retime_beside(self) -> Events:
+        """Give other speeds to the jobs beside those that just changed: partners, or all if speeds are not local."""
+        return self.retime_unpaired() if self.speed.local else self.retime_all()
+
+    def retime_unpaired(self) -> Events:
+        """Give the jobs that got or lost a partner the speed that they have now."""
+        jobs = self.unpaired()
+        return self.retime(jobs, self.speeds(jobs)) if len(jobs) else NO_EVENTS
+
+    def retime_all(self) -> Events:
+        """Let every running job go on at the speed that it has beside the others."""
+        if self.changes is not None:
+            return self._repace(self.changes)
+        jobs = self.in_phase(state.RUNNING)
+        if not len(jobs):
+            return NO_EVENTS
+        return self.retime(jobs, self.speeds(jobs))
+
+    def _repace(self, changes: Changes) -> Events:
+        """Let jobs that train, start or are rescaled go on as fast as they can beside the others."""
+        jobs = self.holding().copy()
+        if not len(jobs):
+            return NO_EVENTS
+        speeds, paces = changes.rates(jobs)
+        in_change = np.isin(self.records["phase"][jobs], (state.STARTING, state.RESCALING))
+        out = np.empty(len(jobs), dtype=EVENT)
+        n = retiming.repace(jobs[in_change], speeds[in_change], paces[in_change], self.now_s, self.records, out)
+        return joined([out[:n], self.retime(jobs[~in_change], speeds[~in_change])])
+
+    # --- losses
+
+    def lose(self, jobs: Ints, checkpoint_s: float) -> Events:
+        """Take all tasks from jobs, which fall back to checkpoints so many seconds apart; 0: nothing is lost."""
+        book = self.book
+        batch = events(len(jobs))
+        for row, job in zip(batch, jobs, strict=True):
+            at = self.records[job]
+            state.settle(self.records, job, self.now_s)
+            if checkpoint_s > 0:
+                lost_s = (self.now_s - at["started_s"]) % checkpoint_s
+                at["steps"] = max(at["started_steps"], at["steps"] - at["speed"] * lost_s)
+            at["phase"], at["next_s"], at["speed"] = state.WAITING, np.inf, 0.0
+            if book.held["partner"][job] >= 0:
+                self.others[self.counts[state.N_OTHERS]] = book.held["partner"][job]
+                self.counts[state.N_OTHERS] += 1
+            release(book.held, book.tasks, book.spare, book.free, book.demand, job)
+            state.forget_running(self.running, self.counts, job)
+            row["time_s"], row["kind"], row["job"] = self.now_s, Kind.FAILED, job
+            row["value"], row["speed"] = at["steps"], 0.0
+        return batch
