@@ -27,11 +27,13 @@ def watch(
     """Show a run while it goes on, or as it ended; exit code 1 if it stopped before its end."""
     from rich.console import Console
 
+    from labkit.cli_table import PIPED
     from labkit.live.follow import FollowedRun
     from labkit.live.terminal import follow, shown
     from labkit.results.store import find
 
-    seen, console = FollowedRun(find(run, runs=runs)), Console()
+    seen = FollowedRun(find(run, runs=runs))
+    console = Console(width=None if sys.stdout.isatty() else PIPED)
     if browser:
         _serve(seen, port=port)
         return
