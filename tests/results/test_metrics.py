@@ -18,13 +18,13 @@ from labkit.core.resources import GPUS
 from labkit.results import (
     RunInfo,
     RunRecord,
-    compare,
     finish_time_fairness,
     gantt,
     heat_map,
     jain_index,
     jct_cdf,
     job_table,
+    run_table,
     summary,
     time_split,
     utilisation,
@@ -192,10 +192,10 @@ def test_compare_names_runs_of_one_scheduler_by_what_tells_them_apart():
         return RunRecord(RunInfo(run=run, scheduler=scheduler, seed=seed), three_jobs(), TWO_MACHINES, by_hand())
 
     runs = [record("fifo", seed=0, run="r0"), record("drf", seed=1, run="r1"), record("drf", seed=2, run="r2")]
-    assert compare(runs)["label"].tolist() == ["fifo", "drf (seed 1)", "drf (seed 2)"]
+    assert run_table(runs)["label"].tolist() == ["fifo", "drf (seed 1)", "drf (seed 2)"]
     twice = [record("drf", seed=1, run="x"), record("drf", seed=1, run="y")]
-    assert compare(twice)["label"].tolist() == ["drf (x)", "drf (y)"]
-    assert compare(runs)["mean_jct_s"].tolist() == [45, 45, 45]
+    assert run_table(twice)["label"].tolist() == ["drf (x)", "drf (y)"]
+    assert run_table(runs)["mean_jct_s"].tolist() == [45, 45, 45]
 
 
 def walked_gpu_s(rows: Events, jobs: Jobs) -> dict[int, float]:
