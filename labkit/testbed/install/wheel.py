@@ -21,7 +21,7 @@ from typing import Any
 from labkit import release
 from labkit.core.errors import InputError
 
-SUFFIXES = (".py", ".csv", ".js", ".css", ".json", ".safetensors", ".template", ".typed")
+SUFFIXES = (".py", ".csv", ".js", ".css", ".html", ".json", ".safetensors", ".template", ".typed")
 """Endings of the files that belong to labkit; a test compares them with pyproject.toml."""
 HASH_LETTERS = 16
 DRIVER_MODULE = "labkit/testbed/agent/_pynvml.py"
