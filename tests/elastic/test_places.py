@@ -233,6 +233,21 @@ def test_blocks_of_a_lost_host_come_back_from_the_checkpoint_on_the_servers_that
     assert play.machine.job.phase == "training"
 
 
+def test_workers_learn_the_block_owners_from_the_controller_if_a_host_with_a_server_is_lost() -> None:
+    """The server had given its blocks away: its words of that may not have reached the workers."""
+    play = Spread({"a/0": (2, 2), "b/0": (0, 1)})
+    play.train()
+    play.done(play.machine.scale(place={"a/0": (2, 2)}, strategy="handover"))
+    play.move()
+    assert set(play.machine.job.owner.values()) == {"ps-0", "ps-1"}
+    before = len(play.told("map"))
+    play.done(play.machine.host_lost("b"))
+    told = play.told("map")[before:]
+    assert {tell.to for tell in told} == {"worker-0", "worker-1"}
+    assert "ps-2" not in json.dumps(told[0].what["map"])
+    assert not play.told("halt")
+
+
 @pytest.mark.parametrize(
     ("place", "then"),
     [

@@ -63,6 +63,7 @@ class HostLoss:
             self._replace(unexpected, host)
         if job.phase != "over":
             self.replication.forget_dead()
+        self.member_loss.tell_owners(gone)
 
     def _remove(self, member: Member, host: str) -> None:
         del self.job.members[member.name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,8 +81,12 @@ class MemberLoss:
         elif member.role == "server":
             self.replication.forget_dead()
         self.requests.forget(member)
-        if member.role == "server" and job.phase == "training":
-            self.out.tell_workers(do="map", era=job.era, map=job.block_map())  # its own last messages may be lost
+        self.tell_owners([member])
+
+    def tell_owners(self, gone: Sequence[Member]) -> None:
+        """Tell the workers the block owners if servers are gone: what these sent last may be lost."""
+        if self.job.phase == "training" and any(member.role == "server" for member in gone):
+            self.out.tell_workers(do="map", era=self.job.era, map=self.job.block_map())
 
     def forget(self, name: str, *, died: bool = False) -> None:
         """Remove what is known of a process that is gone, and take back its leases; see `DataLeases.forget`."""
@@ -97,6 +101,7 @@ class MemberLoss:
         reason = why if cause == Cause.OUT_OF_MEMORY else f"cut off: {why}"
         self.out.note("left", **leave_columns(member, expected=False, reason=reason, cause=cause))
         self._on_death(member, why, cause=cause)
+        self.tell_owners([member])
 
     def _on_death(self, member: Member, why: str, *, cause: Cause) -> None:
         job = self.job
