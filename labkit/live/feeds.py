@@ -117,7 +117,7 @@ class Feed:
 
 
 class GanttFeed(Feed):
-    """Who runs when: a row per job in order of arrival, a bar while it holds tasks, darker with more GPUs."""
+    """When each job runs: a row per job in order of arrival, a bar while it holds tasks, darker with more GPUs."""
 
     scripts = ("timeline.js", "gantt.js")
 

@@ -1,4 +1,4 @@
-// Who runs when: a row per job, a bar while it holds tasks. Follows timeline.js.
+// When each job runs: a row per job, a bar while it holds tasks. Follows timeline.js.
 
 const [WAITS, TRAINS, HOLDS, DONE] = [0, 1, 2, 3];
 

@@ -32,13 +32,13 @@ class LiveModel:
     Attributes
     ----------
     board : Board
-        Who does what since when, and how full each machine is.
+        What each job does since when, and how full each machine is.
     signals : Signals
         How the run does over time.
     decisions : DecisionLog
         What was decided lately, and why.
     lock : RLock
-        For who folds and who reads in different threads.
+        For a thread that folds and threads that read.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ def status_of(info: RunInfo, *, writer: Mapping[str, Any] | None, folder: Path, 
     info : RunInfo
         As it stands in the folder.
     writer : mapping or None
-        Who writes it, as `labkit.results.lock.writer_of` tells.
+        The process that writes it, as `labkit.results.lock.writer_of` returns it.
     folder : Path
         To name in commands.
     silent_s : float

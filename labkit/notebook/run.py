@@ -272,7 +272,7 @@ class LiveRun(traitlets.HasTraits):
 
     @property
     def board(self) -> Board:
-        """Who does what since when, and how full each machine is."""
+        """What each job does since when, and how full each machine is."""
         return self.model.board
 
     @property

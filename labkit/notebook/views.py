@@ -76,7 +76,7 @@ class LiveView(anywidget.AnyWidget):
 
 
 class LiveGantt(LiveView):
-    """Who runs when: a row per job in order of arrival, a bar while it holds tasks, darker with more GPUs."""
+    """When each job runs: a row per job in order of arrival, a bar while it holds tasks, darker with more GPUs."""
 
     kind = GanttFeed
     _esm = source(*GanttFeed.scripts)

@@ -35,7 +35,7 @@ class Machine:
     address, port : str, int
         Where its SSH server listens.
     user : str
-        User who logs in.
+        User name for the login.
     key : Path or None
         The private key to log in with; None: the SSH agent's keys and those in ~/.ssh.
     python : str

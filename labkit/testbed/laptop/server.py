@@ -108,7 +108,7 @@ def standin_config(plan: BedPlan, spot: Spot, *, environment: Mapping[str, str])
 
 
 def user_name() -> str:
-    """Return the user who logs in to the hosts: the one of this process."""
+    """Return the user name for logins to the hosts: that of this process."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

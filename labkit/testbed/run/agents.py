@@ -29,7 +29,7 @@ class NotDeployedError(HostError):
 
 
 class ForeignFolderError(HostError):
-    """labkit's folder on a host belongs to another user than the one who logs in."""
+    """labkit's folder on a host belongs to another user than that of the login."""
 
 
 def bridge_of(machine: Machine, *, start: bool = True) -> list[str]:

@@ -121,7 +121,7 @@ class HostHomeReply:
 
 @dataclass(frozen=True, slots=True)
 class MemberReply:
-    """A member of a job: see `labkit.elastic.job.MemberStatus`."""
+    """A member of a job: see `labkit.elastic.job_status.MemberStatus`."""
 
     name: str
     role: str
@@ -136,7 +136,7 @@ class MemberReply:
 
 @dataclass(frozen=True, slots=True)
 class LostReply:
-    """A member that was lost: see `labkit.elastic.job.Lost`."""
+    """A member that was lost: see `labkit.elastic.job_status.LostMember`."""
 
     name: str
     role: str
@@ -147,7 +147,7 @@ class LostReply:
 
 @dataclass(frozen=True, slots=True)
 class StatusReply:
-    """Phase, step and members of a job: see `labkit.elastic.job.Status`."""
+    """Phase, step and members of a job: see `labkit.elastic.job_status.Status`."""
 
     phase: str
     step: int
