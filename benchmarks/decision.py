@@ -15,6 +15,7 @@ from benchmarks import Row, size
 from labkit.core import Jobs, Placement
 from labkit.core.events import Kind
 from labkit.core.resources import amounts
+from labkit.testbed.agent.client import Agent
 from labkit.testbed.laptop import Bed
 from labkit.testbed.laptop.processes import processes
 from labkit.testbed.laptop.server import sshd_program
@@ -64,8 +65,8 @@ def _decide(backend: SshBackend, job: int) -> tuple[float, float]:
     while not process_s:
         watching = agent.watch("decision", since=since) if _known(agent) else iter(())
         for event in watching:
-            since = int(event["n"])
-            if event["kind"] == "started" and event["task"] == f"job-{job}":
+            since = event.n
+            if event.kind == "started" and event.task == f"job-{job}":
                 process_s = time.monotonic() - began
                 break
     while not (backend.advance(backend.now_s + 0.05, stop_at_event=False)["kind"] == Kind.STARTED).any():
@@ -98,8 +99,8 @@ def _end(backend: SshBackend, job: int) -> None:
         deployment._state.change.wait_for(lambda: not deployment.home, 60)
 
 
-def _known(agent: object) -> bool:
-    return any(run["run"] == "decision" for run in agent.list())  # type: ignore[attr-defined]
+def _known(agent: Agent) -> bool:
+    return any(listed.run == "decision" for listed in agent.list())
 
 
 def _row(name: str, value: float, goal: float | None) -> Row:

@@ -29,7 +29,7 @@ from labkit.elastic.process.usage import cpu_s
 
 COMMAND = "python -m benchmarks dlrover_real"
 WIDTH = 0.3
-ROUNDS = size(3, short=1)
+ROUNDS = size(5, short=1)
 WINDOW_S = float(size(6, short=2))
 """Over which a speed is measured."""
 SETTLE_S = 2.0

@@ -55,7 +55,7 @@ def schedulers_of(given: Any) -> list[Scheduler | str]:
 
 def refuse_unknown(options: Iterable[str], *, known: Iterable[str]) -> None:
     """Raise if an option of a simulation is misspelt."""
-    names = sorted(known)
+    names = sorted(set(known))
     for option in options:
         if option not in names:
             raise unknown("option of a simulation", option, names)

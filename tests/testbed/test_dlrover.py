@@ -38,7 +38,7 @@ def test_the_brain_configures_a_job_over_ssh_and_tells_why(bed: Inventory, tmp_p
     assert "cold start" in reasons[0]
     assert len(reasons) > 1, reasons  # a plan, or what was wrong with a task: whichever is seen first
     assert load(folder).reasons == list(record.reasons)
-    assert reasons[-1] in "\n".join(entry.line for entry in FollowedRun(folder).model.decisions.entries)
+    assert reasons[-1] in "\n".join(entry.line() for entry in FollowedRun(folder).model.decisions.entries)
     tasks = rows[(rows["kind"] == Kind.MEASURED) & (rows["task"] >= 0)]
     assert len(tasks)
     assert tasks["task"].max() < 6  # numbers of tasks, whoever came and went

@@ -135,7 +135,7 @@ with Bed.up(2, folder={folder!r}, gpus=1) as up:
                 session._note(backend.apply(on(0)))
                 until(session, Kind.FAILED, n=n)
                 until(session, Kind.JOINED, n=n)
-                backend._happened._failures._hosts.clear()
+                backend._run_events._failures._hosts.clear()
             print("DROPPED", backend.dropped, flush=True)
             (disk / "fill").unlink()
             session._note(backend.apply(on(0)))
@@ -314,7 +314,7 @@ def test_reasons_of_a_run_that_was_stopped_are_there_when_another_goes_on(two: B
         if (rows["kind"] == Kind.PROGRESSED).any():
             raise KeyboardInterrupt
 
-    options = {"inventory": two.inventory, "name": "mine", "folder": runs, "training": TINY, "lease_s": 5.0}
+    options = {"inventory": two.inventory, "name": "mine", "runs": runs, "training": TINY, "lease_s": 5.0}
     with pytest.raises(KeyboardInterrupt):
         deploy(jobs_of(1, steps=400), scheduler=Explains("it came first"), observers=[stop], **options)
     (folder,) = runs.iterdir()

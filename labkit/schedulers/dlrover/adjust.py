@@ -206,11 +206,16 @@ def _is_hot(task: Task, report: Report, rules: Rules) -> bool:
 def _slow(report: Report, rules: Rules, _: Foretold) -> list[Sign]:
     if report.plan.n_ps < 2 or not report.wait >= rules.wait:
         return []
-    return [
-        (Trouble.SLOW_PS, task.number)
-        for task in report.servers
-        if pace_of_server(task, report.server) <= rules.slow_pace and not _is_hot(task, report, rules)
-    ]
+    return [(Trouble.SLOW_PS, task.number) for task in report.servers if _is_slow(task, report, rules)]
+
+
+def _is_slow(task: Task, report: Report, rules: Rules) -> bool:
+    """Tell whether a server is slow and its use no higher than that of others; at its limit, that limit holds it back.
+
+    Updates are timed on the clock: those of a server that is paused at its limit take longer, wherever it runs.
+    """
+    held_back = task.use >= rules.hot_use and task.use > report.server.use
+    return pace_of_server(task, report.server) <= rules.slow_pace and not held_back
 
 
 def _stragglers(report: Report, rules: Rules, _: Foretold) -> list[Sign]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.schedulers.dlrover.adjust import Action, Do, Report, Task, Watch, adjust
+from labkit.schedulers.dlrover.adjust import Action, Do, Report, Task, Watch, adjust, pace_of_server
 from labkit.schedulers.dlrover.memory import Point, after_out_of_memory, foreseen_gb, noted
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.schedulers.dlrover.rules import Rules
@@ -75,6 +75,14 @@ def test_a_slow_server_is_replaced_at_most_twice():
 
 def test_a_slow_server_for_which_nobody_waits_is_none():
     assert seen(slow_server(wait=0.1), times=6)[1] == []
+
+
+def test_a_server_that_its_own_limit_holds_back_is_not_taken_for_a_slow_one() -> None:
+    """It is paused when it has used its cores, so its updates take long by the clock; another process would be, too."""
+    report = slow_server()
+    at_limit = replace(report.servers[0], used=report.servers[0].limit)
+    assert pace_of_server(at_limit, report.server) <= Rules().slow_pace
+    assert seen(replace(report, servers=(at_limit,)), times=30)[1] == []
 
 
 def test_without_times_a_slow_server_is_told_by_its_updates_per_core():
