@@ -91,7 +91,7 @@ def _switch(text: str, plain: object) -> tuple[str, Any]:
             return name, {"true": True, "false": False}[value.strip().lower()]
         made = type(default)(value)
     except (ValueError, KeyError):
-        raise InputError(f"--set {text}: {value!r} cannot be; expected a value such as {default}.") from None
+        raise InputError(f"--set {text}: {value!r} is not a valid value; expected one such as {default}.") from None
     if not made >= 0:
         raise InputError(f"--set {text}: expected a number >= 0, such as {default}.")
     return name, made

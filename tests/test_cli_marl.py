@@ -109,7 +109,7 @@ def test_weights_are_shared_by_pods_or_each_pod_has_its_own():
     [
         ("sharde=False", "unknown switch of marl 'sharde'. Did you mean 'shared'?"),
         ("shared=perhaps", "--set shared=perhaps: expected True"),
-        ("n_draws=few", "--set n_draws=few: 'few' cannot be; expected a value such as 4"),
+        ("n_draws=few", "--set n_draws=few: 'few' is not a valid value; expected one such as 4"),
     ],
 )
 def test_bad_switches_are_refused_in_one_line(given, told):

@@ -15,7 +15,7 @@ from labkit.core.running import Running
 if TYPE_CHECKING:
     from labkit.core.job_columns import JobColumns
     from labkit.core.ledger import Ledger
-    from labkit.core.part import Part
+    from labkit.core.pod_snapshot import PodSnapshot
     from labkit.core.snapshot import Snapshot
     from labkit.core.trial import Trial
 
@@ -35,10 +35,10 @@ __all__ = [
     "LabkitError",
     "Ledger",
     "Network",
-    "Part",
     "Placement",
     "PlacementError",
     "Placer",
+    "PodSnapshot",
     "ProfileError",
     "Quantity",
     "Reason",
@@ -57,7 +57,7 @@ __all__ = [
 _WITH_KERNELS = {
     "JobColumns": "job_columns",
     "Ledger": "ledger",
-    "Part": "part",
+    "PodSnapshot": "pod_snapshot",
     "Snapshot": "snapshot",
     "Trial": "trial",
 }

@@ -48,7 +48,7 @@ class Recipe:
         Most jobs that are seen at once.
     n_units : int
         H, units of a layer.
-    taught : int
+    lookahead : int
         Tasks that the teacher looks ahead.
     lesson_rate, rate : float
         Learning rates (Adam) of lessons and rounds; both fall linearly.
@@ -66,7 +66,7 @@ class Recipe:
     share: float = 0.3
     n_jobs: int = 40
     n_units: int = 64
-    taught: int = 6
+    lookahead: int = 6
     lesson_rate: float = 3e-3
     rate: float = 3e-4
     n_epochs: int = 2
@@ -149,25 +149,25 @@ class Trainer(Training):
 
     def _update(self) -> tuple[str, float, float, float]:
         recipe, k = self.recipe, self.n_done
-        taught = k < recipe.n_lessons
-        left = 1 - (k / recipe.n_lessons if taught else (k - recipe.n_lessons) / recipe.n_rounds)
+        imitates = k < recipe.n_lessons
+        left = 1 - (k / recipe.n_lessons if imitates else (k - recipe.n_lessons) / recipe.n_rounds)
         before = copied(self.policy)
-        mean_jct = self._lesson(left) if taught else self._round()
+        mean_jct = self._play_with_teacher(left) if imitates else self._play_with_branches()
         self.slots += int(self._record.n[3])
-        rate = max(recipe.lesson_rate * left, 1e-4) if taught else recipe.rate * left
-        loss, entropy = self._learn(rate, imitates=taught)
+        rate = max(recipe.lesson_rate * left, 1e-4) if imitates else recipe.rate * left
+        loss, entropy = self._learn(rate, imitates=imitates)
         refuse_not_finite(self.policy, before, loss=loss, mean_jct=mean_jct, n_done=k)
-        return "lesson" if taught else "round", mean_jct, loss, entropy
+        return "lesson" if imitates else "round", mean_jct, loss, entropy
 
     def _seeds(self, n: int) -> list[int]:
         return [int(seed) for seed in self._rng.integers(1 << 31, size=n)]
 
-    def _lesson(self, left: float) -> float:
+    def _play_with_teacher(self, left: float) -> float:
         """Play episodes, the earlier the more often as the teacher says; return their mean JCT in slots."""
         envs, recipe = self._envs, self.recipe
         seeds = self._seeds(recipe.n_envs)
         obeys = bool(self._rng.random() < left - 0.5) or self.n_done == 0
-        how, net = How(True, True, recipe.taught, obeys), self.policy.net()
+        how, net = How(draws=True, keeps=True, lookahead=recipe.lookahead, obeys=obeys), self.policy.net()
 
         def played() -> None:
             envs.reset(seed=seeds)
@@ -176,7 +176,7 @@ class Trainer(Training):
         self._recorded(played, n_episodes=recipe.n_envs)
         return -float(envs.batch.episode["worth"].mean())
 
-    def _round(self) -> float:
+    def _play_with_branches(self) -> float:
         """Play episodes with branches; return their mean JCT in slots."""
         envs, recipe, net = self._branches, self.recipe, self.policy.net()
         seeds = self._seeds(recipe.n_envs + 2)

@@ -23,7 +23,7 @@ from labkit.schedulers.dl2.network import Net, n_seen
 from labkit.schedulers.dl2.policy import DecisionRecord, How, decide, record
 from labkit.schedulers.dl2.weights import Weights
 
-DRAWS: Final = How(draws=True, keeps=True, taught=0, obeys=False)
+DRAWS: Final = How(draws=True, keeps=True, lookahead=0, obeys=False)
 HORIZON: Final = 10
 """Slots for which the jobs of a slot are followed."""
 WARM_UP: Final = 20

@@ -31,9 +31,10 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     for label, record in named:
         n_cuts, n_jobs = int(record.summary["n_cuts"]), int((record.table["n_cuts"] > 0).sum())
         if n_cuts:
+            were = "1 job was" if n_jobs == 1 else f"{n_jobs} jobs were"
             told.append(
-                f"{label}: {n_cuts} gangs of {n_jobs} jobs were placed with fewer tasks than it gave them: its placer "
-                "found no room for more in the right places."
+                f"{label}: {were} given more tasks than could be placed, {n_cuts} times; the tasks that did not fit "
+                "were left out."
             )
         told += fallbacks(record.events, name=label, fallback=fallback_of(record))
         told += given_up(record, name=label)

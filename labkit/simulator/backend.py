@@ -16,7 +16,7 @@ from labkit.core.placement import Placement
 from labkit.core.protocols import ChangeModel, SpeedModel
 from labkit.core.repairs import refuse_repairs
 from labkit.core.resources import Floats, Ints
-from labkit.simulator import retiming, state
+from labkit.simulator import state, transitions
 from labkit.simulator.carry_out import carry_out
 from labkit.simulator.changes import Changes
 from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation
@@ -193,7 +193,7 @@ class Simulator:
         if truth.memory is not None:
             truth.memory.note(truth.tasks_of(np.concatenate([changed, others])))
         speeds = truth.speeds(np.concatenate([changed, others]) if len(others) else changed)
-        n = retiming.begin(
+        n = transitions.begin(
             changed, speeds, costs, truth.changes is not None and np.isinf(self._lease_s), truth.now_s, truth.records,
             truth.running, truth.counts, truth.out, n,
         )  # fmt: skip
@@ -225,7 +225,7 @@ class Simulator:
         """Give a lease to every job that holds tasks, except in an overhead: there it comes when they are ready."""
         truth, jobs = self._truth, self._truth.ready()
         out = np.empty(len(jobs), dtype=EVENT)
-        n = retiming.grant(
+        n = transitions.grant(
             jobs, truth.records["base_speed"][jobs] if self.speed.local else truth.speeds(jobs), truth.now_s,
             self._lease_s, truth.records, self.jobs.true_steps, truth.book.held, truth.book.demand, out,
         )  # fmt: skip

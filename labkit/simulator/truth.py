@@ -14,7 +14,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import SpeedModel
 from labkit.core.resources import Floats, Ints
 from labkit.core.running import Running
-from labkit.simulator import retiming, state
+from labkit.simulator import state, transitions
 from labkit.simulator.active_troubles import ActiveTroubles
 from labkit.simulator.changes import Changes
 from labkit.simulator.memory import GrowingMemory
@@ -137,7 +137,7 @@ class SimulatedTruth:
     def retime(self, jobs: Ints, base_speeds: Floats) -> Events:
         """Give running jobs other speeds from now on; return the events of those that changed."""
         out = np.empty(len(jobs), dtype=EVENT)
-        n = retiming.retime(jobs, base_speeds, self.now_s, self.records, out)
+        n = transitions.retime(jobs, base_speeds, self.now_s, self.records, out)
         return out[:n]
 
     def retime_beside(self) -> Events:
@@ -166,7 +166,7 @@ class SimulatedTruth:
         speeds, paces = changes.rates(jobs)
         in_change = np.isin(self.records["phase"][jobs], (state.STARTING, state.RESCALING))
         out = np.empty(len(jobs), dtype=EVENT)
-        n = retiming.repace(jobs[in_change], speeds[in_change], paces[in_change], self.now_s, self.records, out)
+        n = transitions.repace(jobs[in_change], speeds[in_change], paces[in_change], self.now_s, self.records, out)
         return joined([out[:n], self.retime(jobs[~in_change], speeds[~in_change])])
 
     # --- losses

@@ -25,7 +25,7 @@ from labkit.workloads.catalogue import DL2_MODELS
 
 SLOT_S = 1200.0
 OLD, NEW = Server("old", ((4, 7, 32),), device_type="k80"), Server("new", ((2, 5, 24), (2, 6, 18)), device_type="v100")
-DRAWS = How(draws=True, keeps=True, taught=0, obeys=False)
+DRAWS = How(draws=True, keeps=True, lookahead=0, obeys=False)
 
 
 def untrained(seed: int, scale: float = 1.0) -> Net:

@@ -41,7 +41,7 @@ from labkit.experiment.classic.queue import add, remove
 from labkit.experiment.classic.room import fill, mark, restore
 from labkit.simulator import state
 from labkit.simulator.carry_out import carry_out
-from labkit.simulator.retiming import begin
+from labkit.simulator.transitions import begin
 
 _ARRIVED, _DECIDED, _PLACED = int(Kind.ARRIVED), int(Kind.DECIDED), int(Kind.PLACED)
 _PREEMPTED, _COMPLETED = int(Kind.PREEMPTED), int(Kind.COMPLETED)

@@ -155,10 +155,10 @@ class Trainer(Training):
         return self.recipe.n_lessons + self.recipe.n_rounds
 
     def _update(self) -> tuple[str, float, float, float]:
-        taught, before = self.n_done < self.recipe.n_lessons, copied(self.policy)
-        mean_jct, loss, entropy = self._lesson() if taught else self._round()
+        imitates, before = self.n_done < self.recipe.n_lessons, copied(self.policy)
+        mean_jct, loss, entropy = self._imitation_update() if imitates else self._reinforcement_update()
         refuse_not_finite(self.policy, before, loss=loss, mean_jct=mean_jct, n_done=self.n_done)
-        return "lesson" if taught else "round", mean_jct, loss, entropy
+        return "lesson" if imitates else "round", mean_jct, loss, entropy
 
     def _played(self, seed: int, how: ActionRule, *, n: int = 1, n_samples: int = 1) -> list[Played]:
         """Return what comes of n plays of a trace."""
@@ -175,7 +175,7 @@ class Trainer(Training):
 
     # --- imitation
 
-    def _lesson(self) -> tuple[float, float, float]:
+    def _imitation_update(self) -> tuple[float, float, float]:
         """Imitate: what tasks suffer beside others, and where the oracle puts gangs."""
         recipe, seed = self.recipe, int(self._rng.integers(1 << 31))
         (told,) = self._played(seed, ActionRule(True, True, recipe.obeys, not recipe.forwards), n_samples=60_000)
@@ -197,7 +197,7 @@ class Trainer(Training):
 
     # --- policy gradient
 
-    def _round(self) -> tuple[float, float, float]:
+    def _reinforcement_update(self) -> tuple[float, float, float]:
         """Play one trace several times, and make more probable what turned out better than in the others."""
         recipe, seed = self.recipe, int(self._rng.integers(1 << 31))
         told = self._played(seed, ActionRule(True, False, 0.0, not recipe.forwards), n=recipe.n_draws)

@@ -162,9 +162,9 @@ class Trainer(Training):
 
     def _update(self) -> tuple[str, float, float, float]:
         """Take a lesson (a hundred mini-batches), or play a round (a trace, an update per slot)."""
-        taught = self.n_done < self.n_lessons
-        mean_jct, learned = self._lesson() if taught else self._round()
-        return "lesson" if taught else "round", mean_jct, learned.loss, learned.entropy
+        imitates = self.n_done < self.n_lessons
+        mean_jct, learned = self._supervised_update() if imitates else self._reinforcement_update()
+        return "lesson" if imitates else "round", mean_jct, learned.loss, learned.entropy
 
     def taught(self) -> Lessons:
         """Return what the teacher did on traces that the seed alone determines."""
@@ -175,14 +175,15 @@ class Trainer(Training):
             self._taught = lessons(switches.warm_up, shown, self.form, self.models, self.slot_s, ways, rng)
         return self._taught
 
-    def _lesson(self) -> tuple[float, Learned]:
+    def _supervised_update(self) -> tuple[float, Learned]:
         """Learn from a hundred mini-batches; return the mean JCT of a fresh episode in slots."""
         taught, learned = self.taught(), Learned(0.0, 0.0, 0.0)
         for _ in range(HUNDRED):
             learned = self.learner.study(taught, self._rng)
         return self._play(How(True, 0.0), learns=False)[0], learned
 
-    def _round(self) -> tuple[float, Learned]:
+    def _reinforcement_update(self) -> tuple[float, Learned]:
+        """Play an episode with an update in each slot."""
         return self._play(How(True, self.switches.exploration), learns=True)
 
     def _play(self, how: How, *, learns: bool) -> tuple[float, Learned]:

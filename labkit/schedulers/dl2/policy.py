@@ -82,7 +82,7 @@ class How(NamedTuple):
         By their chances; False: the most probable one each time.
     keeps : bool
         Whether they go into the record.
-    taught : int
+    lookahead : int
         Tasks that a teacher looks ahead, whose action is kept in place of the drawn one; 0: there is no teacher.
     obeys : bool
         Do what is kept.
@@ -90,11 +90,11 @@ class How(NamedTuple):
 
     draws: bool
     keeps: bool
-    taught: int
+    lookahead: int
     obeys: bool
 
 
-BEST: Final = How(draws=False, keeps=False, taught=0, obeys=False)
+BEST: Final = How(draws=False, keeps=False, lookahead=0, obeys=False)
 """As a scheduler decides."""
 
 WIDE: Final = 30.0
@@ -281,7 +281,7 @@ def _choose(
         return -1
     total = _total(desk, stop)
     action = _drawn(desk, rng.random() * total) if how.draws else _best(desk, stop)
-    kept = advise(batch, b, desk.allowed, how.taught, slot_s) if how.taught else action
+    kept = advise(batch, b, desk.allowed, how.lookahead, slot_s) if how.lookahead else action
     if how.keeps:
         _keep(desk, kept, stop, total, rec)
     return kept if how.obeys else action

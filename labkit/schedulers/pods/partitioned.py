@@ -10,8 +10,8 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.life import Context, begin_placer
-from labkit.core.part import Part
 from labkit.core.placement import Placement
+from labkit.core.pod_snapshot import PodSnapshot
 from labkit.core.pods import n_pods
 from labkit.core.protocols import Placer
 from labkit.core.resources import Ints
@@ -95,7 +95,7 @@ class Partitioned:
         started: list[Placement] = []
 
         def start(pod: int, jobs: Ints) -> None:
-            part = Part(snapshot, pod, trial=room.trial)
+            part = PodSnapshot(snapshot, pod, trial=room.trial)
             answer = place(placer, part, asked(part, jobs))
             room.take(answer, pod)
             started.append(answer)

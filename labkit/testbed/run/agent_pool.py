@@ -143,7 +143,7 @@ class AgentPool:
             self._changed(host, False, "it was restarted")
             self._changed(host, True, "")
 
-    def lost(self, host: str, agent: Agent) -> None:
+    def drop_connection(self, host: str, agent: Agent) -> None:
         """Close a connection that broke; the next call of `agent` makes a new one."""
         with self._locks[host]:
             if self._agents.get(host) is agent:
@@ -153,7 +153,7 @@ class AgentPool:
     def drop(self) -> None:
         """Close all connections, which fails pending requests; the next call of `agent` makes new ones."""
         for host, agent in list(self._agents.items()):
-            self.lost(host, agent)
+            self.drop_connection(host, agent)
 
     def leave(self) -> None:
         """End the watch: leases are not renewed, and lost hosts are not reported."""
@@ -183,7 +183,7 @@ class AgentPool:
             try:
                 agent.stop(run or self.run, grace_s=SAVING_S)
             except AgentGone:
-                self.lost(host, agent)
+                self.drop_connection(host, agent)
                 self.agent(host).stop(run or self.run, grace_s=SAVING_S)
 
     def _watch(self, host: str) -> None:
@@ -217,7 +217,7 @@ class AgentPool:
         try:
             agent.renew(self.run, lease_s=self.lease_s, wait_s=PATIENCE_S)
         except (AgentGone, AgentTimeout) as error:
-            self.lost(host, agent)
+            self.drop_connection(host, agent)
             return str(error)
         except AgentError:
             return ""  # it has no such run, or no longer: the next task opens it

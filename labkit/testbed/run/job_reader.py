@@ -95,7 +95,7 @@ class JobReader:
                 return
             except (AgentGone, AgentTimeout, HostError):
                 if agent is not None:
-                    self._hosts.lost(self.home, agent)
+                    self._hosts.drop_connection(self.home, agent)
                 self._pause()
 
     def blamed(self, error: Exception) -> str:

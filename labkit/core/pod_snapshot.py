@@ -17,7 +17,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 
 
-class Part(Snapshot):
+class PodSnapshot(Snapshot):
     """A snapshot in which only one pod has machines, and only some jobs are there.
 
     Schedulers and placers take it like the whole; device groups keep their numbers, so that what they answer can be

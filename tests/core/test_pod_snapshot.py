@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from labkit.core import Cluster, InputError, Jobs, Kind, Placement, Scheduler, Snapshot, Trial
 from labkit.core.errors import StaleSnapshotError
-from labkit.core.part import Part
+from labkit.core.pod_snapshot import PodSnapshot
 from labkit.experiment import Session
 from labkit.schedulers import make
 from labkit.simulator import Simulator
@@ -30,7 +30,7 @@ class Partitioned:
         self.of = [made() for _ in range(n_pods)]
 
     def schedule(self, snapshot: Snapshot) -> Placement:
-        return Placement.joined(one.schedule(Part(snapshot, pod)) for pod, one in enumerate(self.of))
+        return Placement.joined(one.schedule(PodSnapshot(snapshot, pod)) for pod, one in enumerate(self.of))
 
 
 def jobs_of(seed: int, n: int = 40) -> Jobs:
@@ -82,7 +82,7 @@ def some_snapshot(seed: int = 0) -> tuple[Session, Snapshot]:
 
 def test_parts_add_up_to_the_whole() -> None:
     _, whole = some_snapshot()
-    parts = [Part(whole, pod) for pod in range(N_PODS)]
+    parts = [PodSnapshot(whole, pod) for pod in range(N_PODS)]
     np.testing.assert_allclose(sum(part.free for part in parts), whole.free)
     np.testing.assert_array_equal(np.sum([part.up for part in parts], axis=0), whole.up)
     assert sorted(np.concatenate([part.jobs.number for part in parts])) == whole.jobs.number.tolist()
@@ -95,7 +95,7 @@ def test_parts_add_up_to_the_whole() -> None:
 
 def test_a_pod_sees_columns_and_tasks_of_its_own_jobs_only() -> None:
     _, whole = some_snapshot()
-    part = Part(whole, 2)
+    part = PodSnapshot(whole, 2)
     where = np.searchsorted(whole.jobs.number, part.jobs.number)
     for name in ("arrival_s", "n_workers", "remaining_steps", "speed", "home"):
         np.testing.assert_array_equal(getattr(part.jobs, name), getattr(whole.jobs, name)[where])
@@ -115,7 +115,7 @@ def test_links_of_a_pod_are_those_of_its_machines_and_their_switches() -> None:
         assert network is not None
         for pod in range(int(cluster.partition.max()) + 1):
             mine = np.flatnonzero(cluster.partition == pod)
-            links = Part(snapshot, pod).links
+            links = PodSnapshot(snapshot, pod).links
             touching = np.flatnonzero(np.isin(network.link_from, mine) | np.isin(network.link_to, mine))
             assert set(touching) <= set(links)
             others = np.setdiff1d(np.arange(cluster.n_machines), mine)
@@ -127,21 +127,21 @@ def test_others_may_be_sent_there() -> None:
     """Forwarding is a scheduler's business: it names the jobs that a pod sees."""
     _, whole = some_snapshot()
     elsewhere = whole.waiting[whole.table.home[whole.waiting] != 1]
-    part = Part(whole, 1, jobs=elsewhere[:2])
+    part = PodSnapshot(whole, 1, jobs=elsewhere[:2])
     assert part.jobs.number.tolist() == part.waiting.tolist() == elsewhere[:2].tolist()
 
 
 def test_a_pod_that_is_not_there_and_a_stale_one_are_refused() -> None:
     session, whole = some_snapshot()
     with pytest.raises(InputError, match=r"fat_tree\(4\) has no pod 4; it has 0 to 3"):
-        Part(whole, 4)
-    part = Part(whole, 1)
+        PodSnapshot(whole, 4)
+    part = PodSnapshot(whole, 1)
     session.step(Placement.nothing())
     with pytest.raises(StaleSnapshotError, match="freeze"):
         part.free  # noqa: B018
     assert (
         len(
-            Part(
+            PodSnapshot(
                 Session(Simulator(jobs_of(0), no_network(40), speed=Recorded(jobs_of(0), no_network(40)))).snapshot(),
                 0,
             ).links
