@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic.errors import JobError
-from labkit.elastic.process.causes import told
+from labkit.elastic.process.causes import name_of
 from labkit.testbed.run.job_events import JobResult
 from labkit.testbed.run.job_request import JobRequest
 from labkit.testbed.run.orders import (
@@ -178,7 +178,7 @@ def run(folder: Path) -> JobResult:
     except NothingLeftError as error:
         return JobResult(steps=error.saved.step, done=True, digest=error.saved.digest)
     except LabkitError as error:
-        return JobResult(failure=str(error), own=_own(error), cause=told(_cause(error)))
+        return JobResult(failure=str(error), own=_own(error), cause=name_of(_cause(error)))
 
 
 def _cause(error: LabkitError) -> Cause:
