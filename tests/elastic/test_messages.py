@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import labkit.elastic
+from labkit.elastic.controller.connections import Admission, Receivers
 from labkit.elastic.protocol.frame_kinds import FrameKind
 from labkit.elastic.protocol.messages import blocks, clients, greeting, launchers, orders, reports
-from labkit.elastic.protocol.messages.codec import MessageError, decode, encode
+from labkit.elastic.protocol.messages.codec import VERSION, MessageError, decode, encode
 from labkit.elastic.protocol.messages.struct import Struct
 from labkit.elastic.protocol.sites import Site
+from labkit.elastic.transport import AccessError, Head, Message, Peer
 
 MODULES = (blocks, clients, greeting, launchers, orders, reports)
 MESSAGES = [
@@ -132,3 +134,66 @@ def test_the_kinds_of_frames_name_the_messages_that_exist() -> None:
     named = set(re.findall(r"`([A-Z]\w+)`", source.read_text()))
     assert named == {kind.__name__ for kind in MESSAGES if kind.__module__ == blocks.__name__}
     assert len(FrameKind) == 13
+
+
+# --- what the controller lets in
+
+MAY = {
+    "client": {FrameKind.CLIENT_REQUEST},
+    "server": {FrameKind.REPORT, FrameKind.SNAPSHOT},
+    "worker": {FrameKind.REPORT},
+    "host": {FrameKind.REPORT},
+}
+"""Kinds of frames that a process may send the controller, by its role."""
+
+
+class Door:
+    """The controller's end of a connection of a process with a role, and what passes it."""
+
+    def __init__(self, role: str) -> None:
+        self.passed: list[Any] = []
+        self.refused: list[tuple[str, str]] = []
+        receivers = Receivers(
+            opened=lambda *_: None, closed=lambda *_: None, reported=lambda _, report, __: self.passed.append(report),
+            copied=lambda _, described: self.passed.append(described), asked=lambda *_: self.passed.append("asked"),
+            hosted=lambda *told: self.passed.append(told[-1]), refused=lambda *why: self.refused.append(why),
+        )  # fmt: skip
+        admission = Admission("local", launchers=["guest"] if role == "host" else [], loop=self, receivers=receivers)  # type: ignore[arg-type]
+        self._handler = admission(Peer("uid 0", greeting.hello("guest", role)))
+
+    def post(self, call: Any, *arguments: Any) -> None:
+        call(*arguments)
+
+    def send(self, kind: FrameKind, raw: bytes) -> None:
+        self._handler.received(None, Message(Head(kind), raw, memoryview(b"")))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("role", MAY)
+@pytest.mark.parametrize("kind", FrameKind)
+def test_each_role_may_send_the_controller_its_own_frames_only(role: str, kind: FrameKind) -> None:
+    report = encode(launchers.Leaving()) if role == "host" else encode(reports.WantsLease())
+    door, raw = Door(role), encode(blocks.BlockState(1, 0)) if kind == FrameKind.SNAPSHOT else report
+    if kind in MAY[role]:
+        door.send(kind, raw)
+        assert len(door.passed) == 1
+        return
+    with pytest.raises(AccessError, match=f"a {role} may not send the controller a frame of kind {kind}"):
+        door.send(kind, raw)
+    assert not door.passed
+
+
+def test_a_malformed_report_is_an_event_that_names_sender_message_and_field() -> None:
+    door = Door("server")
+    with pytest.raises(MessageError):
+        door.send(FrameKind.REPORT, b'OwnsBlock {"block":"three","version":1,"moves":0}')
+    assert door.refused == [("malformed", "guest: OwnsBlock.block: Input should be a valid integer.")]
+    assert not door.passed
+
+
+def test_a_process_whose_messages_have_another_version_is_refused_with_both_versions() -> None:
+    said = {**greeting.hello("worker-0", "worker"), "version": VERSION + 1}
+    why = f"sends messages of version {VERSION + 1}, and this process of version {VERSION}"
+    with pytest.raises(AccessError, match=why):
+        greeting.greeted(Peer("uid 0", said))
+    with pytest.raises(AccessError, match=r"malformed: Hello\.version: Field required"):
+        greeting.greeted(Peer("uid 0", {"name": "worker-0", "role": "worker"}))
