@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from labkit.elastic.controller.job_files import LOST_KNOWN
@@ -48,5 +48,5 @@ class Status:
         losses = [event for event in known if event["event"] == "loss"]
         last: Mapping[str, Any] = max(losses, key=lambda e: int(e["version"]), default={"version": -1, "loss": None})
         gone = [event for event in known if event["event"] == "left" and not event["expected"]]
-        lost = [LostMember(*(event[name] for name in LostMember._fields)) for event in gone]
+        lost = [LostMember(*(event[of.name] for of in fields(LostMember))) for event in gone]
         return cls("over", last["version"] + 1, last["loss"], [], lost[-LOST_KNOWN:])

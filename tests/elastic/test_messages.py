@@ -26,7 +26,7 @@ MESSAGES = [
     kind
     for module in MODULES
     for kind in vars(module).values()
-    if is_dataclass(kind) and isinstance(kind, type) and kind.__module__ == module.__name__
+    if isinstance(kind, type) and issubclass(kind, Struct) and is_dataclass(kind) and kind.__module__ == module.__name__
 ]
 UNIONS = {
     orders: orders.Order,

@@ -34,8 +34,6 @@ from labkit.testbed.run.orders import (
     HostHomeReply,
     JobOrder,
     JobReply,
-    LostReply,
-    MemberReply,
     PlaceOrder,
     ReplaceOrder,
     ResizeOrder,
@@ -147,9 +145,7 @@ class JobRequestHandler:
 
     def _status(self) -> StatusReply:
         status = self._job.status()
-        members = [MemberReply(**member._asdict()) for member in status.members]
-        lost = [LostReply(**lost._asdict()) for lost in status.lost]
-        return StatusReply(status.phase, status.step, status.loss, members, lost)
+        return StatusReply(status.phase, status.step, status.loss, status.members, status.lost)
 
 
 def summary(result: Result, request: JobRequest) -> JobResult:

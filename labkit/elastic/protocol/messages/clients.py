@@ -8,7 +8,8 @@ from typing import ClassVar, NamedTuple
 from labkit.elastic.protocol.messages.struct import Count, Loss, Number, Struct, Text, Whole
 
 
-class MemberStatus(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
     """A worker or server of a job.
 
     Attributes
@@ -37,7 +38,8 @@ class MemberStatus(NamedTuple):
     most_gb: Number | None = None
 
 
-class LostMember(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LostMember:
     """A member that ended unexpectedly.
 
     Attributes
