@@ -34,8 +34,8 @@ UNIONS = {
     launchers: launchers.LauncherOrder | launchers.LauncherReport,
     clients: clients.ClientRequest | clients.ClientAnswer,
 }
-PARTS = {reports.MemberReport, launchers.MemberStart}
-"""Parts of messages, which are never sent alone."""
+PARTS = {reports.MemberReport}
+"""Bases of messages."""
 
 st.register_type_strategy(Site, st.sampled_from([Site("a/0", "a"), Site("b/1", "b", "10.0.0.7", ("cuda:0",), (0, 3))]))
 

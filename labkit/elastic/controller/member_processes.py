@@ -23,7 +23,7 @@ from labkit.elastic.process.remote_launcher import RemoteLauncher
 from labkit.elastic.protocol.commands import End, Start
 from labkit.elastic.protocol.frame_kinds import FrameKind
 from labkit.elastic.protocol.messages.codec import encode
-from labkit.elastic.protocol.messages.launchers import MemberStart
+from labkit.elastic.protocol.messages.launchers import StartMember
 from labkit.elastic.protocol.messages.orders import Order, Stop
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.sites import Site, hosts_of, launcher_name
@@ -217,7 +217,7 @@ class MemberProcesses:
         name, site = command.name, self.sites[command.site]
         self._records[name] = ProcessRecord(site, time.monotonic())
         try:
-            self.launcher(name).start(MemberStart(name, command.role, site, gently=gently))
+            self.launcher(name).start(StartMember(name, command.role, site, gently=gently))
         except (OSError, RuntimeError, MemoryError, subprocess.SubprocessError) as error:
             self._loop.post(self.on_unable, name, f"cannot be started: {error}")
             self._loop.post(self.on_ended, name, -1)

@@ -19,7 +19,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
@@ -42,7 +41,6 @@ from labkit.elastic.protocol.messages.launchers import (
     LauncherReport,
     Leaving,
     MemberEnded,
-    MemberStart,
     MemberStarted,
     StartFailed,
     StartMember,
@@ -167,7 +165,7 @@ class HostLauncher:
     def _carry_out(self, task: LauncherTask) -> None:
         match task:
             case StartMember():
-                self._start(task.member, task.files)
+                self._start(task)
             case KillMember():
                 self.processes.kill(task.name)
             case EndLauncher():
@@ -180,10 +178,10 @@ class HostLauncher:
             case _:
                 assert_never(task)
 
-    def _start(self, order: MemberStart, files: Mapping[str, str]) -> None:
+    def _start(self, order: StartMember) -> None:
         if order.name not in self.here:
             try:
-                self.processes.spawn(order, self._furnish(order, files))
+                self.processes.spawn(order, self._furnish(order))
             except (OSError, InputError) as error:
                 self._report(StartFailed(order.name, f"cannot be started: {error}"[:300]))
                 self._report(MemberEnded(order.name, -1))
@@ -191,14 +189,14 @@ class HostLauncher:
             self.here.add(order.name)
         self._report(MemberStarted(order.name, self.processes.pids[order.name]))
 
-    def _furnish(self, order: MemberStart, files: Mapping[str, str]) -> Path:
+    def _furnish(self, order: StartMember) -> Path:
         """Make the home of a member: its own certificate and key, and files of the job."""
         if not _MEMBER.fullmatch(order.name):
             raise InputError(f"a member named '{order.name[:60]}'; expected for example worker-0.")
         home = private_folder(self.folder / MEMBERS) / order.name
         shutil.rmtree(home, ignore_errors=True)
         private_folder(home)
-        for name, content in files.items():
+        for name, content in order.files.items():
             if not FILE.fullmatch(name):
                 raise InputError(f"a file named '{name[:60]}' for {order.name}, which does not belong there.")
             write_private(home / name, content.encode())

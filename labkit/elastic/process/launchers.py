@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from labkit.elastic.protocol.messages.launchers import MemberStart
+from labkit.elastic.protocol.messages.launchers import StartMember
 from labkit.elastic.protocol.sites import Site
 
 Started = Callable[[str, int], None]
@@ -17,7 +17,7 @@ Ended = Callable[[str, int], None]
 class Launcher(Protocol):
     """Starts and ends the members on one host."""
 
-    def start(self, order: MemberStart) -> None:
+    def start(self, order: StartMember) -> None:
         """Start a member; its start and its end are reported to callbacks. OSError if it cannot be started."""
 
     def kill(self, name: str) -> None:

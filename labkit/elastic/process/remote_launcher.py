@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from labkit.elastic.process.causes import UNSEEN
 from labkit.elastic.process.launchers import Ended, Started
 from labkit.elastic.protocol.frame_kinds import FrameKind
 from labkit.elastic.protocol.messages.codec import encode
-from labkit.elastic.protocol.messages.launchers import EndLauncher, KillMember, LauncherOrder, MemberStart, StartMember
+from labkit.elastic.protocol.messages.launchers import EndLauncher, KillMember, LauncherOrder, StartMember
 from labkit.elastic.protocol.roles import Role
 from labkit.elastic.protocol.sites import Site
 from labkit.elastic.transport import Channel, TransportError
@@ -41,7 +42,7 @@ class RemoteLauncher:
         """Number of connections that began or ended."""
         self.seen = False
         """Whether there has been a connection."""
-        self._due: dict[str, MemberStart] = {}
+        self._due: dict[str, StartMember] = {}
         """Requested members that are not known to run."""
         self._doomed: set[str] = set()
         """Members to kill with the next connection."""
@@ -53,14 +54,14 @@ class RemoteLauncher:
         """Whether a member is known to run there."""
         return bool(self._running)
 
-    def start(self, order: MemberStart) -> None:
+    def start(self, order: StartMember) -> None:
         """Request the start of a member."""
         self._due[order.name], self._over[order.name] = order, threading.Event()
         self._order(order)
 
-    def _order(self, order: MemberStart) -> None:
+    def _order(self, order: StartMember) -> None:
         files = {file: raw.decode() for file, raw in self._papers(order.name, order.role).items()}
-        self._send(StartMember(order, files))
+        self._send(replace(order, files=files))
 
     def adopt(self, name: str, pid: int, site: Site) -> None:
         """Take on a member that a former controller requested."""
@@ -68,7 +69,7 @@ class RemoteLauncher:
         if pid:
             self._running[name] = pid
         else:
-            self._due[name] = MemberStart(name, "worker" if name.startswith("worker") else "server", site)
+            self._due[name] = StartMember(name, "worker" if name.startswith("worker") else "server", site)
 
     def kill(self, name: str) -> None:
         """Kill a member, now or with the next connection; if no launcher has ever connected, it counts as ended."""

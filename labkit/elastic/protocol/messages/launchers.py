@@ -18,9 +18,12 @@ class MeasuredUsage(NamedTuple):
     memory_gb: Number | None
 
 
+# --- orders of the controller
+
+
 @dataclass(frozen=True, slots=True)
-class MemberStart(Struct):
-    """What a launcher must know to start a member.
+class StartMember(Struct):
+    """Start a member.
 
     Attributes
     ----------
@@ -30,23 +33,15 @@ class MemberStart(Struct):
         Device group that is to hold it.
     gently : bool
         True while others train: it gets ready at a low priority.
+    files : dict
+        Its certificate and key, content by name; empty for a launcher that has the job's secrets itself.
     """
 
     name: Text
     role: Role
     site: Site = NOWHERE_ELSE
     gently: bool = False
-
-
-# --- orders of the controller
-
-
-@dataclass(frozen=True, slots=True)
-class StartMember(Struct):
-    """Start a member; `files` are its certificate and key, content by name."""
-
-    member: MemberStart
-    files: dict[Text, Text] = field(repr=False)
+    files: dict[Text, Text] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
