@@ -16,6 +16,9 @@ import numpy as np
 
 from benchmarks import size
 from labkit.elastic.protocol.blocks import layout
+from labkit.elastic.protocol.messages.greeting import greeted, hello
+from labkit.elastic.protocol.messages.orders import BeginTraining, OwnedBlock
+from labkit.elastic.protocol.messages.reports import Report, StepDone, TrainingBegun
 from labkit.elastic.transport import MIB, Access, Address, Channel, Listener, connect
 from labkit.elastic.transport.shared_arrays import SharedArrayPool, SharedRegions
 
@@ -53,7 +56,7 @@ def serve(name: str, scheme: str, folder: str) -> None:
     where = f"{scheme}://127.0.0.1:0" if scheme == "tcp" else f"{scheme}:{folder}/{scheme}-{name}"
     listener = Listener(
         Address.parse(where),
-        welcome=lambda peer: Arrivals(server, role=str(peer.hello.get("role"))),
+        welcome=lambda peer: Arrivals(server, role=greeted(peer).role),
         access=ACCESS,
     )
     server.begin_era(1)
@@ -93,10 +96,12 @@ def work(name: str, scheme: str, _: str) -> None:
     worker = _worker(scheme, gate, channels)
     for what in heard():
         for server, address in what.get("servers", {}).items():
-            handler, hello = FromServers(worker, fetch=worker.fetch), {"name": name, "role": "worker"}
-            channels[server] = connect(Address.parse(address), handler=handler, access=ACCESS, hello=hello)
+            handler, said = FromServers(worker), hello(name, "worker")
+            channels[server] = connect(Address.parse(address), handler=handler, access=ACCESS, hello=said)
         if "begin" in what:
-            worker.on_order({"do": "begin", "era": 1, "version": 0, **what["begin"]})
+            first, last = what["begin"]["shards"]
+            owners = [OwnedBlock(*row) for row in what["begin"]["owners"]]
+            worker.on_order(BeginTraining(1, 0, (first, last), 0, owners))
             threading.Thread(target=worker.run, daemon=True).start()
         else:
             gate.open_until(what["limit"])
@@ -121,9 +126,9 @@ def _worker(scheme: str, gate: Gate, channels: dict[str, Channel]) -> Any:
         gate.wait(step)
         return torch.zeros(())
 
-    def report(event: str, **columns: Any) -> None:
-        if event == "ready" or (event == "stepped" and columns["version"] + 1 == gate.limit):
-            tell(event)
+    def report(report: Report) -> None:
+        if isinstance(report, TrainingBegun) or (isinstance(report, StepDone) and report.version + 1 == gate.limit):
+            tell(report.EVENT)
 
     torch.set_num_threads(1)
     model = torch.nn.Module()

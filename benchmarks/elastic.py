@@ -24,7 +24,10 @@ from benchmarks import Row, size, transport
 from benchmarks._members import ACCESS, N
 from benchmarks.transport import cpu_s
 from labkit.elastic.protocol.blocks import layout
-from labkit.elastic.protocol.messages import FrameKind, at
+from labkit.elastic.protocol.frame_kinds import FrameKind, at
+from labkit.elastic.protocol.messages.blocks import BlockState
+from labkit.elastic.protocol.messages.codec import encode
+from labkit.elastic.protocol.messages.greeting import hello
 from labkit.elastic.transport import Address, Handler, connect
 
 COMMAND = "python -m benchmarks elastic"
@@ -137,7 +140,7 @@ class Job(Team):
             _install(address, {block: cut.sizes[block] for block, who, _ in owner if who == name})
         workers = [self.child("worker", f"worker-{number}") for number in range(2)]
         for number, worker in enumerate(workers):
-            worker.tell(servers=addresses, begin={"leaves": [number, number + 1], "map": owner})
+            worker.tell(servers=addresses, begin={"shards": [number, number + 1], "owners": owner})
         return workers
 
     def prepare(self) -> None:
@@ -146,9 +149,9 @@ class Job(Team):
 
 def _install(address: str, sizes: dict[int, int]) -> None:
     """Give a server its blocks, as another server does."""
-    hello = {"name": "ps-9", "role": "server"}
-    channel = connect(Address.parse(address), handler=Handler(), access=ACCESS, hello=hello)
-    card = {"version": 0, "moves": 0, "due": [], "names": [], "seen": []}
+    said = hello("ps-9", "server")
+    channel = connect(Address.parse(address), handler=Handler(), access=ACCESS, hello=said)
+    card = encode(BlockState(version=0, moves=0))
     for block, n in sizes.items():
         channel.request(FrameKind.STATE, np.zeros(n, np.float32), meta=card, block=block, step=at(1, 0)).result(20)
     channel.close()

@@ -13,16 +13,27 @@ from typing import Any, Final
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
-from labkit.elastic.controller.client import ControllerClient
+from labkit.elastic.controller.client import ControllerClient, new_id
 from labkit.elastic.controller.job_files import EVENTS
 from labkit.elastic.controller_supervisor import ControllerSupervisor
 from labkit.elastic.errors import JobError, NotDoneError, OverError
 from labkit.elastic.event_file import read_events
 from labkit.elastic.failure import failed
 from labkit.elastic.job_status import Status
-from labkit.elastic.process.causes import read
+from labkit.elastic.process.causes import cause_named
 from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.limits import Amounts
+from labkit.elastic.protocol.messages.clients import (
+    Accepted,
+    BalanceJob,
+    GetStatus,
+    JobStatus,
+    MemberLimit,
+    ResizeMembers,
+    ScaleJob,
+    ScalingAccepted,
+    StopJob,
+)
 from labkit.elastic.protocol.network import NetworkConfig
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.program import Program
@@ -91,7 +102,7 @@ class Job:
             If a role would have no member, or there would be more servers than blocks; the job goes on unchanged.
         """
         replaced = list(replace)
-        self._client.ask("scale", servers=servers, workers=workers, replace=replaced, place=None, strategy=strategy)
+        self._client.ask(ScaleJob(new_id(), strategy, servers, workers, replaced), ScalingAccepted)
 
     def place(self, place: Mapping[str, Sequence[int]], *, strategy: str = "handover") -> int:
         """Set the numbers of workers and servers on each site: one scaling that adds, removes and moves members.
@@ -117,9 +128,8 @@ class Job:
             If there is no such site, its host is lost, a role would have no member, or there would be more servers
             than blocks; the job goes on unchanged.
         """
-        request = {"servers": 0, "workers": 0, "replace": [], "place": dict(place), "strategy": strategy}
-        answer = self._client.ask("scale", **request)
-        return int(answer["scaling"])
+        wanted = {site: list(numbers) for site, numbers in place.items()}
+        return self._client.ask(ScaleJob(new_id(), strategy, place=wanted), ScalingAccepted).scaling
 
     def balance(self, *, strategy: str = "handover") -> int:
         """Redistribute the blocks over the servers by the gradient bytes of each block, while training goes on.
@@ -142,7 +152,7 @@ class Job:
         InputError
             If there is no such strategy; the job goes on unchanged.
         """
-        return int(self._client.ask("balance", strategy=strategy)["scaling"])
+        return self._client.ask(BalanceJob(new_id(), strategy), ScalingAccepted).scaling
 
     def resize(self, amounts: Mapping[str, tuple[float | None, float | None]]) -> None:
         """Give members other cores and memory without a restart.
@@ -162,8 +172,8 @@ class Job:
         InputError
             If there is no such member, or an amount is not finite and > 0; the job goes on unchanged.
         """
-        checked = {name: list(astuple(Amounts(*given))) for name, given in amounts.items()}
-        self._client.ask("resize", amounts=checked)
+        limits = {name: MemberLimit(*astuple(Amounts(*given))) for name, given in amounts.items()}
+        self._client.ask(ResizeMembers(limits), Accepted)
 
     def stop(self, *, save: bool = False) -> None:
         """End the job before its last step.
@@ -177,7 +187,7 @@ class Job:
             Write a checkpoint first, so that no completed step is lost.
         """
         with contextlib.suppress(OverError):
-            self._client.ask("stop", save=save)
+            self._client.ask(StopJob(save), Accepted)
 
     def delete(self) -> None:
         """End the job, if it still runs, and remove its folder, unless `start` was given that folder.
@@ -201,7 +211,7 @@ class Job:
             If the controller does not answer; the job goes on.
         """
         try:
-            return Status.read(self._client.ask("status"))
+            return Status.of(self._client.ask(GetStatus(), JobStatus))
         except OverError:
             return Status.at_end(self.events(follow=False))
 
@@ -267,7 +277,7 @@ class Job:
             self._keep = True  # its logs and checkpoints are needed to find the fault
             checkpoints = Spec.load(self.folder).checkpoints(self.folder)
             self._failure = failed(self.folder, str(last.get("failure", "")), checkpoints=checkpoints)
-            self._cause = read(last.get("cause")) if last.get("failure") else self._controller.cause
+            self._cause = cause_named(last.get("cause")) if last.get("failure") else self._controller.cause
             self._client.close()
         if self._failure:
             raise JobError(self._failure, cause=self._cause)

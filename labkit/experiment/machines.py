@@ -13,8 +13,8 @@ from labkit.results.record import RunState
 from labkit.results.store import RunWriter
 
 if TYPE_CHECKING:
+    from labkit.elastic.protocol.messages.clients import MemberStatus
     from labkit.testbed.run.backend import SshBackend
-    from labkit.testbed.run.orders import MemberReply
 
 
 class OnMachines:
@@ -58,7 +58,7 @@ class OnMachines:
         """What went wrong on the way, in words."""
         return [] if self._backend is None else self._backend.notes
 
-    def members(self, job: int) -> list[MemberReply]:
+    def members(self, job: int) -> list[MemberStatus]:
         """Return name, role, site, pid and whether it has joined of each process that trains a job."""
         return [] if self._backend is None else self._backend.members(job)
 

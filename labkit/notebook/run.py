@@ -29,7 +29,7 @@ from labkit.results import RunRecord, RunState
 from labkit.schedulers import named
 
 if TYPE_CHECKING:
-    from labkit.testbed.run.orders import MemberReply
+    from labkit.elastic.protocol.messages.clients import MemberStatus
 
 TICK_S: Final = 0.05
 """Traits change at most this often."""
@@ -243,7 +243,7 @@ class LiveRun(traitlets.HasTraits):
             raise InputError("this run was not started; call start() first, e.g. await run.start().")
         return self._work.thread
 
-    def members(self, job: int = 0) -> list[MemberReply]:
+    def members(self, job: int = 0) -> list[MemberStatus]:
         """Return name, role, site, pid and whether it has joined of each process that trains a job on machines.
 
         Raises

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,34 @@ from labkit.elastic.controller.controller_state import JobTerms
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
-from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
+from labkit.elastic.protocol.frame_kinds import FrameKind, at, era_and_version
+from labkit.elastic.protocol.messages.blocks import BlockState
+from labkit.elastic.protocol.messages.codec import decode, encode
+from labkit.elastic.protocol.messages.greeting import hello
+from labkit.elastic.protocol.messages.orders import (
+    BeginEra,
+    ConnectTo,
+    CopyBlocks,
+    DropReplicas,
+    ForgetBlocks,
+    HandOver,
+    Order,
+    Promote,
+    Replicate,
+    ReportState,
+    Stop,
+    TakeBack,
+)
+from labkit.elastic.protocol.messages.reports import (
+    Connected,
+    ConnectFailed,
+    CopyLate,
+    OwnsBlock,
+    Report,
+    StateReported,
+    Transferring,
+    TransferUnconfirmed,
+)
 from labkit.elastic.protocol.summation_tree import Node, halves
 from labkit.elastic.server.arrivals import Arrivals
 from labkit.elastic.server.block import Block
@@ -93,41 +121,40 @@ class End_:  # noqa: N801
 
     def __init__(self, out: Wire, handler: Handler, *, peer: str) -> None:
         self.out, self.handler, self.closed = out, handler, False
-        self.peer = Peer(peer, {"name": peer})
+        self.peer = Peer(peer, hello(peer, ""))
         self.other: End_ = self
         self.waiting: dict[int, Future[Message]] = {}
 
-    def send(self, kind: int, *buffers: Any, meta: Any = None, block: int = 0, offset: int = 0, step: int = 0) -> int:
+    def send(self, kind: int, *buffers: Any, meta: bytes = b"", block: int = 0, offset: int = 0, step: int = 0) -> int:
         return self._put(kind, buffers, meta, block, offset, step, request=0)
 
     def request(
-        self, kind: int, *buffers: Any, meta: Any = None, block: int = 0, offset: int = 0, step: int = 0
+        self, kind: int, *buffers: Any, meta: bytes = b"", block: int = 0, offset: int = 0, step: int = 0
     ) -> Future[Message]:
         reply: Future[Message] = Future()
         self.waiting[id(reply)] = reply
         self._put(kind, buffers, meta, block, offset, step, request=id(reply))
         return reply
 
-    def _put(self, kind: int, buffers: Any, meta: Any, block: int, offset: int, step: int, *, request: int) -> int:
+    def _put(self, kind: int, buffers: Any, meta: bytes, block: int, offset: int, step: int, *, request: int) -> int:
         if self.closed:
             raise ClosedError("closed")
-        told = json.loads(json.dumps(meta or {}))
         flat = [np.asarray(b).reshape(-1) for b in buffers]
         if self.out.network.copies:
             flat = [part.copy() for part in flat]
-        return self.out.put(lambda: self.other.arrived(kind, flat, told, block, offset, step, request))
+        return self.out.put(lambda: self.other.arrived(kind, flat, meta, block, offset, step, request))
 
     def arrived(
-        self, kind: int, flat: list[Vector], meta: Any, block: int, offset: int, step: int, request: int
+        self, kind: int, flat: list[Vector], meta: bytes, block: int, offset: int, step: int, request: int
     ) -> None:
         if self.closed:
             return
-        if kind in (FrameKind.PUSH, FrameKind.BESIDE):
+        if kind in (FrameKind.PUSH, FrameKind.PUSH_REPLICA):
             payload = memoryview(flat[0]).cast("B").toreadonly()
         else:
             payload = memoryview(np.concatenate(flat) if flat else np.empty(0, np.float32)).cast("B")
         head = Head(int(kind), 0, 0, len(payload), block, offset, 0, request, step)
-        place = None if kind in (FrameKind.PUSH, FrameKind.BESIDE) else self.handler.place(head)
+        place = None if kind in (FrameKind.PUSH, FrameKind.PUSH_REPLICA) else self.handler.place(head)
         if place is not None:
             there = memoryview(place).cast("B")
             there[: len(payload)] = payload
@@ -143,7 +170,7 @@ class End_:  # noqa: N801
     def answered(self, request: int, failure: Exception | None) -> None:
         reply = self.waiting.pop(request, None)
         if reply is not None and failure is None:
-            reply.set_result(Message(Head(16), {}, memoryview(b"")))
+            reply.set_result(Message(Head(16), b"", memoryview(b"")))
         elif reply is not None:
             reply.set_exception(failure)
 
@@ -248,11 +275,11 @@ class Actor:
             )  # fmt: skip
             self.thread = threading.Thread(target=self.worker.run, daemon=True)
 
-    def report(self, event: str, **columns: Any) -> None:
-        told = json.loads(json.dumps(columns))
-        self.up.put(lambda: self.stage.hear(self.name, event, told))
+    def report(self, report: Report) -> None:
+        raw = encode(report)
+        self.up.put(lambda: self.stage.hear(self.name, decode(Report, raw)))
 
-    def copy(self, block: int, step: int, vectors: list[Vector], card: dict[str, Any]) -> None:
+    def copy(self, block: int, step: int, vectors: list[Vector], card: BlockState) -> None:
         self.up.put(lambda: self.stage.copied(block, step, vectors, card))
 
     def channel_of(self, name: str) -> Any:
@@ -263,61 +290,64 @@ class Actor:
     def join(self) -> None:
         self.up.put(lambda: self.stage.joined(self.name))
 
-    def take(self, what: dict[str, Any]) -> None:
+    def take(self, order: Order) -> None:
         """Carry out an order."""
-        do = what["do"]
-        if do == "meet":
-            self.meet(what["name"])
-        elif do == "stop":
-            self.stage.gone(self.name, prefix=False)
-        elif self.role == "server":
-            self.serve(do, what)
-        elif do == "moved":
-            self.worker.on_moved(what)
-        elif do == "tell":
-            self.report("here", **self.worker.progress())
-        else:
-            self.worker.on_order(what)
+        match order:
+            case ConnectTo():
+                self.meet(order.server)
+            case Stop():
+                self.stage.gone(self.name, prefix=False)
+            case _ if self.role == "server":
+                self.serve(order)
+            case ReportState():
+                self.report(self.worker.state())
+            case _:
+                self.worker.on_order(order)  # type: ignore[arg-type]
 
-    def serve(self, do: str, what: dict[str, Any]) -> None:
+    def serve(self, order: Order) -> None:  # noqa: C901 - a case for each order
         server = self.server
-        if do == "tell":
-            self.tell_all()
-        elif do == "copy":
-            late = server.copy_at(what["version"])
-            if late:
-                self.report("late", version=what["version"], blocks=late)
-        else:
-            {
-                "era": lambda: server.begin_era(what["era"]),
-                "hand_over": lambda: server.handover.hand_over(
-                    {int(b): n for b, n in what["moves"]}, version=what["version"]
-                ),
-                "take_back": lambda: server.handover.take_back(what["blocks"]),
-                "follow": lambda: server.replicas.follow(what["blocks"]),
-                "own": lambda: server.replicas.promote(what["blocks"]),
-                "unfollow": lambda: server.replicas.unfollow(what["blocks"]),
-                "forget": lambda: server.handover.forget(what["blocks"]),
-            }[do]()
+        match order:
+            case ReportState():
+                self.tell_all()
+            case CopyBlocks():
+                late = server.copy_at(order.version)
+                if late:
+                    self.report(CopyLate(order.version, late))
+            case BeginEra():
+                server.begin_era(order.era)
+            case HandOver():
+                server.handover.hand_over(dict(order.moves), version=order.version)
+            case TakeBack():
+                server.handover.take_back(order.blocks)
+            case Replicate():
+                server.replicas.follow(order.blocks)
+            case Promote():
+                server.replicas.promote(order.blocks)
+            case DropReplicas():
+                server.replicas.unfollow(order.blocks)
+            case ForgetBlocks():
+                server.handover.forget(order.blocks)
+            case _:
+                raise AssertionError(order)
 
     def tell_all(self) -> None:
         version = 0
         for block, at_version, moves in self.server.blocks.owned():
-            self.report("owns", block=block, version=at_version, moves=moves, era=self.server.era)
+            self.report(OwnsBlock(block, at_version, moves, era=self.server.era))
             version = max(version, at_version)
         for block, at_version, moves, owner in self.server.handover.unconfirmed():
-            self.report("unsure", block=block, version=at_version, moves=moves, owner=owner, era=self.server.era)
+            self.report(TransferUnconfirmed(block, at_version, owner, moves, "", era=self.server.era))
         for block, owner in self.server.handover.moving():
-            self.report("moving", block=block, owner=owner, era=self.server.era)
+            self.report(Transferring(block, owner, era=self.server.era))
         for slot in self.server.blocks.slots():
             self.server.replicas.report_replica(slot)
-        self.report("here", version=version, has=self.server.era)
+        self.report(StateReported(version, self.server.era))
 
     def meet(self, name: str) -> None:
         other = self.stage.actors.get(name)
         if name not in self.servers:
             if other is None or not other.alive:
-                self.report("unmet", name=name, why="it is gone")
+                self.report(ConnectFailed(name, "it is gone"))
                 return
             handler: Handler = (
                 Arrivals(self.server, role="server") if self.role == "server" else FromServers(self.worker)
@@ -333,7 +363,7 @@ class Actor:
                 self.server.peers.add_server(name, mine, f"unix:/{name}")  # type: ignore[arg-type]
             else:
                 self.worker.reconnected(name)
-        self.report("met", name=name)
+        self.report(Connected(name))
 
 
 class Stage:
@@ -378,7 +408,7 @@ class Stage:
     def carry_out(self, commands: list[Command]) -> None:
         self.state = json.loads(json.dumps(self.machine.state()))
         do: dict[type, Callable[[Any], None]] = {
-            Start: self.start, Tell: lambda c: self.tell(c.to, dict(c.what)), End: self.end, Load: self.load,
+            Start: self.start, Tell: lambda c: self.tell(c.to, c.order), End: self.end, Load: self.load,
             Keep: lambda _: None, Note: self.notes.append, Over: self.finish,
         }  # fmt: skip
         for command in commands:
@@ -396,16 +426,16 @@ class Stage:
         if command.kill:
             self.kill(command.name)
         else:
-            self.tell(command.name, {"do": "stop"})
+            self.tell(command.name, Stop())
 
     def finish(self, command: Over) -> None:
         self.over = command.failure
 
-    def tell(self, name: str, what: dict[str, Any]) -> None:
+    def tell(self, name: str, order: Order) -> None:
         actor = self.actors.get(name)
         if actor is not None:
-            told = json.loads(json.dumps(what))
-            actor.down.put(lambda: actor.take(told))
+            raw = encode(order)
+            actor.down.put(lambda: actor.take(decode(Order, raw)))
 
     def load(self, command: Load) -> None:
         self.copies.clear()
@@ -416,7 +446,7 @@ class Stage:
             if actor is None or not actor.alive:
                 return
             payload = memoryview(np.concatenate(block.vectors())).cast("B")
-            meta = {**block.card(), "moves": 0, "due": []}
+            meta = encode(replace(block.description(), moves=0, due=[]))
             head = Head(20, 0, 0, len(payload), number, 0, 0, 1, at(command.era, version))
             message = Message(head, meta, payload)
 
@@ -434,11 +464,11 @@ class Stage:
         if self.actors[name].alive:
             self.carry_out(self.machine.joined(name, address=f"unix:/{name}"))
 
-    def hear(self, name: str, event: str, columns: dict[str, Any]) -> None:
-        self.log.append(f"    {name} {event} { {k: v for k, v in columns.items() if k != 'losses'} }")
-        self.carry_out(self.machine.reported(name, event, columns))
+    def hear(self, name: str, report: Report) -> None:
+        self.log.append(f"    {name} {report}"[:300])
+        self.carry_out(self.machine.reported(name, report))
 
-    def copied(self, number: int, step: int, vectors: list[Vector], card: dict[str, Any]) -> None:
+    def copied(self, number: int, step: int, vectors: list[Vector], card: BlockState) -> None:
         era, version = era_and_version(step)
         if era != self.machine.job.era:
             return
@@ -477,7 +507,7 @@ class Stage:
             actor.down.queue.clear()
         if actor.role == "worker":
             actor.worker.flat.frozen = True
-            actor.worker.on_order({"do": "stop"})
+            actor.worker.on_order(Stop())
 
     def _cut(self, wire: Wire, *, prefix: bool) -> None:
         """Lose the end of what was sent: it had not left the process."""
@@ -556,7 +586,7 @@ class Stage:
         finally:
             for actor in self.actors.values():
                 if actor.role == "worker":
-                    actor.worker.on_order({"do": "stop"})
+                    actor.worker.on_order(Stop())
         assert self.over == "", self.over
         last = self.saved[self.n_steps]
         return np.concatenate([last[b].params for b in sorted(last)])
@@ -570,7 +600,7 @@ class Stage:
                 w, orders = actor.worker, actor.worker._orders
                 lines.append(
                     f"{actor.name}: at {w.version} wants {w._wanted}, lacks {w._missing}, behind {w._replicas.behind}, "
-                    f"leaves {orders.leaves}, sums {list(w._gradients.sums)}, {orders}"
+                    f"shards {orders.shards}, sums {list(w._gradients.sums)}, {orders}"
                 )
                 continue
             for slot in actor.server.blocks.slots():

@@ -15,7 +15,7 @@ import pytest
 
 from labkit.core import Cause
 from labkit.elastic import Job, JobError, start
-from labkit.elastic.process.causes import NO_MEMORY, OOM_KILLED, OomWatch, of_exit, oom_kills, read, told
+from labkit.elastic.process.causes import NO_MEMORY, OOM_KILLED, OomWatch, cause_named, name_of, of_exit, oom_kills
 from labkit.oom import is_memory
 
 MB = 1 << 20
@@ -39,7 +39,7 @@ def _this_module_travels() -> Iterator[None]:
 )  # fmt: skip
 def test_an_exit_code_tells_a_cause(code: int, cause: Cause) -> None:
     assert of_exit(code) == cause
-    assert read(told(cause)) == cause
+    assert cause_named(name_of(cause)) == cause
 
 
 def test_a_sigkill_is_for_memory_only_while_the_kernel_counts_one() -> None:

@@ -13,6 +13,42 @@ from labkit.elastic.controller.controller_state import JobTerms
 from labkit.elastic.controller.deaths import SHORTAGES
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.commands import Command, End, Load, Note, Over, Start, Tell
+from labkit.elastic.protocol.messages.orders import (
+    AssignShards,
+    BeginEra,
+    BeginTraining,
+    BlockMove,
+    ConnectTo,
+    CopyBlocks,
+    ForgetBlocks,
+    GrantLease,
+    Halt,
+    HandOver,
+    Pause,
+    PauseAtVersion,
+    ReportState,
+    Resume,
+    Stop,
+    TakeBack,
+)
+from labkit.elastic.protocol.messages.reports import (
+    Connected,
+    ConnectFailed,
+    CopyLate,
+    Failed,
+    HandedOver,
+    OwnsBlock,
+    Paused,
+    StateReported,
+    StepDone,
+    Stuck,
+    TrainingBegun,
+    TrainingDone,
+    Transferring,
+    TransferUnconfirmed,
+    UpdateDone,
+    WantsLease,
+)
 
 
 class Play:
@@ -29,14 +65,15 @@ class Play:
     def done(self, commands: list[Command]) -> None:
         self.heard += commands
         for command in commands:
-            if isinstance(command, Tell) and command.what["do"] in ("begin", "deal"):
-                self.leaves[command.to] = tuple(command.what["leaves"])
+            match command:
+                case Tell(name, BeginTraining(shards=(first, last)) | AssignShards(first, last)):
+                    self.leaves[name] = first, last
 
     def all(self, kind: type) -> list[Any]:
         return [command for command in self.heard if isinstance(command, kind)]
 
-    def told(self, do: str) -> list[Tell]:
-        return [command for command in self.all(Tell) if command.what["do"] == do]
+    def told(self, kind: type) -> list[Any]:
+        return [command for command in self.all(Tell) if isinstance(command.order, kind)]
 
     def notes(self) -> list[str]:
         return [note.event for note in self.all(Note)]
@@ -45,26 +82,26 @@ class Play:
         """Let everybody who was started join, and newcomers and servers meet."""
         for name in [m.name for m in self.machine.job.members.values() if not m.joined]:
             self.done(self.machine.joined(name, address=f"unix:/{name}"))
-        for tell in self.told("meet"):
-            self.done(self.machine.reported(tell.to, "met", {"name": tell.what["name"]}))
+        for tell in self.told(ConnectTo):
+            self.done(self.machine.reported(tell.to, Connected(server=tell.order.server)))
 
     def train(self, *, version: int = 0) -> None:
         """Bring it to where training goes on."""
         self.join()
         self.done(self.machine.loaded(version))
         for member in self.machine.job.of("worker"):
-            self.done(self.machine.reported(member.name, "ready", {"version": version}))
+            self.done(self.machine.reported(member.name, TrainingBegun(version=version)))
 
     def step(self, version: int) -> None:
         for member in self.machine.job.of("worker"):
-            self.done(self.machine.reported(member.name, "stepped", {"version": version}))
+            self.done(self.machine.reported(member.name, StepDone(version, shards=1, compute_s=0.1, wait_s=0.0)))
 
     def move(self) -> None:
         """Let all blocks arrive that were told to move."""
-        for tell in self.told("hand_over"):
-            for block, owner in tell.what["moves"]:
+        for tell in self.told(HandOver):
+            for block, owner in tell.order.moves:
                 moves = self.machine.job.moves[block] + 1
-                self.done(self.machine.reported(owner, "owns", {"block": block, "version": 5, "moves": moves}))
+                self.done(self.machine.reported(owner, OwnsBlock(block=block, version=5, moves=moves)))
 
     def covered(self) -> list[int]:
         """Return the leaves that somebody has who is there."""
@@ -107,12 +144,12 @@ def test_a_handover_registers_assigns_migrates_and_updates_while_nobody_stands_s
     play.train()
     play.done(play.machine.scale(servers=2, strategy="handover"))
     assert play.notes()[-1] == "registration"
-    assert not play.told("hand_over")
+    assert not play.told(HandOver)
     play.join()
     assert [n for n in play.notes() if n in ("registration", "assignment", "migration", "update")][-1] == "migration"
-    moved = {block: owner for tell in play.told("hand_over") for block, owner in tell.what["moves"]}
+    moved = {block: owner for tell in play.told(HandOver) for block, owner in tell.order.moves}
     assert sorted(moved.values()) == ["ps-2", "ps-2", "ps-3", "ps-3"]  # the fewest that level the load
-    assert not play.told("hold")
+    assert not play.told(PauseAtVersion)
     play.move()
     assert play.notes()[-1] == "scaled"
     assert set(play.machine.job.owner.values()) == {"ps-0", "ps-1", "ps-2", "ps-3"}
@@ -124,11 +161,11 @@ def test_suspension_holds_all_workers_at_one_version_and_lets_them_go_afterwards
     play.step(10)
     play.done(play.machine.scale(servers=1, strategy="suspend"))
     play.join()
-    assert {tell.what["version"] for tell in play.told("hold")} == {13}
-    assert {tell.what["version"] for tell in play.told("hand_over")} == {13}
-    assert not play.told("go_on")
+    assert {tell.order.version for tell in play.told(PauseAtVersion)} == {13}
+    assert {tell.order.version for tell in play.told(HandOver)} == {13}
+    assert not play.told(Resume)
     play.move()
-    assert {tell.to for tell in play.told("go_on")} == {"worker-0", "worker-1"}
+    assert {tell.to for tell in play.told(Resume)} == {"worker-0", "worker-1"}
 
 
 def test_servers_that_go_give_up_their_blocks_before_they_are_ended() -> None:
@@ -141,7 +178,7 @@ def test_servers_that_go_give_up_their_blocks_before_they_are_ended() -> None:
     assert end.name not in play.machine.job.owner.values()
     play.done(play.machine.left(end.name))
     assert play.notes()[-1] == "left"
-    assert not play.told("halt")
+    assert not play.told(Halt)
 
 
 def test_requests_wait_for_each_other() -> None:
@@ -162,8 +199,8 @@ def test_a_new_worker_gets_leaves_only_once_it_has_the_parameters() -> None:
     play.done(play.machine.scale(workers=2, strategy="handover"))
     play.join()
     assert play.leaves["worker-2"] == play.leaves["worker-3"] == (0, 0)
-    play.done(play.machine.reported("worker-2", "ready", {"version": 4}))
-    play.done(play.machine.reported("worker-3", "ready", {"version": 4}))
+    play.done(play.machine.reported("worker-2", TrainingBegun(version=4)))
+    play.done(play.machine.reported("worker-3", TrainingBegun(version=4)))
     assert play.covered() == list(range(8))
     assert all(last > first for first, last in play.leaves.values())
 
@@ -174,7 +211,7 @@ def test_the_leaves_of_a_worker_that_died_go_to_the_others_at_once_and_it_is_rep
     play.done(play.machine.left("worker-1", reason="killed"))
     assert play.covered() == list(range(8))
     assert play.all(Start)[-1].name == "worker-3"
-    assert not play.told("halt")
+    assert not play.told(Halt)
 
 
 def test_the_death_of_a_server_with_blocks_takes_everybody_back_to_a_checkpoint() -> None:
@@ -182,7 +219,7 @@ def test_the_death_of_a_server_with_blocks_takes_everybody_back_to_a_checkpoint(
     play.train()
     play.step(20)
     play.done(play.machine.left("ps-0", reason="killed"))
-    assert {tell.to for tell in play.told("halt")} == {"worker-0", "worker-1"}
+    assert {tell.to for tell in play.told(Halt)} == {"worker-0", "worker-1"}
     assert len(play.all(Load)) == 1  # the replacement has not come yet
     play.join()
     assert len(play.all(Load)) == 2
@@ -190,7 +227,7 @@ def test_the_death_of_a_server_with_blocks_takes_everybody_back_to_a_checkpoint(
     assert after.era > before.era
     assert set(after.owner.values()) == {"ps-1", "ps-2"}
     play.train(version=10)
-    assert {tell.what["version"] for tell in play.told("begin")[-2:]} == {10}
+    assert {tell.order.version for tell in play.told(BeginTraining)[-2:]} == {10}
 
 
 def test_a_destination_that_does_not_answer_is_ended_before_the_source_takes_its_block_back() -> None:
@@ -199,13 +236,13 @@ def test_a_destination_that_does_not_answer_is_ended_before_the_source_takes_its
     play.train()
     play.done(play.machine.scale(servers=1, strategy="handover"))
     play.join()
-    block = play.told("hand_over")[0].what["moves"][0][0]
-    source = play.told("hand_over")[0].to
+    block = play.told(HandOver)[0].order.moves[0][0]
+    source = play.told(HandOver)[0].to
     heard = len(play.heard)
-    play.done(play.machine.reported(source, "unsure", {"block": block, "version": 3, "owner": "ps-2", "moves": 1}))
+    play.done(play.machine.reported(source, TransferUnconfirmed(block=block, version=3, owner="ps-2", moves=1, why="")))
     later = [c for c in play.heard[heard:] if isinstance(c, (End, Tell))]
     kill = next(i for i, c in enumerate(later) if isinstance(c, End) and c.kill and c.name == "ps-2")
-    back = next(i for i, c in enumerate(later) if isinstance(c, Tell) and c.what["do"] == "take_back")
+    back = next(i for i, c in enumerate(later) if isinstance(c, Tell) and isinstance(c.order, TakeBack))
     assert kill < back
 
 
@@ -214,10 +251,10 @@ def test_checkpoints_are_asked_for_ahead_and_again_where_one_came_too_late() -> 
     play.train()
     for version in range(9):
         play.step(version)
-    assert {tell.what["version"] for tell in play.told("copy")} == {100, 10}
-    play.done(play.machine.reported("ps-0", "late", {"version": 10}))
+    assert {tell.order.version for tell in play.told(CopyBlocks)} == {100, 10}
+    play.done(play.machine.reported("ps-0", CopyLate(version=10, blocks=[0])))
     play.step(11)
-    assert {tell.what["version"] for tell in play.told("copy")} == {100, 10, 14}
+    assert {tell.order.version for tell in play.told(CopyBlocks)} == {100, 10, 14}
     play.done(play.machine.saved_at(14))
     assert play.machine.checkpoints.saved == 14
 
@@ -228,7 +265,7 @@ def test_a_job_ends_when_its_last_state_is_safe_and_its_workers_are_done() -> No
     play.done(play.machine.saved_at(100))
     assert not play.all(Over)
     for name in ("worker-0", "worker-1"):
-        play.done(play.machine.reported(name, "done", {"version": 100}))
+        play.done(play.machine.reported(name, TrainingDone(version=100)))
     assert [over.failure for over in play.all(Over)] == [""]
     assert {end.name for end in play.all(End)} == set(play.machine.job.members)
 
@@ -283,7 +320,7 @@ def test_a_request_whose_only_newcomer_dies_is_dropped_where_nobody_else_would_b
             "era": play.machine.job.era,
             "why": "MemoryError",
         }
-        play.done(play.machine.reported("ps-0", "unsure", lost))
+        play.done(play.machine.reported("ps-0", TransferUnconfirmed(**lost)))
     else:
         play.done(play.machine.left("ps-1", reason="exit code 12"))
     assert "dropped" in play.notes()
@@ -333,13 +370,13 @@ def test_a_request_whose_newcomer_cannot_be_reached_is_dropped_and_training_goes
     play.train()
     play.done(play.machine.scale(servers=1, workers=1, strategy="handover"))
     play.done(play.machine.joined("ps-2", address="tls://10.0.0.9:1"))
-    play.done(play.machine.reported("ps-0", "unmet", {"name": "ps-2", "why": "nobody answers"}))
+    play.done(play.machine.reported("ps-0", ConnectFailed(server="ps-2", why="nobody answers")))
     (dropped,) = [note for note in play.all(Note) if note.event == "dropped"]
     assert dropped.columns["why"] == "ps-0 cannot reach ps-2: nobody answers"
     assert sorted(end.name for end in play.all(End)) == ["ps-2", "worker-2"]
     assert not play.all(Over)
     assert play.machine.requests.current is None
-    play.done(play.machine.reported("ps-1", "unmet", {"name": "ps-2", "why": "nobody answers"}))
+    play.done(play.machine.reported("ps-1", ConnectFailed(server="ps-2", why="nobody answers")))
     assert play.notes().count("dropped") == 1
 
 
@@ -360,8 +397,8 @@ def test_a_job_whose_first_processes_cannot_reach_each_other_ends_by_name(joined
     if joined:
         play.join()
         play.done(play.machine.loaded(0))
-        play.done(play.machine.reported("worker-0", "ready", {"version": 0}))
-    play.done(play.machine.reported("worker-1", "unmet", {"name": "ps-0", "why": "nobody answers"}))
+        play.done(play.machine.reported("worker-0", TrainingBegun(version=0)))
+    play.done(play.machine.reported("worker-1", ConnectFailed(server="ps-0", why="nobody answers")))
     (over,) = play.all(Over)
     assert over.failure == "worker-1 cannot reach ps-0: nobody answers"
 
@@ -371,7 +408,7 @@ def test_a_replacement_that_cannot_be_reached_is_replaced_in_turn() -> None:
     play.train()
     play.done(play.machine.left("worker-1", reason="killed"))
     play.done(play.machine.joined("worker-2"))
-    play.done(play.machine.reported("worker-2", "unmet", {"name": "ps-0", "why": "nobody answers"}))
+    play.done(play.machine.reported("worker-2", ConnectFailed(server="ps-0", why="nobody answers")))
     assert [(end.name, end.kill) for end in play.all(End)] == [("worker-2", True)]
     assert play.all(Start)[-1].name == "worker-3"
     assert not play.all(Over)
@@ -400,12 +437,12 @@ def test_who_was_cut_off_and_comes_back_is_told_what_it_missed_and_not_to_stop()
     play.train()
     play.done(play.machine.scale(servers=1, strategy="handover"))
     play.join()
-    (source,) = {tell.to for tell in play.told("hand_over")} & {"ps-0"}
+    (source,) = {tell.to for tell in play.told(HandOver)} & {"ps-0"}
     heard = len(play.heard)
     play.done(play.machine.joined(source, address="unix:/ps-0"))
-    later = [c.what["do"] for c in play.heard[heard:] if isinstance(c, Tell) and c.to == source]
-    assert {"tell", "copy", "hand_over"} <= set(later)
-    assert "stop" not in later
+    later = [type(c.order) for c in play.heard[heard:] if isinstance(c, Tell) and c.to == source]
+    assert {ReportState, CopyBlocks, HandOver} <= set(later)
+    assert Stop not in later
     assert play.notes()[-1] == "rejoined"
 
 
@@ -413,9 +450,7 @@ def test_what_was_said_in_an_earlier_era_counts_no_more() -> None:
     play = Play()
     play.train()
     before = dict(play.machine.job.owner)
-    play.done(
-        play.machine.reported("ps-1", "owns", {"block": 0, "version": 3, "moves": 9, "era": play.machine.job.era - 1})
-    )
+    play.done(play.machine.reported("ps-1", OwnsBlock(block=0, version=3, moves=9, era=play.machine.job.era - 1)))
     assert play.machine.job.owner == before
 
 
@@ -423,18 +458,18 @@ def test_a_doubt_about_a_block_that_has_moved_on_since_ends_nobody() -> None:
     """Its new owner had it, and gave it away: to take it back would make two owners."""
     play = Play()
     play.train()
-    play.done(play.machine.reported("ps-1", "owns", {"block": 0, "version": 5, "moves": 2}))
+    play.done(play.machine.reported("ps-1", OwnsBlock(block=0, version=5, moves=2)))
     heard = len(play.heard)
-    play.done(play.machine.reported("ps-0", "unsure", {"block": 0, "version": 3, "owner": "ps-1", "moves": 1}))
+    play.done(play.machine.reported("ps-0", TransferUnconfirmed(block=0, version=3, owner="ps-1", moves=1, why="")))
     later = play.heard[heard:]
     assert not [c for c in later if isinstance(c, End)]
-    assert [c.what["do"] for c in later if isinstance(c, Tell)] == ["forget"]
+    assert [type(c.order) for c in later if isinstance(c, Tell)] == [ForgetBlocks]
 
 
 def test_a_controller_that_died_after_the_end_does_not_begin_again() -> None:
     play = Play()
     play.train()
-    play.done(play.machine.reported("worker-0", "failed", {"why": "ValueError: no"}))
+    play.done(play.machine.reported("worker-0", Failed(why="ValueError: no")))
     other = Controller(play.machine.job.terms, reassign=reassign)
     commands = other.take_over(play.machine.state())
     assert [c.failure for c in commands if isinstance(c, Over)] == ["worker-0: ValueError: no"]
@@ -448,14 +483,14 @@ def test_a_newcomer_knows_the_era_before_anybody_hands_over_to_it() -> None:
     play.train()
     play.done(play.machine.scale(servers=1, strategy="handover"))
     play.done(play.machine.joined("ps-2", address="unix:/ps-2"))
-    told = [tell.what["do"] for tell in play.all(Tell) if tell.to == "ps-2"]
-    assert told[0] == "era"
+    told = [type(tell.order) for tell in play.all(Tell) if tell.to == "ps-2"]
+    assert told[0] is BeginEra
     for name in ("ps-0", "ps-1", "worker-0", "worker-1"):
-        play.done(play.machine.reported(name, "met", {"name": "ps-2"}))
-    play.done(play.machine.reported("ps-2", "met", {"name": "ps-0"}))
-    assert not play.told("hand_over")
-    play.done(play.machine.reported("ps-2", "met", {"name": "ps-1"}))
-    assert play.told("hand_over")
+        play.done(play.machine.reported(name, Connected(server="ps-2")))
+    play.done(play.machine.reported("ps-2", Connected(server="ps-0")))
+    assert not play.told(HandOver)
+    play.done(play.machine.reported("ps-2", Connected(server="ps-1")))
+    assert play.told(HandOver)
 
 
 @pytest.mark.parametrize("dies_first", [True, False])
@@ -464,16 +499,16 @@ def test_a_block_that_went_to_somebody_who_died_is_lost_even_if_only_its_former_
     play.train()
     play.done(play.machine.scale(servers=1, strategy="handover"))
     play.join()
-    block = play.told("hand_over")[0].what["moves"][0][0]
-    here = {"block": block, "version": 5, "owner": "ps-2", "moves": 1, "era": play.machine.job.era}
+    block = play.told(HandOver)[0].order.moves[0][0]
+    here = {"block": block, "version": 5, "owner": "ps-2", "moves": 1, "seconds": 0.1, "bytes": 20}
     steps = [
         lambda: play.machine.left("ps-2", reason="killed"),
-        lambda: play.machine.reported(play.told("hand_over")[0].to, "handed_over", here),
+        lambda: play.machine.reported(play.told(HandOver)[0].to, HandedOver(**here)),
     ]
     for step in steps if dies_first else reversed(steps):
-        assert not play.told("halt")
+        assert not play.told(Halt)
         play.done(step())
-    assert {tell.to for tell in play.told("halt")} == {"worker-0", "worker-1"}
+    assert {tell.to for tell in play.told(Halt)} == {"worker-0", "worker-1"}
 
 
 def test_a_server_that_dies_without_blocks_is_replaced_by_one_that_gets_its_share() -> None:
@@ -483,19 +518,19 @@ def test_a_server_that_dies_without_blocks_is_replaced_by_one_that_gets_its_shar
     play.done(play.machine.scale(servers=1, strategy="handover"))
     play.join()
     play.done(play.machine.left("ps-2", reason="killed"))
-    for tell in play.told("hand_over"):
-        for block, owner in tell.what["moves"]:
+    for tell in play.told(HandOver):
+        for block, owner in tell.order.moves:
             columns = {"block": block, "owner": owner, "moves": 1, "version": 3, "why": "gone"}
-            play.done(play.machine.reported(tell.to, "unsure", columns))
-    for tell in play.told("take_back"):
-        for block in tell.what["blocks"]:
-            play.done(play.machine.reported(tell.to, "owns", {"block": block, "version": 3, "moves": 2}))
+            play.done(play.machine.reported(tell.to, TransferUnconfirmed(**columns)))
+    for tell in play.told(TakeBack):
+        for block in tell.order.blocks:
+            play.done(play.machine.reported(tell.to, OwnsBlock(block=block, version=3, moves=2)))
     assert play.notes()[-2:] == ["scaled", "registration"]
     play.join()
     play.move()
     assert play.notes()[-1] == "repaired"
     assert sorted(set(play.machine.job.owner.values())) == ["ps-0", "ps-1", "ps-3"]
-    assert not play.told("halt")
+    assert not play.told(Halt)
 
 
 def test_a_block_that_never_reached_a_dead_server_goes_to_the_one_in_its_place_however_late_that_is_told() -> None:
@@ -504,19 +539,18 @@ def test_a_block_that_never_reached_a_dead_server_goes_to_the_one_in_its_place_h
     play.train()
     play.done(play.machine.scale(servers=1, strategy="handover"))
     play.join()
-    first = [(tell.to, block) for tell in play.told("hand_over") for block, _ in tell.what["moves"]]
+    first = [(tell.to, block) for tell in play.told(HandOver) for block, _ in tell.order.moves]
     play.done(play.machine.left("ps-2", reason="killed"))
     play.join()
-    second = {block: owner for tell in play.told("hand_over") for block, owner in tell.what["moves"] if owner == "ps-3"}
+    second = {block: owner for tell in play.told(HandOver) for block, owner in tell.order.moves if owner == "ps-3"}
     late = [(source, block) for source, block in first if block in second]
     assert late
     for source, block in late:
         heard = len(play.heard)
         columns = {"block": block, "owner": "ps-2", "moves": 1, "version": 3, "why": "ps-2 is not connected"}
-        play.done(play.machine.reported(source, "unsure", columns))
-        orders = [c.what for c in play.heard[heard:] if isinstance(c, Tell) and c.to == source]
-        assert [order["do"] for order in orders] == ["take_back", "hand_over"]
-        assert orders[1]["moves"] == [[block, "ps-3"]]
+        play.done(play.machine.reported(source, TransferUnconfirmed(**columns)))
+        orders = [c.order for c in play.heard[heard:] if isinstance(c, Tell) and c.to == source]
+        assert orders == [TakeBack([block]), HandOver([BlockMove(block, "ps-3")], None)]
 
 
 def test_a_server_that_was_to_go_and_dies_without_blocks_is_not_replaced() -> None:
@@ -524,12 +558,12 @@ def test_a_server_that_was_to_go_and_dies_without_blocks_is_not_replaced() -> No
     play.train()
     play.done(play.machine.scale(servers=-1, strategy="handover"))
     (going,) = play.machine.requests.current.going  # type: ignore[union-attr]
-    for tell in play.told("hand_over"):
-        for block, owner in tell.what["moves"][:-1]:
-            play.done(play.machine.reported(owner, "owns", {"block": block, "version": 5, "moves": 1}))
-    for block, owner in [move for tell in play.told("hand_over") for move in tell.what["moves"]][-1:]:
-        columns = {"block": block, "owner": owner, "version": 5, "moves": 1, "era": play.machine.job.era, "seconds": 0}
-        play.done(play.machine.reported(going, "handed_over", columns))  # it tells before the new owner does
+    for tell in play.told(HandOver):
+        for block, owner in tell.order.moves[:-1]:
+            play.done(play.machine.reported(owner, OwnsBlock(block=block, version=5, moves=1)))
+    for block, owner in [move for tell in play.told(HandOver) for move in tell.order.moves][-1:]:
+        columns = {"block": block, "owner": owner, "version": 5, "moves": 1, "seconds": 0, "bytes": 20}
+        play.done(play.machine.reported(going, HandedOver(**columns)))  # it tells before the new owner does
     n_started = len(play.all(Start))
     play.done(play.machine.left(going, reason="killed"))
     play.move()
@@ -552,13 +586,16 @@ def test_a_newcomer_that_does_not_come_drops_its_request_and_a_replacement_is_re
 def test_a_worker_that_is_stuck_is_ended_and_where_a_second_one_is_stuck_the_job_ends() -> None:
     play = Play(workers=3)
     play.train()
-    stuck = {"place": [4, 2], "why": "step 4, logical shard 2: no gradient after 9 s; the data or the model hangs"}
-    play.done(play.machine.reported("worker-0", "stuck", stuck))
+    stuck: dict[str, Any] = {
+        "place": (4, 2),
+        "why": "step 4, logical shard 2: no gradient after 9 s; the data or the model hangs",
+    }
+    play.done(play.machine.reported("worker-0", Stuck(**stuck)))
     assert [(end.name, end.kill) for end in play.all(End)] == [("worker-0", True)]
     assert play.covered() == list(range(8))
-    play.done(play.machine.reported("worker-1", "stuck", {**stuck, "place": [5, 0]}))
+    play.done(play.machine.reported("worker-1", Stuck(**{**stuck, "place": (5, 0)})))
     assert not play.all(Over)
-    play.done(play.machine.reported("worker-2", "stuck", stuck))
+    play.done(play.machine.reported("worker-2", Stuck(**stuck)))
     assert play.all(Over)[0].failure == f"worker-2: {stuck['why']}."
 
 
@@ -590,17 +627,17 @@ class TakenOver(Play):
             for block, there in self.owned.items():
                 if there == name and block != without:
                     columns = {"block": block, "version": 3, "moves": 0, "era": era}
-                    self.done(self.machine.reported(name, "owns", columns))
+                    self.done(self.machine.reported(name, OwnsBlock(**columns)))
             if moving and without is not None and self.owned[without] == name:
-                self.done(self.machine.reported(name, "moving", {"block": without, "owner": moving, "era": era}))
-            self.done(self.machine.reported(name, "here", {"version": 3, "has": era}))
+                self.done(self.machine.reported(name, Transferring(block=without, owner=moving, era=era)))
+            self.done(self.machine.reported(name, StateReported(version=3, has=era)))
 
 
 def test_a_controller_that_takes_over_goes_on_if_every_block_is_told() -> None:
     play = TakenOver()
     play.tell(era=1)
     assert play.notes()[-1] == "resumed"
-    assert not play.told("halt")
+    assert not play.told(Halt)
 
 
 def test_a_block_that_nobody_has_any_more_takes_everybody_back() -> None:
@@ -659,27 +696,29 @@ def test_a_checkpoint_waits_for_a_stuck_worker_a_part_of_a_lease_and_is_not_trie
     play = Play(servers=2, workers=2, sync=False, n_samples=640, batch=8, save_every=1, lease_s=4.0)
     play.train()
 
-    def wants(name: str, now_s: float) -> dict[str, Any]:
-        before = len(play.told("lease"))
-        play.done(play.machine.reported(name, "wants", {"now_s": now_s}))
-        token, _, start, _ = play.told("lease")[before].what["lease"]
-        return {"token": token, "until": start + 8, "loss": 0.5, "staleness": 0, "compute_s": 0.1, "wait_s": 0.0}
+    def wants(name: str, now_s: float) -> UpdateDone:
+        before = len(play.told(GrantLease))
+        play.machine.job.now_s = now_s
+        play.done(play.machine.reported(name, WantsLease()))
+        token, _, start, _ = play.told(GrantLease)[before].order.lease
+        return UpdateDone(1, token, start + 8, loss=0.5, staleness=0, compute_s=0.1, wait_s=0.0)
 
-    def stepped(name: str, columns: dict[str, Any], now_s: float) -> None:
-        play.done(play.machine.reported(name, "stepped", {**columns, "now_s": now_s}))
+    def stepped(name: str, done: UpdateDone, now_s: float) -> None:
+        play.machine.job.now_s = now_s
+        play.done(play.machine.reported(name, done))
 
     everybody = ["worker-0", "worker-1"]
     play.machine.job.now_s = 10.0
     stuck = wants("worker-1", 10.0)
     stepped("worker-0", wants("worker-0", 10.0), 10.0)
-    assert [tell.to for tell in play.told("hold")] == everybody
-    play.done(play.machine.reported("worker-0", "holds", {"number": 1}))
+    assert [tell.to for tell in play.told(Pause)] == everybody
+    play.done(play.machine.reported("worker-0", Paused(number=1, version=0)))
     play.done(play.machine.tick(everybody, now_s=10.9))
     assert "unsaved" not in play.notes()
     play.done(play.machine.tick(everybody, now_s=11.3))
     assert play.notes().count("unsaved") == 1
-    assert "worker-0" in [tell.to for tell in play.told("go_on")]
+    assert "worker-0" in [tell.to for tell in play.told(Resume)]
     stepped("worker-0", wants("worker-0", 11.4), 11.4)
-    assert len(play.told("hold")) == 2
+    assert len(play.told(Pause)) == 2
     stepped("worker-1", stuck, 11.6)
-    assert len(play.told("hold")) == 4
+    assert len(play.told(Pause)) == 4

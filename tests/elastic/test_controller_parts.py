@@ -17,6 +17,7 @@ from labkit.elastic.controller.job_files import EVENTS, LOST_KNOWN, STATE, Event
 from labkit.elastic.controller.outcome import JobOutcome
 from labkit.elastic.controller.scaling_requests import ScalingQueue, ScalingRequest
 from labkit.elastic.protocol.commands import End, Note, Over, Tell
+from labkit.elastic.protocol.messages.orders import Pause, Resume
 
 
 def job_of(*, servers: int = 2, workers: int = 2) -> tuple[ControllerState, CommandBuffer]:
@@ -33,7 +34,7 @@ def test_a_barrier_acts_once_when_all_workers_have_paused() -> None:
     job, out = job_of()
     barrier, done = WorkerBarrier(job, out), []
     barrier.begin(lambda: done.append(barrier.number))
-    assert [c.to for c in out.take() if isinstance(c, Tell) and c.what["do"] == "hold"] == ["worker-0", "worker-1"]
+    assert [c.to for c in out.take() if isinstance(c, Tell) and isinstance(c.order, Pause)] == ["worker-0", "worker-1"]
     barrier.on_paused("worker-0", 1)
     barrier.proceed()
     assert not done
@@ -42,7 +43,7 @@ def test_a_barrier_acts_once_when_all_workers_have_paused() -> None:
     barrier.proceed()
     assert done == [1]
     barrier.release()
-    assert [c.what["do"] for c in out.take() if isinstance(c, Tell)] == ["go_on", "go_on"]
+    assert [c.order for c in out.take() if isinstance(c, Tell)] == [Resume(), Resume()]
 
 
 def test_a_report_of_an_earlier_pause_does_not_count() -> None:

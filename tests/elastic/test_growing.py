@@ -12,6 +12,7 @@ from labkit.core.errors import InputError
 from labkit.elastic import models, start
 from labkit.elastic.data import dataset
 from labkit.elastic.process.usage import resident_bytes
+from labkit.elastic.protocol.messages.blocks import BlockState
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.growing import PAGE, GrowingValues, copies, grown, in_use, mapped, runs
 from labkit.elastic.server.optimizers import optimizer
@@ -33,7 +34,7 @@ def block(*, whole: bool, state: int) -> Block:
     payload = memoryview(np.zeros((1 + state, N), np.float32)).cast("B")
     names = ["mean", "square", "velocity"]
     names = names[:2] if state == 2 else names[2:][:state]
-    found = Block.arrived(0, payload, {"names": names, "version": 0, "moves": 0, "seen": [], "due": []})
+    found = Block.arrived(0, payload, BlockState(version=0, moves=0, names=names))
     if whole:
         found.pages = None
     return found

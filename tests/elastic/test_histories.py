@@ -16,6 +16,18 @@ from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.scaling_requests import STRATEGIES
 from labkit.elastic.controller.state_machine import Controller
+from labkit.elastic.protocol.messages.reports import (
+    ConnectFailed,
+    HandedOver,
+    HasReplica,
+    OutOfMemory,
+    OwnsBlock,
+    Report,
+    StateReported,
+    Stuck,
+    TrainingBegun,
+    TransferUnconfirmed,
+)
 from tests.elastic.chaos.story import many
 from tests.elastic.test_controller import Play
 
@@ -55,8 +67,8 @@ class History(Play):
                 return
             self.happenings[number]()
 
-    def says(self, who: str, event: str, **columns: Any) -> None:
-        self.done(self.machine.reported(who, event, {"now_s": 0.0, **columns}))
+    def says(self, who: str, report: Report) -> None:
+        self.done(self.machine.reported(who, report))
 
     def one(self, names: Any) -> str:
         return str(self.rng.choice(list(names) or ["ps-77"]))
@@ -105,26 +117,27 @@ class History(Play):
     def doubted(self) -> None:
         for block, to in list(self._moving().items())[:1]:
             owner, moves = self.machine.job.owner[block], self.machine.job.moves[block] + 1
-            told = {"block": block, "version": self.version, "owner": to, "moves": moves, "why": "MemoryError"}
-            self.says(owner, "unsure", **told, era=self.machine.job.era)
+            era = self.machine.job.era
+            self.says(owner, TransferUnconfirmed(block, self.version, to, moves, "MemoryError", era=era))
 
     def moves(self) -> None:
         for block, to in self._moving().items():
             if self.rng.random() < 0.7 and to in self.machine.job.members:
                 moves = self.machine.job.moves[block] + 1
-                self.says(to, "owns", block=block, version=self.version, moves=moves, era=self.machine.job.era)
+                self.says(to, OwnsBlock(block, self.version, moves, era=self.machine.job.era))
 
     def handed(self) -> None:
         if self.machine.job.owner:
             block = int(self.rng.choice(list(self.machine.job.owner)))
-            told = {"block": block, "version": self.version, "moves": self.machine.job.moves[block] + 1}
+            moves = self.machine.job.moves[block] + 1
             owner = self.one([*self.machine.job.members, "ps-77"])
-            self.says(self.one(self.machine.job.members), "handed_over", **told, owner=owner, era=self.machine.job.era)
+            told = HandedOver(block, self.version, owner, moves, 0.1, 20, era=self.machine.job.era)
+            self.says(self.one(self.machine.job.members), told)
 
     def follows(self) -> None:
         for block, (name, turn) in list(self.machine.replication.pending.items())[:2]:
             if name in self.machine.job.members:
-                self.says(name, "shadows", block=block, turn=turn, version=self.version)
+                self.says(name, HasReplica(block, turn, self.version))
 
     def loads(self) -> None:
         if self.machine.job.phase == "loading":
@@ -132,7 +145,7 @@ class History(Play):
 
     def ready(self) -> None:
         for worker in self.machine.job.of("worker"):
-            self.says(worker.name, "ready", version=self.version)
+            self.says(worker.name, TrainingBegun(self.version))
 
     def saves(self) -> None:
         self.done(self.machine.copied(self.version))
@@ -140,7 +153,7 @@ class History(Play):
 
     def told_all(self) -> None:
         for name in list(self.machine.job.members):
-            self.says(name, "here", has=self.machine.job.era, version=self.version, training=True)
+            self.says(name, StateReported(self.version, self.machine.job.era))
 
     def taken_over(self) -> None:
         state, names = json.loads(json.dumps(self.machine.state())), list(self.machine.job.members)
@@ -148,15 +161,15 @@ class History(Play):
         self.done(self.machine.take_over(state, names=names))
 
     def unmet(self) -> None:
-        self.says(self.one(self.machine.job.members), "unmet", name=self.one(self.machine.job.members), why="cut")
+        self.says(self.one(self.machine.job.members), ConnectFailed(self.one(self.machine.job.members), "cut"))
 
     def stuck(self) -> None:
         for worker in self.machine.job.of("worker")[:1]:
-            self.says(worker.name, "stuck", place=[1, int(self.rng.integers(1000))], why="hangs")
+            self.says(worker.name, Stuck((1, int(self.rng.integers(1000))), "hangs"))
 
     def memory(self) -> None:
         for server in self.machine.job.of("server")[-1:]:
-            self.says(server.name, "no_memory", why="out of memory")
+            self.says(server.name, OutOfMemory("out of memory"))
 
     def unable(self) -> None:
         self.done(self.machine.unable(self.one(self.machine.job.members), why="no port"))

@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 
 from labkit.elastic.controller.minibatches import Leases
-from labkit.elastic.protocol.messages import era_and_version
+from labkit.elastic.protocol.frame_kinds import era_and_version
+from labkit.elastic.protocol.messages.orders import (
+    BeginTraining,
+    ConfirmLeases,
+    GrantLease,
+    Halt,
+    OwnedBlock,
+    Pause,
+    Resume,
+    SampleLease,
+)
+from labkit.elastic.protocol.messages.reports import Paused, Report, WantsLease
 from labkit.elastic.shards import PoisonShardError
 from labkit.elastic.worker.asynchronous import AsyncWorker
 from labkit.elastic.worker.directives import Halted
@@ -61,6 +72,10 @@ def test_who_leaves_as_it_should_or_has_not_begun_blames_no_samples() -> None:
     assert service.service.poison is None
 
 
+def begin(era: int, owners: list[OwnedBlock]) -> BeginTraining:
+    return BeginTraining(era, version=0, shards=(0, 0), pause=0, owners=owners)
+
+
 class Alone:
     """A worker that has begun, and may lose its controller; `asked` tells whether it wants more."""
 
@@ -71,20 +86,21 @@ class Alone:
             Numbers(4), extents=[(0, 4)], loss_of=lambda *_: None, batch=4, number=0,  # type: ignore[arg-type]
             lease_s=lease_s, channel_of=lambda _: None, report=self._report,  # type: ignore[arg-type, return-value]
         )  # fmt: skip
-        self.worker.on_order({"do": "begin", "era": 1, "hold": 0, "map": []})
+        self.worker.on_order(begin(1, []))
         self.worker._start = self.worker._afresh = False
-        self.worker.on_order({"do": "lease", "era": 1, "lease": [7, 0, 0, 8]})
+        self.worker.on_order(GrantLease(1, SampleLease(7, 0, 0, 8)))
         self.found: list[LeaseRest] = []
 
-    def _report(self, event: str, **told: Any) -> None:
-        if event == "wants":
+    def _report(self, report: Report) -> None:
+        if isinstance(report, WantsLease):
             self.asked.set()
-        elif event == "holds":
-            self.holds.put(told["number"])
+        elif isinstance(report, Paused):
+            assert report.number is not None
+            self.holds.put(report.number)
 
     def lost(self) -> threading.Thread:
         """Lose the controller for longer than the worker may go on; return the thread in which it waits."""
-        self.worker.on_order({"do": "alone"})
+        self.worker.on_controller_lost()
         threading.Event().wait(0.1)
         thread = threading.Thread(target=lambda: self.found.append(self.worker._next()), daemon=True)
         thread.start()
@@ -93,7 +109,7 @@ class Alone:
 
 def test_a_worker_without_a_controller_goes_on_with_what_it_has_for_a_while() -> None:
     alone = Alone(lease_s=1000)
-    alone.worker.on_order({"do": "alone"})
+    alone.worker.on_controller_lost()
     assert alone.worker._next().token == 7
 
 
@@ -103,8 +119,8 @@ def test_then_it_waits_and_goes_on_with_what_is_still_its_own(still_its_own: boo
     thread = alone.lost()
     assert alone.asked.wait(WITHIN_S)  # it wants something, and nobody answers
     assert not alone.found
-    alone.worker.on_order({"do": "leases", "era": 1, "tokens": [7] if still_its_own else []})
-    alone.worker.on_order({"do": "lease", "era": 1, "lease": [9, 0, 32, 40]})
+    alone.worker.on_order(ConfirmLeases(1, [7] if still_its_own else [], []))
+    alone.worker.on_order(GrantLease(1, SampleLease(9, 0, 32, 40)))
     thread.join(WITHIN_S)
     assert [piece.token for piece in alone.found] == [7 if still_its_own else 9]
 
@@ -112,22 +128,22 @@ def test_then_it_waits_and_goes_on_with_what_is_still_its_own(still_its_own: boo
 def test_it_stands_still_once_more_for_a_controller_that_counts_anew() -> None:
     """The one that asked first has died; the next one lets it go on, and asks again before it has moved."""
     alone = Alone(lease_s=1000)
-    alone.worker.on_order({"do": "hold", "number": 1})
+    alone.worker.on_order(Pause(1))
     thread = threading.Thread(target=alone.worker._next, daemon=True)
     thread.start()
     assert alone.holds.get(timeout=WITHIN_S) == 1
     with alone.worker._changed:
-        alone.worker.on_order({"do": "go_on"})
-        alone.worker.on_order({"do": "hold", "number": 1})
+        alone.worker.on_order(Resume())
+        alone.worker.on_order(Pause(1))
     assert alone.holds.get(timeout=WITHIN_S) == 1
-    alone.worker.on_order({"do": "go_on"})
+    alone.worker.on_order(Resume())
     thread.join(WITHIN_S)
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("order", [{"do": "halt"}, {"do": "begin", "hold": 0, "map": [[0, "b", 3], [1, "b", 3]]}])
+@pytest.mark.parametrize("order", [Halt(2), begin(2, [OwnedBlock(0, "b", 3), OwnedBlock(1, "b", 3)])])
 @pytest.mark.parametrize("asks", [True, False])
-def test_an_era_that_ends_while_blocks_are_sent_is_no_error(order: dict[str, Any], asks: bool) -> None:
+def test_an_era_that_ends_while_blocks_are_sent_is_no_error(order: Halt | BeginTraining, asks: bool) -> None:
     """The order comes from another thread, after the first of two blocks; the rest is still sent, of the old era."""
     sent: list[int] = []
 
@@ -135,7 +151,7 @@ def test_an_era_that_ends_while_blocks_are_sent_is_no_error(order: dict[str, Any
         def send(self, kind: object, *_: object, step: int, **__: object) -> int:
             sent.append(era_and_version(step)[0])
             if len(sent) == 1:
-                thread = threading.Thread(target=worker.on_order, args=({"era": 2, **order},))
+                thread = threading.Thread(target=worker.on_order, args=(order,))
                 thread.start()
                 thread.join(WITHIN_S)
                 assert not thread.is_alive()
@@ -145,7 +161,7 @@ def test_an_era_that_ends_while_blocks_are_sent_is_no_error(order: dict[str, Any
         Numbers(4), extents=[(0, 2), (2, 2)], loss_of=lambda *_: None, batch=4, number=0,  # type: ignore[arg-type]
         lease_s=1000, channel_of=lambda _: Server(), report=lambda *_, **__: None,  # type: ignore[arg-type, return-value]
     )  # fmt: skip
-    worker.on_order({"do": "begin", "era": 1, "hold": 0, "map": [[0, "a", 0], [1, "c", 0]]})
+    worker.on_order(begin(1, [OwnedBlock(0, "a", 0), OwnedBlock(1, "c", 0)]))
     worker._start = worker._afresh = False
     worker._base, worker._gradient = {0: 1, 1: 1}, np.ones(4, np.float32)
     worker._await(range(2), n=1)

@@ -18,7 +18,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.elastic.protocol.messages import FrameKind, at
+from labkit.elastic.protocol.frame_kinds import FrameKind, at
+from labkit.elastic.protocol.messages.blocks import BlockState, Gradient, Pull
+from labkit.elastic.protocol.messages.codec import encode
+from labkit.elastic.protocol.messages.orders import BeginTraining, OwnedBlock, Stop
+from labkit.elastic.protocol.messages.reports import HandedOver, Report, TrainingBegun
 from labkit.elastic.protocol.summation_tree import Node, cover
 from labkit.elastic.server.arrivals import Arrivals
 from labkit.elastic.server.block import Block, Pushed
@@ -28,6 +32,7 @@ from labkit.elastic.server.server import ParameterServer
 from labkit.elastic.transport import Connection, FrameError, Handler, Message, pair
 from labkit.elastic.transport.shared_arrays import LINE, SharedArray, SharedArrayPool, SharedRegions, fetch
 from labkit.elastic.worker.arrivals import FromServers
+from labkit.elastic.worker.asynchronous import AsyncWorker
 from labkit.elastic.worker.flat import FlatModel
 from labkit.elastic.worker.synchronous import Worker
 
@@ -230,6 +235,9 @@ class Heard(Handler):
         return self.messages
 
 
+GRADIENT = encode(Gradient(moves=0))
+
+
 class Served(Arrivals):
     """A server's end of a connection to worker 0."""
 
@@ -263,7 +271,7 @@ def server_and_worker(
 
 def install(server: ParameterServer, n: int = N) -> None:
     """Give a server block 0 with zeros."""
-    card = {"version": 0, "moves": 0, "due": [], "names": [], "seen": []}
+    card = encode(BlockState(version=0, moves=0))
     near, far = pair(Arrivals(server, role="server"), Handler())
     far.request(FrameKind.STATE, np.zeros(n, np.float32), meta=card, block=0, step=at(server.era, 0)).result(10)
     far.close()
@@ -277,7 +285,7 @@ def test_parameters_are_referred_to_only_where_memory_is_shared_and_training_syn
     heard = Heard()
     with server_and_worker(heard, shares=shares, sync=sync) as (server, worker):
         install(server)
-        worker.send(FrameKind.PULL, meta={"blocks": [0], "moves": [0]}, step=at(0, 0))
+        worker.send(FrameKind.PULL, meta=encode(Pull([0], [0])), step=at(0, 0))
         (message,) = heard.wait(1)
         assert bool(worker.counts.received_bytes < 4 * N) == read
         params = np.frombuffer(message.payload, np.float32)[LINE if read else 0 :]
@@ -290,8 +298,10 @@ def test_who_shares_no_memory_gets_a_copy_that_an_update_does_not_reach() -> Non
     with server_and_worker(heard, shares=False) as (server, worker):
         install(server, n)
         for _ in range(8):
-            worker.send(FrameKind.PULL, meta={"blocks": [0]}, step=at(0, 0))
-        worker.send(FrameKind.PUSH, np.ones(n, np.float32), block=0, offset=Node(0, 1).pack(), step=at(0, 0))
+            worker.send(FrameKind.PULL, meta=encode(Pull([0], [0])), step=at(0, 0))
+        worker.send(
+            FrameKind.PUSH, np.ones(n, np.float32), meta=GRADIENT, block=0, offset=Node(0, 1).pack(), step=at(0, 0)
+        )
         for message in heard.wait(8):
             assert not np.frombuffer(message.payload, np.float32).any()
 
@@ -300,10 +310,12 @@ def test_a_frame_says_which_stamp_its_parameters_bear() -> None:
     heard, into = Heard(), np.empty(N, np.float32)
     with server_and_worker(heard, shares=True) as (server, worker):
         install(server)
-        worker.send(FrameKind.PULL, meta={"blocks": [0]}, step=at(0, 0))
-        worker.send(FrameKind.PULL, meta={"blocks": [0]}, step=at(0, 1))
+        worker.send(FrameKind.PULL, meta=encode(Pull([0], [0])), step=at(0, 0))
+        worker.send(FrameKind.PULL, meta=encode(Pull([0], [0])), step=at(0, 1))
         (before,) = heard.wait(1)
-        worker.send(FrameKind.PUSH, np.ones(N, np.float32), block=0, offset=Node(0, 1).pack(), step=at(0, 0))
+        worker.send(
+            FrameKind.PUSH, np.ones(N, np.float32), meta=GRADIENT, block=0, offset=Node(0, 1).pack(), step=at(0, 0)
+        )
         after = heard.wait(2)[1]
         assert not fetch(before.payload, before.head.offset, into)
         assert fetch(after.payload, after.head.offset, into)
@@ -312,10 +324,10 @@ def test_a_frame_says_which_stamp_its_parameters_bear() -> None:
 
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_block_that_goes_to_and_fro_needs_one_place_and_one_crate_on_each_server(shares: bool) -> None:
-    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    told: queue.SimpleQueue[Report] = queue.SimpleQueue()
     servers = [
         ParameterServer(
-            name, optimizer=Fill(), n_shards=1, sync=True, report=lambda event, **_: told.put(event),
+            name, optimizer=Fill(), n_shards=1, sync=True, report=told.put,
             copy=lambda *_: None, shared_pool=SharedArrayPool(),
         )
         for name in ("ps-0", "ps-1")
@@ -328,7 +340,7 @@ def test_a_block_that_goes_to_and_fro_needs_one_place_and_one_crate_on_each_serv
     for turn in range(20):
         here, there = servers[turn % 2], servers[1 - turn % 2]
         here.handover.hand_over({0: there.name}, version=0)
-        while told.get(timeout=10) != "handed_over":
+        while not isinstance(told.get(timeout=10), HandedOver):
             pass
         assert here.blocks.slot(0).block is None
         assert ends[turn % 2].counts.shared_bytes == sent * (turn // 2 + 1)
@@ -367,61 +379,73 @@ def test_the_memory_of_a_block_whose_arrival_nobody_confirms_is_not_used_again()
 def test_a_worker_that_came_too_late_for_a_version_asks_again_and_catches_up() -> None:
     """It gets word of version 0, but reads only after the server has made version 1."""
     late, word, go = Heard(), threading.Event(), threading.Event()
-    reports: list[tuple[str, dict[str, Any]]] = []
+    reports: list[Report] = []
     ready = threading.Event()
 
-    def report(event: str, **columns: Any) -> None:
-        reports.append((event, columns))
-        if event == "ready":
+    def report(report: Report) -> None:
+        reports.append(report)
+        if isinstance(report, TrainingBegun):
             ready.set()
+
+    class Slow(Worker):
+        def fetch(self, message: Message) -> bool:
+            word.set()
+            assert go.wait(10)
+            return super().fetch(message)
 
     channels: dict[str, Connection] = {}
     model = torch.nn.Linear(N, 1, bias=False)
-    worker = Worker(
+    worker = Slow(
         FlatModel(model), extents=[(0, N)], loss_of=lambda *_: model.weight.sum(), n_shards=1, n_steps=9999,
         channel_of=channels.__getitem__, report=report,
     )  # fmt: skip
 
-    def slow(message: Message) -> bool:
-        word.set()
-        assert go.wait(10)
-        return worker.fetch(message)
-
-    with server_and_worker(FromServers(worker, fetch=slow), shares=True) as (server, channel):
+    with server_and_worker(FromServers(worker), shares=True) as (server, channel):
         install(server)
         channels["ps-0"] = channel
-        worker.on_order({"do": "begin", "era": 0, "version": 0, "leaves": [0, 0], "map": [[0, "ps-0", 0]]})
+        worker.on_order(BeginTraining(0, 0, (0, 0), 0, [OwnedBlock(0, "ps-0", 0)]))
         threading.Thread(target=worker.run, daemon=True).start()
         other, theirs = pair(Served(server), late, shares=True)
-        theirs.send(FrameKind.PULL, meta={"blocks": [0]}, step=at(0, 1))
+        theirs.send(FrameKind.PULL, meta=encode(Pull([0], [0])), step=at(0, 1))
         assert word.wait(10)  # of version 0
-        theirs.send(FrameKind.PUSH, np.ones(N, np.float32), block=0, offset=Node(0, 1).pack(), step=at(0, 0))
+        theirs.send(
+            FrameKind.PUSH, np.ones(N, np.float32), meta=GRADIENT, block=0, offset=Node(0, 1).pack(), step=at(0, 0)
+        )
         late.wait(1)
         go.set()
         while not ready.wait(0.01):  # the others go on
             version = late.messages[-1].head.step
-            theirs.send(FrameKind.PULL, meta={"blocks": [0]}, step=at(0, version + 1))
-            theirs.send(FrameKind.PUSH, np.ones(N, np.float32), block=0, offset=Node(0, 1).pack(), step=at(0, version))
+            theirs.send(FrameKind.PULL, meta=encode(Pull([0], [0])), step=at(0, version + 1))
+            theirs.send(
+                FrameKind.PUSH,
+                np.ones(N, np.float32),
+                meta=GRADIENT,
+                block=0,
+                offset=Node(0, 1).pack(),
+                step=at(0, version),
+            )
             assert len(late.messages) < 500
-        (begun,) = [columns["version"] for event, columns in reports if event == "ready"]
+        (begun,) = [report.version for report in reports if isinstance(report, TrainingBegun)]
         assert begun > 1
         assert worker.flat.versions[begun % 2].tolist() == [begun] * N
-        worker.on_order({"do": "stop"})
+        worker.on_order(Stop())
         other.close()
         theirs.close()
 
 
 def test_a_worker_that_does_not_look_into_a_server_s_memory_refuses_to_be_referred_there() -> None:
-    class Nothing:
-        def on_params(self, message: Message) -> None:
-            raise AssertionError(message)
-
-        place = on_moved = on_params
-
-    heard = FromServers(Nothing())  # type: ignore[arg-type]
-    message = Message(head=_shared_head(), meta={}, payload=memoryview(bytes(8)))
+    worker = AsyncWorker(
+        FlatModel(torch.nn.Linear(N, 1)), extents=[(0, N)], loss_of=_nothing, batch=1, number=0, lease_s=9.0,
+        channel_of=_nothing, report=_nothing,
+    )  # fmt: skip
+    heard = FromServers(worker)
+    message = Message(head=_shared_head(), meta=b"", payload=memoryview(bytes(8)))
     with pytest.raises(FrameError, match="does not look"):
         heard.received(None, message)  # type: ignore[arg-type]
+
+
+def _nothing(*_: Any) -> Any:
+    return None
 
 
 def _shared_head() -> Any:

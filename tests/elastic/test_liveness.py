@@ -25,7 +25,10 @@ from labkit.elastic.data import dataset
 from labkit.elastic.errors import NoAnswerError, NotDoneError
 from labkit.elastic.process.fault_injection import InjectedFault, write
 from labkit.elastic.process.local_members import running
-from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.clients import GetStatus, JobStatus
+from labkit.elastic.protocol.messages.codec import encode
+from labkit.elastic.protocol.messages.greeting import hello
 from labkit.elastic.protocol.spec import CONTROLLER_SOCKET
 from labkit.elastic.shards import prove
 from labkit.elastic.transport import Access, Address, Handler, Lease, connect
@@ -215,12 +218,12 @@ def test_a_client_that_is_gone_before_it_is_answered_does_not_end_the_controller
     with Story("client gone", workers=1, servers=1) as story:
         story.at(2)
         address = Address.parse(f"unix:{story.folder / CONTROLLER_SOCKET}")
-        hello = {"name": "launcher", "role": "client"}
-        channel = connect(address, handler=Handler(), access=Access(), hello=hello, lease=Lease(1.0))
+        said = hello("launcher", "client")
+        channel = connect(address, handler=Handler(), access=Access(), hello=said, lease=Lease(1.0))
         with story.stopped(story.job.pid):
             for _ in range(200):
-                channel.send(FrameKind.TELL, meta={"do": "status"})
-                channel.request(FrameKind.TELL, meta={"do": "status"})
+                channel.send(FrameKind.CLIENT_REQUEST, meta=encode(GetStatus()))
+                channel.request(FrameKind.CLIENT_REQUEST, meta=encode(GetStatus()))
             channel.close()
         pid = story.job.pid
         story.stepped(3).finish()
@@ -231,12 +234,12 @@ def test_a_controller_that_does_not_answer_is_told_by_a_name_and_asked_again_lat
     with Story("no answer", workers=1, servers=1) as story:
         story.at(2)
         client = ControllerClient(story.folder, lease=Lease(30.0), ended=threading.Event(), limit_s=0.5)
-        assert client.ask("status")["phase"] == "training"
+        assert client.ask(GetStatus(), JobStatus).phase == "training"
         with (
             story.stopped(story.job.pid),
             pytest.raises(NoAnswerError, match=r"not answered 'status' for 0\.5 s: it is"),
         ):
-            client.ask("status")
+            client.ask(GetStatus(), JobStatus)
         until(lambda: _answers(client), "an answer")
         client.close()
         story.finish()
@@ -244,7 +247,7 @@ def test_a_controller_that_does_not_answer_is_told_by_a_name_and_asked_again_lat
 
 def _answers(client: ControllerClient) -> bool:
     with contextlib.suppress(NoAnswerError):
-        return bool(client.ask("status")["phase"])
+        return bool(client.ask(GetStatus(), JobStatus).phase)
     return False
 
 
@@ -271,7 +274,7 @@ def trained() -> tuple[Any, Any, Any]:
     return models.build("dssm", width=0.05), dataset("dssm", n=256, width=0.05), models.loss("dssm")
 
 
-@pytest.mark.parametrize("point", ["controller.tell.lease", "controller.written"])
+@pytest.mark.parametrize("point", ["controller.tell.GrantLease", "controller.written"])
 def test_a_controller_that_fails_is_followed_by_another_and_training_goes_on(tmp_path: Path, point: str) -> None:
     folder = tmp_path / "job"
     folder.mkdir(mode=0o700)

@@ -23,7 +23,12 @@ from labkit.core.errors import InputError
 from labkit.elastic import Job, Result, models, start
 from labkit.elastic.data import dataset
 from labkit.elastic.process.member_process import MemberProcess
-from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.blocks import BlockState
+from labkit.elastic.protocol.messages.clients import StopJob
+from labkit.elastic.protocol.messages.codec import encode
+from labkit.elastic.protocol.messages.greeting import hello
+from labkit.elastic.protocol.messages.reports import ConnectFailed
 from labkit.elastic.protocol.network import NetworkConfig, Refusals, claimed, ports_of
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.transport import (
@@ -164,7 +169,7 @@ def test_a_stranger_of_another_authority_is_refused_at_once_and_counted(live: Li
     for door in live.doors():
         began_s = time.monotonic()
         with pytest.raises(AccessError, match=r"certificate|TLS|unknown ca"):
-            knock(door, impostor, hello={"name": "ps-0", "role": "server"})
+            knock(door, impostor, hello=hello("ps-0", "server"))
         assert time.monotonic() - began_s < 3  # a lease
     live.goes_on()
     assert live.n_refused() > n_before
@@ -186,16 +191,16 @@ def test_nobody_can_pose_as_another(live: Live, tmp_path: Path, certificate: str
     access = named(live, certificate, tmp_path / "keys")
     for door in live.doors():
         with pytest.raises(AccessError, match=f"{certificate}, as its certificate says, claims to be {name}.{role}"):
-            knock(door, access, hello={"name": name, "role": role})
+            knock(door, access, hello=hello(name, role))
 
 
 def test_a_client_comes_in_on_this_machine_only(live: Live, tmp_path: Path) -> None:
     access = named(live, "launcher.client", tmp_path / "keys")
     with pytest.raises(AccessError, match="may not connect over this socket"):
-        knock(live.controller, access, hello={"name": "launcher", "role": "client"})
+        knock(live.controller, access, hello=hello("launcher", "client"))
     by_file = Address.parse(f"unix:{live.job.folder / 'controller.sock'}")
     with pytest.raises(AccessError, match="may not connect over this socket"):
-        knock(by_file, Access(), hello={"name": "ps-0", "role": "server"})
+        knock(by_file, Access(), hello=hello("ps-0", "server"))
 
 
 def test_whoever_takes_the_place_of_controller_or_server_is_found_out(live: Live, tmp_path: Path) -> None:
@@ -203,14 +208,14 @@ def test_whoever_takes_the_place_of_controller_or_server_is_found_out(live: Live
     access = named(live, "worker-0.worker", tmp_path / "keys")
     for door, expected in zip(live.doors(), ("ps-0.server", "controller.controller"), strict=True):
         with pytest.raises(AccessError, match=f"TLS.*{expected}"):
-            knock(door, access, expected=expected, hello={"name": "worker-0", "role": "worker"})
+            knock(door, access, expected=expected, hello=hello("worker-0", "worker"))
 
 
 def test_plain_words_at_an_encrypted_door_are_refused(live: Live) -> None:
     clear = Access(token=new_token(), plaintext=True)
     for door in live.doors():
         with pytest.raises(TransportError):
-            knock(Address.parse(f"tcp://{door.host}:{door.port}"), clear, hello={"name": "ps-0", "role": "server"})
+            knock(Address.parse(f"tcp://{door.host}:{door.port}"), clear, hello=hello("ps-0", "server"))
         with socket.create_connection((door.host, door.port), timeout=WITHIN_S) as sock:
             sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert b"HTTP" not in sock.recv(4096)
@@ -218,13 +223,16 @@ def test_plain_words_at_an_encrypted_door_are_refused(live: Live) -> None:
 
 
 def test_a_worker_can_neither_command_the_job_nor_give_a_server_a_block(live: Live, tmp_path: Path) -> None:
-    access, hello = named(live, "worker-9.worker", tmp_path / "keys"), {"name": "worker-9", "role": "worker"}
-    for door, kind, meta in zip(
-        live.doors(), (FrameKind.TELL, FrameKind.STATE), ({"do": "stop"}, {"moves": 9}), strict=True
+    access, said = named(live, "worker-9.worker", tmp_path / "keys"), hello("worker-9", "worker")
+    for door, kind, message in zip(
+        live.doors(),
+        (FrameKind.CLIENT_REQUEST, FrameKind.STATE),
+        (StopJob(), BlockState(version=0, moves=9)),
+        strict=True,
     ):
-        guest = knock(door, access, hello=hello)
+        guest = knock(door, access, hello=said)
         with pytest.raises(TransportError):
-            guest.request(kind, meta=meta).result(WITHIN_S)
+            guest.request(kind, meta=encode(message)).result(WITHIN_S)
         guest.close()
     live.goes_on()
 
@@ -301,12 +309,12 @@ def test_data_in_clear_where_asked_for_gives_the_same_bits_and_needs_the_token(c
         server, boss = live.addresses()["ps-1"], live.controller
         assert (server.scheme, boss.scheme) == ("tcp", "tls")
         with pytest.raises(AccessError, match="does not know the token"):
-            knock(server, Access(token=new_token(), plaintext=True), hello={"name": "worker-0", "role": "worker"})
+            knock(server, Access(token=new_token(), plaintext=True), hello=hello("worker-0", "worker"))
         with pytest.raises(TransportError):
             knock(Address.parse(f"tcp://{boss.host}:{boss.port}"), Access(token=new_token(), plaintext=True))
         token = job._secrets.token  # type: ignore[union-attr]
         assert not any(token.hex().encode() in f.read_bytes() for f in job.folder.rglob("*") if f.is_file())
-        knock(server, Access(token=token, plaintext=True), hello={"name": "worker-9", "role": "worker"}).close()
+        knock(server, Access(token=token, plaintext=True), hello=hello("worker-9", "worker")).close()
         gate.unlink()
 
     result = run({1: stranger}, slow=gate, network="tcp", hosts=HOSTS[:2])
@@ -374,10 +382,10 @@ def test_ports_are_read_as_they_are_written() -> None:
 
 
 def test_a_name_counts_only_with_its_certificate_where_there_are_certificates() -> None:
-    hello = {"name": "ps-0", "role": "server"}
-    assert claimed(Peer("certificate ps-0.server", hello)) == claimed(Peer("uid 0 process 7", hello))
+    said = hello("ps-0", "server")
+    assert claimed(Peer("certificate ps-0.server", said)) == claimed(Peer("uid 0 process 7", said))
     with pytest.raises(AccessError, match=r"claims to be ps-0\.server"):
-        claimed(Peer("certificate ps-0.worker", hello))
+        claimed(Peer("certificate ps-0.worker", said))
 
 
 @pytest.mark.parametrize(
@@ -394,13 +402,14 @@ def test_a_member_tells_the_controller_whom_it_cannot_reach(tmp_path: Path, addr
     Spec([], [], "sgd", {}, batch=1, n_shards=1, n_steps=1).save(tmp_path)
     member, told = MemberProcess(tmp_path, "worker-0"), []
     member.watchdog.free()  # it is no process of its own here: it would end that of the tests
-    member.connections.report = lambda event, **columns: told.append((event, columns))
+    member.connections.report = told.append
     began_s = time.monotonic()
     member.connections.meet("ps-7", address, Noting())
     assert time.monotonic() - began_s < 10
-    ((event, columns),) = told
-    assert (event, columns["name"]) == ("unmet", "ps-7")
-    assert why in columns["why"]
+    (report,) = told
+    assert isinstance(report, ConnectFailed)
+    assert report.server == "ps-7"
+    assert why in report.why
 
 
 def test_strangers_cannot_fill_the_disk() -> None:

@@ -17,6 +17,8 @@ from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.placement import ROLES, MemberPlacement, by_numbers, of_role, to_place
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.commands import End, Over, Start
+from labkit.elastic.protocol.messages.orders import FinishStep, Halt, PauseAtVersion, Replicate, SetOwners
+from labkit.elastic.protocol.messages.reports import HasReplica, OwnsBlock, StateReported, TrainingBegun
 from tests.elastic.chaos.story import many
 from tests.elastic.stage import Stage, control
 from tests.elastic.test_controller import Play
@@ -86,13 +88,13 @@ class Spread(Play):
         self.join()
         for member in self.machine.job.of("worker"):
             if not member.ready:
-                self.done(self.machine.reported(member.name, "ready", {"version": 5}))
+                self.done(self.machine.reported(member.name, TrainingBegun(version=5)))
         self.move()
         self.bury()
 
     def bury(self) -> None:
         """Let those end who were told to."""
-        for name in [*(end.name for end in self.all(End)), *(tell.to for tell in self.told("finish"))]:
+        for name in [*(end.name for end in self.all(End)), *(tell.to for tell in self.told(FinishStep))]:
             self.done(self.machine.left(name))
 
     def dropped(self) -> list[str]:
@@ -131,8 +133,8 @@ def test_one_request_adds_removes_and_moves_while_nobody_stands_still(sync: bool
     (registered,) = play.all_notes("registration")
     assert (registered.columns["servers"], registered.columns["workers"]) == (0, 1)
     assert set(play.machine.job.owner.values()) == {m.name for m in play.machine.job.of("server")}
-    assert not play.told("hold")
-    assert not play.told("halt")
+    assert not play.told(PauseAtVersion)
+    assert not play.told(Halt)
 
 
 def test_a_place_that_is_what_there_is_starts_and_ends_nobody() -> None:
@@ -218,7 +220,7 @@ def test_a_lost_host_with_workers_only_costs_no_step_and_nobody_comes_for_them()
     assert play.sitting() == {"a/0": (1, 2)}
     assert play.covered() == list(range(8))
     assert len(play.all(Start)) == n
-    assert not play.told("halt")
+    assert not play.told(Halt)
 
 
 def test_blocks_of_a_lost_host_come_back_from_the_checkpoint_on_the_servers_that_are_left() -> None:
@@ -240,12 +242,12 @@ def test_workers_learn_the_block_owners_from_the_controller_if_a_host_with_a_ser
     play.done(play.machine.scale(place={"a/0": (2, 2)}, strategy="handover"))
     play.move()
     assert set(play.machine.job.owner.values()) == {"ps-0", "ps-1"}
-    before = len(play.told("map"))
+    before = len(play.told(SetOwners))
     play.done(play.machine.host_lost("b"))
-    told = play.told("map")[before:]
+    told = play.told(SetOwners)[before:]
     assert {tell.to for tell in told} == {"worker-0", "worker-1"}
-    assert "ps-2" not in json.dumps(told[0].what["map"])
-    assert not play.told("halt")
+    assert "ps-2" not in json.dumps(told[0].order.owners)
+    assert not play.told(Halt)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +299,7 @@ def test_standby_outlives_a_host_whose_blocks_others_follow() -> None:
     play.train()
     followed(play)
     play.done(play.machine.host_lost("b"))
-    assert not play.told("halt")
+    assert not play.told(Halt)
     assert set(play.machine.job.owner.values()) == {"ps-0", "ps-1"}
 
 
@@ -306,7 +308,7 @@ def test_standby_goes_back_if_owner_and_follower_were_on_one_host_and_has_two_se
     play.train()
     followed(play)
     play.done(play.machine.host_lost("b"))
-    assert play.told("halt")
+    assert play.told(Halt)
     play.train()
     assert play.sitting() == {"a/0": (1, 2)}
 
@@ -316,16 +318,16 @@ def test_standby_with_one_server_left_gets_a_second_one() -> None:
     play.train()
     followed(play)
     play.done(play.machine.host_lost("b"))
-    assert not play.told("halt")
+    assert not play.told(Halt)
     play.join()
     assert play.sitting() == {"a/0": (1, 2)}
 
 
 def followed(play: Play) -> None:
     """Let everybody follow who was told to."""
-    for tell in play.told("follow"):
-        for block, name, turn in tell.what["blocks"]:
-            play.done(play.machine.reported(name, "shadows", {"block": block, "turn": turn}))
+    for tell in play.told(Replicate):
+        for block, name, turn in tell.order.blocks:
+            play.done(play.machine.reported(name, HasReplica(block=block, turn=turn, version=3)))
 
 
 def test_a_place_on_a_lost_host_is_refused_until_it_is_back() -> None:
@@ -353,7 +355,7 @@ def test_requests_that_need_a_host_are_dropped_with_it_and_nobody_goes_who_would
     play.done(play.machine.host_lost("b"))
     assert play.dropped() == ["host b is lost"] * 2
     assert play.sitting() == {"a/0": (2, 2)}
-    assert not play.told("halt")
+    assert not play.told(Halt)
     play.place({"c/0": (1, 1)})
     assert play.sitting() == {"c/0": (1, 1)}
 
@@ -364,7 +366,7 @@ def test_who_was_to_go_stays_if_those_who_came_are_lost_while_blocks_move() -> N
     play.done(play.machine.scale(place={"b/0": (2, 2)}, strategy="handover"))
     play.join()
     for name in ("worker-2", "worker-3"):
-        play.done(play.machine.reported(name, "ready", {"version": 5}))
+        play.done(play.machine.reported(name, TrainingBegun(version=5)))
     assert play.notes()[-1] == "migration"
     play.done(play.machine.host_lost("b"))
     assert play.machine.requests.current is None or not play.machine.requests.current.going
@@ -406,8 +408,8 @@ def test_a_controller_after_this_one_knows_who_sits_where_what_is_lost_and_what_
         if member.role == "server":
             for block, owner in before.job.owner.items():
                 if owner == member.name:
-                    play.done(play.machine.reported(member.name, "owns", {"block": block, "version": 3, "moves": 0}))
-        play.done(play.machine.reported(member.name, "here", {"version": 3, "has": play.machine.job.era}))
+                    play.done(play.machine.reported(member.name, OwnsBlock(block=block, version=3, moves=0)))
+        play.done(play.machine.reported(member.name, StateReported(version=3, has=play.machine.job.era)))
     assert play.machine.job.phase == "training"
     play.follow_up()
     assert play.sitting() == {"a/1": (1, 1), "b/0": (1, 1)}

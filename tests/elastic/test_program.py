@@ -25,6 +25,8 @@ from labkit.elastic import JobError, job_start, train
 from labkit.elastic.data import as_dataset
 from labkit.elastic.process.controller_link import ControllerLink
 from labkit.elastic.protocol.blocks import layout
+from labkit.elastic.protocol.messages.codec import decode
+from labkit.elastic.protocol.messages.reports import Failed, LacksReplicas, Report, ShardLoss, ShardLosses, TrainingDone
 from labkit.elastic.protocol.program import find_modules, module_paths
 from labkit.elastic.transport import Channel, Handler, Message, pair
 
@@ -138,18 +140,18 @@ def test_what_a_member_cannot_tell_ends_the_job_instead_of_vanishing() -> None:
 
     class Controller(Handler):
         def received(self, channel: Channel, message: Message) -> None:
-            told.put(dict(message.meta))
+            told.put(decode(Report, message.meta))
 
     here, there = pair(Handler(), Controller())
     link = ControllerLink.__new__(ControllerLink)
     link.channel = here
-    link.report("owns", blocks="x" * 5_000_000)
-    link.report("losses", losses=[[0, float("nan")]])
-    link.report("done", version=3)
+    link.report(LacksReplicas(list(range(1_000_000))))
+    link.report(ShardLosses(0, [ShardLoss(0, float("nan"))]))
+    link.report(TrainingDone(3))
     said = [told.get(timeout=60) for _ in range(3)]
-    assert [event["event"] for event in said] == ["failed", "failed", "done"]
-    assert said[0]["why"].startswith("'owns' cannot be told: 0 bytes and a meta part of 5,000,0")
-    assert said[1]["why"].startswith("'losses' cannot be told: meta must be plain JSON")
+    assert [type(report) for report in said] == [Failed, Failed, TrainingDone]
+    assert said[0].why.startswith("LacksReplicas cannot be sent: 0 bytes and a meta part of 6,")
+    assert said[1].why.startswith("ShardLosses cannot be sent: ShardLosses.losses.0.1")
     here.close()
     there.close()
 

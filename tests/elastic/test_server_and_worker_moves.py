@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.elastic.protocol.messages import FrameKind, at
+from labkit.elastic.protocol.frame_kinds import FrameKind, at
+from labkit.elastic.protocol.messages.blocks import BlocksMoved, Gradient, MovedBlock, Pull
+from labkit.elastic.protocol.messages.codec import decode, encode
+from labkit.elastic.protocol.messages.orders import BeginTraining, OwnedBlock, PauseAtVersion
 from labkit.elastic.protocol.summation_tree import Node
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.optimizers import optimizer
@@ -26,11 +29,11 @@ class Wire:
     def __init__(self) -> None:
         self.sent: list[tuple[int, dict[str, Any]]] = []
 
-    def send(self, kind: int, *buffers: Any, meta: Any = None, block: int = 0, offset: int = 0, step: int = 0) -> int:
+    def send(self, kind: int, *buffers: Any, meta: bytes = b"", block: int = 0, offset: int = 0, step: int = 0) -> int:
         self.sent.append((kind, {"meta": meta, "block": block, "step": step}))
         return len(self.sent)
 
-    def reply(self, to: Message, *buffers: Any, meta: Any = None) -> int:
+    def reply(self, to: Message, *buffers: Any, meta: bytes = b"") -> int:
         return self.send(0, meta=meta)
 
     def flush(self, number: int | None = None, *, timeout_s: float | None = None) -> None:
@@ -50,17 +53,18 @@ def server() -> ParameterServer:
 def state(moves: int, *, version: int) -> Message:
     """A block as it comes from another server."""
     block = Block(0, np.zeros(N, np.float32), {}, version=version, moves=moves)
-    return Message(Head(kind=FrameKind.STATE, step=at(0, version)), block.card(), memoryview(block.params).cast("B"))
+    return Message(
+        Head(kind=FrameKind.STATE, step=at(0, version)), encode(block.description()), memoryview(block.params).cast("B")
+    )
 
 
 def pull(moves: int, *, version: int) -> Message:
-    meta = {"blocks": [0], "moves": [moves]}
-    return Message(Head(kind=FrameKind.PULL, step=at(0, version)), meta, memoryview(b""))
+    return Message(Head(kind=FrameKind.PULL, step=at(0, version)), encode(Pull([0], [moves])), memoryview(b""))
 
 
 def push(moves: int, *, version: int) -> Message:
     head = Head(kind=FrameKind.PUSH, step=at(0, version), offset=Node(0, 1).pack())
-    return Message(head, {"moves": moves}, memoryview(np.ones(N, np.float32)).cast("B"))
+    return Message(head, encode(Gradient(moves)), memoryview(np.ones(N, np.float32)).cast("B"))
 
 
 @pytest.fixture
@@ -80,7 +84,7 @@ def test_who_asks_a_former_owner_is_told_the_new_one(former: ParameterServer) ->
     former.replies.pull(worker, pull(0, version=6))
     former.gradients.push(worker, push(0, version=5))
     assert worker.kinds() == [FrameKind.MOVED, FrameKind.MOVED]
-    assert worker.sent[0][1]["meta"]["owner"] == "b"
+    assert decode(BlocksMoved, worker.sent[0][1]["meta"]).owner == "b"
 
 
 def test_who_knows_that_a_block_comes_back_waits_for_it_at_its_former_owner(former: ParameterServer) -> None:
@@ -100,7 +104,7 @@ def test_servers_that_hand_over_at_the_same_time_take_turns() -> None:
     for turn in range(3):
         made = server()
         for block in range(4):
-            card = Block(block, np.zeros(N, np.float32), {}, version=7).card()
+            card = encode(Block(block, np.zeros(N, np.float32), {}, version=7).description())
             head = Head(kind=FrameKind.STATE, step=at(0, 7), block=block)
             made.handover.install(Wire(), Message(head, card, memoryview(np.zeros(N, np.float32)).cast("B")))  # type: ignore[arg-type]
         made.handover.pace.bytes_per_step = lambda: 4 * N  # type: ignore[method-assign]
@@ -118,7 +122,7 @@ def worker_of(servers: dict[str, Wire]) -> Worker:
         Flat(), extents=[(0, N)], loss_of=lambda *_: None, n_shards=1, n_steps=99,  # type: ignore[arg-type]
         channel_of=lambda name: servers[name], report=lambda *_, **__: None,  # type: ignore[arg-type,return-value]
     )  # fmt: skip
-    made.on_order({"do": "begin", "era": 0, "version": 9, "leaves": (0, 1), "map": [[0, "a", 0]]})
+    made.on_order(BeginTraining(0, 9, (0, 1), 0, [OwnedBlock(0, "a", 0)]))
     made._orders.afresh = False
     return made
 
@@ -127,22 +131,28 @@ def test_a_worker_that_hears_of_two_moves_at_once_turns_to_each_owner_at_its_ver
     servers = {name: Wire() for name in "abc"}
     worker = worker_of(servers)
     worker._want(9)
-    worker.on_moved({"owner": "b", "blocks": [[0, 10, 1]]})
-    worker.on_moved({"owner": "c", "blocks": [[0, 12, 2]]})
+    worker.on_moved(BlocksMoved("b", "unix:/b", [MovedBlock(0, 10, 1)], era=0))
+    worker.on_moved(BlocksMoved("c", "unix:/c", [MovedBlock(0, 12, 2)], era=0))
     for version in (10, 11, 12, 13):
         worker._want(version)
     asked = {name: [entry["step"] for _, entry in wire.sent] for name, wire in servers.items()}
     assert asked == {"a": [9, 10], "b": [11, 12], "c": [13]}
-    assert [entry["meta"]["moves"] for wire in servers.values() for _, entry in wire.sent] == [[0], [0], [1], [1], [2]]
+    assert [decode(Pull, entry["meta"]).moves for wire in servers.values() for _, entry in wire.sent] == [
+        [0],
+        [0],
+        [1],
+        [1],
+        [2],
+    ]
 
 
 def test_a_worker_that_stands_still_goes_on_if_it_is_to_stand_still_later() -> None:
     """A copy at the first version came too late; all are to meet at another one."""
     worker = worker_of({"a": Wire()})
-    worker.on_order({"do": "hold", "version": 9})
+    worker.on_order(PauseAtVersion(9))
     thread = threading.Thread(target=worker._hold, args=(10,), daemon=True)
     thread.start()
-    worker.on_order({"do": "hold", "version": 12})
+    worker.on_order(PauseAtVersion(12))
     thread.join(10)
     assert not thread.is_alive()
 
@@ -151,10 +161,10 @@ def test_the_loop_of_a_worker_never_sees_half_of_an_order_to_begin() -> None:
     """It looks owners up without the lock while it pushes."""
     worker, seen = worker_of({"a": Wire()}), []
 
-    def rows() -> Iterator[list[Any]]:
+    def rows() -> Iterator[OwnedBlock]:
         seen.append(dict(worker._orders.owners.owner))
-        yield [0, "b", 3]
+        yield OwnedBlock(0, "b", 3)
 
-    worker.on_order({"do": "begin", "era": 1, "version": 9, "leaves": (0, 1), "map": rows()})
+    worker.on_order(BeginTraining(1, 9, (0, 1), 0, rows()))  # type: ignore[arg-type]
     assert seen == [{0: "a"}]
     assert worker._orders.owners.owner == {0: "b"}

@@ -16,7 +16,11 @@ from labkit.core.errors import InputError
 from labkit.elastic import JobError, Result
 from labkit.elastic.process.credentials import packed, unpack
 from labkit.elastic.process.local_members import member_arguments, running
-from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.blocks import BlockState
+from labkit.elastic.protocol.messages.clients import StopJob
+from labkit.elastic.protocol.messages.codec import encode
+from labkit.elastic.protocol.messages.greeting import hello
 from labkit.elastic.protocol.sites import Site
 from labkit.elastic.shards import prove
 from labkit.elastic.transport import Access, Address, Authority, Certificates, TransportError, connect
@@ -334,7 +338,7 @@ def test_only_the_launcher_of_a_host_can_speak_for_it(control: Result, tmp_path:
         ):
             access = Access(certificates=authority.issue(paper, folder=tmp_path / f"keys{n}"))
             with pytest.raises(TransportError):
-                connect(door, handler=Noting(), access=access, hello={"name": name, "role": role})
+                connect(door, handler=Noting(), access=access, hello=hello(name, role))
         run.trains()
         assert run.launchers["b"].poll() is None
         assert run.result().digest == control.digest
@@ -348,11 +352,12 @@ def test_a_launcher_may_not_command_the_job_nor_give_a_copy(tmp_path: Path) -> N
         spec = two_hosts.said(home / "job.json")
         papers = Certificates.of("host-1.host", job=spec["reach"]["job"], folder=home)
         door = Address.parse((home / "controller.address").read_text())
-        for kind, meta in ((FrameKind.TELL, {"do": "stop"}), (FrameKind.SNAPSHOT, {"moves": 1})):
-            hello = {"name": "host-1", "role": "host"}
-            guest = connect(door, handler=Noting(), access=Access(certificates=papers), hello=hello)
+        bad = ((FrameKind.CLIENT_REQUEST, StopJob()), (FrameKind.SNAPSHOT, BlockState(version=0, moves=1)))
+        for kind, message in bad:
+            said = hello("host-1", "host")
+            guest = connect(door, handler=Noting(), access=Access(certificates=papers), hello=said)
             with pytest.raises(TransportError):
-                guest.request(kind, meta=meta).result(WITHIN_S)
+                guest.request(kind, meta=encode(message)).result(WITHIN_S)
             guest.close()
         run.bring("b")
         run.until("loss")

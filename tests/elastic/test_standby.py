@@ -11,7 +11,17 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.state_machine import Controller
-from labkit.elastic.protocol.commands import Load, Start
+from labkit.elastic.protocol.commands import Load, Start, Tell
+from labkit.elastic.protocol.messages.orders import (
+    DropReplicas,
+    Halt,
+    HandOver,
+    Promote,
+    Replicate,
+    SetOwners,
+    SetReplicas,
+)
+from labkit.elastic.protocol.messages.reports import HasReplica, OwnsBlock, ReplicaFailed, StateReported
 from tests.elastic.chaos.story import many
 from tests.elastic.stage import Stage, control
 from tests.elastic.test_controller import Play
@@ -27,15 +37,15 @@ class Followed(Play):
 
     def follow(self) -> None:
         """Let everybody follow who was told to, if owner and follower are there."""
-        for tell in self.told("follow"):
-            for block, name, turn in tell.what["blocks"]:
+        for tell in self.told(Replicate):
+            for block, name, turn in tell.order.blocks:
                 if tell.to in self.machine.job.members:
-                    self.done(self.machine.reported(name, "shadows", {"block": block, "turn": turn, "version": 3}))
+                    self.done(self.machine.reported(name, HasReplica(block=block, turn=turn, version=3)))
 
     def inherit(self) -> None:
-        for tell in self.told("own"):
-            for block, moves in tell.what["blocks"]:
-                self.done(self.machine.reported(tell.to, "owns", {"block": block, "version": 4, "moves": moves}))
+        for tell in self.told(Promote):
+            for block, moves in tell.order.blocks:
+                self.done(self.machine.reported(tell.to, OwnsBlock(block=block, version=4, moves=moves)))
 
     def kill(self, name: str) -> None:
         self.done(self.machine.left(name, reason="killed"))
@@ -59,10 +69,10 @@ def test_a_dead_servers_blocks_are_owned_by_those_who_followed_and_nobody_goes_b
     assert all(
         play.machine.job.moves[block] > moves[block] + 2 for block in lost
     )  # ahead of what ps-0 may have announced
-    assert sorted(b for tell in play.told("own") for b, _ in tell.what["blocks"]) == lost
+    assert sorted(b for tell in play.told(Promote) for b, _ in tell.order.blocks) == lost
     play.inherit()
     assert play.notes().count("promoted") == len({shadow[block] for block in lost})
-    assert not play.told("halt")
+    assert not play.told(Halt)
     assert len(play.all(Load)) == 1
     assert [s.name for s in play.all(Start)][-1] == "ps-3"
 
@@ -72,10 +82,10 @@ def test_workers_hear_of_the_new_owners_before_they_hear_that_these_follow_no_mo
     play = Followed()
     heard = len(play.heard)
     play.kill("ps-0")
-    said = [c.what["do"] for c in play.heard[heard:] if getattr(c, "to", "") == "worker-0"]
-    rows = [c.what["rows"] for c in play.heard[heard:] if getattr(c, "to", "") == "worker-0" and "rows" in c.what]
-    assert said.index("map") < len(said) - 1 - said[::-1].index("followers")
-    assert any(not known for row in rows[-1] for known in [row[2]])
+    orders = [c.order for c in play.heard[heard:] if isinstance(c, Tell) and c.to == "worker-0"]
+    said, replicas = [type(order) for order in orders], [order for order in orders if isinstance(order, SetReplicas)]
+    assert said.index(SetOwners) < len(said) - 1 - said[::-1].index(SetReplicas)
+    assert any(not row.replicas for row in replicas[-1].blocks)
 
 
 def test_what_was_lost_is_followed_again_at_once_and_shared_with_the_replacement_when_it_has_come() -> None:
@@ -103,14 +113,14 @@ def test_one_after_the_other_may_die() -> None:
         play.move()
         play.follow()
     assert play.notes().count("repaired") == 3
-    assert not play.told("halt")
+    assert not play.told(Halt)
 
 
 def test_if_owner_and_follower_both_die_everybody_goes_back() -> None:
     play = Followed(servers=2)
     play.kill("ps-0")
     play.kill("ps-1")
-    assert play.told("halt")
+    assert play.told(Halt)
     assert len([s for s in play.all(Start) if s.role == "server"]) == 4
     play.join()
     assert set(play.all(Load)[-1].owner.values()) == {"ps-2", "ps-3"}
@@ -123,7 +133,7 @@ def test_before_redundancy_is_complete_a_death_takes_everybody_back() -> None:
     play = Play(servers=3, standby=True)
     play.train()
     play.done(play.machine.left("ps-0", reason="killed"))
-    assert play.told("halt")
+    assert play.told(Halt)
 
 
 def test_whoever_followed_keeps_following_until_the_new_one_has_the_block() -> None:
@@ -138,18 +148,18 @@ def test_whoever_followed_keeps_following_until_the_new_one_has_the_block() -> N
     play.follow()
     assert play.notes()[-1] == "scaled"
     assert not any(name in going for name, _ in play.machine.replication.replicas.values())
-    assert {b for tell in play.told("unfollow") for b, _ in tell.what["blocks"]}
+    assert {b for tell in play.told(DropReplicas) for b, _ in tell.order.blocks}
 
 
 def test_a_move_goes_on_from_the_new_owner_if_the_old_one_dies_amid_it() -> None:
     play = Followed()
     play.done(play.machine.scale(servers=1, strategy="handover"))
     play.join()
-    source = play.told("hand_over")[0]
+    source = play.told(HandOver)[0]
     heard = len(play.heard)
     play.kill(source.to)
-    again = [c for c in play.heard[heard:] if getattr(c, "what", {}).get("do") == "hand_over"]
-    assert sorted(b for tell in again for b, _ in tell.what["moves"]) == sorted(b for b, _ in source.what["moves"])
+    again = [c for c in play.heard[heard:] if isinstance(c, Tell) and isinstance(c.order, HandOver)]
+    assert sorted(b for tell in again for b, _ in tell.order.moves) == sorted(b for b, _ in source.order.moves)
     assert all(tell.to != source.to for tell in again)
     assert "dropped" not in play.notes()
 
@@ -158,9 +168,9 @@ def test_a_server_that_cannot_be_given_a_block_to_follow_is_ended() -> None:
     """Workers would wait for it for ever."""
     play = Play(servers=3, standby=True)
     play.train()
-    block, name, turn = play.told("follow")[0].what["blocks"][0]
+    block, name, turn = play.told(Replicate)[0].order.blocks[0]
     owner = play.machine.job.owner[block]
-    play.done(play.machine.reported(owner, "unfollowed", {"block": block, "turn": turn, "follower": name, "why": ""}))
+    play.done(play.machine.reported(owner, ReplicaFailed(block=block, turn=turn, follower=name, why="")))
     assert name not in play.machine.job.members
 
 
@@ -189,12 +199,12 @@ def test_a_server_that_died_with_the_controller_is_replaced_by_those_who_follow(
     for name in list(play.machine.job.members):
         for block, there in owner.items():
             if there == name:
-                play.done(play.machine.reported(name, "owns", {"block": block, "version": 3, "moves": 0}))
-        play.done(play.machine.reported(name, "here", {"version": 3, "has": 1}))
+                play.done(play.machine.reported(name, OwnsBlock(block=block, version=3, moves=0)))
+        play.done(play.machine.reported(name, StateReported(version=3, has=1)))
     play.inherit()
     assert "resumed" in play.notes()
     assert "promoted" in play.notes()
-    assert not play.told("halt")
+    assert not play.told(Halt)
 
 
 @pytest.mark.parametrize("servers", [-1, -2])

@@ -95,5 +95,8 @@ def test_a_block_arrives_as_it_left() -> None:
     one.push(np.ones(5, np.float32), step=0, node=Node(0, 1), n_shards=1, optimizer=chosen)
     one.due, one.seen, one.moves = {7}, {1: 4}, 2
     payload = b"".join(v.tobytes() for v in one.vectors())
-    there = Block.arrived(0, memoryview(payload), one.card())
-    assert (there.card(), [v.tobytes() for v in there.vectors()]) == (one.card(), [v.tobytes() for v in one.vectors()])
+    there = Block.arrived(0, memoryview(payload), one.description())
+    assert (there.description(), [v.tobytes() for v in there.vectors()]) == (
+        one.description(),
+        [v.tobytes() for v in one.vectors()],
+    )

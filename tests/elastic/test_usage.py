@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 
 import pytest
 
-from labkit.elastic.process.usage import Gauge, MemberUsage, UsageReading, heard, read, readings, told
+from labkit.elastic.process.usage import (
+    Gauge,
+    MemberUsage,
+    UsageReading,
+    decode_readings,
+    encode_readings,
+    read,
+    readings,
+)
+from labkit.elastic.protocol.messages.launchers import MeasuredUsage
 
 NAN = float("nan")
 
@@ -41,10 +51,9 @@ def test_a_look_soon_after_the_last_one_tells_the_cores_of_that_one() -> None:
 
 def test_readings_of_another_host_arrive_as_they_were_and_nonsense_does_not() -> None:
     found = {"ps-0": UsageReading(1.0, 2.0, 0.5)}
-    assert heard(told(found)) == found
-    assert told({"ps-0": UsageReading(1.0, NAN, NAN)}) == {"ps-0": [1.0, None, None]}
-    assert heard({"ps-0": [1.0, None, None]})["ps-0"].cpu_s != 0
-    assert heard({"ps-0": "no", "ps-1": [1.0]}) == {} == heard(None)
+    assert decode_readings(encode_readings(found)) == found
+    assert encode_readings({"ps-0": UsageReading(1.0, NAN, NAN)}) == {"ps-0": (1.0, None, None)}
+    assert math.isnan(decode_readings({"ps-0": MeasuredUsage(1.0, None, None)})["ps-0"].cpu_s)
 
 
 def test_to_look_at_many_processes_takes_little_of_a_core() -> None:

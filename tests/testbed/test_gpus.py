@@ -44,6 +44,7 @@ LAUNCHER = """
 import sys, threading
 from pathlib import Path
 from labkit.elastic.process import local_launcher as launch, local_members
+from labkit.elastic.protocol.messages.launchers import StartMember
 from labkit.elastic.protocol.sites import Site
 
 launch.MODULES = local_members.MODULES = ("sits_there", "sits_there")
@@ -51,7 +52,7 @@ socket_0, socket_1 = Site("h/0", "h", devices=("gpu:0", "gpu:1")), Site("h/1", "
 
 def spawn(name, role, site):
     try:
-        print(name, processes.spawn(launch.StartRequest(name, role, site), Path("home")), flush=True)
+        print(name, processes.spawn(StartMember(name, role, site), Path("home")), flush=True)
     except OSError as error:
         print(name, error, flush=True)
 

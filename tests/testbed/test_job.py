@@ -22,11 +22,12 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic.process.local_members import running
+from labkit.elastic.protocol.messages.clients import MemberStatus
 from labkit.proc import wait_for_end
 from labkit.testbed.agent.errors import AgentRefused
 from labkit.testbed.run.job_process import JOB, RESULT, TASK
 from labkit.testbed.run.job_request import JobRequest
-from labkit.testbed.run.orders import ErrorReply, MemberReply, PlaceOrder, StatusReply, message_of, order_of, reply_of
+from labkit.testbed.run.orders import ErrorReply, PlaceOrder, StatusReply, message_of, order_of, reply_of
 from labkit.unix_sockets import reached
 
 WITHIN_S = 60.0
@@ -250,7 +251,7 @@ def test_a_reply_of_another_form_is_refused_as_a_fault_of_its_host() -> None:
     member = {"name": "ps-0", "role": "ps", "site": "a/0", "pid": 5, "joined": True}
     status = reply_of(StatusReply, {"phase": "training", "step": 3, "loss": None, "members": [member]})
     assert isinstance(status, StatusReply)
-    assert status.members == [MemberReply("ps-0", "ps", "a/0", 5, joined=True)]
+    assert status.members == [MemberStatus("ps-0", "ps", "a/0", 5, joined=True)]
     assert reply_of(StatusReply, {"error": "no"}) == ErrorReply("no")
     for wrong in ({}, [], {"phase": 1}, {**message_of(status), "members": [{**member, "pid": "x"}]}):
         with pytest.raises(AgentRefused, match="not the form"):

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from labkit.elastic.controller.command_buffer import CommandBuffer
 from labkit.elastic.controller.controller_state import ControllerState
+from labkit.elastic.protocol.messages.orders import Pause, Resume
 
 
 @dataclass(slots=True)
-class Pause:
+class PauseInProgress:
     """One use of the barrier.
 
     Attributes
@@ -49,7 +49,7 @@ class WorkerBarrier:
         With the workers.
     out : CommandBuffer
         For orders to them.
-    pause : Pause, optional
+    pause : PauseInProgress, optional
         The one in progress.
     step_s : dict
         Seconds of the latest step of each asynchronous worker.
@@ -59,7 +59,7 @@ class WorkerBarrier:
 
     job: ControllerState
     out: CommandBuffer
-    pause: Pause | None = None
+    pause: PauseInProgress | None = None
     step_s: dict[str, float] = field(default_factory=dict)
     overdue: set[str] = field(default_factory=set)
     _n_pauses: int = 0
@@ -68,13 +68,13 @@ class WorkerBarrier:
         """Order all workers to pause, and call `then` once they have; `release` ends the pause."""
         waiting = {m.name for m in self.job.members.values() if m.role == "worker" and m.ready}
         self._n_pauses += 1
-        self.pause = Pause(self._n_pauses, waiting, then, until_s)
-        self.out.tell_workers(do="hold", number=self._n_pauses)
+        self.pause = PauseInProgress(self._n_pauses, waiting, then, until_s)
+        self.out.tell_workers(Pause(self._n_pauses))
 
     def release(self) -> None:
         """Let all workers go on, also those that a version holds (synchronous training)."""
         self.pause = None
-        self.out.tell_workers(do="go_on")
+        self.out.tell_workers(Resume())
 
     def proceed(self) -> None:
         """Call `then` if all workers have paused."""
@@ -98,7 +98,7 @@ class WorkerBarrier:
 
     # --- reports of workers
 
-    def on_paused(self, worker: str, number: Any) -> None:
+    def on_paused(self, worker: str, number: int | None) -> None:
         """Note that a worker has paused."""
         self.overdue.discard(worker)
         if self.pause is not None and number == self.pause.number:

@@ -16,7 +16,9 @@ from labkit.elastic.controller.event_loop import ControllerRuntime
 from labkit.elastic.controller.losses import STOP, NotFiniteError
 from labkit.elastic.controller.member_processes import MemberProcesses
 from labkit.elastic.protocol.commands import Keep, Load
-from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
+from labkit.elastic.protocol.frame_kinds import FrameKind, at, era_and_version
+from labkit.elastic.protocol.messages.blocks import BlockState
+from labkit.elastic.protocol.messages.codec import encode
 from labkit.elastic.server.block import Block
 from labkit.elastic.transport import Message, RemoteError, TransportError
 
@@ -45,13 +47,13 @@ class CheckpointKeeper:
 
     # --- writing
 
-    def on_copy(self, message: Message) -> None:
+    def on_copy(self, message: Message, described: BlockState) -> None:
         """Take the copy of a block; the machine is told when those of all blocks at a version are there."""
         era, version = era_and_version(message.head.step)
         if era != self._machine.job.era:
             return
         blocks = self._copies.setdefault(version, {})
-        blocks[message.head.block] = Block.arrived(message.head.block, message.payload, dict(message.meta))
+        blocks[message.head.block] = Block.arrived(message.head.block, message.payload, described)
         if len(blocks) == len(self._runtime.spec.extents):
             for old in [v for v in self._copies if v < version]:
                 del self._copies[old]
@@ -112,7 +114,7 @@ class CheckpointKeeper:
             with contextlib.suppress(TransportError):
                 step = at(command.era, newest.step)
                 reply = channel.request(
-                    FrameKind.STATE, *block.vectors(), meta=block.card(), block=number, step=step
+                    FrameKind.STATE, *block.vectors(), meta=encode(block.description()), block=number, step=step
                 )  # fmt: skip
                 reply.add_done_callback(partial(loading.on_reply, owner))
 

@@ -13,6 +13,7 @@ from labkit.elastic.controller.controller_state import ControllerState
 from labkit.elastic.controller.data_leases import DataLeases
 from labkit.elastic.controller.outcome import JobOutcome
 from labkit.elastic.controller.scaling_requests import ScalingQueue
+from labkit.elastic.protocol.messages.orders import CopyBlocks
 
 PAUSE_LEASES: Final = 0.25
 """Workers pause for a periodic checkpoint for at most this part of a lease, and"""
@@ -64,7 +65,7 @@ class CheckpointSchedule:
         """Order all servers to copy their blocks at a version."""
         self.saving = version
         for server in self.job.of("server"):
-            self.out.tell(server.name, do="copy", version=version)
+            self.out.tell(server.name, CopyBlocks(version))
 
     def save_again(self) -> None:
         """Repeat the order under way: copies may have been lost with a server."""
@@ -103,13 +104,13 @@ class CheckpointSchedule:
             self.save_when_due()
             return
         for server in self.job.of("server"):
-            self.out.tell(server.name, do="copy", version=self.job.terms.n_steps)
+            self.out.tell(server.name, CopyBlocks(self.job.terms.n_steps))
 
     def remind(self, server: str) -> None:
         """Repeat to one server the orders that it may have missed."""
         for version in {self.job.terms.n_steps, self.saving} if self.job.terms.sync else {self.saving}:
             if version is not None:
-                self.out.tell(server, do="copy", version=version)
+                self.out.tell(server, CopyBlocks(version))
 
     # --- results
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from labkit.core.errors import InputError
 from labkit.elastic.errors import NoAnswerError, OverError
 from labkit.elastic.process.time_limits import LOOK_S, Waking
-from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.clients import ClientRequest, GetStatus, JobStatus
+from labkit.elastic.protocol.messages.codec import MessageError, decode, encode
+from labkit.elastic.protocol.messages.greeting import hello
+from labkit.elastic.protocol.messages.struct import Struct
 from labkit.elastic.protocol.spec import CONTROLLER_SOCKET
 from labkit.elastic.transport import (
     Access,
@@ -29,6 +33,14 @@ ANSWER_S: Final = 30.0
 """Seconds that an answer may always take: a busy machine needs some to start a controller, however short the lease."""
 RECONNECT_S: Final = 0.05
 BUSY: Final = "it is alive, and busy or stopped."
+
+
+Answer = TypeVar("Answer", bound=Struct)
+
+
+def new_id() -> str:
+    """Return an id for a request, by which the controller recognises that it is repeated."""
+    return new_token().hex()[:16]
 
 
 class ControllerClient:
@@ -57,8 +69,8 @@ class ControllerClient:
         self._channel: Channel | None = None
         self._connecting = threading.Lock()
 
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Return what the controller answers.
+    def ask(self, request: ClientRequest, answer: type[Answer]) -> Answer:
+        """Return what the controller answers, a message of type `answer`.
 
         Raises
         ------
@@ -69,7 +81,13 @@ class ControllerClient:
         OverError
             If the job is over.
         """
-        request = {"do": do, "ask": new_token().hex()[:16], **arguments}
+        try:
+            raw = encode(request)
+        except MessageError as error:
+            raise InputError(str(error)) from None
+        return decode(answer, self._asked(request.WORD, raw))
+
+    def _asked(self, word: str, request: bytes) -> bytes:
         waking, why = Waking(), BUSY
         while not self._ended.is_set():
             try:
@@ -82,17 +100,17 @@ class ControllerClient:
                 why = BUSY
             if waking.look(every_s=self._lease.base_s) > self._limit_s:
                 raise NoAnswerError(
-                    f"the controller has not answered '{do}' for {self._limit_s:g} s: {why} The job goes on without "
+                    f"the controller has not answered '{word}' for {self._limit_s:g} s: {why} The job goes on without "
                     "it; ask again, or look at its controller.log."
                 )
             self._ended.wait(RECONNECT_S)
-        raise OverError(f"the job is over and cannot be asked for '{do}' any more; wait() returns its result.")
+        raise OverError(f"the job is over and cannot be asked for '{word}' any more; wait() returns its result.")
 
-    def _answered(self, request: dict[str, Any], waking: Waking) -> dict[str, Any]:
-        reply = self._connected().request(FrameKind.TELL, meta=request)
+    def _answered(self, request: bytes, waking: Waking) -> bytes:
+        reply = self._connected().request(FrameKind.CLIENT_REQUEST, meta=request)
         while True:
             try:
-                return dict(reply.result(LOOK_S).meta)
+                return reply.result(LOOK_S).meta
             except TimeoutError:
                 if waking.look() > self._limit_s:
                     reply.cancel()
@@ -100,7 +118,7 @@ class ControllerClient:
 
     def open(self) -> None:
         """Wait until the controller listens; errors as those of `ask`."""
-        self.ask("status")
+        self.ask(GetStatus(), JobStatus)
 
     def _connected(self) -> Channel:
         """Return the connection, which is opened if there is none; TransportError if the controller does not listen."""
@@ -108,7 +126,7 @@ class ControllerClient:
             if self._channel is None:
                 self._channel = connect(
                     self._address, handler=_Closing(self), access=Access(),
-                    hello={"name": "launcher", "role": "client"}, lease=self._lease,
+                    hello=hello("launcher", "client"), lease=self._lease,
                 )  # fmt: skip
             return self._channel
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final, assert_never
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.controller_state import Member
@@ -12,6 +11,20 @@ from labkit.elastic.controller.event_loop import ControllerRuntime
 from labkit.elastic.controller.member_processes import MemberProcesses
 from labkit.elastic.controller.resource_use import ResourceUse
 from labkit.elastic.protocol.commands import Command
+from labkit.elastic.protocol.messages.clients import (
+    Accepted,
+    BalanceJob,
+    ClientAnswer,
+    ClientRequest,
+    GetStatus,
+    JobStatus,
+    MemberStatus,
+    ResizeMembers,
+    ScaleJob,
+    ScalingAccepted,
+    StopJob,
+)
+from labkit.elastic.protocol.messages.codec import MessageError, decode, encode
 from labkit.elastic.transport import Channel, Message, TransportError
 
 REQUESTS_KNOWN: Final = 64
@@ -44,55 +57,56 @@ class ClientRequests:
     def on_request(self, channel: Channel, message: Message) -> None:
         """Carry out a request and answer it; the client may have disconnected meanwhile."""
         try:
-            answer = self._answer(dict(message.meta))
-        except InputError as error:
+            answer = self._answer(decode(ClientRequest, message.meta))
+        except (InputError, MessageError) as error:
             with contextlib.suppress(TransportError):
                 channel.refuse(message, str(error))
         else:
             with contextlib.suppress(TransportError):
-                channel.reply(message, meta=answer)
+                channel.reply(message, meta=encode(answer))
 
-    def _answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer; a scaling that a client repeats on another connection is carried out once."""
-        do = asked.get("do")
-        if do == "status":
-            return self._status()
-        if do == "stop":
-            self._runtime.execute(self._machine.stop(save=bool(asked.get("save"))))
-            return {}
-        if do == "resize":
-            self._resources.resize(asked.get("amounts"))
-            return {}
-        if do not in ("scale", "balance"):
-            raise InputError(f"a request '{str(do)[:40]}'; expected scale, balance, resize, status or stop.")
-        request = str(asked.get("ask", ""))
-        if request not in self.scalings:
-            commands = self._scale(asked)
+    def _answer(self, request: ClientRequest) -> ClientAnswer:
+        match request:
+            case GetStatus():
+                return self._status()
+            case StopJob():
+                self._runtime.execute(self._machine.stop(save=request.save))
+                return Accepted()
+            case ResizeMembers():
+                self._resources.resize(request.limits)
+                return Accepted()
+            case ScaleJob() | BalanceJob():
+                return ScalingAccepted(self._scaling(request))
+            case _:
+                assert_never(request)
+
+    def _scaling(self, request: ScaleJob | BalanceJob) -> int:
+        """Return the number of a scaling; one that a client repeats on another connection is carried out once."""
+        if request.id not in self.scalings:
+            commands = self._scale(request)
             known = dict(list(self.scalings.items())[-REQUESTS_KNOWN:])
-            self.scalings = {**known, request: self._machine.requests.n_asked}
+            self.scalings = {**known, request.id: self._machine.requests.n_asked}
             self._runtime.execute(commands)
-        return {"scaling": self.scalings[request]}
+        return self.scalings[request.id]
 
-    def _scale(self, asked: Mapping[str, Any]) -> list[Command]:
-        strategy = str(asked.get("strategy"))
-        if asked.get("do") == "balance":
-            return self._machine.balance(strategy=strategy)
+    def _scale(self, request: ScaleJob | BalanceJob) -> list[Command]:
+        if isinstance(request, BalanceJob):
+            return self._machine.balance(strategy=request.strategy)
         return self._machine.scale(
-            servers=asked.get("servers", 0), workers=asked.get("workers", 0), replace=asked.get("replace", ()),
-            place=asked.get("place"), strategy=strategy,
+            servers=request.servers, workers=request.workers, replace=request.replace, place=request.place,
+            strategy=request.strategy,
         )  # fmt: skip
 
-    def _status(self) -> dict[str, Any]:
+    def _status(self) -> JobStatus:
         """Return progress, and the members that are not leaving."""
         job, events = self._machine.job, self._runtime.events
         members = [self._member(m) for m in (*job.of("server"), *job.of("worker"))]
-        return {
-            "phase": job.phase, "step": job.progress, "loss": events.loss, "members": members,
-            "lost": list(events.lost),
-        }  # fmt: skip
+        return JobStatus(job.phase, job.progress, events.loss, members, list(events.lost))
 
-    def _member(self, member: Member) -> list[Any]:
+    def _member(self, member: Member) -> MemberStatus:
         """Return a member's name, role, site, process number and connection; what it uses, and its limits."""
         used, limit = self._resources.used(member.name), self._resources.limit(member.name)
-        where = [member.name, member.role, member.site, self._processes.pid(member.name), member.joined]
-        return [*where, used.cores, used.memory_gb, limit.cpus, limit.memory_gb]
+        return MemberStatus(
+            member.name, member.role, member.site, self._processes.pid(member.name), member.joined, used.cores,
+            used.memory_gb, limit.cpus, limit.memory_gb,
+        )  # fmt: skip

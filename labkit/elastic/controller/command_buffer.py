@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from labkit.elastic.controller.controller_state import ControllerState
-from labkit.elastic.protocol.commands import Command, End, Note, Role, Start, Tell
+from labkit.elastic.protocol.commands import Command, End, Note, Start, Tell
+from labkit.elastic.protocol.messages.orders import Order, WorkerOrder
+from labkit.elastic.protocol.roles import Role
 
 
 class CommandBuffer:
@@ -35,15 +37,15 @@ class CommandBuffer:
         """Stop a member, or kill it."""
         self._commands.append(End(name, kill=kill))
 
-    def tell(self, to: str, **what: Any) -> None:
-        """Send a member a message."""
-        self._commands.append(Tell(to, what))
+    def tell(self, to: str, order: Order) -> None:
+        """Send a member an order."""
+        self._commands.append(Tell(to, order))
 
-    def tell_workers(self, **what: Any) -> None:
-        """Send a message to all workers that have joined."""
+    def tell_workers(self, order: WorkerOrder) -> None:
+        """Send an order to all workers that have joined."""
         for worker in self._job.members.values():
             if worker.role == "worker" and worker.joined:
-                self.tell(worker.name, **what)
+                self.tell(worker.name, order)
 
     def note(self, event: str, /, **columns: Any) -> None:
         """Record an event of the job."""

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
 
 from labkit.elastic.controller.event_loop import EventLoop
 from labkit.elastic.controller.job_files import now
-from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.blocks import BlockState
+from labkit.elastic.protocol.messages.codec import MessageError, decode
+from labkit.elastic.protocol.messages.greeting import Hello
+from labkit.elastic.protocol.messages.launchers import LauncherReport
+from labkit.elastic.protocol.messages.reports import Report
 from labkit.elastic.protocol.network import HOST, NetworkMode, checked_address, claimed
 from labkit.elastic.transport import AccessError, Channel, Handler, Message, Peer, TransportError
 
 CLIENT = "client"
 """Role of the process that started the job, and of others that ask its controller."""
+
+
+MAY_SEND: Final[Mapping[str, Collection[FrameKind]]] = {
+    CLIENT: (FrameKind.CLIENT_REQUEST,), "server": (FrameKind.REPORT, FrameKind.SNAPSHOT),
+    "worker": (FrameKind.REPORT,), HOST: (FrameKind.REPORT,),
+}  # fmt: skip
+"""Kinds of frames that the controller takes from each role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +34,13 @@ class NewConnection:
 
     Attributes
     ----------
-    name, role : str
-        As it claims, and as its certificate says if it has one.
-    address : str
-        At which other members reach it.
-    unable : str
-        Why it cannot do its part; empty: it can.
+    hello : Hello
+        What it says about itself; its certificate, if it has one, is for this name and role.
     channel : Channel
         The connection.
     """
 
-    name: str
-    role: str
-    address: str
-    unable: str
+    hello: Hello
     channel: Channel
 
 
@@ -50,21 +55,24 @@ class Receivers:
     closed : callable
         With name and channel of a connection that ended.
     reported : callable
-        With name and columns of a member's report, and the time of its arrival.
+        With name and report of a member, and the time of its arrival.
     copied : callable
         With the copy of a block from a server.
     asked : callable
         With channel and request of a client.
+    refused : callable
+        With a word and a sentence about a message that is malformed.
     hosted : callable
-        With name, channel and columns of a message of the launcher of another host.
+        With name, channel and report of the launcher of another host.
     """
 
     opened: Callable[[NewConnection], None]
     closed: Callable[[str, Channel], None]
-    reported: Callable[[str, dict[str, Any], float], None]
-    copied: Callable[[Message], None]
+    reported: Callable[[str, Report, float], None]
+    copied: Callable[[Message, BlockState], None]
     asked: Callable[[Channel, Message], None]
-    hosted: Callable[[str, Channel, dict[str, Any]], None]
+    refused: Callable[[str, str], None]
+    hosted: Callable[[str, Channel, LauncherReport], None]
 
 
 class Admission:
@@ -93,44 +101,47 @@ class Admission:
         AccessError
             If the peer is no such process of the job, or uses the other way.
         """
-        name, role = claimed(peer)
+        said = claimed(peer)
+        name, role = said.name, said.role
         secured = peer.proved.startswith("certificate")
         if secured != (role != CLIENT and self._network != NetworkMode.LOCAL):
             raise AccessError(f"{name[:60]} is a {role[:20]}, and may not connect over this socket.")
         if (role == HOST) != (name in self._launchers):
             raise AccessError(f"{name[:60]} is no {role[:20]} of this job.")
-        address = checked_address(str(peer.hello.get("address", "")), network=self._network)
-        unable = str(peer.hello.get("unable", ""))
-        return _Incoming(name, role, address, unable, loop=self._loop, receivers=self._receivers)
+        address = checked_address(said.address, network=self._network)
+        return _Incoming(replace(said, address=address), loop=self._loop, receivers=self._receivers)
 
 
 class _Incoming(Handler):
     """Passes on what arrives on one connection, if a process of its role may send it."""
 
-    def __init__(
-        self, name: str, role: str, address: str, unable: str, *, loop: EventLoop, receivers: Receivers
-    ) -> None:
-        self._name, self._role, self._address, self._unable = name, role, address, unable
+    def __init__(self, hello: Hello, *, loop: EventLoop, receivers: Receivers) -> None:
+        self._hello, self._name, self._role = hello, hello.name, hello.role
         self._loop, self._receivers = loop, receivers
 
     def opened(self, channel: Channel) -> None:
-        connection = NewConnection(self._name, self._role, self._address, self._unable, channel)
-        self._loop.post(self._receivers.opened, connection)
+        self._loop.post(self._receivers.opened, NewConnection(self._hello, channel))
 
     def received(self, channel: Channel, message: Message) -> None:
         kind = message.head.kind
-        if (kind == FrameKind.TELL) != (self._role == CLIENT) or (
-            kind == FrameKind.SNAPSHOT and self._role != "server"
-        ):
+        if kind not in MAY_SEND.get(self._role, ()):
             raise AccessError(f"a {self._role[:20]} may not send the controller a frame of kind {kind}.")
-        if self._role == HOST:
-            self._loop.post(self._receivers.hosted, self._name, channel, dict(message.meta))
-        elif kind == FrameKind.REPORT:
-            self._loop.post(self._receivers.reported, self._name, dict(message.meta), now())
+        try:
+            self._post(channel, message)
+        except MessageError as error:
+            self._receivers.refused(error.reason, f"{self._name[:60]}: {error}")
+            raise
+
+    def _post(self, channel: Channel, message: Message) -> None:
+        receivers, post, kind = self._receivers, self._loop.post, message.head.kind
+        if kind == FrameKind.CLIENT_REQUEST:
+            post(receivers.asked, channel, message)
         elif kind == FrameKind.SNAPSHOT:
-            self._loop.post(self._receivers.copied, message)
-        elif kind == FrameKind.TELL:
-            self._loop.post(self._receivers.asked, channel, message)
+            post(receivers.copied, message, decode(BlockState, message.meta))
+        elif self._role == HOST:
+            post(receivers.hosted, self._name, channel, decode(LauncherReport, message.meta))
+        else:
+            post(receivers.reported, self._name, decode(Report, message.meta), now())
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
         self._loop.post(self._receivers.closed, self._name, channel)

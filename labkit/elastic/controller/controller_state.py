@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from labkit.core.events import Cause
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
 from labkit.elastic.controller.placement import MemberPlacement, fewest
-from labkit.elastic.process.causes import told
-from labkit.elastic.protocol.commands import HERE, Role
+from labkit.elastic.process.causes import name_of
+from labkit.elastic.protocol.messages.orders import OwnedBlock
+from labkit.elastic.protocol.roles import HERE, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def leave_columns(
     member: Member, *, expected: bool, reason: str, cause: Cause = Cause.UNKNOWN, code: int | None = None
 ) -> dict[str, Any]:
     """Return the columns of the event that a member has ended; the cause is null if it had been ordered to end."""
-    why = {"reason": reason, "cause": None if expected else told(cause), "code": code}
+    why = {"reason": reason, "cause": None if expected else name_of(cause), "code": code}
     return {"name": member.name, "role": member.role, "expected": expected, **why}
 
 
@@ -215,9 +216,9 @@ class ControllerState:
 
     # --- blocks
 
-    def block_map(self) -> list[list[Any]]:
-        """Return [block, owner, moves] of each block, as messages have it."""
-        return [[block, owner, self.moves[block]] for block, owner in self.owner.items()]
+    def owned_blocks(self) -> list[OwnedBlock]:
+        """Return each block with its owner and moves, as orders have it."""
+        return [OwnedBlock(block, owner, self.moves[block]) for block, owner in self.owner.items()]
 
     def limited_to_blocks(self, servers: Iterable[str]) -> list[str]:
         """Return the servers that can have blocks: after failures there may be more servers than blocks."""

@@ -10,6 +10,8 @@ from labkit.elastic.controller.controller_state import ControllerState, Member
 from labkit.elastic.controller.minibatches import Grant, Leases
 from labkit.elastic.controller.outcome import JobOutcome
 from labkit.elastic.protocol.commands import Note
+from labkit.elastic.protocol.messages.orders import ConfirmLeases, GrantLease, RevokeLease, SampleLease
+from labkit.elastic.protocol.messages.reports import UpdateDone
 from labkit.elastic.shards import Fate, Journal, PoisonShardError, Record
 
 
@@ -74,7 +76,7 @@ class DataLeases:
 
     # --- requests and reports of workers
 
-    def on_wants(self, member: Member, columns: Mapping[str, Any]) -> None:
+    def on_wants(self, member: Member) -> None:
         """Grant a lease to a worker that asks for one, or let it wait."""
         if self._leases is None:
             return
@@ -82,7 +84,7 @@ class DataLeases:
             self._leases.wait(member.name)
             return
         try:
-            grant = self._leases.ask(member.name, now_s=columns["now_s"])
+            grant = self._leases.ask(member.name, now_s=self._job.now_s)
         except PoisonShardError as error:
             self._outcome.end(_poisoned(error))
             return
@@ -90,20 +92,20 @@ class DataLeases:
             self._grant(grant)
 
     def _grant(self, grant: Grant) -> None:
-        self._out.tell(grant.worker, do="lease", era=self._job.era, lease=grant[1:])
+        self._out.tell(grant.worker, GrantLease(self._job.era, SampleLease(*grant[1:])))
 
-    def on_stepped(self, member: Member, columns: Mapping[str, Any]) -> None:
+    def on_update(self, member: Member, report: UpdateDone) -> None:
         """Enter a worker's update in the ledger, and grant the samples that become free to waiting workers."""
         if self._leases is None:
             return
-        now_s, before = columns["now_s"], self._leases.n_done
-        fate = self._leases.commit(columns["token"], until=columns["until"], now_s=now_s)
+        now_s, before = self._job.now_s, self._leases.n_done
+        fate = self._leases.commit(report.token, until=report.until, now_s=now_s)
         self._job.progress = after = self._leases.n_done
         if fate is not Fate.COMMITTED:
-            self._out.note("refused", name=member.name, token=columns["token"], fate=str(fate))
-            self._out.tell(member.name, do="lost", token=columns["token"])
+            self._out.note("refused", name=member.name, token=report.token, fate=str(fate))
+            self._out.tell(member.name, RevokeLease(report.token))
         elif after > before:
-            measured = {key: columns[key] for key in ("loss", "staleness")}
+            measured = {"loss": report.loss, "staleness": report.staleness}
             self._out.add(Note("loss", {"version": after - 1, "name": member.name, **measured}))
         self._serve(now_s)
 
@@ -119,8 +121,8 @@ class DataLeases:
     def tell_worker(self, name: str) -> None:
         """Tell a worker that was disconnected its leases: some may have expired, of some it may not have heard."""
         if self._leases is not None:
-            grants = [list(grant[1:]) for grant in self._leases.grants(name)]
-            self._out.tell(name, do="leases", era=self._job.era, tokens=self._leases.tokens(name), grants=grants)
+            leases = [SampleLease(*grant[1:]) for grant in self._leases.grants(name)]
+            self._out.tell(name, ConfirmLeases(self._job.era, self._leases.tokens(name), leases))
 
     # --- time and failures
 
@@ -130,7 +132,7 @@ class DataLeases:
             return
         for lease in self._leases.tick([name for name in alive if name in self._job.members], now_s=now_s):
             self._out.note("expired", name=lease.worker, token=lease.token)
-            self._out.tell(str(lease.worker), do="lost", token=lease.token)
+            self._out.tell(str(lease.worker), RevokeLease(lease.token))
         self._serve(now_s)
 
     def forget(self, name: str, *, died: bool = False) -> None:

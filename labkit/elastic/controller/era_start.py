@@ -18,6 +18,7 @@ from labkit.elastic.controller.scaling import Scaler
 from labkit.elastic.controller.scaling_requests import ScalingQueue
 from labkit.elastic.controller.shard_assignment import ShardAssignment
 from labkit.elastic.protocol.commands import Load
+from labkit.elastic.protocol.messages.orders import BeginEra, BeginTraining, Halt
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +63,7 @@ class EraStart:
         job.moves = dict.fromkeys(job.owner, 0)
         self.replication.clear()
         for server in servers:
-            self.out.tell(server, do="era", era=job.era)
+            self.out.tell(server, BeginEra(job.era))
         self.out.add(Load(job.era, dict(job.owner)))
 
     def _first_owners(self, servers: Sequence[str]) -> dict[int, str]:
@@ -98,8 +99,8 @@ class EraStart:
 
     def begin_worker(self, name: str, version: int, leaves: tuple[int, int]) -> None:
         """Order a worker to fetch the parameters of a version and to compute logical shards [first, last)."""
-        what = {"version": version, "leaves": leaves, "map": self.job.block_map(), "followers": self.replication.rows()}
-        self.out.tell(name, do="begin", era=self.job.era, hold=self.barrier.number, **what)
+        owners, replicas = self.job.owned_blocks(), self.replication.rows()
+        self.out.tell(name, BeginTraining(self.job.era, version, leaves, self.barrier.number, owners, replicas))
 
     def go_back(self) -> None:
         """Give up all updates since the last checkpoint: a block, or the parameters of all workers, are lost."""
@@ -113,6 +114,6 @@ class EraStart:
             self.out.launch("server", job.site_for("server", preferred=site))
         for worker in job.of("worker"):
             worker.ready = worker.begun = False
-        self.out.tell_workers(do="halt", era=job.era)
+        self.out.tell_workers(Halt(job.era))
         for name in [m.name for m in job.members.values() if m.role == "worker" and m.leaving]:
             self.out.end(name)  # it was to complete its step first, which is given up

@@ -16,7 +16,7 @@ from labkit.elastic.controller.placement import ROLES
 from labkit.elastic.controller.replica_placement import LEAST_SERVERS
 from labkit.elastic.controller.replication import Replication
 from labkit.elastic.controller.scaling_requests import ScalingQueue, ScalingRequest
-from labkit.elastic.protocol.commands import Role
+from labkit.elastic.protocol.roles import Role
 
 
 @dataclass(slots=True, eq=False)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
 from labkit.elastic.process import fault_injection as fault
+from labkit.elastic.protocol.messages.clients import LostMember
 from labkit.elastic.shards import Record
 
 PLAN, EVENTS, STATE, LOCK = "plan.json", "events.jsonl", "controller.json", "controller.lock"
@@ -102,15 +103,15 @@ class EventWriter:
     ----------
     loss : float or str, optional
         Of the latest event "loss", as `encoded`.
-    lost : deque
-        Members that were lost last: [name, role, cause, reason, time] each.
+    lost : deque of LostMember
+        Members that were lost last.
     """
 
     def __init__(self, folder: Path) -> None:
         self._file = (folder / EVENTS).open("ab", buffering=0)
         self._unwritten = b""
         self.loss: float | str | None = None
-        self.lost: deque[list[Any]] = deque(maxlen=LOST_KNOWN)
+        self.lost: deque[LostMember] = deque(maxlen=LOST_KNOWN)
 
     def write(self, event: str, columns: Mapping[str, Any], *, when: float | None = None) -> None:
         """Append an event, by default of now; while the disk is full, events are kept and written later."""
@@ -118,7 +119,7 @@ class EventWriter:
         if event == "loss":
             self.loss = columns["loss"]
         if event == "left" and not columns["expected"]:
-            self.lost.append([columns["name"], columns["role"], columns["cause"], columns["reason"], when])
+            self.lost.append(LostMember(columns["name"], columns["role"], columns["cause"], columns["reason"], when))
         self._unwritten += json.dumps({"time": when, "event": event, **columns}).encode() + b"\n"
         with contextlib.suppress(OSError):
             fault.at("controller.event")

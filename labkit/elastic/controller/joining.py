@@ -12,6 +12,7 @@ from labkit.elastic.controller.member_loss import MemberLoss
 from labkit.elastic.controller.replication import Replication
 from labkit.elastic.controller.scaling import Scaler
 from labkit.elastic.controller.scaling_requests import ScalingQueue
+from labkit.elastic.protocol.messages.orders import BeginEra, ConnectTo, ReportState
 
 
 @dataclass(slots=True, eq=False)
@@ -45,10 +46,10 @@ class Joining:
             self.member_loss.shortages.joined()
         member.joined, member.ever_joined, member.address = True, True, address
         if job.phase == "taking_over":
-            self.out.tell(name, do="tell")
+            self.out.tell(name, ReportState())
         self.out.note("joined", name=name, role=member.role)
         if member.role == "server" and job.phase != "taking_over":
-            self.out.tell(name, do="era", era=job.era)
+            self.out.tell(name, BeginEra(job.era))
         self._introduce(member)
         if member.role == "worker" and job.phase == "training":
             self.eras.begin_worker(name, job.progress + MARGIN, (0, 0))
@@ -60,9 +61,9 @@ class Joining:
         for other in self.job.members.values():
             if other is not member and other.joined:
                 if member.role == "server":
-                    self.out.tell(other.name, do="meet", name=member.name, address=member.address)
+                    self.out.tell(other.name, ConnectTo(member.name, member.address))
                 if other.role == "server":
-                    self.out.tell(member.name, do="meet", name=other.name, address=other.address)
+                    self.out.tell(member.name, ConnectTo(other.name, other.address))
 
     def _await_connections(self, member: Member) -> None:
         """Let the current request wait until a new server is connected to all other members, in both directions."""
@@ -81,7 +82,7 @@ class Joining:
         if phase == "loading" and member.role == "server":
             self.eras.go_back()  # it is unknown which blocks arrived
         elif phase in ("training", "taking_over"):
-            self.out.tell(member.name, do="tell")
+            self.out.tell(member.name, ReportState())
             if phase == "training" and member.role == "server":
                 self._remind(member)
 

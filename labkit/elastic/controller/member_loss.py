@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from labkit.core.events import Cause
 from labkit.elastic.controller.barrier import WorkerBarrier
@@ -19,6 +18,8 @@ from labkit.elastic.controller.replication import Replication
 from labkit.elastic.controller.scaling import Scaler
 from labkit.elastic.controller.scaling_requests import ScalingQueue
 from labkit.elastic.controller.shard_assignment import ShardAssignment
+from labkit.elastic.protocol.messages.orders import SetOwners
+from labkit.elastic.protocol.messages.reports import ConnectFailed, OutOfMemory, ReplicaFailed, Stuck
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +87,7 @@ class MemberLoss:
     def tell_owners(self, gone: Sequence[Member]) -> None:
         """Tell the workers the block owners if servers are gone: what these sent last may be lost."""
         if self.job.phase == "training" and any(member.role == "server" for member in gone):
-            self.out.tell_workers(do="map", era=self.job.era, map=self.job.block_map())
+            self.out.tell_workers(SetOwners(self.job.era, self.job.owned_blocks()))
 
     def forget(self, name: str, *, died: bool = False) -> None:
         """Remove what is known of a process that is gone, and take back its leases; see `DataLeases.forget`."""
@@ -180,30 +181,28 @@ class MemberLoss:
         else:
             self.cut_off(newcomer.name, why)
 
-    def on_unmet(self, member: Member, columns: Mapping[str, Any]) -> None:
+    def on_connect_failed(self, member: Member, report: ConnectFailed) -> None:
         """Go on without the newer of two members that cannot reach each other, unless one of them leaves anyway."""
-        other = self.job.members.get(columns["name"])
+        other = self.job.members.get(report.server)
         if other is None or other.leaving or member.leaving:
             return
         newer = max(member, other, key=list(self.job.members.values()).index)
-        self._do_without(newer, f"{member.name} cannot reach {other.name}: {columns['why']}")
+        self._do_without(newer, f"{member.name} cannot reach {other.name}: {report.why}")
 
-    def on_unfollowed(self, member: Member, columns: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def on_replica_failed(self, report: ReplicaFailed) -> None:
         """End a server that an owner could not send a replica to: workers would wait for it."""
-        name = str(columns["follower"])
-        pending = self.replication.pending.get(int(columns["block"]))
-        if pending == (name, int(columns["turn"])) and name in self.job.members:
-            self.cut_off(name, str(columns.get("why", "")))
+        name, pending = report.follower, self.replication.pending.get(report.block)
+        if pending == (name, report.turn) and name in self.job.members:
+            self.cut_off(name, report.why)
 
-    def on_stuck(self, member: Member, columns: Mapping[str, Any]) -> None:
+    def on_stuck(self, member: Member, report: Stuck) -> None:
         """Replace a worker that makes no progress; at the same place twice, end the job: another would not help."""
-        place = (int(columns["place"][0]), int(columns["place"][1]))
-        if place in self._stuck:
-            self.outcome.end(f"{member.name}: {columns['why']}.", cause=Cause.STALLED)
+        if report.place in self._stuck:
+            self.outcome.end(f"{member.name}: {report.why}.", cause=Cause.STALLED)
             return
-        self._stuck.add(place)
-        self.cut_off(member.name, str(columns["why"]), cause=Cause.STALLED)
+        self._stuck.add(report.place)
+        self.cut_off(member.name, report.why, cause=Cause.STALLED)
 
-    def on_no_memory(self, member: Member, columns: Mapping[str, Any]) -> None:
+    def on_out_of_memory(self, member: Member, report: OutOfMemory) -> None:
         """Replace a server that reports that it ran out of memory, before its process ends."""
-        self.cut_off(member.name, str(columns["why"]), cause=Cause.OUT_OF_MEMORY)
+        self.cut_off(member.name, report.why, cause=Cause.OUT_OF_MEMORY)

@@ -17,11 +17,14 @@ from labkit.elastic.controller.job_files import now
 from labkit.elastic.failure import last_line
 from labkit.elastic.process.causes import BY_FORCE, NO_MEMORY, OOM_KILLED, of_exit
 from labkit.elastic.process.credentials import Credentials
-from labkit.elastic.process.launchers import Launcher, StartRequest
+from labkit.elastic.process.launchers import Launcher
 from labkit.elastic.process.local_launcher import LocalLauncher
 from labkit.elastic.process.remote_launcher import RemoteLauncher
 from labkit.elastic.protocol.commands import End, Start
-from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.codec import encode
+from labkit.elastic.protocol.messages.launchers import StartMember
+from labkit.elastic.protocol.messages.orders import Order, Stop
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.sites import Site, hosts_of, launcher_name
 from labkit.elastic.protocol.spec import SPEC
@@ -214,7 +217,7 @@ class MemberProcesses:
         name, site = command.name, self.sites[command.site]
         self._records[name] = ProcessRecord(site, time.monotonic())
         try:
-            self.launcher(name).start(StartRequest(name, command.role, site, gently=gently))
+            self.launcher(name).start(StartMember(name, command.role, site, gently=gently))
         except (OSError, RuntimeError, MemoryError, subprocess.SubprocessError) as error:
             self._loop.post(self.on_unable, name, f"cannot be started: {error}")
             self._loop.post(self.on_ended, name, -1)
@@ -261,37 +264,37 @@ class MemberProcesses:
 
     def on_opened(self, connection: NewConnection) -> None:
         """Handle a connection of a member; a process that no state names is told to stop."""
-        name, channel = connection.name, connection.channel
+        hello, name, channel = connection.hello, connection.hello.name, connection.channel
         record = self._records.get(name)
         if record is not None and record.pid == 0 and not record.ended:
             record.early = connection
             return
-        if record is None or record.pid != channel.peer.hello.get("pid") or record.ended:
+        if record is None or record.pid != hello.pid or record.ended:
             self._dismiss(channel)  # its controller died before it could write its state
             return
         record.stop_timer()
         record.channel = channel
-        if connection.unable:
-            commands = self._machine.unable(name, why=connection.unable)
+        if hello.unable:
+            commands = self._machine.unable(name, why=hello.unable)
         else:
-            commands = self._machine.joined(name, address=connection.address)
+            commands = self._machine.joined(name, address=hello.address)
         self._runtime.execute(commands)
         for observer in self.observers:
             observer.on_joined(name)
 
     def _dismiss(self, channel: Channel) -> None:
         with contextlib.suppress(TransportError):
-            channel.send(FrameKind.TELL, meta={"do": "stop"})
+            channel.send(FrameKind.ORDER, meta=encode(Stop()))
 
-    def send(self, name: str, what: dict[str, Any]) -> None:
-        """Send a message to a member; if it is not connected, the machine repeats the message when it is."""
+    def send(self, name: str, order: Order) -> None:
+        """Send an order to a member; if it is not connected, the machine repeats the order when it is."""
         channel = self.channel(name)
         if channel is None:
             return
         try:
-            channel.send(FrameKind.TELL, meta=what)
-        except FrameError as error:  # without the message, the member would wait for ever
-            why = f"'{what.get('do')}' cannot be told to {name}: {error}"
+            channel.send(FrameKind.ORDER, meta=encode(order))
+        except FrameError as error:  # without the order, the member would wait for ever
+            why = f"{type(order).__name__} cannot be sent to {name}: {error}"
             self._loop.post(self._runtime.give_up, why)
         except TransportError:
             return
@@ -341,7 +344,7 @@ class MemberProcesses:
         if command.kill or record.channel is None:
             self.launcher(name).kill(name)
             return
-        self.send(name, {"do": "stop"})
+        self.send(name, Stop())
         threading.Thread(target=self._wait_for_stop, args=(name,), daemon=True).start()
 
     def _wait_for_stop(self, name: str) -> None:

@@ -38,14 +38,16 @@ from labkit.elastic.controller.job_files import (
 from labkit.elastic.controller.losses import StepLosses, encoded
 from labkit.elastic.controller.member_processes import MemberProcesses
 from labkit.elastic.controller.remote_hosts import RemoteHosts
+from labkit.elastic.controller.report_columns import columns_of
 from labkit.elastic.controller.resource_use import ResourceUse
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.process import fault_injection as fault
-from labkit.elastic.process.causes import FAILED, NO_MEMORY, told
+from labkit.elastic.process.causes import FAILED, NO_MEMORY, name_of
 from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.usage import EVERY_S
 from labkit.elastic.protocol.blocks import TENSOR
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
+from labkit.elastic.protocol.messages.reports import Report, ShardLosses
 from labkit.elastic.protocol.network import HOST, NetworkConfig, Refusals
 from labkit.elastic.protocol.spec import CONTROLLER_SOCKET, Spec
 from labkit.elastic.transport import Access, Address, Channel, Lease, Listener
@@ -113,12 +115,13 @@ class ControllerProcess:
     def _listen(self, network: str) -> list[Listener]:
         """Listen for clients at a socket in the folder of the job, and for members on its network."""
         (self._folder / CONTROLLER_SOCKET).unlink(missing_ok=True)  # of a controller that died
+        refused = Refusals(lambda **columns: self._loop.post(self._on_refused, columns))
         receivers = Receivers(
             opened=self._on_opened, closed=self._on_closed, reported=self._on_report,
-            copied=self._checkpoints.on_copy, asked=self._clients.on_request, hosted=self._hosts.on_message,
+            copied=self._checkpoints.on_copy, asked=self._clients.on_request, hosted=self._hosts.on_report,
+            refused=refused,
         )  # fmt: skip
         admission = Admission(network, launchers=self._processes.remote, loop=self._loop, receivers=receivers)
-        refused = Refusals(lambda **columns: self._loop.post(self._on_refused, columns))
         terms: dict[str, Any] = {"welcome": admission, "lease": self._lease, "refused": refused}
         gate = self._credentials.gate(**terms)  # a process that connects here may ask for its address
         local = Listener(Address.parse(f"unix:{self._folder / CONTROLLER_SOCKET}"), access=Access(), **terms)
@@ -172,7 +175,7 @@ class ControllerProcess:
     def _verdict(self) -> dict[str, Any]:
         """Return how the job has ended; the cause is null if it has not failed."""
         over = self._over or Over()
-        return {"failure": over.failure, "cause": told(over.cause) if over.failure else None}
+        return {"failure": over.failure, "cause": name_of(over.cause) if over.failure else None}
 
     def _tick(self) -> None:
         """Let leases of samples expire."""
@@ -223,7 +226,7 @@ class ControllerProcess:
     # --- what arrives
 
     def _on_opened(self, connection: NewConnection) -> None:
-        if connection.role not in (HOST, CLIENT):  # their next message names members, or a request
+        if connection.hello.role not in (HOST, CLIENT):  # their next message names members, or a request
             self._processes.on_opened(connection)
 
     def _on_closed(self, name: str, channel: Channel) -> None:
@@ -233,17 +236,15 @@ class ControllerProcess:
     def _on_refused(self, columns: Mapping[str, Any]) -> None:
         self._events.write("refused", {"name": "controller", **columns})
 
-    def _on_report(self, name: str, meta: dict[str, Any], when: float) -> None:
-        event = str(meta.pop("event"))
-        if event == "losses":
-            version = int(meta["version"])
-            mean = self._losses.add(version, meta["losses"], again="again" in meta)
+    def _on_report(self, name: str, report: Report, when: float) -> None:
+        if isinstance(report, ShardLosses):
+            mean = self._losses.add(report.version, report.losses, again=report.again)
             if mean is not None:
-                self._events.write("loss", {"version": version, "loss": encoded(mean)}, when=when)
+                self._events.write("loss", {"version": report.version, "loss": encoded(mean)}, when=when)
             return
-        if event not in ("loss", "loads"):
-            self._events.write(event, {"name": name, **meta}, when=when)
-        self._execute(self._machine.reported(name, event, {**meta, "now_s": time.monotonic()}))
+        if report.EVENT:
+            self._events.write(report.EVENT, {"name": name, **columns_of(report)}, when=when)
+        self._execute(self._machine.reported(name, report))
 
     # --- commands
 
@@ -268,8 +269,8 @@ class ControllerProcess:
             case End():
                 self._processes.end(command)
             case Tell():
-                fault.at(f"controller.tell.{command.what['do']}")
-                self._processes.send(command.to, dict(command.what))
+                fault.at(f"controller.tell.{type(command.order).__name__}")
+                self._processes.send(command.to, command.order)
             case Load():
                 self._checkpoints.load(command)
             case Keep():

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import assert_never
 
 from labkit.elastic.controller.event_loop import ControllerRuntime
 from labkit.elastic.controller.member_processes import MemberProcesses
 from labkit.elastic.controller.resource_use import ResourceUse
 from labkit.elastic.process.remote_launcher import RemoteLauncher
 from labkit.elastic.process.time_limits import PATIENCE_LEASES
+from labkit.elastic.protocol.messages.launchers import (
+    Hosting,
+    LauncherReport,
+    Leaving,
+    MemberEnded,
+    MemberStarted,
+    StartFailed,
+    UsageMeasured,
+)
 from labkit.elastic.protocol.sites import Site
 from labkit.elastic.transport import Channel
 
@@ -50,28 +59,34 @@ class RemoteHosts:
         for launcher in self._launchers.values():
             launcher.end()
 
-    def on_message(self, name: str, channel: Channel, meta: dict[str, Any]) -> None:
-        """Handle a message of a launcher: its first one names the members that run on its host."""
-        launcher, event = self._launchers[name], meta["event"]
-        if event == "hosting":
-            self._runtime.events.write("host", {"host": launcher.host, "running": sorted(meta["running"])})
+    def on_report(self, name: str, channel: Channel, report: LauncherReport) -> None:
+        """Handle a report of a launcher: its first one names the members that run on its host."""
+        launcher = self._launchers[name]
+        if isinstance(report, Hosting):
+            self._runtime.events.write("host", {"host": launcher.host, "running": sorted(report.running)})
             self._runtime.execute(self._runtime.machine.host_back(launcher.host))
-            launcher.here(channel, meta["running"])
+            launcher.here(channel, report.running)
         elif channel is launcher.channel:
-            self._on_event(launcher, event, meta)
+            self._handle(launcher, report)
 
-    def _on_event(self, launcher: RemoteLauncher, event: str, meta: dict[str, Any]) -> None:
-        if event == "started":
-            launcher.started(meta["name"], meta["pid"])
-        elif event == "ended":
-            launcher.ended(meta["name"], meta["code"])
-        elif event == "unable" and not launcher.wait(meta["name"], timeout_s=0):
-            self._processes.on_unable(meta["name"], meta["why"])
-        elif event == "used":
-            self._resources.on_remote_readings(meta.get("readings"))
-        elif event == "leaving":
-            launcher.channel = None
-            self._on_missed(launcher, launcher.turn)
+    def _handle(
+        self, launcher: RemoteLauncher, report: MemberStarted | MemberEnded | StartFailed | UsageMeasured | Leaving
+    ) -> None:
+        match report:
+            case MemberStarted():
+                launcher.started(report.name, report.pid)
+            case MemberEnded():
+                launcher.ended(report.name, report.code)
+            case StartFailed():
+                if not launcher.wait(report.name, timeout_s=0):
+                    self._processes.on_unable(report.name, report.why)
+            case UsageMeasured():
+                self._resources.on_remote_readings(report.readings)
+            case Leaving():
+                launcher.channel = None
+                self._on_missed(launcher, launcher.turn)
+            case _:
+                assert_never(report)
 
     def on_closed(self, name: str, channel: Channel) -> bool:
         """Handle the end of a launcher's connection; False if the name is none of a launcher."""

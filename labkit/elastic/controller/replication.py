@@ -8,12 +8,22 @@ from typing import Any, Final
 from labkit.elastic.controller.command_buffer import CommandBuffer
 from labkit.elastic.controller.controller_state import ControllerState, Member
 from labkit.elastic.controller.replica_placement import followers
+from labkit.elastic.protocol.messages.orders import (
+    BlockMoves,
+    BlockReplicas,
+    BlockTurn,
+    DropReplicas,
+    NewReplica,
+    Promote,
+    Replica,
+    Replicate,
+    SetOwners,
+    SetReplicas,
+)
+from labkit.elastic.protocol.messages.reports import HasReplica
 
 JUMP: Final = 16
 """Added to a block's moves at a promotion, so that they exceed all moves that the dead owner may have announced."""
-
-Replica = tuple[str, int]
-"""A server, and the turn of the order by which it keeps a replica."""
 
 Replicas = dict[int, Replica]
 """Replica of each block."""
@@ -67,27 +77,27 @@ class Replication:
             if block in self.pending:
                 self._superseded.setdefault(block, set()).add(self.pending[block])
             self.turns[block] = self.turns.get(block, 0) + 1
-            self.pending[block] = wanted[block], self.turns[block]
+            self.pending[block] = Replica(wanted[block], self.turns[block])
         self.order(new)
 
     def order(self, blocks: Collection[int]) -> None:
         """Order the owners of blocks to create the pending replicas; a repeated order has no effect."""
-        by_owner: dict[str, list[list[Any]]] = {}
+        by_owner: dict[str, list[NewReplica]] = {}
         for block in blocks:
-            by_owner.setdefault(self._job.owner[block], []).append([block, *self.pending[block]])
+            by_owner.setdefault(self._job.owner[block], []).append(NewReplica(block, *self.pending[block]))
         for owner, orders in by_owner.items():
-            self._out.tell(owner, do="follow", blocks=orders)
+            self._out.tell(owner, Replicate(orders))
 
-    def on_complete(self, member: Member, columns: Mapping[str, Any]) -> None:
+    def on_complete(self, member: Member, report: HasReplica) -> None:
         """Handle the report that a server has a complete replica of a block: earlier replicas are released."""
-        block, one = int(columns["block"]), (member.name, int(columns["turn"]))
+        block, one = report.block, Replica(member.name, report.turn)
         if self.replicas.get(block) == one:
             return
         if self._job.owner.get(block) == member.name:  # it was promoted, and has not heard of it yet
             self._job.claimed.add(block)
-            self._out.tell(member.name, do="own", blocks=[[block, self._job.moves[block]]])
+            self._out.tell(member.name, Promote([BlockMoves(block, self._job.moves[block])]))
         elif one not in self._known(block):
-            self._out.tell(member.name, do="unfollow", blocks=[[block, one[1]]])
+            self._out.tell(member.name, DropReplicas([BlockTurn(block, report.turn)]))
         else:
             self._replace(block, one)
             if len(self.replicas) == len(self._job.owner) and not self.pending:
@@ -102,7 +112,7 @@ class Replication:
             self.tell_workers(blocks=[block])
         for name, turn in sorted(before):
             if name in self._job.members:
-                self._out.tell(name, do="unfollow", blocks=[[block, turn]])
+                self._out.tell(name, DropReplicas([BlockTurn(block, turn)]))
 
     def _known(self, block: int) -> list[Replica]:
         """Return all replicas of a block: complete, pending and superseded."""
@@ -139,22 +149,22 @@ class Replication:
         for everything in (self.replicas, self.pending, self._superseded, self._takeovers):
             everything.clear()
 
-    def rows(self, blocks: Collection[int] | None = None) -> list[list[Any]]:
-        """Return [block, turn, replicas] of blocks, by default all: of orders up to the turn, only these are valid."""
+    def rows(self, blocks: Collection[int] | None = None) -> list[BlockReplicas]:
+        """Return the valid replicas of blocks, by default all, as orders have them."""
         if not self._job.terms.standby:
             return []
         chosen = self._job.owner if blocks is None else blocks
-        return [[block, self.turns.get(block, 0), self._known(block)] for block in chosen]
+        return [BlockReplicas(block, self.turns.get(block, 0), self._known(block)) for block in chosen]
 
     def tell_workers(self, *, blocks: Collection[int] | None = None, to: str = "") -> None:
         """Tell the replicas of blocks to one worker, or to all."""
         if not self._job.terms.standby:
             return
-        what = {"do": "followers", "rows": self.rows(blocks), "here": [m.name for m in self._job.of("server")]}
+        order = SetReplicas(self.rows(blocks), [m.name for m in self._job.of("server")])
         if to:
-            self._out.tell(to, **what)
+            self._out.tell(to, order)
         else:
-            self._out.tell_workers(**what)
+            self._out.tell_workers(order)
 
     # --- promotion
 
@@ -172,9 +182,10 @@ class Replication:
             job.owner[block], job.moves[block] = heir, job.moves.get(block, 0) + JUMP
             self._remove(block, self._known(block))
         for heir in sorted(set(heirs.values())):
-            self._out.tell(heir, do="own", blocks=[[b, job.moves[b]] for b, name in heirs.items() if name == heir])
+            mine = [BlockMoves(b, job.moves[b]) for b, name in heirs.items() if name == heir]
+            self._out.tell(heir, Promote(mine))
         if heirs:
-            self._out.tell_workers(do="map", era=job.era, map=job.block_map())
+            self._out.tell_workers(SetOwners(job.era, job.owned_blocks()))
             self.tell_workers(blocks=list(heirs))
         return heirs
 
@@ -203,10 +214,10 @@ class Replication:
 
     def take_over(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self.replicas = {block: (name, turn) for block, name, turn in state["shadow"]}
-        self.pending = {block: (name, turn) for block, name, turn in state["coming"]}
+        self.replicas = {block: Replica(name, turn) for block, name, turn in state["shadow"]}
+        self.pending = {block: Replica(name, turn) for block, name, turn in state["coming"]}
         for block, name, turn in state["earlier"]:
-            self._superseded.setdefault(block, set()).add((name, turn))
+            self._superseded.setdefault(block, set()).add(Replica(name, turn))
         self.turns = dict(state["turns"])
 
 

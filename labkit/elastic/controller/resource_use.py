@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from collections.abc import Mapping
 
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
@@ -12,7 +12,10 @@ from labkit.elastic.controller.event_loop import ControllerRuntime
 from labkit.elastic.controller.job_files import now
 from labkit.elastic.controller.member_processes import MemberProcesses
 from labkit.elastic.process.limits import Amounts
-from labkit.elastic.process.usage import EVERY_S, Gauge, MemberUsage, UsageReading, heard, readings
+from labkit.elastic.process.usage import EVERY_S, Gauge, MemberUsage, UsageReading, decode_readings, readings
+from labkit.elastic.protocol.messages.clients import MemberLimit
+from labkit.elastic.protocol.messages.launchers import MeasuredUsage
+from labkit.elastic.protocol.messages.orders import SetLimits
 
 
 class ResourceUse:
@@ -48,7 +51,7 @@ class ResourceUse:
 
     # --- limits
 
-    def resize(self, asked: Any) -> None:
+    def resize(self, asked: Mapping[str, MemberLimit]) -> None:
         """Give members other limits; one that has not joined gets them when it does.
 
         Parameters
@@ -59,15 +62,13 @@ class ResourceUse:
         Raises
         ------
         InputError
-            If this is no mapping, a member is unknown or leaving, or an amount is not finite and above 0.
+            If a member is unknown or leaving, or an amount is not finite and above 0.
         """
-        if not isinstance(asked, dict):
-            raise InputError(f"amounts {str(asked)[:80]}; expected cores and GB by name of a member.")
         members = [name for name, member in self._runtime.machine.job.members.items() if not member.leaving]
         amounts = {}
         for name, given in asked.items():
             if name not in members:
-                raise InputError(f"no '{str(name)[:40]}' to resize; there are {', '.join(sorted(members))}.")
+                raise InputError(f"no '{name[:40]}' to resize; there are {', '.join(sorted(members))}.")
             amounts[name] = Amounts(*given)
         if any(one.memory_gb is None or one.memory_gb > self._short_gb for one in amounts.values()):
             self._runtime.machine.forgive_shortages()
@@ -77,7 +78,7 @@ class ResourceUse:
 
     def _send(self, name: str) -> None:
         limit = self._limits[name]
-        self._processes.send(name, {"do": "resize", "cpus": limit.cpus, "memory_gb": limit.memory_gb})
+        self._processes.send(name, SetLimits(limit.cpus, limit.memory_gb))
 
     def on_joined(self, name: str) -> None:
         """Send a member its limits."""
@@ -107,9 +108,9 @@ class ResourceUse:
             self._next_event_s = now_s + every_s
             self._record(self._event_gauge.used(found))
 
-    def on_remote_readings(self, said: Any) -> None:
+    def on_remote_readings(self, sent: Mapping[str, MeasuredUsage]) -> None:
         """Take the readings that the launcher of another host has sent."""
-        self._remote.update(heard(said))
+        self._remote.update(decode_readings(sent))
 
     def _readings(self) -> dict[str, UsageReading]:
         """Return what each running member has used so far, on all hosts."""

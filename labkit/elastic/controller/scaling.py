@@ -17,7 +17,9 @@ from labkit.elastic.controller.replica_placement import LEAST_SERVERS
 from labkit.elastic.controller.replication import Replication
 from labkit.elastic.controller.scaling_requests import ScalingQueue, ScalingRequest
 from labkit.elastic.controller.shard_assignment import ShardAssignment
-from labkit.elastic.protocol.commands import Role
+from labkit.elastic.protocol.messages.orders import BlockMove, FinishStep, HandOver, MeasureLoads, PauseAtVersion
+from labkit.elastic.protocol.messages.reports import BlockLoads
+from labkit.elastic.protocol.roles import Role
 
 
 @dataclass(slots=True, eq=False)
@@ -133,16 +135,16 @@ class Scaler:
         self._loads.clear()
         for server in self.job.of("server"):
             if server.joined:
-                self.out.tell(server.name, do="loads", number=scaling.number)
+                self.out.tell(server.name, MeasureLoads(scaling.number))
                 scaling.waiting.add(("loads", server.name))
 
-    def on_loads(self, member: Member, columns: Mapping[str, Any]) -> None:
+    def on_loads(self, member: Member, report: BlockLoads) -> None:
         """Handle a server's report of the gradient traffic of its blocks."""
         scaling = self.requests.current
-        if scaling is None or scaling.number != columns["number"]:
+        if scaling is None or scaling.number != report.number:
             return
-        self._loads.update({int(block): float(per_s) for block, per_s in columns["loads"]})
-        if columns["last"]:
+        self._loads.update(report.loads)
+        if report.last:
             scaling.waiting.discard(("loads", member.name))
 
     # --- strategy "checkpoint": save, and restart from there
@@ -160,7 +162,7 @@ class Scaler:
             self.requests.drop("training is about to end")
             return
         scaling.waiting = {("saved", version)}
-        self.out.tell_workers(do="hold", version=version)
+        self.out.tell_workers(PauseAtVersion(version))
         self.checkpoints.save(version)
 
     def _save_paused(self, scaling: ScalingRequest) -> None:
@@ -268,7 +270,7 @@ class Scaler:
                 self.requests.drop("training is about to end")
                 return
             scaling.hold = version
-            self.out.tell_workers(do="hold", version=version)
+            self.out.tell_workers(PauseAtVersion(version))
         self._move(scaling, version)
 
     def _move(self, scaling: ScalingRequest, version: int | None) -> None:
@@ -279,8 +281,8 @@ class Scaler:
             sources.setdefault(self.job.owner[block], {})[block] = name
             scaling.waiting.add(("owns", block, name))
         for turn, (source, moves) in enumerate(sources.items()):
-            to = [[block, name] for block, name in moves.items()]
-            self.out.tell(source, do="hand_over", moves=to, version=version, turn=(turn, len(sources)))
+            to = [BlockMove(block, name) for block, name in moves.items()]
+            self.out.tell(source, HandOver(to, version, (turn, len(sources))))
 
     def remind(self, server: str) -> None:
         """Repeat to a server the orders to hand blocks over that it may have missed."""
@@ -288,8 +290,8 @@ class Scaler:
         if scaling is None or scaling.phase != "migration":
             return
         due = {b: to for b, to in scaling.moves.items() if ("owns", b, to) in scaling.waiting}
-        moves = [[b, to] for b, to in due.items() if self.job.owner[b] == server]
-        self.out.tell(server, do="hand_over", moves=moves, version=None)
+        moves = [BlockMove(b, to) for b, to in due.items() if self.job.owner[b] == server]
+        self.out.tell(server, HandOver(moves, None))
 
     def redirect(self, owners: Mapping[int, str]) -> None:
         """Let blocks that were moving from a dead server, or to one, move from the owners that they have now."""
@@ -301,7 +303,7 @@ class Scaler:
                 if waited[2] == owner:
                     scaling.waiting.discard(waited)
                 else:
-                    self.out.tell(owner, do="hand_over", moves=[[block, waited[2]]], version=scaling.hold)
+                    self.out.tell(owner, HandOver([BlockMove(block, waited[2])], scaling.hold))
 
     # --- replicas
 
@@ -389,7 +391,7 @@ class Scaler:
             self.shards.deal()
         for name in scaling.going:
             if name in members and members[name].role == "worker":
-                self.out.tell(name, do="finish")  # it completes its step, and ends
+                self.out.tell(name, FinishStep())  # it completes its step, and ends
             elif name in members:
                 self.out.end(name)
         event = "repaired" if scaling.repair else "scaled"

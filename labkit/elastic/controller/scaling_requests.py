@@ -11,7 +11,7 @@ from labkit.elastic.controller.command_buffer import CommandBuffer
 from labkit.elastic.controller.controller_state import ControllerState, Member
 from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of_role
 from labkit.elastic.controller.replica_placement import LEAST_SERVERS
-from labkit.elastic.protocol.commands import Role
+from labkit.elastic.protocol.roles import Role
 
 STRATEGIES = ("handover", "suspend", "checkpoint")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from labkit.elastic.controller.command_buffer import CommandBuffer
 from labkit.elastic.controller.controller_state import ControllerState, Member
 from labkit.elastic.controller.shard_balance import ShardBalance
+from labkit.elastic.protocol.messages.orders import AssignShards
+from labkit.elastic.protocol.messages.reports import StepDone
 
 
 class ShardAssignment:
@@ -37,15 +38,13 @@ class ShardAssignment:
         workers = [m.name for m in job.of("worker") if m.joined and m.begun]
         for member in job.members.values():
             if member.role == "worker" and member.joined and member.name not in workers:
-                self._out.tell(member.name, do="deal", leaves=(0, 0))
+                self._out.tell(member.name, AssignShards(0, 0))
         for name, leaves in self._dealt(workers).items():
-            self._out.tell(name, do="deal", leaves=leaves)
+            self._out.tell(name, AssignShards(*leaves))
 
-    def measured(self, worker: Member, columns: Mapping[str, Any], *, may_deal: bool) -> None:
+    def measured(self, worker: Member, report: StepDone, *, may_deal: bool) -> None:
         """Note how long a step took a worker; deal anew if that would make steps clearly shorter, and if allowed."""
-        if "compute_s" not in columns:
-            return
-        self._balance.measured(worker.name, n_shards=int(columns["shards"]), seconds=columns["compute_s"])
+        self._balance.measured(worker.name, n_shards=report.shards, seconds=report.compute_s)
         if may_deal and self._balance.uneven():
             self.deal()
             self._out.note("dealt", leaves=dict(self._balance.ranges))

@@ -5,12 +5,12 @@ It is off the path of a step: workers and servers go on without it, and report t
 The parts share `ControllerState` and `CommandBuffer`. A part is constructed with the parts that it calls, so that calls
 go in one direction, from the last in this list to the first: `ScalingQueue`, `JobOutcome`, `Replication`,
 `ShardAssignment`, `WorkerBarrier`, `DataLeases`, `CheckpointSchedule`, `Scaler`, `EraStart`, `MemberLoss`; then
-`HostLoss`, `BlockOwnership`, `Joining`, `Takeover` and `TrainingProgress`.
+`HostLoss`, `BlockOwnership`, `Joining`, `Takeover` and `TrainingProgress`; then `ReportHandlers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from labkit.core.errors import InputError
@@ -19,7 +19,7 @@ from labkit.elastic.controller.barrier import WorkerBarrier
 from labkit.elastic.controller.block_ownership import BlockOwnership
 from labkit.elastic.controller.checkpoint_schedule import CheckpointSchedule
 from labkit.elastic.controller.command_buffer import CommandBuffer
-from labkit.elastic.controller.controller_state import ControllerState, JobTerms, Member, Reassign
+from labkit.elastic.controller.controller_state import ControllerState, JobTerms, Reassign
 from labkit.elastic.controller.data_leases import DataLeases
 from labkit.elastic.controller.era_start import EraStart
 from labkit.elastic.controller.host_loss import HostLoss
@@ -29,16 +29,15 @@ from labkit.elastic.controller.outcome import JobOutcome
 from labkit.elastic.controller.placement import first_members
 from labkit.elastic.controller.progress import TrainingProgress
 from labkit.elastic.controller.replication import Replication
+from labkit.elastic.controller.report_handlers import ReportHandlers
 from labkit.elastic.controller.scaling import Scaler
 from labkit.elastic.controller.scaling_requests import ScalingQueue, ScalingRequest, check_strategy
 from labkit.elastic.controller.shard_assignment import ShardAssignment
 from labkit.elastic.controller.takeover import Takeover
-from labkit.elastic.process.causes import read
 from labkit.elastic.protocol.commands import Command, Keep, Tell
+from labkit.elastic.protocol.messages.orders import Stop
+from labkit.elastic.protocol.messages.reports import Report
 from labkit.elastic.shards import Journal, Record
-
-OnReport = Callable[[Member, Mapping[str, Any]], None]
-"""Handles a report of a member."""
 
 
 class Controller:
@@ -87,31 +86,14 @@ class Controller:
         self._host_loss = HostLoss(job, out, requests, replication, barrier, loss, eras, outcome)
         self._ownership = ownership = BlockOwnership(job, out, requests, scaler, replication, loss, eras)
         self._joining = Joining(job, out, requests, scaler, replication, checkpoints, loss, eras)
-        self._takeover = Takeover(
+        self._takeover = takeover = Takeover(
             job, out, requests, scaler, replication, barrier, checkpoints, shards, leases, ownership, loss, eras,
             outcome,
         )  # fmt: skip
-        self._progress = TrainingProgress(job, out, requests, barrier, checkpoints, shards, leases, eras)
-        self._on_report = self._handlers()
-
-    def _handlers(self) -> dict[str, OnReport]:
-        """Return the handler of each event that members report."""
-        return {
-            # workers on training
-            "ready": self._progress.on_ready, "behind": self._progress.on_behind,
-            "stepped": self._progress.on_stepped, "done": self._progress.on_done,
-            "holds": self._progress.on_holds, "held": self._progress.on_held,
-            "wants": self._leases.on_wants,
-            # servers on blocks
-            "owns": self._ownership.on_owns, "handed_over": self._ownership.on_handed_over,
-            "shadows": self._ownership.on_shadows, "lacks": self._ownership.on_lacks,
-            "amiss": self._ownership.on_amiss, "unsure": self._takeover.on_unsure,
-            "moving": self._takeover.on_moving, "loads": self._scaler.on_loads, "late": self._on_late,
-            # members on themselves and others
-            "here": self._takeover.on_here, "met": self._on_met, "unmet": self._member_loss.on_unmet,
-            "unfollowed": self._member_loss.on_unfollowed, "stuck": self._member_loss.on_stuck,
-            "no_memory": self._member_loss.on_no_memory, "failed": self._on_failed,
-        }  # fmt: skip
+        progress = TrainingProgress(job, out, requests, barrier, checkpoints, shards, leases, eras)
+        self._reports = ReportHandlers(
+            requests, scaler, checkpoints, leases, ownership, loss, takeover, progress, outcome
+        )
 
     # --- the beginning, of the job or of this controller
 
@@ -177,7 +159,7 @@ class Controller:
         """Handle the connection of a process; one that is unknown is told to stop."""
         member = self.job.members.get(name)
         if member is None:
-            return [Tell(name, {"do": "stop"})]
+            return [Tell(name, Stop())]
         if not member.joined:
             self._joining.on_joined(member, address)
         elif member.leaving:
@@ -210,28 +192,14 @@ class Controller:
         self._member_loss.unable(name, why)
         return self._proceed()
 
-    def reported(self, name: str, event: str, columns: Mapping[str, Any]) -> list[Command]:
+    def reported(self, name: str, report: Report) -> list[Command]:
         """Handle a report of a member; one of an earlier era has no effect."""
-        handle = self._on_report.get(event)
-        if handle is not None and name in self.job.members and columns.get("era", self.job.era) == self.job.era:
-            handle(self.job.members[name], columns)
+        member = self.job.members.get(name)
+        if member is not None and report.era in (None, self.job.era):
+            self._reports.handle(member, report)
             self._member_loss.deaths.reached(self.job.progress)
             self._member_loss.shortages.reached(self.job.progress)
         return self._proceed()
-
-    def _on_met(self, member: Member, columns: Mapping[str, Any]) -> None:
-        """Handle the report that a member is connected to another one."""
-        self.requests.arrived(("met", member.name, columns["name"]))
-
-    def _on_late(self, _: Member, columns: Mapping[str, Any]) -> None:
-        """Handle the report that the order to copy came after the version that it named."""
-        if self.checkpoints.saving == columns["version"]:
-            self.checkpoints.saving = None
-            self._scaler.save_later(columns["version"])
-
-    def _on_failed(self, member: Member, columns: Mapping[str, Any]) -> None:
-        """Handle the report of an error that would occur in any other member, too: the job ends."""
-        self._outcome.end(f"{member.name}: {columns['why']}", cause=read(columns.get("cause", "error")))
 
     # --- hosts
 

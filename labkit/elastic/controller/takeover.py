@@ -19,7 +19,9 @@ from labkit.elastic.controller.replication import Replication
 from labkit.elastic.controller.scaling import Scaler
 from labkit.elastic.controller.scaling_requests import ScalingQueue
 from labkit.elastic.controller.shard_assignment import ShardAssignment
-from labkit.elastic.process.causes import read, told
+from labkit.elastic.process.causes import cause_named, name_of
+from labkit.elastic.protocol.messages.orders import BeginEra, Resume, SetOwners
+from labkit.elastic.protocol.messages.reports import StateReported, Transferring, TransferUnconfirmed
 from labkit.elastic.shards import Record
 
 
@@ -50,8 +52,8 @@ class Takeover:
     member_loss: MemberLoss
     eras: EraStart
     outcome: JobOutcome
-    _unsettled: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
-    """Reports of unconfirmed transfers, settled when all members have reported: (server, columns)."""
+    _unsettled: list[tuple[str, TransferUnconfirmed]] = field(default_factory=list)
+    """Reports of unconfirmed transfers, settled when all members have reported: (server, report)."""
     _outdated: bool = False
     """Whether a member is in a later era than the restored state, so that the state is too old."""
 
@@ -66,7 +68,7 @@ class Takeover:
             "owner": sorted(job.owner.items()), "moves": sorted(job.moves.items()), "era": job.era,
             "phase": job.phase, "saved": self.checkpoints.saved, "deaths": self.member_loss.deaths.state(),
             "shortages": self.member_loss.shortages.state(), "numbers": job.numbers,
-            "failure": self.outcome.failure, "cause": told(self.outcome.cause), "load": job.load,
+            "failure": self.outcome.failure, "cause": name_of(self.outcome.cause), "load": job.load,
             **self.requests.state(), **self.replication.state(),
         }  # fmt: skip
 
@@ -78,7 +80,7 @@ class Takeover:
         self._restore_job(state)
         job.reserve(names)
         if state["phase"] == "over":
-            self.outcome.end(state["failure"], cause=read(state["cause"]))
+            self.outcome.end(state["failure"], cause=cause_named(state["cause"]))
             return
         for member in job.members.values():
             if member.leaving:  # it has nothing any more that the job needs
@@ -104,14 +106,14 @@ class Takeover:
 
     # --- reports of members
 
-    def on_here(self, member: Member, columns: Mapping[str, Any]) -> None:
+    def on_state_reported(self, member: Member, report: StateReported) -> None:
         """Handle the end of a member's report on what it has, after it was disconnected or the controller restarted."""
         job = self.job
-        if job.phase == "taking_over" and int(columns["has"]) > job.era:
-            job.era, self._outdated = int(columns["has"]), True
-        current = columns["has"] == job.era
-        member.reported, member.version = True, int(columns["version"]) if current else 0
-        member.ready = member.begun = current and bool(columns.get("training", True))
+        if job.phase == "taking_over" and report.has > job.era:
+            job.era, self._outdated = report.has, True
+        current = report.has == job.era
+        member.reported, member.version = True, report.version if current else 0
+        member.ready = member.begun = current and report.training
         if job.terms.sync:
             job.progress = max(job.progress, member.version)
         if job.phase != "training":
@@ -125,17 +127,17 @@ class Takeover:
         elif not current:
             self._bring_up_to_date(member)
 
-    def on_moving(self, _: Member, columns: Mapping[str, Any]) -> None:
+    def on_transferring(self, report: Transferring) -> None:
         """Note a block that is being transferred to a live server, which will report its arrival."""
-        if columns["owner"] in self.job.members:
-            self.job.claimed.add(int(columns["block"]))
+        if report.owner in self.job.members:
+            self.job.claimed.add(report.block)
 
-    def on_unsure(self, member: Member, columns: Mapping[str, Any]) -> None:
+    def on_unconfirmed(self, member: Member, report: TransferUnconfirmed) -> None:
         """Settle an unconfirmed transfer; during a takeover later, since another server may report the block."""
         if self.job.phase == "taking_over":
-            self._unsettled.append((member.name, columns))
+            self._unsettled.append((member.name, report))
         else:
-            self.ownership.on_unsure(member, columns)
+            self.ownership.on_unconfirmed(member, report)
 
     # --- training goes on
 
@@ -166,13 +168,13 @@ class Takeover:
 
     def _settle(self) -> None:
         unsettled, self._unsettled = self._unsettled, []
-        for name, columns in unsettled:
+        for name, report in unsettled:
             if name in self.job.members:
-                self.ownership.on_unsure(self.job.members[name], columns)
+                self.ownership.on_unconfirmed(self.job.members[name], report)
 
     def _is_lost(self, absent: Collection[str]) -> bool:
         """Tell whether a server is present whose block no server has reported, or the restored state is too old."""
-        claimed = self.job.claimed | {int(columns["block"]) for _, columns in self._unsettled}
+        claimed = self.job.claimed | {report.block for _, report in self._unsettled}
         owner = self.job.owner
         return self._outdated or any(b not in claimed for b, name in owner.items() if name not in absent)
 
@@ -182,16 +184,16 @@ class Takeover:
         if not worker.ready:
             self.eras.begin_worker(worker.name, job.progress + MARGIN, (0, 0))
             return
-        self.out.tell(worker.name, do="map", era=job.era, map=job.block_map())
+        self.out.tell(worker.name, SetOwners(job.era, job.owned_blocks()))
         self.leases.tell_worker(worker.name)
         self.replication.tell_workers(to=worker.name)
         scaling = self.requests.current
         if self.barrier.pause is None and (scaling is None or scaling.strategy == "handover"):
-            self.out.tell(worker.name, do="go_on")
+            self.out.tell(worker.name, Resume())
 
     def _bring_up_to_date(self, server: Member) -> None:
         """Tell a server of an era that it has missed; if it should have blocks of that era, they are lost."""
         if server.name in self.job.owner.values():
             self.eras.go_back()
         else:
-            self.out.tell(server.name, do="era", era=self.job.era)
+            self.out.tell(server.name, BeginEra(self.job.era))

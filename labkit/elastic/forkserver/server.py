@@ -51,6 +51,7 @@ PRELOADED: Final = (
     "labkit.elastic.worker.flat",
     "labkit.elastic.worker.forward",
     "labkit.elastic.transport.shared_arrays",
+    "labkit.elastic.protocol.messages.prepared",
     "labkit.elastic.protocol.program",
     "labkit.elastic.shards",
     "labkit.elastic.models",

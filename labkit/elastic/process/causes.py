@@ -45,14 +45,14 @@ def of_exit(code: int) -> Cause:
     return Cause.ERROR if code > 0 or code in CRASHES else Cause.KILLED
 
 
-def told(cause: Cause) -> str:
+def name_of(cause: Cause) -> str:
     """Return the name of a cause in events."""
     return cause.name.lower()
 
 
-def read(name: object) -> Cause:
+def cause_named(name: object) -> Cause:
     """Return the cause with a name in events; UNKNOWN for any other name."""
-    return next((cause for cause in Cause if told(cause) == name), Cause.UNKNOWN)
+    return next((cause for cause in Cause if name_of(cause) == name), Cause.UNKNOWN)
 
 
 def oom_kills(cgroups: str | None = None, *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int:

@@ -6,16 +6,28 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from labkit.elastic.process.endpoints import Endpoints
 from labkit.elastic.process.time_limits import PATIENCE_LEASES
-from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.codec import decode, encode
+from labkit.elastic.protocol.messages.orders import Order
+from labkit.elastic.protocol.messages.reports import Failed, Report
 from labkit.elastic.transport import Channel, FrameError, Handler, Lease, Message, TransportError, connect
 
 WHY_CHARS: Final = 2000
 """Longest reason of a failure that is reported, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstallBlock:
+    """A block of a checkpoint that arrived over the controller's connection."""
+
+    channel: Channel
+    message: Message
 
 
 class ControllerMessages(Handler):
@@ -24,7 +36,9 @@ class ControllerMessages(Handler):
     Parameters
     ----------
     take : callable
-        Takes an order (dict) of the controller.
+        Takes an order of the controller, or a block to install.
+    orders : union of types
+        Orders that the member takes.
     opened : callable
         Takes the channel as soon as it is open, before the first order: an order may require a report.
     closed : callable
@@ -35,24 +49,25 @@ class ControllerMessages(Handler):
 
     def __init__(
         self,
-        take: Callable[[dict[str, Any]], None],
+        take: Callable[[Order | InstallBlock], None],
         *,
+        orders: Any,
         opened: Callable[[Channel], None],
         closed: Callable[[Channel, TransportError | None], None],
         exhausted: Callable[[BaseException], None],
     ) -> None:
-        self._take, self._opened, self._closed, self._exhausted = take, opened, closed, exhausted
+        self._take, self._orders, self._opened, self._closed, self._exhausted = take, orders, opened, closed, exhausted
 
     def opened(self, channel: Channel) -> None:
         """Pass on the new channel."""
         self._opened(channel)
 
     def received(self, channel: Channel, message: Message) -> None:
-        """Pass on an order; a block becomes the order `install`."""
-        if message.head.kind == FrameKind.TELL:
-            self._take(dict(message.meta))
+        """Pass on an order, or a block of a checkpoint."""
+        if message.head.kind == FrameKind.ORDER:
+            self._take(decode(self._orders, message.meta))
         elif message.head.kind == FrameKind.STATE:
-            self._take({"do": "install", "channel": channel, "message": message})
+            self._take(InstallBlock(channel, message))
 
     def exhausted(self, error: BaseException) -> None:
         """Pass on that memory ran out."""
@@ -93,7 +108,7 @@ class ControllerLink:
         *,
         endpoints: Endpoints,
         lease: Lease,
-        hello: Callable[[], dict[str, Any]],
+        hello: Callable[[], Mapping[str, object]],
         handler: Handler,
         route: Callable[[str, dict[str, Any]], dict[str, Any]],
     ) -> None:
@@ -119,20 +134,20 @@ class ControllerLink:
         print(f"{self._name} ends, {limit_s} s without a controller: {why}", file=sys.stderr)
         return False
 
-    def report(self, event: str, **columns: Any) -> None:
-        """Send an event to the controller; without a connection it is dropped, since a new controller asks again.
+    def report(self, report: Report) -> None:
+        """Send a report to the controller; without a connection it is dropped, since a new controller asks again.
 
-        An event that cannot be encoded ends the job: without it other processes would wait for ever.
+        A report that cannot be encoded ends the job: without it other processes would wait for ever.
         """
         channel = self.channel
         if channel is None:
             return
         try:
-            channel.send(FrameKind.REPORT, meta={"event": event, **columns})
+            channel.send(FrameKind.REPORT, meta=encode(report))
         except FrameError as error:
-            why = f"'{event}' cannot be told: {error}"[:WHY_CHARS]
+            why = f"{type(report).__name__} cannot be sent: {error}"[:WHY_CHARS]
             with contextlib.suppress(TransportError):
-                channel.send(FrameKind.REPORT, meta={"event": "failed", "why": why})
+                channel.send(FrameKind.REPORT, meta=encode(Failed(why)))
         except TransportError:
             return
 

@@ -20,6 +20,7 @@ from socket import socket
 from typing import Any
 
 from labkit.core.errors import InputError
+from labkit.elastic.protocol.messages.greeting import hello
 from labkit.elastic.protocol.network import CONTROLLER, HOST, NetworkConfig, NetworkMode, certificate_name
 from labkit.elastic.transport import (
     Access,
@@ -191,10 +192,16 @@ class Credentials:
         address, sock = self._listen()
         for place in (self.folder, *(self.folder / MEMBERS).glob("*/")):
             write_private(place / ADDRESS, str(address).encode())
-        hello = {"name": CONTROLLER}
+        token = ""
         if self._reach.network == NetworkMode.TCP:
-            hello["token"] = self._secrets.token.hex()  # over TLS, to authenticated members only
-        return Listener(address, access=Access(certificates=certificates), sock=sock, hello=hello, **terms)
+            token = self._secrets.token.hex()  # over TLS, to authenticated members only
+        return Listener(
+            address,
+            access=Access(certificates=certificates),
+            sock=sock,
+            hello=hello(CONTROLLER, CONTROLLER, token=token),
+            **terms,
+        )
 
     def _listen(self) -> tuple[Address, socket]:
         """Listen at the address of the former controller, if there was one and it is free."""

@@ -7,6 +7,7 @@ from socket import socket
 from typing import Any
 
 from labkit.elastic.process.credentials import ADDRESS
+from labkit.elastic.protocol.messages.greeting import greeted
 from labkit.elastic.protocol.network import CONTROLLER, NetworkConfig, NetworkMode, certificate_name
 from labkit.elastic.protocol.spec import CONTROLLER_SOCKET
 from labkit.elastic.transport import Access, Address, AddressError, Certificates, Listener, Peer, Scheme, bound
@@ -60,7 +61,7 @@ class Endpoints:
     def admitted(self, controller: Peer) -> None:
         """Take the token of connections in clear from the controller's greeting."""
         if self.network is NetworkMode.TCP:
-            self.data = Access(token=bytes.fromhex(str(controller.hello["token"])), plaintext=True)
+            self.data = Access(token=bytes.fromhex(greeted(controller).token), plaintext=True)
 
     def reserve(self) -> None:
         """Bind the socket; peers that connect wait until `listen`, when this member can authenticate them."""

@@ -19,18 +19,33 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import assert_never
 
 from labkit.core.errors import InputError
 from labkit.elastic.process.credentials import ADDRESS, CARD, FILE, MEMBERS, unpack
 from labkit.elastic.process.endpoints import Endpoints
-from labkit.elastic.process.launchers import StartRequest
 from labkit.elastic.process.local_launcher import LocalProcesses
 from labkit.elastic.process.local_members import running
 from labkit.elastic.process.time_limits import PATIENCE_LEASES
-from labkit.elastic.process.usage import EVERY_S, readings, told
-from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.process.usage import EVERY_S, encode_readings, readings
+from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.codec import decode, encode
+from labkit.elastic.protocol.messages.greeting import hello
+from labkit.elastic.protocol.messages.launchers import (
+    EndLauncher,
+    Hosting,
+    KillMember,
+    LauncherOrder,
+    LauncherReport,
+    Leaving,
+    MemberEnded,
+    MemberStarted,
+    StartFailed,
+    StartMember,
+    UsageMeasured,
+)
 from labkit.elastic.protocol.network import HOST
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.sites import NOWHERE_ELSE
@@ -42,20 +57,31 @@ ARCHIVE, LOCK = "home.tar", "host.lock"
 _MEMBER = re.compile(r"(ps|worker)-\d{1,9}")
 
 
-class LauncherOrders(Handler):
-    """Passes messages of the controller into the launcher's queue."""
+@dataclass(frozen=True, slots=True)
+class ControllerLost:
+    """A connection to the controller has ended; None: no connection, only to wake the loop."""
 
-    def __init__(self, inbox: queue.SimpleQueue[tuple[Any, ...]]) -> None:
+    channel: Channel | None
+
+
+LauncherTask = LauncherOrder | MemberEnded | ControllerLost
+"""What the loop of a launcher carries out."""
+
+
+class LauncherOrders(Handler):
+    """Passes orders of the controller into the launcher's queue."""
+
+    def __init__(self, inbox: queue.SimpleQueue[LauncherTask]) -> None:
         self._inbox = inbox
 
     def received(self, channel: Channel, message: Message) -> None:  # noqa: ARG002
         """Pass it on."""
-        if message.head.kind == FrameKind.TELL:
-            self._inbox.put(("told", dict(message.meta)))
+        if message.head.kind == FrameKind.ORDER:
+            self._inbox.put(decode(LauncherOrder, message.meta))
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
         """Pass it on."""
-        self._inbox.put(("alone", channel))
+        self._inbox.put(ControllerLost(channel))
 
 
 class HostLauncher:
@@ -72,13 +98,13 @@ class HostLauncher:
         self.lease = Lease(self.spec.lease_s)
         self.name = str(json.loads((folder / CARD).read_text())["name"])
         self.ways = Endpoints(folder, reach=self.spec.reach_at(""), scheme=self.spec.scheme, name=self.name, role=HOST)
-        self.inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[LauncherTask] = queue.SimpleQueue()
         self.over = threading.Event()
         self.why = "the job is over"
         self.channel: Channel | None = None
         self.here: set[str] = set()
         self._every_s, self._next_look_s = min(EVERY_S, self.spec.measure_every_s or EVERY_S), 0.0
-        self.processes = LocalProcesses(folder, ended=lambda name, code: self.inbox.put(("ended", name, code)))
+        self.processes = LocalProcesses(folder, ended=lambda name, code: self.inbox.put(MemberEnded(name, code)))
         for name, pid in running(folder).items():  # started by a launcher that was killed
             self.here.add(name)
             self.processes.adopt(name, pid, NOWHERE_ELSE)
@@ -89,8 +115,7 @@ class HostLauncher:
             self._join()
             while not self.over.is_set():
                 with contextlib.suppress(queue.Empty):
-                    item = self.inbox.get(timeout=self._every_s)
-                    getattr(self, f"_{item[0]}")(*item[1:])
+                    self._carry_out(self.inbox.get(timeout=self._every_s))
                 self._measure()
         finally:
             self._clear()
@@ -99,7 +124,7 @@ class HostLauncher:
         """End the loop of `run`; may be called from any thread, and from a signal handler."""
         self.why = why
         self.over.set()
-        self.inbox.put(("alone", None))  # wakes the loop
+        self.inbox.put(ControllerLost(None))  # wakes the loop
 
     def _measure(self) -> None:
         """Report every `EVERY_S` seconds or less the cores and memory that members have used so far."""
@@ -108,7 +133,7 @@ class HostLauncher:
             self._next_look_s = now_s + self._every_s
             found = readings({name: self.processes.pids[name] for name in self.here})
             if found:
-                self._report("used", readings=told(found))
+                self._report(UsageMeasured(encode_readings(found)))
 
     # --- the connection
 
@@ -118,56 +143,60 @@ class HostLauncher:
         while time.monotonic() < until and not self.over.is_set():
             try:
                 self.channel = connect(
-                    **self.ways.to_controller(), hello={"name": self.name, "role": HOST}, lease=self.lease,
+                    **self.ways.to_controller(), hello=hello(self.name, HOST), lease=self.lease,
                     handler=LauncherOrders(self.inbox),
                 )  # fmt: skip
             except (TransportError, InputError, OSError) as error:
                 why = str(error)
                 self.over.wait(self.lease.heartbeat_s)
             else:
-                self._report("hosting", running={name: self.processes.pids[name] for name in self.here})
+                self._report(Hosting({name: self.processes.pids[name] for name in self.here}))
                 return
         if not self.over.is_set():
             self.stop(f"no controller for {PATIENCE_LEASES * self.lease.base_s} s: {why}")
 
-    def _alone(self, channel: Channel | None) -> None:
-        if channel is self.channel and not self.over.is_set():
-            self._join()
-
-    def _report(self, event: str, **columns: Any) -> None:
+    def _report(self, report: LauncherReport) -> None:
         if self.channel is not None:
             with contextlib.suppress(TransportError):  # the next connection begins with a report of all members
-                self.channel.send(FrameKind.REPORT, meta={"event": event, **columns})
+                self.channel.send(FrameKind.REPORT, meta=encode(report))
 
     # --- orders of the controller
 
-    def _told(self, what: dict[str, Any]) -> None:
-        if what["do"] == "start":
-            self._start(StartRequest.read(what["order"]), what["papers"])
-        elif what["do"] == "kill":
-            self.processes.kill(str(what["name"]))
-        elif what["do"] == "over":
-            self.stop("the job is over")
+    def _carry_out(self, task: LauncherTask) -> None:
+        match task:
+            case StartMember():
+                self._start(task)
+            case KillMember():
+                self.processes.kill(task.name)
+            case EndLauncher():
+                self.stop("the job is over")
+            case MemberEnded():
+                self._ended(task)
+            case ControllerLost():
+                if task.channel is self.channel and not self.over.is_set():
+                    self._join()
+            case _:
+                assert_never(task)
 
-    def _start(self, order: StartRequest, papers: dict[str, str]) -> None:
+    def _start(self, order: StartMember) -> None:
         if order.name not in self.here:
             try:
-                self.processes.spawn(order, self._furnish(order, papers))
+                self.processes.spawn(order, self._furnish(order))
             except (OSError, InputError) as error:
-                self._report("unable", name=order.name, why=f"cannot be started: {error}"[:300])
-                self._report("ended", name=order.name, code=-1)
+                self._report(StartFailed(order.name, f"cannot be started: {error}"[:300]))
+                self._report(MemberEnded(order.name, -1))
                 return
             self.here.add(order.name)
-        self._report("started", name=order.name, pid=self.processes.pids[order.name])
+        self._report(MemberStarted(order.name, self.processes.pids[order.name]))
 
-    def _furnish(self, order: StartRequest, papers: dict[str, str]) -> Path:
+    def _furnish(self, order: StartMember) -> Path:
         """Make the home of a member: its own certificate and key, and files of the job."""
         if not _MEMBER.fullmatch(order.name):
             raise InputError(f"a member named '{order.name[:60]}'; expected for example worker-0.")
         home = private_folder(self.folder / MEMBERS) / order.name
         shutil.rmtree(home, ignore_errors=True)
         private_folder(home)
-        for name, content in papers.items():
+        for name, content in order.files.items():
             if not FILE.fullmatch(name):
                 raise InputError(f"a file named '{name[:60]}' for {order.name}, which does not belong there.")
             write_private(home / name, content.encode())
@@ -175,10 +204,10 @@ class HostLauncher:
             os.link(self.folder / name, home / name)
         return home
 
-    def _ended(self, name: str, code: int) -> None:
-        self.here.discard(name)
-        shutil.rmtree(self.folder / MEMBERS / name, ignore_errors=True)
-        self._report("ended", name=name, code=code)
+    def _ended(self, member: MemberEnded) -> None:
+        self.here.discard(member.name)
+        shutil.rmtree(self.folder / MEMBERS / member.name, ignore_errors=True)
+        self._report(member)
 
     # --- the end
 
@@ -191,7 +220,7 @@ class HostLauncher:
             key.unlink(missing_ok=True)
         for name in self.here:
             self.processes.wait(name, timeout_s=self.lease.base_s)
-        self._report("leaving")
+        self._report(Leaving())
         if self.channel is not None:
             self.channel.close()
         shutil.rmtree(self.folder / MEMBERS, ignore_errors=True)

@@ -18,9 +18,10 @@ from labkit.elastic.forkserver import client as forks
 from labkit.elastic.process.causes import OOM_KILLED, UNSEEN, OomWatch
 from labkit.elastic.process.control_groups import trees_here
 from labkit.elastic.process.gpus import bound_to, devices_of
-from labkit.elastic.process.launchers import Ended, Started, StartRequest
+from labkit.elastic.process.launchers import Ended, Started
 from labkit.elastic.process.local_members import MODULES, is_member, member_arguments
-from labkit.elastic.protocol.commands import Role
+from labkit.elastic.protocol.messages.launchers import StartMember
+from labkit.elastic.protocol.roles import Role
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site
 from labkit.proc import wait_for_end
 
@@ -58,7 +59,7 @@ class LocalProcesses:
         self.pids: dict[str, int] = {}
         self._devices: dict[str, tuple[str, str]] = {}
 
-    def spawn(self, order: StartRequest, home: Path) -> int:
+    def spawn(self, order: StartMember, home: Path) -> int:
         """Start a member in a session of its own; return its process number.
 
         Raises
@@ -77,7 +78,7 @@ class LocalProcesses:
         threading.Thread(target=self._attend, args=(order.name, process), daemon=True).start()
         return process.pid
 
-    def _spawned(self, line: list[str], order: StartRequest, more: Mapping[str, str]) -> LocalProcess:
+    def _spawned(self, line: list[str], order: StartMember, more: Mapping[str, str]) -> LocalProcess:
         """Start a process through the fork server, or else as a new interpreter."""
         env, cores = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **more}, order.site.cores
         with (self._folder / f"{order.name}.log").open("ab") as log:
@@ -169,6 +170,6 @@ class LocalLauncher(LocalProcesses):
         super().__init__(folder, ended=ended)
         self._furnish, self._started = furnish, started
 
-    def start(self, order: StartRequest) -> None:
+    def start(self, order: StartMember) -> None:
         """Start a member."""
         self._started(order.name, self.spawn(order, self._furnish(order.name, order.role)))

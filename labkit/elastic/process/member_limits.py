@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from labkit.elastic.process.limits import BRAKE, Amounts, limits_here
+from labkit.elastic.protocol.messages.orders import SetLimits
+from labkit.elastic.protocol.messages.reports import LimitsSet, SendReport
 
 LOOK_AT_MEMORY_S: Final = 0.25
 """Seconds between two looks at the memory of a process that limits itself."""
@@ -19,7 +21,7 @@ class MemberLimits:
     Parameters
     ----------
     report : callable
-        Sends an event to the controller: its name, and columns by keyword.
+        Sends a report to the controller.
     exhausted : callable
         Ends this process; takes a MemoryError that says why.
     over : Event
@@ -27,18 +29,18 @@ class MemberLimits:
     """
 
     def __init__(
-        self, *, report: Callable[..., None], exhausted: Callable[[BaseException], None], over: threading.Event
+        self, *, report: SendReport, exhausted: Callable[[BaseException], None], over: threading.Event
     ) -> None:
         self._report, self._exhausted, self._over = report, exhausted, over
         self._limits = limits_here()
         self._watched = False
 
-    def resize(self, order: Mapping[str, Any]) -> Amounts:
-        """Limit this process to the cores and memory of an order; report `resized`, and return the amounts."""
-        amounts = Amounts(order["cpus"], order["memory_gb"])
+    def resize(self, order: SetLimits) -> Amounts:
+        """Limit this process to the cores and memory of an order; report it, and return the amounts."""
+        amounts = Amounts(order.cpus, order.memory_gb)
         unable = self._limits.apply(os.getpid(), amounts)
         cores, how = sorted(os.sched_getaffinity(0)), self._limits.how
-        self._report("resized", cpus=amounts.cpus, memory_gb=amounts.memory_gb, cores=cores, how=how, unable=unable)
+        self._report(LimitsSet(amounts.cpus, amounts.memory_gb, cores, how, unable))
         if amounts.memory_gb is not None and how == BRAKE and not self._watched:
             self._watched = True
             threading.Thread(target=self._watch_memory, name="memory", daemon=True).start()

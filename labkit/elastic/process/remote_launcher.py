@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
 
 from labkit.elastic.process.causes import UNSEEN
-from labkit.elastic.process.launchers import Ended, Started, StartRequest
-from labkit.elastic.protocol.commands import Role
-from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.process.launchers import Ended, Started
+from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.codec import encode
+from labkit.elastic.protocol.messages.launchers import EndLauncher, KillMember, LauncherOrder, StartMember
+from labkit.elastic.protocol.roles import Role
 from labkit.elastic.protocol.sites import Site
 from labkit.elastic.transport import Channel, TransportError
 
@@ -40,7 +42,7 @@ class RemoteLauncher:
         """Number of connections that began or ended."""
         self.seen = False
         """Whether there has been a connection."""
-        self._due: dict[str, StartRequest] = {}
+        self._due: dict[str, StartMember] = {}
         """Requested members that are not known to run."""
         self._doomed: set[str] = set()
         """Members to kill with the next connection."""
@@ -52,14 +54,14 @@ class RemoteLauncher:
         """Whether a member is known to run there."""
         return bool(self._running)
 
-    def start(self, order: StartRequest) -> None:
+    def start(self, order: StartMember) -> None:
         """Request the start of a member."""
         self._due[order.name], self._over[order.name] = order, threading.Event()
         self._order(order)
 
-    def _order(self, order: StartRequest) -> None:
-        papers = {file: raw.decode() for file, raw in self._papers(order.name, order.role).items()}
-        self._say({"do": "start", "order": order.told(), "papers": papers})
+    def _order(self, order: StartMember) -> None:
+        files = {file: raw.decode() for file, raw in self._papers(order.name, order.role).items()}
+        self._send(replace(order, files=files))
 
     def adopt(self, name: str, pid: int, site: Site) -> None:
         """Take on a member that a former controller requested."""
@@ -67,12 +69,12 @@ class RemoteLauncher:
         if pid:
             self._running[name] = pid
         else:
-            self._due[name] = StartRequest(name, "worker" if name.startswith("worker") else "server", site)
+            self._due[name] = StartMember(name, "worker" if name.startswith("worker") else "server", site)
 
     def kill(self, name: str) -> None:
         """Kill a member, now or with the next connection; if no launcher has ever connected, it counts as ended."""
         if self.channel is not None:
-            self._say({"do": "kill", "name": name})
+            self._send(KillMember(name))
         elif name in self._due and not self.seen:
             self._gone(name, UNSEEN)
         else:
@@ -85,12 +87,12 @@ class RemoteLauncher:
 
     def end(self) -> None:
         """Inform the launcher that the job is over."""
-        self._say({"do": "over"})
+        self._send(EndLauncher())
 
-    def _say(self, what: dict[str, Any]) -> None:
+    def _send(self, order: LauncherOrder) -> None:
         if self.channel is not None:
             with contextlib.suppress(TransportError):  # the next connection repeats the request
-                self.channel.send(FrameKind.TELL, meta=what)
+                self.channel.send(FrameKind.ORDER, meta=encode(order))
 
     # --- reports of the launcher
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from labkit.core.errors import InputError
 from labkit.elastic.process.endpoints import Endpoints
+from labkit.elastic.protocol.messages.reports import Connected, ConnectFailed, SendReport
 from labkit.elastic.transport import Channel, Handler, Lease, TransportError, connect
 
 SEEK_LEASES: Final = 2
@@ -53,8 +54,8 @@ class ServerConnections:
         *,
         endpoints: Endpoints,
         lease: Lease,
-        hello: Callable[[], dict[str, Any]],
-        report: Callable[..., None],
+        hello: Callable[[], Mapping[str, object]],
+        report: SendReport,
         opened: Callable[[str, Channel], None],
         route: Callable[[str, dict[str, Any]], dict[str, Any]],
         over: threading.Event,
@@ -67,7 +68,7 @@ class ServerConnections:
         self._lock = threading.Lock()
 
     def meet(self, name: str, address: str, handler: Handler) -> None:
-        """Connect to a server, and report `met`, or `unmet` with the reason."""
+        """Connect to a server, and report whether that was possible."""
         if name in self._seeking:
             return
         if name not in self.channels:
@@ -75,12 +76,12 @@ class ServerConnections:
             try:
                 self._keep(name, self._connected(name, handler))
             except (TransportError, InputError) as error:
-                self.report("unmet", name=name, why=str(error)[:WHY_CHARS])
+                self.report(ConnectFailed(name, str(error)[:WHY_CHARS]))
                 return
-        self.report("met", name=name)
+        self.report(Connected(name))
 
     def seek(self, name: str, handler: Handler) -> None:
-        """Connect to a server again, in a thread of its own; report `met`, or `unmet` after `SEEK_LEASES`."""
+        """Connect to a server again, in a thread of its own; report whether that was possible within `SEEK_LEASES`."""
         if name not in self.channels and name not in self._seeking:
             self._seeking.add(name)
             threading.Thread(target=self._seek, args=(name, handler), name=f"seeking {name}", daemon=True).start()
@@ -112,11 +113,11 @@ class ServerConnections:
             except (TransportError, InputError) as error:
                 why = str(error)[:WHY_CHARS]
             else:
-                self.report("met", name=name)
+                self.report(Connected(name))
                 return
         self._seeking.discard(name)
         if not self._over.is_set():
-            self.report("unmet", name=name, why=why)
+            self.report(ConnectFailed(name, why))
 
     def _connected(self, name: str, handler: Handler, *, attempts: int = ATTEMPTS) -> Channel:
         """Return a connection to a server; a busy server may answer only the second or third attempt."""

@@ -5,15 +5,44 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
+from labkit.elastic.process.controller_link import InstallBlock
 from labkit.elastic.process.local_members import end_orphans
-from labkit.elastic.process.member_process import MemberProcess
+from labkit.elastic.process.member_process import MemberProcess, MemberTask, SeekServer
 from labkit.elastic.process.time_limits import END_LEASES
-from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.blocks import BlockState
+from labkit.elastic.protocol.messages.codec import encode
+from labkit.elastic.protocol.messages.orders import (
+    BeginEra,
+    BlockOrder,
+    ConnectTo,
+    CopyBlocks,
+    DropReplicas,
+    ForgetBlocks,
+    HandOver,
+    MeasureLoads,
+    Promote,
+    Replicate,
+    ReportState,
+    ServerOrder,
+    SetLimits,
+    TakeBack,
+)
+from labkit.elastic.protocol.messages.reports import (
+    BlockLoad,
+    BlockLoads,
+    CopyLate,
+    GradientsReceived,
+    OwnsBlock,
+    PeerRefused,
+    StateReported,
+    Transferring,
+    TransferUnconfirmed,
+)
 from labkit.elastic.protocol.network import Refusals, claimed
 from labkit.elastic.server.busy_time import update_s
 from labkit.elastic.transport import Channel, Handler, Peer, Scheme, TransportError
@@ -27,6 +56,7 @@ class ServerMember(MemberProcess):
     """The process of a parameter server; parameters as those of `MemberProcess`."""
 
     role = "server"
+    takes = ServerOrder
 
     def __init__(self, folder: Path, name: str, site: str = "") -> None:
         from labkit.elastic.server.arrivals import Arrivals
@@ -45,25 +75,18 @@ class ServerMember(MemberProcess):
         arrivals = partial(Arrivals, self.server, exhausted=self.exhausted, keep=self._keep_share)
         self._arrivals = arrivals(role="server", ended=self.server_closed)
         self._arrivals_of = partial(arrivals, ended=self.peer_closed)
-        self._known: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-            "install": self._install, "meet": self._meet_server, "era": self._begin_era, "tell": self._report_all,
-            "hand_over": self._hand_over, "take_back": self._take_back, "copy": self._copy_at,
-            "seek": self._seek_server, "forget": self._forget, "follow": self._follow, "own": self._own,
-            "unfollow": self._unfollow, "resize": self.resize, "loads": self._report_each_load,
-        }  # fmt: skip
         self.endpoints.reserve()
 
     def _welcome(self, peer: Peer) -> Handler:
         """Return the handler of a new connection."""
-        _, role = claimed(peer)
-        return self._arrivals_of(role=role)
+        return self._arrivals_of(role=claimed(peer).role)
 
-    def _send_copy(self, block: int, step: int, vectors: list[Any], card: dict[str, Any]) -> None:
+    def _send_copy(self, block: int, step: int, vectors: list[Any], described: BlockState) -> None:
         """Send a block to the controller, for a checkpoint; without a connection the next controller asks again."""
         channel = self.controller.channel
         if channel is not None:
             with contextlib.suppress(TransportError):
-                channel.send(FrameKind.SNAPSHOT, *vectors, meta=card, block=block, step=step)
+                channel.send(FrameKind.SNAPSHOT, *vectors, meta=encode(described), block=block, step=step)
 
     def _keep_share(self) -> None:
         """Delay a connection to keep this server's share of cores, for less than half a lease."""
@@ -75,83 +98,91 @@ class ServerMember(MemberProcess):
 
     # --- orders of the controller
 
-    def do(self, order: Mapping[str, Any]) -> None:
-        """Carry out one order."""
+    def do(self, task: MemberTask) -> None:
+        """Carry out one task."""
         try:
-            self._known[order["do"]](order)
+            self._do(task)
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_memory(error):
                 raise
             self.exhausted(error)
 
-    def _install(self, order: Mapping[str, Any]) -> None:
-        self.server.handover.install(order["channel"], order["message"])
+    def _do(self, task: MemberTask) -> None:
+        match task:
+            case InstallBlock():
+                self.server.handover.install(task.channel, task.message)
+            case SeekServer():
+                self.connections.seek(task.server, self._arrivals)
+            case ConnectTo():
+                self.connections.meet(task.server, task.address, self._arrivals)
+            case ReportState():
+                self._report_all()
+            case SetLimits():
+                self.resize(task)
+            case _ if isinstance(task, BlockOrder):
+                self._do_with_blocks(task)
+            case _:
+                raise NotImplementedError(f"{task} is not for a server")
 
-    def _begin_era(self, order: Mapping[str, Any]) -> None:
-        self.server.begin_era(order["era"])
+    def _do_with_blocks(self, order: BlockOrder) -> None:  # noqa: C901 - a case for each order
+        server = self.server
+        match order:
+            case BeginEra():
+                server.begin_era(order.era)
+            case HandOver():
+                server.handover.hand_over(dict(order.moves), version=order.version, turn=order.turn)
+            case TakeBack():
+                server.handover.take_back(order.blocks)
+            case ForgetBlocks():
+                server.handover.forget(order.blocks)
+            case Replicate():
+                server.replicas.follow(order.blocks)
+            case Promote():
+                server.replicas.promote(order.blocks)
+            case DropReplicas():
+                server.replicas.unfollow(order.blocks)
+            case CopyBlocks():
+                self._copy_at(order.version)
+            case MeasureLoads():
+                self._report_each_load(order.number)
+            case _:
+                assert_never(order)
 
-    def _hand_over(self, order: Mapping[str, Any]) -> None:
-        moves = {int(block): name for block, name in order["moves"]}
-        mine, of = order.get("turn", (0, 1))
-        self.server.handover.hand_over(moves, version=order["version"], turn=(mine, of))
-
-    def _take_back(self, order: Mapping[str, Any]) -> None:
-        self.server.handover.take_back(order["blocks"])
-
-    def _follow(self, order: Mapping[str, Any]) -> None:
-        self.server.replicas.follow(order["blocks"])
-
-    def _own(self, order: Mapping[str, Any]) -> None:
-        self.server.replicas.promote(order["blocks"])
-
-    def _unfollow(self, order: Mapping[str, Any]) -> None:
-        self.server.replicas.unfollow(order["blocks"])
-
-    def _forget(self, order: Mapping[str, Any]) -> None:
-        self.server.handover.forget(order["blocks"])
-
-    def _meet_server(self, order: Mapping[str, Any]) -> None:
-        self.connections.meet(order["name"], order["address"], self._arrivals)
-
-    def _seek_server(self, order: Mapping[str, Any]) -> None:
-        self.connections.seek(order["name"], self._arrivals)
-
-    def _copy_at(self, order: Mapping[str, Any]) -> None:
-        late = self.server.copy_at(order["version"])
+    def _copy_at(self, version: int) -> None:
+        late = self.server.copy_at(version)
         if late:
-            self.report("late", version=order["version"], blocks=late[:100], era=self.server.era)
+            self.report(CopyLate(version, late[:100], era=self.server.era))
 
-    def _report_all(self, _: Mapping[str, Any]) -> None:
+    def _report_all(self) -> None:
         """Report the blocks of this server to a new controller."""
         version, era = 0, self.server.era
         for block, at_version, moves in self.server.blocks.owned():
-            self.report("owns", block=block, version=at_version, moves=moves, era=era)
+            self.report(OwnsBlock(block, at_version, moves, era=era))
             version = max(version, at_version)
         for block, at_version, moves, owner in self.server.handover.unconfirmed():
             why = "the controller was away"
-            self.report("unsure", block=block, version=at_version, owner=owner, moves=moves, era=era, why=why)
+            self.report(TransferUnconfirmed(block, at_version, owner, moves, why, era=era))
         for block, owner in self.server.handover.moving():
-            self.report("moving", block=block, owner=owner, era=era)
+            self.report(Transferring(block, owner, era=era))
         for slot in self.server.blocks.slots():
             self.server.replicas.report_replica(slot)
-        self.report("here", version=version, has=era)
+        self.report(StateReported(version, era))
 
-    def _report_each_load(self, order: Mapping[str, Any]) -> None:
+    def _report_each_load(self, number: int) -> None:
         """Report the load of each block, for a request to balance them."""
-        loads = [[block, round(per_s, 1)] for block, per_s in self.server.blocks.loads()]
+        loads = [BlockLoad(block, round(per_s, 1)) for block, per_s in self.server.blocks.loads()]
         for i in range(0, max(len(loads), 1), BLOCKS_OF_A_NOTICE):
             last = i + BLOCKS_OF_A_NOTICE >= len(loads)
-            columns = {"number": order["number"], "loads": loads[i : i + BLOCKS_OF_A_NOTICE], "last": last}
-            self.report("loads", **columns, era=self.server.era)
+            self.report(BlockLoads(number, loads[i : i + BLOCKS_OF_A_NOTICE], last, era=self.server.era))
 
     # --- the life of the process
 
     def run(self) -> None:
         """Serve until the order `stop`."""
         if self.controller.join():
-            refused = Refusals(partial(self.report, "refused"))
+            refused = Refusals(self._report_refused)
             listener = self.endpoints.listen(
-                welcome=self._welcome, hello={"name": self.name}, lease=self.lease, refused=refused
+                welcome=self._welcome, hello=self.hello(), lease=self.lease, refused=refused
             )
             if self.spec.loads_every_s:
                 threading.Thread(target=self._report_load, name="loads", daemon=True).start()
@@ -162,6 +193,9 @@ class ServerMember(MemberProcess):
                 listener.close()
         self.close()
 
+    def _report_refused(self, *, reason: str, n: int, why: str) -> None:
+        self.report(PeerRefused(reason, n, why))
+
     def _report_load(self) -> None:
         """Report every `loads_every_s` seconds the gradient bytes that came, and the seconds of an update."""
         before, model_bytes = 0, 4 * self.spec.layout.n
@@ -169,7 +203,7 @@ class ServerMember(MemberProcess):
             taken = self.server.blocks.taken_bytes()
             came = taken - before if taken >= before else taken  # an era begins at 0
             took_s = update_s(self.server.busy.taken_s(), n_bytes=came, model_bytes=model_bytes)
-            self.report("served", bytes=came, **({} if took_s is None else {"update_s": took_s}))
+            self.report(GradientsReceived(came, took_s))
             before = taken
 
     def _end_orphans(self) -> None:

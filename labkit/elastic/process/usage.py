@@ -6,7 +6,9 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from labkit.elastic.protocol.messages.launchers import MeasuredUsage
 
 GB: Final = 1e9
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -62,19 +64,21 @@ def readings(pids: Mapping[str, int]) -> dict[str, UsageReading]:
     return {name: read(pid) for name, pid in pids.items() if pid > 0}
 
 
-def told(found: Mapping[str, UsageReading]) -> dict[str, list[float | None]]:
-    """Return readings as JSON can hold them: NaN as null."""
-    return {name: [None if value != value else value for value in reading] for name, reading in found.items()}
+def encode_readings(found: Mapping[str, UsageReading]) -> dict[str, MeasuredUsage]:
+    """Return readings as messages have them: None for NaN."""
+    return {
+        name: MeasuredUsage(at_s, None if cpu_s != cpu_s else cpu_s, None if memory_gb != memory_gb else memory_gb)
+        for name, (at_s, cpu_s, memory_gb) in found.items()
+    }
 
 
-def heard(said: Any) -> dict[str, UsageReading]:
-    """Return readings of another host; invalid ones are left out."""
-    found: dict[str, UsageReading] = {}
-    for name, values in said.items() if isinstance(said, dict) else ():
-        if isinstance(values, list | tuple) and len(values) == len(UsageReading._fields):
-            numbers = [value if isinstance(value, int | float) else float("nan") for value in values]
-            found[str(name)] = UsageReading(*(float(number) for number in numbers))
-    return found
+def decode_readings(sent: Mapping[str, MeasuredUsage]) -> dict[str, UsageReading]:
+    """Return the readings that `encode_readings` was given."""
+    nan = float("nan")
+    return {
+        name: UsageReading(at_s, nan if cpu_s is None else cpu_s, nan if memory_gb is None else memory_gb)
+        for name, (at_s, cpu_s, memory_gb) in sent.items()
+    }
 
 
 class Gauge:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 from labkit.core.errors import LabkitError
 from labkit.core.events import Cause
 from labkit.elastic.controller.losses import STOP
-from labkit.elastic.process.causes import told
-from labkit.elastic.process.controller_link import WHY_CHARS
+from labkit.elastic.process.causes import name_of
+from labkit.elastic.process.controller_link import WHY_CHARS, InstallBlock
 from labkit.elastic.process.gpus import local_name
 from labkit.elastic.process.limits import Amounts
-from labkit.elastic.process.member_process import MemberProcess
+from labkit.elastic.process.member_process import ControllerLost, MemberProcess, MemberTask, SeekServer
 from labkit.elastic.process.time_limits import Waking
-from labkit.elastic.transport import Channel, Scheme, TransportError
+from labkit.elastic.protocol.messages.orders import ConnectTo, ReportState, SetLimits, Stop, TrainingOrder, WorkerOrder
+from labkit.elastic.protocol.messages.reports import Failed, Stuck
+from labkit.elastic.transport import Channel, FrameError, Scheme, TransportError
 from labkit.oom import is_memory
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ KEEP_S: Final = 0.25
 """Longest single wait of a worker for its share of cores, in seconds: the order `stop` may come meanwhile."""
 LOOKS: Final = 10
 """Times in its patience that a worker checks whether it makes progress."""
-_QUEUED: Final = ("meet", "seek", "alone", "tell", "resize")
-"""Orders that `loop` carries out; all others go to the thread that computes."""
 
 
 class WorkerMember(MemberProcess):
@@ -46,6 +45,7 @@ class WorkerMember(MemberProcess):
     """
 
     role = "worker"
+    takes = WorkerOrder
 
     def __init__(self, folder: Path, name: str, site: str = "", device: str = "") -> None:
         import torch
@@ -64,9 +64,7 @@ class WorkerMember(MemberProcess):
         self.device = local_name(device) if device else devices[number % len(devices)]
         self._forward = SampleLoss(self.program, device=self.device, seed=self.spec.seed)
         self.worker = self._make_worker(number)
-        self._handler = FromServers(
-            self.worker, fetch=getattr(self.worker, "fetch", None), ended=self.server_closed, exhausted=self.exhausted
-        )
+        self._handler = FromServers(self.worker, ended=self.server_closed, exhausted=self.exhausted)
 
     def _make_worker(self, number: int) -> Worker | AsyncWorker:
         """Return the object that computes and pushes gradients."""
@@ -129,7 +127,7 @@ class WorkerMember(MemberProcess):
 
     # --- orders of the controller
 
-    def resize(self, order: Mapping[str, Any]) -> Amounts:
+    def resize(self, order: SetLimits) -> Amounts:
         """Limit this process to other cores and memory; the number of threads follows the cores."""
         amounts = super().resize(order)
         cores = len(os.sched_getaffinity(0)) if amounts.cpus is not None else 1
@@ -141,31 +139,38 @@ class WorkerMember(MemberProcess):
         super().joined(channel)
         self.worker.repeat_losses()
 
-    def take(self, order: dict[str, Any]) -> None:
+    def take(self, order: MemberTask) -> None:
         """Pass orders that concern the steps to the thread that computes, at once; queue the others."""
-        do = order["do"]
-        if do in _QUEUED:  # an answer waits until the new controller is known here
-            self.orders.put(order)
-            if do == "alone":
-                self.worker.on_order(order)
-        elif do == "moved":
-            self.worker.on_moved(order)
-        else:
-            self.worker.on_order(order)
-            if do == "stop":
+        match order:
+            case ConnectTo() | ReportState() | SetLimits() | SeekServer():
+                self.orders.put(order)  # an answer waits until the new controller is known here
+            case ControllerLost():
                 self.orders.put(order)
+                self.worker.on_controller_lost()
+            case Stop():
+                self.worker.on_order(order)
+                self.orders.put(order)
+            case InstallBlock():
+                raise FrameError("a block with its state came to a worker; only servers have use for it.")
+            case _ if isinstance(order, TrainingOrder):
+                self.worker.on_order(order)
+            case _:
+                raise NotImplementedError(f"{order} is not for a worker")
 
-    def do(self, order: Mapping[str, Any]) -> None:
-        """Carry out one order: connect to a server, change limits, or report the progress to a new controller."""
-        if order["do"] == "tell":
-            self.worker.on_order(dict(order))
-            self.report("here", **self.worker.progress())
-        elif order["do"] == "resize":
-            self.resize(order)
-        elif order["do"] == "seek":
-            self.connections.seek(order["name"], self._handler)
-        else:
-            self.connections.meet(order["name"], order["address"], self._handler)
+    def do(self, task: MemberTask) -> None:
+        """Carry out one task: connect to a server, change limits, or report the progress to a new controller."""
+        match task:
+            case ReportState():
+                self.worker.on_order(task)
+                self.report(self.worker.state())
+            case SetLimits():
+                self.resize(task)
+            case SeekServer():
+                self.connections.seek(task.server, self._handler)
+            case ConnectTo():
+                self.connections.meet(task.server, task.address, self._handler)
+            case _:
+                raise NotImplementedError(f"{task} is for the thread that computes")
 
     def connected(self, name: str, channel: Channel) -> None:  # noqa: ARG002
         """Ask the server again for what did not come."""
@@ -185,7 +190,7 @@ class WorkerMember(MemberProcess):
         except Exception as error:  # of the user's model or data: the job ends with its message
             named = "" if isinstance(error, LabkitError) else f"{type(error).__name__}: "
             cause = Cause.OUT_OF_MEMORY if is_memory(error) else Cause.ERROR
-            self.report("failed", why=f"{named}{error}"[:WHY_CHARS], cause=told(cause))
+            self.report(Failed(f"{named}{error}"[:WHY_CHARS], name_of(cause)))
             self.controller.flush()
             raise
 
@@ -200,8 +205,8 @@ class WorkerMember(MemberProcess):
             if busy is not None and awake_s - since_s >= patience_s:
                 where = "step {}, logical shard {}" if self.spec.sync else "epoch {}, minibatch at {}"
                 why = f"{where.format(*busy[0])}: no gradient after {patience_s:g} s; the data or the model hangs"
-                self.report("stuck", place=list(busy[0]), why=why)
+                self.report(Stuck(busy[0], why))
 
     def _attend(self) -> None:
         self.loop()
-        self.worker.on_order({"do": "stop"})
+        self.worker.on_order(Stop())

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any
 
 from labkit.core.events import Cause
-
-Role = Literal["server", "worker"]
-
-HERE: Final = "here"
-"""Name of the site, and of the host, of all members of a job without sites."""
+from labkit.elastic.protocol.messages.orders import Order
+from labkit.elastic.protocol.roles import HERE, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class Tell:
     """Send an order to a member."""
 
     to: str
-    what: Mapping[str, Any]
+    order: Order
 
 
 @dataclass(frozen=True, slots=True)

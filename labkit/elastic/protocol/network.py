@@ -11,6 +11,7 @@ from socket import socket
 from threading import Lock
 
 from labkit.core.errors import InputError, unknown
+from labkit.elastic.protocol.messages.greeting import Hello, greeted
 from labkit.elastic.transport import AccessError, Address, AddressError, Peer, Scheme, bound
 
 CONTROLLER = "controller"
@@ -143,19 +144,20 @@ def certificate_name(name: str, role: str) -> str:
     return f"{name}.{role}"
 
 
-def claimed(peer: Peer) -> tuple[str, str]:
-    """Return the name and role in a peer's greeting.
+def claimed(peer: Peer) -> Hello:
+    """Return the greeting of a peer.
 
     Raises
     ------
     AccessError
-        If its certificate is for another name or role.
+        If it is malformed or of another version, or its certificate is for another name or role.
     """
-    name, role = str(peer.hello.get("name", "")), str(peer.hello.get("role", ""))
+    said = greeted(peer)
     kind, _, proved = peer.proved.partition(" ")
-    if kind == "certificate" and proved != certificate_name(name, role):
-        raise AccessError(f"{proved}, as its certificate says, claims to be {certificate_name(name, role)[:100]}.")
-    return name, role
+    named = certificate_name(said.name, said.role)
+    if kind == "certificate" and proved != named:
+        raise AccessError(f"{proved}, as its certificate says, claims to be {named[:100]}.")
+    return said
 
 
 def checked_address(text: str, *, network: str) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from labkit.core.errors import InputError
-from labkit.elastic.protocol.commands import HERE
 from labkit.elastic.protocol.network import NetworkMode, checked_host
+from labkit.elastic.protocol.roles import HERE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?|gpu:\d+")

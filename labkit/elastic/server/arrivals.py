@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.greeting import greeted
 from labkit.elastic.server.server import ParameterServer
 from labkit.elastic.transport import AccessError, Channel, FrameError, Handler, Head, Message, TransportError
 from labkit.oom import is_memory
+
+PUSHES: Final = (FrameKind.PUSH, FrameKind.PUSH_REPLICA)
+"""Kinds of frames with gradients."""
 
 
 class Arrivals(Handler):
@@ -43,13 +48,11 @@ class Arrivals(Handler):
     def opened(self, channel: Channel) -> None:
         """Register a worker."""
         if self._role == "worker":
-            self._server.add_worker(channel, number=int(str(channel.peer.hello["name"]).rsplit("-", 1)[1]))
+            self._server.add_worker(channel, number=int(greeted(channel.peer).name.rsplit("-", 1)[1]))
 
     def place(self, head: Head) -> Vector | None:
         """Return the buffer that gradients are received into."""
-        return (
-            self._server.blocks.buffer(head.payload_bytes) if head.kind in (FrameKind.PUSH, FrameKind.BESIDE) else None
-        )
+        return self._server.blocks.buffer(head.payload_bytes) if head.kind in PUSHES else None
 
     def exhausted(self, error: BaseException) -> None:
         """Pass it on: the server cannot go on."""
@@ -58,7 +61,7 @@ class Arrivals(Handler):
 
     def received(self, channel: Channel, message: Message) -> None:
         """Handle a frame, and wait for the server's share of cores; gradients and that wait count as busy."""
-        if message.head.kind not in (FrameKind.PUSH, FrameKind.BESIDE):
+        if message.head.kind not in PUSHES:
             self._receive(channel, message)
             return
         with self._server.busy.working():
@@ -77,11 +80,11 @@ class Arrivals(Handler):
 
     def _take(self, channel: Channel, message: Message) -> None:
         kind = message.head.kind
-        if kind in (FrameKind.PUSH, FrameKind.BESIDE):
+        if kind in PUSHES:
             self._gradients.push(channel, message)
         elif kind == FrameKind.PULL:
             self._server.replies.pull(channel, message)
-        elif kind == FrameKind.ASK:
+        elif kind == FrameKind.AWAIT_REPLICAS:
             self._server.replicas.ask(channel, message)
         elif kind == FrameKind.STATE:
             if self._role != "server":

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.protocol.messages.blocks import AppliedUpdate, BlockState
 from labkit.elastic.protocol.summation_tree import Node, parents
 from labkit.elastic.server.growing import Pages, copies, grown
 from labkit.elastic.server.updates import Updates
@@ -168,25 +169,26 @@ class Block:
         """Return copies of `vectors` that take no more memory than these."""
         return copies(self.vectors(), self.pages)
 
-    def card(self) -> dict[str, Any]:
+    def description(self) -> BlockState:
         """Return what a hand-over or a checkpoint needs besides the vectors."""
-        return {
-            "version": self.version, "moves": self.moves, "due": sorted(self.due), "names": sorted(self.state),
-            "seen": [[worker, number] for worker, number in sorted(self.seen.items())],
-        }  # fmt: skip
+        seen = [AppliedUpdate(worker, number) for worker, number in sorted(self.seen.items())]
+        return BlockState(self.version, self.moves, sorted(self.due), sorted(self.state), seen)
 
     @classmethod
-    def arrived(cls, number: int, payload: memoryview, card: dict[str, Any]) -> Block:
-        """Return a block from the bytes of its vectors and its card; bytes are copied, pages of zeros take none."""
-        names = card["names"]
+    def arrived(cls, number: int, payload: memoryview, described: BlockState) -> Block:
+        """Return a block from the bytes of its vectors and its description.
+
+        Bytes are copied, pages of zeros take no memory.
+        """
+        names = described.names
         rows, pages = grown(np.frombuffer(payload, np.float32).reshape(1 + len(names), -1))
         return cls(
             number=number,
             params=rows[0],
             state=dict(zip(names, rows[1:], strict=True)),
-            version=card["version"],
-            moves=card["moves"],
-            seen=dict(card["seen"]),
-            due=set(card["due"]),
+            version=described.version,
+            moves=described.moves,
+            seen=dict(described.seen),
+            due=set(described.due),
             pages=pages,
         )

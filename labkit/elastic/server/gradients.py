@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
+from labkit.elastic.protocol.frame_kinds import FrameKind, at, era_and_version
+from labkit.elastic.protocol.messages.blocks import BlockState, Gradient
+from labkit.elastic.protocol.messages.codec import decode, encode
+from labkit.elastic.protocol.messages.reports import SendReport, VersionLost
 from labkit.elastic.protocol.summation_tree import Node
 from labkit.elastic.server.block import Block, Pushed
 from labkit.elastic.server.copy_on_write import CopyOnWriteUpdates, SeqlockUpdates
@@ -26,8 +28,8 @@ from labkit.elastic.server.slots import BlockSlot, BlockTable
 from labkit.elastic.server.updates import Updates
 from labkit.elastic.transport import Channel, Message
 
-CopyBlock = Callable[[int, int, list[Vector], dict[str, Any]], None]
-"""Sends the controller a copy of a block for a checkpoint: (block, era and version, vectors, card)."""
+CopyBlock = Callable[[int, int, list[Vector], BlockState], None]
+"""Sends the controller a copy of a block for a checkpoint: (block, era and version, vectors, description)."""
 
 
 class GradientUpdates:
@@ -46,7 +48,7 @@ class GradientUpdates:
     sync : bool
         Whether a version is the sum of V gradients; else each pushed gradient makes a version.
     report : callable
-        Sends the controller an event with its columns.
+        Sends the controller a report.
     copy : callable
         See `CopyBlock`.
     """
@@ -62,7 +64,7 @@ class GradientUpdates:
         optimizer: Updates,
         n_shards: int,
         sync: bool,
-        report: Callable[..., None],
+        report: SendReport,
         copy: CopyBlock,
     ) -> None:
         self._blocks, self._peers = blocks, peers
@@ -77,9 +79,9 @@ class GradientUpdates:
             era, step = era_and_version(message.head.step)
             if era != self._blocks.era:
                 return
-            block = slot.block
-            if block is None or self._replicas.is_early(slot, block, step, message):
-                self._park_or_redirect(slot, channel, message)
+            block, pushed = slot.block, decode(Gradient, message.meta)
+            if block is None or self._replicas.is_early(slot, block, step, pushed):
+                self._park_or_redirect(slot, channel, message, pushed)
                 return
             grad = np.frombuffer(message.payload, np.float32)
             slot.taken_bytes += grad.nbytes
@@ -89,8 +91,8 @@ class GradientUpdates:
                 node = Node.unpack(message.head.offset)
                 what = block.push(grad, step=step, node=node, n_shards=self._n_shards, optimizer=optimizer)
             else:
-                worker, number = message.head.offset, int(message.meta["n"])
-                what = block.push_alone(grad, worker=worker, number=number, optimizer=optimizer)
+                worker = message.head.offset
+                what = block.push_alone(grad, worker=worker, number=pushed.update, optimizer=optimizer)
                 slot.wanted.append((channel, block.version))
             self._blocks.recycle(block)
             if what is Pushed.APPLIED or not self._sync:
@@ -101,7 +103,7 @@ class GradientUpdates:
             elif what is Pushed.KEPT:
                 fault.at("ps.aggregating")
             elif what is Pushed.EARLY:  # a version was given out that is lost
-                self._report("amiss", block=slot.number, version=block.version, step=step, era=era)
+                self._report(VersionLost(slot.number, block.version, step, era=era))
 
     def _guarded(self, slot: BlockSlot, block: Block) -> Updates:
         """Return the optimizer, wrapped so that readers of the current parameters never get half an update."""
@@ -110,15 +112,15 @@ class GradientUpdates:
         chosen = self._optimizer if block.pages is None else GrowingValues(self._optimizer, block.pages)
         return CopyOnWriteUpdates(chosen, block, slot.sent, self._blocks.buffer) if slot.sent else chosen
 
-    def _park_or_redirect(self, slot: BlockSlot, channel: Channel, message: Message) -> None:
+    def _park_or_redirect(self, slot: BlockSlot, channel: Channel, message: Message, pushed: Gradient) -> None:
         """Keep gradients until their block arrives, or answer with the block's owner if it has been handed over."""
-        notice = None if message.head.kind == FrameKind.BESIDE else slot.notice(int(message.meta.get("moves", 0)))
+        notice = None if message.head.kind == FrameKind.PUSH_REPLICA else slot.notice(pushed.moves)
         if notice is None:
             if self._sync:  # gradients of an earlier step than these will never be used
                 slot.parked = [held for held in slot.parked if held[1].head.step >= message.head.step]
             slot.parked.append((channel, message))
         else:
-            self._peers.post(channel, FrameKind.MOVED, meta=notice)
+            self._peers.post(channel, FrameKind.MOVED, meta=encode(notice))
 
     def advanced(self, slot: BlockSlot, block: Block) -> None:
         """Do what follows from a new version: answers to pulls, due copies, replicas, hand-over; the slot is locked."""
@@ -127,7 +129,7 @@ class GradientUpdates:
         for version in sorted(block.due) if slot.shadow is None else ():
             if version <= block.version:
                 block.due.discard(version)
-                self._copy(slot.number, at(self._blocks.era, block.version), block.copies(), block.card())
+                self._copy(slot.number, at(self._blocks.era, block.version), block.copies(), block.description())
         self._replicas.advanced(slot, block)
         if slot.leaving is not None and slot.leaving[1] <= block.version:
             self._handover.stream(slot, block, slot.leaving[0])

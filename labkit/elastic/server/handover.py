@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
+from labkit.elastic.protocol.frame_kinds import FrameKind, at, era_and_version
+from labkit.elastic.protocol.messages.blocks import BlocksMoved, BlockState, MovedBlock
+from labkit.elastic.protocol.messages.codec import decode, encode
+from labkit.elastic.protocol.messages.reports import HandedOver, OwnsBlock, SendReport, TransferUnconfirmed
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.handover_pace import HandoverPace, departures
 from labkit.elastic.server.peers import ConnectedPeers
@@ -44,7 +47,7 @@ class BlockHandover:
     sync : bool
         Whether training is synchronous: blocks then leave at a version that workers know beforehand.
     report : callable
-        Sends the controller an event with its columns.
+        Sends the controller a report.
     settle, advanced : callable
         Do what follows when a block is installed, and when it has a new version: see `GradientUpdates`.
     """
@@ -57,7 +60,7 @@ class BlockHandover:
         replicas: BlockReplicas,
         *,
         sync: bool,
-        report: Callable[..., None],
+        report: SendReport,
         settle: Callable[[BlockSlot], None],
         advanced: Callable[[BlockSlot, Block], None],
     ) -> None:
@@ -73,26 +76,26 @@ class BlockHandover:
 
     def install(self, channel: Channel, message: Message) -> None:
         """Take a block over from another server or from a checkpoint, then use what arrived for it before."""
-        slot = self._blocks.slot(message.head.block)
+        slot, arrived = self._blocks.slot(message.head.block), decode(BlockState, message.meta)
         with slot.lock:
-            fault.at("ps.install.arrived" if message.meta["moves"] else "ps.load.arrived")
+            fault.at("ps.install.arrived" if arrived.moves else "ps.load.arrived")
             era, _ = era_and_version(message.head.step)
-            known = -1 if slot.gone is None else int(slot.gone["blocks"][0][2])
-            least = known if "shadow" in message.meta else known + 1  # a former owner may become the replica
-            if era != self._blocks.era or int(message.meta["moves"]) < least:
+            known = -1 if slot.gone is None else slot.gone.blocks[0].moves
+            least = known if arrived.replica_turn is not None else known + 1  # a former owner may become the replica
+            if era != self._blocks.era or arrived.moves < least:
                 with contextlib.suppress(TransportError):
                     channel.refuse(message, f"block {slot.number} has moved on since, or is of another era")
                 return
-            if "shadow" in message.meta:
-                self._replicas.install(slot, channel, message)
+            if arrived.replica_turn is not None:
+                self._replicas.install(slot, channel, message, arrived)
                 return
-            block = self._blocks.put(slot, Block.arrived(slot.number, message.payload, dict(message.meta)))
-            self._replicas.take_over(slot, message)
+            block = self._blocks.put(slot, Block.arrived(slot.number, message.payload, arrived))
+            self._replicas.take_over(slot, arrived)
             fault.at("ps.install.placed" if block.moves else "ps.load.placed")
             with contextlib.suppress(TransportError):  # the sender asks again, or is gone
                 channel.reply(message)
             fault.at("ps.install.replied" if block.moves else "ps.load.replied")
-            self._report("owns", block=slot.number, version=block.version, moves=block.moves, era=era)
+            self._report(OwnsBlock(slot.number, block.version, block.moves, era=era))
             self._settle(slot)
 
     # --- blocks that leave
@@ -130,7 +133,7 @@ class BlockHandover:
         if slot.leaving is None:
             from_version = block.version + later if version is None else max(version, block.version)
             slot.leaving = owner, from_version
-            self._announce(owner, [[slot.number, from_version, block.moves + 1]])
+            self._announce(owner, MovedBlock(slot.number, from_version, block.moves + 1))
             fault.at("ps.handover.announced")
         if slot.leaving[1] <= block.version:
             self.stream(slot, block, slot.leaving[0])
@@ -143,16 +146,17 @@ class BlockHandover:
         mine, of = turn
         return [1 + of * step + mine for step in departures(n_bytes, per_step=self.pace.bytes_per_step())]
 
-    def _announce(self, owner: str, blocks: list[list[int]]) -> None:
-        meta = {"owner": owner, "address": self._peers.address_of(owner), "era": self._blocks.era}
-        self._peers.notify_workers(FrameKind.MOVED, meta, blocks)
+    def _announce(self, owner: str, block: MovedBlock) -> None:
+        notice = BlocksMoved(owner, self._peers.address_of(owner), [block], self._blocks.era)
+        self._peers.notify_workers(FrameKind.MOVED, notice)
 
     def stream(self, slot: BlockSlot, block: Block, owner: str) -> None:
         """Stream a block to its new owner, and keep it until the owner confirms it; the slot is locked."""
         channel, address = self._peers.servers.get(owner, (None, ""))
         era, moves = self._blocks.era, block.moves + 1
-        card = {**block.card(), "moves": moves, **self._replicas.card(slot, owner=owner)}
-        self._leave(slot, {"owner": owner, "address": address, "blocks": [[slot.number, block.version, moves]]})
+        follower = self._replicas.follower(slot, owner=owner)
+        sent = encode(replace(block.description(), moves=moves, follower=follower))
+        self._leave(slot, BlocksMoved(owner, address, [MovedBlock(slot.number, block.version, moves)], era, gone=True))
         transfer = _Transfer(slot, block, owner, era, moves)
         if channel is None:
             self._failed(transfer, TransportError(f"{owner} is not connected"))
@@ -163,19 +167,19 @@ class BlockHandover:
             if self._blocks.shared_pool is not None:
                 transfer.buffer = self.buffers.pack(block.vectors(), channel)
             parts = block.vectors() if transfer.buffer is None else [transfer.buffer]
-            reply = channel.request(FrameKind.STATE, *parts, meta=card, block=slot.number, step=at(era, block.version))
+            reply = channel.request(FrameKind.STATE, *parts, meta=sent, block=slot.number, step=at(era, block.version))
         except TransportError as error:
             self._failed(transfer, error)
             return
         fault.at("ps.handover.streaming")
         reply.add_done_callback(lambda done: self._answered(transfer, done.exception()))
 
-    def _leave(self, slot: BlockSlot, notice: dict[str, object]) -> None:
+    def _leave(self, slot: BlockSlot, notice: BlocksMoved) -> None:
         """Empty a slot, and redirect the pulls that wait for its block."""
         slot.block, slot.leaving = None, None
-        slot.gone = {**notice, "gone": True, "era": self._blocks.era}
+        slot.gone = notice
         for waiting, _ in slot.wanted:
-            self._peers.post(waiting, FrameKind.MOVED, meta=slot.gone)
+            self._peers.post(waiting, FrameKind.MOVED, meta=encode(notice))
         slot.wanted.clear()
 
     def _answered(self, transfer: _Transfer, failure: BaseException | None) -> None:
@@ -190,11 +194,10 @@ class BlockHandover:
         self.buffers.give(transfer.buffer)
         self._end(transfer)
         fault.at("ps.handover.acknowledged")
+        seconds, n_bytes = time.perf_counter() - transfer.began_s, sum(vector.nbytes for vector in block.vectors())
         self._report(
-            "handed_over", block=block.number, version=block.version, owner=transfer.owner, moves=transfer.moves,
-            era=transfer.era, seconds=time.perf_counter() - transfer.began_s,
-            bytes=sum(vector.nbytes for vector in block.vectors()),
-        )  # fmt: skip
+            HandedOver(block.number, block.version, transfer.owner, transfer.moves, seconds, n_bytes, era=transfer.era)
+        )
         self._blocks.release(block)
 
     def _failed(self, transfer: _Transfer, failure: BaseException) -> None:
@@ -206,10 +209,8 @@ class BlockHandover:
                 return
             self._unconfirmed[block.number] = block
             self._end(transfer)
-        self._report(
-            "unsure", block=block.number, version=block.version, owner=transfer.owner, era=era, moves=transfer.moves,
-            why=str(failure)[:200],
-        )  # fmt: skip
+        why = str(failure)[:200]
+        self._report(TransferUnconfirmed(block.number, block.version, transfer.owner, transfer.moves, why, era=era))
 
     def _end(self, transfer: _Transfer) -> None:
         if transfer.era == self._blocks.era:
@@ -228,9 +229,10 @@ class BlockHandover:
                     continue
                 block.moves += 2
                 slot.block, slot.gone = block, None
-                self._announce(self.name, [[number, 0, block.moves]])  # also for workers that have been redirected
+                # also for workers that have been redirected
+                self._announce(self.name, MovedBlock(number, 0, block.moves))
                 fault.at("ps.handover.took_back")
-                self._report("owns", block=number, version=block.version, moves=block.moves, era=self._blocks.era)
+                self._report(OwnsBlock(number, block.version, block.moves, era=self._blocks.era))
                 self._advanced(slot, block)
 
     def forget(self, numbers: Iterable[int]) -> None:
@@ -246,9 +248,14 @@ class BlockHandover:
     def unconfirmed(self) -> list[tuple[int, int, int, str]]:
         """Return (block, version, moves, new owner) of streamed blocks that the new owner has not confirmed."""
         return [
-            (number, block.version, block.moves + 1, str((self._blocks.slot(number).gone or {}).get("owner", "")))
+            (number, block.version, block.moves + 1, self._owner_of(number))
             for number, block in list(self._unconfirmed.items())
         ]
+
+    def _owner_of(self, number: int) -> str:
+        """Return the server that a block was handed over to; "" if it was not."""
+        gone = self._blocks.slot(number).gone
+        return "" if gone is None else gone.owner
 
     def begin_era(self) -> list[Block]:
         """Drop all hand-overs, and return the blocks that were kept for them; the caller holds the table's lock."""

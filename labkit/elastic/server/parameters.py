@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from labkit.elastic.process import fault_injection as fault
-from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
+from labkit.elastic.protocol.frame_kinds import FrameKind, at, era_and_version
+from labkit.elastic.protocol.messages.blocks import Pull
+from labkit.elastic.protocol.messages.codec import decode, encode
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.peers import ConnectedPeers
 from labkit.elastic.server.slots import BlockSlot, BlockTable
@@ -27,15 +29,15 @@ class ParameterReplies:
     def pull(self, channel: Channel, message: Message) -> None:
         """Send blocks at a version: now, or as soon as they have reached it."""
         era, version = era_and_version(message.head.step)
-        numbers = message.meta["blocks"]
-        for number, moves in zip(numbers, message.meta.get("moves", [0] * len(numbers)), strict=True):
-            slot = self._blocks.slot(int(number))
+        wanted = decode(Pull, message.meta)
+        for number, moves in zip(wanted.blocks, wanted.moves, strict=True):
+            slot = self._blocks.slot(number)
             with slot.lock:
                 if era != self._blocks.era:
                     return
-                notice = slot.notice(int(moves)) if slot.block is None else None
+                notice = slot.notice(moves) if slot.block is None else None
                 if notice is not None:
-                    self._peers.post(channel, FrameKind.MOVED, meta=notice)
+                    self._peers.post(channel, FrameKind.MOVED, meta=encode(notice))
                 elif slot.block is None or slot.block.version < version:
                     slot.wanted.append((channel, version))
                 else:

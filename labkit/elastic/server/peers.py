@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
-from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.codec import encode
+from labkit.elastic.protocol.messages.reports import Failed, SendReport
+from labkit.elastic.protocol.messages.struct import Struct
 from labkit.elastic.transport import Channel, FrameError, TransportError
-
-BLOCKS_OF_A_NOTICE = 400
-"""Blocks in one notice at most, so that a notice stays small."""
 
 
 class ConnectedPeers:
@@ -19,7 +18,7 @@ class ConnectedPeers:
     Parameters
     ----------
     report : callable
-        Sends the controller an event with its columns.
+        Sends the controller a report.
 
     Attributes
     ----------
@@ -29,7 +28,7 @@ class ConnectedPeers:
         (connection, address) of each server, by name.
     """
 
-    def __init__(self, *, report: Callable[..., None]) -> None:
+    def __init__(self, *, report: SendReport) -> None:
         self.workers: dict[Channel, int] = {}
         self.servers: dict[str, tuple[Channel, str]] = {}
         self._report, self._lock = report, threading.Lock()
@@ -67,15 +66,15 @@ class ConnectedPeers:
         try:
             return channel.send(kind, *buffers, **columns)
         except FrameError as error:
-            self._report("failed", why=f"a frame of kind {kind} cannot be sent: {error}")
+            self._report(Failed(f"a frame of kind {kind.name} cannot be sent: {error}"))
             return None
         except TransportError:
             return None
 
-    def notify_workers(self, kind: FrameKind, meta: dict[str, Any], blocks: list[list[int]]) -> None:
-        """Send all workers a notice about blocks, in as many frames as it needs."""
+    def notify_workers(self, kind: FrameKind, notice: Struct) -> None:
+        """Send all workers a notice."""
         with self._lock:
             workers = list(self.workers)
-        for i in range(0, len(blocks), BLOCKS_OF_A_NOTICE):
-            for channel in workers:
-                self.post(channel, kind, meta={**meta, "blocks": blocks[i : i + BLOCKS_OF_A_NOTICE]})
+        raw = encode(notice)
+        for channel in workers:
+            self.post(channel, kind, meta=raw)

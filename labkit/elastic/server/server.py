@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from labkit.elastic.protocol.messages import at
+from labkit.elastic.protocol.frame_kinds import at
+from labkit.elastic.protocol.messages.blocks import BlocksMoved, MovedBlock
+from labkit.elastic.protocol.messages.reports import SendReport
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.busy_time import BusyTime
 from labkit.elastic.server.gradients import CopyBlock, GradientUpdates
@@ -32,7 +32,7 @@ class ParameterServer:
     sync : bool
         Whether a version is the sum of V gradients; else each pushed gradient makes a version.
     report : callable
-        Sends the controller an event with its columns.
+        Sends the controller a report.
     copy : callable
         Sends the controller a copy of a block: see `CopyBlock`.
     shared_pool : SharedArrayPool, optional
@@ -57,7 +57,7 @@ class ParameterServer:
         optimizer: Updates,
         n_shards: int,
         sync: bool,
-        report: Callable[..., None],
+        report: SendReport,
         copy: CopyBlock,
         shared_pool: SharedArrayPool | None = None,
     ) -> None:
@@ -105,7 +105,7 @@ class ParameterServer:
         for slot in slots:
             with slot.lock:
                 self.blocks.drop(slot)
-                slot.gone = {"owner": "", "address": "", "blocks": [[slot.number, 0, 1 << 30]]}
+                slot.gone = BlocksMoved("", "", [MovedBlock(slot.number, 0, 1 << 30)], era)
 
     def copy_at(self, version: int) -> list[int]:
         """Send the controller a copy of every block when it has reached a version; return the blocks that are past it.
@@ -119,7 +119,7 @@ class ParameterServer:
                 if block is None:
                     continue
                 if not self.sync:
-                    self._copy(slot.number, at(self.era, version), block.copies(), block.card())
+                    self._copy(slot.number, at(self.era, version), block.copies(), block.description())
                 elif slot.shadow is not None:  # a replica makes the copy, or reports it late, if it becomes the owner
                     block.due = {version, *(due for due in block.due if due >= version)}
                 elif block.version > version:

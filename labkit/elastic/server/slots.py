@@ -7,11 +7,11 @@ import threading
 import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.protocol.messages.blocks import BlocksMoved
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.rate import Rate
 from labkit.elastic.transport import Channel, Message
@@ -81,8 +81,8 @@ class BlockSlot:
         (connection, message): gradients that arrived before the block.
     leaving : tuple or None
         (new owner, version): the hand-over that is announced, and the version at which it happens.
-    gone : dict or None
-        The MOVED notice that names the owner, once the block has been handed over.
+    gone : BlocksMoved or None
+        The notice that names the owner, once the block has been handed over.
     shadow : int or None
         The turn of the order that made this block a replica of another server's block; None for a block of its own.
     follower : Follower or None
@@ -102,20 +102,20 @@ class BlockSlot:
     sent: list[tuple[Channel, int]] = field(default_factory=list)
     parked: list[tuple[Channel, Message]] = field(default_factory=list)
     leaving: tuple[str, int] | None = None
-    gone: dict[str, Any] | None = None
+    gone: BlocksMoved | None = None
     shadow: int | None = None
     follower: Follower | None = None
     taken_bytes: int = 0
     rate: Rate = field(default_factory=lambda: Rate(now_s=time.monotonic()))
     asks: list[PendingAck] = field(default_factory=list)
 
-    def notice(self, moves: int) -> dict[str, Any] | None:
-        """Return the MOVED notice, for a worker that knows of `moves` moves of the block.
+    def notice(self, moves: int) -> BlocksMoved | None:
+        """Return the notice of the new owner, for a worker that knows of `moves` moves of the block.
 
         None if the block has not been handed over, or the worker knows of a later move: then the block is on its way
         back.
         """
-        return self.gone if self.gone is not None and moves <= int(self.gone["blocks"][0][2]) else None
+        return self.gone if self.gone is not None and moves <= self.gone.blocks[0].moves else None
 
 
 class BlockTable:

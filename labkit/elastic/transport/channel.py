@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from labkit.elastic.transport.frames import Head, Meta
+from labkit.elastic.transport.frames import Head
 from labkit.elastic.transport.terms import Counts
 
 if TYPE_CHECKING:
@@ -41,12 +41,13 @@ class Peer:
 class Message:
     """A frame that arrived.
 
+    `meta` is the meta part; its sender and its receiver agree on what the bytes mean.
     `payload` is a view of the bytes: in the buffer that `Handler.place` or `request(into=...)` returned, in shared
     memory (valid until this process has answered, because the sender may then overwrite it), or in a new buffer.
     """
 
     head: Head
-    meta: Mapping[str, Any]
+    meta: bytes
     payload: memoryview
 
 
@@ -81,7 +82,7 @@ class Channel(Protocol):
     counts: Counts
 
     def send(
-        self, kind: int, *buffers: Buffer, meta: Meta | None = None, block: int = 0, offset: int = 0, step: int = 0
+        self, kind: int, *buffers: Buffer, meta: bytes = b"", block: int = 0, offset: int = 0, step: int = 0
     ) -> int:
         """Send a frame whose payload is the concatenation of the buffers; return its number for `flush`.
 
@@ -93,7 +94,7 @@ class Channel(Protocol):
         self,
         kind: int,
         *buffers: Buffer,
-        meta: Meta | None = None,
+        meta: bytes = b"",
         block: int = 0,
         offset: int = 0,
         step: int = 0,
@@ -102,7 +103,7 @@ class Channel(Protocol):
         """Send a frame that the peer answers, and return a future of the answer, whose payload goes into `into`."""
         ...
 
-    def reply(self, to: Message, *buffers: Buffer, meta: Meta | None = None) -> int:
+    def reply(self, to: Message, *buffers: Buffer, meta: bytes = b"") -> int:
         """Answer a request."""
         ...
 

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,6 @@ from labkit.elastic.transport.frames import (
     SHARE,
     SHARED,
     Head,
-    Meta,
     decode_meta,
     encode_meta,
     views,
@@ -110,7 +108,7 @@ class Connection:
     # sending
 
     def send(
-        self, kind: int, *buffers: Buffer, meta: Meta | None = None, block: int = 0, offset: int = 0, step: int = 0
+        self, kind: int, *buffers: Buffer, meta: bytes = b"", block: int = 0, offset: int = 0, step: int = 0
     ) -> int:
         """See Channel."""
         return self._post(Head(_checked(kind), 0, 0, 0, block, offset, 0, 0, step), buffers, meta)
@@ -119,7 +117,7 @@ class Connection:
         self,
         kind: int,
         *buffers: Buffer,
-        meta: Meta | None = None,
+        meta: bytes = b"",
         block: int = 0,
         offset: int = 0,
         step: int = 0,
@@ -136,22 +134,21 @@ class Connection:
             raise
         return reply
 
-    def reply(self, to: Message, *buffers: Buffer, meta: Meta | None = None) -> int:
+    def reply(self, to: Message, *buffers: Buffer, meta: bytes = b"") -> int:
         """See Channel."""
         return self._post(replace(_asked(to), flags=REPLY), buffers, meta)
 
     def refuse(self, to: Message, why: str) -> int:
         """See Channel."""
-        return self._post(replace(_asked(to), flags=REPLY | ERROR), (), {"why": why[:1000]})
+        return self._post(replace(_asked(to), flags=REPLY | ERROR), (), encode_meta({"why": why[:1000]}))
 
-    def _post(self, head: Head, buffers: tuple[Buffer, ...], meta: Meta | None) -> int:
+    def _post(self, head: Head, buffers: tuple[Buffer, ...], raw: bytes) -> int:
         payload = views(buffers)
         if self._regions is not None and len(payload) == 1:
             reference = self._regions.refer(payload[0])
             if reference is not None:
                 self.counts.shared_bytes += len(payload[0])
                 payload, head = [memoryview(reference)], replace(head, flags=head.flags | SHARED)
-        raw = encode_meta(meta)
         longest = min(self._limits.long_bytes, self._limits.payload_bytes)
         if not payload and self._limits.meta_bytes < len(raw) <= longest and not head.flags & ERROR:
             payload, raw, head = [memoryview(raw)], b"", replace(head, flags=head.flags | LONG)
@@ -209,9 +206,9 @@ class Connection:
             return PeerLostError(f"the peer is gone: {error.strerror or error}.")
         return _failure(error)
 
-    def _take(self, head: Head, meta: dict[str, Any]) -> None:
+    def _take(self, head: Head, meta: bytes) -> None:
         if head.flags & LONG:
-            meta = decode_meta(self._payload(head, None))
+            meta = bytes(self._payload(head, None))
             head = replace(head, flags=head.flags & ~LONG, payload_bytes=0)
         if head.kind < FIRST_KIND:
             self._take_own(head, meta)
@@ -221,14 +218,14 @@ class Connection:
             place = None if head.flags & SHARED else self._handler.place(head)
             self._deliver(Message(head, meta, self._payload(head, None if place is None else memoryview(place))))
 
-    def _take_own(self, head: Head, meta: dict[str, Any]) -> None:
+    def _take_own(self, head: Head, meta: bytes) -> None:
         """Handle a frame of the transport itself."""
         self._intake.skip(head.payload_bytes)
         if head.kind == BYE:
             self._bye = True
             self._outbox.finish()
         elif head.kind == SHARE and self._regions is not None and self._intake.files:
-            self._regions.accept(self._intake.files[0], meta)
+            self._regions.accept(self._intake.files[0], decode_meta(meta))
         elif head.kind != PING:
             raise FrameError(f"a frame of kind {head.kind} does not belong here.")
 
@@ -261,7 +258,8 @@ class Connection:
                 raise
             self.refuse(message, f"{type(error).__name__}: {error}")
 
-    def _take_reply(self, head: Head, meta: dict[str, Any]) -> None:
+    def _take_reply(self, head: Head, meta: bytes) -> None:
+        why = decode_meta(meta).get("why", "it did not say why") if head.flags & ERROR else ""
         reply = self._replies.take(head.request)
         if reply is None or not reply.set_running_or_notify_cancel():
             if reply is None:
@@ -274,7 +272,7 @@ class Connection:
             reply.set_exception(error if isinstance(error, TransportError) else PeerLostError(f"{error}"))
             raise
         if head.flags & ERROR:
-            reply.set_exception(RemoteError(f"{self.peer.proved}: {meta.get('why', 'it did not say why')}"))
+            reply.set_exception(RemoteError(f"{self.peer.proved}: {why}"))
         else:
             if head.flags & SHARED and reply.into is not None:
                 payload = moved(payload, reply.into)

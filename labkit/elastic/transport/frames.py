@@ -1,6 +1,7 @@
-"""Frames on the wire: a header of 48 bytes, a small JSON object, and the bytes of a slice.
+"""Frames on the wire: a header of 48 bytes, a small meta part, and the bytes of a slice.
 
-Nothing here uses a socket, and nothing is ever unpickled: the meta part is JSON, the payload is bytes.
+Nothing here uses a socket, and nothing is ever unpickled: meta part and payload are bytes. The meta part of the
+transport's own frames is a JSON object; users of the transport encode and decode theirs.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from labkit.elastic.transport.frames import (
     REFUSED,
     WELCOME,
     Head,
+    decode_meta,
     encode_meta,
     pack,
 )
@@ -106,7 +107,8 @@ class Greeting:
 
     def _next(self) -> tuple[Head, dict[str, Any]]:
         try:
-            return self._intake.next()
+            head, raw = self._intake.next()
+            return head, decode_meta(raw)
         except (EOFError, ConnectionResetError, BrokenPipeError):
             raise AccessError("the peer ended the connection during the greeting, without a word.") from None
 

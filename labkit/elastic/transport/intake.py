@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from labkit.elastic.transport.errors import PeerLostError
-from labkit.elastic.transport.frames import HEADER, FrameOrder, Head, decode_meta, unpack, verify
+from labkit.elastic.transport.frames import HEADER, FrameOrder, Head, unpack, verify
 from labkit.elastic.transport.streams import Stream, close_files
 from labkit.elastic.transport.terms import Counts, Lease, PeerLimits
 
@@ -42,7 +41,7 @@ class Intake:
         self.files: list[int] = []
         """File descriptors that arrived with the present frame."""
 
-    def next(self) -> tuple[Head, dict[str, Any]]:
+    def next(self) -> tuple[Head, bytes]:
         """Return head and meta part of the next frame that is not a duplicate; the caller reads its payload.
 
         Raises
@@ -61,7 +60,7 @@ class Intake:
             self._counts.refused["replayed"] += 1
             self.skip(head.payload_bytes)
 
-    def _next(self) -> tuple[Head, dict[str, Any]]:
+    def _next(self) -> tuple[Head, bytes]:
         close_files(self.files)
         self._begun_s = None
         self.fill(self._header, header=True)
@@ -72,7 +71,7 @@ class Intake:
         verify(self._header, raw, check)
         self._counts.received_frames += 1
         self._counts.received_bytes += HEADER.size + head.meta_bytes + head.payload_bytes
-        return head, decode_meta(raw)
+        return head, bytes(raw)
 
     def fill(self, view: memoryview, *, header: bool = False) -> None:
         """Receive bytes until the view is full."""

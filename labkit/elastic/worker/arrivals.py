@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages import FrameKind
-from labkit.elastic.transport import Channel, FrameError, Handler, Head, Message, TransportError
+from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.blocks import BlocksMoved, Pull, ReplicasAdded, ReplicasReady
+from labkit.elastic.protocol.messages.codec import decode, encode
+from labkit.elastic.transport import Channel, Handler, Head, Message, TransportError
 from labkit.elastic.transport.frames import SHARED
 
 
@@ -22,12 +24,20 @@ class Receiver(Protocol):
         """Handle the parameters of a block."""
         ...
 
-    def on_moved(self, meta: dict[str, Any]) -> None:
+    def on_moved(self, notice: BlocksMoved) -> None:
         """Handle a notice of new owners of blocks."""
         ...
 
-    def on_replicas(self, message: Message) -> None:
-        """Handle a notice of new replicas, or a replica's acknowledgement of a version."""
+    def on_replicas_added(self, notice: ReplicasAdded) -> None:
+        """Handle a notice of new replicas."""
+        ...
+
+    def on_replicas_ready(self, server: str, step: int) -> None:
+        """Handle that the replicas of a server have made a version."""
+        ...
+
+    def fetch(self, message: Message) -> bool:
+        """Copy parameters out of a server's memory; return False if they changed during the copy."""
         ...
 
 
@@ -38,8 +48,6 @@ class FromServers(Handler):
     ----------
     worker : Receiver
         The worker.
-    fetch : callable, optional
-        Copies parameters out of a server's memory: see `Worker.fetch`.
     ended : callable, optional
         Called when the connection has ended, with the reason.
     exhausted : callable, optional
@@ -50,11 +58,10 @@ class FromServers(Handler):
         self,
         worker: Receiver,
         *,
-        fetch: Callable[[Message], bool] | None = None,
         ended: Callable[[Channel, TransportError | None], None] | None = None,
         exhausted: Callable[[BaseException], None] | None = None,
     ) -> None:
-        self._worker, self._fetch, self._ended, self._exhausted = worker, fetch, ended, exhausted
+        self._worker, self._ended, self._exhausted = worker, ended, exhausted
 
     def place(self, head: Head) -> Vector | None:
         """Return the memory that parameters are received into."""
@@ -71,17 +78,17 @@ class FromServers(Handler):
             if not message.head.flags & SHARED or self._fetched(channel, message):
                 self._worker.on_params(message)
         elif message.head.kind == FrameKind.MOVED:
-            self._worker.on_moved(dict(message.meta))
-        elif message.head.kind in (FrameKind.FOLLOWED, FrameKind.ABREAST):
-            self._worker.on_replicas(message)
+            self._worker.on_moved(decode(BlocksMoved, message.meta))
+        elif message.head.kind == FrameKind.REPLICAS_ADDED:
+            self._worker.on_replicas_added(decode(ReplicasAdded, message.meta))
+        elif message.head.kind == FrameKind.REPLICAS_READY:
+            self._worker.on_replicas_ready(decode(ReplicasReady, message.meta).server, message.head.step)
 
     def _fetched(self, channel: Channel, message: Message) -> bool:
         """Copy parameters out of shared memory; if they changed during the copy, pull them again."""
-        if self._fetch is None:
-            raise FrameError("parameters lie in a server's memory, where this worker does not look.")
-        if self._fetch(message):
+        if self._worker.fetch(message):
             return True
-        channel.send(FrameKind.PULL, step=message.head.step, meta={"blocks": [message.head.block]})
+        channel.send(FrameKind.PULL, step=message.head.step, meta=encode(Pull([message.head.block], [0])))
         return False
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:

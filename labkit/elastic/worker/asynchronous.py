@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages import at, era_and_version
-from labkit.elastic.transport import Channel, Head, Message
+from labkit.elastic.protocol.frame_kinds import at, era_and_version
+from labkit.elastic.protocol.messages import orders, reports
+from labkit.elastic.protocol.messages.blocks import BlocksMoved, ReplicasAdded
+from labkit.elastic.transport import Channel, FrameError, Head, Message
 from labkit.elastic.worker.directives import Extent, Halted, unlimited
 from labkit.elastic.worker.flat import FlatModel
 from labkit.elastic.worker.lease_queue import LeaseQueue, LeaseRest
@@ -63,7 +65,7 @@ class AsyncWorker:
         number: int,
         lease_s: float,
         channel_of: Callable[[str], Channel],
-        report: Callable[..., None],
+        report: reports.SendReport,
         finite: bool = True,
         keep: Callable[[], bool] = unlimited,
     ) -> None:
@@ -122,17 +124,24 @@ class AsyncWorker:
             if not self._missing:
                 self._changed.notify_all()
 
-    def on_replicas(self, message: Message) -> None:
+    def on_replicas_added(self, notice: ReplicasAdded) -> None:
         """Ignore it: asynchronous training has no replicas."""
 
-    def on_moved(self, meta: dict[str, Any]) -> None:
+    def on_replicas_ready(self, server: str, step: int) -> None:
+        """Ignore it: asynchronous training has no replicas."""
+
+    def fetch(self, message: Message) -> bool:  # noqa: ARG002
+        """Refuse parameters in a server's memory: FrameError."""
+        raise FrameError("parameters lie in a server's memory, where this worker does not look.")
+
+    def on_moved(self, notice: BlocksMoved) -> None:
         """Take the new owners of blocks at once."""
         with self._changed:
-            if meta.get("era", self._era) != self._era:
+            if notice.era != self._era:
                 return
-            for block, _, moves in meta["blocks"] if meta["owner"] else ():
+            for block, _, moves in notice.blocks if notice.owner else ():
                 if moves > self._moves.get(block, -1):
-                    self._moves[block], self._owner[block] = moves, meta["owner"]
+                    self._moves[block], self._owner[block] = moves, notice.owner
                     if block in self._missing:
                         self._moved.add(block)
             self._changed.notify_all()
@@ -145,73 +154,82 @@ class AsyncWorker:
             self._moved |= {block for block in self._missing if self._owner.get(block) == server}
             self._changed.notify_all()
 
-    def progress(self) -> dict[str, Any]:
-        """Return the state that a restarted controller asks for."""
+    def state(self) -> reports.StateReported:
+        """Return what a new controller must know."""
         with self._changed:
             training = bool(self._base) and not (self._start or self._afresh)
-            return {"version": self.version, "has": self._era, "training": training}
+            return reports.StateReported(self.version, self._era, training)
 
     def repeat_losses(self) -> None:
-        """Do nothing: losses are part of the reports on samples, which are repeated on the order `tell`."""
+        """Do nothing: losses are part of the reports on samples, which are repeated on the order `ReportState`."""
 
-    def on_order(self, meta: dict[str, Any]) -> None:
-        """Take an order of the controller."""
+    def on_controller_lost(self) -> None:
+        """Go on for a limited time only: the controller may give this worker's samples to another one."""
         with self._changed:
-            take = getattr(self, f"_order_{meta['do']}", None)
-            if take is not None:
-                take(meta)
+            self._leases.disconnect()
             self._changed.notify_all()
 
-    def _order_begin(self, meta: dict[str, Any]) -> None:
-        self._era, self._start, self._afresh, self._hold = meta["era"], True, True, meta["hold"]
+    def on_order(self, order: orders.TrainingOrder) -> None:
+        """Take an order of the controller."""
+        with self._changed:
+            self._take(order)
+            self._changed.notify_all()
+
+    def _take(self, order: orders.TrainingOrder) -> None:  # noqa: C901 - a case for each order
+        match order:
+            case orders.BeginTraining():
+                self._begin_era(order)
+            case orders.SetOwners():
+                self._correct_owners(order)
+            case orders.GrantLease() | orders.ConfirmLeases() | orders.RevokeLease():
+                self._take_leases(order)
+            case orders.Pause():
+                self._hold, self._n_holds = order.number, self._n_holds + 1
+            case orders.Resume():
+                self._hold = 0
+            case orders.Halt():
+                self._era, self._start, self._afresh = order.era, False, True
+                self._forget()
+            case orders.FinishStep():
+                self._finish = True
+            case orders.Stop():
+                self._stop = True
+            case orders.ReportState():
+                self._repeat_reports()
+            case orders.AssignShards() | orders.SetReplicas() | orders.PauseAtVersion():
+                pass  # of synchronous training
+            case _:
+                assert_never(order)
+
+    def _begin_era(self, order: orders.BeginTraining) -> None:
+        self._era, self._start, self._afresh, self._hold = order.era, True, True, order.pause
         self._n_holds += 1
         self._leases.reconnect()
         self._forget()
-        for block, owner, moves in meta["map"]:
+        for block, owner, moves in order.owners:
             self._owner[block], self._moves[block] = owner, moves
 
-    def _order_lease(self, meta: dict[str, Any]) -> None:
-        if meta["era"] == self._era:
-            self._leases.add(meta["lease"])
-
-    def _order_map(self, meta: dict[str, Any]) -> None:
-        if meta["era"] == self._era:
-            for block, owner, moves in meta["map"]:
+    def _correct_owners(self, order: orders.SetOwners) -> None:
+        if order.era == self._era:
+            for block, owner, moves in order.owners:
                 if moves > self._moves.get(block, -1):
                     self._moves[block], self._owner[block] = moves, owner
                     self._moved |= {block} & self._missing
 
-    def _order_lost(self, meta: dict[str, Any]) -> None:
-        self._leases.remove(meta["token"])
+    def _take_leases(self, order: orders.GrantLease | orders.ConfirmLeases | orders.RevokeLease) -> None:
+        if isinstance(order, orders.RevokeLease):
+            self._leases.remove(order.token)
+        elif order.era != self._era:
+            return
+        elif isinstance(order, orders.GrantLease):
+            self._leases.add(order.lease)
+        else:
+            self._leases.keep(order.tokens, order.leases)
 
-    def _order_alone(self, _: dict[str, Any]) -> None:
-        self._leases.disconnect()
-
-    def _order_leases(self, meta: dict[str, Any]) -> None:
-        if meta["era"] == self._era:
-            self._leases.keep(meta["tokens"], meta.get("grants", ()))
-
-    def _order_hold(self, meta: dict[str, Any]) -> None:
-        self._hold, self._n_holds = meta["number"], self._n_holds + 1
-
-    def _order_go_on(self, _: dict[str, Any]) -> None:
-        self._hold = 0
-
-    def _order_halt(self, meta: dict[str, Any]) -> None:
-        self._era, self._start, self._afresh = meta["era"], False, True
-        self._forget()
-
-    def _order_finish(self, _: dict[str, Any]) -> None:
-        """End training, after the update in progress is done and reported."""
-        self._finish = True
-
-    def _order_stop(self, _: dict[str, Any]) -> None:
-        self._stop = True
-
-    def _order_tell(self, _: dict[str, Any]) -> None:
+    def _repeat_reports(self) -> None:
         """Repeat the reports that a new controller may not have received."""
         for done in self._leases.reports.values():
-            self._report("stepped", **done)
+            self._report(done)
         self._leases.asked = False
 
     def _forget(self) -> None:
@@ -243,7 +261,7 @@ class AsyncWorker:
         self._await(self._blocks, n=0)
         self._pull(self._blocks)
         self._wait_for_blocks(again=self._pull)
-        self._report("ready", version=self.version)
+        self._report(reports.TrainingBegun(self.version))
 
     def _await(self, blocks: Iterable[int], *, n: int) -> None:
         """Expect the blocks' answers to update n; 0: their present parameters."""
@@ -281,7 +299,7 @@ class AsyncWorker:
                     return first
                 asked, self._leases.asked = self._leases.asked, True
             if not asked:
-                self._report("wants")
+                self._report(reports.WantsLease())
             with self._changed:
                 self._changed.wait_for(self._has_news)
 
@@ -295,23 +313,23 @@ class AsyncWorker:
             due = self._leases.is_last() and not self._leases.asked
             self._leases.asked |= due
         if due:
-            self._report("wants")
+            self._report(reports.WantsLease())
 
     def _is_over(self) -> bool:
         return self._stop or self._afresh
 
     def _pause(self) -> None:
-        """Pause, and again for each new order: a new controller counts pauses from the beginning."""
+        """orders.Pause, and again for each new order: a new controller counts pauses from the beginning."""
         while self._hold:
             self._pause_once(self._n_holds, number=self._hold)
 
     def _pause_once(self, n_holds: int, *, number: int) -> None:
         began = time.perf_counter()
-        self._report("holds", version=self.version, number=number)
+        self._report(reports.Paused(self.version, number))
         with self._changed:
             self._changed.wait_for(lambda: not self._hold or self._n_holds != n_holds or self._is_over())
             self._check()
-        self._report("held", version=self.version, seconds=time.perf_counter() - began)
+        self._report(reports.Resumed(self.version, time.perf_counter() - began))
 
     def _step(self, lease: LeaseRest) -> None:
         """Compute one minibatch of a lease, make the update, and report both."""
@@ -324,12 +342,12 @@ class AsyncWorker:
         self._update()
         with self._changed:
             self._check()
-            done = {
-                "version": self.version, "token": lease.token, "until": end, "loss": encoded(loss),
-                "staleness": max(self._stale), "compute_s": computed - began, "wait_s": time.perf_counter() - computed,
-            }  # fmt: skip
+            waited_s = time.perf_counter() - computed
+            done = reports.UpdateDone(
+                self.version, lease.token, end, encoded(loss), max(self._stale), computed - began, waited_s
+            )
             self._leases.advance(lease, end, done)
-        self._report("stepped", **done)
+        self._report(done)
 
     def _compute(self, epoch: int, start: int, end: int) -> float:
         """Compute the gradient of a minibatch; return its loss."""
@@ -351,7 +369,7 @@ class AsyncWorker:
         try:
             check_finite(loss, where=f"epoch {epoch}, minibatch at {start}")
         except NotFiniteError:
-            self._report("not_finite", version=self.version, epoch=epoch, start=start, loss=encoded(loss))
+            self._report(reports.NotFinite(self.version, encoded(loss), epoch=epoch, start=start))
             raise
 
     def _update(self) -> None:

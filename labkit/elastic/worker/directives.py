@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from labkit.elastic.protocol.messages.orders import OwnedBlock
+
 Extent = tuple[int, int]
 """(first, n): first number of a block in the flat vector, and how many."""
 
@@ -46,8 +48,8 @@ class BlockOwners:
     coming: dict[int, list[Move]] = field(default_factory=dict)
     changed: set[int] = field(default_factory=set)
 
-    def begin(self, rows: Iterable[tuple[int, str, int]]) -> None:
-        """Start from the controller's map: rows of (block, owner, moves)."""
+    def begin(self, rows: Iterable[OwnedBlock]) -> None:
+        """Start from the controller's map: each block with its owner and moves."""
         for block, owner, moves in rows:
             self.owner[block] = owner
             self.moves[block] = self.known[block] = moves
@@ -92,10 +94,10 @@ class Directives:
         Number of the era.
     start : int or None
         Version with which the era begins; None while that is unknown.
-    leaves : (int, int)
+    shards : (int, int)
         Logical shards of this worker, from the first to before the last.
     dealt : bool
-        Whether `leaves` has changed and the loop has not seen it.
+        Whether `shards` has changed and the loop has not seen it.
     hold_at : int or None
         Version at which the worker pauses until it is ordered to go on.
     stop : bool
@@ -108,7 +110,7 @@ class Directives:
 
     era: int = 0
     start: int | None = None
-    leaves: tuple[int, int] = (0, 0)
+    shards: tuple[int, int] = (0, 0)
     dealt: bool = False
     hold_at: int | None = None
     stop: bool = False

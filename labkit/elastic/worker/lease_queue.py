@@ -6,7 +6,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from labkit.elastic.protocol.messages.orders import SampleLease
+from labkit.elastic.protocol.messages.reports import UpdateDone
 
 REPORTS_KEPT = 3
 """Leases whose last report is kept: without a controller a worker ends the lease that it has and the next one."""
@@ -57,7 +60,7 @@ class LeaseQueue:
         self._until_s = math.inf  # when it stops without a controller
         self._rests: deque[LeaseRest] = deque()
         self.asked = False
-        self.reports: dict[int, dict[str, Any]] = {}
+        self.reports: dict[int, UpdateDone] = {}
 
     def clear(self) -> None:
         """Drop all leases: the era is over."""
@@ -65,8 +68,8 @@ class LeaseQueue:
         self.reports.clear()
         self.asked = False
 
-    def add(self, lease: Iterable[int]) -> None:
-        """Add a lease that was requested: (token, epoch, start, end)."""
+    def add(self, lease: SampleLease) -> None:
+        """Add a lease that was requested."""
         self.asked = False
         self._rests.append(LeaseRest(*lease))
 
@@ -82,7 +85,7 @@ class LeaseQueue:
         """Go on without a time limit: the controller is connected."""
         self._until_s = math.inf
 
-    def keep(self, tokens: Collection[int], grants: Iterable[Iterable[int]]) -> None:
+    def keep(self, tokens: Collection[int], grants: Iterable[SampleLease]) -> None:
         """Keep only the leases that a controller confirms after a reconnection, and add those that did not arrive.
 
         Parameters
@@ -90,12 +93,12 @@ class LeaseQueue:
         tokens : collection of int
             Leases that are still this worker's.
         grants : iterable
-            (token, epoch, start, end) of each of them. One that is unknown here was granted in a lost message.
+            Each of them. One that is unknown here was granted in a lost message.
         """
         self.reconnect()
         known = {rest.token for rest in self._rests} | self.reports.keys()
         mine = [rest for rest in self._rests if rest.token in tokens]
-        self._rests = deque([*mine, *(LeaseRest(*grant) for grant in grants if next(iter(grant)) not in known)])
+        self._rests = deque([*mine, *(LeaseRest(*grant) for grant in grants if grant.token not in known)])
 
     def first(self) -> LeaseRest | None:
         """Return the lease to work on; None if there is none, or the time without a controller is over."""
@@ -105,7 +108,7 @@ class LeaseQueue:
         """Return whether only one lease is left."""
         return len(self._rests) == 1
 
-    def advance(self, rest: LeaseRest, end: int, report: dict[str, Any]) -> None:
+    def advance(self, rest: LeaseRest, end: int, report: UpdateDone) -> None:
         """Shorten a lease to the positions from `end` on, and keep the report of it.
 
         A lease that has been removed meanwhile stays removed.

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages import FrameKind, at
+from labkit.elastic.protocol.frame_kinds import FrameKind, at
+from labkit.elastic.protocol.messages.blocks import AwaitReplicas, Gradient, Pull
+from labkit.elastic.protocol.messages.codec import encode
 from labkit.elastic.protocol.summation_tree import Node
 from labkit.elastic.transport import Channel, FrameError, TransportError
 from labkit.elastic.worker.directives import BlockOwners, Extent
@@ -89,8 +91,9 @@ class PushPull:
             if 2 * i == len(blocks):
                 fault.at("worker.push.half")
             first, n = self._extents[block]
-            owner, meta = owners.owner[block], {"moves": owners.moves[block]}
-            for name, kind in ((owner, FrameKind.PUSH), *((name, FrameKind.BESIDE) for name in replicas.of(block))):
+            owner, meta = owners.owner[block], encode(Gradient(owners.moves[block]))
+            others = ((name, FrameKind.PUSH_REPLICA) for name in replicas.of(block))
+            for name, kind in ((owner, FrameKind.PUSH), *others):
                 self.send(name, kind, gradient[first : first + n], block=block, offset=offset, step=step, meta=meta)
         fault.at("worker.pushed")
 
@@ -112,7 +115,7 @@ class PushPull:
             first, n = self._extents[block]
             self.send(
                 owner, FrameKind.PUSH, gradient[first : first + n], block=block, offset=worker, step=at(era, base),
-                meta={"n": number, "moves": moves},
+                meta=encode(Gradient(moves, number)),
             )  # fmt: skip
 
     def pull(self, blocks: Iterable[int], *, step: int, owner: Mapping[int, str], moves: Mapping[int, int]) -> None:
@@ -121,13 +124,13 @@ class PushPull:
         for block in blocks:
             by_owner[owner[block]].append(block)
         for server, numbers in by_owner.items():
-            meta = {"blocks": numbers, "moves": [moves[block] for block in numbers]}
-            self.send(server, FrameKind.PULL, step=step, meta=meta)
+            wanted = Pull(numbers, [moves[block] for block in numbers])
+            self.send(server, FrameKind.PULL, step=step, meta=encode(wanted))
 
     def ask_replicas(self, blocks: Mapping[str, Sequence[int]], *, step: int) -> None:
         """Ask servers to acknowledge that their replicas of blocks have made a version."""
         for name, numbers in blocks.items():
-            self.send(name, FrameKind.ASK, step=step, meta={"blocks": numbers})
+            self.send(name, FrameKind.AWAIT_REPLICAS, step=step, meta=encode(AwaitReplicas(list(numbers))))
 
     def send(self, server: str, kind: FrameKind, *buffers: Any, **columns: Any) -> None:
         """Send a frame; if the server is not connected, drop it.

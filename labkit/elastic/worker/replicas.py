@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from labkit.elastic.protocol.messages.orders import BlockReplicas
+
 One = tuple[str, int]
 """(server, turn): a replica, by its server and the number of the order that created it."""
-
-Row = Sequence[object]
-"""The controller's state of a block, [block, turn, [[server, turn], ...]]: of all replicas up to a turn only these are
-valid."""
 
 
 class ReplicaMap:
@@ -31,13 +29,13 @@ class ReplicaMap:
             if self.counts(block, (name, turn)):
                 self._of.setdefault(block, {}).setdefault((name, turn), version)
 
-    def settle(self, rows: Iterable[Row], *, begin: bool = False) -> None:
+    def settle(self, rows: Iterable[BlockReplicas], *, begin: bool = False) -> None:
         """Take the controller's state of blocks; with `begin` add its replicas, for a worker that starts."""
-        for block, upto, known in rows:
-            self._settled[block] = upto, {(name, turn) for name, turn in known}  # type: ignore[index,assignment,attr-defined]
+        for block, upto, replicas in rows:
+            self._settled[block] = upto, {(name, turn) for name, turn in replicas}
             if begin:
-                for name, turn in known:  # type: ignore[attr-defined]
-                    self.add(name, [(block, 0, turn)])  # type: ignore[list-item]
+                for name, turn in replicas:
+                    self.add(name, [(block, 0, turn)])
         for block, known in self._of.items():
             for one in [one for one in known if not self.counts(block, one)]:
                 del known[one]
@@ -99,7 +97,7 @@ class StepReplicas:
                 found[name].add(block)
         return dict(found)
 
-    def settle(self, rows: Iterable[Row], *, owner: Mapping[int, str], here: Collection[str]) -> None:
+    def settle(self, rows: Iterable[BlockReplicas], *, owner: Mapping[int, str], here: Collection[str]) -> None:
         """Stop waiting for replicas that have ended.
 
         A replica that has become the owner is still waited for in this step, because no other server may have this

@@ -11,6 +11,7 @@ import numpy as np
 
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.protocol.messages.reports import NotFinite, SendReport, ShardLoss, ShardLosses
 from labkit.elastic.protocol.summation_tree import Node, cover, halves
 from labkit.elastic.worker.flat import FlatModel
 
@@ -55,7 +56,7 @@ class ShardGradients:
         loss_of: Callable[[int, int], Any],
         n_shards: int,
         check: Callable[[], None],
-        report: Callable[..., None],
+        report: SendReport,
         finite: bool,
         keep: Callable[[], bool],
     ) -> None:
@@ -64,7 +65,7 @@ class ShardGradients:
         self.sums: dict[Node, Vector] = {}
         self.losses: dict[int, float] = {}
         self.busy: tuple[tuple[int, int], float] | None = None
-        self._reported: deque[tuple[int, list[list[float | str]]]] = deque(maxlen=LOSSES_KEPT)
+        self._reported: deque[tuple[int, list[ShardLoss]]] = deque(maxlen=LOSSES_KEPT)
 
     def missing(self, first: int, last: int) -> list[Node]:
         """Return the nodes that cover the logical shards `first` to before `last` and are in no computed sum."""
@@ -82,15 +83,15 @@ class ShardGradients:
         same shards and reports the same losses.
         """
         self.sums[node] = found = self._sum(node, version, era)
-        losses = [[leaf, encoded(self.losses[leaf])] for leaf in range(node.first, node.last)]
+        losses = [ShardLoss(leaf, encoded(self.losses[leaf])) for leaf in range(node.first, node.last)]
         self._reported.append((version, losses))
-        self._report("losses", version=version, losses=losses, era=era)
+        self._report(ShardLosses(version, losses, era=era))
         return found
 
     def repeat_losses(self) -> None:
         """Report the losses of the last steps again, to a controller that may not have received them."""
         for version, losses in list(self._reported):
-            self._report("losses", version=version, losses=losses, again=True)
+            self._report(ShardLosses(version, losses, again=True))
 
     def drop(self) -> None:
         """Drop all sums, and reuse their memory; no server reads it any more."""
@@ -128,5 +129,5 @@ class ShardGradients:
         try:
             check_finite(loss, where=f"step {version}, logical shard {leaf}")
         except NotFiniteError:
-            self._report("not_finite", version=version, shard=leaf, loss=encoded(loss), era=era)
+            self._report(NotFinite(version, encoded(loss), shard=leaf, era=era))
             raise

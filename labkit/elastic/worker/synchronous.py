@@ -6,11 +6,40 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, assert_never
 
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
+from labkit.elastic.protocol.frame_kinds import at, era_and_version
+from labkit.elastic.protocol.messages.blocks import BlocksMoved, ReplicasAdded
+from labkit.elastic.protocol.messages.orders import (
+    AssignShards,
+    BeginTraining,
+    ConfirmLeases,
+    FinishStep,
+    GrantLease,
+    Halt,
+    OwnedBlock,
+    Pause,
+    PauseAtVersion,
+    ReportState,
+    Resume,
+    RevokeLease,
+    SetOwners,
+    SetReplicas,
+    Stop,
+    TrainingOrder,
+)
+from labkit.elastic.protocol.messages.reports import (
+    FellBehind,
+    Paused,
+    Resumed,
+    SendReport,
+    StateReported,
+    StepDone,
+    TrainingBegun,
+    TrainingDone,
+)
 from labkit.elastic.protocol.summation_tree import Node
 from labkit.elastic.transport import Channel, Head, Message
 from labkit.elastic.transport.shared_arrays import fetch
@@ -39,7 +68,7 @@ class Worker:
     channel_of : callable
         Returns the connection to a server by name; raises TransportError if there is none.
     report : callable
-        Sends the controller an event with its columns.
+        Sends the controller a report.
     finite : bool
         Whether a loss that is NaN or infinite ends training, before its gradient is pushed.
     keep : callable
@@ -63,7 +92,7 @@ class Worker:
         n_shards: int,
         n_steps: int,
         channel_of: Callable[[str], Channel],
-        report: Callable[..., None],
+        report: SendReport,
         finite: bool = True,
         keep: Callable[[], bool] = unlimited,
     ) -> None:
@@ -123,31 +152,33 @@ class Worker:
                 self._missing.discard(message.head.block)
             elif era == self._orders.era and version > self._wanted and message.head.block in self._missing:
                 self._orders.start, self._orders.afresh = version + 1, True  # the job has gone on without this worker
-                self._report("behind", version=version, era=era)
+                self._report(FellBehind(version, era=era))
             if self._complete() or self._orders.afresh:
                 self._changed.notify_all()
 
-    def on_replicas(self, message: Message) -> None:
-        """Record new replicas of blocks, or that a server's replicas have made the version that is waited for."""
-        name = str(message.meta["name"])
+    def on_replicas_added(self, notice: ReplicasAdded) -> None:
+        """Record new replicas of blocks."""
         with self._changed:
-            if message.head.kind == FrameKind.FOLLOWED:
-                self._replicas.known.add(name, message.meta["blocks"])
-            elif message.head.step == at(self._orders.era, self._wanted):
-                self._replicas.behind.pop(name, None)
+            self._replicas.known.add(notice.server, notice.blocks)
+
+    def on_replicas_ready(self, server: str, step: int) -> None:
+        """Record that the replicas of a server have made the version that is waited for."""
+        with self._changed:
+            if step == at(self._orders.era, self._wanted):
+                self._replicas.behind.pop(server, None)
                 self._changed.notify_all()
 
-    def on_moved(self, meta: dict[str, Any]) -> None:
+    def on_moved(self, notice: BlocksMoved) -> None:
         """Record new owners of blocks, present ones or from a later version on."""
         with self._changed:
-            if meta.get("era", self._orders.era) != self._orders.era:
+            if notice.era != self._orders.era:
                 return
             owners = self._orders.owners
-            for block, version, moves in meta["blocks"] if meta["owner"] else ():
-                if meta.get("gone") and moves > owners.moves.get(block, -1):
-                    owners.correct(block, meta["owner"], moves, missing=self._missing)
+            for block, version, moves in notice.blocks if notice.owner else ():
+                if notice.gone and moves > owners.moves.get(block, -1):
+                    owners.correct(block, notice.owner, moves, missing=self._missing)
                 else:
-                    owners.schedule(block, (version, moves, meta["owner"]))
+                    owners.schedule(block, (version, moves, notice.owner))
             if self._era == self._orders.era:  # else what is wanted is of an era that is over: see `_want`
                 owners.changed |= owners.advance(self._wanted - 1)
             self._changed.notify_all()
@@ -166,53 +197,65 @@ class Worker:
             self._replicas.again.add(server)
             self._changed.notify_all()
 
-    def progress(self) -> dict[str, Any]:
-        """Return the state that a restarted controller asks for."""
+    def state(self) -> StateReported:
+        """Return what a new controller must know."""
         with self._changed:
-            return {"version": self.version, "has": self._orders.era, "training": self.training}
+            return StateReported(self.version, self._orders.era, self.training)
 
     def repeat_losses(self) -> None:
         """Report the losses of the last steps again, to a controller that may not have received them."""
         self._gradients.repeat_losses()
 
-    def on_order(self, meta: dict[str, Any]) -> None:
+    def on_controller_lost(self) -> None:
+        """Do nothing: steps go on without a controller."""
+
+    def on_order(self, order: TrainingOrder) -> None:
         """Take an order of the controller."""
         with self._changed:
-            orders, do = self._orders, meta["do"]
-            if do == "begin":
-                self._begin_era(meta)
-            elif do == "followers":
-                self._replicas.settle(meta["rows"], owner=orders.owners.owner, here=meta["here"])
-            elif do == "deal":
-                first, last = meta["leaves"]
-                orders.leaves, orders.dealt = (first, last), True
-            elif do == "map":
-                self._correct_owners(meta)
-            elif do in ("hold", "go_on"):
-                orders.hold_at = meta.get("version")
-            elif do == "halt":
-                orders.era, orders.start, orders.afresh = meta["era"], None, True
-            else:
-                orders.stop |= do == "stop"
-                self._finishing |= do == "finish"
+            self._take(order)
             self._changed.notify_all()
 
-    def _begin_era(self, meta: dict[str, Any]) -> None:
-        if self._orders.owners.owner and meta["era"] == self._orders.era:
-            self._correct_owners(meta)  # without a new start: servers may still read the gradients of this step
-            self._replicas.known.settle(meta.get("followers", ()), begin=True)
-            return
-        first, last = meta["leaves"]
-        orders = Directives(era=meta["era"], start=meta["version"], leaves=(first, last), afresh=True)
-        orders.owners.begin(meta["map"])
-        self._orders = orders  # replaced as a whole: a loop that is pushing reads owners without the lock
-        self._replicas.known.settle(meta.get("followers", ()), begin=True)
+    def _take(self, order: TrainingOrder) -> None:  # noqa: C901 - a case for each order
+        orders = self._orders
+        match order:
+            case BeginTraining():
+                self._begin_era(order)
+            case SetReplicas():
+                self._replicas.settle(order.blocks, owner=orders.owners.owner, here=order.servers)
+            case AssignShards():
+                orders.shards, orders.dealt = (order.first, order.last), True
+            case SetOwners():
+                self._correct_owners(order.era, order.owners)
+            case PauseAtVersion():
+                orders.hold_at = order.version
+            case Resume():
+                orders.hold_at = None
+            case Halt():
+                orders.era, orders.start, orders.afresh = order.era, None, True
+            case FinishStep():
+                self._finishing = True
+            case Stop():
+                orders.stop = True
+            case Pause() | GrantLease() | ConfirmLeases() | RevokeLease() | ReportState():
+                pass  # of asynchronous training
+            case _:
+                assert_never(order)
 
-    def _correct_owners(self, meta: dict[str, Any]) -> None:
+    def _begin_era(self, order: BeginTraining) -> None:
+        if self._orders.owners.owner and order.era == self._orders.era:
+            # without a new start: servers may still read the gradients of this step
+            self._correct_owners(order.era, order.owners)
+        else:
+            orders = Directives(era=order.era, start=order.version, shards=order.shards, afresh=True)
+            orders.owners.begin(order.owners)
+            self._orders = orders  # replaced as a whole: a loop that is pushing reads owners without the lock
+        self._replicas.known.settle(order.replicas, begin=True)
+
+    def _correct_owners(self, era: int, owned: Sequence[OwnedBlock]) -> None:
         """Set the present owners of blocks, as the controller knows them."""
         owners = self._orders.owners
-        if meta["era"] == self._orders.era:
-            for block, owner, moves in meta["map"]:
+        if era == self._orders.era:
+            for block, owner, moves in owned:
                 if moves >= owners.moves.get(block, -1):
                     owners.correct(block, owner, moves, missing=self._missing)
 
@@ -229,7 +272,7 @@ class Worker:
             with self._changed:
                 self.version, self.training = self.version if version is None else version, version is not None
             if version == self.n_steps:
-                self._report("done", version=version, era=self._era)
+                self._report(TrainingDone(version, era=self._era))
                 version = None
 
     def _ends(self) -> bool:
@@ -245,7 +288,7 @@ class Worker:
             version, orders.start, orders.afresh = orders.start, None, False
         self._want(version)
         self._wait_for_version()
-        self._report("ready", version=version, era=self._era)
+        self._report(TrainingBegun(version, era=self._era))
         return version
 
     def _step(self, version: int) -> int:
@@ -266,10 +309,10 @@ class Worker:
         if orders.hold_at is None or version < orders.hold_at:
             return
         began = time.perf_counter()
-        self._report("holds", version=version)
+        self._report(Paused(version))
         with self._changed:
             self._changed.wait_for(lambda: self._may_go_on(version))
-        self._report("held", version=version, seconds=time.perf_counter() - began)
+        self._report(Resumed(version, time.perf_counter() - began))
 
     def _may_go_on(self, version: int) -> bool:
         orders = self._orders
@@ -294,7 +337,7 @@ class Worker:
 
     def _compute(self, version: int) -> None:
         """Compute and push this worker's logical shards that have not been computed in this step."""
-        for node in self._gradients.missing(*self._orders.leaves):
+        for node in self._gradients.missing(*self._orders.shards):
             self._push(node, self._gradients.compute(node, version, self._era), self._blocks, version)
 
     def _push(self, node: Node, gradient: Vector, blocks: Sequence[int], version: int) -> None:
@@ -344,7 +387,4 @@ class Worker:
         n_shards = len(self._gradients.losses)
         self._drop()
         now = time.perf_counter()
-        self._report(
-            "stepped", version=version, shards=n_shards, compute_s=computed - began, wait_s=now - computed,
-            era=self._era,
-        )  # fmt: skip
+        self._report(StepDone(version, n_shards, computed - began, now - computed, era=self._era))

@@ -18,6 +18,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement, Repair, Repairs
 from labkit.core.repairs import refuse_repairs
+from labkit.elastic.protocol.messages.clients import MemberStatus
 from labkit.testbed.agent.wire import Refusal, check_name
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.amounts import given
@@ -25,7 +26,6 @@ from labkit.testbed.run.event_rows import at, row, wall_s
 from labkit.testbed.run.events import RunEvents
 from labkit.testbed.run.inbox import Inbox, InboxItem
 from labkit.testbed.run.measuring import RunMeasuring
-from labkit.testbed.run.orders import MemberReply
 from labkit.testbed.run.progress import REPORT_S, JobUpdate
 from labkit.testbed.run.remote_job import RemoteJob
 from labkit.testbed.run.resume import RunTakeover
@@ -189,7 +189,7 @@ class SshBackend:
                 return self._folded(rows)
             self._inbox.wait(min([until_s, tick_s, self._next_arrival_s(), *self._run_events.aside.values()]) - now_s)
 
-    def members(self, job: int) -> list[MemberReply]:
+    def members(self, job: int) -> list[MemberStatus]:
         """Return the processes that train a job: name, role, site, pid, whether it has joined, and what it uses.
 
         Raises

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from labkit.elastic.controller.placement import JobPlacement
+from labkit.elastic.protocol.messages.clients import MemberStatus
 from labkit.testbed.errors import HostError
 from labkit.testbed.run.agent_pool import AgentPool
 from labkit.testbed.run.amounts import MemberLimits
@@ -18,7 +19,6 @@ from labkit.testbed.run.orders import (
     HostHomeOrder,
     HostHomeReply,
     JobOrder,
-    MemberReply,
     PlaceOrder,
     ReplaceOrder,
     ResizeOrder,
@@ -76,7 +76,7 @@ class JobClient:
         """Begin to end the job, with a checkpoint."""
         self._send(StopOrder(), DoneReply)
 
-    def members(self) -> list[MemberReply]:
+    def members(self) -> list[MemberStatus]:
         """Return the members of the job."""
         return self._send(StatusOrder(), StatusReply).members
 

@@ -129,7 +129,7 @@ class JobFollower:
         """Report how the job ended: done, stopped, or failed."""
         steps = result.steps or 0.0
         if result.failure:
-            cause = causes.read(result.cause)
+            cause = causes.cause_named(result.cause)
             self._fail(result.failure, generation, host=home, own=result.own, cause=cause)
         elif steps >= self._n_steps:
             self._finish(JobUpdate("done", steps), generation)

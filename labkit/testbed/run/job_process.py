@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic.errors import JobError
-from labkit.elastic.process.causes import told
+from labkit.elastic.process.causes import name_of
 from labkit.testbed.run.job_events import JobResult
 from labkit.testbed.run.job_request import JobRequest
 from labkit.testbed.run.orders import (
@@ -34,8 +34,6 @@ from labkit.testbed.run.orders import (
     HostHomeReply,
     JobOrder,
     JobReply,
-    LostReply,
-    MemberReply,
     PlaceOrder,
     ReplaceOrder,
     ResizeOrder,
@@ -147,9 +145,7 @@ class JobRequestHandler:
 
     def _status(self) -> StatusReply:
         status = self._job.status()
-        members = [MemberReply(**member._asdict()) for member in status.members]
-        lost = [LostReply(**lost._asdict()) for lost in status.lost]
-        return StatusReply(status.phase, status.step, status.loss, members, lost)
+        return StatusReply(status.phase, status.step, status.loss, status.members, status.lost)
 
 
 def summary(result: Result, request: JobRequest) -> JobResult:
@@ -178,7 +174,7 @@ def run(folder: Path) -> JobResult:
     except NothingLeftError as error:
         return JobResult(steps=error.saved.step, done=True, digest=error.saved.digest)
     except LabkitError as error:
-        return JobResult(failure=str(error), own=_own(error), cause=told(_cause(error)))
+        return JobResult(failure=str(error), own=_own(error), cause=name_of(_cause(error)))
 
 
 def _cause(error: LabkitError) -> Cause:

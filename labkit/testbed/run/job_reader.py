@@ -118,7 +118,7 @@ class JobReader:
         size = agent.read(run, task=self._task, file="log", n_bytes=1).size
         log = agent.read(run, task=self._task, file="log", offset=max(size - LOG_TAIL, 0)).data.decode(errors="replace")
         why = f"it died: {log.strip()[-LOG_TAIL:] or 'its log is empty'}"
-        return JobResult(failure=why, cause=causes.told(self._cause_of_exit(agent)))
+        return JobResult(failure=why, cause=causes.name_of(self._cause_of_exit(agent)))
 
     def _cause_of_exit(self, agent: Agent) -> Cause:
         """Return why the job's process ended without a result, as its agent saw it."""

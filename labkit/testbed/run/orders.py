@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 from annotated_types import Ge, Le
 
 from labkit.core.errors import InputError
+from labkit.elastic.protocol.messages.clients import LostMember, MemberStatus
 from labkit.testbed.agent.shapes import shaped
 
 ReplyT = TypeVar("ReplyT")
@@ -120,40 +121,14 @@ class HostHomeReply:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberReply:
-    """A member of a job: see `labkit.elastic.job_status.MemberStatus`."""
-
-    name: str
-    role: str
-    site: str
-    pid: int
-    joined: bool
-    cores: float | None = None
-    memory_gb: float | None = None
-    most_cores: float | None = None
-    most_gb: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LostReply:
-    """A member that was lost: see `labkit.elastic.job_status.LostMember`."""
-
-    name: str
-    role: str
-    cause: str
-    reason: str
-    time: float
-
-
-@dataclass(frozen=True, slots=True)
 class StatusReply:
     """Phase, step and members of a job: see `labkit.elastic.job_status.Status`."""
 
     phase: str
     step: int
     loss: float | None
-    members: list[MemberReply]
-    lost: list[LostReply] = field(default_factory=list)
+    members: list[MemberStatus]
+    lost: list[LostMember] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from labkit.core.events import Cause
 from labkit.elastic.event_quantities import MemberName
-from labkit.elastic.process.causes import read
+from labkit.elastic.process.causes import cause_named
 from labkit.testbed.agent.shapes import readable
 
 REPORT_S: Final = 1.0
@@ -131,7 +131,7 @@ class Progress:
         host, code = self._hosts.get(str(event["name"]), ""), event.get("code")
         lost = LostTask(member, host, float(code) if isinstance(code, int) and abs(code) < 1 << 31 else float("nan"))
         why = f"{event['name']}{f' on {host}' if host else ''}: {event['reason']}"
-        return JobUpdate("lost_task", self.steps, why=readable(why), cause=read(event.get("cause")), task=lost)
+        return JobUpdate("lost_task", self.steps, why=readable(why), cause=cause_named(event.get("cause")), task=lost)
 
     @property
     def speed(self) -> float:

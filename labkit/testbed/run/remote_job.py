@@ -11,6 +11,7 @@ from typing import Any, Final
 from labkit.core.errors import LabkitError
 from labkit.core.events import Cause
 from labkit.elastic.controller.placement import JobPlacement
+from labkit.elastic.protocol.messages.clients import MemberStatus
 from labkit.testbed.agent.errors import AgentRefused
 from labkit.testbed.run.agent_pool import AgentPool
 from labkit.testbed.run.amounts import Given
@@ -22,7 +23,6 @@ from labkit.testbed.run.job_follower import JobFollower
 from labkit.testbed.run.job_launcher import JobLauncher
 from labkit.testbed.run.job_request import JobRequest
 from labkit.testbed.run.job_state import RemoteJobState
-from labkit.testbed.run.orders import MemberReply
 from labkit.testbed.run.progress import JobUpdate, Progress
 from labkit.testbed.run.task_of_member import Row, TaskNumbers
 
@@ -313,7 +313,7 @@ class RemoteJob:
         if not stopped:
             self._hosts.agent(self.home).stop(self._hosts.run, task=self.task)
 
-    def members(self) -> list[MemberReply]:
+    def members(self) -> list[MemberStatus]:
         """Return the members of the job; none before it runs.
 
         Raises

@@ -10,7 +10,9 @@ import sys
 import numpy as np
 import pytest
 
-from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.clients import StopJob
+from labkit.elastic.protocol.messages.greeting import hello
 from labkit.elastic.transport import Access, Address, Handler, TransportError, connect
 from labkit.elastic.transport.frames import Head, encode
 from tests.elastic.chaos.story import Story, many
@@ -46,12 +48,12 @@ def test_strangers_at_every_door_change_nothing(seed: int) -> None:
         for door in doors:
             for raw in hostile(rng):
                 knock(door, raw)
-        for door, kind in zip(doors, (FrameKind.STATE, FrameKind.SNAPSHOT, FrameKind.TELL), strict=True):
-            hello = {"name": "worker-99", "role": "worker", "pid": 1, "address": ""}
+        for door, kind in zip(doors, (FrameKind.STATE, FrameKind.SNAPSHOT, FrameKind.CLIENT_REQUEST), strict=True):
+            said = hello("worker-99", "worker", pid=1)
             with contextlib.suppress(TransportError):
-                channel = connect(Address.parse(f"unix:{door}"), handler=Handler(), access=Access(), hello=hello)
+                channel = connect(Address.parse(f"unix:{door}"), handler=Handler(), access=Access(), hello=said)
                 with contextlib.suppress(TransportError):
-                    channel.request(kind, bytes(64), meta={"do": "stop"}).result(10)
+                    channel.request(kind, bytes(64), meta=encode(StopJob())).result(10)
                 channel.close()
         refused = story.happens("refused")
         assert refused["why"]

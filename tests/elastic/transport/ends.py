@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 from labkit.elastic.transport import Channel, Handler, Message, TransportError
+from labkit.elastic.transport.frames import decode_meta
 
 WITHIN_S = 20.0
 """What should happen at once may take this long on a busy machine before a test fails."""
@@ -28,7 +29,7 @@ class Noting(Handler):
         self.is_open.set()
 
     def received(self, channel: Channel, message: Message) -> None:
-        self.messages.put((message.head, dict(message.meta), bytes(message.payload)))
+        self.messages.put((message.head, decode_meta(message.meta), bytes(message.payload)))
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:
         self.reason = reason
@@ -46,8 +47,9 @@ class Echo(Noting):
     """Answers every request with what it brought; a meta part {"fail": why} fails."""
 
     def received(self, channel: Channel, message: Message) -> None:
-        if "fail" in message.meta:
-            raise ValueError(message.meta["fail"])
+        meta = decode_meta(message.meta)
+        if "fail" in meta:
+            raise ValueError(meta["fail"])
         if message.head.request:
             channel.reply(message, message.payload, meta=message.meta)
         else:

@@ -24,6 +24,7 @@ from labkit.elastic.transport import (
     RemoteError,
     pair,
 )
+from labkit.elastic.transport.frames import encode_meta
 from tests.elastic.transport.conftest import SCHEMES
 from tests.elastic.transport.ends import WITHIN_S, Echo, Noting
 
@@ -35,7 +36,9 @@ def test_frames_arrive_in_order_with_all_that_they_say(ends, scheme):
     channel, server, _ = ends(scheme)
     assert isinstance(channel, Channel)
     for step in range(300):
-        channel.send(20, np.full(step, step % 251, np.uint8), b"end", meta={"n": step}, block=4, offset=8, step=step)
+        channel.send(
+            20, np.full(step, step % 251, np.uint8), b"end", meta=encode_meta({"n": step}), block=4, offset=8, step=step
+        )
     for step in range(300):
         head, meta, payload = server.next()
         assert (head.kind, head.block, head.offset, head.step) == (20, 4, 8, step)
@@ -49,16 +52,16 @@ def test_a_meta_part_of_any_length_arrives_and_one_beyond_the_limits_is_refused_
     channel, server, _ = ends(scheme, server=Echo())
     for n in (1, 2_000, 20_000, 100_000):
         long = {"map": [[block, "ps-0", 0] for block in range(n)]}
-        channel.send(32, meta=long, block=3, step=n)
+        channel.send(32, meta=encode_meta(long), block=3, step=n)
         head, meta, payload = server.next()
         assert (head.kind, head.block, head.step, head.payload_bytes) == (32, 3, n, 0)
         assert meta == long
         assert payload == b""
-        assert channel.request(33, meta=long).result(WITHIN_S).meta == long
+        assert channel.request(33, meta=encode_meta(long)).result(WITHIN_S).meta == encode_meta(long)
     with pytest.raises(OversizedError, match="a meta part of 5,0"):
-        channel.send(32, meta={"text": "x" * 5_000_000})
+        channel.send(32, meta=encode_meta({"text": "x" * 5_000_000}))
     with pytest.raises(OversizedError, match="a meta part of 40,0"):
-        channel.send(32, np.zeros(1), meta={"text": "x" * 40_000})
+        channel.send(32, np.zeros(1), meta=encode_meta({"text": "x" * 40_000}))
 
 
 @every_scheme
@@ -77,7 +80,7 @@ def test_an_answer_is_received_where_it_is_wanted(ends, scheme):
 def test_a_failure_of_the_peer_is_told_and_the_connection_goes_on(ends, scheme):
     channel, _, _ = ends(scheme, server=Echo())
     with pytest.raises(RemoteError, match="ValueError: no block 7"):
-        channel.request(30, meta={"fail": "no block 7"}).result(WITHIN_S)
+        channel.request(30, meta=encode_meta({"fail": "no block 7"})).result(WITHIN_S)
     assert bytes(channel.request(30, b"still here").result(WITHIN_S).payload) == b"still here"
 
 
@@ -135,7 +138,7 @@ def test_a_payload_beyond_the_limit_is_refused_where_it_is_sent(ends, scheme):
     with pytest.raises(OversizedError, match="1,001 bytes"):
         channel.send(20, bytes(1001))
     with pytest.raises(OversizedError, match="meta part of 6"):
-        channel.request(20, meta={"a": "x" * 600})
+        channel.request(20, meta=encode_meta({"a": "x" * 600}))
     assert len(channel.request(30, bytes(1000)).result(WITHIN_S).payload) == 1000
 
 
@@ -216,7 +219,7 @@ def test_only_the_kinds_of_users_can_be_sent(ends):
     channel.send(16)
     server.next()
     with pytest.raises(FrameError, match="asks for no answer"):
-        channel.reply(Message(Head(16), {}, memoryview(b"")))
+        channel.reply(Message(Head(16), b"", memoryview(b"")))
 
 
 @every_scheme
@@ -261,7 +264,7 @@ def test_two_ends_of_one_process_need_no_address():
     one, other = pair(Noting(), Echo(), shares=True)
     region = Region(1000)
     assert one.share(region)
-    message = one.request(30, region.view[100:200], meta={"a": 1}).result(WITHIN_S)
+    message = one.request(30, region.view[100:200], meta=encode_meta({"a": 1})).result(WITHIN_S)
     assert np.shares_memory(np.frombuffer(message.payload, np.uint8), np.frombuffer(region.view, np.uint8))
     one.close()
     assert other.wait(WITHIN_S)

@@ -1,0 +1,20 @@
+"""Builds the decoders of all messages when it is imported: a fork server does so once for all of its children."""
+
+from labkit.elastic.protocol.messages.blocks import (
+    AwaitReplicas,
+    BlocksMoved,
+    BlockState,
+    Gradient,
+    Pull,
+    ReplicasAdded,
+    ReplicasReady,
+)
+from labkit.elastic.protocol.messages.clients import ClientAnswer, ClientRequest
+from labkit.elastic.protocol.messages.codec import warm
+from labkit.elastic.protocol.messages.greeting import Hello
+from labkit.elastic.protocol.messages.launchers import LauncherOrder, LauncherReport
+from labkit.elastic.protocol.messages.orders import Order
+from labkit.elastic.protocol.messages.reports import Report
+
+warm(Order, Report, LauncherOrder, LauncherReport, ClientRequest, ClientAnswer, Hello)
+warm(Gradient, Pull, BlocksMoved, BlockState, ReplicasAdded, ReplicasReady, AwaitReplicas)

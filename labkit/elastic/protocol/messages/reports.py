@@ -1,0 +1,392 @@
+"""Reports of servers and workers to the controller, most of which it writes as events of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from labkit.elastic.protocol.messages.struct import Count, Loss, Number, Struct, Text, Whole
+
+
+class ShardLoss(NamedTuple):
+    """Loss of a logical shard of a batch."""
+
+    shard: Count
+    loss: Loss
+
+
+class BlockLoad(NamedTuple):
+    """Bytes of gradients per second that a block receives."""
+
+    block: Count
+    per_s: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberReport(Struct):
+    """Base of all reports; one of an earlier era than the controller's has no effect.
+
+    Attributes
+    ----------
+    era : int, optional
+        Era in which it was sent; None: it holds in any.
+    EVENT : str
+        Name of the event of the job that the controller writes; "": none. Its columns are the fields.
+    """
+
+    EVENT: ClassVar[str] = ""
+    era: Count | None = None
+
+
+# --- of workers, on training
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBegun(MemberReport):
+    """A worker has the parameters of a version."""
+
+    EVENT: ClassVar[str] = "ready"
+    version: Count
+
+
+@dataclass(frozen=True, slots=True)
+class FellBehind(MemberReport):
+    """The job has gone on without a worker: it waits for a later version."""
+
+    EVENT: ClassVar[str] = "behind"
+    version: Count
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone(MemberReport):
+    """A synchronous worker has completed a step: seconds that it computed and waited, and shards that it computed."""
+
+    EVENT: ClassVar[str] = "stepped"
+    version: Count
+    shards: Count
+    compute_s: Number
+    wait_s: Number
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateDone(MemberReport):
+    """An asynchronous worker has made an update.
+
+    Attributes
+    ----------
+    version : int
+        Of the parameters, after it.
+    token, until : int
+        Lease of its samples, and the position up to which they are done.
+    loss : float or str
+        Of its minibatch.
+    staleness : int
+        Updates that others made meanwhile.
+    compute_s, wait_s : float
+        Seconds of the gradient, and of the update.
+    """
+
+    EVENT: ClassVar[str] = "stepped"
+    version: Count
+    token: Count
+    until: Count
+    loss: Loss
+    staleness: Whole
+    compute_s: Number
+    wait_s: Number
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLosses(MemberReport):
+    """Losses of logical shards of a step; `again`: they may have been reported before."""
+
+    version: Count
+    losses: list[ShardLoss]
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NotFinite(MemberReport):
+    """A loss is not finite: of a logical shard (synchronous), or of the minibatch at a position of an epoch."""
+
+    EVENT: ClassVar[str] = "not_finite"
+    version: Count
+    loss: Loss
+    shard: Count | None = None
+    epoch: Count | None = None
+    start: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingDone(MemberReport):
+    """A worker has completed the last step."""
+
+    EVENT: ClassVar[str] = "done"
+    version: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Paused(MemberReport):
+    """A worker has paused as ordered; `number` is that of `Pause`."""
+
+    EVENT: ClassVar[str] = "holds"
+    version: Count
+    number: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(MemberReport):
+    """A worker goes on after so many seconds of a pause."""
+
+    EVENT: ClassVar[str] = "held"
+    version: Count
+    seconds: Number
+
+
+@dataclass(frozen=True, slots=True)
+class WantsLease(MemberReport):
+    """An asynchronous worker asks for samples."""
+
+    EVENT: ClassVar[str] = "wants"
+
+
+# --- of servers, on blocks
+
+
+@dataclass(frozen=True, slots=True)
+class OwnsBlock(MemberReport):
+    """A server owns a block."""
+
+    EVENT: ClassVar[str] = "owns"
+    block: Count
+    version: Count
+    moves: Count
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver(MemberReport):
+    """The new owner of a block has confirmed it: `seconds` and `bytes` of the transfer."""
+
+    EVENT: ClassVar[str] = "handed_over"
+    block: Count
+    version: Count
+    owner: Text
+    moves: Count
+    seconds: Number
+    bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class TransferUnconfirmed(MemberReport):
+    """A block was sent to a server that has not confirmed it."""
+
+    EVENT: ClassVar[str] = "unsure"
+    block: Count
+    version: Count
+    owner: Text
+    moves: Count
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Transferring(MemberReport):
+    """A block is on its way to a server."""
+
+    EVENT: ClassVar[str] = "moving"
+    block: Count
+    owner: Text
+
+
+@dataclass(frozen=True, slots=True)
+class HasReplica(MemberReport):
+    """A server has a complete replica of a block, by the order of a turn."""
+
+    EVENT: ClassVar[str] = "shadows"
+    block: Count
+    turn: Count
+    version: Count
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFailed(MemberReport):
+    """The owner of a block could not send it to a server that was to keep a replica."""
+
+    EVENT: ClassVar[str] = "unfollowed"
+    block: Count
+    turn: Count
+    follower: Text
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class LacksReplicas(MemberReport):
+    """A server was to own blocks of which it has no replica."""
+
+    EVENT: ClassVar[str] = "lacks"
+    blocks: list[Count]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyLate(MemberReport):
+    """The order to copy blocks at a version came when they were past it."""
+
+    EVENT: ClassVar[str] = "late"
+    version: Count
+    blocks: list[Count]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionLost(MemberReport):
+    """A gradient of a version that a block does not have: that version was lost with another server."""
+
+    EVENT: ClassVar[str] = "amiss"
+    block: Count
+    version: Count
+    step: Count
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoads(MemberReport):
+    """Gradient traffic of blocks, for the request of a number; `last`: it was the last part."""
+
+    number: Count
+    loads: list[BlockLoad]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsReceived(MemberReport):
+    """Bytes of gradients since the last such report, and seconds of an update of the whole model if it is known."""
+
+    EVENT: ClassVar[str] = "served"
+    bytes: Count
+    update_s: Number | None = None
+
+
+# --- of both, on themselves and others
+
+
+@dataclass(frozen=True, slots=True)
+class StateReported(MemberReport):
+    """The end of the answer to `ReportState`.
+
+    Attributes
+    ----------
+    version : int
+        Newest version that the member has.
+    has : int
+        Its era.
+    training : bool
+        Whether it has the parameters (worker) or blocks (server) of that era.
+    """
+
+    EVENT: ClassVar[str] = "here"
+    version: Count
+    has: Count
+    training: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Connected(MemberReport):
+    """A member is connected to a server."""
+
+    EVENT: ClassVar[str] = "met"
+    server: Text
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectFailed(MemberReport):
+    """A member cannot connect to a server."""
+
+    EVENT: ClassVar[str] = "unmet"
+    server: Text
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBroken(MemberReport):
+    """A connection to another member broke; `reason` is one word, `why` a sentence."""
+
+    EVENT: ClassVar[str] = "cut"
+    peer: Text
+    reason: Text
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRefused(MemberReport):
+    """A connection was refused; `n` counts them."""
+
+    EVENT: ClassVar[str] = "refused"
+    reason: Text
+    n: Count
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsSet(MemberReport):
+    """A member has limited itself.
+
+    Attributes
+    ----------
+    cpus, memory_gb : float or None
+        Limits; None: no limit.
+    cores : list of int
+        Cores that it may use.
+    how : str
+        The way: see `labkit.elastic.process.limits`.
+    unable : list of str
+        A sentence for each limit that its host cannot keep.
+    """
+
+    EVENT: ClassVar[str] = "resized"
+    cpus: Number | None
+    memory_gb: Number | None
+    cores: list[Count]
+    how: Text
+    unable: list[Text]
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck(MemberReport):
+    """A worker makes no progress at a place: (step, logical shard), or (epoch, position)."""
+
+    EVENT: ClassVar[str] = "stuck"
+    place: tuple[Count, Count]
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory(MemberReport):
+    """A member ran out of memory, and ends."""
+
+    EVENT: ClassVar[str] = "no_memory"
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(MemberReport):
+    """An error that would occur in any other member, too: the job ends. `cause` is as events have it."""
+
+    EVENT: ClassVar[str] = "failed"
+    why: Text
+    cause: Text = "error"
+
+
+WorkerReport = (
+    TrainingBegun | FellBehind | StepDone | UpdateDone | ShardLosses | NotFinite | TrainingDone | Paused | Resumed
+    | WantsLease
+)  # fmt: skip
+BlockReport = (
+    OwnsBlock | HandedOver | TransferUnconfirmed | Transferring | HasReplica | ReplicaFailed | LacksReplicas | CopyLate
+    | VersionLost | BlockLoads | GradientsReceived
+)  # fmt: skip
+ProcessReport = (
+    StateReported | Connected | ConnectFailed | ConnectionBroken | PeerRefused | LimitsSet | Stuck | OutOfMemory
+    | Failed
+)  # fmt: skip
+Report = WorkerReport | BlockReport | ProcessReport
+
+SendReport = Callable[[Report], None]
+"""Sends the controller a report."""
