@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, reduce
 from operator import or_
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from annotated_types import Ge, Le, Len
 
 from labkit.testbed.agent.errors import AgentRefused
 from labkit.testbed.agent.shapes import Text, readable
+
+if TYPE_CHECKING:
+    from pydantic import ConfigDict
 
 MOST: Final = 1 << 53
 """Largest number of steps, and largest time in seconds, that is accepted."""
@@ -230,7 +233,7 @@ class JobResult:
         Name of the `labkit.core.Cause` of a failure, in lower case.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True}
+    __pydantic_config__: ClassVar[ConfigDict] = {"strict": True}
 
     steps: Steps | None = None
     done: bool = False
