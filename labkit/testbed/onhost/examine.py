@@ -194,7 +194,7 @@ def torch(folder: str) -> Torch:
     return {"version": version, "gpus": int(count), "error": ""}
 
 
-class Door:
+class EchoServer:
     """A socket that echoes a secret word to a caller that sends it, then counts bytes; nothing to other callers."""
 
     def __init__(self, host: str) -> None:
@@ -229,16 +229,16 @@ class Door:
 
 
 def listen(host: str) -> EchoPort:
-    """Open a door at an address of this host."""
+    """Open an echo port at an address of this host."""
     try:
-        door = Door(str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]))
+        server = EchoServer(str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]))
     except OSError as error:
         return {"error": f"{host}: {error.strerror or error}"}
-    return {"port": door.sock.getsockname()[1], "word": door.word}
+    return {"port": server.sock.getsockname()[1], "word": server.word}
 
 
-def greeted(host: str, port: int, word: str) -> socket.socket:
-    """Return a connection to another host's door, after it has echoed the word."""
+def connected(host: str, port: int, word: str) -> socket.socket:
+    """Return a connection to another host's echo port, after that has echoed the word."""
     sock = socket.create_connection((host, port), timeout=PATIENCE_S)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -252,10 +252,10 @@ def greeted(host: str, port: int, word: str) -> socket.socket:
 
 
 def dialled(host: str, port: int, word: str) -> Dialled:
-    """Connect to another host's door: seconds of a round trip, or why it failed."""
+    """Connect to another host's echo port: seconds of a round trip, or why it failed."""
     began = time.monotonic()
     try:
-        greeted(host, port, word).close()
+        connected(host, port, word).close()
     except OSError as error:
         return {"error": error.strerror or str(error)}
     return {"rtt_s": (time.monotonic() - began) / 2}  # one to connect, one for the word
@@ -265,7 +265,7 @@ def pour(host: str, port: int, word: str, seconds: float) -> Poured:
     """Send to another host for some seconds: bytes, and the seconds until all of them had arrived."""
     chunk = bytes(CHUNK)
     try:
-        with greeted(host, port, word) as sock:
+        with connected(host, port, word) as sock:
             began = time.monotonic()
             while time.monotonic() - began < seconds:
                 sock.sendall(chunk)
@@ -278,13 +278,13 @@ def pour(host: str, port: int, word: str, seconds: float) -> Poured:
 
 
 def dial(peers: list[list[Any]]) -> dict[str, Dialled]:
-    """Connect to all doors at once."""
+    """Connect to the echo ports of other hosts, all at once."""
     found: dict[str, Dialled] = {}
 
-    def knock(name: str, host: str, port: int, word: str) -> None:
+    def connect(name: str, host: str, port: int, word: str) -> None:
         found[name] = dialled(host, port, word)
 
-    threads = [threading.Thread(target=knock, args=peer) for peer in peers]
+    threads = [threading.Thread(target=connect, args=peer) for peer in peers]
     for thread in threads:
         thread.start()
     for thread in threads:

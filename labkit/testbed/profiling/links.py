@@ -54,10 +54,10 @@ def measure(fleet: Fleet, *, seconds: float = 1.0) -> pd.DataFrame:
             return []
 
         hosts.each(listen)
-        names = [machine.name for machine in fleet.inventory if machine.name in hosts.examiners]
+        names = [machine.name for machine in fleet.inventory if machine.name in hosts.probes]
         for source, target in permutations(names, 2):
             if target in peers:
-                rows.append(_measured(Link(source, target), hosts.examiners[source], peers[target], seconds))
+                rows.append(_measured(Link(source, target), hosts.probes[source], peers[target], seconds))
         rows += [Link(host, error=each.found) for host, found in hosts.findings.items() for each in found]
     return pd.DataFrame(rows, columns=Link._fields)
 
