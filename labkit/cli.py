@@ -350,7 +350,7 @@ def _refuse_error(error: Exception) -> NoReturn:
     if isinstance(error, LabkitError):
         _refuse(str(error))
     if isinstance(error, OSError):
-        _refuse(f"{error.filename or 'a file'}: {error.strerror or error}; check the path and who may write there.")
+        _refuse(f"{error.filename or 'a file'}: {error.strerror or error}; check the path and its permissions.")
     if not isinstance(error, ModuleNotFoundError) or str(error.name).startswith("labkit"):
         raise error
     _refuse(str(cli_help.lacking(str(error.name))))

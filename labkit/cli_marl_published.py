@@ -50,7 +50,7 @@ def published_trainer(
             f"--cluster is given {len(clusters)} times; expected one: as published, networks are trained on a cluster."
         )
     if options.get("n_lessons") is not None:
-        raise InputError("--lessons is given, and MARL as published imitates nobody; expected --rounds alone.")
+        raise InputError("--lessons is given, and MARL as published imitates no teacher; expected --rounds alone.")
     values = dict(_switch(one) for one in given)
     if (rounds := options.get("n_rounds")) is not None:
         values["n_epochs"] = rounds

@@ -68,7 +68,7 @@ class Compiling:
     n_begun : int
         Kernels that it began to compile.
     over : Event
-        Set once nobody watches any more.
+        Set once no caller watches any more.
     """
 
     seconds: float = 0.0

@@ -6,13 +6,16 @@ labkit.testbed, as a notebook would.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from invoke.context import Context
 
 from labkit.core.errors import InputError
-from labkit.testbed.fab import fleet, inventory_of, task
+from labkit.testbed.fab import fleet, inventory_of, refuse_former, task
 from labkit.testbed.terminal import agreed, keys_told, show, show_examined, teller
+
+refuse_former(sys.argv)
 
 WHERE = {"inventory": "File that describes the hosts; else testbed/hosts.toml, else the laptop testbed that is up."}
 

@@ -37,7 +37,7 @@ def test_networks_are_trained_and_decide(tmp_path):
         ({"given": ["level=rack"]}, "unknown level 'rack'"),
         ({"clusters": ["fat_tree(4)", "fat_tree(4)"]}, "--cluster is given 2 times; expected one"),
         ({"traces": ["traces/demo.csv"]}, "trace traces/demo.csv is a file; expected a generator"),
-        ({"options": {"n_lessons": 3}}, "--lessons is given, and MARL as published imitates nobody"),
+        ({"options": {"n_lessons": 3}}, "--lessons is given, and MARL as published imitates no teacher"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(given, told):

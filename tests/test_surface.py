@@ -20,6 +20,7 @@ from labkit.cli import app
 from labkit.experiment import Experiment, attach, compare, deploy, fidelity, simulate
 from labkit.notebook import live_deploy
 from labkit.results import load
+from labkit.testbed.fab import FORMER
 from labkit.testbed.run.fetch import fetch
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +66,7 @@ def test_every_command_task_and_name_of_the_page_exists_and_the_page_has_all_of_
     tasks = set(re.findall(r"`fab ([a-z-]+)`", PAGE))
     names = set(re.findall(r"`labkit\.(\w+)`", PAGE))
     assert typed - {"run"} == set(COMMANDS)
-    assert tasks == set(FAB)
+    assert tasks - set(FORMER) == set(FAB)
     assert names - set(labkit.PACKAGES) == set(labkit.__all__)
 
 
@@ -167,6 +168,15 @@ def test_a_former_option_is_gone_and_refused_with_the_new_one(name, option):
 def test_a_former_spelling_is_one_line_that_tells_the_new_one(words, told):
     done = subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, told)
+
+
+@pytest.mark.parametrize("words", [["run"], ["-H", "a,b", "run", "--trace", "demo"]])
+def test_a_former_task_of_fab_is_one_line_that_tells_the_new_one(words):
+    fab = str(Path(sys.executable).with_name("fab"))
+    done = subprocess.run([fab, *words], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "fab: 'fab run' is 'fab deploy' now. See `fab --help deploy`.\n")
+    assert set(FORMER.values()) <= set(FAB)
+    assert not set(FORMER) & set(FAB)
 
 
 def test_every_command_has_an_example_and_its_former_ones_are_gone():

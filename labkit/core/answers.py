@@ -20,8 +20,15 @@ _COLUMNS: Final = ("set_jobs", "job", "role", "group", "count", "partner")
 _AMOUNTS: Final = ("cpus", "memory_gb")
 
 
-def placement_of(answer: object, *, who: str) -> Placement:
+def placement_of(answer: object, *, source: str) -> Placement:
     """Return what a scheduler or a placer answered.
+
+    Parameters
+    ----------
+    answer : object
+        The answer.
+    source : str
+        What answered, for messages: "Fifo.schedule()".
 
     Raises
     ------
@@ -31,41 +38,42 @@ def placement_of(answer: object, *, who: str) -> Placement:
     """
     if not isinstance(answer, Placement):
         raise PlacementError(
-            f"{who} returns {_shown(answer)}; expected a Placement, and Placement.nothing() where nothing changes."
+            f"{source} returns {_shown(answer)}; expected a Placement, and Placement.nothing() where nothing changes."
         )
     for name in _COLUMNS:
         column = getattr(answer, name)
         if not (isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind == "i"):
             raise PlacementError(
-                f"{who} returns a placement whose {name} is {_shown(column)}; expected a one-dimensional array of "
+                f"{source} returns a placement whose {name} is {_shown(column)}; expected a one-dimensional array of "
                 "whole numbers, as Placement.of makes them."
             )
     n = len(answer.job)
     if not len(answer.role) == len(answer.group) == len(answer.count) == n:
         lengths = ", ".join(f"{name} {len(getattr(answer, name))}" for name in _COLUMNS[1:5])
-        raise PlacementError(f"{who} returns a placement with columns of different lengths: {lengths}.")
+        raise PlacementError(f"{source} returns a placement with columns of different lengths: {lengths}.")
     for name in _AMOUNTS:
         given = getattr(answer, name)
         if not (isinstance(given, np.ndarray) and given.dtype == _AMOUNT and given.shape in ((0,), (n,))):
             raise PlacementError(
-                f"{who} returns a placement of {n} rows whose {name} is {_shown(given)}; expected a float32 for each "
-                "row, NaN for what was declared, or none at all, as Placement.of makes them."
+                f"{source} returns a placement of {n} rows whose {name} is {_shown(given)}; expected a float32 for "
+                "each row, NaN for what was declared, or none at all, as Placement.of makes them."
             )
     if len(answer.partner) not in (0, len(answer.set_jobs)):
         raise PlacementError(
-            f"{who} returns a placement that sets {len(answer.set_jobs)} jobs and has {len(answer.partner)} partners; "
-            "expected one for each, -1 for none, or no partners at all."
+            f"{source} returns a placement that sets {len(answer.set_jobs)} jobs and has {len(answer.partner)} "
+            "partners; expected one for each, -1 for none, or no partners at all."
         )
-    _refuse_unsound(answer, who=who)
+    _refuse_unsound(answer, source=source)
     return answer
 
 
-def _refuse_unsound(answer: Placement, *, who: str) -> None:
+def _refuse_unsound(answer: Placement, *, source: str) -> None:
     """Raise if repairs or reasons are of another kind."""
     repairs, reasons = answer.repairs, answer.reasons
     if not (isinstance(repairs, np.ndarray) and repairs.ndim == 1 and repairs.dtype == REPAIR):
         raise PlacementError(
-            f"{who} returns a placement whose repairs are {_shown(repairs)}; expected an array as repairs_of makes it."
+            f"{source} returns a placement whose repairs are {_shown(repairs)}; expected an array as "
+            "repairs_of makes it."
         )
     sound = isinstance(reasons, tuple) and all(
         isinstance(each, Reason) and isinstance(each.job, int | np.integer) and isinstance(each.text, str)
@@ -73,7 +81,7 @@ def _refuse_unsound(answer: Placement, *, who: str) -> None:
     )
     if not sound:
         raise PlacementError(
-            f"{who} returns a placement whose reasons are {_shown(reasons)}; expected a tuple of Reason(job, text)."
+            f"{source} returns a placement whose reasons are {_shown(reasons)}; expected a tuple of Reason(job, text)."
         )
 
 
@@ -114,14 +122,14 @@ def refuse_unsound_model(model: SpeedModel, *, runs_on: object, shape: tuple[int
     InputError
         It names the model and the first such job.
     """
-    who = f"speed model {type(model).__name__}"
+    what = f"speed model {type(model).__name__}"
     if not isinstance(runs_on, np.ndarray) or runs_on.shape != shape or runs_on.dtype != np.bool_:
         told = f"{runs_on.shape} of {runs_on.dtype}" if isinstance(runs_on, np.ndarray) else f"{_shown(runs_on)}"
-        raise InputError(f"{who}: runs_on() returns {told}; expected an array of bool with the shape {shape}.")
+        raise InputError(f"{what}: runs_on() returns {told}; expected an array of bool with the shape {shape}.")
     stranded = np.flatnonzero(~runs_on.any(axis=1))
     if len(stranded):
         raise InputError(
-            f"{who}: job {jobs.id[stranded[0]]} runs on no device type of the cluster; let runs_on() name one, or "
+            f"{what}: job {jobs.id[stranded[0]]} runs on no device type of the cluster; let runs_on() name one, or "
             "drop the job."
         )
 
@@ -148,11 +156,13 @@ def _first_unsound(values: Floats) -> int:
 
 def _unsound(said: str, unit: str, model: object, values: object, numbers: Ints, jobs: Jobs) -> str:
     """Return what is wrong with the answer of a model."""
-    who, n = f"speed model {type(model).__name__}: {said}", len(numbers)
+    what, n = f"speed model {type(model).__name__}: {said}", len(numbers)
     asked = f"it was asked about {n} jobs, the first is job {jobs.id[numbers[0]]}" if n else "it was asked about no job"
     if not isinstance(values, np.ndarray):
-        return f"{who} {_shown(values)}; expected an array of {n} float64 ({asked})."
+        return f"{what} {_shown(values)}; expected an array of {n} float64 ({asked})."
     if values.shape != (n,) or values.dtype != _FLOAT:
-        return f"{who} an array of {values.dtype} with the shape {values.shape}; expected float64 and ({n},): {asked}."
+        return f"{what} an array of {values.dtype} with the shape {values.shape}; expected float64 and ({n},): {asked}."
     at = _first_unsound(values)
-    return f"{who} job {jobs.id[numbers[at]]} {values[at]:g} {unit}; expected a finite number >= 0, 0: it stands still."
+    return (
+        f"{what} job {jobs.id[numbers[at]]} {values[at]:g} {unit}; expected a finite number >= 0, 0: it stands still."
+    )

@@ -67,7 +67,7 @@ def start(
     resume: str = EXACT,
     on_nan: str = STOP,
     network: str = "local",
-    hosts: Sequence[str] = (),
+    addresses: Sequence[str] = (),
     ports: Sequence[int] | None = None,
     sites: Sequence[Site] = (),
     place: Mapping[str, Sequence[int]] | None = None,
@@ -129,8 +129,9 @@ def start(
     on_nan : str
         "stop": a loss that is NaN or infinite ends the job before its gradient is used, and no state with such numbers
         is saved, so the newest checkpoint is finite. "continue": the loss is recorded, and training goes on.
-    network, hosts, ports
-        Transport between processes: "local", "tls" or "tcp", and its addresses (docs/elastic.md, Between hosts).
+    network, addresses, ports
+        Transport between processes: "local", "tls" or "tcp"; addresses to which servers listen in turn, and ports
+        (docs/elastic.md, Between hosts).
     sites : sequence of Site
         Device groups that may hold members (docs/elastic.md, Over several hosts); the first is on this machine.
     place : mapping, optional
@@ -159,8 +160,8 @@ def start(
     check_variables()
     check_optimizer(optimizer, options, arguments=signature(start).parameters)
     folder = checked_folder(folder)
-    places = checked_sites(sites, network=network, hosts=hosts, devices=devices)
-    reach = _checked_network(places, network=network, hosts=hosts, ports=ports)
+    places = checked_sites(sites, network=network, addresses=addresses, devices=devices)
+    reach = _checked_network(places, network=network, addresses=addresses, ports=ports)
     seats = _checked_seats(places, place, servers=servers, workers=workers)
     servers, workers = (sum(of_role(seats, role).values()) for role in ROLES)
     check_restarts(restarts, restarts_within_s)
@@ -205,11 +206,11 @@ def _checked_program(program: Program, *, batch: int, n_shards: int) -> Layout:
 
 
 def _checked_network(
-    sites: Sequence[Site], *, network: str, hosts: Sequence[str], ports: Sequence[int] | None
+    sites: Sequence[Site], *, network: str, addresses: Sequence[str], ports: Sequence[int] | None
 ) -> NetworkConfig:
-    """Return the addresses of a job: `hosts`, or those of its sites."""
-    addresses = hosts or [site.address for site in sites if site.address]
-    return NetworkConfig.checked(network, addresses, ports, job=f"job-{new_token().hex()[:12]}")
+    """Return the network of a job: on `addresses`, or on those of its sites."""
+    given = addresses or [site.address for site in sites if site.address]
+    return NetworkConfig.checked(network, given, ports, job=f"job-{new_token().hex()[:12]}")
 
 
 def _checked_seats(

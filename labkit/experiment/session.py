@@ -134,8 +134,15 @@ class Session:
         """Return what a scheduler may know now."""
         return Snapshot(self.ledger, now_s=self.backend.now_s, number=self.n_decisions, runs_on=self.runs_on)
 
-    def step(self, placement: Placement, *, who: str = "schedule()") -> Events:
-        """Apply a decision, which `who` made, let time pass until the next one is due, and return what happened.
+    def step(self, placement: Placement, *, source: str = "schedule()") -> Events:
+        """Apply a decision, let time pass until the next one is due, and return what happened.
+
+        Parameters
+        ----------
+        placement : Placement
+            The decision.
+        source : str
+            What it comes from, for messages.
 
         Returns
         -------
@@ -152,16 +159,16 @@ class Session:
         """
         n_before = len(self.log)
         try:
-            self._step(placement, who)
+            self._step(placement, source)
         except StalledError as error:
             if self._on_stall == "raise":
                 raise
             self.stalled = str(error)
         return self.log.rows[n_before:]
 
-    def _step(self, placement: Placement, who: str) -> None:
+    def _step(self, placement: Placement, source: str) -> None:
         n_before, n_active = len(self.log), self.ledger.n_active
-        placement = placement_of(placement, who=who)
+        placement = placement_of(placement, source=source)
         refuse_reasons(placement, len(self.backend.jobs))
         happened = self.backend.apply(placement)
         why = self._explained(placement, happened) if placement.reasons else NO_EVENTS
@@ -197,7 +204,7 @@ class Session:
             began = clock()
             placement = scheduler.schedule(snapshot)
             decide_s(clock() - began)
-            self.step(placement, who=f"{type(scheduler).__name__}.schedule()")
+            self.step(placement, source=f"{type(scheduler).__name__}.schedule()")
         return self.log.rows
 
     def went(self, happened: Events, *, n_decisions: int, n_quiet: int, took_s: float, stands: bool) -> None:

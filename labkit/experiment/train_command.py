@@ -145,7 +145,7 @@ def train(
         save_every=save_every, folder=folder, sync=sync, lr=models.learning_rate(name) if lr is None else lr,
         standby=standby, restarts=restarts, restarts_within_s=restarts_within_s, lease_s=lease_s, start_s=start_s,
         patience_s=patience_s, on_nan=on_nan,
-        network=network, hosts=[host.strip() for host in addresses.split(",") if host], ports=ports_of(ports),
+        network=network, addresses=[each.strip() for each in addresses.split(",") if each], ports=ports_of(ports),
     )  # fmt: skip
     with job, _Bar(steps, quiet=as_json) as bar:
         result = follow(job, requests, strategy=strategy, told=bar)

@@ -107,7 +107,7 @@ class SlotEnv(gym.Env[Observation, np.int64]):
         j, what = divmod(int(action), 3)
         if j < len(self._jobs) and self._give(int(self._jobs[j]), what):
             return self._seen(), 0.0, False, False, self._info()
-        happened = self.session.step(self._trial.placement(), who="SlotEnv")
+        happened = self.session.step(self._trial.placement(), source="SlotEnv")
         reward = self._reward_of(happened)
         self._begin_slot()
         over = self.session.ledger.n_done == len(self._done_s)

@@ -1,4 +1,4 @@
-"""What a live view shows, folded from events as they come: who does what since when, and how full each group is."""
+"""What a live view shows, folded from events as they come: what each job does, and how full each group is."""
 
 from __future__ import annotations
 

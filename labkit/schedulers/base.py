@@ -26,7 +26,7 @@ def place(placer: Placer, snapshot: Snapshot, gangs: Gangs, *, strict: bool = Fa
         If it answers with something else.
     """
     answer = placer.place(snapshot, gangs, strict=strict)
-    return answer if isinstance(answer, Placement) else placement_of(answer, who=f"{type(placer).__name__}.place()")
+    return answer if isinstance(answer, Placement) else placement_of(answer, source=f"{type(placer).__name__}.place()")
 
 
 def asked(snapshot: Snapshot, jobs: Ints) -> Gangs:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from labkit.elastic.transport.certificates import Authority, Certificates
 from labkit.elastic.transport.folders import private_folder
+from labkit.testbed.dask_host import HostPlan
 from labkit.testbed.errors import FleetError
 from labkit.testbed.install.provision import install, python_of
 from labkit.testbed.inventory import Inventory, Machine
@@ -93,24 +93,29 @@ def down(inventory: Inventory, *, folder: str | Path | None = None, fleet: Fleet
 
 def _start(fleet: Fleet, authority: Authority, here: Path, *, workers: int | None, idle_s: float) -> str:
     first, *others = fleet.inventory
-    plan: dict[str, Any] = {"workers": workers, "idle_s": idle_s, "scheduler": ""}
-    address = _begin(fleet, authority, [first], plan)[first.name].stdout.strip()
+    address = _begin(fleet, authority, [first], workers=workers, idle_s=idle_s)[first.name].stdout.strip()
     if not ADDRESS.fullmatch(address):
         raise FleetError(f"{REFUSED}: {first.name} has no address: {readable(address)[:80]}")
     if others:
-        _begin(fleet, authority, others, plan | {"scheduler": address})
+        _begin(fleet, authority, others, workers=workers, idle_s=idle_s, scheduler=address)
     (here / "address").write_text(address + "\n", "utf-8")
     return address
 
 
-def _begin(fleet: Fleet, authority: Authority, machines: Iterable[Machine], plan: dict[str, Any]) -> Answers:
+def _begin(
+    fleet: Fleet, authority: Authority, machines: Iterable[Machine], *, workers: int | None, idle_s: float,
+    scheduler: str = "",
+) -> Answers:  # fmt: skip
     """Send each machine its plan and its key, and start its processes."""
     names = [machine.name for machine in machines]
     _all_ok(fleet.run(lambda machine: ["mkdir", "-p", "-m", "700", machine.folder, machine.path(THERE)], only=names))
     for name in names:
         machine = fleet.inventory[name]
-        own_plan = plan | {"name": name, "address": machine.address, "files": _issued(authority)}
-        _all_ok(fleet.put(json.dumps(own_plan).encode(), machine.path(THERE, "plan.json"), mode=0o600, only=[name]))
+        plan = HostPlan(
+            name=name, address=machine.address, scheduler=scheduler, workers=workers, idle_s=idle_s,
+            files=_issued(authority),
+        )  # fmt: skip
+        _all_ok(fleet.put(plan.to_json(), machine.path(THERE, "plan.json"), mode=0o600, only=[name]))
     return _all_ok(fleet.run(lambda machine: _words(machine, "start"), timeout_s=START_S, only=names))
 
 

@@ -15,8 +15,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.transport.certificates import write_private
@@ -24,6 +25,61 @@ from labkit.elastic.transport.folders import private_folder
 from labkit.testbed.laptop.processes import BedProcess, end, process, processes
 
 PLAN, LEADER, LOG = "plan.json", "leader.json", "log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPlan:
+    """Processes of the cluster on one host.
+
+    Attributes
+    ----------
+    name, address : str
+        The host, and the address on which its processes listen.
+    scheduler : str
+        Address of the scheduler; empty: it runs on this host.
+    workers : int, optional
+        Worker processes; None: as many as cores.
+    idle_s : float
+        The scheduler ends by itself after so long without work.
+    files : dict
+        Authority, certificate and key of the host as text, by name of the file.
+    """
+
+    name: str
+    address: str
+    scheduler: str = ""
+    workers: int | None = None
+    idle_s: float
+    files: dict[str, str] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for name in self.files:
+            if Path(name).name != name:
+                raise InputError(f"{PLAN}: '{name[:80]}' is no name of a file")
+
+    def to_json(self) -> bytes:
+        """Return it for plan.json."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return the plan in a folder.
+
+        Raises
+        ------
+        InputError
+            If it has another form: the field, and what was expected.
+        """
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            return TypeAdapter(cls).validate_json((folder / PLAN).read_bytes())
+        except ValidationError as error:
+            fault = error.errors(include_input=False, include_url=False)[0]  # the value may be the key
+            where = ".".join(map(str, fault["loc"])) or "the file"
+            raise InputError(f"{folder / PLAN}: {where}: {fault['msg']}; run `fab dask-up` again.") from None
+
+
 LOST_S: Final = 60
 """Workers end when they have not found the scheduler for so long."""
 NOWHERE: Final = "127.0.0.1:0"
@@ -86,35 +142,35 @@ def _session(pid: int) -> int | None:
 
 def run(folder: Path) -> None:
     """Run the processes of the plan until they end, or SIGTERM arrives."""
-    plan = json.loads((folder / PLAN).read_text("utf-8"))
-    for name, text in plan.pop("files").items():
+    plan = HostPlan.read(folder)
+    for name, text in plan.files.items():
         write_private(folder / name, text.encode())
     for name in ("OMP", "OPENBLAS", "MKL", "NUMBA"):
         os.environ[f"{name}_NUM_THREADS"] = "1"
     asyncio.run(_serve(folder, plan))
 
 
-async def _serve(folder: Path, plan: dict[str, Any]) -> None:
+async def _serve(folder: Path, plan: HostPlan) -> None:
     import dask
     from distributed import Nanny, Scheduler
 
     security = _security(folder)
-    pages: dict[str, Any] = {f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")}
-    common = {"security": security, "protocol": "tls", "host": plan["address"], "dashboard_address": NOWHERE}
+    pages: dict[str, list[str]] = {f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")}
+    common = {"security": security, "protocol": "tls", "host": plan.address, "dashboard_address": NOWHERE}
     async with AsyncExitStack() as stack:
         stack.enter_context(dask.config.set(pages))
         asked = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
         parts: list[Any] = []
-        if not plan["scheduler"]:
-            parts.append(await stack.enter_async_context(Scheduler(**common, port=0, idle_timeout=plan["idle_s"])))
-        address = plan["scheduler"] or parts[0].address
+        if not plan.scheduler:
+            parts.append(await stack.enter_async_context(Scheduler(**common, port=0, idle_timeout=plan.idle_s)))
+        address = plan.scheduler or parts[0].address
         nannies = [
             Nanny(
-                address, **common, port=0, worker_port=0, nthreads=1, name=f"{plan['name']}-{i}", death_timeout=LOST_S,
+                address, **common, port=0, worker_port=0, nthreads=1, name=f"{plan.name}-{i}", death_timeout=LOST_S,
                 local_directory=str(folder / "space"), config=pages,
             )
-            for i in range(plan["workers"] or len(os.sched_getaffinity(0)))
+            for i in range(plan.workers or len(os.sched_getaffinity(0)))
         ]  # fmt: skip
         parts += await asyncio.gather(*(stack.enter_async_context(nanny) for nanny in nannies))
         _report(address, folder / LOG)

@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
 
 import fabric
 from invoke.context import Context
@@ -25,6 +27,10 @@ from labkit.testbed.terminal import plain
 
 FAILED, WRONG, STOPPED, BROKEN_PIPE = 1, 2, early.STOPPED, 141
 """Exit codes: a host failed; an input or a file is wrong; Ctrl-C; the reader of stdout is gone."""
+
+
+FORMER: Final = {"run": "deploy"}
+"""Former name of a task, and its name now."""
 
 
 class Once(fabric.Executor):  # type: ignore[misc]
@@ -90,6 +96,29 @@ def _exit_for(error: BaseException) -> Exit:
         where = f"{error.filename or 'a file'}: {error.strerror or error}"
         return Exit(f"fab: {where}; check the path and its permissions.", code=WRONG)
     return Exit(f"fab: {plain(' '.join(str(error).split()))}", code=WRONG)
+
+
+def refuse_former(words: Sequence[str]) -> None:
+    """Refuse the former name of a task, in the line that has its name now: Fabric would only say that it is none.
+
+    Parameters
+    ----------
+    words : sequence of str
+        The command line, with the name of the program.
+
+    >>> refuse_former(["fab", "-H", "a", "deploy", "--trace", "run"])
+    >>> refuse_former(["fab", "-H", "a", "run"])
+    Traceback (most recent call last):
+    ...
+    invoke.exceptions.Exit: fab: 'fab run' is 'fab deploy' now. See `fab --help deploy`.
+    """
+    if not words or Path(words[0]).name != "fab":
+        return
+    given = [word for before, word in pairwise(words) if before not in ("-H", "--hosts")]
+    first = next((word for word in given if not word.startswith("-")), "")
+    if first in FORMER:
+        now = FORMER[first]
+        raise Exit(f"fab: 'fab {first}' is 'fab {now}' now. See `fab --help {now}`.", code=WRONG)
 
 
 def only(context: Context) -> list[str]:

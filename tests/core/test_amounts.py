@@ -155,4 +155,4 @@ def test_joined_placements_keep_their_amounts() -> None:
 def test_amounts_of_another_kind_are_no_answer() -> None:
     wrong = Placement(*(getattr(MIXED, n) for n in ("set_jobs", "job", "role", "group", "count")), cpus=np.ones(2))
     with pytest.raises(PlacementError, match=r"^schedule\(\) returns a placement of 3 rows whose cpus is array"):
-        placement_of(wrong, who="schedule()")
+        placement_of(wrong, source="schedule()")

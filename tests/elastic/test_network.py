@@ -140,7 +140,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def live(slow: Path, control: Result) -> Iterator[Live]:
-    with begin(slow, network="tls", hosts=HOSTS, servers=3) as job:
+    with begin(slow, network="tls", addresses=HOSTS, servers=3) as job:
         for event in job.events():
             if event["event"] == "loss":
                 break
@@ -273,7 +273,7 @@ def test_scaling_and_another_controller_change_no_bit_over_tls(control: Result, 
     """A server and a worker join by hand-over; the controller is killed; its successor takes a server away."""
     gate, doors = tmp_path / "slow", []
     gate.touch()
-    with begin(gate, network="tls", hosts=HOSTS) as job:
+    with begin(gate, network="tls", addresses=HOSTS) as job:
 
         def grow() -> None:
             job.scale(servers=1, workers=1)
@@ -317,7 +317,7 @@ def test_data_in_clear_where_asked_for_gives_the_same_bits_and_needs_the_token(c
         knock(server, Access(token=token, plaintext=True), hello=hello("worker-9", "worker")).close()
         gate.unlink()
 
-    result = run({1: stranger}, slow=gate, network="tcp", hosts=HOSTS[:2])
+    result = run({1: stranger}, slow=gate, network="tcp", addresses=HOSTS[:2])
     assert result.digest == control.digest
     assert {e["name"] for e in result.events if e["event"] == "refused"} == {"controller", "ps-1"}
 
@@ -364,10 +364,10 @@ def test_a_port_in_use_is_told_before_anything_starts() -> None:
     ("options", "what"),
     [
         ({"network": "tsl"}, "unknown network 'tsl'. Did you mean 'tls'"),
-        ({"hosts": ["127.0.0.2"]}, 'hosts 127.0.0.2 for network="local"'),
+        ({"addresses": ["127.0.0.2"]}, 'addresses 127.0.0.2 for network="local"'),
         ({"ports": (5000, 5001)}, 'for network="local"'),
-        ({"network": "tls", "hosts": ["0.0.0.0"]}, "'0.0.0.0' is no address that others can connect to"),
-        ({"network": "tls", "hosts": ["192.0.2.1"]}, "cannot listen at tls://192.0.2.1:0"),
+        ({"network": "tls", "addresses": ["0.0.0.0"]}, "'0.0.0.0' is no address that others can connect to"),
+        ({"network": "tls", "addresses": ["192.0.2.1"]}, "cannot listen at tls://192.0.2.1:0"),
         ({"network": "tcp", "ports": (5, 4)}, "ports 5 to 4"),
     ],
 )

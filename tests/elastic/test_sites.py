@@ -392,7 +392,7 @@ def test_a_site_that_makes_no_sense_is_refused(site: dict[str, Any], what: str) 
         ({"sites": [SITES[0], SITES[0]]}, "2 sites are named 'a/0'"),
         ({"sites": [Site("a", "a", "0.0.0.0")], "place": None}, "'0.0.0.0' of site 'a' is no address"),
         ({"sites": [Site("a", "a", "192.0.2.1")], "place": None}, "cannot listen at tls://192.0.2.1:0"),
-        ({"hosts": ["127.0.0.1"]}, "hosts 127.0.0.1 beside sites"),
+        ({"addresses": ["127.0.0.1"]}, "addresses 127.0.0.1 beside sites"),
         ({"devices": ["cpu"]}, "devices cpu beside sites"),
         ({"sites": ()}, "of a job without sites"),
         ({"place": {"d/0": (1, 1)}}, "unknown site 'd/0'"),

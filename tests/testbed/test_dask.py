@@ -15,10 +15,12 @@ import distributed
 import psutil
 import pytest
 
+from labkit.core.errors import InputError
 from labkit.elastic.transport.certificates import Authority
 from labkit.experiment import sweep
 from labkit.experiment.on_dask import connect
 from labkit.testbed import dask
+from labkit.testbed.dask_host import HostPlan
 from labkit.testbed.errors import FleetError
 from labkit.testbed.inventory import Inventory
 from tests.experiment.sweeping import numbers, small
@@ -154,3 +156,18 @@ exec '{sys.executable}' "$@"
     finally:
         dask.down(hosts, folder=short_folder / "bare").checked()
     assert dask.down(replace(hosts, machines=(replace(hosts["h2"], folder="~/nothing"),)), folder=tmp_path / "x").ok
+
+
+def test_a_plan_of_another_form_is_refused_by_its_field_and_shows_no_key(tmp_path: Path) -> None:
+    plan = HostPlan(name="h0", address="127.0.0.1", idle_s=1.0, files={"host.key": "secret"})
+    assert "secret" not in repr(plan)
+    for name, value, why in (
+        ("workers", "many", "workers: Input should be a valid integer"),
+        ("files", {"../x": "secret"}, "no name of a file"),
+    ):
+        (tmp_path / "plan.json").write_text(json.dumps({**json.loads(plan.to_json()), name: value}), "utf-8")
+        with pytest.raises(InputError, match=why) as refused:
+            HostPlan.read(tmp_path)
+        assert "secret" not in str(refused.value)
+    (tmp_path / "plan.json").write_bytes(plan.to_json())
+    assert HostPlan.read(tmp_path) == plan

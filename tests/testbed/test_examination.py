@@ -19,8 +19,8 @@ from labkit.testbed.doctor.findings import (
     HostExpectation,
     Severity,
     of_clock,
-    of_doors,
     of_facts,
+    of_ports,
     of_torch,
 )
 from labkit.testbed.doctor.probe import visit
@@ -108,7 +108,7 @@ def test_a_clock_is_judged_by_what_is_certain():
 
 
 def test_a_firewall_between_two_hosts_is_a_fault_of_both_names():
-    finding = of_doors(WANTED, "10.0.0.1", {"b": Dialled(0.001), "c": Dialled(error="timed out")})
+    finding = of_ports(WANTED, "10.0.0.1", {"b": Dialled(0.001), "c": Dialled(error="timed out")})
     assert finding.state == Severity.FAULT
     assert "c (timed out)" in finding.found
     assert "b" not in finding.found.split("reach ")[1]
@@ -156,7 +156,7 @@ def test_hosts_that_are_down_or_unknown_or_have_no_python_are_faults_and_the_oth
 
 def test_an_address_that_is_not_the_hosts_own_is_told(bed):
     with Fleet(bed.only("h0")) as fleet, visit(fleet) as hosts:
-        port = hosts.examiners["h0"].listen("192.0.2.1")
+        port = hosts.probes["h0"].listen("192.0.2.1")
     assert "192.0.2.1" in (port.error or "")
 
 
@@ -164,11 +164,11 @@ def test_the_door_of_the_examination_says_nothing_to_strangers_and_closes_with_i
     with Fleet(bed.only("h0")) as fleet:
         with visit(fleet) as hosts:
             address = bed["h0"].address
-            door = hosts.examiners["h0"].listen(address)
+            door = hosts.probes["h0"].listen(address)
             with socket.create_connection((address, door.port), timeout=5) as stranger:
                 stranger.sendall(b"x" * 32)
                 assert stranger.recv(100) == b""
-            wrong = hosts.examiners["h0"].dial({"it": (address, door.port, "y" * 32)})
+            wrong = hosts.probes["h0"].dial({"it": (address, door.port, "y" * 32)})
             assert wrong["it"] == Dialled(error="another program answers there")
         assert fleet.run(["true"]).ok
     for _ in range(1000):

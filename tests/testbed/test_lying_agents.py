@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from labkit.elastic.controller.losses import encoded
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError
-from labkit.testbed.run.job_events import JobResult, event_of, result_of
+from labkit.testbed.run.job_events import JobResult, LossEvent, OtherEvent, event_of, result_of
 from labkit.testbed.terminal import plain
 
 HELLO = {
@@ -190,5 +191,18 @@ def test_what_a_job_writes_at_its_end_is_checked():
             result_of(wrong)
 
 
-def test_a_loss_that_is_no_number_is_heard_as_such():
-    assert event_of('{"event": "loss", "time": 1.5, "version": 3, "loss": NaN}')["event"] == "loss"
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), float("-inf"), 0.5])
+def test_a_loss_that_diverges_is_no_fault_of_the_host(loss: float) -> None:
+    line = json.dumps({"event": "loss", "time": 1.5, "version": 3, "loss": encoded(loss)})  # as the controller does
+    event = event_of(line)
+    assert isinstance(event, LossEvent)
+    assert repr(float(event.loss)) == repr(loss)
+
+
+def test_the_refusal_of_an_event_names_the_field_and_its_value() -> None:
+    with pytest.raises(AgentError, match=r"saved\.version: Input should be a valid integer, not 'all'"):
+        event_of('{"event": "saved", "version": "all"}')
+
+
+def test_an_event_that_a_newer_runtime_writes_is_passed_on() -> None:
+    assert event_of('{"event": "hums", "tune": 7}') == OtherEvent(event="hums")

@@ -11,7 +11,7 @@ from labkit.core.ledger import Ledger
 from labkit.elastic.event_quantities import EventQuantities, MemberName
 from labkit.testbed.agent.errors import AgentRefused
 from labkit.testbed.agent.shapes import HostMeasurement, HostUse, Used
-from labkit.testbed.run.job_events import event_of
+from labkit.testbed.run.job_events import LeftEvent, StartedEvent, event_of
 from labkit.testbed.run.measuring import RunMeasuring, _rows, _used
 from labkit.testbed.run.progress import Progress
 from labkit.testing.backends import same_events
@@ -89,24 +89,15 @@ def test_a_member_that_has_left_is_measured_no_more() -> None:
 
 def test_a_task_that_was_lost_is_told_with_its_host_its_status_and_its_cause() -> None:
     progress = Progress()
-    progress.note({"event": "started", "name": "ps-1", "pid": 3, "host": "h2"})
-    told = progress.note(
-        {
-            "event": "left",
-            "name": "ps-1",
-            "expected": False,
-            "reason": "exit code 137",
-            "cause": "out_of_memory",
-            "code": 137,
-        }
-    )
+    progress.note(StartedEvent(name="ps-1", pid=3, host="h2"))
+    told = progress.note(LeftEvent(name="ps-1", reason="exit code 137", cause="out_of_memory", code=137))
     assert told is not None
     assert told.task is not None
     assert (told.cause, told.task.member, told.task.host, told.task.code) == (
         Cause.OUT_OF_MEMORY, MemberName(Role.PS, 1), "h2", 137.0,
     )  # fmt: skip
     assert told.why == "ps-1 on h2: exit code 137"
-    assert progress.note({"event": "left", "name": "ps-1", "expected": True, "reason": "exit code 0"}) is None
+    assert progress.note(LeftEvent(name="ps-1", expected=True, reason="exit code 0")) is None
 
 
 @pytest.mark.parametrize(
@@ -149,7 +140,7 @@ def test_measurements_of_a_run_reach_the_ledger_as_those_of_a_simulation_do() ->
 
     heard_rows: queue.SimpleQueue[Any] = queue.SimpleQueue()
     measuring = RunMeasuring(OneHost(said(1, p5=1.0), said(3, p5=2.0)), every_s=0.05, on_rows=heard_rows.put)  # type: ignore[arg-type]
-    measuring.note(0, {"event": "started", "name": "worker-0", "pid": 5, "host": "h0"})
+    measuring.note(0, StartedEvent(name="worker-0", pid=5, host="h0"))
     ledger = Ledger(jobs_of(1), no_network(1))
     while ledger.use.newest[0, Role.WORKER, Quantity.CORES] != 0.5:
         rows = heard_rows.get(timeout=30)

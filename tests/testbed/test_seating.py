@@ -5,6 +5,7 @@ from __future__ import annotations
 from labkit.core.events import Role
 from labkit.elastic.event_quantities import MemberName
 from labkit.testbed.run.amounts import Given
+from labkit.testbed.run.job_events import LeftEvent, StartedEvent
 from labkit.testbed.run.task_of_member import TaskNumbers
 
 ROWS = [(Role.WORKER, "a/0", 2), (Role.PS, "b/0", 1), (Role.PS, "a/0", 1), (Role.WORKER, "b/0", 1)]
@@ -13,7 +14,7 @@ ROWS = [(Role.WORKER, "a/0", 2), (Role.PS, "b/0", 1), (Role.PS, "a/0", 1), (Role
 def seated(*names: tuple[str, str]) -> TaskNumbers:
     seating = TaskNumbers()
     for name, site in names:
-        seating.note({"event": "started", "name": name, "site": site})
+        seating.note(StartedEvent(name=name, host="a", pid=1, site=site))
     return seating
 
 
@@ -29,7 +30,7 @@ def test_who_comes_for_another_has_its_number_once_that_is_gone():
     seating = seated(("ps-0", "a/0"), ("ps-1", "a/0"), ("ps-2", "a/0"))
     rows = [(Role.PS, "a/0", 2)]
     assert seating.tasks(rows) == {MemberName(Role.PS, 0): 0, MemberName(Role.PS, 1): 1}  # ps-2 is still to take over
-    seating.note({"event": "left", "name": "ps-0"})
+    seating.note(LeftEvent(name="ps-0", reason="exit code 0"))
     assert seating.tasks(rows) == {MemberName(Role.PS, 2): 0, MemberName(Role.PS, 1): 1}
 
 

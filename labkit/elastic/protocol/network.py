@@ -53,22 +53,22 @@ class NetworkConfig:
     job: str = ""
 
     @classmethod
-    def checked(cls, network: str, hosts: Sequence[str], ports: Sequence[int] | None, *, job: str) -> NetworkConfig:
+    def checked(cls, network: str, addresses: Sequence[str], ports: Sequence[int] | None, *, job: str) -> NetworkConfig:
         """Return the configuration that a user asks for.
 
         Raises
         ------
         InputError
-            If there is no such network, or hosts or ports are not allowed with it.
+            If there is no such network, or addresses or ports are not allowed with it.
         """
         if network not in list(NetworkMode):
             raise unknown("network", network, list(NetworkMode))
         if network == NetworkMode.LOCAL:
-            if hosts or ports:
-                given = f"hosts {', '.join(hosts)}" if hosts else f"ports {ports}"
+            if addresses or ports:
+                given = f"addresses {', '.join(addresses)}" if addresses else f"ports {ports}"
                 raise InputError(f'{given} for network="local", which has none; say network="tls", or leave them out.')
             return cls()
-        return cls(network, tuple(map(checked_host, hosts or ("127.0.0.1",))), _checked_ports(ports or (0, 0)), job)
+        return cls(network, tuple(map(checked_host, addresses or ("127.0.0.1",))), _checked_ports(ports or (0, 0)), job)
 
     def host_of(self, name: str) -> str:
         """Return the address for a process whose name ends with its number."""

@@ -106,20 +106,22 @@ def launcher_name(host: str, sites: Iterable[Site]) -> str:
     return f"host-{hosts_of(sites).index(host)}"
 
 
-def checked_sites(sites: Sequence[Site], *, network: str, hosts: Sequence[str], devices: Sequence[str]) -> list[Site]:
+def checked_sites(
+    sites: Sequence[Site], *, network: str, addresses: Sequence[str], devices: Sequence[str]
+) -> list[Site]:
     """Return the sites of a job.
 
     Raises
     ------
     InputError
-        If names repeat, or sites are combined with a network, hosts or devices that exclude them.
+        If names repeat, or sites are combined with a network, addresses or devices that exclude them.
     """
     names = [site.name for site in sites]
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"{names.count(name)} sites are named '{name}'; names must be unique.")
-    if sites and (hosts or devices):
-        given = f"hosts {', '.join(hosts)}" if hosts else f"devices {', '.join(devices)}"
+    if sites and (addresses or devices):
+        given = f"addresses {', '.join(addresses)}" if addresses else f"devices {', '.join(devices)}"
         raise InputError(f"{given} beside sites; say it in the sites, or leave them out.")
     if network == NetworkMode.LOCAL:
         _check_local(sites)

@@ -115,7 +115,7 @@ def _watch(
             n = int(kept.n[0])
             if n:
                 parts.append((kept.state[:n].copy(), kept.mask[:n].copy(), kept.action[:n].astype(np.int64)))
-        session.step(placement, who=f"{type(scheduler).__name__}.schedule()")
+        session.step(placement, source=f"{type(scheduler).__name__}.schedule()")
     return left_out
 
 

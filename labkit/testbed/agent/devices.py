@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from labkit.proc import variables
 from labkit.testbed.agent.places import write_whole
@@ -21,6 +21,7 @@ from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.records import Phase, TaskRecord
 from labkit.testbed.agent.run import AgentRun
 from labkit.testbed.agent.runs import AgentRuns
+from labkit.testbed.agent.shapes import GpuReading, GpuUse
 from labkit.testbed.agent.wire import Refusal
 
 ALLOTMENT: Final = "gpus.json"
@@ -49,10 +50,9 @@ class Gpu:
     pids: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, reading: Mapping[str, Any]) -> Gpu:
+    def of(cls, reading: GpuUse) -> Gpu:
         """Return a GPU of a reading."""
-        pids = tuple(int(pid) for pid in reading["processes"])
-        return cls(int(reading["index"]), str(reading["uuid"]), bool(reading.get("mig")), pids)
+        return cls(reading.index, str(reading.uuid), reading.mig, tuple(int(pid) for pid in reading.processes))
 
 
 class Names:
@@ -120,7 +120,7 @@ class Devices:
         self._names.keep(self.holders())
 
     def grant(
-        self, key: Key, asks: Sequence[GpuRequest], *, reading: Mapping[str, Any], beside: str | None = None
+        self, key: Key, asks: Sequence[GpuRequest], *, reading: GpuReading, beside: str | None = None
     ) -> list[Gpu]:
         """Return the GPUs for a task: first those that it holds, then those of its partner, then free ones.
 
@@ -130,7 +130,7 @@ class Devices:
             The task.
         asks : sequence of GpuRequest
             Number of GPUs, and from which.
-        reading : mapping
+        reading : GpuReading
             The newest reading of the driver.
         beside : str, optional
             A task of the same run, whose GPUs it may share.
@@ -141,11 +141,9 @@ class Devices:
             If there are too few (`no_gpu`), or other tasks hold them (`busy`); then nothing has changed.
         """
         self.settle()
-        gpus = [Gpu.of(each) for each in reading.get("gpus", ())]
+        gpus = [Gpu.of(each) for each in reading.gpus]
         if not gpus:
-            raise Refusal(
-                "no_gpu", f"no GPU can be handed out here: {reading.get('absent') or 'the driver reports none'}"
-            )
+            raise Refusal("no_gpu", f"no GPU can be handed out here: {reading.absent or 'the driver reports none'}")
         holders = self.holders()
         partner = None if beside is None else Key(key.run, beside)
         chosen: list[Gpu] = []
@@ -188,7 +186,7 @@ class Devices:
         return f"used by process {others[0]}, which did not get it from this agent" if others else ""
 
     def change(
-        self, key: Key, asks: Sequence[GpuRequest], *, reading: Mapping[str, Any], beside: str | None = None
+        self, key: Key, asks: Sequence[GpuRequest], *, reading: GpuReading, beside: str | None = None
     ) -> list[Gpu]:
         """Give a running task other GPUs; those that it gives back are free once none of its processes sees them.
 

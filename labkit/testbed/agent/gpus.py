@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import select
 import signal
 import sys
@@ -16,7 +15,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
-from labkit.testbed.agent.wire import now_s
+from labkit.testbed.agent.shapes import GpuReading, GpuUse
+from labkit.testbed.agent.wire import now_s, pack
 
 MB: Final = 1e6
 PR_SET_PDEATHSIG: Final = 1
@@ -26,32 +26,32 @@ TX, RX = 0, 1
 """Direction of PCIe traffic, as NVML counts: from the GPU to the host, and back."""
 
 
-def reading(nvml: Any) -> list[dict[str, Any]]:
+def reading(nvml: Any) -> list[GpuUse]:
     """Return state and load of each GPU; None for a value that a GPU does not report."""
     count = int(nvml.nvmlDeviceGetCount())
     return [_device(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
 
 
-def _device(nvml: Any, index: int, device: Any) -> dict[str, Any]:
+def _device(nvml: Any, index: int, device: Any) -> GpuUse:
     def ask(name: str, *given: Any) -> Any:
         return _maybe(nvml, lambda: getattr(nvml, name)(device, *given))
 
     memory, busy = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetUtilizationRates")
     power = ask("nvmlDeviceGetPowerUsage")
-    return {
-        "index": index,
-        "name": _text(ask("nvmlDeviceGetName")),
-        "uuid": _text(ask("nvmlDeviceGetUUID")),
-        "memory_mb": None if memory is None else round(memory.total / MB),
-        "used_mb": None if memory is None else round(memory.used / MB),
-        "busy_percent": None if busy is None else busy.gpu,
-        "memory_busy_percent": None if busy is None else busy.memory,
-        "pcie_tx_mb_s": _mb(ask("nvmlDeviceGetPcieThroughput", TX)),
-        "pcie_rx_mb_s": _mb(ask("nvmlDeviceGetPcieThroughput", RX)),
-        "power_w": None if power is None else power / 1000,
-        "mig": _mig(ask("nvmlDeviceGetMigMode")),
-        "processes": _processes(ask("nvmlDeviceGetComputeRunningProcesses")),
-    }
+    return GpuUse(
+        index=index,
+        name=_text(ask("nvmlDeviceGetName")),
+        uuid=_text(ask("nvmlDeviceGetUUID")),
+        memory_mb=None if memory is None else round(memory.total / MB),
+        used_mb=None if memory is None else round(memory.used / MB),
+        busy_percent=None if busy is None else busy.gpu,
+        memory_busy_percent=None if busy is None else busy.memory,
+        pcie_tx_mb_s=_mb(ask("nvmlDeviceGetPcieThroughput", TX)),
+        pcie_rx_mb_s=_mb(ask("nvmlDeviceGetPcieThroughput", RX)),
+        power_w=None if power is None else power / 1000,
+        mig=_mig(ask("nvmlDeviceGetMigMode")),
+        processes=_processes(ask("nvmlDeviceGetComputeRunningProcesses")),
+    )
 
 
 def _maybe(nvml: Any, ask: Callable[[], Any]) -> Any:
@@ -88,24 +88,24 @@ def module() -> str | None:
     return None
 
 
-def answer() -> Callable[[], dict[str, Any]]:
+def answer() -> Callable[[], GpuReading]:
     """Return a function that reads the GPUs, or returns why there are none."""
     name = module()
     try:
         nvml = import_module(name or "pynvml")
     except ImportError:
-        return lambda: {"absent": ABSENT}
+        return lambda: GpuReading(absent=ABSENT)
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         why = f"NVML: {error}"
-        return lambda: {"absent": why}
+        return lambda: GpuReading(absent=why)
 
-    def ask() -> dict[str, Any]:
+    def ask() -> GpuReading:
         try:
-            return {"gpus": reading(nvml)}
+            return GpuReading(reading(nvml))
         except nvml.NVMLError as error:
-            return {"absent": f"NVML: {error}"}
+            return GpuReading(absent=f"NVML: {error}")
 
     return ask
 
@@ -117,7 +117,7 @@ def main() -> int:
     ask = answer()
     due_s = now_s()
     while True:
-        print(json.dumps(ask()), flush=True)
+        print(pack(ask()).decode(), end="", flush=True)
         if not every_s:
             return 0
         due_s = max(due_s + every_s, now_s())

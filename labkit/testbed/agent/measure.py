@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from labkit.proc import Stat, read
 from labkit.testbed.agent.processes import Key, TaskProcesses
-from labkit.testbed.agent.sampler import GpuReading, of_tasks
+from labkit.testbed.agent.sampler import of_tasks
+from labkit.testbed.agent.shapes import GpuReading, HostMeasurement, HostUse, Used
 from labkit.testbed.agent.wire import now_s, wall_s
 
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
@@ -75,56 +76,52 @@ class Meter:
 
     def sample(
         self, before: Reading, now: Reading, *, gpus: GpuReading, pss: bool = False, each: bool = False
-    ) -> dict[str, Any]:
+    ) -> HostMeasurement:
         """Return what was used between two readings, for a reply; `each`: also for each process."""
         key_of = {each.pid: key for key, those in now.tasks.items() for each in those}
         on_gpus = of_tasks(gpus, key_of)
-        return {
-            "wall_s": wall_s(), "boot_s": round(now.at_s, 3), "over_s": round(now.at_s - before.at_s, 3),
-            "host": self._host(before, now),
-            "tasks": [
-                {
-                    **_task(key, before, now),
-                    "gpu_memory_mb": on_gpus.get(key, 0.0),
-                    **({"pss_mb": pss_mb(now.tasks[key])} if pss else {}),
-                    **(_each(now.tasks[key]) if each else {}),
-                }
-                for key in sorted(now.tasks)
-            ],
-            "gpus": gpus.get("gpus", []), "gpus_absent": gpus.get("absent", ""),
-        }  # fmt: skip
+        tasks = [_task(key, before, now, on_gpus.get(key, 0.0)) for key in sorted(now.tasks)]
+        if pss:
+            tasks = [replace(task, pss_mb=pss_mb(now.tasks[Key(task.run, task.task)])) for task in tasks]
+        if each:
+            tasks = [_with_processes(task, now.tasks[Key(task.run, task.task)]) for task in tasks]
+        return HostMeasurement(
+            wall_s=wall_s(), boot_s=round(now.at_s, 3), over_s=round(now.at_s - before.at_s, 3),
+            host=self._host(before, now), tasks=tasks, gpus=gpus.gpus, gpus_absent=gpus.absent,
+        )  # fmt: skip
 
-    def _host(self, before: Reading, now: Reading) -> dict[str, float]:
+    def _host(self, before: Reading, now: Reading) -> HostUse:
         memory = _memory_mb()
         disk = os.statvfs(self._folder)
         ticks = max(now.all_ticks - before.all_ticks, 1)
-        return {
-            "cpu_percent": round(100 * (os.cpu_count() or 1) * (now.busy_ticks - before.busy_ticks) / ticks, 1),
-            "busy_s": round(now.busy_ticks * TICK_S, 2),
-            "load": round(os.getloadavg()[0], 2),
-            "memory_mb": round(memory["MemTotal"]),
-            "free_memory_mb": round(memory["MemAvailable"]),
-            "free_disk_mb": round(disk.f_bavail * disk.f_frsize / MB),
-        }
+        return HostUse(
+            cpu_percent=round(100 * (os.cpu_count() or 1) * (now.busy_ticks - before.busy_ticks) / ticks, 1),
+            busy_s=round(now.busy_ticks * TICK_S, 2),
+            load=round(os.getloadavg()[0], 2),
+            memory_mb=round(memory["MemTotal"]),
+            free_memory_mb=round(memory["MemAvailable"]),
+            free_disk_mb=round(disk.f_bavail * disk.f_frsize / MB),
+        )
 
 
-def _task(key: Key, before: Reading, now: Reading) -> dict[str, Any]:
+def _task(key: Key, before: Reading, now: Reading, gpu_memory_mb: float) -> Used:
     used_s = max(0, now.ticks(key) - before.ticks(key)) * TICK_S
     those = now.tasks[key]
-    return {
-        "run": key.run, "task": key.task, "n_processes": len(those),
-        "cpu_percent": round(100 * used_s / max(now.at_s - before.at_s, 1e-3), 1),
-        "cpu_s": round(now.ticks(key) * TICK_S, 2),
-        "rss_mb": round(sum(each.rss_pages for each in those) * PAGE_MB, 1),
-    }  # fmt: skip
+    return Used(
+        run=key.run, task=key.task, n_processes=len(those), gpu_memory_mb=gpu_memory_mb,
+        cpu_percent=round(100 * used_s / max(now.at_s - before.at_s, 1e-3), 1),
+        cpu_s=round(now.ticks(key) * TICK_S, 2),
+        rss_mb=round(sum(each.rss_pages for each in those) * PAGE_MB, 1),
+    )  # fmt: skip
 
 
-def _each(those: Sequence[Stat]) -> dict[str, dict[str, float]]:
-    """Return processor seconds and memory of each process."""
-    return {
-        "processes": {str(one.pid): one.ticks * TICK_S for one in those},
-        "processes_mb": {str(one.pid): one.rss_pages * PAGE_MB for one in those},
-    }
+def _with_processes(task: Used, those: Sequence[Stat]) -> Used:
+    """Return it with processor seconds and memory of each process."""
+    return replace(
+        task,
+        processes={str(one.pid): one.ticks * TICK_S for one in those},
+        processes_mb={str(one.pid): one.rss_pages * PAGE_MB for one in those},
+    )
 
 
 def pss_mb(those: list[Stat]) -> float | None:

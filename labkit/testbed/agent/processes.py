@@ -70,16 +70,16 @@ class TaskProcesses:
 
     def _label(self, each: Stat, seen: dict[Identity, tuple[Key, str] | None]) -> tuple[Key, str] | None:
         """Return task and token of a process; they are kept, also if it clears its environment later."""
-        who = each.identity
-        if who in self._labels:
-            seen[who] = self._labels[who]
-            return seen[who]
+        identity = each.identity
+        if identity in self._labels:
+            seen[identity] = self._labels[identity]
+            return seen[identity]
         found = variables(each.pid)
         if not found:  # of another user, or just about to become another program
             return None
         ours = self._folder in found and is_ours(each.pid)
-        seen[who] = _parse(found) if ours else None
-        return seen[who]
+        seen[identity] = _parse(found) if ours else None
+        return seen[identity]
 
     def leader(self, key: Key, token: str) -> Identity | None:
         """Return the first process of a task that was started with a token, if it runs."""

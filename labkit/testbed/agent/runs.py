@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from labkit.proc import stat
 from labkit.testbed.agent import logs
@@ -19,6 +19,7 @@ from labkit.testbed.agent.places import LABEL, RESULT, RUNS, TASK_SOCKET, inside
 from labkit.testbed.agent.processes import Key, TaskProcesses
 from labkit.testbed.agent.records import AgentRunRecord, Phase, TaskRecord, boot_id
 from labkit.testbed.agent.run import OVER, AgentRun
+from labkit.testbed.agent.shapes import ListedRun, ListedTask
 from labkit.testbed.agent.spawn import SpawnRequest, environment, spawn
 from labkit.testbed.agent.wire import Refusal, now_s, wall_s
 
@@ -259,23 +260,20 @@ class AgentRuns:
 
     # --- lists
 
-    def listed(self) -> list[dict[str, Any]]:
+    def listed(self) -> list[ListedRun]:
         """Return all runs, for a reply."""
         return [self.shown(here) for here in self]
 
-    def shown(self, here: AgentRun) -> dict[str, Any]:
+    def shown(self, here: AgentRun) -> ListedRun:
         """Return a run, for a reply."""
         record = here.record
         left_s = 0.0 if record.over else round(record.until_s - now_s(), 3)
         tasks = {name: _shown(task) for name, task in record.tasks.items()}
-        return {
-            "run": record.run, "over": record.over, "over_s": record.over_s, "lease_left_s": left_s,
-            "last_event": here.events.n, "tasks": tasks,
-        }  # fmt: skip
+        return ListedRun(
+            run=record.run, over=record.over, over_s=record.over_s, lease_left_s=left_s, last_event=here.events.n,
+            tasks=tasks,
+        )  # fmt: skip
 
 
-def _shown(task: TaskRecord) -> dict[str, Any]:
-    values = asdict(task)
-    for hidden in ("token", "start", "server"):
-        del values[hidden]
-    return values
+def _shown(task: TaskRecord) -> ListedTask:
+    return ListedTask(**{each.name: getattr(task, each.name) for each in fields(ListedTask)})

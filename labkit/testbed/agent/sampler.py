@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from labkit.testbed.agent.gpus import ABSENT, module
 from labkit.testbed.agent.loop import Loop, Timer
 from labkit.testbed.agent.processes import Key
+from labkit.testbed.agent.shapes import GpuReading, GpuUse
 from labkit.testbed.agent.wire import Lines, Refusal
 
 EVERY_S: Final = 1.0
@@ -19,10 +20,8 @@ UNUSED_S: Final = 10.0
 LATE_S: Final = 5.0
 """Seconds for an answer; NVML takes a second or two to start if the driver is not kept awake."""
 
-GpuReading = Mapping[str, Any]
-"""A line of `labkit.testbed.agent.gpus`: {"gpus": [...]}, or {"absent": why}."""
-LATE: Final[GpuReading] = {"absent": f"the NVIDIA driver did not answer within {LATE_S:g} s"}
-NONE: Final[GpuReading] = {"absent": ABSENT}
+LATE: Final = GpuReading(absent=f"the NVIDIA driver did not answer within {LATE_S:g} s")
+NONE: Final = GpuReading(absent=ABSENT)
 
 
 class Sampler:
@@ -36,7 +35,7 @@ class Sampler:
         self._timers: list[Timer] = []
         self._unused: Timer | None = None
         self._asking: list[Callable[[GpuReading], None]] = []
-        self.last: GpuReading = NONE if module() is None else {}
+        self.last: GpuReading | None = NONE if module() is None else None
 
     def ask(self, call: Callable[[GpuReading], None]) -> None:
         """Call with the newest reading, or with the next one if there is none yet."""
@@ -44,17 +43,17 @@ class Sampler:
             call(NONE)
             return
         self._begin()
-        if self.last:
+        if self.last is not None:
             call(self.last)
             return
         self._asking.append(call)
         self._timers.append(self._loop.after(LATE_S, self._late))
 
     def keep(self) -> GpuReading:
-        """Return the newest reading, and keep reading for some seconds."""
+        """Return the newest reading, empty if there is none yet, and keep reading for some seconds."""
         if self.last is not NONE:
             self._begin()
-        return self.last
+        return self.last or GpuReading()
 
     def _begin(self) -> None:
         if self._unused is not None:
@@ -81,11 +80,11 @@ class Sampler:
             data = os.read(self._out(), 1 << 16)
             self._lines.feed(data)
             while (line := self._lines.take()) is not None:
-                self._take(json.loads(line))
+                self._take(_read(line))
         except (OSError, ValueError, Refusal):
             data = b""
         if not data:
-            self._take({"absent": "the process that reads the GPUs ended"})
+            self._take(GpuReading(absent="the process that reads the GPUs ended"))
             self.end()
 
     def _take(self, reading: GpuReading) -> None:
@@ -115,14 +114,29 @@ class Sampler:
                 pipe.close()
         self._killed = [each for each in [*self._killed, process] if each.poll() is None]  # one may be stuck: no wait
         if self.last is not LATE:
-            self.last = {}  # the next call gets a new reading
+            self.last = None  # the next call gets a new reading
+
+
+def _read(line: bytes) -> GpuReading:
+    """Return a reading from a line of the agent's own process.
+
+    Raises
+    ------
+    ValueError
+        If it has another form.
+    """
+    values = json.loads(line)
+    try:
+        return GpuReading([GpuUse(**gpu) for gpu in values["gpus"]], values["absent"])
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"a line of the process that reads the GPUs has another form: {error}") from None
 
 
 def of_tasks(reading: GpuReading, tasks: Mapping[int, Key]) -> dict[Key, float]:
     """Return the GPU memory of each task in MB; `tasks` maps processes to tasks."""
     found: dict[Key, float] = {}
-    for gpu in reading.get("gpus", ()):
-        for pid, mb in gpu["processes"].items():
+    for gpu in reading.gpus:
+        for pid, mb in gpu.processes.items():
             key = tasks.get(int(pid))
             if key is not None and mb is not None:
                 found[key] = found.get(key, 0.0) + mb

@@ -26,7 +26,17 @@ from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.reading import read_range
 from labkit.testbed.agent.records import Phase, machine_id
 from labkit.testbed.agent.runs import LEASE_S, AgentRuns, File, TaskRequest
-from labkit.testbed.agent.sampler import GpuReading, Sampler
+from labkit.testbed.agent.sampler import Sampler
+from labkit.testbed.agent.shapes import (
+    ClaimedGpus,
+    Data,
+    FolderRow,
+    GpuReading,
+    HeldGpu,
+    Hello,
+    HostMeasurement,
+    StartedTask,
+)
 from labkit.testbed.agent.streams import AHEAD, EventStream, Follow, ItemStream, MeasurementStream
 from labkit.testbed.agent.wire import PROTOCOL, Refusal, now_s, wall_s
 
@@ -109,16 +119,17 @@ class Service:
         if protocol != PROTOCOL:
             mine = f"this agent speaks protocol {PROTOCOL} (labkit {version()}), the client {protocol}"
             raise Refusal("protocol", f"{mine}: restart the agent; its tasks go on")
-        cores = sorted(os.sched_getaffinity(0))
-        hello = {
-            "protocol": PROTOCOL, "labkit": version(), "build": build(),
-            "python": ".".join(map(str, sys.version_info[:3])),
-            "host": socket.gethostname(), "pid": os.getpid(), "boot": self._runs.boot, "machine": machine_id(),
-            "folder": str(self._folder), "cores": cores, "memory_mb": _memory_mb(), "wall_s": wall_s(),
-            "boot_s": round(now_s(), 3), "n_runs": len(self._runs.all), "n_clients": self._n_clients(),
-        }  # fmt: skip
-        self._sampler.ask(lambda gpus: request.reply({**hello, **_what_gpus(gpus, self.devices.holders())}))
+        self._sampler.ask(lambda reading: request.reply(self._hello(reading)))
         return Later
+
+    def _hello(self, reading: GpuReading) -> Hello:
+        return Hello(
+            protocol=PROTOCOL, labkit=version(), build=build(), python=".".join(map(str, sys.version_info[:3])),
+            host=socket.gethostname(), pid=os.getpid(), boot=self._runs.boot, machine=machine_id(),
+            folder=str(self._folder), cores=sorted(os.sched_getaffinity(0)), memory_mb=_memory_mb(), wall_s=wall_s(),
+            boot_s=round(now_s(), 3), n_runs=len(self._runs.all), n_clients=self._n_clients(),
+            gpus=_held_gpus(reading, self.devices.holders()), gpus_absent=reading.absent,
+        )  # fmt: skip
 
     def do_shutdown(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """End the agent; refused while a task runs."""
@@ -177,7 +188,7 @@ class Service:
     def _start(self, run: str, request: TaskRequest) -> Any:
         task = self._runs.start(run, request)
         self._log(f"started {run}/{task.name} as {task.pid}")
-        return {"pid": task.pid, "folder": str(self._runs.get(run).folder / task.name)}
+        return StartedTask(task.pid, str(self._runs.get(run).folder / task.name))
 
     def do_claim(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Give a running task other GPUs."""
@@ -188,7 +199,7 @@ class Service:
 
         def change(reading: GpuReading) -> Any:
             gpus = self.devices.change(key, asks, reading=reading, beside=beside)
-            return {"gpus": {str(gpu.index): gpu.uuid for gpu in gpus}}
+            return ClaimedGpus({str(gpu.index): gpu.uuid for gpu in gpus})
 
         self._sampler.ask(lambda reading: self.serve_later(request, lambda: change(reading)))
         return Later
@@ -292,7 +303,7 @@ class Service:
         if found is None:
             raise Refusal("no_file", f"task {task.name!r} has no file {'/'.join(names)!r}")
         start, data, size = found
-        return {"offset": start, "data": base64.b64encode(data).decode(), "size": size}
+        return Data(start, base64.b64encode(data).decode(), size)
 
     # --- measurements
 
@@ -320,10 +331,10 @@ class Service:
         rows = sweep.plan(self._runs, older_s=older_s)
 
         def done(found: list[dict[str, Any]] | None) -> None:
-            for row in found or ():
-                if row["removed"]:
-                    self._runs.all.pop(row["run"], None)
-                    self._log(f"removed run {row['run']}")
+            for row in (FolderRow(**each) for each in found or ()):
+                if row.removed:
+                    self._runs.all.pop(row.run, None)
+                    self._log(f"removed run {row.run}")
             if found is None:
                 request.refuse(Refusal("fault", "the removal failed; see what is left with gc(dry_run=true)"))
             else:
@@ -332,12 +343,12 @@ class Service:
         aside(self._loop, lambda: _swept(self._runs.folder, rows, dry_run=dry_run), done=done)
         return Later
 
-    def _samples(self, every_s: float) -> Callable[..., dict[str, Any]]:
+    def _samples(self, every_s: float) -> Callable[..., HostMeasurement]:
         """Return a function that measures the time since its last call."""
         before = self._meter.reading(max_age_s=every_s / 2)
         self._sampler.keep()
 
-        def sample(*, pss: bool = False, each: bool = False) -> dict[str, Any]:
+        def sample(*, pss: bool = False, each: bool = False) -> HostMeasurement:
             nonlocal before
             now = self._meter.reading(max_age_s=every_s / 2)
             before, last = now, before
@@ -350,7 +361,7 @@ class Service:
         self._sampler.end()
 
 
-def _swept(folder: Path, rows: list[sweep.SweepRow], *, dry_run: bool) -> list[dict[str, Any]]:
+def _swept(folder: Path, rows: list[FolderRow], *, dry_run: bool) -> list[dict[str, Any]]:
     return [asdict(row) for row in sweep.carry_out(folder, rows, dry_run=dry_run)]
 
 
@@ -366,14 +377,12 @@ def _check_python(python: str, env: dict[str, str]) -> None:
         raise Refusal("restart", f"{python!r} cannot load an agent: {fault}")
 
 
-def _what_gpus(reading: GpuReading, holders: Mapping[str, set[Key]]) -> dict[str, Any]:
-    kept = ("index", "name", "uuid", "memory_mb", "mig")
-    gpus = [
-        {**{name: gpu[name] for name in kept}, "held_by": [f"{run}/{task}" for run, task in sorted(held)]}
-        for gpu in reading.get("gpus", ())
-        for held in [holders.get(gpu["uuid"], set())]
+def _held_gpus(reading: GpuReading, holders: Mapping[str, set[Key]]) -> list[HeldGpu]:
+    return [
+        HeldGpu(gpu.index, gpu.name, gpu.uuid, gpu.memory_mb, gpu.mig, [f"{run}/{task}" for run, task in sorted(held)])
+        for gpu in reading.gpus
+        for held in [holders.get(str(gpu.uuid), set())]
     ]
-    return {"gpus": gpus, "gpus_absent": reading.get("absent", "")}
 
 
 def _memory_mb() -> int:

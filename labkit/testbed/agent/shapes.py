@@ -1,6 +1,7 @@
 """The types of the messages of an agent, with one decoder: a host may send anything.
 
-The agent itself replies with the same types. A field that an older agent does not send has a default.
+The agent itself replies with the same types (`labkit.testbed.agent.wire.pack`). A field that an older agent does not
+send has a default.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from typing import Annotated, Any, TypedDict
 
 from annotated_types import Ge, Le, Len, Predicate
 
-from labkit.testbed.agent.errors import AgentRefused
 from labkit.testbed.agent.wire import NAME
 
 Count = Annotated[int, Ge(0), Le(1 << 62)]
@@ -199,6 +199,14 @@ class GpuUse:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuReading:
+    """The GPUs of a host, or why there are none: a line of `labkit.testbed.agent.gpus`."""
+
+    gpus: list[GpuUse] = field(default_factory=list)
+    absent: Text = ""
+
+
+@dataclass(frozen=True, slots=True)
 class HostMeasurement:
     """Use of a host and its tasks over the last `over_s` seconds; `n_missed` measurements were left out before it."""
 
@@ -250,6 +258,8 @@ def shaped(kind: Any, answer: Any) -> Any:
     """
     from pydantic import ValidationError
 
+    from labkit.testbed.agent.errors import AgentRefused  # an agent, which decodes nothing, goes without labkit.core
+
     try:
         return _adapter(kind).validate_python(answer)
     except ValidationError as error:
@@ -262,6 +272,8 @@ def shaped(kind: Any, answer: Any) -> Any:
 
 def named_runs(answer: Any) -> list[ListedRun]:
     """Return a list of runs, decoded; each run and task has a name that a run or task can have."""
+    from labkit.testbed.agent.errors import AgentRefused
+
     runs: list[ListedRun] = shaped(list[ListedRun], answer)
     for listed in runs:
         for name in (listed.run, *listed.tasks):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 from labkit.testbed.agent.connections import ClientRequest
 from labkit.testbed.agent.loop import Loop, Timer
@@ -12,7 +13,8 @@ from labkit.testbed.agent.places import EVENTS
 from labkit.testbed.agent.reading import LineReader
 from labkit.testbed.agent.records import Phase, TaskRecord
 from labkit.testbed.agent.run import AgentRun
-from labkit.testbed.agent.wire import Refusal
+from labkit.testbed.agent.shapes import FileLines, HostMeasurement
+from labkit.testbed.agent.wire import Refusal, pack
 
 LOOK_S: Final = 0.1
 """Seconds between two looks at a file that a client follows."""
@@ -132,7 +134,7 @@ class Follow(ItemStream):
             start, lines = self._reader.lines(all_of_it=ended)
             if lines:
                 texts = [line.decode(errors="surrogateescape") for line in lines]
-                self.send(json.dumps({"offset": start, "next": self._reader.offset, "lines": texts}).encode())
+                self.send(pack(FileLines(start, self._reader.offset, texts)).rstrip())
             elif not self._reader.more or not ended:
                 return ended
         return False
@@ -157,7 +159,7 @@ class MeasurementStream(ItemStream):
         *,
         every_s: float,
         loop: Loop,
-        sample: Callable[[], dict[str, Any]],
+        sample: Callable[[], HostMeasurement],
         ahead: int = AHEAD,
     ) -> None:
         super().__init__(request, ahead=ahead)
@@ -167,7 +169,7 @@ class MeasurementStream(ItemStream):
     def _due(self) -> None:
         self._timer = self._loop.after(self._every_s, self._due)
         if self.wanted:
-            self.send(json.dumps({**self._sample(), "n_missed": self._n_missed}).encode())
+            self.send(pack(replace(self._sample(), n_missed=self._n_missed)).rstrip())
         else:
             self._n_missed += 1
 

@@ -4,45 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from labkit.testbed.agent.places import LABEL
 from labkit.testbed.agent.records import AgentRunRecord
 from labkit.testbed.agent.runs import AgentRuns
+from labkit.testbed.agent.shapes import FolderRow
 from labkit.testbed.agent.wire import wall_s
 
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRow:
-    """What is done with one folder of a run: the message `FolderRow` of `labkit.testbed.agent.shapes`."""
-
-    run: str
-    remove: bool
-    why: str
-    age_s: float | None = None
-    n_files: int = 0
-    n_bytes: int = 0
-    removed: bool = False
-
-
-def plan(runs: AgentRuns, *, older_s: float) -> list[SweepRow]:
+def plan(runs: AgentRuns, *, older_s: float) -> list[FolderRow]:
     """Return a row for each entry in the folder of runs: whether it is to be removed, and why."""
     living = {key.run for key in runs.processes.find({})}
     names = sorted(entry.name for entry in os.scandir(runs.folder))
     return [_judge(runs, name, living=living, older_s=older_s) for name in names]
 
 
-def _judge(runs: AgentRuns, name: str, *, living: Iterable[str], older_s: float) -> SweepRow:
+def _judge(runs: AgentRuns, name: str, *, living: Iterable[str], older_s: float) -> FolderRow:
     why = _reason_to_keep(runs, name, living)
     if why:
-        return SweepRow(run=name, remove=False, why=why)
+        return FolderRow(run=name, remove=False, why=why)
     age_s = round(wall_s() - (runs.all[name].record.over_s or wall_s()), 1)
     old = age_s >= older_s
-    return SweepRow(run=name, remove=old, why="over" if old else f"over for {age_s:g} s only", age_s=age_s)
+    return FolderRow(run=name, remove=old, why="over" if old else f"over for {age_s:g} s only", age_s=age_s)
 
 
 def _reason_to_keep(runs: AgentRuns, name: str, living: Iterable[str]) -> str:
@@ -57,12 +45,12 @@ def _reason_to_keep(runs: AgentRuns, name: str, living: Iterable[str]) -> str:
     return ""
 
 
-def carry_out(folder: Path, rows: Iterable[SweepRow], *, dry_run: bool) -> list[SweepRow]:
+def carry_out(folder: Path, rows: Iterable[FolderRow], *, dry_run: bool) -> list[FolderRow]:
     """Remove the folders of a plan, which may take long; return its rows with the files and bytes that were found."""
     return [_carry_out(folder, row, dry_run=dry_run) for row in rows]
 
 
-def _carry_out(folder: Path, row: SweepRow, *, dry_run: bool) -> SweepRow:
+def _carry_out(folder: Path, row: FolderRow, *, dry_run: bool) -> FolderRow:
     counted = {"n_files": 0, "n_bytes": 0}
     why, removed = row.why, False
     if row.remove:

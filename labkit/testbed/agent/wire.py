@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 PROTOCOL: Final = 1
@@ -32,8 +33,19 @@ class Refusal(Exception):  # noqa: N818 - a refusal, not a fault
 
 
 def pack(message: Any) -> bytes:
-    """Return a line of JSON."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    r"""Return a line of JSON; a message of `labkit.testbed.agent.shapes` becomes an object.
+
+    >>> from labkit.testbed.agent.shapes import StartedTask
+    >>> pack({"id": 1, "ok": StartedTask(7, "/f")})
+    b'{"id":1,"ok":{"pid":7,"folder":"/f"}}\n'
+    """
+    return json.dumps(message, separators=(",", ":"), default=_fields).encode() + b"\n"
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    if not is_dataclass(message):
+        raise TypeError(f"a {type(message).__name__} is no message")
+    return {each.name: getattr(message, each.name) for each in fields(message)}
 
 
 def unpack(line: bytes) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from labkit.testbed.doctor.findings import (
     Finding,
     HostExpectation,
     of_clock,
-    of_doors,
     of_facts,
+    of_ports,
     of_reach,
     of_torch,
 )
@@ -47,10 +47,10 @@ def examine(fleet: Fleet, *, torch: bool = True) -> DoctorReport:
         return []
 
     with visit(fleet) as hosts:
-        hosts.each(lambda examiner: _clock(examiner, wanted[examiner.machine.name]))
-        hosts.each(lambda examiner: _facts(examiner, wanted[examiner.machine.name], torch=torch))
+        hosts.each(lambda probe: _clock(probe, wanted[probe.machine.name]))
+        hosts.each(lambda probe: _facts(probe, wanted[probe.machine.name], torch=torch))
         hosts.each(listen)
-        hosts.each(lambda examiner: _knock(examiner, wanted[examiner.machine.name], fleet.inventory, ports))
+        hosts.each(lambda probe: _connect(probe, wanted[probe.machine.name], fleet.inventory, ports))
     return DoctorReport(finding for found in hosts.findings.values() for finding in found)
 
 
@@ -63,29 +63,29 @@ def wanted_of(machine: Machine, hash: str) -> HostExpectation:
     )  # fmt: skip
 
 
-def _clock(examiner: HostProbe, wanted: HostExpectation) -> list[Finding]:
+def _clock(probe: HostProbe, wanted: HostExpectation) -> list[Finding]:
     """Compare clocks; the fastest of several questions gives the smallest error."""
     rounds = []
     for _ in range(CLOCK_ROUNDS):
         before = time.time()  # noqa: TID251 - the two hosts' clocks are compared
-        theirs = examiner.clock().time_s
+        theirs = probe.clock().time_s
         after = time.time()  # noqa: TID251
         rounds.append((after - before, theirs - (before + after) / 2))
     trip_s, offset_s = min(rounds)
-    reach = of_reach(wanted, trip_s=trip_s, noise=examiner.noise)
+    reach = of_reach(wanted, trip_s=trip_s, noise=probe.noise)
     return [reach, of_clock(wanted, offset_s=offset_s, bound_s=trip_s / 2)]
 
 
-def _facts(examiner: HostProbe, wanted: HostExpectation, *, torch: bool) -> list[Finding]:
-    facts = examiner.facts()
+def _facts(probe: HostProbe, wanted: HostExpectation, *, torch: bool) -> list[Finding]:
+    facts = probe.facts()
     found = of_facts(wanted, facts)
     if torch:
-        found.append(of_torch(wanted, examiner.torch(), deployed=bool(facts.deployed.hash)))
+        found.append(of_torch(wanted, probe.torch(), deployed=bool(facts.deployed.hash)))
     return found
 
 
-def _knock(
-    examiner: HostProbe, wanted: HostExpectation, inventory: Inventory, ports: dict[str, EchoPort]
+def _connect(
+    probe: HostProbe, wanted: HostExpectation, inventory: Inventory, ports: dict[str, EchoPort]
 ) -> list[Finding]:
     """Connect from a host to the ports of all others."""
     others = {machine.name: machine.address for machine in inventory if machine.name != wanted.name}
@@ -95,4 +95,4 @@ def _knock(
         if name in others and each.port is not None
     }
     error = ports[wanted.name].error or ""
-    return [of_doors(wanted, examiner.machine.address, examiner.dial(peers), error=error)]
+    return [of_ports(wanted, probe.machine.address, probe.dial(peers), error=error)]

@@ -324,7 +324,7 @@ def of_clock(wanted: HostExpectation, *, offset_s: float, bound_s: float) -> Fin
     return Finding(wanted.name, "clock", state, found_text, hint)
 
 
-def of_doors(wanted: HostExpectation, address: str, trips: Mapping[str, Dialled], *, error: str = "") -> Finding:
+def of_ports(wanted: HostExpectation, address: str, trips: Mapping[str, Dialled], *, error: str = "") -> Finding:
     """Return a finding on the connections of a host to all others, at any port.
 
     Parameters

@@ -108,14 +108,14 @@ class DoctorSession:
     def __init__(self, fleet: Fleet, pool: ThreadPoolExecutor) -> None:
         self.fleet, self._pool = fleet, pool
         self.findings: dict[str, list[Finding]] = {machine.name: [] for machine in fleet.inventory}
-        self.examiners: dict[str, HostProbe] = {}
+        self.probes: dict[str, HostProbe] = {}
 
     def start(self) -> None:
         """Start the program on every host."""
 
         def one(machine: Machine) -> None:
             try:
-                self.examiners[machine.name] = HostProbe(self.fleet, machine)
+                self.probes[machine.name] = HostProbe(self.fleet, machine)
             except HostError as error:
                 outcome = failure(machine.name, error)
                 finding = Finding(machine.name, "reach", Severity.FAULT, outcome.did, outcome.hint)
@@ -128,14 +128,14 @@ class DoctorSession:
 
         def one(name: str) -> list[Finding]:
             try:
-                return look(self.examiners[name])
+                return look(self.probes[name])
             except HostError as error:
-                self.examiners.pop(name).close()
+                self.probes.pop(name).close()
                 hint = "name a Python that is there in the inventory: ssh = { python = ... }; else look at the host"
                 hint = failure(name, error).hint if isinstance(error, HostMessageError) else hint
                 return [Finding(name, "reach", Severity.FAULT, str(error), hint)]
 
-        names = [machine.name for machine in self.fleet.inventory if machine.name in self.examiners]
+        names = [machine.name for machine in self.fleet.inventory if machine.name in self.probes]
         for name, found in zip(names, self._pool.map(one, names), strict=True):
             self.findings[name] += found
 
@@ -149,5 +149,5 @@ def visit(fleet: Fleet) -> Iterator[DoctorSession]:
             made.start()
             yield made
         finally:
-            for examiner in list(made.examiners.values()):
-                examiner.close()
+            for probe in list(made.probes.values()):
+                probe.close()

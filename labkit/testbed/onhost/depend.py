@@ -12,19 +12,27 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import Any
+from typing import TypedDict
 
 from labkit.testbed.onhost.frame import send
 
 
-def command(python: str, wheels: str, index: str, requirements: list[Any]) -> list[Any]:
+class Reply(TypedDict, total=False):
+    """The answer: the Python of the environment, or an error and its remedy."""
+
+    base: str
+    error: str
+    hint: str
+
+
+def command(python: str, wheels: str, index: str, requirements: list[str]) -> list[str]:
     """Return the command line of pip."""
     source = ["--no-index", "--find-links", wheels] if wheels else ["--extra-index-url", index] if index else []
     quiet = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
     return [python, "-m", "pip", "install", *quiet, *source, *requirements]
 
 
-def install(made: str, wheels: str, index: str, requirements: list[Any]) -> dict[str, Any]:
+def install(made: str, wheels: str, index: str, requirements: list[str]) -> Reply:
     """Make an environment with the requirements; return an error, if any."""
     venv = subprocess.run([sys.executable, "-m", "venv", made], stdout=sys.stderr.fileno(), check=False)
     if venv.returncode:
@@ -51,12 +59,13 @@ def main(folder: str, name: str, wheels: str, index: str, *requirements: str) ->
     os.umask(0o077)
     env = os.path.join(os.path.abspath(os.path.expanduser(folder)), "env")
     made, final = os.path.join(env, ".making-" + name), os.path.join(env, name)
-    reply = {"base": os.path.join(final, "bin", "python")}
+    python = os.path.join(final, "bin", "python")
+    reply: Reply = {"base": python}
     try:
         os.makedirs(env, mode=0o700, exist_ok=True)
         with open(os.path.join(env, ".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not os.path.exists(reply["base"]):
+            if not os.path.exists(python):
                 shutil.rmtree(made, ignore_errors=True)
                 reply = install(made, wheels and os.path.expanduser(wheels), index, list(requirements)) or reply
                 if "error" in reply:

@@ -20,9 +20,10 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 from labkit.testbed.onhost.frame import send
+from labkit.testbed.onhost.manifest import read
 
 PATIENCE_S = 3.0
 CHUNK = 1 << 18
@@ -32,7 +33,78 @@ LIMITS = "from labkit.elastic.process.limits import told; print(told())"
 GPUS = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
 
 
-def output_of(command: list[Any], patience_s: float = 10.0) -> tuple[Any, ...]:
+class Question(NamedTuple):
+    """A question; which fields it needs depends on `ask`."""
+
+    ask: str
+    host: str = ""
+    peers: list[list[Any]] = []  # noqa: RUF012 - never changed
+    peer: list[Any] = []  # noqa: RUF012 - never changed
+    seconds: float = 0.0
+
+    @classmethod
+    def read(cls, line: str) -> Question:
+        """Return the question in a line of JSON."""
+        return cls(**json.loads(line))
+
+
+class Deployed(TypedDict):
+    """The labkit in use here; empty where there is none."""
+
+    hash: str
+    python: str
+
+
+class HostFacts(TypedDict):
+    """Facts about the host; `mode` is that of labkit's folder, None if it does not exist."""
+
+    python: str
+    executable: str
+    system: str
+    cores: int
+    memory_gb: float
+    free_gb: float
+    folder: str
+    writable: bool
+    mode: int | None
+    gpus: list[str]
+    deployed: Deployed
+    agent: str
+    limits: str
+
+
+class Torch(TypedDict):
+    """Result of an import of torch."""
+
+    version: str
+    gpus: int
+    error: str
+
+
+class EchoPort(TypedDict, total=False):
+    """Port that is open and its word, or why there is none."""
+
+    port: int
+    word: str
+    error: str
+
+
+class Dialled(TypedDict, total=False):
+    """Seconds of a round trip, or why it failed."""
+
+    rtt_s: float
+    error: str
+
+
+class Poured(TypedDict, total=False):
+    """Bytes that arrived, and in how many seconds, or why it failed."""
+
+    bytes: int
+    seconds: float
+    error: str
+
+
+def output_of(command: list[str], patience_s: float = 10.0) -> tuple[int | None, str]:
     """Return exit code and output of a program; None and the error if it is missing or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s, check=False)
@@ -41,7 +113,7 @@ def output_of(command: list[Any], patience_s: float = 10.0) -> tuple[Any, ...]:
     return done.returncode, (done.stdout if done.returncode == 0 else done.stderr).strip()
 
 
-def gpus() -> list[Any]:
+def gpus() -> list[str]:
     """Return a line for each GPU; empty if there is no driver."""
     code, output = output_of(GPUS)
     return output.splitlines() if code == 0 else []
@@ -64,14 +136,11 @@ def existing(path: str) -> str:
     return path
 
 
-def deployed(folder: str) -> dict[str, Any]:
+def deployed(folder: str) -> Deployed:
     """Return hash and Python of the labkit in use here."""
     current = os.path.join(folder, "env", "current")
-    try:
-        with open(os.path.join(current, "manifest.json"), encoding="utf-8") as file:
-            return {"hash": json.load(file)["hash"], "python": os.path.join(current, "python")}
-    except (OSError, ValueError, KeyError):
-        return {"hash": "", "python": ""}
+    hash = read(current).hash
+    return {"hash": hash, "python": os.path.join(current, "python") if hash else ""}
 
 
 def agent(folder: str) -> str:
@@ -88,7 +157,7 @@ def agent(folder: str) -> str:
     return "alive"
 
 
-def facts(folder: str) -> dict[str, Any]:
+def facts(folder: str) -> HostFacts:
     """Return facts about the host."""
     place = existing(folder)
     return {
@@ -115,7 +184,7 @@ def limits(folder: str) -> str:
     return output if code == 0 else ""
 
 
-def torch(folder: str) -> dict[str, Any]:
+def torch(folder: str) -> Torch:
     """Return the version of torch and the number of GPUs that it sees, from the Python that jobs use."""
     python = deployed(folder)["python"] or sys.executable
     code, output = output_of([python, "-c", TORCH], TORCH_S)
@@ -125,7 +194,7 @@ def torch(folder: str) -> dict[str, Any]:
     return {"version": version, "gpus": int(count), "error": ""}
 
 
-class Door:
+class EchoServer:
     """A socket that echoes a secret word to a caller that sends it, then counts bytes; nothing to other callers."""
 
     def __init__(self, host: str) -> None:
@@ -159,17 +228,17 @@ class Door:
                 return
 
 
-def listen(host: str) -> dict[str, Any]:
-    """Open a door at an address of this host."""
+def listen(host: str) -> EchoPort:
+    """Open an echo port at an address of this host."""
     try:
-        door = Door(str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]))
+        server = EchoServer(str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]))
     except OSError as error:
         return {"error": f"{host}: {error.strerror or error}"}
-    return {"port": door.sock.getsockname()[1], "word": door.word}
+    return {"port": server.sock.getsockname()[1], "word": server.word}
 
 
-def greeted(host: str, port: int, word: str) -> socket.socket:
-    """Return a connection to another host's door, after it has echoed the word."""
+def connected(host: str, port: int, word: str) -> socket.socket:
+    """Return a connection to another host's echo port, after that has echoed the word."""
     sock = socket.create_connection((host, port), timeout=PATIENCE_S)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -182,21 +251,21 @@ def greeted(host: str, port: int, word: str) -> socket.socket:
     return sock
 
 
-def dialled(host: str, port: int, word: str) -> dict[str, Any]:
-    """Connect to another host's door: seconds of a round trip, or why it failed."""
+def dialled(host: str, port: int, word: str) -> Dialled:
+    """Connect to another host's echo port: seconds of a round trip, or why it failed."""
     began = time.monotonic()
     try:
-        greeted(host, port, word).close()
+        connected(host, port, word).close()
     except OSError as error:
         return {"error": error.strerror or str(error)}
     return {"rtt_s": (time.monotonic() - began) / 2}  # one to connect, one for the word
 
 
-def pour(host: str, port: int, word: str, seconds: float) -> dict[str, Any]:
+def pour(host: str, port: int, word: str, seconds: float) -> Poured:
     """Send to another host for some seconds: bytes, and the seconds until all of them had arrived."""
     chunk = bytes(CHUNK)
     try:
-        with greeted(host, port, word) as sock:
+        with connected(host, port, word) as sock:
             began = time.monotonic()
             while time.monotonic() - began < seconds:
                 sock.sendall(chunk)
@@ -208,14 +277,14 @@ def pour(host: str, port: int, word: str, seconds: float) -> dict[str, Any]:
         return {"error": error.strerror or str(error)}
 
 
-def dial(peers: list[Any]) -> dict[str, Any]:
-    """Knock at all doors at once."""
-    found = {}
+def dial(peers: list[list[Any]]) -> dict[str, Dialled]:
+    """Connect to the echo ports of other hosts, all at once."""
+    found: dict[str, Dialled] = {}
 
-    def knock(name: str, host: str, port: int, word: str) -> None:
+    def connect(name: str, host: str, port: int, word: str) -> None:
         found[name] = dialled(host, port, word)
 
-    threads = [threading.Thread(target=knock, args=peer) for peer in peers]
+    threads = [threading.Thread(target=connect, args=peer) for peer in peers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -223,9 +292,9 @@ def dial(peers: list[Any]) -> dict[str, Any]:
     return found
 
 
-def answer(asked: dict[str, Any], folder: str) -> dict[str, Any]:
+def answer(question: Question, folder: str) -> Any:
     """Return the answer to a question."""
-    what = asked["ask"]
+    what = question.ask
     if what == "clock":
         return {"time_s": time.time()}  # noqa: TID251 - the two hosts' clocks are compared
     if what == "facts":
@@ -233,18 +302,18 @@ def answer(asked: dict[str, Any], folder: str) -> dict[str, Any]:
     if what == "torch":
         return torch(folder)
     if what == "listen":
-        return listen(asked["host"])
+        return listen(question.host)
     if what == "pour":
-        host, port, word = asked["peer"]
-        return pour(host, port, word, asked["seconds"])
-    return dial(asked["peers"])
+        host, port, word = question.peer
+        return pour(host, port, word, question.seconds)
+    return dial(question.peers)
 
 
 def main(folder: str) -> None:
     """Answer until stdin ends."""
     folder = os.path.abspath(os.path.expanduser(folder))
     for line in sys.stdin:
-        send(answer(json.loads(line), folder))
+        send(answer(Question.read(line), folder))
 
 
 if __name__ == "__main__":

@@ -6,34 +6,38 @@ FOLDER is labkit's on the host, HASH names the content that should be there, BAS
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 from importlib import metadata
-from typing import Any
+from typing import TypedDict
 
 from labkit.testbed.onhost.frame import send
+from labkit.testbed.onhost.manifest import Manifest, read
 
 
-def environment(folder: str, name: str) -> dict[str, Any]:
-    """Return the manifest of an environment, empty if there is none."""
-    try:
-        with open(os.path.join(folder, "env", name, "manifest.json"), encoding="utf-8") as file:
-            found: dict[str, Any] = json.load(file)
-            return found
-    except (OSError, ValueError):
-        return {}
+class Looked(TypedDict, total=False):
+    """The answer; what follows `uses` is there unless `same`."""
+
+    python: list[int]
+    executable: str
+    folder: str
+    current: str
+    same: bool
+    uses: str
+    have: list[str]
+    versions: dict[str, str]
+    wheels: dict[str, int]
+    base: str
 
 
-def whole(folder: str, name: str, manifest: dict[str, Any]) -> bool:
+def whole(folder: str, name: str, manifest: Manifest) -> bool:
     """Return whether every file of an environment matches its manifest, and its Python exists."""
     place = os.path.join(folder, "env", name)
-    files = manifest.get("files", {})
     return (
-        bool(files)
+        bool(manifest.files)
         and os.access(os.path.join(place, "python"), os.X_OK)
-        and os.access(manifest.get("base", ""), os.X_OK)
-        and all(digest(os.path.join(place, "lib", path)) == found for path, found in files.items())
+        and os.access(manifest.base, os.X_OK)
+        and all(digest(os.path.join(place, "lib", path)) == found for path, found in manifest.files.items())
     )
 
 
@@ -54,7 +58,7 @@ def current(folder: str) -> str:
         return ""
 
 
-def environments(folder: str) -> list[Any]:
+def environments(folder: str) -> list[str]:
     """Return the names of complete environments."""
     try:
         return sorted(name for name in os.listdir(os.path.join(folder, "env")) if not name.startswith("."))
@@ -66,8 +70,9 @@ def kept(folder: str) -> set[str]:
     """Return the SHA-256 of the contents of the environments here."""
     found = set()
     for name in environments(folder):
-        for path, sha256 in environment(folder, name).get("files", {}).items():
-            if digest(os.path.join(folder, "env", name, "lib", path)) == sha256:
+        place = os.path.join(folder, "env", name)
+        for path, sha256 in read(place).files.items():
+            if digest(os.path.join(place, "lib", path)) == sha256:
                 found.add(sha256)
     return found
 
@@ -81,7 +86,7 @@ def wheels(folder: str) -> dict[str, int]:
         return {}
 
 
-def versions(distributions: list[Any]) -> dict[str, Any]:
+def versions(distributions: list[str]) -> dict[str, str]:
     """Return the versions of those distributions that this Python has."""
     found = {}
     for name in distributions:
@@ -99,15 +104,15 @@ def main(folder: str, hash: str, base: str, *distributions: str) -> None:
         hint = "give the host a folder without it in the inventory"
         send({"error": f"folder {folder} has a '{os.pathsep}', which PYTHONPATH cannot hold", "hint": hint})
         return
-    manifest = environment(folder, hash)
+    manifest = read(os.path.join(folder, "env", hash))
     same = current(folder) == hash and whole(folder, hash, manifest)
-    reply = {
+    reply: Looked = {
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
         "folder": folder,
         "current": current(folder),
         "same": same,
-        "uses": manifest.get("base", ""),
+        "uses": manifest.base,
     }
     if not same:
         tag = "{}{}".format(*sys.version_info)

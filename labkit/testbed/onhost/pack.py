@@ -12,11 +12,21 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from typing import Any
+from typing import TypedDict
 
 from labkit.testbed.onhost.frame import CHUNK, FramedMessage, send
 
 SECRET = (".key", ".pem", ".sock")
+
+
+class Entry(TypedDict, total=False):
+    """The header of a folder or file, or the end: `entries` and `left_out`."""
+
+    kind: str
+    path: str
+    size: int
+    entries: int
+    left_out: list[str]
 
 
 class Packer:
@@ -33,7 +43,7 @@ class Packer:
     def __init__(self, root: str, strict: bool) -> None:
         self.root, self.strict = root, strict
         self.entries = 0
-        self.left_out: list[Any] = []
+        self.left_out: list[str] = []
 
     def folder(self, path: str) -> None:
         """Send a folder and its content, in order of names."""
@@ -77,7 +87,7 @@ class Packer:
                 left -= len(data)
             content.end()
 
-    def header(self, entry: dict[str, Any]) -> None:
+    def header(self, entry: Entry) -> None:
         """Send the header of the next entry."""
         self.entries += 1
         send(entry)
@@ -107,7 +117,8 @@ def main(runs: str, run: str = "", below: str = "") -> None:
     packer = Packer(os.path.join(runs, run), bool(below))
     if below or os.path.isfile(os.path.join(runs, run, "run.json")):
         packer.folder(below)
-    send({"kind": "end", "entries": packer.entries, "left_out": packer.left_out[:20]})
+    end: Entry = {"kind": "end", "entries": packer.entries, "left_out": packer.left_out[:20]}
+    send(end)
 
 
 if __name__ == "__main__":

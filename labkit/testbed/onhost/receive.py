@@ -16,9 +16,10 @@ import shutil
 import sys
 import zlib
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.testbed.onhost.frame import send
+from labkit.testbed.onhost.manifest import Manifest, checked, read, write
 
 LAUNCHER = """#!/bin/sh
 # Python with labkit {hash}; made by `fab install`.
@@ -36,6 +37,34 @@ HINTS = {
 }
 
 
+class SentFiles(NamedTuple):
+    """The order: the environment to make, and the files that follow: [SHA-256, size] of each, and bytes in all."""
+
+    manifest: Manifest
+    sent: list[list[Any]]
+    bytes: int
+
+    @classmethod
+    def read(cls, line: bytes) -> SentFiles:
+        """Return the order in a line of JSON.
+
+        Raises
+        ------
+        ValueError
+            If it has another form; the message names the field, its value, and what was expected.
+        """
+        values = json.loads(line)
+        found = cls(checked(values), values.get("sent"), values.get("bytes"))
+        if not isinstance(found.bytes, int) or found.bytes < 0:
+            raise ValueError(f"bytes is {str(found.bytes)[:80]!r}, expected a number of bytes")
+        whole = isinstance(found.sent, list) and all(
+            isinstance(each, list) and [type(part) for part in each] == [str, int] for each in found.sent
+        )
+        if not whole:
+            raise ValueError(f"sent is {str(found.sent)[:80]!r}, expected [SHA-256, size] of each file")
+        return found
+
+
 def received(count: int) -> bytes:
     """Return the rest of stdin, verified."""
     content = sys.stdin.buffer.read(count)
@@ -44,7 +73,7 @@ def received(count: int) -> bytes:
     return zlib.decompress(content)
 
 
-def parts(content: bytes, sent: list[Any]) -> dict[str, Any]:
+def parts(content: bytes, sent: list[list[Any]]) -> dict[str, bytes]:
     """Return the files that were sent, by their SHA-256, each checked."""
     found, start = {}, 0
     for digest, size in sent:
@@ -55,24 +84,19 @@ def parts(content: bytes, sent: list[Any]) -> dict[str, Any]:
     return found
 
 
-def kept(env: str) -> dict[str, Any]:
+def kept(env: str) -> dict[str, list[str]]:
     """Return paths of files of earlier environments, by the SHA-256 in their manifests."""
-    found: dict[str, Any] = {}
+    found: dict[str, list[str]] = {}
     for name in os.listdir(env):
-        try:
-            with open(os.path.join(env, name, "manifest.json"), encoding="utf-8") as file:
-                files = json.load(file)["files"]
-        except (OSError, ValueError, KeyError):
-            continue
-        for path, digest in files.items():
+        for path, digest in read(os.path.join(env, name)).files.items():
             found.setdefault(digest, []).append(os.path.join(env, name, "lib", path))
     return found
 
 
-def content_of(digest: str, fresh: dict[str, Any], old: dict[str, Any]) -> bytes:
+def content_of(digest: str, fresh: dict[str, bytes], old: dict[str, list[str]]) -> bytes:
     """Return the content of a file: sent, or taken from an earlier environment if it is still intact."""
     if digest in fresh:
-        return bytes(fresh[digest])
+        return fresh[digest]
     for path in old.get(digest, ()):
         with open(path, "rb") as file:
             content = file.read()
@@ -81,20 +105,19 @@ def content_of(digest: str, fresh: dict[str, Any], old: dict[str, Any]) -> bytes
     raise ValueError(f"no environment has the content {digest} any more")
 
 
-def build(place: str, final: str, order: dict[str, Any], fresh: dict[str, Any], old: dict[str, Any]) -> None:
+def build(place: str, final: str, made: Manifest, fresh: dict[str, bytes], old: dict[str, list[str]]) -> None:
     """Make an environment in a folder that will be renamed to `final`; its manifest is written last."""
-    for path, digest in order["files"].items():
+    for path, digest in made.files.items():
         target = os.path.join(place, "lib", path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with open(target, "wb") as file:
             file.write(content_of(digest, fresh, old))
     launcher = os.path.join(place, "python")
-    text = LAUNCHER.format(hash=order["hash"], lib=quote(os.path.join(final, "lib")), base=quote(order["base"]))
+    text = LAUNCHER.format(hash=made.hash, lib=quote(os.path.join(final, "lib")), base=quote(made.base))
     with open(launcher, "w", encoding="utf-8") as file:
         file.write(text)
     os.chmod(launcher, 0o700)
-    with open(os.path.join(place, "manifest.json"), "w", encoding="utf-8") as file:
-        json.dump({key: order[key] for key in ("hash", "version", "base", "files")}, file)
+    write(place, made)
 
 
 def replace(made: str, final: str) -> None:
@@ -115,21 +138,21 @@ def switch(env: str, hash: str) -> None:
     os.rename(link, os.path.join(env, "current"))
 
 
-def place(folder: str, order: dict[str, Any], fresh: dict[str, Any]) -> None:
+def place(folder: str, manifest: Manifest, fresh: dict[str, bytes]) -> None:
     """Build an environment beside the others and switch to it; first remove what an earlier install left unfinished."""
     env = os.path.join(folder, "env")
     os.makedirs(env, mode=0o700, exist_ok=True)
     with open(os.path.join(env, ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        made, final = os.path.join(env, ".making-" + order["hash"]), os.path.join(env, order["hash"])
+        made, final = os.path.join(env, ".making-" + manifest.hash), os.path.join(env, manifest.hash)
         for left in (made, made + ".old"):
             if os.path.lexists(left):
                 shutil.rmtree(left)
         try:
             os.mkdir(made)
-            build(made, final, order, fresh, kept(env))
+            build(made, final, manifest, fresh, kept(env))
             replace(made, final)
-            switch(env, order["hash"])
+            switch(env, manifest.hash)
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
             raise
@@ -147,14 +170,14 @@ def main(folder: str) -> None:
     os.umask(0o077)
     folder = os.path.abspath(os.path.expanduser(folder))
     try:
-        order = json.loads(sys.stdin.buffer.readline())
-        place(folder, order, parts(received(order["bytes"]), order["sent"]))
-        reply = {"placed": order["hash"]}
+        order = SentFiles.read(sys.stdin.buffer.readline())
+        place(folder, order.manifest, parts(received(order.bytes), order.sent))
+        reply = {"placed": order.manifest.hash}
     except OSError as error:
         what = error.strerror or str(error)
         where = f"{error.filename or folder}" + (f" ({room(folder)})" if error.errno == errno.ENOSPC else "")
         reply = {"error": f"{where}: {what}", "hint": HINTS.get(error.errno or 0, "run it again")}
-    except (ValueError, KeyError, zlib.error) as error:
+    except (ValueError, zlib.error) as error:
         reply = {"error": f"{type(error).__name__}: {error}", "hint": "run it again; `fab gc` first if it comes back"}
     send(reply)
 

@@ -9,31 +9,30 @@ brought to a host and not unpacked for a day.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import shutil
 import sys
 import time
-from typing import Any
+from typing import NamedTuple
 
 from labkit.testbed.onhost.frame import send
+from labkit.testbed.onhost.manifest import read
 
 PART = re.compile(r".\.labkit-[0-9a-f]{8}-(\d+)\.part$")
 INCOMING, TAR, DAY_S = "incoming", re.compile(r"-job-\d+\.tar$"), 86400.0
 
 
-def manifest(place: str) -> dict[str, Any]:
-    """Return the manifest of an environment, empty where there is none."""
-    try:
-        with open(os.path.join(place, "manifest.json"), encoding="utf-8") as file:
-            found: dict[str, Any] = json.load(file)
-            return found
-    except (OSError, ValueError):
-        return {}
+class Swept(NamedTuple):
+    """The answer: environments that were removed and that stay, half-done files that were removed, and their bytes."""
+
+    removed: list[str]
+    bytes: int
+    kept: list[str]
+    parts: int = 0
 
 
-def running() -> list[Any]:
+def running() -> list[bytes]:
     """Return environment and command line of the processes of this user."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -46,24 +45,20 @@ def running() -> list[Any]:
     return found
 
 
-def used(env: str, names: list[Any]) -> set[str]:
+def used(env: str, names: list[str]) -> set[str]:
     """Return the environments that must stay."""
     texts = running()
     marks = {name: os.path.join(env, name).encode() + b"/" for name in names}
     stay = {name for name, mark in marks.items() if any(mark in text for text in texts)}
     link = os.path.join(env, "current")
     stay |= {os.readlink(link)} if os.path.islink(link) else set()
-    bases = {manifest(os.path.join(env, name)).get("base", "") for name in stay}
+    bases = {read(os.path.join(env, name)).base for name in stay}
     return stay | {name for name in names if any(base.startswith(os.path.join(env, name) + "/") for base in bases)}
 
 
 def ours(env: str, name: str) -> bool:
     """Return whether an install made a folder."""
-    return (
-        name.startswith((".making-", "base-"))
-        or name == "wheels"
-        or manifest(os.path.join(env, name)).get("hash") == name
-    )
+    return name.startswith((".making-", "base-")) or name == "wheels" or read(os.path.join(env, name)).hash == name
 
 
 def size(place: str) -> int:
@@ -71,7 +66,7 @@ def size(place: str) -> int:
     return sum(os.lstat(os.path.join(folder, file)).st_size for folder, _, files in os.walk(place) for file in files)
 
 
-def sweep(env: str, really: bool) -> dict[str, Any]:
+def sweep(env: str, really: bool) -> Swept:
     """Remove what is not used; return names and bytes."""
     names = sorted(name for name in os.listdir(env) if ours(env, name) and not os.path.islink(os.path.join(env, name)))
     stay = used(env, names)
@@ -79,10 +74,10 @@ def sweep(env: str, really: bool) -> dict[str, Any]:
     freed = sum(size(os.path.join(env, name)) for name in go)
     for name in go if really else []:
         shutil.rmtree(os.path.join(env, name))
-    return {"removed": go, "bytes": freed, "kept": sorted(stay)}
+    return Swept(go, freed, sorted(stay))
 
 
-def half_done(folder: str) -> list[Any]:
+def half_done(folder: str) -> list[str]:
     """Return files in a folder that an interrupted copy left."""
     found = []
     for place, folders, files in os.walk(folder):
@@ -103,30 +98,29 @@ def forgotten(path: str) -> bool:
     )
 
 
-def clear(folder: str, really: bool) -> dict[str, Any]:
-    """Remove what interrupted copies left; return its bytes."""
+def clear(folder: str, really: bool) -> tuple[int, int]:
+    """Remove what interrupted copies left; return how many files that were, and their bytes."""
     go = half_done(folder)
     freed = sum(os.lstat(path).st_size for path in go)
     for path in go if really else []:
         os.remove(path)
-    return {"parts": len(go), "bytes": freed}
+    return len(go), freed
 
 
 def main(folder: str, really: str) -> None:
     """Remove what is not used, and report it."""
     folder = os.path.abspath(os.path.expanduser(folder))
     env = os.path.join(folder, "env")
-    reply: dict[str, Any] = {"removed": [], "bytes": 0, "kept": [], "parts": 0}
+    swept = Swept([], 0, [])
     try:
-        cleared = clear(folder, really == "yes")
+        parts, freed = clear(folder, really == "yes")
         if os.path.isdir(env):
             with open(os.path.join(env, ".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                reply = sweep(env, really == "yes")
-        reply = {**reply, "parts": cleared["parts"], "bytes": reply["bytes"] + cleared["bytes"]}
+                swept = sweep(env, really == "yes")
+        send(swept._replace(parts=parts, bytes=swept.bytes + freed)._asdict())
     except OSError as error:
-        reply = {"error": f"{error.filename or env}: {error.strerror}", "hint": "see its owner: ls -l"}
-    send(reply)
+        send({"error": f"{error.filename or env}: {error.strerror}", "hint": "see its owner: ls -l"})
 
 
 if __name__ == "__main__":

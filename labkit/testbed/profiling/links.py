@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.testbed.doctor.findings import Finding
 from labkit.testbed.doctor.probe import HostProbe, Peer, visit
@@ -14,7 +14,15 @@ from labkit.testbed.ssh.fleet import Fleet
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = ("source", "target", "gbps", "rtt_ms", "error")
+
+class Link(NamedTuple):
+    """What was measured between two hosts, or why nothing was; without a target: why a host could not be reached."""
+
+    source: str
+    target: str = ""
+    gbps: float = nan
+    rtt_ms: float = nan
+    error: str = ""
 
 
 def measure(fleet: Fleet, *, seconds: float = 1.0) -> pd.DataFrame:
@@ -34,7 +42,7 @@ def measure(fleet: Fleet, *, seconds: float = 1.0) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows: list[dict[str, Any]] = []
+    rows: list[Link] = []
     with visit(fleet) as hosts:
         peers: dict[str, Peer] = {}
 
@@ -46,26 +54,23 @@ def measure(fleet: Fleet, *, seconds: float = 1.0) -> pd.DataFrame:
             return []
 
         hosts.each(listen)
-        names = [machine.name for machine in fleet.inventory if machine.name in hosts.examiners]
+        names = [machine.name for machine in fleet.inventory if machine.name in hosts.probes]
         for source, target in permutations(names, 2):
             if target in peers:
-                rows.append(_row(source, target, **_pair(hosts.examiners[source], peers[target], seconds)))
-        rows += [_row(host, error=each.found) for host, found in hosts.findings.items() for each in found]
-    return pd.DataFrame(rows, columns=COLUMNS)
+                rows.append(_measured(Link(source, target), hosts.probes[source], peers[target], seconds))
+        rows += [Link(host, error=each.found) for host, found in hosts.findings.items() for each in found]
+    return pd.DataFrame(rows, columns=Link._fields)
 
 
-def _row(source: str, target: str = "", *, gbps: float = nan, rtt_ms: float = nan, error: str = "") -> dict[str, Any]:
-    return {"source": source, "target": target, "gbps": gbps, "rtt_ms": rtt_ms, "error": error}
-
-
-def _pair(probe: HostProbe, peer: Peer, seconds: float) -> dict[str, Any]:
+def _measured(link: Link, probe: HostProbe, peer: Peer, seconds: float) -> Link:
+    """Return a link with what its source measures, or with the reason why it does not."""
     try:
         dialled = probe.dial({"it": peer})["it"]
         if dialled.rtt_s is None:
-            return {"error": dialled.error or "no answer"}
+            return link._replace(error=dialled.error or "no answer")
         poured = probe.pour(peer, seconds=seconds)
     except HostError as error:
-        return {"error": str(error)}
+        return link._replace(error=str(error))
     if poured.bytes is None or not poured.seconds:
-        return {"error": poured.error or "no answer"}
-    return {"gbps": 8e-9 * poured.bytes / poured.seconds, "rtt_ms": 1e3 * dialled.rtt_s}
+        return link._replace(error=poured.error or "no answer")
+    return link._replace(gbps=8e-9 * poured.bytes / poured.seconds, rtt_ms=1e3 * dialled.rtt_s)

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from labkit.core.jobs import Jobs
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.gangs import MeasuredKind
 from labkit.testbed.profiling.usage import Look
+from labkit.testbed.run.job_events import JobEvent
 from labkit.testbed.run.remote_job import OnUpdate, RemoteJob
 from labkit.testbed.run.session import TestbedSession
 from labkit.testbed.run.training import TrainingTable
@@ -70,7 +71,7 @@ class ProfilingSession:
                 self.machines.setdefault(self.hosts.agent(name).hello.machine, []).append(name)
             self._stack = stack.pop_all()
 
-    def deployment(self, number: int, *, on_update: OnUpdate, on_event: Callable[[dict[str, Any]], None]) -> RemoteJob:
+    def deployment(self, number: int, *, on_update: OnUpdate, on_event: Callable[[JobEvent], None]) -> RemoteJob:
         """Return the job of a kind, not started yet."""
         return self._venue.deployment(number, on_update=on_update, on_event=on_event)
 

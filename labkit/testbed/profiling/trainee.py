@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.errors import HostError
 from labkit.testbed.profiling.stage import ProfilingSession
+from labkit.testbed.run.job_events import BeganEvent, JobEvent, LeftEvent, LossEvent, ScaledEvent, StartedEvent
 from labkit.testbed.run.progress import JobUpdate
 
 PATIENCE_S: Final = 90.0
@@ -60,19 +61,19 @@ class MeasuredJob:
             self._over = self._over or update.what in ("failed", "ended", "stopped", "done")
             self._changed.notify_all()
 
-    def _take_event(self, event: dict[str, Any]) -> None:
+    def _take_event(self, event: JobEvent) -> None:
         with self._changed:
-            kind = event["event"]
-            if kind == "loss":
-                self.steps.append(Step(float(event["time"]), time.monotonic()))
-            elif kind == "started":
-                self.members[event["name"]] = (event["role"], event.get("host", ""), int(event["pid"]))
-            elif kind == "left":
-                self.members.pop(event["name"], None)
-            elif kind == "began":
-                self._began = True
-            elif kind == "scaled":
-                self._n_scaled += 1
+            match event:
+                case LossEvent():
+                    self.steps.append(Step(event.time, time.monotonic()))
+                case StartedEvent():
+                    self.members[event.name] = (event.role, event.host, event.pid)
+                case LeftEvent():
+                    self.members.pop(event.name, None)
+                case BeganEvent():
+                    self._began = True
+                case ScaledEvent():
+                    self._n_scaled += 1
             self._changed.notify_all()
 
     # --- actions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from labkit.core.errors import LabkitError
 from labkit.core.events import Cause
@@ -13,7 +13,7 @@ from labkit.elastic.process import causes
 from labkit.testbed.run.agent_pool import AgentPool
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.gpu_claims import Claims
-from labkit.testbed.run.job_events import JobResult
+from labkit.testbed.run.job_events import DroppedEvent, JobEvent, JobResult, SavedEvent, ScaledEvent, StartedEvent
 from labkit.testbed.run.job_launcher import JobLauncher
 from labkit.testbed.run.job_reader import JobReader
 from labkit.testbed.run.job_state import RemoteJobState
@@ -55,7 +55,7 @@ class JobFollower:
         claims: Claims,
         n_steps: int,
         report: Callable[[JobUpdate], None],
-        on_event: Callable[[dict[str, Any]], None],
+        on_event: Callable[[JobEvent], None],
     ) -> None:
         self._task, self._state, self._hosts, self._backups = task, state, hosts, backups
         self._launcher, self._claims, self._n_steps = launcher, claims, n_steps
@@ -91,22 +91,22 @@ class JobFollower:
         with self._state.change:
             self._state.change.wait_for(lambda: not self._state.is_current(generation), RECONNECT_S)
 
-    def _take_event(self, event: dict[str, Any], old: bool) -> None:
-        state, kind = self._state, event["event"]
+    def _take_event(self, event: JobEvent, old: bool) -> None:
+        state = self._state
         update = state.progress.note(event)
         state.task_numbers.note(event)
-        if kind in ("scaled", "dropped"):
+        if isinstance(event, ScaledEvent | DroppedEvent):
             with state.sending, state.change:
-                state.scalings.over(int(event["scaling"]), scaled=kind == "scaled")
+                state.scalings.over(event.scaling, scaled=isinstance(event, ScaledEvent))
                 state.change.notify_all()  # GPUs may be due to be given back
         if old:
             return
-        if kind in ("started", "scaled") and state.amounts:
+        if isinstance(event, StartedEvent | ScaledEvent) and state.amounts:
             with state.change:
                 state.limited = None  # the new processes have no limits yet
                 state.change.notify_all()
         self._on_event(event)
-        if kind == "saved" and state.progress.saved < self._n_steps:
+        if isinstance(event, SavedEvent) and state.progress.saved < self._n_steps:
             threading.Thread(target=self._back_up, daemon=True).start()
         if update is not None:
             self._report(replace(update, generation=state.generation))

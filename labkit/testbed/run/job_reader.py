@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import takewhile
-from typing import Any, Final
+from typing import Final
 
 from labkit.core.events import Cause
 from labkit.elastic.process import causes
@@ -14,7 +14,7 @@ from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentGone, AgentRefused, AgentTimeout
 from labkit.testbed.errors import HostError
 from labkit.testbed.run.agent_pool import AgentPool
-from labkit.testbed.run.job_events import JobResult, event_of, result_of
+from labkit.testbed.run.job_events import JobEvent, JobResult, event_of, result_of
 from labkit.testbed.run.job_launcher import NOTHING_THERE
 from labkit.testbed.run.orders import StatusOrder, message_of
 
@@ -56,7 +56,7 @@ class JobReader:
 
     def follow(
         self,
-        on_event: Callable[[dict[str, Any], bool], None],
+        on_event: Callable[[JobEvent, bool], None],
         on_end: Callable[[JobResult], None],
         *,
         from_start: bool,

@@ -6,10 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from labkit.core.errors import InputError
 from labkit.elastic.protocol.sites import Site
+
+if TYPE_CHECKING:
+    from pydantic import ConfigDict
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class JobRequest:
         As `labkit.elastic.start` takes them.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
 
     name: str = ""
     program: bool = False

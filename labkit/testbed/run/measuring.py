@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from labkit.core.errors import LabkitError
 from labkit.core.events import Events, Kind, Quantity, Role, events, joined
 from labkit.elastic.event_quantities import EventQuantities, MemberName
 from labkit.testbed.agent.shapes import HostMeasurement, Used
 from labkit.testbed.run.agent_pool import AgentPool
+from labkit.testbed.run.job_events import JobEvent, columns_of
 
 MB_PER_GB: Final = 1000.0
 
@@ -40,10 +41,10 @@ class RunMeasuring:
         self._thread = threading.Thread(target=self._run, name="measuring", daemon=True)
         self._thread.start()
 
-    def note(self, job: int, event: Mapping[str, Any]) -> None:
+    def note(self, job: int, event: JobEvent) -> None:
         """Take in an event of a job's elastic runtime."""
         with self._lock:
-            self._jobs.setdefault(job, EventQuantities()).note(event)
+            self._jobs.setdefault(job, EventQuantities()).note(columns_of(event))
 
     def close(self) -> None:
         """End the measurements."""

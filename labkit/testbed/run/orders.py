@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from annotated_types import Ge, Le
 
 from labkit.core.errors import InputError
 from labkit.elastic.protocol.messages.clients import LostMember, MemberStatus
 from labkit.testbed.agent.shapes import shaped
+
+if TYPE_CHECKING:
+    from pydantic import ConfigDict
 
 ReplyT = TypeVar("ReplyT")
 
@@ -33,7 +36,7 @@ EXAMPLES: Final = {
 class PlaceOrder:
     """Move the job to a placement: site -> (workers, servers). Reply: `ScalingReply`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
     place: dict[str, tuple[int, int]]
     strategy: str = "handover"
     do: Literal["place"] = "place"
@@ -43,7 +46,7 @@ class PlaceOrder:
 class ResizeOrder:
     """Limit members to cores and GB by name; all other members have no limits. Reply: `ResizeReply`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
     members: dict[str, tuple[float | None, float | None]]
     do: Literal["resize"] = "resize"
 
@@ -52,7 +55,7 @@ class ResizeOrder:
 class ReplaceOrder:
     """Replace members by new processes. Reply: `DoneReply`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
     members: list[str]
     do: Literal["replace"] = "replace"
 
@@ -61,7 +64,7 @@ class ReplaceOrder:
 class BalanceOrder:
     """Reassign the blocks of the servers by measured load. Reply: `DoneReply`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
     do: Literal["balance"] = "balance"
 
 
@@ -69,7 +72,7 @@ class BalanceOrder:
 class StopOrder:
     """End the job, by default with a checkpoint. Reply: `DoneReply`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
     save: bool = True
     do: Literal["stop"] = "stop"
 
@@ -78,7 +81,7 @@ class StopOrder:
 class HostHomeOrder:
     """Make the folder that the launcher of another host needs. Reply: `HostHomeReply`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
     host: str
     do: Literal["host_home"] = "host_home"
 
@@ -87,7 +90,7 @@ class HostHomeOrder:
 class StatusOrder:
     """Report phase, step and members. Reply: `StatusReply`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
     do: Literal["status"] = "status"
 
 

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from labkit.core.events import Cause
 from labkit.elastic.event_quantities import MemberName
 from labkit.elastic.process.causes import cause_named
 from labkit.testbed.agent.shapes import readable
+from labkit.testbed.run.job_events import (
+    BeganEvent,
+    DroppedEvent,
+    JobEvent,
+    LeftEvent,
+    LossEvent,
+    LostHostEvent,
+    ResizedEvent,
+    SavedEvent,
+    ScaledEvent,
+    StartedEvent,
+    UnsavedEvent,
+)
 
 REPORT_S: Final = 1.0
 """Seconds between two reports of a job's progress."""
 
 WINDOW_S: Final = 3.0
 """Seconds over which a speed is measured."""
+
+OVER: Final = "training has ended"
+"""Reason of a scaling that was dropped because the job is done, which is no news."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,40 +113,48 @@ class Progress:
     _hosts: dict[str, str] = field(default_factory=dict)
     """Member -> host."""
 
-    def note(self, event: Mapping[str, Any]) -> JobUpdate | None:
+    def note(self, event: JobEvent) -> JobUpdate | None:
         """Take in an event; return the report that follows from it, if any."""
-        kind = event["event"]
-        if kind == "loss":
-            return self._stepped(float(event["time"]), int(event["version"]) + 1, float(event["loss"]))
-        if kind == "began":
-            return self._begun(int(event["version"]))
-        if kind == "started":
-            self._hosts[str(event["name"])] = str(event["host"])
-        elif kind == "left" and not event.get("expected"):
-            return self._lost(event)
-        elif kind == "saved":
-            self.saved = max(self.saved, int(event["version"]))
-        elif kind in ("scaled", "resized"):
-            return self._changed(event)
-        elif kind in ("dropped", "lost_host", "unsaved") and event.get("why") != "training has ended":
-            return JobUpdate(kind, self.steps, why=str(event.get("why", "")))
+        match event:
+            case LossEvent():
+                return self._stepped(event.time, event.version + 1, float(event.loss))
+            case BeganEvent():
+                return self._begun(event.version)
+            case StartedEvent():
+                self._hosts[event.name] = event.host
+            case LeftEvent(expected=False):
+                return self._lost(event)
+            case SavedEvent():
+                self.saved = max(self.saved, event.version)
+            case _:
+                return self._changed(event)
         return None
 
-    def _changed(self, event: Mapping[str, Any]) -> JobUpdate:
-        if event["event"] == "scaled":
-            self._recent.clear()
-            return JobUpdate("scaled", self.steps)
-        unable = "; ".join(str(each) for each in event.get("unable") or ())
-        return JobUpdate("resized", self.steps, why=f"{event.get('name')} cannot have {unable}" if unable else "")
+    def _changed(self, event: JobEvent) -> JobUpdate | None:
+        """Return the report of a change of the job's members or checkpoints, if it is one."""
+        match event:
+            case ScaledEvent():
+                self._recent.clear()
+                return JobUpdate("scaled", self.steps)
+            case ResizedEvent():
+                unable = "; ".join(event.unable)
+                return JobUpdate("resized", self.steps, why=f"{event.name} cannot have {unable}" if unable else "")
+            case DroppedEvent() if event.why != OVER:
+                return JobUpdate("dropped", self.steps, why=event.why)
+            case LostHostEvent():
+                return JobUpdate("lost_host", self.steps, why=event.why)
+            case UnsavedEvent():
+                return JobUpdate("unsaved", self.steps, why=event.why)
+        return None
 
-    def _lost(self, event: Mapping[str, Any]) -> JobUpdate | None:
-        member = MemberName.of(event["name"])
+    def _lost(self, event: LeftEvent) -> JobUpdate | None:
+        member = MemberName.of(event.name)
         if member is None:
             return None
-        host, code = self._hosts.get(str(event["name"]), ""), event.get("code")
-        lost = LostTask(member, host, float(code) if isinstance(code, int) and abs(code) < 1 << 31 else float("nan"))
-        why = f"{event['name']}{f' on {host}' if host else ''}: {event['reason']}"
-        return JobUpdate("lost_task", self.steps, why=readable(why), cause=cause_named(event.get("cause")), task=lost)
+        host, code = self._hosts.get(event.name, ""), event.code
+        lost = LostTask(member, host, float(code) if code is not None and abs(code) < 1 << 31 else float("nan"))
+        why = f"{event.name}{f' on {host}' if host else ''}: {event.reason}"
+        return JobUpdate("lost_task", self.steps, why=readable(why), cause=cause_named(event.cause), task=lost)
 
     @property
     def speed(self) -> float:

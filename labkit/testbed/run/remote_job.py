@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from labkit.core.errors import LabkitError
 from labkit.core.events import Cause
@@ -19,6 +19,7 @@ from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.event_rows import hosts_of
 from labkit.testbed.run.gpu_claims import AsksOf, Claims
 from labkit.testbed.run.job_client import JobClient
+from labkit.testbed.run.job_events import JobEvent
 from labkit.testbed.run.job_follower import JobFollower
 from labkit.testbed.run.job_launcher import JobLauncher
 from labkit.testbed.run.job_request import JobRequest
@@ -75,7 +76,7 @@ class RemoteJob:
         n_steps: int,
         on_update: OnUpdate,
         strategy: str = "handover",
-        on_event: Callable[[dict[str, Any]], None] = lambda _: None,
+        on_event: Callable[[JobEvent], None] = lambda _: None,
         gpus: AsksOf = lambda _host, _place: [],
     ) -> None:
         self.number, self.task = number, f"job-{number}"

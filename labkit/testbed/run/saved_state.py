@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from labkit.core.errors import InputError
+
+if TYPE_CHECKING:
+    from pydantic import ConfigDict
 
 STATE: Final = "testbed.json"
 
@@ -40,7 +43,7 @@ class SavedState:
         Id of each job that was given up -> why.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "ignore"}
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "ignore"}
 
     run: str
     inventory: str

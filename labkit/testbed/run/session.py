@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
@@ -14,6 +14,7 @@ from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.agent_pool import AgentPool, Changed
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.gpu_claims import checked_gpus, parts_of_gpus
+from labkit.testbed.run.job_events import JobEvent
 from labkit.testbed.run.job_request import JobRequest
 from labkit.testbed.run.remote_job import OnUpdate, RemoteJob
 from labkit.testbed.run.this_machine import LocalFleet
@@ -87,7 +88,7 @@ class TestbedSession:
         self.hosts.watch()
 
     def deployment(
-        self, number: int, *, on_update: OnUpdate, on_event: Callable[[dict[str, Any]], None] = lambda _: None
+        self, number: int, *, on_update: OnUpdate, on_event: Callable[[JobEvent], None] = lambda _: None
     ) -> RemoteJob:
         """Return a job, not started yet; `on_update` and `on_event` are those of `RemoteJob`."""
         per_worker = float(self.jobs.worker_demand[number, GPUS])

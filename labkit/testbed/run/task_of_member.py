@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from labkit.elastic.event_quantities import MemberName
 from labkit.testbed.run.amounts import Given, MemberLimits
+from labkit.testbed.run.job_events import JobEvent, LeftEvent, StartedEvent
 
 Row = tuple[int, str, int]
 """Role, site, and number of tasks."""
@@ -27,16 +27,18 @@ class TaskNumbers:
         self._members: dict[tuple[int, str], list[MemberName]] = defaultdict(list)
         self._lock = threading.Lock()
 
-    def note(self, event: Mapping[str, Any]) -> None:
+    def note(self, event: JobEvent) -> None:
         """Take in an event of the elastic runtime: members start and leave."""
-        member = MemberName.of(event.get("name"))
-        if member is None or event["event"] not in ("started", "left"):
+        if not isinstance(event, StartedEvent | LeftEvent):
+            return
+        member = MemberName.of(event.name)
+        if member is None:
             return
         with self._lock:
-            if event["event"] == "left":
+            if isinstance(event, LeftEvent):
                 self._left(member)
             elif not any(member in those for those in self._members.values()):
-                self._members[int(member.role), str(event.get("site", ""))].append(member)
+                self._members[int(member.role), event.site].append(member)
 
     def _left(self, member: MemberName) -> None:
         for those in self._members.values():

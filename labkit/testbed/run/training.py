@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from labkit.elastic.protocol.sites import Site
 from labkit.testbed.agent.shapes import GpuAsk
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.job_request import DatasetSpec, JobRequest
+
+if TYPE_CHECKING:
+    from pydantic import ConfigDict
 
 ROUNDING: Final = 1e-9
 """Tolerance for sums of shares of GPUs: three times a third is one."""
@@ -49,7 +52,7 @@ class TrainingTable:
         Seconds between two measurements of all tasks (MEASURED events); None: there are none.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
 
     width: float = 0.1
     widths: Mapping[str, float] = field(default_factory=dict)

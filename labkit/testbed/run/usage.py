@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.inventory import Machine
@@ -27,7 +27,7 @@ def usage(fleet: Fleet) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in fleet.inventory.names}
+    rows: dict[str, list[dict[str, object]]] = {name: [] for name in fleet.inventory.names}
 
     def look(machine: Machine, agent: Agent) -> HostOutcome:
         for task in agent.measure().tasks:

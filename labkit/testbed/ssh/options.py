@@ -17,6 +17,7 @@ from labkit.topology.inventory import fault_told
 
 if TYPE_CHECKING:
     import paramiko
+    from pydantic import ConfigDict
 
 Text = Annotated[str, Len(1)]
 PLAIN = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"`$\\;&|<>()]+")
@@ -44,7 +45,7 @@ class Options:
         Only for all: the file to read instead of ~/.ssh/config; "none": no file.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
 
     address: Text | None = None
     port: Annotated[int, Ge(1), Le(65535)] | None = None

@@ -152,7 +152,7 @@ def open_children(pid: int) -> list[str]:
 
 def test_without_pynvml_the_reason_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "no module pynvml" in gpus.answer()()["absent"]
+    assert "no module pynvml" in gpus.answer()().absent
 
 
 def test_samples_that_nobody_takes_are_left_out_and_counted(agent):

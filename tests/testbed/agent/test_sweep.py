@@ -91,10 +91,10 @@ def test_a_run_of_an_agent_that_died_is_removed_by_the_next(over, folder, dial):
 
 def test_what_cannot_be_removed_is_told_and_still_bears_its_label(over, folder, monkeypatch):
     from labkit.testbed.agent import sweep
-    from labkit.testbed.agent.sweep import SweepRow
+    from labkit.testbed.agent.shapes import FolderRow
 
     monkeypatch.setattr(os, "rmdir", lambda *_, **__: (_ for _ in ()).throw(PermissionError(1, "not allowed")))
-    (row,) = sweep.carry_out(folder / "runs", [SweepRow(run="old", remove=True, why="over")], dry_run=False)
+    (row,) = sweep.carry_out(folder / "runs", [FolderRow(run="old", remove=True, why="over")], dry_run=False)
     assert not row.removed
     assert "could not be removed" in row.why
     monkeypatch.undo()

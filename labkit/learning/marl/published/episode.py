@@ -94,7 +94,7 @@ class Episode:
         return self._before - before
 
     def _step(self, placement: Placement) -> None:
-        happened = self.session.step(placement, who="marl")
+        happened = self.session.step(placement, source="marl")
         done = happened[happened["kind"] == Kind.COMPLETED]
         self._done_s[done["job"]] = done["time_s"]
 
