@@ -1,23 +1,35 @@
-"""Cells on a Dask cluster: the same outcomes as on the processes of one machine."""
+"""Cells on a Dask cluster: the same outcomes as on the processes of one machine.
+
+A task costs the scheduler, the worker and this process some milliseconds each, so short cells go several to a task.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from labkit.core.errors import InputError, SweepError
 from labkit.experiment.cell import CellOutcome, failed, run_cell
 from labkit.experiment.grid import Cell
 from labkit.experiment.inputs import Inputs
+from labkit.experiment.lengths import Lengths
 from labkit.release import EVERYTHING
 
 if TYPE_CHECKING:
     from distributed import Client, Security, Worker
 
 CONNECT_S = 10.0
+TASK_S, MOST_CELLS = 1.0, 64
+"""Cells of one task: so many whose expected seconds together are no more."""
+AHEAD: Final = 3
+"""Tasks on the cluster for each of its threads: one runs, others wait there."""
+LOOK_AFTER_S: Final = 2.0
+"""How often it is asked how many threads the cluster has: workers come and go."""
 
 
 class GivenInputs:
@@ -39,27 +51,88 @@ def on_dask(cells: Sequence[Cell], *, inputs: Inputs, client: Client, keep: bool
     """Run cells on a cluster, and give each outcome as it comes; closing the iterator cancels what is left.
 
     A cell that takes its worker with it is tried on others, as often as the cluster allows
-    (`distributed.scheduler.allowed-failures`), and then has failed.
+    (`distributed.scheduler.allowed-failures`), and then has failed. Cells that shared its task are tried by themselves.
 
     Raises
     ------
     SweepError
         If the cluster is lost.
     """
-    from distributed import as_completed
-
     sweep = f"labkit-{uuid4().hex[:12]}"
     client.register_plugin(_plugin(sweep, inputs))
-    futures = {
-        client.submit(_run, cell, sweep, keep, pure=False, key=f"{sweep}-{cell.id}"): cell for cell in cells
-    }  # fmt: skip
+    tasks = _Tasks(client, sweep, cells, keep=keep)
     try:
-        for future in as_completed(list(futures), loop=client.loop):
-            cell = futures.pop(future)
-            yield _outcome(future, cell)
-            future.release()
+        yield from tasks.outcomes()
     finally:
-        _leave(client, sweep, list(futures))
+        _leave(client, sweep, list(tasks.running))
+
+
+class _Tasks:
+    """What the cluster was given, and what waits here.
+
+    Attributes
+    ----------
+    running : dict
+        Future of a task -> its cells.
+    """
+
+    def __init__(self, client: Client, sweep: str, cells: Sequence[Cell], *, keep: bool) -> None:
+        self._client, self._sweep, self._keep = client, sweep, keep
+        self._waiting = deque(cells)
+        self._alone: deque[Cell] = deque()  # their task failed as a whole: each is tried by itself
+        self._lengths = Lengths()
+        self._n_threads, self._looked_s = 1, -LOOK_AFTER_S
+        self.running: dict[Any, list[Cell]] = {}
+
+    def outcomes(self) -> Iterator[CellOutcome]:
+        """Run everything."""
+        from distributed import as_completed
+
+        done = as_completed(self._submitted(), loop=self._client.loop, with_results=True, raise_errors=False)
+        for future, result in done:
+            cells = self.running.pop(future)
+            outcomes = self._taken(future, result, cells)
+            for outcome in outcomes:
+                self._lengths.note(outcome.cell, outcome.wall_s)
+            done.update(self._submitted())  # before the caller keeps what came
+            future.release()
+            yield from outcomes
+
+    def _taken(self, future: Any, result: Any, cells: list[Cell]) -> list[CellOutcome]:
+        """Return the outcomes of a task; where it failed as a whole, its cells are tried one by one."""
+        if future.status == "finished":
+            return list(result)
+        if future.status != "error":
+            raise SweepError(f"the Dask cluster was lost ({future.status}) while cells were running.")
+        if len(cells) > 1:
+            self._alone.extend(cells)
+            return []
+        return [_failed_there(cells[0], future.exception())]
+
+    def _submitted(self) -> list[Any]:
+        """Give the cluster tasks, as long as it has few; return their futures."""
+        new = []
+        while (self._alone or self._waiting) and len(self.running) < AHEAD * self._threads():
+            cells = [self._alone.popleft()] if self._alone else self._batch()
+            key = f"{self._sweep}-{cells[0].id}-{len(cells)}"
+            future = self._client.submit(_run, cells, self._sweep, self._keep, pure=False, key=key)
+            self.running[future] = cells
+            new.append(future)
+        return new
+
+    def _batch(self) -> list[Cell]:
+        """Return the cells of the next task: fewer towards the end, so that all threads end together."""
+        fair = 1 + len(self._waiting) // (AHEAD * self._n_threads)
+        return self._lengths.batch(
+            self._waiting, at_most_s=TASK_S, at_most=1 if self._keep else min(MOST_CELLS, fair)
+        )  # fmt: skip
+
+    def _threads(self) -> int:
+        """Return how many cells the cluster can run at a time."""
+        if time.monotonic() - self._looked_s >= LOOK_AFTER_S:
+            self._n_threads = max(1, sum(self._client.nthreads().values()))
+            self._looked_s = time.monotonic()
+        return self._n_threads
 
 
 @contextmanager
@@ -110,16 +183,10 @@ def _plugin(sweep: str, inputs: Inputs) -> Any:
     return Given(sweep, inputs)
 
 
-def _outcome(future: Any, cell: Cell) -> CellOutcome:
-    if future.status == "finished":
-        outcome: CellOutcome = future.result()
-        return outcome
-    if future.status == "error":
-        error = future.exception()
-        if type(error).__name__ == "KilledWorker":
-            return CellOutcome(cell, {}, error="the worker processes that had it died, each time with this cell")
-        return failed(cell, error)
-    raise SweepError(f"the Dask cluster was lost ({future.status}) while cells were running.")
+def _failed_there(cell: Cell, error: BaseException) -> CellOutcome:
+    if type(error).__name__ == "KilledWorker":
+        return CellOutcome(cell, {}, error="the worker processes that had it died, each time with this cell")
+    return failed(cell, error)
 
 
 def _leave(client: Client, sweep: str, futures: list[Any]) -> None:
@@ -131,8 +198,8 @@ def _leave(client: Client, sweep: str, futures: list[Any]) -> None:
     client.unregister_worker_plugin(sweep)
 
 
-def _run(cell: Cell, sweep: str, keep: bool) -> CellOutcome:
+def _run(cells: Sequence[Cell], sweep: str, keep: bool) -> list[CellOutcome]:
     from distributed import get_worker
 
     inputs: Inputs = get_worker().plugins[sweep].inputs
-    return run_cell(cell, inputs=inputs, keep=keep)
+    return [run_cell(cell, inputs=inputs, keep=keep) for cell in cells]

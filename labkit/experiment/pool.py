@@ -1,7 +1,8 @@
 """Cells on processes of this machine: a worker that dies names its cell, and the others go on.
 
 Each worker is a process pool of one. A pool of many tells only that one of its processes died and ends them all; here
-it is known which cell the dead one had, and no other cell is lost.
+it is known which cell the dead one had, and no other cell is lost. A worker whose cell is a short one has the next one
+already, so that it does not wait for this process.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from labkit.core.errors import SweepError
 from labkit.experiment.cell import CellOutcome, failed, run_cell
 from labkit.experiment.grid import Cell
 from labkit.experiment.inputs import Inputs
+from labkit.experiment.lengths import Lengths
 
+SHORT_S: Final = 0.5
+"""Behind a cell that is expected to take no longer, the next one waits at the worker."""
 TRIES: Final = 2
 """How often a cell may take its worker with it."""
 
@@ -59,12 +63,21 @@ def on_pool(cells: Sequence[Cell], *, inputs: Inputs, workers: int, keep: bool =
         team.dismiss()
 
 
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """A cell, and how often it was tried, this time too."""
+
+    cell: Cell
+    number: int = 1
+
+
 @dataclass(eq=False)
 class _Worker:
-    """A pool of one process."""
+    """A pool of one process, and what it was given: the first is the one that it runs."""
 
     pool: ProcessPoolExecutor
     process: Any
+    given: deque[tuple[_Try, Future[CellOutcome]]] = field(default_factory=deque)
 
 
 class _Team:
@@ -72,9 +85,10 @@ class _Team:
 
     def __init__(self, given: bytes, cells: Sequence[Cell]) -> None:
         self._given = given
-        self._waiting = deque((cell, 1) for cell in cells)
-        self._busy: dict[Future[Any], tuple[_Worker, Cell | None, int]] = {}
+        self._waiting = deque(_Try(cell) for cell in cells)
+        self._busy: dict[Future[Any], _Worker] = {}
         self._workers: list[_Worker] = []
+        self._lengths = Lengths()
 
     def outcomes(self, n_workers: int) -> Iterator[CellOutcome]:
         """Run everything."""
@@ -82,7 +96,9 @@ class _Team:
             self._hire()
         while self._busy:
             for future in wait(self._busy, return_when=FIRST_COMPLETED).done:
-                yield from self._settle(future, *self._busy.pop(future))
+                worker = self._busy.get(future)
+                if worker is not None:  # else it was taken with another one of the same worker
+                    yield from self._settle(worker, worker.given[0][1] if worker.given else future)
 
     def kill(self) -> None:
         """End all workers at once, whatever they are doing."""
@@ -96,33 +112,40 @@ class _Team:
         for worker in self._workers:
             worker.pool.shutdown(wait=True, cancel_futures=True)
 
-    def _settle(self, future: Future[Any], worker: _Worker, cell: Cell | None, tries: int) -> Iterator[CellOutcome]:
-        """Take what a worker brings, and give it the next cell."""
+    def _settle(self, worker: _Worker, future: Future[Any]) -> Iterator[CellOutcome]:
+        """Take what a worker brings, and give it the next cells."""
+        del self._busy[future]
         error = future.exception()
         if isinstance(error, BrokenProcessPool):
-            yield from self._bury(worker, cell, tries)
+            yield from self._bury(worker)
             return
-        if cell is None and error is not None:
-            raise error
-        if self._waiting:  # before the caller keeps what came, so that the worker does not wait for that
-            self._give(worker, *self._waiting.popleft())
-        if cell is None:
+        if not worker.given:
+            if error is not None:
+                raise error
             here = {process.pid: process for process in multiprocessing.active_children()}
             worker.process = here.get(future.result(), worker.process)
-        else:
-            yield future.result() if error is None else failed(cell, error)
+            self._supply(worker)
+            return
+        cell = worker.given.popleft()[0].cell
+        outcome = future.result() if error is None else failed(cell, error)
+        self._lengths.note(cell, outcome.wall_s)
+        self._supply(worker)  # before the caller keeps what came, so that the worker does not wait for that
+        yield outcome
 
-    def _bury(self, worker: _Worker, cell: Cell | None, tries: int) -> Iterator[CellOutcome]:
-        """Replace a dead worker; the cell that it had is tried once more, and then has failed."""
+    def _bury(self, worker: _Worker) -> Iterator[CellOutcome]:
+        """Replace a dead worker; the cell that it ran is tried once more, and then has failed."""
         worker.pool.shutdown(wait=True)
         self._workers.remove(worker)
+        self._busy = {future: other for future, other in self._busy.items() if other is not worker}
         said = _ending(None if worker.process is None else worker.process.exitcode)
-        if cell is None:
+        if not worker.given:
             raise SweepError(_cannot_start(said))
-        if tries < TRIES:
-            self._waiting.appendleft((cell, tries + 1))
+        ran, *next_ones = (given for given, _ in worker.given)
+        self._waiting.extendleft(reversed(next_ones))
+        if ran.number < TRIES:
+            self._waiting.appendleft(_Try(ran.cell, ran.number + 1))
         else:
-            yield CellOutcome(cell, {}, error=f"{said}, {tries} times, each time with this cell")
+            yield CellOutcome(ran.cell, {}, error=f"{said}, {TRIES} times, each time with this cell")
         if self._waiting:
             self._hire()
 
@@ -137,16 +160,24 @@ class _Team:
             new = set(multiprocessing.active_children()) - before
             worker = _Worker(pool, new.pop() if len(new) == 1 else None)
             self._workers.append(worker)
-            self._busy[hello] = (worker, None, 0)
+            self._busy[hello] = worker
 
-    def _give(self, worker: _Worker, cell: Cell, tries: int) -> None:
-        """Let a worker run a cell."""
-        try:
-            future = worker.pool.submit(_run, cell)
-        except BrokenProcessPool as error:  # it was killed while it waited
-            future = Future()
-            future.set_exception(error)
-        self._busy[future] = (worker, cell, tries)
+    def _supply(self, worker: _Worker) -> None:
+        """Give a worker a cell to run, and a next one behind a short one."""
+        while self._waiting and self._may_have_another(worker):
+            given = self._waiting.popleft()
+            try:
+                future: Future[CellOutcome] = worker.pool.submit(_run, given.cell)
+            except BrokenProcessPool as error:  # it was killed while it waited
+                future = Future()
+                future.set_exception(error)
+            worker.given.append((given, future))
+            self._busy[future] = worker
+
+    def _may_have_another(self, worker: _Worker) -> bool:
+        """Return whether a worker has nothing, or one cell alone that is expected to be short."""
+        alone = worker.given[0][0].cell if len(worker.given) == 1 else None
+        return not worker.given or (alone is not None and self._lengths.expected_s(alone) <= SHORT_S)
 
 
 def _ending(code: int | None) -> str:

@@ -19,7 +19,7 @@ from labkit.experiment.classic.nouns import (
     Scratch,
     Trace,
 )
-from labkit.experiment.classic.order import begin_tail, comes_before, fetch, turn
+from labkit.experiment.classic.order import begin_tail, comes_before, fetch, settle, turn
 from labkit.experiment.classic.queue import first_kind
 from labkit.experiment.classic.room import place, restore, touch
 from labkit.schedulers.base import BEHIND
@@ -242,6 +242,7 @@ def run_by_order(
     """Run the first jobs of the order that the cluster holds, and preempt the others; tell whether that is sure."""
     numbers = work.numbers
     numbers[N_SET] = numbers[N_TASKS] = 0
+    settle(order, trace, mind, by, now_s, threshold)
     turn(order, trace, mind, by, now_s, threshold)
     n_start, n_stop = _choose(order, trace, queue, mind, work, by, now_s, threshold)
     if n_start == 0:

@@ -19,9 +19,9 @@ QUIET, N_DECISIONS, N_ROWS, N_SET, N_TASKS, N_ENDS, N_TOUCHED, N_DEAD = range(8)
 sets and rows of their tasks; moments in the heap of ends, touched groups, jobs over that are still in the list of those
 that run."""
 
-N_NEAR, N_TAIL, N_TURNS, REACHED = range(2, 6)
+N_NEAR, N_TAIL, N_TURNS, N_NEW, REACHED = range(2, 7)
 """Behind how many of both lists a `RunOrder` has yet to look at: jobs that were looked at together, jobs of the tail,
-moments in the heap of turns; how many numbers these are."""
+moments in the heap of turns, jobs that are in no list yet; how many numbers these are."""
 
 
 class Truth(NamedTuple):
@@ -167,11 +167,13 @@ class RunOrder(NamedTuple):
     jobs : array
         (2, M) by `at` and number: those whose keys go on, and those that have turned; `size` (2,) of each.
     reached : array
-        (5,) how many of both lists are yet to be looked at, and the counters `N_NEAR`, `N_TAIL` and `N_TURNS`.
+        (6,) how many of both lists are yet to be looked at, and the counters `N_NEAR`, `N_TAIL`, `N_TURNS`, `N_NEW`.
     at : array
         (N,) what a list is sorted by: the declared end of a job, or its key.
     part : array
-        (N,) the list that a job is in, or -1.
+        (N,) the list that a job is in, 2 where it has yet to be put into one, or -1.
+    new : array
+        (2 M,) the jobs that have yet to be put into a list, and others that had to be and run no more.
     held : array
         (R,) what the gangs of all of them take.
     turn_s : array
@@ -191,6 +193,7 @@ class RunOrder(NamedTuple):
     reached: Ints
     at: Floats
     part: NDArray[np.int8]
+    new: Ints
     held: Floats
     turn_s: Floats
     turns_s: Floats

@@ -3,6 +3,7 @@
 The keys of all that run fall by a second each second (`srtf`) or stay (`las`), so their order stays, too, until a job
 turns: it is overdue or changes queues, and from then on its key stays. Those that have turned are a list of their own,
 and only the last jobs of both lists, which may have to stop, are looked at. Keys nearer than `TIE` are compared anew.
+Jobs are put into a list when somebody has to look at it: while all that are there fit, nobody has to.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.resources import Floats
 from labkit.experiment.classic.heap import pop, push
 from labkit.experiment.classic.keys import has_turned, key_of
-from labkit.experiment.classic.nouns import N_NEAR, N_TAIL, N_TURNS, REACHED, Belief, RunOrder, Trace
+from labkit.experiment.classic.nouns import N_NEAR, N_NEW, N_TAIL, N_TURNS, REACHED, Belief, RunOrder, Trace
 from labkit.schedulers.rule import BY_REMAINING
 
 TIE: Final = 1e-9
 ULP: Final = 2.3e-16
+NEW: Final = 2
+"""The part of a job that is in no list yet."""
 
 
 def empty_order(n_jobs: int, most: int, n_resources: int) -> RunOrder:
@@ -31,6 +34,7 @@ def empty_order(n_jobs: int, most: int, n_resources: int) -> RunOrder:
         reached=np.zeros(REACHED, np.int64),
         at=np.empty(n_jobs),
         part=np.full(n_jobs, -1, np.int8),
+        new=np.empty(2 * most, np.int32),
         held=np.zeros(n_resources),
         turn_s=np.empty(n_jobs),
         turns_s=np.empty(2 * most + 1),
@@ -52,6 +56,8 @@ def forget_all(order: RunOrder) -> None:
         for i in range(order.size[c]):
             order.part[order.jobs[c, i]] = -1
         order.size[c] = 0
+    for i in range(order.reached[N_NEW]):
+        order.part[order.new[i]] = -1
     order.reached[:] = 0
     order.held[:] = 0.0
 
@@ -94,16 +100,38 @@ def leave(order: RunOrder, trace: Trace, j: int) -> None:
     """Take a job out that runs no more."""
     if order.part[j] < 0:
         return
-    _delete(order, j)
+    if order.part[j] == NEW:
+        order.part[j] = -1
+    else:
+        _delete(order, j)
     for r in range(len(order.held)):
         order.held[r] -= trace.gang[trace.kind[j], r]
 
 
 @njit(cache=True, _nrt=False)
 def join(order: RunOrder, trace: Trace, mind: Belief, by: int, j: int, now_s: float, threshold: float) -> None:
-    """Add a job that runs from now on."""
+    """Add a job that runs from now on; `settle` puts it into a list."""
     for r in range(len(order.held)):
         order.held[r] += trace.gang[trace.kind[j], r]
+    if order.reached[N_NEW] == len(order.new):  # jobs that run no more fill it
+        settle(order, trace, mind, by, now_s, threshold)
+    order.new[order.reached[N_NEW]] = j
+    order.part[j] = NEW
+    order.reached[N_NEW] += 1
+
+
+@njit(cache=True, _nrt=False)
+def settle(order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, threshold: float) -> None:
+    """Put the jobs into a list that have joined and are in none yet."""
+    for i in range(order.reached[N_NEW]):
+        if order.part[order.new[i]] == NEW:
+            _file(order, trace, mind, by, order.new[i], now_s, threshold)
+    order.reached[N_NEW] = 0
+
+
+@njit(cache=True, _nrt=False)
+def _file(order: RunOrder, trace: Trace, mind: Belief, by: int, j: int, now_s: float, threshold: float) -> None:
+    """Put a job into the list where it belongs."""
     key = key_of(by, j, trace, mind, now_s, threshold)
     if has_turned(by, j, trace, mind, now_s, threshold):
         _insert(order, 1, j, key)
