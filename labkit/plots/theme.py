@@ -23,7 +23,8 @@ __all__ = [
 MAX_ROWS: Final = 5000
 """A figure with more rows than this is thinned or binned first, and its subtitle says so."""
 
-WIDTH: Final = 640
+WIDTH: Final = 860
+"""Pixels of a plotted area: with labels and a legend as wide as a notebook on a screen of 1280 pixels."""
 
 LABEL_WIDTH: Final = 26
 """Characters of a name in one line of an axis."""

@@ -10,6 +10,7 @@ from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_
 from labkit.results.forwarding import forwarding
 from labkit.results.intervals import gantt, heat_map, time_split, utilisation
 from labkit.results.lanes import lanes
+from labkit.results.means import means_by
 from labkit.results.metrics import jct_cdf, job_table, summary
 from labkit.results.notes import notes
 from labkit.results.record import RunInfo, RunRecord, RunState
@@ -45,6 +46,7 @@ __all__ = [
     "labels",
     "lanes",
     "load",
+    "means_by",
     "notes",
     "read_sweep",
     "rescalings",
