@@ -57,10 +57,10 @@ def plot_bars(
     kinds = list(dict.fromkeys(table[by]))
     between = {"low", "high"} <= set(table.columns)
     columns = [x, y, *{panel, colour} - {None}, *(["low", "high"] if between else [])]
-    shown = table[columns].assign(end=table["high"] if between else table[x]).round(6)
+    shown = table[columns].assign(end=table["high"].fillna(table[x]) if between else table[x]).round(6)
     scale = alt.Scale(domain=[0, ROOM * max(float(shown["end"].max()), 1e-12)], nice=False)
     base = alt.Chart(shown).encode(**_rows(y, names, colour, kinds))
-    format_ = number if number.endswith("%") else "~g"
+    format_ = number if number.endswith("%") else ",~f"
     length = alt.X(f"{x}:Q", title=axis, scale=scale, axis=alt.Axis(tickCount=4 if panel else 8, format=format_))
     fill = alt.Color(
         f"{by}:N", sort=kinds, title=None, legend=alt.Legend(orient="bottom") if colour else None,

@@ -88,7 +88,7 @@ def _looks(
     shades: Sequence[str] | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the encodings that all layers share."""
-    numbers = {"values": list(ticks), "format": "~g"} if len(ticks) else {"format": ",~g"}
+    numbers: dict[str, Any] = {"format": ",~f"} | ({"values": list(ticks)} if len(ticks) else {})
     if shades is None and all(name.split("(")[0].strip() in COLOURS for name in names):
         shades = list(colours(names).values())
     chosen = [(shades or SHADES)[i % len(shades or SHADES)] for i in range(len(names))]

@@ -4,7 +4,7 @@ A metric is a pure function of (events, jobs, cluster) in `metrics`, `intervals`
 sets several records side by side is in `comparison`.
 """
 
-from labkit.results.comparison import labels, run_table
+from labkit.results.comparison import jct_table, labels, run_table
 from labkit.results.fairness import fair_share_s, finish_time_fairness, jain_index
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity
 from labkit.results.forwarding import forwarding
@@ -40,6 +40,7 @@ __all__ = [
     "interval",
     "jain_index",
     "jct_cdf",
+    "jct_table",
     "job_fidelity",
     "job_table",
     "known_runs",

@@ -10,6 +10,7 @@ import labkit
 from labkit.core.errors import InputError
 from labkit.experiment.flows import HASHED, ONE_PATH, random_flows
 from labkit.experiment.placing import compare_placers, drawn_jobs, kinds_of, uses_of
+from labkit.experiment.predicting import model_errors
 from labkit.experiment.racks import step_times_by_racks
 from labkit.experiment.waiting import curves, durations, mean_wait, waits
 from labkit.results import means_by, sweep_differences
@@ -86,3 +87,12 @@ def test_means_by_some_columns_have_students_interval_and_leave_out_what_is_miss
 def test_means_by_a_column_that_is_not_there_names_the_nearest():
     with pytest.raises(InputError, match="Did you mean 'seed'"):
         means_by(pd.DataFrame({"seed": [1], "s": [1.0]}), "sed", value="s")
+
+
+def test_the_two_stage_model_errs_less_than_a_linear_one_where_slowdown_bends_sharply_as_published():
+    mean = model_errors([0, 1]).groupby(["server", "model"])["error"].mean()
+    for server in ("convex", "published"):
+        assert (
+            mean[server, "two_stage"] < mean[server, "quadratic"] < mean[server, "linear"] < mean[server, "without_cpu"]
+        )
+    assert mean["published", "two_stage"] == 13.1

@@ -76,3 +76,11 @@ def test_a_band_is_drawn_around_lines_with_an_interval_and_dots_beside_them():
     (rows,) = spec["datasets"].values()
     assert sum(row["drawn"] == "dot" for row in rows) == len(STEPS)
     assert "<path" in as_svg(spec)
+
+
+def test_a_bar_without_an_interval_has_its_number_too_and_large_ticks_are_written_out():
+    table = pd.DataFrame({"way": ["one", "many"], "s": [1200.0, 3000.0], "low": [1100.0, None], "high": [1300.0, None]})
+    svg = as_svg(drawn(plot_bars(table, x="s", y="way", axis="Time (s)", heading="Times", number=",.0f")))
+    assert ">3,000<" in svg
+    assert ">2,000<" in svg
+    assert "e+" not in svg
