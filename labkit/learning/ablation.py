@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 RUNS: Final = {
     "as published": "paper, seed 1",
-    "only its lessons (teacher: DRF)": "lessons, seed 1",
+    "only its lessons (by DRF)": "lessons, seed 1",
     "no lessons": "scratch, seed 1",
     "no critic": "no critic, seed 1",
     "no exploration": "no exploration, seed 1",
