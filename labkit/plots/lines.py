@@ -9,7 +9,7 @@ import altair as alt
 import pandas as pd
 
 from labkit.plots.bars import GAP, SHADES
-from labkit.plots.theme import COLOURS, LINE, WIDTH, colours, title
+from labkit.plots.theme import LINE, WIDTH, colours, title
 
 HEIGHT: Final = 280
 
@@ -49,7 +49,7 @@ def plot_lines(
     ticks : sequence of float
         Where the x axis has its numbers; by default at round ones.
     shades : sequence of str, optional
-        Colours in the order in which names appear; by default those of schedulers where all names are schedulers'.
+        Colours in the order in which names appear; by default those of schedulers if `line` is "scheduler".
     heading, said : str
         Title, and a line below it.
     zero : bool
@@ -89,7 +89,7 @@ def _looks(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the encodings that all layers share."""
     numbers: dict[str, Any] = {"format": ",~f"} | ({"values": list(ticks)} if len(ticks) else {})
-    if shades is None and all(name.split("(")[0].strip() in COLOURS for name in names):
+    if shades is None and line == "scheduler":
         shades = list(colours(names).values())
     chosen = [(shades or SHADES)[i % len(shades or SHADES)] for i in range(len(names))]
     return {

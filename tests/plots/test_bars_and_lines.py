@@ -61,11 +61,13 @@ def test_an_axis_of_numbers_is_to_scale_and_has_its_ticks_where_asked():
 
 
 def test_lines_of_schedulers_have_their_colours_and_others_those_given():
-    of_schedulers = STEPS.assign(up=["fifo", "fifo", "srtf", "srtf"])
-    for table, shades, expected in (
-        (of_schedulers, None, [COLOURS["fifo"], COLOURS["srtf"]]), (STEPS, ["red", "blue"], ["red", "blue"]),
+    of_schedulers = STEPS.assign(scheduler=["fifo", "fifo", "srtf", "srtf"])
+    for line, shades, expected in (
+        ("scheduler", None, [COLOURS["fifo"], COLOURS["srtf"]]), ("up", ["red", "blue"], ["red", "blue"]),
     ):  # fmt: skip
-        spec = drawn(plot_lines(table, x="racks", y="s", line="up", axes=("x", "y"), shades=shades, heading="H"))
+        spec = drawn(
+            plot_lines(of_schedulers, x="racks", y="s", line=line, axes=("x", "y"), shades=shades, heading="H")
+        )
         assert spec["layer"][0]["encoding"]["color"]["scale"]["range"] == expected
 
 
