@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from labkit.core.errors import InputError
+from labkit.progress import counted
 
 if TYPE_CHECKING:
+    import pandas as pd
     from torch import Tensor, nn
 
     from labkit.elastic.job import Job
@@ -88,3 +90,67 @@ def trial(job: Job, plan: Iterable[Mapping[str, Any]], *, quiet_steps: int = QUI
             job.scale(**todo.pop(0))
             busy = True
         return job.wait()
+
+
+def migration_steps(
+    sizes_mb: Sequence[float], *, quiet_steps: int = 10, progress: bool = False, **options: Any
+) -> pd.DataFrame:  # fmt: skip
+    """Add a server by suspension to a job of each size; return the rows of `Result.scalings` with the size as `mb`.
+
+    Parameters
+    ----------
+    sizes_mb : sequence of float
+        Sizes of the model.
+    quiet_steps : int
+        As `trial` takes it.
+    progress : bool
+        Show a bar.
+    **options
+        Of `labkit.elastic.start`: steps, batch, shards, optimizer, lr, ...
+    """
+    import pandas as pd
+
+    from labkit.elastic.job_start import start
+
+    found = []
+    for mb in counted(sizes_mb, name="sizes", unit="job", shown=progress):
+        done = trial(start(*table(mb), **options), [{"servers": 1, "strategy": "suspend"}], quiet_steps=quiet_steps)
+        found.append(done.scalings.assign(mb=mb))
+    return pd.concat(found, ignore_index=True)
+
+
+def compare_modes(
+    build: Callable[[], nn.Module], runs: Sequence[tuple[str, int]], *, after: int = 20, progress: bool = False,
+    **options: Any,
+) -> pd.DataFrame:  # fmt: skip
+    """Train the same model synchronously and asynchronously, with several numbers of workers.
+
+    Parameters
+    ----------
+    build : callable
+        Returns the model as it is before training.
+    runs : sequence of (str, int)
+        "sync" or "async", and the number of workers; there is one server.
+    after : int
+        Losses before this step count for nothing.
+    progress : bool
+        Show a bar.
+    **options
+        Of `labkit.elastic.train`.
+
+    Returns
+    -------
+    DataFrame
+        mode, workers, staleness (updates by others between pull and push, mean; 0 if synchronous), loss (mean).
+    """
+    import pandas as pd
+
+    from labkit.elastic.job_start import train
+
+    rows = []
+    for mode, workers in counted(runs, name="modes", shown=progress):
+        done = train(build(), **options, workers=workers, servers=1, sync=mode == "sync")
+        told = pd.DataFrame([event for event in done.events if event["event"] == "loss"])
+        staleness = float(told["staleness"].mean()) if mode == "async" else 0.0
+        rows.append((mode, workers, staleness, float(told["loss"][after:].mean())))
+    return pd.DataFrame(rows, columns=["mode", "workers", "staleness", "loss"])

@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.core.events import Events, Kind
+from labkit.progress import counter
 
 
 class ProgressBar:
     """A bar that counts the jobs that are done, in a terminal or in a notebook; those given up are told beside it."""
 
     def __init__(self, name: str, *, total: int) -> None:
-        from tqdm.auto import tqdm
-
-        self._bar = tqdm(total=total, desc=f"{name:>8}", unit="job", mininterval=0.1, leave=True)
+        self._bar = counter(total, name=f"{name:>8}", unit="job")
         self._n_dropped = 0
 
     def __call__(self, batch: Events) -> None:

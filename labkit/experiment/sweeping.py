@@ -19,6 +19,7 @@ from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.on_dask import on_dask
 from labkit.experiment.pool import on_pool
+from labkit.progress import counter
 from labkit.results.bound import BOUND
 from labkit.results.record import RunRecord
 from labkit.results.sweep_folder import SweepFolder
@@ -225,9 +226,7 @@ class _Bar:
     """A bar with the cells that are done and those that failed."""
 
     def __init__(self, total: int, *, done: int, shown: bool) -> None:
-        from tqdm.auto import tqdm
-
-        self._bar = tqdm(total=total, initial=done, unit="cell", disable=not shown, mininterval=0.2)
+        self._bar = counter(total, unit="cell", done=done, shown=shown)
         self._n_failed = 0
 
     def tell(self, outcome: CellOutcome) -> None:

@@ -13,10 +13,14 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB
 from labkit.core.snapshot import Snapshot
 from labkit.doctor import Check, verdict
-from labkit.plots.theme import FONT, INK, LINE, MUTED, colour, human_s, time_unit
+from labkit.plots.theme import FONT, colour, human_s, time_unit
 from labkit.results import RunRecord
 
 MOST_ROWS: Final = 8
+
+_MUTED: Final = "opacity:.72"
+_LINE: Final = "rgba(128,136,150,.4)"
+"""Colours come from the page: it may be dark."""
 
 _CELL: Final = "padding:3px 14px 3px 0;white-space:nowrap;text-align:"
 _RIGHT: Final = "right"
@@ -32,11 +36,11 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]], *, not
     sides = [
         "left" if any(not _is_number(row[i]) for row in body) else _RIGHT for i in range(len(head))
     ]  # one word in a column makes it text
-    heads = _row("th", head, sides, f"color:{MUTED};font-weight:500;border-bottom:1px solid {LINE};")
+    heads = _row("th", head, sides, f"{_MUTED};font-weight:500;border-bottom:1px solid {_LINE};")
     lines = "".join(_row("td", row, sides, "border:0;") for row in body)
-    after = f'<div style="color:{MUTED};font-size:12px;margin-top:4px">{escape(note)}</div>' if note else ""
+    after = f'<div style="{_MUTED};font-size:12px;margin-top:4px">{escape(note)}</div>' if note else ""
     return (
-        f'<div style="font-family:{escape(FONT)};color:{INK};font-size:13px;margin:2px 0">'
+        f'<div style="font-family:{escape(FONT)};font-size:13px;margin:2px 0">'
         f'<div style="font-weight:600;margin-bottom:4px">{escape(title)}</div>'
         f'<table style="border-collapse:collapse;font-size:12px;margin:0">{heads}{lines}</table>{after}</div>'
     )

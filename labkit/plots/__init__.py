@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.plots.allocation import allocations, plot_allocations
+    from labkit.plots.bars import plot_bars
     from labkit.plots.contention import plot_contention
     from labkit.plots.cost import cost_table, plot_cost
     from labkit.plots.decisions import plot_decisions
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from labkit.plots.heat_map import plot_heat_map
     from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
     from labkit.plots.learning import learning_curve, plot_learning
+    from labkit.plots.lines import plot_lines
     from labkit.plots.load import plot_jct_by_load
     from labkit.plots.overheads import plot_overheads
     from labkit.plots.paper import for_paper, save_for_paper
@@ -28,9 +30,11 @@ if TYPE_CHECKING:
     from labkit.plots.report import write_report
     from labkit.plots.scaling import plot_scaling
     from labkit.plots.shares import plot_shares
+    from labkit.plots.slowdown import plot_slowdowns, slowdowns
     from labkit.plots.sweep import plot_sweep, plot_sweep_differences, plot_sweep_means
     from labkit.plots.theme import scheduler_colours
     from labkit.plots.topology import plot_topology
+    from labkit.plots.traces import plot_arrivals, plot_durations, plot_sizes
     from labkit.plots.training import loss_curve, plot_convergence, plot_staleness, plot_training
     from labkit.plots.tuning import plot_tuning
     from labkit.plots.utilisation import plot_utilisation
@@ -38,16 +42,17 @@ if TYPE_CHECKING:
 _MODULES = {
     "allocations": "allocation", "cost_table": "cost", "fit_curve": "fits", "for_paper": "paper",
     "interference_residuals": "fits", "learning_curve": "learning", "loss_curve": "training",
-    "plot_allocations": "allocation", "plot_contention": "contention", "plot_convergence": "training",
-    "plot_cost": "cost", "plot_decisions": "decisions", "plot_explained": "fidelity", "plot_fairness": "fairness",
-    "plot_fidelity": "fidelity", "plot_fit_curve": "fits", "plot_forwarding": "forwarding", "plot_gantt": "gantt",
-    "plot_gantt_stack": "gantt", "plot_gantts": "fidelity", "plot_heat_map": "heat_map", "plot_jct_bars": "jct",
-    "plot_jct_by_load": "load", "plot_jct_cdf": "jct", "plot_learning": "learning", "plot_overheads": "overheads",
-    "plot_pauses": "pauses", "plot_residuals": "fits", "plot_scaling": "scaling", "plot_shares": "shares",
-    "plot_staleness": "training", "plot_step_times": "pauses", "plot_sweep": "sweep",
+    "plot_allocations": "allocation", "plot_arrivals": "traces", "plot_bars": "bars", "plot_contention": "contention",
+    "plot_convergence": "training", "plot_cost": "cost", "plot_decisions": "decisions", "plot_durations": "traces",
+    "plot_explained": "fidelity", "plot_fairness": "fairness", "plot_fidelity": "fidelity", "plot_fit_curve": "fits",
+    "plot_forwarding": "forwarding", "plot_gantt": "gantt", "plot_gantt_stack": "gantt", "plot_gantts": "fidelity",
+    "plot_heat_map": "heat_map", "plot_jct_bars": "jct", "plot_jct_by_load": "load", "plot_jct_cdf": "jct",
+    "plot_learning": "learning", "plot_lines": "lines", "plot_overheads": "overheads", "plot_pauses": "pauses",
+    "plot_residuals": "fits", "plot_scaling": "scaling", "plot_shares": "shares", "plot_sizes": "traces",
+    "plot_slowdowns": "slowdown", "plot_staleness": "training", "plot_step_times": "pauses", "plot_sweep": "sweep",
     "plot_sweep_differences": "sweep", "plot_sweep_means": "sweep", "plot_topology": "topology",
     "plot_training": "training", "plot_tuning": "tuning", "plot_utilisation": "utilisation", "residuals": "fits",
-    "save_for_paper": "paper", "scheduler_colours": "theme", "write_report": "report",
+    "save_for_paper": "paper", "scheduler_colours": "theme", "slowdowns": "slowdown", "write_report": "report",
 }  # fmt: skip
 
 __all__ = [
@@ -59,10 +64,13 @@ __all__ = [
     "learning_curve",
     "loss_curve",
     "plot_allocations",
+    "plot_arrivals",
+    "plot_bars",
     "plot_contention",
     "plot_convergence",
     "plot_cost",
     "plot_decisions",
+    "plot_durations",
     "plot_explained",
     "plot_fairness",
     "plot_fidelity",
@@ -76,11 +84,14 @@ __all__ = [
     "plot_jct_by_load",
     "plot_jct_cdf",
     "plot_learning",
+    "plot_lines",
     "plot_overheads",
     "plot_pauses",
     "plot_residuals",
     "plot_scaling",
     "plot_shares",
+    "plot_sizes",
+    "plot_slowdowns",
     "plot_staleness",
     "plot_step_times",
     "plot_sweep",
@@ -93,6 +104,7 @@ __all__ = [
     "residuals",
     "save_for_paper",
     "scheduler_colours",
+    "slowdowns",
     "write_report",
 ]
 

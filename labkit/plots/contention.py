@@ -7,7 +7,7 @@ import pandas as pd
 
 from labkit.plots.theme import FAINT, HEAT, LINE, title
 
-CELL = 22
+CELL = 34
 SLOW = ("#f3e3d3", "#eebb85", "#e08a3c", "#c4571b", "#7d2f0c")
 """As fast as alone ... half as fast or worse."""
 

@@ -48,7 +48,7 @@ def plot_learning(
     names = [kind for kind in KINDS if (curve["kind"] == kind).any()]
     colour = alt.Color(
         "kind:N", title=None, scale=alt.Scale(domain=names, range=[KINDS[name] for name in names]),
-        legend=alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3.5),
+        legend=alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3.5, symbolOpacity=1),
     )  # fmt: skip
     base = alt.Chart(curve).encode(
         x=alt.X("update:Q", title="Update"), color=colour,

@@ -8,6 +8,7 @@ import pandas as pd
 
 from labkit.core.events import Events, Kind
 from labkit.core.resources import Floats
+from labkit.plots.bars import SHADES
 from labkit.plots.theme import MAX_ROWS, WIDTH, human_s, time_unit, title
 from labkit.results.intervals import by_job, end_s, is_kind
 from labkit.results.record import RunRecord
@@ -59,6 +60,7 @@ def plot_shares(table: pd.DataFrame, *, what: str = "Who makes how much of the p
     if len(table) > MAX_ROWS:  # one band per user
         table = table.groupby(["start_s", "end_s", "user"], sort=False)[["share"]].sum().reset_index()
         table = table.assign(job=table["user"].astype("category").cat.codes, id=table["user"])
+    users = list(dict.fromkeys(table["user"]))
     until_s = float(table["end_s"].max())
     scale_s, unit = time_unit(until_s)
     shown = table.assign(
@@ -72,7 +74,7 @@ def plot_shares(table: pd.DataFrame, *, what: str = "Who makes how much of the p
             x=alt.X("start:Q", title=f"Time ({unit})", scale=alt.Scale(domain=[0, until_s / scale_s], nice=False)),
             y=alt.Y("share:Q", stack="zero", title="Part of all progress", axis=alt.Axis(format="%"),
                     scale=alt.Scale(domain=[0, 1])),
-            color=alt.Color("user:N", title="User"),
+            color=alt.Color("user:N", title="User", scale=alt.Scale(domain=users, range=SHADES)),
             detail="id:N",
             order=alt.Order("order:Q"),
             tooltip=[

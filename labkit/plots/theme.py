@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.core.text import human_s, time_unit
+from labkit.plots.embedding import embed_options
 from labkit.plots.palette import AGNOSTIC, COLOURS, FAINT, FONT, HEAT, INK, LINE, MUTED, PAPER, colour, colours
 
 __all__ = [
@@ -23,7 +24,8 @@ __all__ = [
 MAX_ROWS: Final = 5000
 """A figure with more rows than this is thinned or binned first, and its subtitle says so."""
 
-WIDTH: Final = 640
+WIDTH: Final = 860
+"""Pixels of a plotted area: with labels and a legend as wide as a notebook on a screen of 1280 pixels."""
 
 LABEL_WIDTH: Final = 26
 """Characters of a name in one line of an axis."""
@@ -173,6 +175,11 @@ def offline_renderer(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
     }
 
 
-alt.renderers.register("labkit", offline_renderer)
+def _in_notebook(spec: dict[str, Any], **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a figure in its three forms, and how JupyterLab shows the live one."""
+    return offline_renderer(spec, **options), {VEGALITE_MIME: {"embed_options": embed_options()}}
+
+
+alt.renderers.register("labkit", _in_notebook)
 alt.renderers.enable("labkit")
 alt.data_transformers.disable_max_rows()

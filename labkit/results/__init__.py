@@ -4,12 +4,13 @@ A metric is a pure function of (events, jobs, cluster) in `metrics`, `intervals`
 sets several records side by side is in `comparison`.
 """
 
-from labkit.results.comparison import labels, run_table
+from labkit.results.comparison import jct_table, labels, run_table
 from labkit.results.fairness import fair_share_s, finish_time_fairness, jain_index
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity
 from labkit.results.forwarding import forwarding
 from labkit.results.intervals import gantt, heat_map, time_split, utilisation
 from labkit.results.lanes import lanes
+from labkit.results.means import means_by
 from labkit.results.metrics import jct_cdf, job_table, summary
 from labkit.results.notes import notes
 from labkit.results.record import RunInfo, RunRecord, RunState
@@ -39,12 +40,14 @@ __all__ = [
     "interval",
     "jain_index",
     "jct_cdf",
+    "jct_table",
     "job_fidelity",
     "job_table",
     "known_runs",
     "labels",
     "lanes",
     "load",
+    "means_by",
     "notes",
     "read_sweep",
     "rescalings",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from labkit.results.bound import bound_jct_s
 from labkit.results.cost import bills, in_time
@@ -12,6 +12,11 @@ from labkit.results.record import RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_TIMES: Final = {
+    "mean_jct_s": "mean JCT (h)", "median_jct_s": "median (h)", "p95_jct_s": "95th percentile (h)",
+    "makespan_s": "makespan (h)",
+}  # fmt: skip
 
 
 def labels(records: Sequence[RunRecord]) -> list[str]:
@@ -55,3 +60,9 @@ def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
             for label, record, bill in zip(labels(records), records, bills(records), strict=True)
         ]
     )
+
+
+def jct_table(records: Sequence[RunRecord]) -> pd.DataFrame:
+    """Return a row per run with its times in hours, by label: mean, median and 95th percentile of the JCT, makespan."""
+    table = run_table(records).set_index("label")
+    return (table[list(_TIMES)] / 3600).rename(columns=_TIMES).rename_axis(None)

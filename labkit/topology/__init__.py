@@ -13,11 +13,13 @@ from labkit.topology.pods import pods
 from labkit.topology.presets import available, build
 from labkit.topology.servers import Server, Servers
 from labkit.topology.single_switch import single_switch
+from labkit.topology.tables import architectures, sizes
 from labkit.topology.vl2 import vl2
 
 __all__ = [
     "Server",
     "Servers",
+    "architectures",
     "available",
     "bcube",
     "build",
@@ -27,5 +29,6 @@ __all__ = [
     "no_network",
     "pods",
     "single_switch",
+    "sizes",
     "vl2",
 ]

@@ -12,7 +12,7 @@ from .lab import chromium, copy_for_lab, jupyter_lab
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = "notebooks/04_schedulers.ipynb"
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
-TALL = {"width": 1300, "height": 7000}
+TALL = {"width": 1300, "height": 9500}
 """JupyterLab leaves out cells that are not on the screen."""
 
 AT_ONCE_S = 2.0

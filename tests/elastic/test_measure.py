@@ -9,7 +9,7 @@ import pytest
 
 from labkit.elastic import measure, start
 from labkit.elastic.server.handover_pace import HandoverPace, departures
-from labkit.elastic.trial import table, trial
+from labkit.elastic.trial import compare_modes, migration_steps, table, trial
 
 Event = dict[str, Any]
 
@@ -179,3 +179,17 @@ def test_more_may_leave_with_a_step_that_takes_longer() -> None:
 
 def test_every_block_leaves_even_if_it_is_larger_than_what_may_leave() -> None:
     assert departures([9e6, 9e6], per_step=3e6) == [0, 1]  # type: ignore[list-item]
+
+
+def test_each_size_has_its_four_steps_and_each_mode_its_staleness():
+    options = {"batch": 8, "shards": 2, "optimizer": "momentum", "lr": 0.1}
+    steps = migration_steps([1.0], quiet_steps=2, steps=10_000, **options)
+    assert steps["mb"].tolist() == [1.0]
+    assert (steps[["registration_s", "assignment_s", "migration_s", "update_s"]] >= 0).all(axis=None)
+    model, data, loss = table(1.0)
+    modes = compare_modes(
+        lambda: model, [("sync", 1), ("async", 2)], after=2, steps=20, data=data, loss=loss, **options
+    )
+    assert modes[["mode", "workers"]].to_numpy().tolist() == [["sync", 1], ["async", 2]]
+    assert modes["staleness"][0] == 0
+    assert (modes["loss"] > 0).all()

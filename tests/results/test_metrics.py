@@ -23,6 +23,7 @@ from labkit.results import (
     heat_map,
     jain_index,
     jct_cdf,
+    jct_table,
     job_table,
     run_table,
     summary,
@@ -196,6 +197,9 @@ def test_compare_names_runs_of_one_scheduler_by_what_tells_them_apart():
     twice = [record("drf", seed=1, run="x"), record("drf", seed=1, run="y")]
     assert run_table(twice)["label"].tolist() == ["drf (x)", "drf (y)"]
     assert run_table(runs)["mean_jct_s"].tolist() == [45, 45, 45]
+    assert jct_table(runs).loc["fifo", ["mean JCT (h)", "makespan (h)"]].tolist() == [
+        45 / 3600, run_table(runs)["makespan_s"][0] / 3600,
+    ]  # fmt: skip
 
 
 def walked_gpu_s(rows: Events, jobs: Jobs) -> dict[int, float]:

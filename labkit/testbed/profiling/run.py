@@ -13,6 +13,7 @@ from typing import Any
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unwritable
 from labkit.core.text import split_names
+from labkit.progress import counter, in_notebook
 from labkit.speed.profiled import TestbedProfile, write
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.crowd import SIZE
@@ -100,10 +101,8 @@ class _Bar:
     """A progress bar with one step per measurement; lines if there is no terminal."""
 
     def __init__(self, *, shown: bool) -> None:
-        from tqdm.auto import tqdm
-
-        self._lines = shown and not sys.stderr.isatty()
-        self._bar = tqdm(desc="profile", unit="it", disable=not shown or self._lines, leave=False)
+        self._lines = shown and not sys.stderr.isatty() and not in_notebook()
+        self._bar = counter(None, name="profile", unit="measurement", shown=shown and not self._lines)
         self._n = self._of = 0
 
     def total(self, n: int) -> None:

@@ -1,0 +1,71 @@
+"""Traces: how long jobs are, how large, and when they come."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import altair as alt
+import pandas as pd
+
+from labkit.plots.bars import GAP, SHADES
+from labkit.plots.theme import WIDTH, title
+
+
+def plot_durations(table: pd.DataFrame, *, heading: str = "How long jobs take alone") -> alt.Chart:
+    """Draw a table of `labkit.workloads.shape.durations`: a line per trace, time on a logarithmic axis."""
+    traces = list(dict.fromkeys(table["trace"]))
+    chart = (
+        alt.Chart(table.round(4))
+        .mark_line()
+        .encode(
+            x=alt.X(
+                "hours:Q", title="Duration (h)", scale=alt.Scale(type="log", nice=False),
+                axis=alt.Axis(values=[10.0**k for k in range(-3, 5)], format=",~g"),
+            ),
+            y=alt.Y("fraction:Q", title="Jobs that take at most so long", axis=alt.Axis(format="%")),
+            color=alt.Color(
+                "trace:N", title=None, sort=traces, legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3.5),
+                scale=alt.Scale(domain=traces, range=[SHADES[i % len(SHADES)] for i in range(len(traces))]),
+            ),
+        )
+        .properties(width=WIDTH, height=280, title=title(heading, "time is logarithmic"))
+    )  # fmt: skip
+    return cast(alt.Chart, chart)
+
+
+def plot_sizes(table: pd.DataFrame, *, heading: str = "Who is there, and who holds the cluster") -> alt.Chart:
+    """Draw a table of `labkit.workloads.shape.sizes`: two bars for each number of GPUs."""
+    of = list(dict.fromkeys(table["of"]))
+    chart = (
+        alt.Chart(table.round(4))
+        .mark_bar()
+        .encode(
+            x=alt.X("gpus:O", title="GPUs of a job", axis=alt.Axis(labelAngle=0, format="~g")),
+            xOffset=alt.XOffset("of:N", sort=of),
+            y=alt.Y("share:Q", title="Share", axis=alt.Axis(format="%")),
+            color=alt.Color(
+                "of:N", title="Share of", sort=of, scale=alt.Scale(domain=of, range=["#9aa7b8", SHADES[0]])
+            ),
+            tooltip=["gpus", "of", alt.Tooltip("share:Q", format=".1%")],
+        )
+        .properties(width=WIDTH, height=240, title=title(heading))
+    )
+    return cast(alt.Chart, chart)
+
+
+def plot_arrivals(table: pd.DataFrame, *, heading: str = "Jobs that arrive in each hour") -> alt.FacetChart:
+    """Draw a table of `labkit.workloads.shape.arrivals`: a panel per shape, all on one scale."""
+    shapes = list(dict.fromkeys(table["shape"]))
+    days = range(0, int(table["hour"].max()) + 2, 24)
+    chart = (
+        alt.Chart(table)
+        .mark_bar(color=SHADES[0], cornerRadiusEnd=0)
+        .encode(
+            x=alt.X("hour:Q", title="Hour", axis=alt.Axis(values=list(days)), scale=alt.Scale(nice=False)),
+            y=alt.Y("jobs:Q", title="Jobs per hour"),
+        )
+        .properties(width=(WIDTH - GAP) // 2, height=110)
+        .facet(facet=alt.Facet("shape:N", title=None, sort=shapes), columns=2, spacing=GAP)
+        .properties(title=title(heading, "one scale in all panels"))
+    )
+    return cast(alt.FacetChart, chart)
