@@ -13,6 +13,7 @@ import typer
 
 from labkit import cli_help, cli_new, cli_renamed, cli_runs, early, release
 from labkit.cli_data import clusters, schedulers, traces
+from labkit.cli_deploy import deploy
 from labkit.cli_doctor import doctor
 from labkit.cli_figure import figure
 from labkit.cli_import import traces_import
@@ -22,7 +23,7 @@ from labkit.cli_tune import tune
 from labkit.cli_watch import watch
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
-from labkit.experiment.command import Interference, attach, deploy
+from labkit.experiment.command import Interference, attach
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.train_command import train

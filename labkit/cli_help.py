@@ -60,9 +60,19 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "runs compare": ("", ("labkit runs compare fifo-demo-0 srtf-demo-0",)),
     "runs remove": ("", ("labkit runs remove srtf-demo-0",)),
     "figure": (LOOK, ("labkit figure fifo-demo-0 srtf-demo-0 --kind jct --out jct.pdf",)),
-    "watch": (LOOK, ("labkit watch optimus-testbed-0", "labkit watch optimus-testbed-0 --browser")),
+    "watch": (
+        LOOK,
+        ("labkit watch optimus-testbed-0", "labkit watch night", "labkit watch optimus-testbed-0 --browser"),
+    ),
     "fidelity": (LOOK, ("labkit fidelity optimus-testbed-0 --profile profiles/laptop.json",)),
-    "deploy": (TESTBED, ("labkit deploy testbed --scheduler optimus --inventory testbed/hosts.toml",)),
+    "deploy": (
+        TESTBED,
+        (
+            "labkit deploy testbed --scheduler optimus --inventory testbed/hosts.toml",
+            "labkit deploy testbed --schedulers fifo,optimus --repeat 3 --time-limit 1h --name night --dry-run",
+            "labkit deploy --resume night",
+        ),
+    ),
     "attach": (TESTBED, ("labkit attach optimus-testbed-0",)),
     "profile": (TESTBED, ("labkit profile --trace testbed",)),
     "bed": (TESTBED, ("labkit bed up --hosts 3", "labkit bed down")),

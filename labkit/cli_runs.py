@@ -61,12 +61,31 @@ def show(
         for row in rows:
             print(json.dumps(_as_json(*row)))
         return
-    if not rows:
+    told = _queues(runs)
+    if not rows and not told:
         print(f"no such run in {runs}; begin one with 'labkit compare ... --runs {runs}' or 'labkit deploy'")
         return
-    _print(rows)
+    if rows:
+        _print(rows)
     if len(found) > most:
         print(f"and {len(found) - most} older ones: --most {len(found)}")
+    for line in told:
+        print(line)
+
+
+def _queues(runs: Path) -> list[str]:
+    """Return a line for each queue of runs on machines."""
+    from labkit.core.errors import InputError
+    from labkit.results.queue import RunQueue, known_queues, status_of_queue
+
+    lines = []
+    for name in known_queues(runs):
+        try:
+            said = status_of_queue(RunQueue.read(runs / name), runs / name)
+        except InputError as error:
+            said = " ".join(str(error).split())
+        lines.append(f"queue {name}: {said}; its runs: labkit runs list --runs {runs / name}")
+    return lines
 
 
 def _as_json(each: Shelved, n_done: int, n_jobs: int, mean_jct_s: float) -> dict[str, Any]:

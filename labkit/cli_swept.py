@@ -40,21 +40,21 @@ def seeds_of(text: str) -> list[int]:
 def tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
     """Print what the cells say together: a table, or an object per scheduler."""
     from labkit.results.bound import BOUND_LABEL, WHAT
-    from labkit.results.sweeps import comparison
+    from labkit.results.sweeps import comparison, pairs_called
 
     told = comparison(table, metric=metric, base=base)
     speeds = list(table.attrs.get("speeds", ()))
     if not as_json:
         if speeds:
             print(f"speeds: {' | '.join(speeds)}")
-        _print_table(told, metric=metric, base=base)
+        _print_table(told, metric=metric, base=base, pairs=f"{pairs_called(table)}s")
         return
     for row in told.astype(object).where(told.notna(), None).to_dict("records"):
         what = {"what": WHAT} if row["scheduler"] == BOUND_LABEL else {}
         print(json.dumps({"metric": metric, **row, "against": base, **what, "speeds": speeds}), flush=True)
 
 
-def _print_table(told: pd.DataFrame, *, metric: str, base: str) -> None:
+def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> None:
     from rich.table import Table
 
     from labkit.cli_table import numbers, show, words
@@ -69,7 +69,7 @@ def _print_table(told: pd.DataFrame, *, metric: str, base: str) -> None:
     table = Table(box=None, header_style="bold")
     for key in shown:
         words(table, key)
-    numbers(table, "seeds", "failed", what, "95 % interval", f"against\n{base}", "95 % interval", "lower\non")
+    numbers(table, pairs, "failed", what, "95 % interval", f"against\n{base}", "95 % interval", "lower\non")
     if bounded:
         numbers(table, "times\nbound")
     for row in told.to_dict("records"):

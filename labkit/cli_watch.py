@@ -12,11 +12,13 @@ import typer
 from labkit.experiment.command import Runs
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from labkit.live.follow import FollowedRun
 
 
 def watch(
-    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --runs.", metavar="RUN")],
+    run: Annotated[str, typer.Argument(help="Folder of a run or a queue, or its id under --runs.", metavar="RUN")],
     runs: Runs = Path("runs"),
     once: Annotated[
         bool, typer.Option("--once", help="Show it as it is, and end; as where there is no terminal.")
@@ -30,10 +32,14 @@ def watch(
     from labkit.cli_table import PIPED
     from labkit.live.follow import FollowedRun
     from labkit.live.terminal import follow, shown
+    from labkit.results.queue import find_queue
     from labkit.results.store import find
 
-    seen = FollowedRun(find(run, runs=runs))
     console = Console(width=None if sys.stdout.isatty() else PIPED)
+    if (queue := find_queue(run, runs=runs)) is not None:
+        _watch_queue(queue, console, once=once, browser=browser, port=port)
+        return
+    seen = FollowedRun(find(run, runs=runs))
     if browser:
         _serve(seen, port=port)
         return
@@ -45,6 +51,33 @@ def watch(
             raise typer.Exit from None
     console.print(shown(seen))
     raise typer.Exit(0 if seen.going or seen.status.state == "done" else 1)
+
+
+def _watch_queue(folder: Path, console: Console, *, once: bool, browser: bool, port: int) -> None:
+    """Show a queue until nobody works it; exit code 1 if a run of it failed, or some are left then."""
+    from labkit.cli_queue import current_run, follow_queue, queue_shown
+    from labkit.core.errors import InputError
+    from labkit.live.follow import FollowedRun
+    from labkit.results.lock import writer_of
+    from labkit.results.queue import QueueState, RunQueue
+
+    if browser:
+        run = current_run(folder)
+        if run is None:
+            raise InputError(
+                f"queue '{folder.name}' carries out no run now; name one of it: labkit watch {folder}/RUN."
+            )
+        _serve(FollowedRun(run), port=port)
+        return
+    if not once and sys.stdout.isatty():
+        try:
+            follow_queue(folder, console)
+        except KeyboardInterrupt:
+            print(f"no longer watching {folder.name}, which goes on")
+            raise typer.Exit from None
+    console.print(queue_shown(folder))
+    well = all(each.state == QueueState.DONE for each in RunQueue.read(folder).runs)
+    raise typer.Exit(0 if well or writer_of(folder) is not None else 1)
 
 
 def _serve(seen: FollowedRun, *, port: int) -> None:

@@ -123,7 +123,7 @@ def test_an_option_of_a_command_has_the_name_that_it_has_everywhere(name):
     assert "--hosts" not in found or (name == "bed up" and found["--hosts"].metavar == "N")
     for option, kind in {"--runs": "FOLDER", "--inventory": "FILE", "--profile": "FILE"}.items():
         assert option not in found or found[option].metavar == kind, option
-    assert "--schedulers" not in found or name in {"compare", "sweep"}
+    assert "--schedulers" not in found or name in {"compare", "sweep", "deploy"}
     assert "--scheduler" not in found or not found["--scheduler"].multiple
 
 

@@ -1,4 +1,4 @@
-"""`labkit deploy` and `labkit attach`: a trace on a testbed, from the shell."""
+"""`labkit attach`: go on with a run on a testbed, from the shell; and what `labkit deploy` has in common with it."""
 
 from __future__ import annotations
 
@@ -55,47 +55,6 @@ Spread = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
-def deploy(
-    trace: Annotated[Path, typer.Argument(help="A trace; its seconds are real seconds.", metavar="TRACE")],
-    scheduler: Annotated[str, typer.Option(help="A name, with options in brackets: drf(placer=pack).")] = "optimus",
-    name: Annotated[
-        str | None, typer.Option(help="What to call the run; else as its scheduler. Its id begins with that.")
-    ] = None,
-    inventory: Inventory = None,
-    runs: Runs = Path("runs"),
-    profile: Profile = None,
-    interference: Interference = "none",
-    width: Annotated[float, typer.Option(help="Scale of the models; 1: the published size.")] = 0.1,
-    save_every: Annotated[int, typer.Option(help="Steps between two checkpoints of a job.")] = 100,
-    strategy: Annotated[
-        str, typer.Option(help="How running jobs are rescaled: handover, suspend, checkpoint.")
-    ] = "handover",
-    first: Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)] = None,
-    lease: Lease = None,
-    failures: Failures = None,
-    spread: Spread = None,
-    as_json: AsJson = False,
-) -> None:
-    """Train the jobs of a trace on a testbed, under a scheduler; exit code 1 where a job was given up."""
-    import numpy as np
-
-    from labkit.experiment.deployed import deploy as begin
-    from labkit.experiment.opener import LEASE_S
-    from labkit.testbed.run.training import TrainingTable
-    from labkit.workloads import read
-
-    jobs = read(trace)
-    jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
-    training = TrainingTable(width=width, save_every=save_every, strategy=strategy)
-    record = begin(
-        jobs, inventory=inventory, scheduler=scheduler, runs=runs, training=training, progress=not as_json,
-        profile=profile, interference=interference, name=name, retries=_retries(failures, spread),
-        lease_s=LEASE_S if lease is None else lease,
-    )  # fmt: skip
-    tell(record, runs=runs, as_json=as_json)
-    raise typer.Exit(1 if record.summary["n_unfinished"] else 0)
-
-
 def attach(
     run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --runs.", metavar="RUN")],
     runs: Runs = Path("runs"),
@@ -113,7 +72,7 @@ def attach(
     record = go_on(
         run, runs=runs, progress=not as_json, profile=profile, interference=interference, lease_s=lease,
         scheduler=scheduler,
-        retries=_retries(failures, spread),
+        retries=retries_of(failures, spread),
     )  # fmt: skip
     tell(record, runs=runs, as_json=as_json)
     raise typer.Exit(1 if record.summary["n_unfinished"] else 0)
@@ -136,6 +95,8 @@ def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:
             print(f"note: {note}")
     for note in _fallbacks(record):
         print(f"note: {note}")
+    if record.info.state == "stopped" and (limit_s := record.info.config.get("time_limit_s")):
+        print(f"note: ended at its time limit of {limit_s:g} s; labkit attach {record.info.run} goes on without one")
     print(
         f"{record.info.scheduler}: {told['n_jobs'] - told['n_unfinished']} of {told['n_jobs']} jobs done, mean JCT "
         f"{told['mean_jct_s']:.1f} s, makespan {told['makespan_s']:.1f} s, {told['n_rescales']} hot scalings, "
@@ -160,7 +121,7 @@ def _given_up(record: RunRecord) -> str:
     return f"; given up: {len(dropped)} ({told}{more})"
 
 
-def _retries(failures: int | None, spread_s: float | None) -> Retries:
+def retries_of(failures: int | None, spread_s: float | None) -> Retries:
     """Return how patient a run is; what is not given is as usual."""
     from labkit.testbed.run.retries import Retries
 

@@ -18,6 +18,7 @@ from labkit.experiment.history import FILE
 from labkit.experiment.opener import ASKED, LEASE_S, Preflight, name_on_hosts
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.session import Observer
+from labkit.experiment.time_limit import TimeLimitError, checked_limit, limited
 from labkit.results.record import RunRecord, RunState
 from labkit.results.store import RunWriter, find, load
 from labkit.schedulers import named
@@ -44,6 +45,7 @@ def deploy(
     observers: Sequence[Observer] = (),
     lease_s: float = LEASE_S,
     retries: Retries | None = None,
+    time_limit_s: float | None = None,
     **options: Any,
 ) -> RunRecord:
     """Run a trace on a testbed until every job has completed.
@@ -70,6 +72,8 @@ def deploy(
         Seconds a host keeps the run alive without a sign of life from this process.
     retries : Retries, optional
         How patient it is with jobs that fail and hosts that fail jobs: `labkit.testbed.run.retries.Retries`.
+    time_limit_s : float, optional
+        Seconds after which the run is ended: its jobs save their state, and the record is `stopped`.
     options
         As `Experiment.of` takes them: `speed` or `throughputs`, what schedulers measure before the run comes from it.
 
@@ -85,23 +89,34 @@ def deploy(
     """
     opener = Preflight.of(
         jobs, inventory=inventory, scheduler=scheduler, name=name, runs=runs, training=training, lease_s=lease_s,
-        retries=retries, **options,
+        retries=retries, config={} if time_limit_s is None else {"time_limit_s": time_limit_s}, **options,
     )  # fmt: skip
-    return run_opened(opener, progress=progress, observers=observers)
+    return run_opened(opener, progress=progress, observers=observers, time_limit_s=time_limit_s)
 
 
 def run_opened(
-    opener: Preflight, *, progress: bool = False, observers: Sequence[Observer] = (), telling: Telling | None = None
+    opener: Preflight,
+    *,
+    progress: bool = False,
+    observers: Sequence[Observer] = (),
+    telling: Telling | None = None,
+    time_limit_s: float | None = None,
 ) -> RunRecord:
     """Begin a run on machines and drive it to its end; parameters, result and errors are those of `deploy`.
 
     `telling` is called with the list of reasons, which grows, and returns one more observer.
     """
-    experiment = opener.experiment
+    experiment, limit_s = opener.experiment, checked_limit(time_limit_s)
     backend, writer = opener.open()
     observers = observers if telling is None else [*observers, telling(writer.reasons)]
-    with writer, backend:
-        rows = _run(experiment, opener.scheduler, backend, opener.name, writer, observers=observers, progress=progress)
+    try:
+        with writer, backend:
+            rows = _run(
+                experiment, opener.scheduler, backend, opener.name, writer, observers=observers, progress=progress,
+                limit_s=limit_s,
+            )  # fmt: skip
+    except TimeLimitError:
+        return load(writer.folder)
     return RunRecord(
         info=writer.info, jobs=experiment.jobs, cluster=experiment.cluster, events=rows, reasons=writer.reasons
     )  # fmt: skip
@@ -116,6 +131,7 @@ def attach(
     observers: Sequence[Observer] = (),
     lease_s: float | None = None,
     retries: Retries | None = None,
+    time_limit_s: float | None = None,
     **options: Any,
 ) -> RunRecord:
     """Go on with a run on a testbed that was cut off, stopped, or failed.
@@ -132,6 +148,8 @@ def attach(
         By default that of the run, by its name.
     lease_s : float, optional
         By default that of the run.
+    time_limit_s : float, optional
+        Seconds after which the run is ended, those before it was cut off counted too.
     options
         As for `deploy`.
 
@@ -141,7 +159,7 @@ def attach(
         If it is no run on a testbed, is over, is written by another process, has other hosts now, or none of them can
         be reached; nothing has changed then.
     """
-    path = find(run, runs=runs)
+    path, limit_s = find(run, runs=runs), checked_limit(time_limit_s)
     writer = RunWriter.attach(path)
     try:
         record, memory = load(path), SavedState.read(path)
@@ -154,12 +172,15 @@ def attach(
     except BaseException:
         writer.let_go()
         raise
-    with writer, backend:
-        writer.resume()
-        rows = _run(
-            experiment, made, backend, record.info.scheduler, writer, observers=observers, progress=progress,
-            n_written=len(record.events),
-        )  # fmt: skip
+    try:
+        with writer, backend:
+            writer.resume()
+            rows = _run(
+                experiment, made, backend, record.info.scheduler, writer, observers=observers, progress=progress,
+                n_written=len(record.events), limit_s=limit_s,
+            )  # fmt: skip
+    except TimeLimitError:
+        return load(path)
     return RunRecord(
         info=writer.info, jobs=record.jobs, cluster=experiment.cluster, events=rows, reasons=writer.reasons
     )  # fmt: skip
@@ -214,6 +235,7 @@ def _run(
     observers: Sequence[Observer],
     progress: bool,
     n_written: int = 0,
+    limit_s: float | None = None,
 ) -> Events:
     """Drive a session on a testbed to its end; what was written before is not written again."""
     left = n_written
@@ -229,6 +251,8 @@ def _run(
         watchers = [write, *observers]
         if progress:
             watchers.append(stack.enter_context(ProgressBar(name, total=len(experiment.jobs))))
-        session = experiment.session(scheduler, observers=watchers, backend=backend, reasons=writer.reasons)
+        session = experiment.session(
+            scheduler, observers=watchers, backend=limited(backend, limit_s), reasons=writer.reasons
+        )
         rows = session.run(scheduler)
     return rows if len(rows) else NO_EVENTS

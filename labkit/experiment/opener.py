@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -54,6 +55,10 @@ class Preflight:
         Seconds a host keeps the run alive without a sign of life from this process.
     retries : Retries, optional
         How patient it is with jobs that fail and hosts that fail jobs.
+    run : str, optional
+        Its id, which no other run may have; by default one that is free, made of scheduler and trace.
+    config : mapping, optional
+        What else its record is to say of it.
 
     Raises
     ------
@@ -72,12 +77,15 @@ class Preflight:
         training: TrainingTable | None = None,
         lease_s: float = LEASE_S,
         retries: Retries | None = None,
+        run: str | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         from labkit.testbed.run.training import TrainingTable
 
         if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
             raise InputError(f"a lease of {lease_s:g} s; expected {SHORTEST_LEASE_S:g} s to 30 days.")
         self.lease_s, self.retries = lease_s, retries
+        self.run, self.config = run, dict(config or {})
 
         self.experiment, self.inventory, self.runs = experiment, inventory, Path(runs)
         self.scheduler, self.name = named(scheduler, name)
@@ -101,6 +109,8 @@ class Preflight:
         training: TrainingTable | None = None,
         lease_s: float = LEASE_S,
         retries: Retries | None = None,
+        run: str | None = None,
+        config: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Self:
         """Return an opener for a trace, which may be a path, on the hosts of an inventory, which may be one too.
@@ -114,7 +124,7 @@ class Preflight:
         experiment = Experiment.of(jobs, cluster=hosts.cluster(), **options)
         return cls(
             experiment, inventory=hosts, scheduler=scheduler, name=name, runs=runs, training=training,
-            lease_s=lease_s, retries=retries,
+            lease_s=lease_s, retries=retries, run=run, config=config,
         )  # fmt: skip
 
     def open(self) -> tuple[SshBackend, RunWriter]:
@@ -130,10 +140,11 @@ class Preflight:
         experiment = self.experiment
         _rehearse(experiment, self.scheduler)
         info = experiment.info(self.scheduler, name=self.name)
-        info = replace(info, config={**info.config, **({ASKED: self.asked} if self.asked else {})})
+        asked = {ASKED: self.asked} if self.asked else {}
+        info = replace(info, run=self.run or info.run, config={**info.config, **asked, **self.config})
         writer = RunWriter.create(
             self.runs, info=replace(info, backend="testbed"), jobs=experiment.jobs, cluster=experiment.cluster,
-            numbered=True,
+            numbered=self.run is None,
         )  # fmt: skip
         try:
             backend = SshBackend(

@@ -26,6 +26,7 @@ from labkit.plots.utilisation import plot_utilisation
 from labkit.results import RunRecord, fair_share_s, forwarding, gantt, heat_map, jct_cdf, labels, run_table, utilisation
 from labkit.results.conclusion import conclusion
 from labkit.results.cost import prices_of
+from labkit.results.sweeps import pairs_called
 
 MOST_RUNS_IN_DEPTH = 6
 """Gantt chart and heat-map are drawn for the first runs only."""
@@ -130,7 +131,8 @@ def _alone(records: Sequence[RunRecord], seeds: pd.DataFrame | None) -> str:
     told = sorted({record.info.seed for record in records})
     if seeds is None or len(told) > 1 or seeds["seed"].nunique() < 2:
         return ""
-    return f"This table, the cards above, and all figures but those over seeds are of seed {told[0]} alone."
+    pair, one = pairs_called(seeds), records[0].info.config.get("repeat", told[0])
+    return f"This table, the cards above, and all figures but those over {pair}s are of {pair} {one} alone."
 
 
 def _about(records: Sequence[RunRecord], pairs: Sequence[tuple[RunRecord, RunRecord]]) -> bool:

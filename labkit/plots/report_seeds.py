@@ -14,11 +14,11 @@ from labkit.plots import page
 from labkit.plots.sweep import plot_sweep
 from labkit.results.bound import BOUND_LABEL
 from labkit.results.record import RunInfo, RunRecord
-from labkit.results.sweeps import cell_table, comparison
+from labkit.results.sweeps import cell_table, comparison, pairs_called
 
 NOTE = (
-    "Intervals (95 %, Student's t) are over seeds. Schedulers see the same traces, so they are compared seed by seed; "
-    "an interval of the difference that leaves out 0 is a difference that these seeds show."
+    "Intervals (95 %, Student's t) are over {pair}s. Schedulers see the same traces, so they are compared {pair} by "
+    "{pair}; an interval of the difference that leaves out 0 is a difference that these {pair}s show."
 )
 
 OF_RUN: Final = ("cadence", "overheads", "variation", "faults", "interference", "speeds")
@@ -68,14 +68,16 @@ def section(table: pd.DataFrame, *, base: str | None = None, metric: str = "mean
     told = comparison(table, metric=metric, base=base)
     told = told[told["scheduler"] != BOUND_LABEL]
     scale, unit = time_unit(float(told["mean"].median()))
+    pair = pairs_called(table)
     headings = [
-        "Seeds", "Failed", f"Mean JCT ({unit})", "95 % interval", f"Against {base}", "95 % interval", "Lower on",
+        f"{pair.capitalize()}s", "Failed", f"Mean JCT ({unit})", "95 % interval", f"Against {base}", "95 % interval",
+        "Lower on",
     ]  # fmt: skip
     rows = [(str(row["scheduler"]), _cells(row, scale)) for row in told.to_dict("records")]
     shown = page.PageTable(headings, rows, name="seeds")
     figures = [plot_sweep(table, metric=metric, base=base)]
     n = table["seed"].nunique()
-    return page.Section(f"Over {n} seeds", figures, NOTE, table=shown)
+    return page.Section(f"Over {n} {pair}s", figures, NOTE.format(pair=pair), table=shown)
 
 
 def _cells(row: dict[Any, Any], scale: float) -> list[page.TableCell]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from labkit.core.errors import InputError
 from labkit.plots.theme import INK, MUTED, WIDTH, name_axis, scheduler_colours, time_unit, title
-from labkit.results.sweeps import keys_of, sweep_differences, sweep_means
+from labkit.results.sweeps import keys_of, pairs_called, sweep_differences, sweep_means
 
 FIXED = ("seed", "scheduler")
 MAX_LABEL = 60
@@ -52,7 +52,9 @@ def plot_sweep_means(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: 
     both = pd.concat([points[["panel", "scheduler", "seed", "value"]], lines])
     both = both[both["value"].notna() | both["mean"].notna()].round(5)
     n_failed = int(means["n_failed"].sum())
-    note = f"a dot is a seed; the bar is the mean with its {level:.0%} confidence interval (Student's t)"
+    note = (
+        f"a dot is a {pairs_called(table)}; the bar is the mean with its {level:.0%} confidence interval (Student's t)"
+    )
     look = alt.Scale(zero=False, padding=24)
     drawn = _layers(both, list(dict.fromkeys(table["scheduler"])), axis=axis, scale=look)
     panels = list(dict.fromkeys(points["panel"]))
@@ -75,7 +77,7 @@ def plot_sweep_differences(
     apart = sweep_differences(table, metric=metric, base=base, level=level)
     if not len(apart):
         raise InputError("the sweep has one scheduler; differences need two.")
-    names = list(dict.fromkeys(table["scheduler"]))
+    names, pair = list(dict.fromkeys(table["scheduler"])), pairs_called(table)
     base = names[0] if base is None else base
     scale, axis = _axis_of(sweep_means(table, metric=metric, level=level), metric=metric)
     varying = _varying(table)
@@ -91,8 +93,10 @@ def plot_sweep_differences(
     shades = scheduler_colours(names)  # as in the figure of means
     drawn = _layers(both, others, axis=f"{axis}, minus that of {base}", scale=look, shades=shades)
     zero = alt.Chart(both).mark_rule(strokeDash=[4, 3], color=INK, opacity=0.6).encode(x=alt.datum(0.0))
-    note = f"a dot is a seed; left of 0 is less than {base}; an interval ({level:.0%}) without 0 is a clear difference"
-    heading = f"Difference to {base} on the same seeds"
+    note = (
+        f"a dot is a {pair}; left of 0 is less than {base}; an interval ({level:.0%}) without 0 is a clear difference"
+    )
+    heading = f"Difference to {base} on the same {pair}s"
     drawn = cast(alt.LayerChart, alt.layer(zero, drawn).properties(width=WIDTH, height=alt.Step(44)))
     return _facets(drawn, list(dict.fromkeys(lines["panel"])), heading=heading, notes=[note])
 

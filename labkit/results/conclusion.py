@@ -12,7 +12,7 @@ from labkit.results.bound import BOUND_LABEL, bound_jct_s
 from labkit.results.comparison import labels
 from labkit.results.cost import bills, in_time
 from labkit.results.record import RunRecord
-from labkit.results.sweeps import keys_of, sweep_differences, sweep_means
+from labkit.results.sweeps import keys_of, pairs_called, sweep_differences, sweep_means
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,38 +33,41 @@ def conclusion(records: Sequence[RunRecord], *, seeds: pd.DataFrame | None = Non
     """
     if seeds is None:
         return [*one_run_each(records), *_aims(records)]
-    return [*over_seeds(seeds), *(f"On seed {records[0].info.seed} alone: {said}" for said in _aims(records))]
+    one = f"{pairs_called(seeds)} {records[0].info.config.get('repeat', records[0].info.seed)}"
+    return [*over_seeds(seeds), *(f"On {one} alone: {said}" for said in _aims(records))]
 
 
 def over_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float = 0.95) -> list[str]:
     """Return which scheduler is lowest over seeds, what others lose on it, and which cannot be told apart from it."""
-    by = [key for key in keys_of(table) if key not in ("seed", "scheduler")]
+    by, pair = [key for key in keys_of(table) if key not in ("seed", "scheduler")], pairs_called(table)
     if any(len(set(table[key])) > 1 for key in by):
         return ["Several settings are in this table; each is compared for itself in the figure."]
     table = table[table["scheduler"] != BOUND_LABEL]
     means = sweep_means(table, metric=metric, level=level).dropna(subset=["mean"])
     whole = means[means["n_failed"] == 0]
     if whole.empty:
-        return ["No scheduler completed on every seed; nothing can be compared."]
+        return [f"No scheduler completed on every {pair}; nothing can be compared."]
     best = whole.iloc[int(whole["mean"].to_numpy().argmin())]
     what = _words(metric)
-    told = [f"On {int(best['n'])} seeds {best['scheduler']} has the lowest {what}: {_of(best, metric)}."]
+    n = int(best["n"])
+    on = f"{n} {pair}{'s' * (n != 1)}"
+    told = [f"On {on} {best['scheduler']} has the lowest {what}: {_of(best, metric)}."]
     apart = sweep_differences(table, metric=metric, base=str(best["scheduler"]), level=level)
     apart = apart[apart["scheduler"].isin(whole["scheduler"])]
-    told += _against(apart, str(best["scheduler"]), level=level)
+    told += _against(apart, str(best["scheduler"]), level=level, pair=pair)
     if failed := [str(name) for name in means.loc[means["n_failed"] > 0, "scheduler"]]:
         told.append(f"Not compared, for runs of it failed: {', '.join(failed)}.")
     return told
 
 
-def _against(apart: pd.DataFrame, best: str, *, level: float) -> list[str]:
+def _against(apart: pd.DataFrame, best: str, *, level: float, pair: str) -> list[str]:
     """Return sentences about differences to the best: which are shown, and which are not."""
     told, near = [], []
     apart = apart[apart["n"] > 0].sort_values("mean", kind="stable")
     for row in apart.to_dict("records"):
         low, high = 100 * row["low"] / row["base"], 100 * row["high"] / row["base"]
         if np.isnan(low):
-            near.append(f"{row['scheduler']} (a single seed has no interval)")
+            near.append(f"{row['scheduler']} (a single {pair} has no interval)")
         elif low > 0:
             told.append(
                 f"{row['scheduler']} {100 * row['relative']:+.1f} % ({low:+.1f} to {high:+.1f} %, higher on "
@@ -74,9 +77,9 @@ def _against(apart: pd.DataFrame, best: str, *, level: float) -> list[str]:
             near.append(f"{row['scheduler']} ({100 * row['relative']:+.1f} %, {low:+.1f} to {high:+.1f} %)")
     sentences = []
     if told:
-        sentences.append(f"Higher than {best} on the same seeds, with {level:.0%} intervals: {_some(told)}.")
+        sentences.append(f"Higher than {best} on the same {pair}s, with {level:.0%} intervals: {_some(told)}.")
     if near:
-        sentences.append(f"Not told apart from {best} by these seeds: {_some(near)}.")
+        sentences.append(f"Not told apart from {best} by these {pair}s: {_some(near)}.")
     return sentences
 
 

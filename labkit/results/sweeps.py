@@ -64,6 +64,11 @@ def cell_table(
     return table
 
 
+def pairs_called(table: pd.DataFrame) -> str:
+    """Return what the runs are told apart by that are compared pair by pair: "seed", or "repeat" on machines."""
+    return str(table.attrs.get("pairs", "seed"))
+
+
 def _number(value: float | None) -> float:
     return np.nan if value is None else value
 

@@ -6,6 +6,7 @@ the inventory, work on all its hosts at once, and take -H as names of it. `fabri
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,9 @@ from labkit.release import EVERYTHING
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.terminal import plain
+from labkit.topology.host_ranges import has_range
 
+OUTSIDE_BRACKETS = re.compile(r",(?![^\[\]]*\])")
 FAILED, WRONG, STOPPED, BROKEN_PIPE = 1, 2, early.STOPPED, 141
 """Exit codes: a host failed; an input or a file is wrong; Ctrl-C; the reader of stdout is gone."""
 
@@ -46,10 +49,10 @@ class Once(fabric.Executor):  # type: ignore[misc]
 def names_of(text: str | None) -> list[str]:
     """Return the names of a list with commas.
 
-    >>> names_of("gpu-a, gpu-b,"), names_of(None)
-    (['gpu-a', 'gpu-b'], [])
+    >>> names_of("gpu-a, gpu[1,3],"), names_of(None)
+    (['gpu-a', 'gpu[1,3]'], [])
     """
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
+    return [name.strip() for name in OUTSIDE_BRACKETS.split(text or "") if name.strip()]
 
 
 def task(body: Callable[..., bool | None] | None = None, *, help: Mapping[str, str] | None = None) -> Any:
@@ -148,6 +151,11 @@ def inventory_of(context: Context, path: str = "", hosts: str = "") -> Inventory
 def chosen(inventory: Inventory, names: Sequence[str]) -> Inventory:
     """Return the hosts of an inventory with one of some names or addresses; all hosts if none is given.
 
+    Parameters
+    ----------
+    names : sequence of str
+        Hosts by name or address, groups of the inventory, and ranges: gpu[01-04].
+
     Raises
     ------
     InputError
@@ -155,11 +163,13 @@ def chosen(inventory: Inventory, names: Sequence[str]) -> Inventory:
     """
     if not names:
         return inventory
-    found = {name: [machine.name for machine in inventory if name in (machine.name, machine.address)] for name in names}
-    for name, hosts in found.items():
-        if not hosts:
-            raise unknown("host", name, {*inventory.names, *(machine.address for machine in inventory)})
-    return inventory.only([host for hosts in found.values() for host in hosts])
+    at = {machine.address: machine.name for machine in reversed(inventory.machines)}
+    known = {*inventory.names, *inventory.groups, *at}
+    for name in names:
+        if name not in known and not has_range(name):
+            raise unknown("host", name, known)
+    plain = [at.get(name, name) if name not in (*inventory.names, *inventory.groups) else name for name in names]
+    return inventory.only(plain)
 
 
 @contextmanager

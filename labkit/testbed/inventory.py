@@ -6,8 +6,8 @@ import getpass
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -15,6 +15,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
 from labkit.core.faults import told
 from labkit.testbed.ssh.options import Options, SshConfig, checked_defaults, checked_options
+from labkit.topology.host_ranges import expanded, listed
 from labkit.topology.inventory import Host, cluster_of, parse
 
 USUAL = Path("testbed/hosts.toml")
@@ -95,11 +96,14 @@ class Inventory:
         At least one.
     known_hosts : Path
         File of the trusted host keys.
+    groups : mapping
+        Names for some of the machines, in the order of the file: the table [groups].
     """
 
     path: Path
     machines: tuple[Machine, ...]
     known_hosts: Path
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | Path | None = None) -> Self:
@@ -126,7 +130,7 @@ class Inventory:
         machines, others = _machines(content.hosts, defaults=defaults, config=config, here=here)
         if faults := [*content.faults, *faults, *more, *others]:
             raise InputError(told(str(file), faults))
-        return cls(file, tuple(machines), Path(defaults.known_hosts).expanduser())
+        return cls(file, tuple(machines), Path(defaults.known_hosts).expanduser(), content.groups)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -134,14 +138,30 @@ class Inventory:
         return tuple(machine.name for machine in self.machines)
 
     def only(self, names: str | Iterable[str]) -> Self:
-        """Return the inventory of some machines, in the order of the file; names may be one string with commas."""
-        wanted = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-        for name in wanted:
-            if name not in self.names:
-                raise unknown("host", name, self.names)
+        """Return the inventory of some machines, in the order of the file; names may be one string with commas.
+
+        A name may be that of a group, or have a range: "fast,gpu[01-04]".
+        """
+        wanted = [one for name in (listed(names) if isinstance(names, str) else names) for one in self.named(name)]
         if not wanted:
             raise InputError(f"no hosts are named; the inventory {self.path} has {', '.join(self.names)}.")
         return replace(self, machines=tuple(machine for machine in self.machines if machine.name in wanted))
+
+    def named(self, name: str) -> list[str]:
+        """Return the machines that a name stands for: one, those of a group, or those of a range.
+
+        Raises
+        ------
+        InputError
+            If it is none of these.
+        """
+        if name in self.groups:
+            return list(self.groups[name])
+        found = expanded(name)
+        for one in found:
+            if one not in self.names:
+                raise unknown("host or group" if self.groups else "host", one, [*self.names, *self.groups])
+        return found
 
     def cluster(self) -> Cluster:
         """Return the machines as a cluster: on one switch, each with its own link."""

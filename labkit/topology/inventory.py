@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
@@ -19,6 +19,8 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.faults import told
 from labkit.core.files import refuse_unreadable
+from labkit.topology.host_groups import groups_of
+from labkit.topology.host_ranges import expanded, has_range
 from labkit.topology.servers import Server, assemble
 from labkit.topology.single_switch import star
 
@@ -95,7 +97,8 @@ def from_inventory(path: str | Path) -> Cluster:
     ----------
     path : str or Path
         A TOML file with one [[hosts]] table per host; its keys are the attributes of `Host`. `count = 4` in one
-        stands for four such hosts, with a number after their name. A table [ssh] for all hosts may stand beside them.
+        stands for four such hosts, with a number after their name; so does `name = "gpu[01-04]"`. A table [ssh] for all
+        hosts, and a table [groups] of names for some of them, may stand beside them.
 
     Raises
     ------
@@ -143,11 +146,14 @@ class Content:
         The table [ssh]; not looked at here.
     faults : list of str
         All that is wrong with the hosts and around them.
+    groups : dict
+        The table [groups]: name -> hosts, each once, in the order of the file.
     """
 
     hosts: list[Host]
     ssh: dict[str, Any]
     faults: list[str]
+    groups: dict[str, list[str]] = field(default_factory=dict)
 
 
 def parse(path: str | Path) -> Content:
@@ -160,9 +166,9 @@ def parse(path: str | Path) -> Content:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    rows, ssh, faults = _tables(path)
+    rows, ssh, given, faults = _tables(path)
     rows, counts, wrong = _counted(rows)
-    faults += wrong
+    faults += [*wrong, *_odd_ranges(rows, counts)]
     hosts: list[Host] = []
     try:
         hosts = TypeAdapter(list[Host]).validate_python(rows, strict=False)
@@ -171,14 +177,15 @@ def parse(path: str | Path) -> Content:
     faults += [fault for number, row in enumerate(rows, start=1) for fault in _not_finite(number, row)]
     names = Counter(str(row.get("name", "")) for row in rows if isinstance(row, dict))
     if hosts and not faults:
-        hosts = [one for host, count in zip(hosts, counts, strict=True) for one in _numbered(host, count)]
+        hosts = [one for host, count in zip(hosts, counts, strict=True) for one in _each(host, count)]
         names = Counter(host.name for host in hosts)
     faults += [
         f"host name '{name}' occurs {times} times; names must be unique"
         for name, times in names.items()
         if times > 1 and name
     ]
-    return Content(hosts, ssh, [*faults, *_empty_pods(hosts)])
+    groups, odd = groups_of(given, [host.name for host in hosts]) if not faults else ({}, [])
+    return Content(hosts, ssh, [*faults, *_empty_pods(hosts), *odd], groups)
 
 
 def _counted(rows: Sequence[Any]) -> tuple[list[Any], list[int], list[str]]:
@@ -201,6 +208,46 @@ def _counted(rows: Sequence[Any]) -> tuple[list[Any], list[int], list[str]]:
     return plain, counts, faults
 
 
+def _each(host: Host, count: int) -> list[Host]:
+    """Return the hosts that a table stands for: those of a range, or so many, or one.
+
+    >>> [host.name for host in _each(Host("gpu[09-10]", gpus=8, cpus=64, memory_gb=512), 1)]
+    ['gpu09', 'gpu10']
+    """
+    if not has_range(host.name):
+        return _numbered(host, count)
+    names, address = expanded(host.name), (host.ssh or {}).get("address")
+    if address is None:
+        return [replace(host, name=name) for name in names]
+    addresses = expanded(str(address))
+    pairs = zip(names, addresses, strict=True)
+    return [replace(host, name=name, ssh={**(host.ssh or {}), "address": address}) for name, address in pairs]
+
+
+def _odd_ranges(rows: Sequence[Any], counts: Sequence[int]) -> list[str]:
+    """Return what is wrong with ranges in names, and in the addresses beside them."""
+    faults = []
+    for number, (row, count) in enumerate(zip(rows, counts, strict=True), start=1):
+        name = row.get("name") if isinstance(row, dict) else None
+        if not isinstance(name, str) or not has_range(name):
+            continue
+        where, ssh = f"host {number} ({name})", row.get("ssh")
+        address = ssh.get("address") if isinstance(ssh, dict) else None
+        try:
+            n = len(expanded(name))
+            n_addresses = n if address is None else len(expanded(str(address)))
+        except InputError as error:
+            faults.append(f"{where}: {str(error).rstrip('.')}")
+            continue
+        if count > 1:
+            faults.append(f"{where}: count is {count}, and its name is a range; leave one of them out")
+        if n_addresses != n:
+            faults.append(
+                f"{where}: it stands for {n} hosts, and ssh.address {address!r} for {n_addresses}; expected as many"
+            )
+    return faults
+
+
 def _numbered(host: Host, count: int) -> list[Host]:
     """Return so many hosts that are alike, with a number after the name of each; the host itself if it is one.
 
@@ -219,8 +266,8 @@ def _empty_pods(hosts: Sequence[Host]) -> list[str]:
     return [f"no host is in pod {pod}, and one is in pod {last}; pods are numbered 0, 1, ..." for pod in missing[:1]]
 
 
-def _tables(path: str | Path) -> tuple[list[Any], dict[str, Any], list[str]]:
-    """Return the [[hosts]] tables, the [ssh] table, and what is wrong with the file around them."""
+def _tables(path: str | Path) -> tuple[list[Any], dict[str, Any], Any, list[str]]:
+    """Return the [[hosts]] tables, the tables [ssh] and [groups], and what is wrong with the file around them."""
     refuse_unreadable(path, expected="a TOML file of [[hosts]]")
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -230,13 +277,13 @@ def _tables(path: str | Path) -> tuple[list[Any], dict[str, Any], list[str]]:
         raise InputError(f"inventory {path} is not TOML: {error}.") from None
     except (RecursionError, ValueError) as error:  # brackets too deep, numbers too long
         raise InputError(f"inventory {path} cannot be read: {error}.") from None
-    hosts, ssh = content.pop("hosts", []), content.pop("ssh", {})
-    faults = [f"unknown table or key '{key}'; expected [[hosts]] and [ssh]" for key in content]
+    hosts, ssh, groups = content.pop("hosts", []), content.pop("ssh", {}), content.pop("groups", {})
+    faults = [f"unknown table or key '{key}'; expected [[hosts]], [ssh] and [groups]" for key in content]
     if not isinstance(ssh, dict):
         faults, ssh = [*faults, f"ssh is {ssh!r}; expected a table [ssh]"], {}
     if not isinstance(hosts, list) or not hosts:
-        return [], ssh, [*faults, "it has no hosts; expected one [[hosts]] table per host"]
-    return hosts, ssh, faults
+        return [], ssh, {}, [*faults, "it has no hosts; expected one [[hosts]] table per host"]
+    return hosts, ssh, groups, faults
 
 
 def _not_finite(number: int, row: object) -> list[str]:

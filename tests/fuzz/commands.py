@@ -26,11 +26,13 @@ CLUSTERS = (
     "bcube(2, N)", "no_network(4, servers=[(N, 'dgx1')])", "hosts.toml", "odd.toml", "missing.toml", "pipe.toml",
     "deep.toml", "N",
 )  # fmt: skip
+INVENTORIES = ("hosts.toml", "odd.toml", "missing.toml", "pipe.toml", "deep.toml", "ranges.toml", "odd-ranges.toml")
 OPTIONS = ("--slot", "--load", "--first", "--start", "--restart", "--rescale", "--seed", "--speed", "--format")
 SETTINGS = ("load", "slot_s", "first", "mtbf_s", "speed_error", "placer", "epoch_error", "start_s", "quantum_s", "nope")
 PATHS = ("out.html", "out.pdf", "taken/out.html", "/proc/out.html", "new/out.html", ".", "\0.html", "x" * 300 + ".html")
 COMPARE = ("compare", "trace.csv", "--cluster", "demo", "--schedulers")
 HOSTS = '[[hosts]]\nname = "h0"\ngpus = 4\ncpus = 16\nmemory_gb = 64\nsockets = 2\n'
+RANGES = HOSTS.replace("h0", "h[08-11]") + 'ssh = { address = "10.0.0.[8-11]" }\n[groups]\nall = "h[08-11]"\n'
 
 
 def write_files(folder: Path, rng: np.random.Generator) -> None:
@@ -49,6 +51,8 @@ def write_files(folder: Path, rng: np.random.Generator) -> None:
     (folder / "half.csv.gz").write_bytes(b"\x1f\x8b\x08" + rng.bytes(30))
     (folder / "hosts.toml").write_text(HOSTS)
     (folder / "odd.toml").write_bytes(_changed(HOSTS.encode(), rng))
+    (folder / "ranges.toml").write_text(RANGES)
+    (folder / "odd-ranges.toml").write_bytes(_changed(RANGES.encode(), rng))
     (folder / "deep.toml").write_text("x = " + "[" * 3000)
     (folder / "taken").write_text("a file where a folder is asked for")
     for name in ("pipe", "pipe.toml"):
@@ -93,6 +97,12 @@ def command(rng: np.random.Generator) -> list[str]:
             "--folder", "swept", "--workers", "0", "--metric", one(("mean_jct_s", "nope", "", "wall_s")),
             "--figure", one(("x.svg", "x.txt", "taken/x.svg", "x")),
         ],
+        lambda: [
+            "deploy", filled(TRACES), "--dry-run", "--inventory", one(INVENTORIES), "--schedulers",
+            f"fifo,{_scheduler(rng)}", "--repeat", one(("1", "2", *NUMBERS)), "--name", one(("night", *PATHS)),
+            "--time-limit", one(("1h", "2h30m", "1h30", *NUMBERS)),
+        ],
+        lambda: ["deploy", "--resume", one(("night", *PATHS)), "--runs", one(("runs", *PATHS))],
     ]  # fmt: skip
     words = makers[int(rng.integers(len(makers)))]()
     if rng.random() < 0.2:  # a slip of the finger

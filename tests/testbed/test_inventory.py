@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
+from labkit.testbed.fab import chosen, names_of
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.topology import from_inventory
 
@@ -223,3 +224,24 @@ def test_an_include_that_cannot_be_read_as_ssh_does_is_told(write, tmp_path, mon
     write("Include config\n", ".ssh/config")
     with pytest.raises(InputError, match="16 files deep; does it include itself"):
         Inventory.read(write(text.replace("'config'", "'.ssh/config'")))
+
+
+def test_hosts_of_a_range_have_addresses_of_their_own_and_are_picked_by_range_and_group(tmp_path):
+    path = tmp_path / "hosts.toml"
+    path.write_text(
+        '[ssh]\nconfig = "none"\n'
+        + HOST.format("gpu[01-04]").replace("'", '"')
+        + 'ssh = { address = "10.0.0.[11-14]", port = 2222 }\n'
+        + HOST.format("cpu").replace("'", '"')
+        + '[groups]\nfast = "gpu[01-02]"\nrest = ["gpu[03-04]", "cpu"]\nall = ["rest", "fast"]\n'
+    )
+    hosts = Inventory.read(path)
+    assert hosts.names == ("gpu01", "gpu02", "gpu03", "gpu04", "cpu")
+    assert [hosts[name].address for name in ("gpu01", "gpu04", "cpu")] == ["10.0.0.11", "10.0.0.14", "cpu"]
+    assert hosts["gpu03"].port == 2222
+    assert hosts.only("rest,gpu[01-01]").names == ("gpu01", "gpu03", "gpu04", "cpu")
+    assert hosts.only(["all"]).names == hosts.names
+    assert chosen(hosts, ["fast", "10.0.0.14"]).names == ("gpu01", "gpu02", "gpu04")
+    assert chosen(hosts, names_of("gpu[01,03],cpu")).names == ("gpu01", "gpu03", "cpu")
+    with pytest.raises(InputError, match=r"unknown host or group 'gpu05'. Did you mean"):
+        hosts.only("gpu[04-05]")

@@ -1,0 +1,248 @@
+"""`labkit deploy`: a trace on a testbed, from the shell; once, or several schedulers and repeats in a queue."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from labkit import cli_help
+from labkit.core.errors import InputError, unknown
+from labkit.experiment.command import (
+    AsJson,
+    Failures,
+    Interference,
+    Inventory,
+    Lease,
+    Profile,
+    Runs,
+    Spread,
+    retries_of,
+    tell,
+)
+
+if TYPE_CHECKING:
+    from labkit.core.jobs import Jobs
+
+ALONE = "optimus"
+"""The scheduler where none is named."""
+Trace = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A trace; its seconds are real seconds.", metavar="TRACE", show_default=False,
+        autocompletion=cli_help.traces,
+    ),
+]  # fmt: skip
+Schedulers = Annotated[
+    str | None,
+    typer.Option(help="Several, in a queue: names as of --scheduler, with commas.", autocompletion=cli_help.schedulers),
+]
+TimeLimit = Annotated[str | None, typer.Option(help="End a run after so long: 90s, 45min, 1h, 2h30m.", metavar="TIME")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only check and show the plan; nothing is asked of hosts.")]
+Resume = Annotated[
+    str | None, typer.Option(help="Go on with a queue: what is not over yet. TRACE is left out then.", metavar="NAME")
+]
+Again = Annotated[bool, typer.Option("--again", help="With --resume: also those that failed, in new folders.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Work the queue in the background; `labkit watch NAME` shows it.")
+]
+Against = Annotated[
+    str | None, typer.Option(help="In a queue: the scheduler that others are compared with; else the first one.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueAsk:
+    """What was typed that only queues have."""
+
+    schedulers: str | None
+    repeat: int
+    dry_run: bool
+    resume: str | None
+    again: bool
+    detach: bool
+    against: str | None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a queue is asked for, rather than one run."""
+        return bool(self.schedulers or self.repeat > 1 or self.dry_run or self.detach or self.against)
+
+
+def deploy(
+    trace: Trace = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help=f"A name, with options in brackets: drf(placer=pack); else {ALONE}.")
+    ] = None,
+    schedulers: Schedulers = None,
+    repeat: Annotated[int, typer.Option(help="How often each scheduler runs, in a queue.", min=1)] = 1,
+    time_limit: TimeLimit = None,
+    name: Annotated[
+        str | None, typer.Option(help="What to call the run or the queue; else as its scheduler, or its trace.")
+    ] = None,
+    dry_run: DryRun = False,
+    detach: Detach = False,
+    resume: Resume = None,
+    again: Again = False,
+    against: Against = None,
+    inventory: Inventory = None,
+    runs: Runs = Path("runs"),
+    profile: Profile = None,
+    interference: Interference = "none",
+    width: Annotated[float, typer.Option(help="Scale of the models; 1: the published size.")] = 0.1,
+    save_every: Annotated[int, typer.Option(help="Steps between two checkpoints of a job.")] = 100,
+    strategy: Annotated[
+        str, typer.Option(help="How running jobs are rescaled: handover, suspend, checkpoint.")
+    ] = "handover",
+    first: Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)] = None,
+    lease: Lease = None,
+    failures: Failures = None,
+    spread: Spread = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the jobs of a trace on a testbed, under a scheduler or several; exit code 1 where a job was given up.
+
+    With --schedulers, --repeat, --dry-run or --detach it is a queue: runs one after the other, in one folder, compared
+    at the end. A run that fails is kept and told, and the rest goes on; --resume goes on with what is missing.
+    """
+    ask = QueueAsk(
+        schedulers=schedulers, repeat=repeat, dry_run=dry_run, resume=resume, again=again, detach=detach,
+        against=against,
+    )  # fmt: skip
+    if resume is not None:
+        beside = {"TRACE": trace, "--scheduler": scheduler, "--name": name, "--inventory": inventory}
+        _refuse_beside_resume({**beside, "--time-limit": time_limit, "--first": first}, ask)
+        _resume(ask, runs=runs, as_json=as_json)
+        return
+    jobs, options = _asked(trace, first=first, time_limit=time_limit, width=width, save_every=save_every,
+                           strategy=strategy, lease=lease, failures=failures, spread=spread)  # fmt: skip
+    options |= {"profile": profile, "interference": interference, "inventory": inventory}
+    if scheduler is not None and schedulers is not None:
+        raise InputError(f"both --scheduler {scheduler} and --schedulers {schedulers} are given; leave one out.")
+    if again:
+        raise InputError("--again goes with --resume NAME.")
+    if ask.wanted:
+        _queue(jobs, ask, schedulers or scheduler or ALONE, name=name, runs=runs, as_json=as_json, options=options)
+        return
+    _alone(jobs, scheduler or ALONE, name=name, runs=runs, as_json=as_json, options=options)
+
+
+def _asked(
+    trace: Path | None,
+    *,
+    first: int | None,
+    time_limit: str | None,
+    width: float,
+    save_every: int,
+    strategy: str,
+    lease: float | None,
+    failures: int | None,
+    spread: float | None,
+) -> tuple[Jobs, dict[str, Any]]:
+    """Return the jobs and the options of one run, from what was typed."""
+    import numpy as np
+
+    from labkit.core.durations import seconds_of
+    from labkit.experiment.opener import LEASE_S
+    from labkit.testbed.run.training import TrainingTable
+    from labkit.workloads import read
+
+    if trace is None:
+        raise InputError("no trace is given; name a file or a shipped trace, such as testbed, or --resume a queue.")
+    jobs = read(trace)
+    jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
+    limit_s = None if time_limit is None else seconds_of(time_limit, what="--time-limit")
+    return jobs, {
+        "training": TrainingTable(width=width, save_every=save_every, strategy=strategy), "time_limit_s": limit_s,
+        "retries": retries_of(failures, spread), "lease_s": LEASE_S if lease is None else lease,
+    }  # fmt: skip
+
+
+def _alone(jobs: Jobs, scheduler: str, *, name: str | None, runs: Path, as_json: bool, options: dict[str, Any]) -> None:
+    """Carry out one run, and print what it has come to."""
+    from labkit.experiment.deployed import deploy as begin
+
+    record = begin(jobs, scheduler=scheduler, name=name, runs=runs, progress=not as_json, **options)
+    tell(record, runs=runs, as_json=as_json)
+    raise typer.Exit(1 if record.summary["n_unfinished"] else 0)
+
+
+def _queue(
+    jobs: Jobs, ask: QueueAsk, schedulers: str, *, name: str | None, runs: Path, as_json: bool, options: dict[str, Any]
+) -> None:
+    """Plan a queue, and show or begin it."""
+    from labkit.cli_queue import detach, print_plan
+    from labkit.experiment.queued import begin_queue, plan_queue, refuse_taken
+    from labkit.results.store import free_id
+
+    queue, jobs, hosts = plan_queue(jobs, schedulers=schedulers, repeat=ask.repeat, **options)
+    if ask.against is not None and ask.against not in queue.schedulers:
+        raise unknown("scheduler to compare --against", ask.against, queue.schedulers)
+    called = name or free_id(runs, f"queue-{_slug(queue.trace)}")
+    if ask.dry_run:
+        refuse_taken(called, runs=runs)
+        print_plan(queue, jobs, hosts=hosts.names, name=called, runs=runs)
+        print("nothing was done: leave out --dry-run")
+        return
+    folder = begin_queue(queue, jobs, name=called, runs=runs)
+    if not as_json:
+        print_plan(queue, jobs, hosts=hosts.names, name=called, runs=runs)
+    if ask.detach:
+        pid = detach(folder)
+        print(f"queue {called} is worked by process {pid}, in the background; what it says is in {folder / 'log.txt'}")
+        print(f"watch it: labkit watch {called} --runs {runs}; stop it: kill -INT {pid}")
+        return
+    _work(folder, ask, as_json=as_json)
+
+
+def _refuse_beside_resume(given: dict[str, object], ask: QueueAsk) -> None:
+    """Raise if something is given that a queue has from its beginning."""
+    given = {**given, "--schedulers": ask.schedulers, "--repeat": ask.repeat > 1, "--dry-run": ask.dry_run}
+    if odd := [option for option, value in given.items() if value]:
+        raise InputError(
+            f"{', '.join(odd)} beside --resume {ask.resume}: a queue goes on with what it began with; leave it out, or "
+            "begin another queue."
+        )
+
+
+def _resume(ask: QueueAsk, *, runs: Path, as_json: bool) -> None:
+    from labkit.cli_queue import detach
+    from labkit.results.queue import queue_of
+
+    folder = queue_of(str(ask.resume), runs=runs)
+    if ask.detach:
+        print(f"queue {folder.name} is worked by process {detach(folder, again=ask.again)}, in the background")
+        return
+    _work(folder, ask, as_json=as_json)
+
+
+def _work(folder: Path, ask: QueueAsk, *, as_json: bool) -> None:
+    """Carry out what is left of a queue, and print the comparison."""
+    from labkit.cli_queue import print_comparison, tell_run
+    from labkit.experiment.queued import work_queue
+    from labkit.results.queue import QueueState, RunQueue
+
+    queue = RunQueue.read(folder)
+    if ask.against is not None and ask.against not in queue.schedulers:
+        raise unknown("scheduler to compare --against", ask.against, queue.schedulers)
+    if not queue.left and not ask.again and not as_json:
+        print(f"queue {folder.name} is over: {queue.counts()}")
+    try:
+        queue = work_queue(
+            folder, again=ask.again, progress=not as_json and sys.stderr.isatty(),
+            tell=None if as_json else tell_run(queue),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        print(f"labkit: go on with: labkit deploy --resume {folder.name} --runs {folder.parent}", file=sys.stderr)
+        raise
+    print_comparison(queue, folder, against=ask.against, as_json=as_json)
+    raise typer.Exit(0 if all(each.state == QueueState.DONE for each in queue.runs) else 1)
+
+
+def _slug(text: str) -> str:
+    from labkit.experiment.plain import slug
+
+    return slug(text)

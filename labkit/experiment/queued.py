@@ -1,0 +1,286 @@
+"""Runs on a testbed, one after the other: schedulers x repeats of one trace, in a folder that remembers them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.text import human_s
+from labkit.experiment.asked import jobs_of, schedulers_of
+from labkit.experiment.deployed import attach, run_opened
+from labkit.experiment.opener import LEASE_S, Preflight
+from labkit.experiment.provenance import command
+from labkit.experiment.time_limit import checked_limit
+from labkit.results import files
+from labkit.results.lock import RunLock
+from labkit.results.queue import FOLDER, QUEUE, TRACE, QueuedRun, QueueState, RunQueue, known_queues, ordered
+from labkit.results.record import RunRecord
+from labkit.results.store import known_runs, load
+from labkit.testbed.run.saved_state import STATE
+
+if TYPE_CHECKING:
+    from labkit.testbed.inventory import Inventory
+    from labkit.testbed.run.retries import Retries
+    from labkit.testbed.run.training import TrainingTable
+
+OPTIONS: Final = ("profile", "interference", "speed", "throughputs")
+"""Options of `labkit.deploy` that a queue keeps for its runs."""
+Told = Callable[[QueuedRun, "RunRecord | None"], None]
+"""Called when a run is over, with its record where it has one."""
+
+
+def plan_queue(
+    jobs: Jobs | str | Path,
+    *,
+    schedulers: Sequence[str] | str,
+    repeat: int = 1,
+    inventory: Inventory | str | Path | None = None,
+    training: TrainingTable | None = None,
+    time_limit_s: float | None = None,
+    lease_s: float = LEASE_S,
+    retries: Retries | None = None,
+    **options: Any,
+) -> tuple[RunQueue, Jobs, Inventory]:
+    """Return a queue, its jobs and its hosts, after each of its runs was checked; nothing is written or asked of hosts.
+
+    Parameters
+    ----------
+    jobs : Jobs or path
+        A trace, the same for all runs.
+    schedulers : sequence of str, or str
+        Names that `labkit.schedulers.make` takes, each once.
+    repeat : int
+        How often each of them runs. All run once before the first one runs again.
+    inventory, training, lease_s, retries
+        As `labkit.deploy` takes them.
+    time_limit_s : float, optional
+        Seconds after which a run is ended; the queue goes on with the next one.
+    **options
+        `OPTIONS`: as `labkit.deploy` takes them; files by their names.
+
+    Raises
+    ------
+    InputError
+        As `labkit.deploy`, for the first run that could not begin.
+    """
+    from labkit.testbed.inventory import Inventory
+    from labkit.testbed.run.training import TrainingTable
+
+    if odd := next((name for name in options if name not in OPTIONS), None):
+        raise InputError(f"a queue keeps no option '{odd}' for its runs; expected some of {', '.join(OPTIONS)}.")
+    taken, training = jobs_of(jobs), training or TrainingTable()
+    hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
+    given = {name: _kept(name, value) for name, value in options.items() if value is not None}
+    runs = tuple(ordered([str(name) for name in schedulers_of(schedulers)], repeat=repeat))
+    for each in runs[: len({run.scheduler for run in runs})]:
+        Preflight.of(
+            taken, inventory=hosts, scheduler=each.scheduler, training=training, lease_s=lease_s, retries=retries,
+            **{**given, "history": None},
+        )  # fmt: skip
+    queue = RunQueue(
+        trace=taken.name, inventory=str(hosts.path.absolute()), time_limit_s=checked_limit(time_limit_s),
+        began=datetime.now(UTC).isoformat(timespec="seconds"), command=command(), where=str(Path.cwd()),
+        training=training.to_json(),
+        options={**given, "lease_s": lease_s},
+        retries={} if retries is None else asdict(retries), runs=runs,
+    )  # fmt: skip
+    return queue, taken, hosts
+
+
+def _kept(name: str, value: Any) -> str:
+    """Return an option as the queue's file keeps it: a name, or a file by its absolute path."""
+    if not isinstance(value, str | Path):
+        raise InputError(f"{name} is a {type(value).__name__}; expected a name or a file, which a queue can keep.")
+    return str(Path(value).absolute()) if Path(value).is_file() else str(value)
+
+
+def refuse_taken(name: str, *, runs: str | Path) -> None:
+    """Raise if a name cannot be that of a new queue.
+
+    Raises
+    ------
+    InputError
+        If it cannot name a folder, or something else has it.
+    """
+    if not FOLDER.fullmatch(name):
+        raise InputError(f"--name is '{name}'; expected letters, digits, '.', '_' and '-', at most 100.")
+    if name in known_queues(runs):
+        raise InputError(
+            f"queue '{name}' is in {runs} already; go on with it by --resume {name}, or take another --name."
+        )
+    if (Path(runs) / name).exists():
+        kind = "run" if name in known_runs(runs) else "folder"
+        raise InputError(f"{runs} has a {kind} '{name}' already; take another --name.")
+
+
+def begin_queue(queue: RunQueue, jobs: Jobs, *, name: str, runs: str | Path) -> Path:
+    """Make the folder of a queue, and return it.
+
+    Raises
+    ------
+    InputError
+        As `refuse_taken`.
+    """
+    refuse_taken(name, runs=runs)
+    folder = Path(runs) / name
+    folder.mkdir(parents=True)
+    files.write_frame(folder / TRACE, jobs.to_frame(), name=jobs.name)
+    queue.write(folder)  # last: without it, the folder is no queue
+    return folder
+
+
+def work_queue(folder: Path, *, again: bool = False, progress: bool = False, tell: Told | None = None) -> RunQueue:
+    """Carry out what is left of a queue, and return it; a run that fails is kept and told, and the rest goes on.
+
+    A run that was cut off is gone on with, as by `labkit.attach`: its jobs are where they were, or start again from
+    their newest checkpoints. What is over is not run again.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the queue.
+    again : bool
+        Run those that failed, too: in new folders, and those of the failed ones stay.
+    progress : bool
+        Show a progress bar for each run.
+    tell : callable, optional
+        Called after each run.
+
+    Raises
+    ------
+    InputError
+        If another process works the queue, or it cannot be read.
+    """
+    with _worked(folder):
+        queue, jobs = RunQueue.read(folder), files.read_jobs(folder / TRACE)
+        if again:
+            queue = _with_retries(queue, folder)
+        for each in queue.left:
+            queue = _written(queue.changed(each.run, state=QueueState.RUNNING), folder)
+            record, columns = _outcome(each, queue, jobs, folder, progress=progress)
+            queue = _written(queue.changed(each.run, **columns), folder)
+            if tell is not None:
+                tell(next(run for run in queue.runs if run.run == each.run), record)
+            if columns["state"] == QueueState.STOPPED:
+                raise KeyboardInterrupt
+    return queue
+
+
+@contextmanager
+def _worked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a queue."""
+    if not (folder / QUEUE).is_file():
+        RunQueue.read(folder)  # tells what is missing
+    lock = RunLock(folder)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _written(queue: RunQueue, folder: Path) -> RunQueue:
+    queue.write(folder)
+    return queue
+
+
+def _with_retries(queue: RunQueue, folder: Path) -> RunQueue:
+    """Return a queue whose failed runs are planned again, under new names."""
+    for each in queue.runs:
+        if each.state == QueueState.FAILED:
+            taken = {path.name for path in folder.iterdir()} | {run.run for run in queue.runs}
+            stem = re.sub(r"-try\d+$", "", each.run)
+            name = next(name for n in range(2, len(taken) + 3) if (name := f"{stem}-try{n}") not in taken)
+            name = name if (folder / each.run).exists() else each.run
+            queue = queue.changed(each.run, run=name, state=QueueState.PLANNED, why="", resumed=0)
+    return queue
+
+
+def _outcome(
+    each: QueuedRun, queue: RunQueue, jobs: Jobs, folder: Path, *, progress: bool
+) -> tuple[RunRecord | None, dict[str, Any]]:
+    """Carry out a run; return its record, and what the queue is to say of it."""
+    resumed = each.resumed
+    try:
+        if _has_begun(folder / each.run):
+            resumed += each.state != QueueState.PLANNED
+            record = _gone_on(each, queue, folder, progress=progress)
+        else:
+            record = _run(each, queue, jobs, folder, progress=progress)
+    except KeyboardInterrupt:
+        return None, {"state": QueueState.STOPPED, "why": "Ctrl-C", "resumed": resumed}
+    except Exception as error:  # a scheduler of one's own may raise anything; the rest goes on
+        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+        why = f"{kind}{' '.join(str(error).split())}"
+        return None, {"state": QueueState.FAILED, "why": why, "resumed": resumed}
+    return record, {**_judged(record, queue.time_limit_s), "resumed": resumed}
+
+
+def _judged(record: RunRecord, limit_s: float | None) -> dict[str, Any]:
+    """Return how a run that came to an end ended."""
+    if record.complete:
+        return {"state": QueueState.DONE, "why": ""}
+    done = f"{record.n_done} of {len(record.jobs)} jobs done"
+    if record.info.dropped:
+        job, why = next(iter(record.info.dropped.items()))
+        said = f"{done}, {len(record.info.dropped)} given up (job {job}: {' '.join(why.split())[:200]})"
+        return {"state": QueueState.FAILED, "why": said}
+    if limit_s is None:
+        return {"state": QueueState.FAILED, "why": done}
+    return {"state": QueueState.CUT, "why": f"time limit of {human_s(limit_s)}: {done}"}
+
+
+def _has_begun(folder: Path) -> bool:
+    """Tell whether something of a run may be on hosts; a folder of one that had not begun there is removed."""
+    if (folder / STATE).is_file():
+        return True
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)
+    return False
+
+
+def _run(each: QueuedRun, queue: RunQueue, jobs: Jobs, folder: Path, *, progress: bool) -> RunRecord:
+    """Begin a run and drive it to its end."""
+    from labkit.testbed.run.training import TrainingTable
+
+    opener = Preflight.of(
+        jobs, inventory=queue.inventory, scheduler=_found(each.scheduler, queue.where), name=each.scheduler,
+        runs=folder, retries=_retries(queue), training=TrainingTable(**queue.training), run=each.run,
+        config={"queue": folder.name, "repeat": each.repeat, "time_limit_s": queue.time_limit_s},
+        **{**queue.options, "history": None},
+    )  # fmt: skip
+    return run_opened(opener, progress=progress, time_limit_s=queue.time_limit_s)
+
+
+def _found(scheduler: str, where: str) -> str:
+    """Return the name of a scheduler; a file of one's own by its absolute path.
+
+    >>> _found("mine.py:Mine(k=2)", "/work"), _found("las(quantum_s=60)", "/work")
+    ('/work/mine.py:Mine(k=2)', 'las(quantum_s=60)')
+    """
+    file, colon, name = scheduler.partition(".py:")
+    return str(Path(where) / file) + colon + name if colon else scheduler
+
+
+def _gone_on(each: QueuedRun, queue: RunQueue, folder: Path, *, progress: bool) -> RunRecord:
+    """Return the record of a run that had begun: as it ended, or after going on with it."""
+    record = load(folder / each.run)
+    if record.complete or record.info.state == "done":
+        return record
+    return attach(
+        folder / each.run, progress=progress, time_limit_s=queue.time_limit_s, retries=_retries(queue),
+        **{**queue.options, "history": None},
+    )  # fmt: skip
+
+
+def _retries(queue: RunQueue) -> Retries:
+    from labkit.testbed.run.retries import Retries
+
+    return Retries(**queue.retries)

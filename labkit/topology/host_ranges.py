@@ -1,0 +1,86 @@
+"""Names of many hosts in one: gpu[01-16], rack[1-2]-node[01,05-08]."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from typing import Final
+
+from labkit.core.errors import InputError
+from labkit.core.text import shortened
+
+MAX_NAMES: Final = 10_000
+"""The most hosts that one name is believed to stand for."""
+PARTS: Final = re.compile(r"\[([^\[\]]*)\]")
+SPAN: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+
+
+def has_range(text: str) -> bool:
+    """Tell whether a name has brackets."""
+    return "[" in text or "]" in text
+
+
+def expanded(text: str) -> list[str]:
+    """Return the names that a name with ranges stands for, in their order; numbers keep their zeros.
+
+    >>> expanded("gpu[08-10]")
+    ['gpu08', 'gpu09', 'gpu10']
+    >>> expanded("r[1-2]n[1,3]")
+    ['r1n1', 'r1n3', 'r2n1', 'r2n3']
+
+    Raises
+    ------
+    InputError
+        If a bracket is left open, or a range is none: which, and what was expected.
+    """
+    pieces = PARTS.split(text)
+    if any(has_range(piece) for piece in pieces[::2]):
+        raise InputError(
+            f"'{shortened(text)}' has a bracket without its other one; expected a range such as gpu[01-16]."
+        )
+    choices = [[piece] if at % 2 == 0 else _numbers(piece, within=text) for at, piece in enumerate(pieces)]
+    n = 1
+    for choice in choices:
+        n *= len(choice)
+    if n > MAX_NAMES:
+        raise InputError(f"'{shortened(text)}' stands for {n:,} hosts; expected {MAX_NAMES:,} at most.")
+    return ["".join(parts) for parts in product(*choices)]
+
+
+def listed(text: str) -> list[str]:
+    """Return the names of a list with commas, as Slurm writes it; commas inside brackets are part of a range.
+
+    >>> listed("gpu[01-02,05],login")
+    ['gpu01', 'gpu02', 'gpu05', 'login']
+    """
+    names = re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", text)
+    return [one for name in names if name.strip() for one in expanded(name.strip())]
+
+
+def _numbers(spans: str, *, within: str) -> list[str]:
+    """Return the numbers of a bracket: "01-03,07"."""
+    found: list[str] = []
+    for part in spans.split(","):
+        if wrong := _wrong(part.strip()):
+            raise InputError(f"'{shortened(within)}' has the range '{shortened(part)}'; expected {wrong}.")
+        first, _, last = part.strip().partition("-")
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+    return found
+
+
+def _wrong(span: str) -> str:
+    """Return what is expected instead of a range; empty: it is one.
+
+    >>> _wrong("01-16"), _wrong("8-12"), _wrong("1-016"), _wrong("3-1")
+    ('', '', '001-016, padded alike', 'the smaller number first')
+    """
+    match = SPAN.fullmatch(span)
+    if match is None:
+        return "numbers, as in gpu[01-16] or gpu[1,4]"
+    first, last = match[1], match[2] or match[1]
+    width = max(len(first), len(last))
+    if len(first) != len(last) and "0" in (first[0], last[0]):
+        return f"{first.zfill(width)}-{last.zfill(width)}, padded alike"
+    if int(first) > int(last):
+        return "the smaller number first"
+    return f"{MAX_NAMES:,} numbers at most" if int(last) - int(first) >= MAX_NAMES else ""
