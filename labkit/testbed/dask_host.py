@@ -162,13 +162,8 @@ async def _serve(folder: Path, plan: HostPlan) -> None:
     from distributed import Nanny, Scheduler
 
     security = _security(folder)
-<<<<<<< HEAD
-    pages: dict[str, list[str]] = {f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")}
-    common = {"security": security, "protocol": "tls", "host": plan.address, "dashboard_address": NOWHERE}
-=======
     settings = SETTINGS | {f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")}
-    common = {"security": security, "protocol": "tls", "host": plan["address"], "dashboard_address": NOWHERE}
->>>>>>> w5
+    common = {"security": security, "protocol": "tls", "host": plan.address, "dashboard_address": NOWHERE}
     async with AsyncExitStack() as stack:
         stack.enter_context(dask.config.set(settings))
         asked = asyncio.Event()
@@ -179,13 +174,8 @@ async def _serve(folder: Path, plan: HostPlan) -> None:
         address = plan.scheduler or parts[0].address
         nannies = [
             Nanny(
-<<<<<<< HEAD
                 address, **common, port=0, worker_port=0, nthreads=1, name=f"{plan.name}-{i}", death_timeout=LOST_S,
-                local_directory=str(folder / "space"), config=pages,
-=======
-                address, **common, port=0, worker_port=0, nthreads=1, name=f"{plan['name']}-{i}", death_timeout=LOST_S,
                 local_directory=str(folder / "space"), config=settings,
->>>>>>> w5
             )
             for i in range(plan.workers or len(os.sched_getaffinity(0)))
         ]  # fmt: skip
