@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from labkit.elastic.job import Job
     from labkit.elastic.job_start import start, train
     from labkit.elastic.result import Result
+    from labkit.elastic.server.own_update import OwnUpdate
 
-__all__ = ["Job", "JobError", "NoAnswerError", "NotDoneError", "OverError", "Result", "start", "train"]
-_MODULES = {"Job": "job", "Result": "result", "start": "job_start", "train": "job_start"}
+__all__ = ["Job", "JobError", "NoAnswerError", "NotDoneError", "OverError", "OwnUpdate", "Result", "start", "train"]
+_MODULES = {
+    "Job": "job", "OwnUpdate": "server.own_update", "Result": "result", "start": "job_start", "train": "job_start",
+}  # fmt: skip
 """Modules of public names; all others are in `errors`."""
 
 

@@ -18,16 +18,15 @@ from labkit.elastic.controller.job_files import EVENTS
 from labkit.elastic.controller_supervisor import ControllerSupervisor
 from labkit.elastic.errors import JobError, NotDoneError, OverError
 from labkit.elastic.event_file import read_events
-from labkit.elastic.failure import failed
+from labkit.elastic.failure import failed, log_of
 from labkit.elastic.job_status import Status
 from labkit.elastic.process.causes import read
 from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.limits import Amounts
 from labkit.elastic.protocol.network import NetworkConfig
-from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.program import Program
 from labkit.elastic.protocol.sites import hosts_of, launcher_name
-from labkit.elastic.protocol.spec import SPEC, Spec
+from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.result import Result
 from labkit.elastic.transport import Lease
 
@@ -58,6 +57,7 @@ class Job:
         self._lease = Lease(self._spec.lease_s)
         self._ended = threading.Event()
         self._failure, self._cause = "", Cause.UNKNOWN
+        self._log: tuple[Path, str] | None = None
         self._result: Result | None = None
         self._client = ControllerClient(folder, lease=self._lease, ended=self._ended)
         self._controller = ControllerSupervisor(folder, secrets=secrets, ended=self._ended)
@@ -233,7 +233,7 @@ class Job:
             raise InputError(f"{fault}; launchers are for {', '.join(others) or 'jobs with sites on other hosts'}.")
         self._client.open()  # the controller writes its address before it listens
         homes = Credentials(self.folder, reach=NetworkConfig(**spec.reach), secrets=self._secrets)
-        return homes.archive(launcher_name(host, spec.places.values()), host, files=(SPEC, PROGRAM))
+        return homes.archive(launcher_name(host, spec.places.values()), host, files=spec.files)
 
     # --- its end
 
@@ -267,10 +267,12 @@ class Job:
             self._keep = True  # its logs and checkpoints are needed to find the fault
             checkpoints = Spec.load(self.folder).checkpoints(self.folder)
             self._failure = failed(self.folder, str(last.get("failure", "")), checkpoints=checkpoints)
+            self._log = log_of(self.folder, events)
             self._cause = read(last.get("cause")) if last.get("failure") else self._controller.cause
             self._client.close()
         if self._failure:
-            raise JobError(self._failure, cause=self._cause)
+            log_file, log = self._log or (None, "")
+            raise JobError(self._failure, cause=self._cause, log_file=log_file, log=log)
         return Result(self.folder, self._program.model, events)
 
     def _end(self, *, save: bool) -> None:

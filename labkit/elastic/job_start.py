@@ -13,13 +13,13 @@ from labkit.core.errors import InputError
 from labkit.elastic.arguments import (
     ANYWAY,
     EXACT,
-    check_optimizer,
     check_seconds,
     check_sizes,
     check_variables,
     check_words,
     checked_counts,
     checked_folder,
+    checked_update,
 )
 from labkit.elastic.controller.deaths import check_restarts
 from labkit.elastic.controller.job_files import JobConfig
@@ -28,13 +28,17 @@ from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of
 from labkit.elastic.controller.replica_placement import check_standby
 from labkit.elastic.job import Job
 from labkit.elastic.job_folder import fill, job_folder
+from labkit.elastic.model_state import load_state
 from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.protocol.blocks import BLOCKS, Layout, layout
 from labkit.elastic.protocol.network import NetworkConfig, NetworkMode
-from labkit.elastic.protocol.program import Program, module_paths
+from labkit.elastic.protocol.program import FLOAT32, Program, module_paths
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site, checked_sites
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.result import Result
+from labkit.elastic.schedules import Schedule
+from labkit.elastic.server.own_update import OwnUpdate
+from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.shards import check_batch
 from labkit.elastic.transport import new_token
 
@@ -52,7 +56,11 @@ def start(
     workers: int = 2,
     servers: int = 2,
     shards: int = 8,
-    optimizer: str = "sgd",
+    optimizer: str | OwnUpdate = "sgd",
+    schedule: Schedule | None = None,
+    clip_value: float | None = None,
+    precision: str = FLOAT32,
+    state: Mapping[str, Any] | None = None,
     sync: bool = True,
     seed: int = 0,
     save_every: int = 0,
@@ -85,7 +93,8 @@ def start(
     data : object
         Dataset: `len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample.
     loss : callable
-        Takes (model, batch), and returns a scalar tensor: the mean over the batch.
+        Takes (model, batch), and returns a scalar tensor, the mean over the batch; or (loss, metrics): metrics by
+        name, each a number or a scalar tensor, the mean over the batch. Events `metrics` have them.
     steps : int
         Updates of the parameters, by all workers together.
     batch : int
@@ -95,8 +104,18 @@ def start(
     shards : int
         V: a batch of synchronous training is cut into V logical shards, whose gradients are summed in a fixed order.
         A divisor of `batch`.
-    optimizer : str
-        sgd, momentum or adam; its options (lr, ...) by name, see `labkit.elastic.server.optimizers`.
+    optimizer : str or OwnUpdate
+        sgd, momentum or adam; its options (lr, ...) by name, see `labkit.elastic.server.optimizers`. Or an update of
+        one's own, and lr.
+    schedule : callable, optional
+        From the number of an update, from 0, to a factor of lr: see `labkit.elastic.schedules`.
+    clip_value : float, optional
+        Limit of each element of the mean gradient, as `torch.nn.utils.clip_grad_value_`. By norm is refused: no server
+        has the whole gradient.
+    precision : str
+        "float32"; or "bf16": forward pass and loss under `torch.autocast`. Parameters and updates stay float32.
+    state : mapping, optional
+        A `state_dict`, loaded into the model first; names and shapes must be those of the model.
     sync : bool
         True: all workers make each update together. False: each makes its own updates, with samples that it leases.
     seed : int
@@ -155,15 +174,20 @@ def start(
         lease_s=lease_s, start_s=start_s, patience_s=patience_s, loads_every_s=loads_every_s,
         measure_every_s=measure_every_s,
     )  # fmt: skip
-    check_words(on_nan=on_nan, resume=resume, partition=partition)
+    check_words(on_nan=on_nan, resume=resume, partition=partition, precision=precision)
     check_variables()
-    check_optimizer(optimizer, options, arguments=signature(start).parameters)
+    rule = UpdateRule(optimizer if isinstance(optimizer, OwnUpdate) else None, schedule, clip_value)
+    optimizer, options = checked_update(
+        optimizer, options, rule=rule, n_steps=steps, arguments=signature(start).parameters
+    )
     folder = checked_folder(folder)
     places = checked_sites(sites, network=network, hosts=hosts, devices=devices)
     reach = _checked_network(places, network=network, hosts=hosts, ports=ports)
     seats = _checked_seats(places, place, servers=servers, workers=workers)
     servers, workers = (sum(of_role(seats, role).values()) for role in ROLES)
     check_restarts(restarts, restarts_within_s)
+    if state is not None:
+        load_state(model, state)
     program = Program(model, data, loss)
     cut = _checked_program(program, batch=batch, n_shards=shards if sync else 1)
     check_sizes(cut, steps=steps, save_every=save_every, servers=servers, workers=workers)
@@ -175,7 +199,8 @@ def start(
         options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s, start_s=start_s,
         patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(data), reach=asdict(reach),
         sites=[asdict(site) for site in places], on_nan=on_nan, paths=module_paths(), partition=partition,
-        loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s),
+        loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s), has_rule=bool(rule),
+        precision=precision,
     )  # fmt: skip
     if network != NetworkMode.LOCAL:
         spec = replace(spec, scheme=network)
@@ -183,16 +208,23 @@ def start(
         place=dict(seats), save_every=save_every, standby=standby, parent=os.getpid(), restarts=restarts,
         restarts_within_s=restarts_within_s,
     )  # fmt: skip
-    return _started(folder, program, spec, config, reach=reach, anyway=resume == ANYWAY)
+    return _started(folder, program, rule, spec, config, reach=reach, anyway=resume == ANYWAY)
 
 
 def _started(
-    folder: Path | None, program: Program, spec: Spec, config: JobConfig, *, reach: NetworkConfig, anyway: bool
+    folder: Path | None,
+    program: Program,
+    rule: UpdateRule,
+    spec: Spec,
+    config: JobConfig,
+    *,
+    reach: NetworkConfig,
+    anyway: bool,
 ) -> Job:
     """Fill the folder of a job, and start its controller."""
     secrets = Secrets.of(reach)
     with job_folder(folder) as home:
-        fill(home, program, spec, config, anyway=anyway)
+        fill(home, program, rule, spec, config, anyway=anyway)
         Credentials(home, reach=reach, secrets=secrets).close()  # removes those of an earlier job in this folder
         return Job(home, program, keep=folder is not None, secrets=secrets)
 

@@ -61,6 +61,10 @@ class Result:
         vector = np.concatenate([saved.blocks[number].params for number in sorted(saved.blocks)])
         unpack(vector, self.model)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return parameters and buffers of the trained model by name, as copies; `start(state=...)` takes them."""
+        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
     @property
     def losses(self) -> list[float]:
         """Mean loss of each step from `losses_from` on, steps of earlier jobs in the same folder included."""

@@ -105,6 +105,9 @@ class DataLeases:
         elif after > before:
             measured = {key: columns[key] for key in ("loss", "staleness")}
             self._out.add(Note("loss", {"version": after - 1, "name": member.name, **measured}))
+            if columns.get("metrics"):
+                values = {"version": after - 1, "name": member.name, "values": columns["metrics"]}
+                self._out.add(Note("metrics", values))
         self._serve(now_s)
 
     def _serve(self, now_s: float) -> None:

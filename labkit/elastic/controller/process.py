@@ -35,7 +35,7 @@ from labkit.elastic.controller.job_files import (
     now,
     records,
 )
-from labkit.elastic.controller.losses import StepLosses, encoded
+from labkit.elastic.controller.losses import StepLosses, StepMetrics, encoded
 from labkit.elastic.controller.member_processes import MemberProcesses
 from labkit.elastic.controller.remote_hosts import RemoteHosts
 from labkit.elastic.controller.resource_use import ResourceUse
@@ -105,7 +105,7 @@ class ControllerProcess:
         self._hosts = RemoteHosts(runtime, self._processes, self._resources)
         self._checkpoints = CheckpointKeeper(runtime, self._processes)
         self._clients = ClientRequests(runtime, self._processes, self._resources)
-        self._losses = StepLosses(self._spec.n_shards)
+        self._losses, self._metrics = StepLosses(self._spec.n_shards), StepMetrics()
         self._over: Over | None = None
         self._next_tick_s = 0.0
         self._listeners = self._listen(reach.network)
@@ -236,14 +236,24 @@ class ControllerProcess:
     def _on_report(self, name: str, meta: dict[str, Any], when: float) -> None:
         event = str(meta.pop("event"))
         if event == "losses":
-            version = int(meta["version"])
-            mean = self._losses.add(version, meta["losses"], again="again" in meta)
-            if mean is not None:
-                self._events.write("loss", {"version": version, "loss": encoded(mean)}, when=when)
+            self._on_losses(meta, when)
             return
         if event not in ("loss", "loads"):
             self._events.write(event, {"name": name, **meta}, when=when)
         self._execute(self._machine.reported(name, event, {**meta, "now_s": time.monotonic()}))
+
+    def _on_losses(self, meta: Mapping[str, Any], when: float) -> None:
+        """Write the loss of a step, and its metrics, once those of all its logical shards are known."""
+        version = int(meta["version"])
+        if "metrics" in meta:
+            self._metrics.add(version, meta["metrics"])
+        mean = self._losses.add(version, meta["losses"], again="again" in meta)
+        if mean is None:
+            return
+        self._events.write("loss", {"version": version, "loss": encoded(mean)}, when=when)
+        values = {name: encoded(value) for name, value in self._metrics.take(version).items()}
+        if values:
+            self._events.write("metrics", {"version": version, "values": values}, when=when)
 
     # --- commands
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.schedules import ScheduleError
+from labkit.elastic.server.own_update import UpdateError
 from labkit.elastic.server.server import ParameterServer
 from labkit.elastic.transport import AccessError, Channel, FrameError, Handler, Head, Message, TransportError
 from labkit.oom import is_memory
@@ -24,6 +26,8 @@ class Arrivals(Handler):
         Called when the connection has ended, with the reason.
     exhausted : callable, optional
         Called when there is no memory for a frame: the server cannot go on.
+    failed : callable, optional
+        Called with the error of a user's function of updates: no server can go on.
     keep : callable, optional
         Waits, after a frame, as long as the server's share of processor cores requires.
     """
@@ -35,9 +39,11 @@ class Arrivals(Handler):
         role: str,
         ended: Callable[[Channel, TransportError | None], None] | None = None,
         exhausted: Callable[[BaseException], None] | None = None,
+        failed: Callable[[Exception], None] | None = None,
         keep: Callable[[], object] | None = None,
     ) -> None:
         self._server, self._role, self._ended, self._exhausted, self._keep = server, role, ended, exhausted, keep
+        self._failed = failed
         self._gradients = server.gradients
 
     def opened(self, channel: Channel) -> None:
@@ -71,6 +77,10 @@ class Arrivals(Handler):
         except (MemoryError, OSError, RuntimeError) as error:
             if is_memory(error):
                 self.exhausted(error)
+            raise
+        except (UpdateError, ScheduleError) as error:
+            if self._failed is not None:
+                self._failed(error)
             raise
         if self._keep is not None:
             self._keep()  # the next frame waits in the connection: a server with fewer cores answers later

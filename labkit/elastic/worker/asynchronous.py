@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
@@ -44,7 +44,7 @@ class AsyncWorker:
         Sends the controller an event with its columns.
     finite : bool
         Whether a loss that is NaN or infinite ends training, before its gradient is pushed.
-    keep : callable
+    keep, metrics_of : callable
         See `Worker`.
 
     Attributes
@@ -66,11 +66,12 @@ class AsyncWorker:
         report: Callable[..., None],
         finite: bool = True,
         keep: Callable[[], bool] = unlimited,
+        metrics_of: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.flat, self.extents, self.batch, self.number = flat, extents, batch, number
         self.busy: tuple[tuple[int, int], float] | None = None
         self._blocks = range(len(extents))
-        self._finite, self._keep = finite, keep
+        self._finite, self._keep, self._metrics_of = finite, keep, metrics_of
         self._loss_of, self._report = loss_of, report
         self._servers = PushPull(channel_of, extents=extents, lender=flat.lender)
         self._changed = threading.Condition()
@@ -324,10 +325,12 @@ class AsyncWorker:
         self._update()
         with self._changed:
             self._check()
-            done = {
+            done: dict[str, Any] = {
                 "version": self.version, "token": lease.token, "until": end, "loss": encoded(loss),
                 "staleness": max(self._stale), "compute_s": computed - began, "wait_s": time.perf_counter() - computed,
             }  # fmt: skip
+            if metrics := {name: encoded(value) for name, value in self._metrics_of().items()}:
+                done["metrics"] = metrics
             self._leases.advance(lease, end, done)
         self._report("stepped", **done)
 

@@ -178,7 +178,8 @@ def run(folder: Path) -> JobResult:
     except NothingLeftError as error:
         return JobResult(steps=error.saved.step, done=True, digest=error.saved.digest)
     except LabkitError as error:
-        return JobResult(failure=str(error), own=_own(error), cause=told(_cause(error)))
+        failure = error.reason if isinstance(error, JobError) else str(error)
+        return JobResult(failure=failure, own=_own(error), cause=told(_cause(error)))
 
 
 def _cause(error: LabkitError) -> Cause:
