@@ -51,7 +51,10 @@ def check_sizes(cut: Layout, *, steps: int, save_every: int, servers: int, worke
             "train fewer parameters (requires_grad_(False))."
         )
     if servers > cut.n_blocks:
-        raise InputError(f"{servers} servers for {cut.n_blocks} blocks of parameters; expected at most one per block.")
+        raise InputError(
+            f"{servers} servers for {cut.n_blocks} blocks of parameters; expected at most one per block. Checkpoints "
+            "of a folder keep the blocks that they were begun with (most_servers)."
+        )
     if servers < 1 or workers < 1:
         raise InputError(f"a job with {servers} servers and {workers} workers; expected at least one of each.")
 

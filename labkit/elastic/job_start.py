@@ -21,6 +21,7 @@ from labkit.elastic.arguments import (
     checked_folder,
     checked_update,
 )
+from labkit.elastic.checkpoint.resume import kept_cut
 from labkit.elastic.controller.deaths import check_restarts
 from labkit.elastic.controller.job_files import JobConfig
 from labkit.elastic.controller.losses import STOP
@@ -30,7 +31,7 @@ from labkit.elastic.job import Job
 from labkit.elastic.job_folder import fill, job_folder
 from labkit.elastic.model_state import load_state
 from labkit.elastic.process.credentials import Credentials, Secrets
-from labkit.elastic.protocol.blocks import BLOCKS, Layout, layout
+from labkit.elastic.protocol.blocks import BLOCKS, Layout, layout, small_blocks
 from labkit.elastic.protocol.network import NetworkConfig, NetworkMode
 from labkit.elastic.protocol.program import FLOAT32, Program, module_paths
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site, checked_sites
@@ -55,6 +56,7 @@ def start(
     batch: int = 64,
     workers: int = 2,
     servers: int = 2,
+    most_servers: int = 0,
     shards: int = 8,
     optimizer: str | OwnUpdate = "sgd",
     schedule: Schedule | None = None,
@@ -101,6 +103,9 @@ def start(
         Samples of an update, for any number of workers.
     workers, servers : int
         Numbers at the beginning.
+    most_servers : int
+        Servers that the job may get later, each with a block of parameters at least. 0: twice those of the beginning,
+        and 4 at least; a model of 16 MB or more has blocks for 64 in any case.
     shards : int
         V: a batch of synchronous training is cut into V logical shards, whose gradients are summed in a fixed order.
         A divisor of `batch`.
@@ -167,9 +172,10 @@ def start(
     InputError
         If an argument is invalid, or a job runs in the folder; nothing has been started then.
     """
-    steps, batch, workers, servers, shards, seed, save_every = checked_counts(
-        steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, seed=seed, save_every=save_every
-    )
+    steps, batch, workers, servers, most_servers, shards, seed, save_every = checked_counts(
+        steps=steps, batch=batch, workers=workers, servers=servers, most_servers=most_servers, shards=shards, seed=seed,
+        save_every=save_every,
+    )  # fmt: skip
     check_seconds(
         lease_s=lease_s, start_s=start_s, patience_s=patience_s, loads_every_s=loads_every_s,
         measure_every_s=measure_every_s,
@@ -189,7 +195,10 @@ def start(
     if state is not None:
         load_state(model, state)
     program = Program(model, data, loss)
-    cut = _checked_program(program, batch=batch, n_shards=shards if sync else 1)
+    cut = _checked_program(
+        program, batch=batch, n_shards=shards if sync else 1, folder=folder,
+        n_blocks=small_blocks(servers, most_servers=most_servers),
+    )  # fmt: skip
     check_sizes(cut, steps=steps, save_every=save_every, servers=servers, workers=workers)
     if standby:
         check_standby(servers=servers, sync=sync)
@@ -229,11 +238,12 @@ def _started(
         return Job(home, program, keep=folder is not None, secrets=secrets)
 
 
-def _checked_program(program: Program, *, batch: int, n_shards: int) -> Layout:
+def _checked_program(program: Program, *, batch: int, n_shards: int, folder: Path | None, n_blocks: int) -> Layout:
     """Return parameters and blocks of a model; InputError if it cannot train, or `n_shards` do not divide `batch`."""
     program.check()
     check_batch(len(program.data), batch=batch, n_shards=n_shards)
-    return layout(program.model)
+    cut = layout(program.model, n_blocks=n_blocks)
+    return cut if folder is None else kept_cut(folder, cut)
 
 
 def _checked_network(

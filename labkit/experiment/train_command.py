@@ -132,7 +132,7 @@ def train(
     from labkit.elastic.controller.scaling_requests import check_strategy
     from labkit.elastic.data import dataset
     from labkit.elastic.protocol.network import ports_of
-    from labkit.elastic.requests import ScaleRequest, follow
+    from labkit.elastic.requests import ScaleRequest, follow, most_servers
 
     check_strategy(strategy)
     requests = [ScaleRequest.parse(line) for line in at or ()]
@@ -142,7 +142,8 @@ def train(
         dataset(name, n=samples, seed=seed, width=width),
         models.loss(name),
         steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, optimizer=optimizer, seed=seed,
-        save_every=save_every, folder=folder, sync=sync, lr=models.learning_rate(name) if lr is None else lr,
+        most_servers=most_servers(servers, requests), save_every=save_every, folder=folder, sync=sync,
+        lr=models.learning_rate(name) if lr is None else lr,
         standby=standby, restarts=restarts, restarts_within_s=restarts_within_s, lease_s=lease_s, start_s=start_s,
         patience_s=patience_s, on_nan=on_nan,
         network=network, hosts=[host.strip() for host in addresses.split(",") if host], ports=ports_of(ports),

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.elastic.checkpoint.resume import CHECKPOINTS
 from labkit.elastic.controller.losses import STOP
 from labkit.elastic.protocol.blocks import BLOCKS, Layout, Param
 from labkit.elastic.protocol.network import NetworkConfig
@@ -21,7 +22,6 @@ SPEC = "job.json"
 UPDATE = "update.pickle"
 """Schedule, limit of gradients and update of one's own, for servers."""
 CONTROLLER_SOCKET = "controller.sock"
-CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True)

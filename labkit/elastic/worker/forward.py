@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import random  # noqa: TID251 - users' data may draw from it
 from collections.abc import Mapping, MutableMapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -118,9 +119,20 @@ def seed_all(seed: int) -> None:
     """Seed the global random generators: of torch (on all devices), numpy and Python."""
     import torch
 
-    torch.manual_seed(seed)
+    if has_accelerator():
+        torch.manual_seed(seed)
+    else:  # `torch.manual_seed` would format three stacks, and keep each seed for a GPU that is never there
+        torch.default_generator.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002, TID251 - users' data may draw from it
     random.seed(seed)
+
+
+@cache
+def has_accelerator() -> bool:
+    """Return whether this machine has a device whose random numbers torch would seed, too."""
+    import torch
+
+    return torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available()
 
 
 def moved(batch: Any, device: str) -> Any:

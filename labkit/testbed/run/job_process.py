@@ -24,6 +24,7 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic.errors import JobError
 from labkit.elastic.process.causes import told
+from labkit.elastic.protocol.blocks import ENOUGH_BLOCKS
 from labkit.testbed.run.job_events import JobResult
 from labkit.testbed.run.job_request import JobRequest
 from labkit.testbed.run.orders import (
@@ -81,7 +82,8 @@ def start(request: JobRequest, folder: Path) -> Job:
         program.model, program.data, program.loss, steps=request.steps, batch=request.batch, shards=request.shards,
         optimizer=request.optimizer, sync=request.sync, seed=request.seed, save_every=request.save_every,
         standby=request.standby, lease_s=request.lease_s, network=request.network, ports=request.ports,
-        sites=request.sites, place=request.place, folder=folder / RUNS, loads_every_s=request.loads_every_s, **options,
+        sites=request.sites, place=request.place, folder=folder / RUNS, loads_every_s=request.loads_every_s,
+        most_servers=ENOUGH_BLOCKS, **options,
     )  # fmt: skip
 
 
