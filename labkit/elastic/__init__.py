@@ -16,10 +16,16 @@ if TYPE_CHECKING:
     from labkit.elastic.job_start import start, train
     from labkit.elastic.result import Result
     from labkit.elastic.server.own_update import OwnUpdate
+    from labkit.elastic.training_logs import TrainingLog, training_log
+    from labkit.elastic.validation import Validation
 
-__all__ = ["Job", "JobError", "NoAnswerError", "NotDoneError", "OverError", "OwnUpdate", "Result", "start", "train"]
+__all__ = [
+    "Job", "JobError", "NoAnswerError", "NotDoneError", "OverError", "OwnUpdate", "Result", "TrainingLog", "Validation",
+    "start", "train", "training_log",
+]  # fmt: skip
 _MODULES = {
     "Job": "job", "OwnUpdate": "server.own_update", "Result": "result", "start": "job_start", "train": "job_start",
+    "TrainingLog": "training_logs", "training_log": "training_logs", "Validation": "validation",
 }  # fmt: skip
 """Modules of public names; all others are in `errors`."""
 

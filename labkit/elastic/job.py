@@ -28,7 +28,10 @@ from labkit.elastic.protocol.program import Program
 from labkit.elastic.protocol.sites import hosts_of, launcher_name
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.result import Result
+from labkit.elastic.saved_model import SavedModel, state_of
 from labkit.elastic.transport import Lease
+from labkit.elastic.validation import Validation
+from labkit.elastic.validator import Validator
 
 LEAVE_S: Final = 60.0
 """Seconds that a job has to save its state when its `with` block ends while it runs."""
@@ -49,9 +52,19 @@ class Job:
         Whether the folder stays after the end.
     secrets : Secrets, optional
         Key of the certificate authority, and token; None for jobs without network.
+    validation : Validation, optional
+        What is measured of the model while it trains.
     """
 
-    def __init__(self, folder: Path, program: Program, *, keep: bool, secrets: Secrets | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        program: Program,
+        *,
+        keep: bool,
+        secrets: Secrets | None = None,
+        validation: Validation | None = None,
+    ) -> None:
         self.folder, self._program, self._keep, self._secrets = folder, program, keep, secrets
         self._spec = Spec.load(folder)
         self._lease = Lease(self._spec.lease_s)
@@ -61,6 +74,10 @@ class Job:
         self._result: Result | None = None
         self._client = ControllerClient(folder, lease=self._lease, ended=self._ended)
         self._controller = ControllerSupervisor(folder, secrets=secrets, ended=self._ended)
+        self._validator = validation and Validator(
+            folder, self._spec, program, validation, ended=self._ended, stop=lambda: self.stop(save=True)
+        )
+        self._told = self._validator.done if self._validator else self._ended
 
     @property
     def pid(self) -> int:
@@ -186,6 +203,8 @@ class Job:
         """
         if not self._ended.is_set():
             self._end(save=False)
+        if self._validator is not None:
+            self._validator.cancel()
         self._client.close()
         if not self._keep:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -210,7 +229,19 @@ class Job:
         if self._result is not None:
             yield from self._result.events
         else:
-            yield from read_events(self.folder / EVENTS, ended=self._ended, follow=follow)
+            yield from read_events(self.folder / EVENTS, ended=self._told, follow=follow)
+
+    def saved(self) -> SavedModel:
+        """Return the newest saved state of the model, while it trains or after: see `start(save_every=...)`.
+
+        Raises
+        ------
+        CheckpointError
+            If there is none.
+        """
+        checkpoints = self._spec.checkpoints(self.folder)
+        version = checkpoints.newest().step
+        return SavedModel(version, state_of(checkpoints, version, self._program.model))
 
     def host_home(self, host: str) -> bytes:
         """Return the files that a launcher needs on a host, as a tar.
@@ -252,6 +283,7 @@ class Job:
         if not self._ended.wait(timeout_s):
             why = f"the job is not done after {timeout_s:g} s, and trains on; wait again, or end it with stop()."
             raise NotDoneError(why)
+        self._told.wait()
         if self._result is None:
             self._result = self._outcome()
             self.delete()  # the result has all that is needed of the folder
@@ -262,8 +294,12 @@ class Job:
         if not self._failure and not self.folder.exists():
             self._failure = f"the job was deleted, and its folder {self.folder} with it: there is no result."
         events = [] if self._failure else list(self.events(follow=False))
-        last = events[-1] if events else {}
-        if not self._failure and (last.get("event") != "over" or last["failure"]):
+        last = next((event for event in reversed(events) if event["event"] == "over"), {})
+        if not self._failure and self._validator is not None and self._validator.failure is not None:
+            self._keep, self._cause = True, Cause.ERROR
+            self._failure = f"{self._validator.failure} The job was ended; its state is in {self.folder}."
+            self._client.close()
+        elif not self._failure and (not last or last["failure"]):
             self._keep = True  # its logs and checkpoints are needed to find the fault
             checkpoints = Spec.load(self.folder).checkpoints(self.folder)
             self._failure = failed(self.folder, str(last.get("failure", "")), checkpoints=checkpoints)

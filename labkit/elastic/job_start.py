@@ -42,6 +42,7 @@ from labkit.elastic.server.own_update import OwnUpdate
 from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.shards import check_batch
 from labkit.elastic.transport import new_token
+from labkit.elastic.validation import Validation, checked_validation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,6 +67,7 @@ def start(
     sync: bool = True,
     seed: int = 0,
     save_every: int = 0,
+    validate: Validation | None = None,
     standby: bool = False,
     lease_s: float = 3.0,
     start_s: float = 300.0,
@@ -127,6 +129,9 @@ def start(
         Seed of the order of samples, and of what the model draws.
     save_every : int
         Updates between two checkpoints; 0: only the last state is saved.
+    validate : Validation, optional
+        Samples and metrics by which the model is measured every so many steps, early stop, and the best state:
+        `Result.best`. States are saved for it, so `save_every` is that of the validation by default.
     standby : bool
         Whether each block has a replica on a second server, which takes over if the first is killed: no step is lost.
         It takes twice the memory on servers and twice the pushes; synchronous training only.
@@ -200,6 +205,7 @@ def start(
         n_blocks=small_blocks(servers, most_servers=most_servers),
     )  # fmt: skip
     check_sizes(cut, steps=steps, save_every=save_every, servers=servers, workers=workers)
+    save_every = checked_validation(validate, program, save_every=save_every, precision=precision)
     if standby:
         check_standby(servers=servers, sync=sync)
     _check_free(reach, places, seats, servers=servers)
@@ -217,7 +223,7 @@ def start(
         place=dict(seats), save_every=save_every, standby=standby, parent=os.getpid(), restarts=restarts,
         restarts_within_s=restarts_within_s,
     )  # fmt: skip
-    return _started(folder, program, rule, spec, config, reach=reach, anyway=resume == ANYWAY)
+    return _started(folder, program, rule, spec, config, reach=reach, anyway=resume == ANYWAY, validation=validate)
 
 
 def _started(
@@ -229,13 +235,14 @@ def _started(
     *,
     reach: NetworkConfig,
     anyway: bool,
+    validation: Validation | None,
 ) -> Job:
     """Fill the folder of a job, and start its controller."""
     secrets = Secrets.of(reach)
     with job_folder(folder) as home:
         fill(home, program, rule, spec, config, anyway=anyway)
         Credentials(home, reach=reach, secrets=secrets).close()  # removes those of an earlier job in this folder
-        return Job(home, program, keep=folder is not None, secrets=secrets)
+        return Job(home, program, keep=folder is not None, secrets=secrets, validation=validation)
 
 
 def _checked_program(program: Program, *, batch: int, n_shards: int, folder: Path | None, n_blocks: int) -> Layout:
