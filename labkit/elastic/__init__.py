@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from labkit.elastic.attached_job import attach
     from labkit.elastic.errors import JobError, NoAnswerError, NotDoneError, OverError
     from labkit.elastic.job import Job
     from labkit.elastic.job_start import start, train
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Job", "JobError", "NoAnswerError", "NotDoneError", "OverError", "OwnUpdate", "Result", "TrainingLog", "Validation",
-    "start", "train", "training_log",
+    "attach", "start", "train", "training_log",
 ]  # fmt: skip
 _MODULES = {
     "Job": "job", "OwnUpdate": "server.own_update", "Result": "result", "start": "job_start", "train": "job_start",
     "TrainingLog": "training_logs", "training_log": "training_logs", "Validation": "validation",
+    "attach": "attached_job",
 }  # fmt: skip
 """Modules of public names; all others are in `errors`."""
 

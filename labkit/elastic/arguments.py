@@ -79,6 +79,16 @@ def check_variables() -> None:
     check_choice()
 
 
+def check_detached(detached: Any, *, folder: Path | None, validate: Any) -> None:
+    """Raise InputError unless a job may go on without the process that starts it."""
+    if not isinstance(detached, bool):
+        raise InputError(f"detached is {detached!r}; expected True or False.")
+    if detached and folder is None:
+        raise InputError("detached=True without a folder; expected one, by which attach(folder) finds the job.")
+    if detached and validate is not None:
+        raise InputError("detached=True with validate=...; the process that starts a job validates it. Leave one out.")
+
+
 def check_words(*, on_nan: Any, resume: Any, partition: Any = BLOCKS, precision: Any = FLOAT32) -> None:
     """Raise InputError for an unknown value of `on_nan`, `resume`, `partition` or `precision`."""
     if precision == "float64":

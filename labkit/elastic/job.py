@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
+from labkit.elastic.attached_controller import AttachedController
 from labkit.elastic.controller.client import ControllerClient
 from labkit.elastic.controller.job_files import EVENTS
 from labkit.elastic.controller_supervisor import ControllerSupervisor
@@ -73,11 +74,15 @@ class Job:
         self._log: tuple[Path, str] | None = None
         self._result: Result | None = None
         self._client = ControllerClient(folder, lease=self._lease, ended=self._ended)
-        self._controller = ControllerSupervisor(folder, secrets=secrets, ended=self._ended)
+        self._controller = self._attended()
         self._validator = validation and Validator(
             folder, self._spec, program, validation, ended=self._ended, stop=lambda: self.stop(save=True)
         )
         self._told = self._validator.done if self._validator else self._ended
+
+    def _attended(self) -> ControllerSupervisor | AttachedController:
+        """Return the controller, started here."""
+        return ControllerSupervisor(self.folder, secrets=self._secrets, ended=self._ended)
 
     @property
     def pid(self) -> int:

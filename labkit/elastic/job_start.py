@@ -13,6 +13,7 @@ from labkit.core.errors import InputError
 from labkit.elastic.arguments import (
     ANYWAY,
     EXACT,
+    check_detached,
     check_seconds,
     check_sizes,
     check_variables,
@@ -76,6 +77,7 @@ def start(
     restarts_within_s: float = 600.0,
     devices: Sequence[str] = (),
     folder: Path | str | None = None,
+    detached: bool = False,
     resume: str = EXACT,
     on_nan: str = STOP,
     network: str = "local",
@@ -151,6 +153,9 @@ def start(
     folder : Path, optional
         Folder for events, logs and checkpoints; training goes on from its newest good checkpoint. Without one, a
         temporary folder, which is removed at the end unless the job failed.
+    detached : bool
+        Whether the job goes on when the process ends that started it; `labkit.elastic.attach` finds it by its folder,
+        which must be given. A controller that dies then is not replaced, and nothing validates.
     resume : str
         "exact": refuse to go on from a checkpoint with another seed, batch, number of shards or dataset, so that
         training ends with the bits of one that was never interrupted; "anyway": go on with other samples (synchronous
@@ -197,6 +202,7 @@ def start(
     seats = _checked_seats(places, place, servers=servers, workers=workers)
     servers, workers = (sum(of_role(seats, role).values()) for role in ROLES)
     check_restarts(restarts, restarts_within_s)
+    check_detached(detached, folder=folder, validate=validate)
     if state is not None:
         load_state(model, state)
     program = Program(model, data, loss)
@@ -220,8 +226,8 @@ def start(
     if network != NetworkMode.LOCAL:
         spec = replace(spec, scheme=network)
     config = JobConfig(
-        place=dict(seats), save_every=save_every, standby=standby, parent=os.getpid(), restarts=restarts,
-        restarts_within_s=restarts_within_s,
+        place=dict(seats), save_every=save_every, standby=standby, parent=0 if detached else os.getpid(),
+        restarts=restarts, restarts_within_s=restarts_within_s,
     )  # fmt: skip
     return _started(folder, program, rule, spec, config, reach=reach, anyway=resume == ANYWAY, validation=validate)
 

@@ -52,6 +52,8 @@ from labkit.elastic.transport import Access, Address, Channel, Lease, Listener
 from labkit.oom import is_memory
 from labkit.proc import wait_for_end
 
+GRACE_LEASES: Final = 0.1
+"""Part of a lease in which a member may be found dead before it counts as one that cannot be reached."""
 TICKS_OF_A_LEASE: Final = 12
 """How often leases of samples are checked within one lease."""
 
@@ -235,12 +237,21 @@ class ControllerProcess:
 
     def _on_report(self, name: str, meta: dict[str, Any], when: float) -> None:
         event = str(meta.pop("event"))
+        if event == "unsure" and "late" not in meta and self._processes.is_running(str(meta["owner"])):
+            self._report_later(name, {"event": event, **meta, "late": True}, when)
+            return
         if event == "losses":
             self._on_losses(meta, when)
             return
         if event not in ("loss", "loads"):
             self._events.write(event, {"name": name, **meta}, when=when)
         self._execute(self._machine.reported(name, event, {**meta, "now_s": time.monotonic()}))
+
+    def _report_later(self, name: str, meta: dict[str, Any], when: float) -> None:
+        """Handle a report after a moment: its cause may be the death of a process, whose end says more."""
+        timer = threading.Timer(self._lease.base_s * GRACE_LEASES, self._loop.post, (self._on_report, name, meta, when))
+        timer.daemon = True
+        timer.start()
 
     def _on_losses(self, meta: Mapping[str, Any], when: float) -> None:
         """Write the loss of a step, and its metrics, once those of all its logical shards are known."""

@@ -40,8 +40,8 @@ SMALL_BYTES: Final = 4096
 
 FEW_BLOCKS: Final = 8
 
-SMALL_MODEL_BYTES: Final = 16_000_000
-"""Size of a model below which a job has only as many blocks as its servers need (`small_blocks`)."""
+SMALL_BLOCK_BYTES: Final = 250_000
+"""Bytes of a block of a job with a model below 64 of these, 16 MB; smaller only if its servers need more blocks."""
 
 LEAST_BLOCKS: Final = 4
 """Fewest blocks of a job, so that servers can be added."""
@@ -152,7 +152,7 @@ class Layout:
 
 
 def small_blocks(servers: int, *, most_servers: int = 0) -> int:
-    """Return how many blocks a job with a small model has: for twice its servers, or for `most_servers`.
+    """Return how many blocks a job with a small model has at least: for twice its servers, or for `most_servers`.
 
     >>> small_blocks(1), small_blocks(3), small_blocks(1, most_servers=20)
     (4, 6, 20)
@@ -172,7 +172,7 @@ def layout(
     block_bytes : int or None
         Most bytes of a block. None: `BLOCK_BYTES`, and fewer for small models (`block_numbers`).
     n_blocks : int
-        About how many blocks a model below `SMALL_MODEL_BYTES` is to have.
+        Least blocks of a model below 16 MB, about; see `small_blocks`.
 
     Raises
     ------
@@ -207,7 +207,8 @@ def block_numbers(n: int, *, block_bytes: int | None = None, n_blocks: int = ENO
     """Return the most numbers of a block where the flat vector has n.
 
     A large model has blocks of `BLOCK_BYTES`. A smaller one has `ENOUGH_BLOCKS`, so that servers can be balanced, but
-    none below `SMALL_BYTES` as long as that leaves `FEW_BLOCKS`; below `SMALL_MODEL_BYTES`, `n_blocks` if that is less.
+    none below `SMALL_BYTES` as long as that leaves `FEW_BLOCKS`; given a smaller `n_blocks`,
+    so many blocks, or as many of `SMALL_BLOCK_BYTES`.
 
     >>> [4 * block_numbers(n) for n in (1_000, 100_000, 25_600_000, 250_000_000)]
     [512, 6272, 1600000, 4000000]
@@ -218,7 +219,8 @@ def block_numbers(n: int, *, block_bytes: int | None = None, n_blocks: int = ENO
         if block_bytes < 4:
             raise InputError(f"blocks of {block_bytes} bytes; expected at least 4, one number.")
         return block_bytes // 4
-    if n_blocks < ENOUGH_BLOCKS and 4 * n < SMALL_MODEL_BYTES:
+    n_blocks = max(n_blocks, ceil(4 * n / SMALL_BLOCK_BYTES))
+    if n_blocks < ENOUGH_BLOCKS:
         return LINE * ceil(n / (n_blocks * LINE))
     least = min(SMALL_BYTES, 4 * n / FEW_BLOCKS)
     wanted = min(BLOCK_BYTES, max(4 * n / ENOUGH_BLOCKS, least))
