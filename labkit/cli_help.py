@@ -82,7 +82,14 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "bed status": ("", ("labkit bed status",)),
     "new": (SIMULATE, ("labkit new scheduler smallest_first",)),
     "new scheduler": ("", ("labkit new scheduler smallest_first",)),
-    "train": (TRAIN, ("labkit train cnn --steps 300 --at 100:+1ps", "labkit train wide_deep --auto")),
+    "train": (
+        TRAIN,
+        (
+            "labkit train mine.py --steps 300 --patience 3",
+            "labkit train cnn --steps 300 --at 100:+1ps",
+            "labkit train wide_deep --auto",
+        ),
+    ),
     "train-policy": (TRAIN, ("labkit train-policy dl2 --cluster dl2-16n --out mine.safetensors",)),
     "traces": (DATA, ("labkit traces list", "labkit traces info demo")),
     "traces list": ("", ("labkit traces list",)),

@@ -16,7 +16,10 @@ from labkit.elastic.forkserver.place import ForkError, Settings
 from labkit.elastic.models.sizes import whole
 from labkit.elastic.process.limits import check_choice
 from labkit.elastic.protocol.blocks import BLOCKS, MOST_BLOCKS, TENSOR, Layout
+from labkit.elastic.protocol.program import BF16, FLOAT32
 from labkit.elastic.server.optimizers import OPTIMIZERS, optimizer
+from labkit.elastic.server.own_update import OWN, OwnUpdate
+from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.transport import Lease
 
 EXACT, ANYWAY = "exact", "anyway"
@@ -48,7 +51,10 @@ def check_sizes(cut: Layout, *, steps: int, save_every: int, servers: int, worke
             "train fewer parameters (requires_grad_(False))."
         )
     if servers > cut.n_blocks:
-        raise InputError(f"{servers} servers for {cut.n_blocks} blocks of parameters; expected at most one per block.")
+        raise InputError(
+            f"{servers} servers for {cut.n_blocks} blocks of parameters; expected at most one per block. Checkpoints "
+            "of a folder keep the blocks that they were begun with (most_servers)."
+        )
     if servers < 1 or workers < 1:
         raise InputError(f"a job with {servers} servers and {workers} workers; expected at least one of each.")
 
@@ -73,11 +79,26 @@ def check_variables() -> None:
     check_choice()
 
 
-def check_words(*, on_nan: Any, resume: Any, partition: Any = BLOCKS) -> None:
-    """Raise InputError for an unknown value of `on_nan`, `resume` or `partition`."""
+def check_detached(detached: Any, *, folder: Path | None, validate: Any) -> None:
+    """Raise InputError unless a job may go on without the process that starts it."""
+    if not isinstance(detached, bool):
+        raise InputError(f"detached is {detached!r}; expected True or False.")
+    if detached and folder is None:
+        raise InputError("detached=True without a folder; expected one, by which attach(folder) finds the job.")
+    if detached and validate is not None:
+        raise InputError("detached=True with validate=...; the process that starts a job validates it. Leave one out.")
+
+
+def check_words(*, on_nan: Any, resume: Any, partition: Any = BLOCKS, precision: Any = FLOAT32) -> None:
+    """Raise InputError for an unknown value of `on_nan`, `resume`, `partition` or `precision`."""
+    if precision == "float64":
+        raise InputError(
+            "precision is 'float64'; expected 'float32' or 'bf16': frames, shared memory, update kernels and "
+            "checkpoints have numbers of four bytes. model.float(), and data of float32."
+        )
     for name, value, known in (
         ("on_nan", on_nan, (STOP, CONTINUE)), ("resume", resume, (EXACT, ANYWAY)),
-        ("partition", partition, (BLOCKS, TENSOR)),
+        ("partition", partition, (BLOCKS, TENSOR)), ("precision", precision, (FLOAT32, BF16)),
     ):  # fmt: skip
         if value not in known:
             raise InputError(f"{name} is {value!r}; expected {known[0]!r} or {known[1]!r}.")
@@ -104,6 +125,11 @@ def check_optimizer(name: Any, options: Mapping[str, Any], *, arguments: Iterabl
     if name.lower() == "adamw":
         raise InputError("unknown optimizer 'adamw'; it is optimizer='adam' with decoupled_weight_decay=True here.")
     known = [field.name for field in fields(OPTIMIZERS[name])] if name in OPTIMIZERS else []
+    if "clip_norm" in options or "max_norm" in options:
+        raise InputError(
+            "clipping by norm needs the norm of the whole gradient, which no server has: it updates a block as soon as "
+            "that block's gradients are complete. clip_value= limits each element, exactly; or scale the loss."
+        )
     for option in options:
         if known and option not in known:
             near = get_close_matches(option.lower(), [*arguments, *known], n=1)
@@ -111,6 +137,43 @@ def check_optimizer(name: Any, options: Mapping[str, Any], *, arguments: Iterabl
             told = f"start has no argument '{option}', nor {name} such an option."
             raise InputError(f"{told}{hint} Options of {name}: {', '.join(sorted(known))}.")
     optimizer(name, **options)
+
+
+def checked_update(
+    chosen: Any, options: Mapping[str, Any], *, rule: UpdateRule, n_steps: int, arguments: Iterable[str]
+) -> tuple[str, dict[str, Any]]:
+    """Return name and options of an optimizer that can be used, with what is added to it.
+
+    Parameters
+    ----------
+    chosen : str or OwnUpdate
+        Name of the optimizer, or an update of one's own.
+    options : mapping
+        Its options.
+    rule : UpdateRule
+        Schedule, limit of gradients and update of one's own.
+    n_steps : int
+        Of the job.
+    arguments : iterable of str
+        See `check_optimizer`.
+
+    Raises
+    ------
+    InputError
+        If one of them is invalid.
+    """
+    rule.check(n_steps=n_steps)
+    if not isinstance(chosen, OwnUpdate):
+        check_optimizer(chosen, options, arguments=arguments)
+        return chosen, dict(options)
+    if set(options) != {"lr"}:
+        extra = sorted(set(options) - {"lr"})
+        told = f"an update of one's own has no option '{extra[0]}'" if extra else "an update of one's own needs lr"
+        raise InputError(f"{told}; expected lr=0.1, say, and nothing else: what it needs goes into its function.")
+    lr = options["lr"]
+    if isinstance(lr, bool) or not isinstance(lr, int | float) or not (isfinite(lr) and lr >= 0):
+        raise InputError(f"lr is {lr!r}; expected a number, 0 or more.")
+    return OWN, {**chosen.options, "lr": lr}
 
 
 def checked_folder(folder: Any) -> Path | None:

@@ -8,6 +8,8 @@ JobError
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from labkit.core.errors import LabkitError
 from labkit.core.events import Cause
 
@@ -18,14 +20,25 @@ class JobError(LabkitError):
     Parameters
     ----------
     message : str
-        What happened, and what to do.
+        What happened, and what to do, in one line.
     cause : Cause
         Cause of the failure; UNKNOWN if it is not known.
+
+    Attributes
+    ----------
+    reason : str
+        The message without the log.
+    log_file : Path, optional
+        Log of the member that failed, which is kept.
+    log : str
+        Last lines of it, which follow the reason in the error's text.
     """
 
-    def __init__(self, message: str = "", *, cause: Cause = Cause.UNKNOWN) -> None:
-        super().__init__(message)
-        self.cause = cause
+    def __init__(
+        self, message: str = "", *, cause: Cause = Cause.UNKNOWN, log_file: Path | None = None, log: str = ""
+    ) -> None:
+        super().__init__(f"{message}\n{log_file} ends with:\n{log}" if log else message)
+        self.reason, self.cause, self.log_file, self.log = message, cause, log_file, log
 
 
 class NotDoneError(JobError):

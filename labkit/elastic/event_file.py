@@ -46,8 +46,10 @@ def read_events(path: Path, *, ended: threading.Event, follow: bool) -> Iterator
 
 
 def decoded_event(line: str) -> dict[str, Any]:
-    """Return the event of a line; its loss becomes a number, NaN and infinity included."""
+    """Return the event of a line; its loss and metrics become numbers, NaN and infinity included."""
     event: dict[str, Any] = json.loads(line)
     if isinstance(event.get("loss"), str):
         event["loss"] = decoded(event["loss"])
+    if isinstance(event.get("values"), dict):
+        event["values"] = {name: decoded(value) for name, value in event["values"].items()}
     return event

@@ -13,12 +13,13 @@ from typing import Any, Final
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
+from labkit.elastic.attached_controller import AttachedController
 from labkit.elastic.controller.client import ControllerClient, new_id
 from labkit.elastic.controller.job_files import EVENTS
 from labkit.elastic.controller_supervisor import ControllerSupervisor
 from labkit.elastic.errors import JobError, NotDoneError, OverError
 from labkit.elastic.event_file import read_events
-from labkit.elastic.failure import failed
+from labkit.elastic.failure import failed, log_of
 from labkit.elastic.job_status import Status
 from labkit.elastic.process.causes import cause_named
 from labkit.elastic.process.credentials import Credentials, Secrets
@@ -35,12 +36,14 @@ from labkit.elastic.protocol.messages.clients import (
     StopJob,
 )
 from labkit.elastic.protocol.network import NetworkConfig
-from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.program import Program
 from labkit.elastic.protocol.sites import hosts_of, launcher_name
-from labkit.elastic.protocol.spec import SPEC, Spec
+from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.result import Result
+from labkit.elastic.saved_model import SavedModel, state_of
 from labkit.elastic.transport import Lease
+from labkit.elastic.validation import Validation
+from labkit.elastic.validator import Validator
 
 LEAVE_S: Final = 60.0
 """Seconds that a job has to save its state when its `with` block ends while it runs."""
@@ -61,17 +64,36 @@ class Job:
         Whether the folder stays after the end.
     secrets : Secrets, optional
         Key of the certificate authority, and token; None for jobs without network.
+    validation : Validation, optional
+        What is measured of the model while it trains.
     """
 
-    def __init__(self, folder: Path, program: Program, *, keep: bool, secrets: Secrets | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        program: Program,
+        *,
+        keep: bool,
+        secrets: Secrets | None = None,
+        validation: Validation | None = None,
+    ) -> None:
         self.folder, self._program, self._keep, self._secrets = folder, program, keep, secrets
         self._spec = Spec.load(folder)
         self._lease = Lease(self._spec.lease_s)
         self._ended = threading.Event()
         self._failure, self._cause = "", Cause.UNKNOWN
+        self._log: tuple[Path, str] | None = None
         self._result: Result | None = None
         self._client = ControllerClient(folder, lease=self._lease, ended=self._ended)
-        self._controller = ControllerSupervisor(folder, secrets=secrets, ended=self._ended)
+        self._controller = self._attended()
+        self._validator = validation and Validator(
+            folder, self._spec, program, validation, ended=self._ended, stop=lambda: self.stop(save=True)
+        )
+        self._told = self._validator.done if self._validator else self._ended
+
+    def _attended(self) -> ControllerSupervisor | AttachedController:
+        """Return the controller, started here."""
+        return ControllerSupervisor(self.folder, secrets=self._secrets, ended=self._ended)
 
     @property
     def pid(self) -> int:
@@ -196,6 +218,8 @@ class Job:
         """
         if not self._ended.is_set():
             self._end(save=False)
+        if self._validator is not None:
+            self._validator.cancel()
         self._client.close()
         if not self._keep:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -220,7 +244,19 @@ class Job:
         if self._result is not None:
             yield from self._result.events
         else:
-            yield from read_events(self.folder / EVENTS, ended=self._ended, follow=follow)
+            yield from read_events(self.folder / EVENTS, ended=self._told, follow=follow)
+
+    def saved(self) -> SavedModel:
+        """Return the newest saved state of the model, while it trains or after: see `start(save_every=...)`.
+
+        Raises
+        ------
+        CheckpointError
+            If there is none.
+        """
+        checkpoints = self._spec.checkpoints(self.folder)
+        version = checkpoints.newest().step
+        return SavedModel(version, state_of(checkpoints, version, self._program.model))
 
     def host_home(self, host: str) -> bytes:
         """Return the files that a launcher needs on a host, as a tar.
@@ -243,7 +279,7 @@ class Job:
             raise InputError(f"{fault}; launchers are for {', '.join(others) or 'jobs with sites on other hosts'}.")
         self._client.open()  # the controller writes its address before it listens
         homes = Credentials(self.folder, reach=NetworkConfig(**spec.reach), secrets=self._secrets)
-        return homes.archive(launcher_name(host, spec.places.values()), host, files=(SPEC, PROGRAM))
+        return homes.archive(launcher_name(host, spec.places.values()), host, files=spec.files)
 
     # --- its end
 
@@ -262,6 +298,7 @@ class Job:
         if not self._ended.wait(timeout_s):
             why = f"the job is not done after {timeout_s:g} s, and trains on; wait again, or end it with stop()."
             raise NotDoneError(why)
+        self._told.wait()
         if self._result is None:
             self._result = self._outcome()
             self.delete()  # the result has all that is needed of the folder
@@ -272,15 +309,21 @@ class Job:
         if not self._failure and not self.folder.exists():
             self._failure = f"the job was deleted, and its folder {self.folder} with it: there is no result."
         events = [] if self._failure else list(self.events(follow=False))
-        last = events[-1] if events else {}
-        if not self._failure and (last.get("event") != "over" or last["failure"]):
+        last = next((event for event in reversed(events) if event["event"] == "over"), {})
+        if not self._failure and self._validator is not None and self._validator.failure is not None:
+            self._keep, self._cause = True, Cause.ERROR
+            self._failure = f"{self._validator.failure} The job was ended; its state is in {self.folder}."
+            self._client.close()
+        elif not self._failure and (not last or last["failure"]):
             self._keep = True  # its logs and checkpoints are needed to find the fault
             checkpoints = Spec.load(self.folder).checkpoints(self.folder)
             self._failure = failed(self.folder, str(last.get("failure", "")), checkpoints=checkpoints)
+            self._log = log_of(self.folder, events)
             self._cause = cause_named(last.get("cause")) if last.get("failure") else self._controller.cause
             self._client.close()
         if self._failure:
-            raise JobError(self._failure, cause=self._cause)
+            log_file, log = self._log or (None, "")
+            raise JobError(self._failure, cause=self._cause, log_file=log_file, log=log)
         return Result(self.folder, self._program.model, events)
 
     def _end(self, *, save: bool) -> None:

@@ -18,6 +18,7 @@ from labkit.elastic.protocol.blocks import Vector, pack
 from labkit.elastic.protocol.program import Program
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.server.block import Block
+from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.transport import TransportError, private_folder
 
 
@@ -54,8 +55,8 @@ def job_folder(folder: Path | None) -> Iterator[Path]:
         raise
 
 
-def fill(home: Path, program: Program, spec: Spec, config: JobConfig, *, anyway: bool) -> None:
-    """Write program, spec, configuration and first checkpoint into the folder of a job.
+def fill(home: Path, program: Program, rule: UpdateRule, spec: Spec, config: JobConfig, *, anyway: bool) -> None:
+    """Write program, rule of updates, spec, configuration and first checkpoint into the folder of a job.
 
     A job that is refused leaves the folder as it was.
 
@@ -70,6 +71,8 @@ def fill(home: Path, program: Program, spec: Spec, config: JobConfig, *, anyway:
         _claim(lock, home)
         differs = check_resume(home, spec, anyway=anyway)
         program.save(home)
+        if rule:
+            rule.save(home)
         _set_aside(home)
     spec.save(home)
     _save_first(spec, home, pack(program.model))

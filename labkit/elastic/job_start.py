@@ -13,14 +13,16 @@ from labkit.core.errors import InputError
 from labkit.elastic.arguments import (
     ANYWAY,
     EXACT,
-    check_optimizer,
+    check_detached,
     check_seconds,
     check_sizes,
     check_variables,
     check_words,
     checked_counts,
     checked_folder,
+    checked_update,
 )
+from labkit.elastic.checkpoint.resume import kept_cut
 from labkit.elastic.controller.deaths import check_restarts
 from labkit.elastic.controller.job_files import JobConfig
 from labkit.elastic.controller.losses import STOP
@@ -28,15 +30,20 @@ from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of
 from labkit.elastic.controller.replica_placement import check_standby
 from labkit.elastic.job import Job
 from labkit.elastic.job_folder import fill, job_folder
+from labkit.elastic.model_state import load_state
 from labkit.elastic.process.credentials import Credentials, Secrets
-from labkit.elastic.protocol.blocks import BLOCKS, Layout, layout
+from labkit.elastic.protocol.blocks import BLOCKS, Layout, layout, small_blocks
 from labkit.elastic.protocol.network import NetworkConfig, NetworkMode
-from labkit.elastic.protocol.program import Program, module_paths
+from labkit.elastic.protocol.program import FLOAT32, Program, module_paths
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site, checked_sites
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.result import Result
+from labkit.elastic.schedules import Schedule
+from labkit.elastic.server.own_update import OwnUpdate
+from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.shards import check_batch
 from labkit.elastic.transport import new_token
+from labkit.elastic.validation import Validation, checked_validation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,11 +58,17 @@ def start(
     batch: int = 64,
     workers: int = 2,
     servers: int = 2,
+    most_servers: int = 0,
     shards: int = 8,
-    optimizer: str = "sgd",
+    optimizer: str | OwnUpdate = "sgd",
+    schedule: Schedule | None = None,
+    clip_value: float | None = None,
+    precision: str = FLOAT32,
+    state: Mapping[str, Any] | None = None,
     sync: bool = True,
     seed: int = 0,
     save_every: int = 0,
+    validate: Validation | None = None,
     standby: bool = False,
     lease_s: float = 3.0,
     start_s: float = 300.0,
@@ -64,6 +77,7 @@ def start(
     restarts_within_s: float = 600.0,
     devices: Sequence[str] = (),
     folder: Path | str | None = None,
+    detached: bool = False,
     resume: str = EXACT,
     on_nan: str = STOP,
     network: str = "local",
@@ -85,24 +99,41 @@ def start(
     data : object
         Dataset: `len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample.
     loss : callable
-        Takes (model, batch), and returns a scalar tensor: the mean over the batch.
+        Takes (model, batch), and returns a scalar tensor, the mean over the batch; or (loss, metrics): metrics by
+        name, each a number or a scalar tensor, the mean over the batch. Events `metrics` have them.
     steps : int
         Updates of the parameters, by all workers together.
     batch : int
         Samples of an update, for any number of workers.
     workers, servers : int
         Numbers at the beginning.
+    most_servers : int
+        Servers that the job may get later, each with a block of parameters at least. 0: twice those of the beginning,
+        and 4 at least; a model of 16 MB or more has blocks for 64 in any case.
     shards : int
         V: a batch of synchronous training is cut into V logical shards, whose gradients are summed in a fixed order.
         A divisor of `batch`.
-    optimizer : str
-        sgd, momentum or adam; its options (lr, ...) by name, see `labkit.elastic.server.optimizers`.
+    optimizer : str or OwnUpdate
+        sgd, momentum or adam; its options (lr, ...) by name, see `labkit.elastic.server.optimizers`. Or an update of
+        one's own, and lr.
+    schedule : callable, optional
+        From the number of an update, from 0, to a factor of lr: see `labkit.elastic.schedules`.
+    clip_value : float, optional
+        Limit of each element of the mean gradient, as `torch.nn.utils.clip_grad_value_`. By norm is refused: no server
+        has the whole gradient.
+    precision : str
+        "float32"; or "bf16": forward pass and loss under `torch.autocast`. Parameters and updates stay float32.
+    state : mapping, optional
+        A `state_dict`, loaded into the model first; names and shapes must be those of the model.
     sync : bool
         True: all workers make each update together. False: each makes its own updates, with samples that it leases.
     seed : int
         Seed of the order of samples, and of what the model draws.
     save_every : int
         Updates between two checkpoints; 0: only the last state is saved.
+    validate : Validation, optional
+        Samples and metrics by which the model is measured every so many steps, early stop, and the best state:
+        `Result.best`. States are saved for it, so `save_every` is that of the validation by default.
     standby : bool
         Whether each block has a replica on a second server, which takes over if the first is killed: no step is lost.
         It takes twice the memory on servers and twice the pushes; synchronous training only.
@@ -122,6 +153,9 @@ def start(
     folder : Path, optional
         Folder for events, logs and checkpoints; training goes on from its newest good checkpoint. Without one, a
         temporary folder, which is removed at the end unless the job failed.
+    detached : bool
+        Whether the job goes on when the process ends that started it; `labkit.elastic.attach` finds it by its folder,
+        which must be given. A controller that dies then is not replaced, and nothing validates.
     resume : str
         "exact": refuse to go on from a checkpoint with another seed, batch, number of shards or dataset, so that
         training ends with the bits of one that was never interrupted; "anyway": go on with other samples (synchronous
@@ -149,25 +183,36 @@ def start(
     InputError
         If an argument is invalid, or a job runs in the folder; nothing has been started then.
     """
-    steps, batch, workers, servers, shards, seed, save_every = checked_counts(
-        steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, seed=seed, save_every=save_every
-    )
+    steps, batch, workers, servers, most_servers, shards, seed, save_every = checked_counts(
+        steps=steps, batch=batch, workers=workers, servers=servers, most_servers=most_servers, shards=shards, seed=seed,
+        save_every=save_every,
+    )  # fmt: skip
     check_seconds(
         lease_s=lease_s, start_s=start_s, patience_s=patience_s, loads_every_s=loads_every_s,
         measure_every_s=measure_every_s,
     )  # fmt: skip
-    check_words(on_nan=on_nan, resume=resume, partition=partition)
+    check_words(on_nan=on_nan, resume=resume, partition=partition, precision=precision)
     check_variables()
-    check_optimizer(optimizer, options, arguments=signature(start).parameters)
+    rule = UpdateRule(optimizer if isinstance(optimizer, OwnUpdate) else None, schedule, clip_value)
+    optimizer, options = checked_update(
+        optimizer, options, rule=rule, n_steps=steps, arguments=signature(start).parameters
+    )
     folder = checked_folder(folder)
     places = checked_sites(sites, network=network, addresses=addresses, devices=devices)
     reach = _checked_network(places, network=network, addresses=addresses, ports=ports)
     seats = _checked_seats(places, place, servers=servers, workers=workers)
     servers, workers = (sum(of_role(seats, role).values()) for role in ROLES)
     check_restarts(restarts, restarts_within_s)
+    check_detached(detached, folder=folder, validate=validate)
+    if state is not None:
+        load_state(model, state)
     program = Program(model, data, loss)
-    cut = _checked_program(program, batch=batch, n_shards=shards if sync else 1)
+    cut = _checked_program(
+        program, batch=batch, n_shards=shards if sync else 1, folder=folder,
+        n_blocks=small_blocks(servers, most_servers=most_servers),
+    )  # fmt: skip
     check_sizes(cut, steps=steps, save_every=save_every, servers=servers, workers=workers)
+    save_every = checked_validation(validate, program, save_every=save_every, precision=precision)
     if standby:
         check_standby(servers=servers, sync=sync)
     _check_free(reach, places, seats, servers=servers)
@@ -176,33 +221,43 @@ def start(
         options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s, start_s=start_s,
         patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(data), reach=asdict(reach),
         sites=[asdict(site) for site in places], on_nan=on_nan, paths=module_paths(), partition=partition,
-        loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s),
+        loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s), has_rule=bool(rule),
+        precision=precision,
     )  # fmt: skip
     if network != NetworkMode.LOCAL:
         spec = replace(spec, scheme=network)
     config = JobConfig(
-        place=dict(seats), save_every=save_every, standby=standby, parent=os.getpid(), restarts=restarts,
-        restarts_within_s=restarts_within_s,
+        place=dict(seats), save_every=save_every, standby=standby, parent=0 if detached else os.getpid(),
+        restarts=restarts, restarts_within_s=restarts_within_s,
     )  # fmt: skip
-    return _started(folder, program, spec, config, reach=reach, anyway=resume == ANYWAY)
+    return _started(folder, program, rule, spec, config, reach=reach, anyway=resume == ANYWAY, validation=validate)
 
 
 def _started(
-    folder: Path | None, program: Program, spec: Spec, config: JobConfig, *, reach: NetworkConfig, anyway: bool
+    folder: Path | None,
+    program: Program,
+    rule: UpdateRule,
+    spec: Spec,
+    config: JobConfig,
+    *,
+    reach: NetworkConfig,
+    anyway: bool,
+    validation: Validation | None,
 ) -> Job:
     """Fill the folder of a job, and start its controller."""
     secrets = Secrets.of(reach)
     with job_folder(folder) as home:
-        fill(home, program, spec, config, anyway=anyway)
+        fill(home, program, rule, spec, config, anyway=anyway)
         Credentials(home, reach=reach, secrets=secrets).close()  # removes those of an earlier job in this folder
-        return Job(home, program, keep=folder is not None, secrets=secrets)
+        return Job(home, program, keep=folder is not None, secrets=secrets, validation=validation)
 
 
-def _checked_program(program: Program, *, batch: int, n_shards: int) -> Layout:
+def _checked_program(program: Program, *, batch: int, n_shards: int, folder: Path | None, n_blocks: int) -> Layout:
     """Return parameters and blocks of a model; InputError if it cannot train, or `n_shards` do not divide `batch`."""
     program.check()
     check_batch(len(program.data), batch=batch, n_shards=n_shards)
-    return layout(program.model)
+    cut = layout(program.model, n_blocks=n_blocks)
+    return cut if folder is None else kept_cut(folder, cut)
 
 
 def _checked_network(

@@ -57,6 +57,15 @@ class ScaleRequest:
         return cls(float(found["when"]), unit == "s", servers=n)
 
 
+def most_servers(servers: int, requests: Iterable[ScaleRequest]) -> int:
+    """Return the most servers that a job may have at one time.
+
+    >>> most_servers(1, map(ScaleRequest.parse, ("10:+2ps", "20:-1ps", "5s:+1worker")))
+    3
+    """
+    return servers + sum(max(request.servers, 0) for request in requests)
+
+
 def follow(job: Job, requests: Iterable[ScaleRequest], *, strategy: str, told: object = None) -> Result:
     """Run a job to its end, and send each request when it is due.
 

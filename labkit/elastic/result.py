@@ -12,6 +12,7 @@ from labkit.elastic.checkpoint.resume import losses_before
 from labkit.elastic.controller.job_files import records
 from labkit.elastic.protocol.blocks import unpack
 from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.saved_model import best_of
 from labkit.elastic.shards import ShardService
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Result:
         The last state, by number of the block.
     events : list of dict
         Events of the job in order.
+    best : SavedModel or None
+        The best state by the validation of the job; None without one.
     ledger : tuple of Commit
         Of asynchronous training: the samples of each update, and the worker that made it; see
         `labkit.elastic.shards.prove`.
@@ -58,8 +61,13 @@ class Result:
         self._losses = losses_before(folder, step=began)
         self._losses.update((e["version"], e["loss"]) for e in self.events if e["event"] == "loss")
         self.ledger = () if spec.sync else tuple(ShardService.replay(records(folder)).ledger)
+        self.best = best_of(folder, spec, model)
         vector = np.concatenate([saved.blocks[number].params for number in sorted(saved.blocks)])
         unpack(vector, self.model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return parameters and buffers of the trained model by name, as copies; `start(state=...)` takes them."""
+        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
 
     @property
     def losses(self) -> list[float]:
@@ -71,6 +79,17 @@ class Result:
     def losses_from(self) -> int:
         """Step of the first of `losses`: 0, unless events of an earlier job are not in the folder any more."""
         return max((step for step in self._losses if step - 1 not in self._losses), default=0)
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """Loss, metrics beside it, and those of validations (`validation/loss`), by step: one column each."""
+        import pandas as pd
+
+        from labkit.elastic.training_logs import rows_of
+
+        rows = [row for event in self.events for row in rows_of(event)]
+        table = pd.DataFrame(rows, columns=["step", "seconds", "name", "value"])
+        return table.pivot_table(index="step", columns="name", values="value", aggfunc="last")
 
     @property
     def steps(self) -> pd.DataFrame:

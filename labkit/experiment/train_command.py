@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from labkit.core.errors import InputError
+from labkit.core.files import refuse_unwritable
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
+from labkit.experiment.own_training import (
+    OF_CATALOGUE,
+    Training,
+    arguments_of,
+    catalogued,
+    is_file,
+    read_training,
+    validation_of,
+)
 
 if TYPE_CHECKING:
-    from labkit.elastic import Result
+    from labkit.elastic import Result, TrainingLog
 
 
 STEPS, AUTO_STEPS = 100, 5000
@@ -20,7 +31,13 @@ STEPS, AUTO_STEPS = 100, 5000
 
 def train(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="One of `labkit.elastic.models.available()`, or the start of its name.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A file of your own, FILE.py, that defines model(), data() and loss(model, batch); "
+            "or one of `labkit.elastic.models.available()`, or the start of its name."
+        ),
+    ],
     workers: Annotated[int, typer.Option(help="Workers at the beginning.")] = 2,
     servers: Annotated[int, typer.Option(help="Parameter servers at the beginning.")] = 2,
     steps: Annotated[
@@ -107,6 +124,38 @@ def train(
         str, typer.Option(help="To which servers listen in turn; by default this machine.", metavar="A,B,...")
     ] = "",
     ports: Annotated[str, typer.Option(help="At which they may listen; by default any.", metavar="FIRST-LAST")] = "",
+    clip_value: Annotated[
+        float | None, typer.Option(help="Limit of each element of the gradient.", show_default=False)
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="float32, or bf16: the forward pass under torch.autocast.")
+    ] = "float32",
+    validate_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps between validations, of a file with validation_data(); else a tenth of all.", show_default=False
+        ),
+    ] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(help="End after so many validations without a better one.", show_default=False),
+    ] = None,
+    metric: Annotated[str, typer.Option(help="By which states are compared: loss, or a metric of the file.")] = "loss",
+    best: Annotated[str, typer.Option(help="min or max: which values of it are better.")] = "min",
+    log_csv: Annotated[
+        Path | None, typer.Option("--csv", help="Losses, metrics and validations.", metavar="FILE", show_default=False)
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="The same for TensorBoard.", metavar="FOLDER", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The trained state_dict, of the best state if there was a validation.",
+            metavar="FILE.pt",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Train a model, with servers and workers that come and go while it trains."""
@@ -128,41 +177,87 @@ def train(
         if given is not None:
             raise InputError(f"--{option} goes with --auto: labkit train {model} --auto.")
     steps = STEPS if steps is None else steps
-    from labkit.elastic import models, start
+    from labkit.elastic import start
     from labkit.elastic.controller.scaling_requests import check_strategy
-    from labkit.elastic.data import dataset
     from labkit.elastic.protocol.network import ports_of
-    from labkit.elastic.requests import ScaleRequest, follow
+    from labkit.elastic.requests import ScaleRequest, follow, most_servers
 
     check_strategy(strategy)
     requests = [ScaleRequest.parse(line) for line in at or ()]
-    name = models.size_of(model, width=width).name
-    job = start(
-        models.build(name, width=width, seed=seed),
-        dataset(name, n=samples, seed=seed, width=width),
-        models.loss(name),
-        steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, optimizer=optimizer, seed=seed,
-        save_every=save_every, folder=folder, sync=sync, lr=models.learning_rate(name) if lr is None else lr,
-        standby=standby, restarts=restarts, restarts_within_s=restarts_within_s, lease_s=lease_s, start_s=start_s,
-        patience_s=patience_s, on_nan=on_nan,
-        network=network, addresses=[each.strip() for each in addresses.split(",") if each], ports=ports_of(ports),
-    )  # fmt: skip
-    with job, _Bar(steps, quiet=as_json) as bar:
-        result = follow(job, requests, strategy=strategy, told=bar)
+    typed = _typed(context)
+    name, training = _training(model, typed, width=width, samples=samples, seed=seed)
+    how = {
+        "batch": batch, "workers": workers, "servers": servers, "shards": shards, "optimizer": optimizer, "seed": seed,
+        "most_servers": most_servers(servers, requests), "save_every": save_every, "folder": folder, "sync": sync,
+        "lr": lr, "standby": standby, "restarts": restarts, "restarts_within_s": restarts_within_s, "lease_s": lease_s,
+        "start_s": start_s, "patience_s": patience_s, "on_nan": on_nan, "network": network, "ports": ports_of(ports),
+        "addresses": [each.strip() for each in addresses.split(",") if each], "clip_value": clip_value,
+        "precision": precision,
+    }  # fmt: skip
+    arguments = arguments_of(training, how, typed=typed)
+    validate = validation_of(
+        training, steps=steps, validate_every=validate_every, patience=patience, metric=metric, best=best, typed=typed
+    )
+    if out is not None:
+        refuse_unwritable(out, endings=(".pt", ".pth"))
+    with _log(log_csv, tensorboard) as log:
+        job = start(training.model, training.data, training.loss, steps=steps, validate=validate, **arguments)
+        with job, _Bar(steps, quiet=as_json, log=log) as bar:
+            result = follow(job, requests, strategy=strategy, told=bar)
+    if out is not None:
+        _save(result, out)
     print(json.dumps(_summary(name, result)) if as_json else _sentence(name, result))
+
+
+def _typed(context: typer.Context) -> set[str]:
+    """Return the names of the options that were typed."""
+    named = [str(option.name) for option in context.command.params]
+    return {name for name in named if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
+
+
+def _training(model: str, typed: set[str], *, width: float, samples: int, seed: int) -> tuple[str, Training]:
+    """Return name, model, data and loss of what is to be trained."""
+    if not is_file(model):
+        from labkit.elastic import models
+
+        name = models.size_of(model, width=width).name
+        return name, catalogued(name, width=width, samples=samples, seed=seed)
+    for option in OF_CATALOGUE:
+        if option in typed:
+            raise InputError(f"--{option} is of models of the catalogue; {model} says what it trains, and on what.")
+    return Path(model).stem, read_training(Path(model), seed=seed)
+
+
+def _log(csv: Path | None, tensorboard: Path | None) -> AbstractContextManager[TrainingLog | None]:
+    """Return the log that was asked for, open; None for none."""
+    if csv is None and tensorboard is None:
+        return nullcontext()
+    from labkit.elastic import TrainingLog
+
+    return TrainingLog(csv=csv, tensorboard=tensorboard)
+
+
+def _save(result: Result, out: Path) -> None:
+    """Write the state_dict of the best state, or of the last one if none was validated."""
+    import torch
+
+    torch.save((result.best or result).state_dict(), out)
 
 
 class _Bar:
     """A progress bar with the loss and the numbers of servers and workers."""
 
-    def __init__(self, steps: int, *, quiet: bool) -> None:
+    def __init__(self, steps: int, *, quiet: bool, log: TrainingLog | None = None) -> None:
         from tqdm.auto import tqdm
 
-        self._quiet = quiet
+        self._quiet, self._log = quiet, log
         self._bar: Any = tqdm(total=steps, unit="step", disable=quiet, smoothing=0.1)
         self._here: dict[str, str] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
+        """Show an event, and log it."""
+        if self._log is not None:
+            self._log(event)
         if event["event"] == "joined":
             self._here[event["name"]] = event["role"]
         elif event["event"] == "left":
@@ -175,6 +270,9 @@ class _Bar:
             self._bar.set_postfix_str(
                 f"loss {event['loss']:.4g}, {roles.count('server')} PS, {roles.count('worker')} workers"
             )
+        elif event["event"] == "validated" and not self._quiet:
+            values = ", ".join(f"{name} {value:.4g}" for name, value in event["values"].items())
+            self._bar.write(f"step {event['version']}: validation {values}{', the best so far' * event['best']}")
         elif not self._quiet and event["event"] in ("registration", "scaled", "dropped", "goes_back", "promoted"):
             self._bar.write(" ".join(f"{key}={value}" for key, value in event.items() if key != "time"))
 
@@ -194,6 +292,8 @@ def _summary(name: str, result: Result) -> dict[str, Any]:
         "last_loss": losses[-1] if losses else None, "scaled": events.count("scaled"),
         "dropped": events.count("dropped"),
         "went_back": events.count("goes_back"), "promoted": events.count("promoted"),
+        "validations": events.count("validated"),
+        "best": result.best and {"step": result.best.version, **result.best.values},
         "seconds": round(result.events[-1]["time"] - result.events[0]["time"], 3),
     }  # fmt: skip
 
@@ -201,7 +301,8 @@ def _summary(name: str, result: Result) -> dict[str, Any]:
 def _sentence(name: str, result: Result) -> str:
     told, losses = _summary(name, result), result.losses
     lost = f"loss {losses[0]:.4g} -> {losses[-1]:.4g}" if losses else "no loss"
+    best = "" if result.best is None else f"best at step {result.best.version}, "
     return (
-        f"{name}: {told['steps']} steps, {lost}, "
+        f"{name}: {told['steps']} steps, {lost}, {best}"
         f"scaled {told['scaled']} times, digest {told['digest'][:16]}, {told['seconds']:.1f} s"
     )

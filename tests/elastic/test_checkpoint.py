@@ -162,14 +162,26 @@ def test_a_draft_that_is_not_committed_leaves_nothing(tmp_path):
 # --- the digest
 
 
-def test_the_digest_is_sha256_over_number_version_parameters_and_state_by_number():
-    told = hashlib.sha256()
-    for block in blocks_at(5):
-        told.update(f"{block.number} 5 {len(block.params)} mean square\n".encode())
-        for vector in (block.params, block.state["mean"], block.state["square"]):
+def test_the_digest_is_sha256_over_versions_parameters_and_state():
+    n = sum(len(block.params) for block in blocks_at(5))
+    told = hashlib.sha256(json.dumps([[[5, n]], ["mean", "square"]]).encode())
+    for each in (lambda b: b.params, lambda b: b.state["mean"], lambda b: b.state["square"]):
+        for vector in map(each, blocks_at(5)):
             told.update(struct.pack(f"<{len(vector)}f", *vector.tolist()))
     assert digest_at(5) == told.hexdigest()
     assert digest_of(reversed(blocks_at(5))) == digest_at(5)
+
+
+def test_the_digest_does_not_depend_on_the_cut_into_blocks():
+    def halves(block, number):
+        middle = len(block.params) // 2
+        for part, at in enumerate((slice(middle), slice(middle, None))):
+            state = {name: vector[at] for name, vector in block.state.items()}
+            yield replace(block, number=number + part, params=block.params[at], state=state)
+
+    finer = [half for i, block in enumerate(blocks_at(5)) for half in halves(block, 2 * i)]
+    assert len(finer) == 2 * len(blocks_at(5))
+    assert digest_of(finer) == digest_at(5)
 
 
 def test_the_digest_tells_any_bit_of_anything():

@@ -105,12 +105,18 @@ def test_a_first_process_that_ends_with_an_error_ends_the_job_at_once_and_its_lo
     monkeypatch.setitem(sys.modules, hidden.__name__, hidden)
     with pytest.raises(JobError) as failed:
         train(hidden.Layer(4, 2), ones(), loss, steps=2, batch=16, workers=2, servers=1, lr=0.1)
-    told = str(failed.value)
+    told = failed.value.reason
     assert "\n" not in told
     assert "ended before it had begun, exit code 1: ModuleNotFoundError: No module named 'a_module_that_no_" in told
     (folder,) = tmp_path.iterdir()
     assert f"logs: {folder})" in told
-    assert "Traceback" in (folder / f"{told.split()[0]}.log").read_text()
+    log = folder / f"{told.split()[0]}.log"
+    assert "Traceback" in log.read_text()
+    assert log == failed.value.log_file
+    last = log.read_text().splitlines()[-1]
+    assert "ModuleNotFoundError" in last
+    assert str(failed.value).startswith(told)
+    assert str(failed.value).endswith(last)
 
 
 def test_modules_are_found_in_the_order_of_the_process_that_started_the_job(

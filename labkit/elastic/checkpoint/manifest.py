@@ -13,13 +13,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate, groupby, pairwise
 from typing import Any, Final, Protocol
 
 import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.checkpoint.disk import Buffer
-from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.protocol.blocks import Layout, Param, Vector
 
 FORMAT: Final = 1
 """Version of the format: raw little-endian float32, for each block its parameters, then its state by name."""
@@ -115,23 +116,25 @@ def bytes_of(block: BlockLike) -> list[memoryview]:
 
 
 def digest_of(blocks: Iterable[BlockLike]) -> str:
-    """Return one digest of all blocks: SHA-256 over number, version, parameters and optimizer state of each, by number.
+    """Return one digest of all blocks: SHA-256 over versions, parameters and optimizer state, in order of the blocks.
 
-    It depends neither on the owners of blocks nor on their order here: equal training has equal digests.
+    It depends neither on the owners of blocks nor on the cut into blocks: equal training has equal digests.
 
     Raises
     ------
     CheckpointError
         If a block comes twice, because two servers own it.
     """
-    sha, last = hashlib.sha256(), -1
-    for block in sorted(blocks, key=lambda b: b.number):
-        if block.number == last:
-            raise CheckpointError(f"block {last} comes twice; expected one owner of each.")
-        last = block.number
-        sha.update(f"{block.number} {block.version} {len(block.params)} {' '.join(sorted(block.state))}\n".encode())
-        for part in bytes_of(block):
-            sha.update(part)
+    ordered = sorted(blocks, key=lambda b: b.number)
+    for before, block in pairwise(ordered):
+        if block.number == before.number:
+            raise CheckpointError(f"block {block.number} comes twice; expected one owner of each.")
+    names = sorted(ordered[0].state) if ordered else []
+    lengths = [(version, sum(len(b.params) for b in same)) for version, same in groupby(ordered, lambda b: b.version)]
+    sha = hashlib.sha256(json.dumps([lengths, names]).encode())
+    for vectors in zip(*map(bytes_of, ordered), strict=True):
+        for vector in vectors:
+            sha.update(vector)
     return sha.hexdigest()
 
 
@@ -201,6 +204,11 @@ class Manifest:
     files: dict[str, int]
     queue: str
     training: dict[str, Any] = field(default_factory=dict)
+
+    def cut(self, params: Iterable[Param]) -> Layout:
+        """Return the layout of parameters cut into these blocks."""
+        sizes = [entry.n for entry in sorted(self.blocks, key=lambda entry: entry.number)]
+        return Layout(tuple(params), tuple(zip(accumulate(sizes, initial=0), sizes, strict=False)))
 
     def to_json(self) -> bytes:
         """Return the text of the file, with a digest of itself."""

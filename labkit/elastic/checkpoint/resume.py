@@ -8,14 +8,15 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from labkit.core.errors import InputError
-from labkit.elastic.checkpoint.manifest import OtherModelError
+from labkit.elastic.checkpoint.manifest import FILE, BadCheckpointError, Manifest, OtherModelError
 from labkit.elastic.controller.losses import decoded
 
 if TYPE_CHECKING:
     from labkit.elastic.checkpoint.store import Checkpoint
+    from labkit.elastic.protocol.blocks import Layout
     from labkit.elastic.protocol.spec import Spec
 
 
@@ -33,7 +34,28 @@ class NothingLeftError(InputError):
         self.saved = saved
 
 
+CHECKPOINTS: Final = "checkpoints"
+"""Folder of the checkpoints, in that of the job."""
 _BEFORE = re.compile(r"(\d+)-events\.jsonl")
+
+
+def kept_cut(folder: Path, cut: Layout) -> Layout:
+    """Return the cut into blocks of the checkpoints of a folder if they are of this model; else `cut`.
+
+    Parameters
+    ----------
+    folder : Path
+        Of a job; it need not exist.
+    cut : Layout
+        Of a new job with the model.
+    """
+    for path in sorted((folder / CHECKPOINTS).glob(f"step-*/{FILE}"), reverse=True):
+        with contextlib.suppress(BadCheckpointError, OSError):
+            manifest = Manifest.from_json(path.read_bytes(), name=path.parent.name)
+            found = manifest.cut(cut.params)
+            if manifest.step and found.digest == manifest.layout:
+                return found
+    return cut
 
 
 def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]:

@@ -107,6 +107,9 @@ class DataLeases:
         elif after > before:
             measured = {"loss": report.loss, "staleness": report.staleness}
             self._out.add(Note("loss", {"version": after - 1, "name": member.name, **measured}))
+            if report.metrics:
+                values = {"version": after - 1, "name": member.name, "values": report.metrics}
+                self._out.add(Note("metrics", values))
         self._serve(now_s)
 
     def _serve(self, now_s: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import fsum, isfinite
 from typing import Final
 
@@ -109,3 +109,28 @@ class StepLosses:
         if len(self._whole) + len(self._known) > 2 * REMEMBERED:
             self._known = {version: known for version, known in self._known.items() if version >= before}
             self._whole = {version for version in self._whole if version >= before}
+
+
+class StepMetrics:
+    """Mean of each metric of a step over the logical shards whose loss function returned it.
+
+    >>> metrics = StepMetrics()
+    >>> metrics.add(0, [(0, {"accuracy": 0.5}), (1, {"accuracy": 1.0})])
+    >>> metrics.take(0)
+    {'accuracy': 0.75}
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[int, Mapping[str, float | str]]] = {}
+
+    def add(self, version: int, rows: Iterable[tuple[int, Mapping[str, float | str]]]) -> None:
+        """Note (shard, metrics by name) of a step."""
+        self._known.setdefault(version, {}).update((int(shard), values) for shard, values in rows)
+
+    def take(self, version: int) -> dict[str, float]:
+        """Return the means of a step whose shards are all known, and forget it and old ones."""
+        rows = list(self._known.pop(version, {}).values())
+        if len(self._known) > REMEMBERED:
+            self._known = {known: rows for known, rows in self._known.items() if known > version - REMEMBERED}
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: mean(decoded(row[name]) for row in rows if name in row) for name in names}

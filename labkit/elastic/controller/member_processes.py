@@ -25,9 +25,7 @@ from labkit.elastic.protocol.frame_kinds import FrameKind
 from labkit.elastic.protocol.messages.codec import encode
 from labkit.elastic.protocol.messages.launchers import StartMember
 from labkit.elastic.protocol.messages.orders import Order, Stop
-from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.sites import Site, hosts_of, launcher_name
-from labkit.elastic.protocol.spec import SPEC
 from labkit.elastic.transport import Channel, FrameError, TransportError
 
 MEANINGS = {
@@ -133,7 +131,7 @@ class MemberProcesses:
         self._launchers: dict[str, Launcher] = {home: local, **{one.host: one for one in self.remote.values()}}
 
     def _furnish(self, name: str, role: str) -> Path:
-        return self._credentials.furnish(name, role, files=(SPEC, PROGRAM) if role == "worker" else (SPEC,))
+        return self._credentials.furnish(name, role, files=self._runtime.spec.files_of(role))
 
     def _post_end(self, name: str, code: int) -> None:
         self._loop.post(self.on_ended, name, code)

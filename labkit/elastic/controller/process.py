@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -35,7 +36,7 @@ from labkit.elastic.controller.job_files import (
     now,
     records,
 )
-from labkit.elastic.controller.losses import StepLosses, encoded
+from labkit.elastic.controller.losses import StepLosses, StepMetrics, encoded
 from labkit.elastic.controller.member_processes import MemberProcesses
 from labkit.elastic.controller.remote_hosts import RemoteHosts
 from labkit.elastic.controller.report_columns import columns_of
@@ -47,13 +48,15 @@ from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.usage import EVERY_S
 from labkit.elastic.protocol.blocks import TENSOR
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
-from labkit.elastic.protocol.messages.reports import Report, ShardLosses
+from labkit.elastic.protocol.messages.reports import Report, ShardLosses, TransferUnconfirmed
 from labkit.elastic.protocol.network import HOST, NetworkConfig, Refusals
 from labkit.elastic.protocol.spec import CONTROLLER_SOCKET, Spec
 from labkit.elastic.transport import Access, Address, Channel, Lease, Listener
 from labkit.oom import is_memory
 from labkit.proc import wait_for_end
 
+GRACE_LEASES: Final = 0.1
+"""Part of a lease in which a member may be found dead before it counts as one that cannot be reached."""
 TICKS_OF_A_LEASE: Final = 12
 """How often leases of samples are checked within one lease."""
 
@@ -107,7 +110,7 @@ class ControllerProcess:
         self._hosts = RemoteHosts(runtime, self._processes, self._resources)
         self._checkpoints = CheckpointKeeper(runtime, self._processes)
         self._clients = ClientRequests(runtime, self._processes, self._resources)
-        self._losses = StepLosses(self._spec.n_shards)
+        self._losses, self._metrics = StepLosses(self._spec.n_shards), StepMetrics()
         self._over: Over | None = None
         self._next_tick_s = 0.0
         self._listeners = self._listen(reach.network)
@@ -236,15 +239,34 @@ class ControllerProcess:
     def _on_refused(self, columns: Mapping[str, Any]) -> None:
         self._events.write("refused", {"name": "controller", **columns})
 
-    def _on_report(self, name: str, report: Report, when: float) -> None:
+    def _on_report(self, name: str, report: Report, when: float, *, late: bool = False) -> None:
+        if isinstance(report, TransferUnconfirmed) and not late and self._processes.is_running(report.owner):
+            self._report_later(name, report, when)
+            return
         if isinstance(report, ShardLosses):
-            mean = self._losses.add(report.version, report.losses, again=report.again)
-            if mean is not None:
-                self._events.write("loss", {"version": report.version, "loss": encoded(mean)}, when=when)
+            self._on_losses(report, when)
             return
         if report.EVENT:
             self._events.write(report.EVENT, {"name": name, **columns_of(report)}, when=when)
         self._execute(self._machine.reported(name, report))
+
+    def _report_later(self, name: str, report: Report, when: float) -> None:
+        """Handle a report after a moment: its cause may be the death of a process, whose end says more."""
+        handle = partial(self._on_report, name, report, when, late=True)
+        timer = threading.Timer(self._lease.base_s * GRACE_LEASES, self._loop.post, (handle,))
+        timer.daemon = True
+        timer.start()
+
+    def _on_losses(self, report: ShardLosses, when: float) -> None:
+        """Write the loss of a step, and its metrics, once those of all its logical shards are known."""
+        self._metrics.add(report.version, report.metrics)
+        mean = self._losses.add(report.version, report.losses, again=report.again)
+        if mean is None:
+            return
+        self._events.write("loss", {"version": report.version, "loss": encoded(mean)}, when=when)
+        values = {name: encoded(value) for name, value in self._metrics.take(report.version).items()}
+        if values:
+            self._events.write("metrics", {"version": report.version, "values": values}, when=when)
 
     # --- commands
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import MISSING, fields
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from labkit.elastic.protocol.messages.reports import Report
+
+NOTHING: Final[tuple[object, ...]] = (None, {}, [])
+"""Values of an optional field that a report does not have."""
 
 
 def columns_of(report: Report) -> dict[str, Any]:
@@ -18,10 +21,10 @@ def columns_of(report: Report) -> dict[str, Any]:
     """
     kind: Any = type(report)
     values = ((name, getattr(report, name), optional) for name, optional in _fields(kind))
-    return {name: value for name, value, optional in values if value is not None or not optional}
+    return {name: value for name, value, optional in values if value not in NOTHING or not optional}
 
 
 @cache
 def _fields(kind: Any) -> list[tuple[str, bool]]:
-    """Return the fields of a report, and whether None means that it does not have them."""
-    return [(field.name, field.default is None and field.default is not MISSING) for field in fields(kind)]
+    """Return the fields of a report, and whether they are optional: None or empty by default."""
+    return [(field.name, field.default is None or field.default_factory is not MISSING) for field in fields(kind)]

@@ -179,7 +179,10 @@ class ScalingQueue:
                 f"the job would be left with {n} server; expected at least {LEAST_SERVERS} with standby=True."
             )
         if n > n_blocks:
-            raise InputError(f"{n} servers for {n_blocks} blocks; expected at most one per block.")
+            raise InputError(
+                f"{n} servers for {n_blocks} blocks; expected at most one per block. start(most_servers={n}) cuts a "
+                "small model into more."
+            )
 
     # --- requests are carried out, or dropped
 

@@ -47,9 +47,8 @@ from labkit.elastic.protocol.messages.launchers import (
     UsageMeasured,
 )
 from labkit.elastic.protocol.network import HOST
-from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.sites import NOWHERE_ELSE
-from labkit.elastic.protocol.spec import SPEC, Spec
+from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.transport import Channel, Handler, Lease, Message, TransportError, connect, private_folder
 from labkit.elastic.transport.certificates import write_private
 
@@ -200,7 +199,7 @@ class HostLauncher:
             if not FILE.fullmatch(name):
                 raise InputError(f"a file named '{name[:60]}' for {order.name}, which does not belong there.")
             write_private(home / name, content.encode())
-        for name in (ADDRESS, SPEC, *([PROGRAM] if order.role == "worker" else [])):
+        for name in (ADDRESS, *self.spec.files_of(order.role)):
             os.link(self.folder / name, home / name)
         return home
 
@@ -226,7 +225,7 @@ class HostLauncher:
         shutil.rmtree(self.folder / MEMBERS, ignore_errors=True)
         for path in (
             *self.folder.glob("*.pem"),
-            *(self.folder / name for name in (SPEC, PROGRAM, ADDRESS, CARD, LOCK)),
+            *(self.folder / name for name in (*self.spec.files, ADDRESS, CARD, LOCK)),
         ):
             path.unlink(missing_ok=True)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import traceback
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
-from labkit.elastic.process.controller_link import InstallBlock
+from labkit.core.events import Cause
+from labkit.elastic.process.causes import name_of
+from labkit.elastic.process.controller_link import WHY_CHARS, InstallBlock
 from labkit.elastic.process.local_members import end_orphans
 from labkit.elastic.process.member_process import MemberProcess, MemberTask, SeekServer
 from labkit.elastic.process.time_limits import END_LEASES
@@ -36,6 +39,7 @@ from labkit.elastic.protocol.messages.reports import (
     BlockLoad,
     BlockLoads,
     CopyLate,
+    Failed,
     GradientsReceived,
     OwnsBlock,
     PeerRefused,
@@ -47,6 +51,10 @@ from labkit.elastic.protocol.network import Refusals, claimed
 from labkit.elastic.server.busy_time import update_s
 from labkit.elastic.transport import Channel, Handler, Peer, Scheme, TransportError
 from labkit.oom import is_memory
+
+if TYPE_CHECKING:
+    from labkit.elastic.server.optimizers import Optimizer
+    from labkit.elastic.server.updates import Updates
 
 BLOCKS_OF_A_NOTICE: Final = 400
 """Most blocks in one report, so that it fits into a frame."""
@@ -69,13 +77,29 @@ class ServerMember(MemberProcess):
         chosen = optimizer(spec.optimizer, **spec.options)
         chosen.init(1)  # compiles the update
         self.server = ParameterServer(
-            name, optimizer=chosen, n_shards=spec.n_shards, sync=spec.sync, report=self.report, copy=self._send_copy,
-            shared_pool=SharedArrayPool() if spec.sync and spec.scheme == Scheme.SHM else None,
+            name, optimizer=self._with_rule(chosen), n_shards=spec.n_shards, sync=spec.sync, report=self.report,
+            copy=self._send_copy, shared_pool=SharedArrayPool() if spec.sync and spec.scheme == Scheme.SHM else None,
         )  # fmt: skip
-        arrivals = partial(Arrivals, self.server, exhausted=self.exhausted, keep=self._keep_share)
+        arrivals = partial(Arrivals, self.server, exhausted=self.exhausted, failed=self._failed, keep=self._keep_share)
         self._arrivals = arrivals(role="server", ended=self.server_closed)
         self._arrivals_of = partial(arrivals, ended=self.peer_closed)
         self.endpoints.reserve()
+
+    def _with_rule(self, chosen: Optimizer) -> Updates:
+        """Return the optimizer with the job's schedule, limit of gradients, or function of its own."""
+        if not self.spec.has_rule:
+            return chosen
+        from labkit.elastic.protocol.program import find_modules
+        from labkit.elastic.server.update_rule import UpdateRule
+
+        find_modules(self.spec.paths)
+        return UpdateRule.load(self.folder).applied(chosen)
+
+    def _failed(self, error: Exception) -> None:
+        """End the job: a function of its updates fails here, and would on any server."""
+        traceback.print_exception(error.__cause__ or error, file=sys.stderr)
+        sys.stderr.flush()
+        self.report(Failed(str(error)[:WHY_CHARS], name_of(Cause.ERROR)))
 
     def _welcome(self, peer: Peer) -> Handler:
         """Return the handler of a new connection."""

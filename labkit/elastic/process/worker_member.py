@@ -62,7 +62,7 @@ class WorkerMember(MemberProcess):
         devices = self.spec.devices or ("cpu",)
         number = int(name.rsplit("-", 1)[1])
         self.device = local_name(device) if device else devices[number % len(devices)]
-        self._forward = SampleLoss(self.program, device=self.device, seed=self.spec.seed)
+        self._forward = SampleLoss(self.program, device=self.device, seed=self.spec.seed, precision=self.spec.precision)
         self.worker = self._make_worker(number)
         self._handler = FromServers(self.worker, ended=self.server_closed, exhausted=self.exhausted)
 
@@ -79,6 +79,7 @@ class WorkerMember(MemberProcess):
         common: dict[str, Any] = {
             "extents": [(first, n) for first, n in spec.extents], "channel_of": self._channel,
             "report": self.report, "finite": spec.on_nan == STOP, "keep": partial(self.limits.keep, most_s=KEEP_S),
+            "metrics_of": lambda: self._forward.metrics,
         }  # fmt: skip
         if spec.sync:
             return Worker(flat, loss_of=self._loss, n_shards=spec.n_shards, n_steps=spec.n_steps, **common)

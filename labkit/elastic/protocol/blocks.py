@@ -1,7 +1,8 @@
 """Parameters as one flat vector, cut into blocks: a server owns, sends and hands over whole blocks.
 
-The cut depends on the model alone, not on the number of servers: a block keeps its number and its optimizer state when
-it moves.
+The cut of a large model depends on the model alone; that of a small one on how many servers it may get, since each
+block costs a frame each way in each step. It stays for the life of a training: a block keeps its number and its
+optimizer state when it moves, and a training that goes on from checkpoints keeps their cut.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ SMALL_BYTES: Final = 4096
 """Bytes below which a smaller block is no cheaper to send; a model of a few of these still has `FEW_BLOCKS`."""
 
 FEW_BLOCKS: Final = 8
+
+SMALL_BLOCK_BYTES: Final = 250_000
+"""Bytes of a block of a job with a model below 64 of these, 16 MB; smaller only if its servers need more blocks."""
+
+LEAST_BLOCKS: Final = 4
+"""Fewest blocks of a job, so that servers can be added."""
 
 MOST_BLOCKS: Final = 80_000
 """Most blocks whose owners and replicas fit into one frame: 320 GB of parameters."""
@@ -144,7 +151,18 @@ class Layout:
         raise unknown("parameter", name, (p.name for p in self.params))
 
 
-def layout(model: nn.Module | Iterable[tuple[str, Any]], *, block_bytes: int | None = None) -> Layout:
+def small_blocks(servers: int, *, most_servers: int = 0) -> int:
+    """Return how many blocks a job with a small model has at least: for twice its servers, or for `most_servers`.
+
+    >>> small_blocks(1), small_blocks(3), small_blocks(1, most_servers=20)
+    (4, 6, 20)
+    """
+    return max(LEAST_BLOCKS, 2 * servers, most_servers)
+
+
+def layout(
+    model: nn.Module | Iterable[tuple[str, Any]], *, block_bytes: int | None = None, n_blocks: int = ENOUGH_BLOCKS
+) -> Layout:
     """Return the positions of the parameters and blocks of a model.
 
     Parameters
@@ -153,6 +171,8 @@ def layout(model: nn.Module | Iterable[tuple[str, Any]], *, block_bytes: int | N
         Of a module, the parameters that need gradients, each once, in the order of `named_parameters`.
     block_bytes : int or None
         Most bytes of a block. None: `BLOCK_BYTES`, and fewer for small models (`block_numbers`).
+    n_blocks : int
+        Least blocks of a model below 16 MB, about; see `small_blocks`.
 
     Raises
     ------
@@ -180,22 +200,28 @@ def layout(model: nn.Module | Iterable[tuple[str, Any]], *, block_bytes: int | N
         what = "an empty list" if isinstance(model, Sequence) else f"a model ({type(model).__name__})"
         raise NoParametersError(f"{what} without parameters that need gradients; nothing can be trained.")
     params = tuple(Param(name, first, shape) for (name, shape), first in zip(named, starts, strict=False))
-    return Layout(params, _cut(starts[-1], block_numbers(starts[-1], block_bytes=block_bytes)))
+    return Layout(params, _cut(starts[-1], block_numbers(starts[-1], block_bytes=block_bytes, n_blocks=n_blocks)))
 
 
-def block_numbers(n: int, *, block_bytes: int | None = None) -> int:
+def block_numbers(n: int, *, block_bytes: int | None = None, n_blocks: int = ENOUGH_BLOCKS) -> int:
     """Return the most numbers of a block where the flat vector has n.
 
     A large model has blocks of `BLOCK_BYTES`. A smaller one has `ENOUGH_BLOCKS`, so that servers can be balanced, but
-    none below `SMALL_BYTES` as long as that leaves `FEW_BLOCKS`.
+    none below `SMALL_BYTES` as long as that leaves `FEW_BLOCKS`; given a smaller `n_blocks`,
+    so many blocks, or as many of `SMALL_BLOCK_BYTES`.
 
     >>> [4 * block_numbers(n) for n in (1_000, 100_000, 25_600_000, 250_000_000)]
     [512, 6272, 1600000, 4000000]
+    >>> [4 * block_numbers(n, n_blocks=4) for n in (1_000, 100_000, 25_600_000)]
+    [1024, 100032, 1600000]
     """
     if block_bytes is not None:
         if block_bytes < 4:
             raise InputError(f"blocks of {block_bytes} bytes; expected at least 4, one number.")
         return block_bytes // 4
+    n_blocks = max(n_blocks, ceil(4 * n / SMALL_BLOCK_BYTES))
+    if n_blocks < ENOUGH_BLOCKS:
+        return LINE * ceil(n / (n_blocks * LINE))
     least = min(SMALL_BYTES, 4 * n / FEW_BLOCKS)
     wanted = min(BLOCK_BYTES, max(4 * n / ENOUGH_BLOCKS, least))
     return LINE * ceil(wanted / (4 * LINE))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 FILE = "program.pickle"
+FLOAT32, BF16 = "float32", "bf16"
+"""Precision of the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Program:
     data : object
         `len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample (a tensor or a tuple of them).
     loss : callable
-        Takes (model, batch), and returns a scalar tensor: the mean over the batch.
+        Takes (model, batch), and returns a scalar tensor, the mean over the batch, or (loss, metrics by name).
     """
 
     model: nn.Module

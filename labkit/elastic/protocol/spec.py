@@ -7,17 +7,21 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.elastic.checkpoint.resume import CHECKPOINTS
 from labkit.elastic.controller.losses import STOP
 from labkit.elastic.protocol.blocks import BLOCKS, Layout, Param
 from labkit.elastic.protocol.network import NetworkConfig
+from labkit.elastic.protocol.program import FILE as PROGRAM
+from labkit.elastic.protocol.program import FLOAT32
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site
 
 if TYPE_CHECKING:
     from labkit.elastic.checkpoint.store import Checkpoints
 
 SPEC = "job.json"
+UPDATE = "update.pickle"
+"""Schedule, limit of gradients and update of one's own, for servers."""
 CONTROLLER_SOCKET = "controller.sock"
-CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,10 @@ class Spec:
         Seconds between two events with the cores and memory of each process; 0: no such events.
     partition : str
         "blocks" or "tensor": see `labkit.elastic.protocol.blocks`.
+    has_rule : bool
+        Whether updates have a schedule, a limit of gradients, or are a function of one's own: the file `UPDATE`.
+    precision : str
+        "float32", or "bf16": the forward pass under `torch.autocast`.
     """
 
     params: list[tuple[str, int, list[int]]]
@@ -86,6 +94,8 @@ class Spec:
     loads_every_s: float = 0.0
     measure_every_s: float = 0.0
     partition: str = BLOCKS
+    has_rule: bool = False
+    precision: str = FLOAT32
 
     @property
     def places(self) -> dict[str, Site]:
@@ -118,6 +128,17 @@ class Spec:
     def training(self) -> dict[str, int]:
         """Numbers that decide which samples a step takes, and the order in which their gradients are summed."""
         return {"seed": self.seed, "batch": self.batch, "n_shards": self.n_shards, "n_samples": self.n_samples}
+
+    def files_of(self, role: str) -> tuple[str, ...]:
+        """Return the names of the files that a member needs."""
+        if role == "worker":
+            return SPEC, PROGRAM
+        return (SPEC, UPDATE) if self.has_rule else (SPEC,)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that members need, of either role."""
+        return tuple(dict.fromkeys((*self.files_of("worker"), *self.files_of("server"))))
 
     def save(self, folder: Path) -> None:
         """Write it into the folder of the job."""

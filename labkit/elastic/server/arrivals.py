@@ -8,6 +8,8 @@ from typing import Final
 from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.protocol.frame_kinds import FrameKind
 from labkit.elastic.protocol.messages.greeting import greeted
+from labkit.elastic.schedules import ScheduleError
+from labkit.elastic.server.own_update import UpdateError
 from labkit.elastic.server.server import ParameterServer
 from labkit.elastic.transport import AccessError, Channel, FrameError, Handler, Head, Message, TransportError
 from labkit.oom import is_memory
@@ -29,6 +31,8 @@ class Arrivals(Handler):
         Called when the connection has ended, with the reason.
     exhausted : callable, optional
         Called when there is no memory for a frame: the server cannot go on.
+    failed : callable, optional
+        Called with the error of a user's function of updates: no server can go on.
     keep : callable, optional
         Waits, after a frame, as long as the server's share of processor cores requires.
     """
@@ -40,9 +44,11 @@ class Arrivals(Handler):
         role: str,
         ended: Callable[[Channel, TransportError | None], None] | None = None,
         exhausted: Callable[[BaseException], None] | None = None,
+        failed: Callable[[Exception], None] | None = None,
         keep: Callable[[], object] | None = None,
     ) -> None:
         self._server, self._role, self._ended, self._exhausted, self._keep = server, role, ended, exhausted, keep
+        self._failed = failed
         self._gradients = server.gradients
 
     def opened(self, channel: Channel) -> None:
@@ -74,6 +80,10 @@ class Arrivals(Handler):
         except (MemoryError, OSError, RuntimeError) as error:
             if is_memory(error):
                 self.exhausted(error)
+            raise
+        except (UpdateError, ScheduleError) as error:
+            if self._failed is not None:
+                self._failed(error)
             raise
         if self._keep is not None:
             self._keep()  # the next frame waits in the connection: a server with fewer cores answers later

@@ -28,6 +28,11 @@ class SeqlockUpdates:
         """See Updates."""
         return self.optimizer.state_names
 
+    @property
+    def keeps_zeros(self) -> bool:
+        """See Updates."""
+        return self.optimizer.keeps_zeros
+
     def apply(self, param: Any, grad: Any, state: Mapping[str, Any], **how: Any) -> None:
         """See Updates."""
         self.place.open()
@@ -60,6 +65,11 @@ class CopyOnWriteUpdates:
     def state_names(self) -> tuple[str, ...]:
         """See Updates."""
         return self.optimizer.state_names
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """See Updates."""
+        return self.optimizer.keeps_zeros
 
     def apply(self, param: Any, grad: Any, state: Mapping[str, Any], **how: Any) -> None:
         """See Updates."""

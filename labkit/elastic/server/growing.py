@@ -3,7 +3,8 @@
 In the layout and in checkpoints an embedding has all its rows. On a server of asynchronous training the blocks of a
 table whose rows start at zero lie in anonymous memory, which the kernel allocates page by page on the first write.
 An update skips pages whose parameters, optimizer state and gradients are all zero. The result has the same bits,
-because every optimizer here maps a zero parameter with zero state and zero gradient to zero.
+because every optimizer here maps a zero parameter with zero state and zero gradient to zero. An update of one's own
+need not: with the first one all pages are in use.
 """
 
 from __future__ import annotations
@@ -99,12 +100,19 @@ class GrowingValues:
         """See Updates."""
         return self.optimizer.state_names
 
+    @property
+    def keeps_zeros(self) -> bool:
+        """See Updates."""
+        return self.optimizer.keeps_zeros
+
     def apply(
         self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
     ) -> None:
         """See Updates."""
         for more in (grad,) if plus is None else (grad, plus):
             np.logical_or(self.pages, in_use(more), out=self.pages)
+        if not self.optimizer.keeps_zeros:
+            self.pages[:] = True
         for part in runs(self.pages):
             there = {name: vector[part] for name, vector in state.items()}
             also = None if plus is None else plus[part]

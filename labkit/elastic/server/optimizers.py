@@ -19,6 +19,7 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.server.own_update import OWN, OwnUpdate
 
 
 @runtime_checkable
@@ -33,6 +34,11 @@ class Optimizer(Protocol):
     @property
     def state_names(self) -> tuple[str, ...]:
         """Names of its state vectors, sorted."""
+        ...
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """See `labkit.elastic.server.updates.Updates`."""
         ...
 
     @property
@@ -83,6 +89,7 @@ class SGD:
     weight_decay: float = 0.0
 
     name: ClassVar[str] = "sgd"
+    keeps_zeros: ClassVar[bool] = True
     state_names: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -119,6 +126,7 @@ class Momentum:
     nesterov: bool = False
 
     name: ClassVar[str] = "momentum"
+    keeps_zeros: ClassVar[bool] = True
     state_names: ClassVar[tuple[str, ...]] = ("velocity",)
 
     def __post_init__(self) -> None:
@@ -158,6 +166,7 @@ class Adam:
     decoupled_weight_decay: bool = False
 
     name: ClassVar[str] = "adam"
+    keeps_zeros: ClassVar[bool] = True
     state_names: ClassVar[tuple[str, ...]] = ("mean", "square")
 
     def __post_init__(self) -> None:
@@ -209,7 +218,7 @@ def optimizer(name: str, **options: Any) -> Optimizer:
     Parameters
     ----------
     name : str
-        sgd, momentum or adam.
+        sgd, momentum or adam; own: an `OwnUpdate`, whose function is not an option.
     **options
         Options of its class, named as in torch: lr, weight_decay, momentum, nesterov, betas, eps.
 
@@ -227,6 +236,8 @@ def optimizer(name: str, **options: Any) -> Optimizer:
     labkit.core.errors.InputError: unknown option of adam 'learning_rate'. Known: betas, decoupled_weight_decay, eps, \
 lr, weight_decay.
     """
+    if name == OWN:
+        return OwnUpdate(**options)
     if name not in OPTIMIZERS:
         raise unknown("optimizer", name, OPTIMIZERS)
     kind = OPTIMIZERS[name]

@@ -14,6 +14,11 @@ class Updates(Protocol):
         """Names of the vectors that belong to a vector of parameters."""
         ...
 
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether a parameter of zero, with a state of zeros, stays so while its gradient is zero."""
+        ...
+
     def apply(
         self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
     ) -> None:

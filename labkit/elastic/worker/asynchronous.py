@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, assert_never
 
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
@@ -46,7 +46,7 @@ class AsyncWorker:
         Sends the controller an event with its columns.
     finite : bool
         Whether a loss that is NaN or infinite ends training, before its gradient is pushed.
-    keep : callable
+    keep, metrics_of : callable
         See `Worker`.
 
     Attributes
@@ -68,11 +68,12 @@ class AsyncWorker:
         report: reports.SendReport,
         finite: bool = True,
         keep: Callable[[], bool] = unlimited,
+        metrics_of: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.flat, self.extents, self.batch, self.number = flat, extents, batch, number
         self.busy: tuple[tuple[int, int], float] | None = None
         self._blocks = range(len(extents))
-        self._finite, self._keep = finite, keep
+        self._finite, self._keep, self._metrics_of = finite, keep, metrics_of
         self._loss_of, self._report = loss_of, report
         self._servers = PushPull(channel_of, extents=extents, lender=flat.lender)
         self._changed = threading.Condition()
@@ -343,8 +344,9 @@ class AsyncWorker:
         with self._changed:
             self._check()
             waited_s = time.perf_counter() - computed
+            metrics = {name: encoded(value) for name, value in self._metrics_of().items()}
             done = reports.UpdateDone(
-                self.version, lease.token, end, encoded(loss), max(self._stale), computed - began, waited_s
+                self.version, lease.token, end, encoded(loss), max(self._stale), computed - began, waited_s, metrics
             )
             self._leases.advance(lease, end, done)
         self._report(done)

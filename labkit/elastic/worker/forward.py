@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import random  # noqa: TID251 - users' data may draw from it
-from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, MutableMapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from labkit.core.errors import InputError
+from labkit.elastic.protocol.program import FLOAT32
 from labkit.elastic.worker.constant import ForwardGuard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from labkit.elastic.protocol.program import Program
+
+
+MOST_METRICS: Final = 50
+NAME_CHARS: Final = 60
+"""Longest name of a metric."""
 
 
 class SampleLoss:
@@ -30,11 +38,19 @@ class SampleLoss:
         Device to which batches are moved.
     seed : int
         Of the job.
+    precision : str
+        "bf16": the forward pass and the loss run under `torch.autocast`.
+
+    Attributes
+    ----------
+    metrics : dict of float
+        Metrics that the loss function returned beside the loss, of the samples that were computed last.
     """
 
-    def __init__(self, program: Program, *, device: str, seed: int) -> None:
-        self._program, self._device, self._seed = program, device, seed
+    def __init__(self, program: Program, *, device: str, seed: int, precision: str = FLOAT32) -> None:
+        self._program, self._device, self._seed, self._precision = program, device, seed, precision
         self._constant = ForwardGuard(program.model)
+        self.metrics: dict[str, float] = {}
 
     def __call__(self, samples: list[int], place: tuple[int, int]) -> Tensor:
         """Return the loss of samples; random numbers in data and model depend on the job's seed and `place` only.
@@ -49,18 +65,74 @@ class SampleLoss:
         batch = self._program.batch(samples)
         if self._device != "cpu":
             batch = moved(batch, self._device)
-        loss = self._program.loss(self._program.model, batch)
+        with cast(self._device, self._precision):
+            found = self._program.loss(self._program.model, batch)
         self._constant.check()
+        loss, self.metrics = parted(found)
         return checked(loss)
+
+
+def cast(device: str, precision: str) -> contextlib.AbstractContextManager[Any]:
+    """Return the context of a forward pass: `torch.autocast` to bfloat16, or none."""
+    if precision == FLOAT32:
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)
+
+
+def parted(found: Any) -> tuple[Any, dict[str, float]]:
+    """Return loss and metrics of what a loss function returned: a loss, or (loss, metrics by name).
+
+    >>> parted((0.5, {"accuracy": 1}))
+    (0.5, {'accuracy': 1.0})
+
+    Raises
+    ------
+    InputError
+        If a metric has no name, or is not one number.
+    """
+    if not isinstance(found, tuple):
+        return found, {}
+    if len(found) != 2 or not isinstance(found[1], Mapping):
+        raise InputError(f"the loss is a tuple of {len(found)}; expected a loss, or (loss, metrics by name).")
+    if len(found[1]) > MOST_METRICS:
+        raise InputError(f"{len(found[1])} metrics beside the loss; expected {MOST_METRICS} at most.")
+    return found[0], {_named(name): _number(name, value) for name, value in found[1].items()}
+
+
+def _named(name: Any) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS or name == "loss":
+        raise InputError(f"a metric {name!r:.80}; expected a name of 1 to {NAME_CHARS} characters, and not 'loss'.")
+    return name
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError):
+        found = f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+        raise InputError(f"metric '{name}' is {found}; expected one number, the mean over the batch.") from None
 
 
 def seed_all(seed: int) -> None:
     """Seed the global random generators: of torch (on all devices), numpy and Python."""
     import torch
 
-    torch.manual_seed(seed)
+    if has_accelerator():
+        torch.manual_seed(seed)
+    else:  # `torch.manual_seed` would format three stacks, and keep each seed for a GPU that is never there
+        torch.default_generator.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002, TID251 - users' data may draw from it
     random.seed(seed)
+
+
+@cache
+def has_accelerator() -> bool:
+    """Return whether this machine has a device whose random numbers torch would seed, too."""
+    import torch
+
+    return torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available()
 
 
 def moved(batch: Any, device: str) -> Any:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages.reports import NotFinite, SendReport, ShardLoss, ShardLosses
+from labkit.elastic.protocol.messages.reports import NotFinite, SendReport, ShardLoss, ShardLosses, ShardMetrics
 from labkit.elastic.protocol.summation_tree import Node, cover, halves
 from labkit.elastic.worker.flat import FlatModel
 
@@ -36,7 +36,7 @@ class ShardGradients:
         Sends the controller an event with its columns.
     finite : bool
         Whether a loss that is NaN or infinite raises NotFiniteError before its gradient is pushed.
-    keep : callable
+    keep, metrics_of : callable
         See `Worker`.
 
     Attributes
@@ -45,6 +45,8 @@ class ShardGradients:
         (N,) float32 by node: sums that have been computed in this step.
     losses : dict of float
         Loss of each logical shard computed in this step.
+    metrics : dict of dict
+        Metrics beside it, by name, as `encoded`.
     busy : tuple or None
         ((step, logical shard), time.monotonic at its start) of the gradient that is being computed.
     """
@@ -59,13 +61,16 @@ class ShardGradients:
         report: SendReport,
         finite: bool,
         keep: Callable[[], bool],
+        metrics_of: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._flat, self._loss_of, self._n_shards = flat, loss_of, n_shards
         self._check, self._report, self._finite, self._keep = check, report, finite, keep
+        self._metrics_of = metrics_of
         self.sums: dict[Node, Vector] = {}
         self.losses: dict[int, float] = {}
+        self.metrics: dict[int, dict[str, float | str]] = {}
         self.busy: tuple[tuple[int, int], float] | None = None
-        self._reported: deque[tuple[int, list[ShardLoss]]] = deque(maxlen=LOSSES_KEPT)
+        self._reported: deque[tuple[int, list[ShardLoss], list[ShardMetrics]]] = deque(maxlen=LOSSES_KEPT)
 
     def missing(self, first: int, last: int) -> list[Node]:
         """Return the nodes that cover the logical shards `first` to before `last` and are in no computed sum."""
@@ -83,21 +88,24 @@ class ShardGradients:
         same shards and reports the same losses.
         """
         self.sums[node] = found = self._sum(node, version, era)
-        losses = [ShardLoss(leaf, encoded(self.losses[leaf])) for leaf in range(node.first, node.last)]
-        self._reported.append((version, losses))
-        self._report(ShardLosses(version, losses, era=era))
+        leaves = range(node.first, node.last)
+        losses = [ShardLoss(leaf, encoded(self.losses[leaf])) for leaf in leaves]
+        metrics = [ShardMetrics(leaf, self.metrics[leaf]) for leaf in leaves if self.metrics[leaf]]
+        self._reported.append((version, losses, metrics))
+        self._report(ShardLosses(version, losses, metrics=metrics, era=era))
         return found
 
     def repeat_losses(self) -> None:
         """Report the losses of the last steps again, to a controller that may not have received them."""
-        for version, losses in list(self._reported):
-            self._report(ShardLosses(version, losses, again=True))
+        for version, losses, metrics in list(self._reported):
+            self._report(ShardLosses(version, losses, metrics=metrics, again=True))
 
     def drop(self) -> None:
         """Drop all sums, and reuse their memory; no server reads it any more."""
         self._flat.give_all_back()
         self.sums.clear()
         self.losses.clear()
+        self.metrics.clear()
 
     def _sum(self, node: Node, version: int, era: int) -> Vector:
         """Return the sum of the gradients of a node's leaves, in the order of the tree."""
@@ -114,6 +122,7 @@ class ShardGradients:
         gradient = self._flat.borrow()
         self.busy = (version, leaf), time.monotonic()
         loss = self._loss_of(version, leaf)
+        self.metrics[leaf] = {name: encoded(value) for name, value in self._metrics_of().items()}
         self._flat.gradient(loss, gradient)
         self.losses[leaf] = float(loss.detach())
         self.busy = None

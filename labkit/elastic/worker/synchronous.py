@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, assert_never
 
@@ -74,6 +74,8 @@ class Worker:
     keep : callable
         Waits, after a piece of work, as long as a limit of cores requires, but only briefly at a time; returns whether
         it must be called again.
+    metrics_of : callable
+        Returns the metrics by name that the loss function returned beside the last loss.
 
     Attributes
     ----------
@@ -95,6 +97,7 @@ class Worker:
         report: SendReport,
         finite: bool = True,
         keep: Callable[[], bool] = unlimited,
+        metrics_of: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.flat, self.extents, self.n_steps = flat, extents, n_steps
         self.version, self.training = 0, False
@@ -102,8 +105,9 @@ class Worker:
         self._report = report
         self._servers = PushPull(channel_of, extents=extents, lender=flat.lender)
         self._gradients = ShardGradients(
-            flat, loss_of=loss_of, n_shards=n_shards, check=self._check, report=report, finite=finite, keep=keep
-        )
+            flat, loss_of=loss_of, n_shards=n_shards, check=self._check, report=report, finite=finite, keep=keep,
+            metrics_of=metrics_of,
+        )  # fmt: skip
         self._changed = threading.Condition()
         self._orders = Directives()
         self._replicas = StepReplicas()

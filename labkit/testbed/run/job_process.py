@@ -24,6 +24,7 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic.errors import JobError
 from labkit.elastic.process.causes import name_of
+from labkit.elastic.protocol.blocks import ENOUGH_BLOCKS
 from labkit.testbed.run.job_events import JobResult
 from labkit.testbed.run.job_request import JobRequest
 from labkit.testbed.run.orders import (
@@ -79,7 +80,8 @@ def start(request: JobRequest, folder: Path) -> Job:
         program.model, program.data, program.loss, steps=request.steps, batch=request.batch, shards=request.shards,
         optimizer=request.optimizer, sync=request.sync, seed=request.seed, save_every=request.save_every,
         standby=request.standby, lease_s=request.lease_s, network=request.network, ports=request.ports,
-        sites=request.sites, place=request.place, folder=folder / RUNS, loads_every_s=request.loads_every_s, **options,
+        sites=request.sites, place=request.place, folder=folder / RUNS, loads_every_s=request.loads_every_s,
+        most_servers=ENOUGH_BLOCKS, **options,
     )  # fmt: skip
 
 
@@ -174,7 +176,8 @@ def run(folder: Path) -> JobResult:
     except NothingLeftError as error:
         return JobResult(steps=error.saved.step, done=True, digest=error.saved.digest)
     except LabkitError as error:
-        return JobResult(failure=str(error), own=_own(error), cause=name_of(_cause(error)))
+        failure = error.reason if isinstance(error, JobError) else str(error)
+        return JobResult(failure=failure, own=_own(error), cause=name_of(_cause(error)))
 
 
 def _cause(error: LabkitError) -> Cause:

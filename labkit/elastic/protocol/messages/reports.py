@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from labkit.elastic.protocol.messages.struct import Count, Loss, Number, Struct, Text, Whole
+from labkit.elastic.protocol.messages.struct import Count, Loss, Metrics, Number, Struct, Text, Whole
 
 
 class ShardLoss(NamedTuple):
@@ -14,6 +14,13 @@ class ShardLoss(NamedTuple):
 
     shard: Count
     loss: Loss
+
+
+class ShardMetrics(NamedTuple):
+    """Metrics beside the loss of a logical shard, by name."""
+
+    shard: Count
+    values: Metrics
 
 
 class BlockLoad(NamedTuple):
@@ -85,6 +92,8 @@ class UpdateDone(MemberReport):
         Updates that others made meanwhile.
     compute_s, wait_s : float
         Seconds of the gradient, and of the update.
+    metrics : dict of float or str
+        What the loss function returned beside the loss, by name.
     """
 
     EVENT: ClassVar[str] = "stepped"
@@ -95,6 +104,7 @@ class UpdateDone(MemberReport):
     staleness: Whole
     compute_s: Number
     wait_s: Number
+    metrics: Metrics = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,7 @@ class ShardLosses(MemberReport):
 
     version: Count
     losses: list[ShardLoss]
+    metrics: list[ShardMetrics] = field(default_factory=list)
     again: bool = False
 
 

@@ -20,6 +20,8 @@ Text = Annotated[str, Len(0, MOST_CHARS)]
 """A text of at most 65,536 characters: a name, an address, a reason."""
 Loss = Number | Annotated[str, Len(0, 20)]
 """A loss as `labkit.elastic.controller.losses` encodes it: one that is not finite is a text."""
+Metrics = Annotated[dict[Annotated[str, Len(1, 60)], Loss], Len(0, 50)]
+"""Metrics by name, each as a loss."""
 
 
 class Struct:

@@ -1,0 +1,144 @@
+"""What a job adds to its optimizer: a learning-rate schedule, clipped gradients, a function of one's own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.core.errors import InputError
+from labkit.elastic.protocol.spec import UPDATE
+from labkit.elastic.schedules import Schedule, check_schedule, factor_of
+from labkit.elastic.server.optimizers import Optimizer
+from labkit.elastic.server.own_update import OwnUpdate, check_own, mean_gradient
+from labkit.elastic.server.updates import Updates
+
+
+@dataclass(slots=True)
+class ScheduledUpdates:
+    """An optimizer whose learning rate is multiplied by the schedule's factor of the update: `LambdaLR` of torch."""
+
+    optimizer: Any
+    schedule: Schedule
+    _now: tuple[int, Any] = field(default=(0, None))
+    """Number of the newest update, and the optimizer with its learning rate."""
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """See Updates."""
+        names: tuple[str, ...] = self.optimizer.state_names
+        return names
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """See Updates."""
+        return bool(self.optimizer.keeps_zeros)
+
+    def apply(
+        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
+    ) -> None:
+        """See Updates."""
+        number, chosen = self._now  # one read: blocks are updated in several threads
+        if number != step:
+            chosen = replace(self.optimizer, lr=self.optimizer.lr * factor_of(self.schedule, step - 1))
+            self._now = step, chosen
+        chosen.apply(param, grad, state, step=step, scale=scale, plus=plus)
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedUpdates:
+    """An optimizer that sees each element of the mean gradient limited to -value ... value.
+
+    This is `torch.nn.utils.clip_grad_value_`, and the same for any cut into blocks.
+    """
+
+    optimizer: Updates
+    value: float
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """See Updates."""
+        return self.optimizer.state_names
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """See Updates."""
+        return self.optimizer.keeps_zeros
+
+    def apply(
+        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
+    ) -> None:
+        """See Updates."""
+        gradient = mean_gradient(grad, plus, scale)
+        np.clip(gradient, -np.float32(self.value), np.float32(self.value), out=gradient)
+        self.optimizer.apply(param, gradient, state, step=step)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRule:
+    """What the servers of a job do beside its optimizer's update.
+
+    Attributes
+    ----------
+    own : OwnUpdate, optional
+        The optimizer, if it is one's own.
+    schedule : callable, optional
+        Factor of the learning rate: see `labkit.elastic.schedules`.
+    clip_value : float, optional
+        Limit of each element of the mean gradient.
+    """
+
+    own: OwnUpdate | None = None
+    schedule: Schedule | None = None
+    clip_value: float | None = None
+
+    def __bool__(self) -> bool:
+        return (self.own, self.schedule, self.clip_value) != (None, None, None)
+
+    def check(self, *, n_steps: int) -> None:
+        """Raise InputError unless it can be carried out."""
+        value = self.clip_value
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (number and isfinite(value) and value > 0):
+            raise InputError(f"clip_value is {value!r}; expected a number above 0, or None.")
+        check_schedule(self.schedule, n_steps=n_steps)
+        if self.own is not None:
+            check_own(self.own)
+
+    def applied(self, optimizer: Optimizer) -> Updates:
+        """Return the optimizer with what this rule adds."""
+        own = self.own
+        chosen: Updates = optimizer if own is None else replace(own, lr=optimizer.options["lr"])
+        if self.schedule is not None:
+            chosen = ScheduledUpdates(chosen, self.schedule)
+        return chosen if self.clip_value is None else ClippedUpdates(chosen, self.clip_value)
+
+    def save(self, folder: Path) -> None:
+        """Pickle it into the folder of a job; functions of `__main__` are pickled by value.
+
+        Raises
+        ------
+        InputError
+            If a function cannot be pickled.
+        """
+        import cloudpickle
+
+        try:
+            content = cloudpickle.dumps((self.own, self.schedule, self.clip_value))
+        except Exception as error:
+            raise InputError(
+                f"schedule or update cannot be sent to other processes: {type(error).__name__}: {error}"
+            ) from error
+        with open(os.open(folder / UPDATE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+
+    @classmethod
+    def load(cls, folder: Path) -> UpdateRule:
+        """Unpickle what `save` wrote: only from the folder of the job, never from the network."""
+        return cls(*pickle.loads((folder / UPDATE).read_bytes()))  # written by this user into a folder of mode 0700

@@ -1,0 +1,219 @@
+"""What `labkit train` trains: a model of the catalogue, or what a file of one's own defines."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from labkit.core.errors import InputError
+
+if TYPE_CHECKING:
+    from labkit.elastic import Validation
+
+NEEDED: Final = ("model", "data", "loss")
+OF_CATALOGUE: Final = ("width", "samples")
+"""Options of models of the catalogue."""
+OF_FILE: Final = ("schedule", "optimizer", "state")
+"""Arguments of `start` that a file may define by their names."""
+OF_VALIDATION: Final = ("validate_every", "patience", "metric", "best")
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Model, data and loss of a training, and what a file may define besides.
+
+    Attributes
+    ----------
+    model : Module
+        The model: `model()` returns it, or `model` is it.
+    data : object
+        The samples: `data()` returns them, or `data` is them.
+    loss : callable
+        (model, batch) to a loss, or (loss, metrics by name).
+    validation_data : object
+        Other samples, in the same way; None: no validation.
+    validation_loss : callable, optional
+        Instead of `loss`, for validation.
+    schedule : callable, optional
+        See `labkit.elastic.schedules`.
+    optimizer : OwnUpdate, optional
+        An update of one's own.
+    state : mapping, optional
+        A `state_dict` to begin with.
+    options : dict
+        Further arguments of `labkit.elastic.start`; the command line counts more.
+    """
+
+    model: Any
+    data: Any
+    loss: Callable[[Any, Any], Any]
+    validation_data: Any = None
+    validation_loss: Callable[[Any, Any], Any] | None = None
+    schedule: Callable[[int], float] | None = None
+    optimizer: Any = None
+    state: Any = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def is_file(model: str) -> bool:
+    """Return whether this names a file, not a model of the catalogue.
+
+    >>> is_file("mine.py"), is_file("cnn")
+    (True, False)
+    """
+    return model.endswith(".py") or "/" in model
+
+
+def catalogued(name: str, *, width: float, samples: int, seed: int) -> Training:
+    """Return a model of the catalogue with its data, loss and learning rate."""
+    from labkit.elastic import models
+    from labkit.elastic.data import dataset
+
+    return Training(
+        models.build(name, width=width, seed=seed), dataset(name, n=samples, seed=seed, width=width), models.loss(name),
+        options={"lr": models.learning_rate(name)},
+    )  # fmt: skip
+
+
+def arguments_of(training: Training, how: Mapping[str, Any], *, typed: Collection[str]) -> dict[str, Any]:
+    """Return the arguments of `start`: what was typed, else what the file says, else defaults of the command line.
+
+    Parameters
+    ----------
+    training : Training
+        What is trained.
+    how : mapping
+        Options of the command line, with the names of arguments; None: not given.
+    typed : collection of str
+        Those that were typed.
+    """
+    given = {name: value for name, value in how.items() if value is not None}
+    defaults = {name: value for name, value in given.items() if name not in typed}
+    own = {
+        name: value
+        for name, value in (
+            ("schedule", training.schedule),
+            ("optimizer", training.optimizer),
+            ("state", training.state),
+        )
+        if value is not None
+    }
+    return {**defaults, **training.options, **own, **{name: given[name] for name in given if name in typed}}
+
+
+def validation_of(
+    training: Training, *, steps: int, validate_every: int | None, patience: int | None, metric: str, best: str,
+    typed: Collection[str],
+) -> Validation | None:  # fmt: skip
+    """Return how a training is validated; None if its file has no samples for it.
+
+    Raises
+    ------
+    InputError
+        If options of a validation were typed, and there are no samples.
+    """
+    from labkit.elastic import Validation
+
+    if training.validation_data is None:
+        for name in OF_VALIDATION:
+            if name in typed:
+                raise InputError(
+                    f"--{name.replace('_', '-')}: there are no samples to validate with; expected a file that defines "
+                    "validation_data()."
+                )
+        return None
+    return Validation(
+        data=training.validation_data, every=max(1, steps // 10) if validate_every is None else validate_every,
+        loss=training.validation_loss, metric=metric, best=best, patience=patience,
+    )  # fmt: skip
+
+
+def read_training(path: Path, *, seed: int) -> Training:
+    """Run a file, and return what it defines.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    seed : int
+        With which torch is seeded before the model is made.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, raises, or lacks a name.
+    """
+    import torch
+
+    from labkit.elastic.data import as_dataset
+
+    module = _executed(path)
+    for name in NEEDED:
+        if not hasattr(module, name):
+            near = [other for other in vars(module) if other.lower().startswith(name[:4]) and not other.startswith("_")]
+            hint = f" It has '{near[0]}'." if near else ""
+            raise InputError(f"{path} defines no '{name}'; expected model(), data() and loss(model, batch).{hint}")
+    torch.manual_seed(seed)
+    given = {f.name: getattr(module, f.name) for f in fields(Training) if hasattr(module, f.name)}
+    for name in ("model", "data", "validation_data"):
+        if name in given:
+            given[name] = _made(path, name, given[name])
+    for name in ("data", "validation_data"):
+        if isinstance(given.get(name), tuple | list):
+            given[name] = as_dataset(given[name])
+    if not isinstance(given.get("options", {}), dict):
+        kind = type(given["options"]).__name__
+        raise InputError(f"{path}: options is a {kind}; expected a dict of arguments of start.")
+    return Training(**given)
+
+
+def _executed(path: Path) -> ModuleType:
+    """Return the module of a file; what it defines is pickled by value, so that workers need not find the file."""
+    import cloudpickle
+
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file; expected a Python file, or the name of a model.")
+    folder = str(path.absolute().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # modules beside it
+    spec = importlib.util.spec_from_file_location(f"labkit_train_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is no Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(spec.name, None)
+        raise InputError(f"{path}{_line_of(error, path)}: {type(error).__name__}: {error}") from error
+    cloudpickle.register_pickle_by_value(module)
+    return module
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    """Return ", line N" of a file that raised; "" if it is not known."""
+    if isinstance(error, SyntaxError):
+        return f", line {error.lineno}"
+    lines, at = [], error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code.co_filename == str(path):
+            lines.append(at.tb_lineno)
+        at = at.tb_next
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _made(path: Path, name: str, given: Any) -> Any:
+    """Return what a function without arguments returns, or the object itself."""
+    from torch import nn
+
+    if isinstance(given, nn.Module) or not callable(given) or hasattr(given, "__len__"):
+        return given
+    try:
+        return given()
+    except Exception as error:
+        raise InputError(f"{path}{_line_of(error, path)}: {name}() raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,101 @@
+"""`labkit train FILE.py`: the page's example runs as it stands, and what a file lacks is told."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from labkit.core.errors import InputError
+from labkit.experiment.own_training import Training, arguments_of, read_training
+
+PAGE = (Path(__file__).parents[2] / "docs" / "own-training.md").read_text()
+GOOD = """import torch
+model = torch.nn.Linear(2, 1)
+data = (torch.ones(8, 2), torch.ones(8, 1))
+def loss(m, b): return 0
+"""
+
+
+def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def test_the_example_of_the_page_trains_validates_logs_and_leaves_the_best_state(tmp_path: Path) -> None:
+    found = re.search(r'```python title="(.*?)"\n(.*?)```\n\n```text\nlabkit (.*?)\n```', PAGE, re.DOTALL)
+    assert found is not None
+    (tmp_path / found[1]).write_text(found[2])
+    done = labkit(*shlex.split(found[3]), "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["model"] == "mine"
+    assert told["validations"] >= 5
+    assert told["best"]["accuracy"] > 0.9
+    assert told["last_loss"] < told["first_loss"]
+    names = {row["name"] for row in csv.DictReader((tmp_path / "log.csv").read_text().splitlines())}
+    assert names == {"loss", "accuracy", "validation/loss", "validation/accuracy"}
+    state = torch.load(tmp_path / "best.pt")
+    assert {name: tuple(part.shape) for name, part in state.items()}["0.weight"] == (32, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("x = 1", r"defines no 'model'; expected model\(\), data\(\) and loss"),
+        (GOOD.replace("def loss", "def losses"), "defines no 'loss'; .* It has 'losses'"),
+        ("import torch\n\n1 / 0\n", "line 3: ZeroDivisionError: division by zero"),
+        ("def f(:", "line 1: SyntaxError"),
+        ("raise SystemExit(3)", "line 1: SystemExit: 3"),
+        ("def model():\n    raise KeyError('x')\ndata, loss = [1], len\n", r"line 2: model\(\) raised KeyError: 'x'"),
+        (GOOD + "options = 3", "options is a int; expected a dict"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_with_its_line(text: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(InputError, match=rf"mine\.py.*{what}") as caught:
+        read_training(tmp_path / "mine.py", seed=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_read_with_its_objects_and_the_files_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_it.py").write_text("WIDTH = 2\n")
+    (tmp_path / "mine.py").write_text("from beside_it import WIDTH\n" + GOOD + "schedule = lambda step: 1.0\n")
+    found = read_training(tmp_path / "mine.py", seed=0)
+    assert len(found.data) == 8
+    assert found.schedule is not None
+    assert found.validation_data is None
+
+
+def test_what_is_typed_counts_more_than_the_file_and_that_more_than_defaults() -> None:
+    training = Training(None, None, lambda model, batch: 0, schedule=float, options={"lr": 0.1, "batch": 7, "seed": 1})
+    found = arguments_of(training, {"lr": None, "batch": 32, "seed": 5, "workers": 2}, typed={"seed"})
+    assert found == {"lr": 0.1, "batch": 7, "seed": 5, "workers": 2, "schedule": float}
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("mine.py", "--width", "2"), "--width is of models of the catalogue; mine.py says"),
+        (("mine.py", "--patience", "2"), "--patience: there are no samples to validate with"),
+        (("cnn", "--validate-every", "2"), "--validate-every: there are no samples to validate with"),
+        (("mine.py", "--out", "best.txt"), "best.txt"),
+        (("mine.py", "--csv", "nowhere/log.csv"), "nowhere/log.csv cannot be written"),
+        (("mine.py", "--precision", "fp8"), "precision is 'fp8'"),
+        (("missing.py",), "missing.py: there is no such file"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_one_line(words: tuple[str, ...], what: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(GOOD)
+    done = labkit("train", *words, "--steps", "2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert what in done.stderr
+    assert len(done.stderr.splitlines()) == 1
