@@ -164,13 +164,13 @@ def train(
         from labkit.testbed.run.training import TrainingTable
 
         refuse_beside(context)
-        how = TrainingTable(
+        table = TrainingTable(
             width=width, samples=samples, seed=seed, batch=batch, optimizer=optimizer, lr=lr, lease_s=lease_s,
             save_every=save_every,
         )  # fmt: skip
         train_auto(
             model, steps=AUTO_STEPS if steps is None else steps, cores=cores, workers=workers, servers=servers,
-            training=how, runs=runs or Path("runs"), history=history, as_json=as_json,
+            training=table, runs=runs or Path("runs"), history=history, as_json=as_json,
         )  # fmt: skip
         return
     for option, given in {"cores": cores, "history": history, "runs": runs}.items():

@@ -11,7 +11,13 @@ import numpy as np
 
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages.reports import NotFinite, SendReport, ShardLoss, ShardLosses, ShardMetrics
+from labkit.elastic.protocol.messages.reports import (
+    NotFinite,
+    SendReport,
+    ShardLoss,
+    ShardLosses,
+    ShardMetrics,
+)
 from labkit.elastic.protocol.summation_tree import Node, cover, halves
 from labkit.elastic.worker.flat import FlatModel
 
