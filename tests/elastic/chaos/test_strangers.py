@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages import codec
 from labkit.elastic.protocol.messages.clients import StopJob
 from labkit.elastic.protocol.messages.greeting import hello
 from labkit.elastic.transport import Access, Address, Handler, TransportError, connect
@@ -53,7 +54,7 @@ def test_strangers_at_every_door_change_nothing(seed: int) -> None:
             with contextlib.suppress(TransportError):
                 channel = connect(Address.parse(f"unix:{door}"), handler=Handler(), access=Access(), hello=said)
                 with contextlib.suppress(TransportError):
-                    channel.request(kind, bytes(64), meta=encode(StopJob())).result(10)
+                    channel.request(kind, bytes(64), meta=codec.encode(StopJob())).result(10)
                 channel.close()
         refused = story.happens("refused")
         assert refused["why"]
