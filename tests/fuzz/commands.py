@@ -30,6 +30,32 @@ INVENTORIES = ("hosts.toml", "odd.toml", "missing.toml", "pipe.toml", "deep.toml
 OPTIONS = ("--slot", "--load", "--first", "--start", "--restart", "--rescale", "--seed", "--speed", "--format")
 SETTINGS = ("load", "slot_s", "first", "mtbf_s", "speed_error", "placer", "epoch_error", "start_s", "quantum_s", "nope")
 PATHS = ("out.html", "out.pdf", "taken/out.html", "/proc/out.html", "new/out.html", ".", "\0.html", "x" * 300 + ".html")
+OWN = (
+    "mine.py",
+    "odd.py",
+    "missing.py",
+    "./mine.py",
+    "taken/mine.py",
+    "pipe.py",
+    "binary.py",
+    "trace.csv",
+    "cnn",
+    ".py",
+)
+TRAIN = (
+    "--batch", "--shards", "--workers", "--servers", "--lr", "--clip-value", "--precision", "--validate-every",
+    "--patience", "--metric", "--best", "--csv", "--tensorboard", "--out", "--at", "--seed", "--optimizer",
+)  # fmt: skip
+MINE = """import torch
+
+model = torch.nn.Linear(2, 1)
+data = (torch.ones(64, 2), torch.ones(64, 1))
+validation_data = data
+
+
+def loss(model, batch):
+    return (model(batch[0]) - batch[1]).square().mean(), {"error": 0.5}
+"""
 COMPARE = ("compare", "trace.csv", "--cluster", "demo", "--schedulers")
 HOSTS = '[[hosts]]\nname = "h0"\ngpus = 4\ncpus = 16\nmemory_gb = 64\nsockets = 2\n'
 RANGES = HOSTS.replace("h0", "h[08-11]") + 'ssh = { address = "10.0.0.[8-11]" }\n[groups]\nall = "h[08-11]"\n'
@@ -55,7 +81,10 @@ def write_files(folder: Path, rng: np.random.Generator) -> None:
     (folder / "odd-ranges.toml").write_bytes(_changed(RANGES.encode(), rng))
     (folder / "deep.toml").write_text("x = " + "[" * 3000)
     (folder / "taken").write_text("a file where a folder is asked for")
-    for name in ("pipe", "pipe.toml"):
+    (folder / "mine.py").write_text(MINE)
+    (folder / "odd.py").write_bytes(_changed(MINE.encode(), rng))
+    (folder / "binary.py").write_bytes(rng.bytes(200))
+    for name in ("pipe", "pipe.toml", "pipe.py"):
         os.mkfifo(folder / name)
 
 
@@ -85,6 +114,7 @@ def command(rng: np.random.Generator) -> list[str]:
         lambda: [*COMPARE, "fifo", "--report", one(PATHS)],
         lambda: [*COMPARE, "fifo", "--throughputs", filled(TRACES)],
         lambda: ["simulate", filled(TRACES), "--cluster", filled(CLUSTERS), "--scheduler", _scheduler(rng)],
+        lambda: ["train", one(OWN), "--steps", "-1", one(TRAIN), one((*NUMBERS, *PATHS))],  # none of them starts
         lambda: ["traces", "info", one(TRACES[:11])],
         lambda: ["report", one(PATHS), "--out", one(PATHS)],
         lambda: [
