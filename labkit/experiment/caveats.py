@@ -73,7 +73,14 @@ def _same_in_each_row(speed: Floats) -> bool:
 
 
 def caveats(
-    jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, scheduler: Scheduler, name: str, speeds: str
+    jobs: Jobs,
+    cluster: Cluster,
+    *,
+    speed: SpeedModel,
+    scheduler: Scheduler,
+    name: str,
+    speeds: str,
+    fails: bool = False,
 ) -> list[str]:
     """Return what a reader of this scheduler's numbers has to know, a sentence each.
 
@@ -85,6 +92,8 @@ def caveats(
         What the scheduler is called.
     speeds : str
         The speed model in words.
+    fails : bool
+        Whether machines fail.
     """
     traits, found = Traits.of(scheduler), [*jobs.notes, *unmet_types(jobs, cluster)]
     if traits.lives_on_types and types_alike(jobs, cluster, speed=speed):
@@ -102,6 +111,11 @@ def caveats(
         )
     if traits.lives_on_slos and np.isnan(jobs.slo_s).all():
         found.append(f"{name}: no job of {jobs.name} has an SLO (slo_s), so it only minimises cost.")
+    if traits.ideal and fails:
+        found.append(
+            f"{name}: where GPUs are divided at will the cluster is one machine; it fails as often as each of the real "
+            "ones, and all of it at a time."
+        )
     remarks = getattr(scheduler, "remarks", None)
     found += [f"{name}: {said}" for said in (remarks() if remarks is not None else ())]
     unmet = getattr(scheduler, "unmet", None)  # of a scheduler that was trained

@@ -266,7 +266,8 @@ class Experiment:
     def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
         """Return what a reader of this scheduler's numbers has to know, a sentence each."""
         return caveats(
-            self.jobs, self.cluster, speed=self.speed, scheduler=scheduler, name=name, speeds=self.speeds
+            self.jobs, self.cluster, speed=self.speed, scheduler=scheduler, name=name, speeds=self.speeds,
+            fails=self.faults is not None,
         )  # fmt: skip
 
     @cached_property

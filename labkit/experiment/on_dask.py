@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distributed import Client, Security, Worker
 
 CONNECT_S = 10.0
-TASK_S, MOST_CELLS = 1.0, 64
+TASK_S, MOST_CELLS = 2.0, 64
 """Cells of one task: so many whose expected seconds together are no more."""
 AHEAD: Final = 3
 """Tasks on the cluster for each of its threads: one runs, others wait there."""

@@ -115,17 +115,23 @@ def fill(
     >>> filled.value.round(6).tolist(), round(filled.level, 6)
     ([1.0, 1.0, 1.0, 1.0], 0.333333)
     """
-    values, there, uses = _columns(value, capacity, use)
+    from labkit.solvers.levels_sound import sound
+
+    values, there, uses = _arrays(value, capacity, use)
     n_jobs = len(values)
-    columns = [
-        _of_jobs(name, c, n_jobs) for name, c in (("size", size), ("base", base), ("slope", slope), ("drag", drag))
-    ]
+    given = {"size": size, "base": base, "slope": slope, "drag": drag}
+    columns = [_of_jobs(name, column, n_jobs) for name, column in given.items()]
+    none = np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_)
+    if sound(values, there, uses, *columns):
+        return _search(values, there, uses / there, columns, none, leximin, tolerance)
+    _check_offer(there, uses)
+    for name, column in zip(given, columns, strict=True):
+        _check_column(name, column)
     if not columns[2].any():
         raise UnboundedError(f"the slopes of all {n_jobs} jobs are 0: no level is the greatest; expected one above 0.")
     if columns[1].any():
         _check_bases(values, columns[1])
     _check_all("size", columns[0])
-    none = np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_)
     return _run(values, there, uses, columns, none, leximin, tolerance)
 
 
@@ -186,9 +192,12 @@ def fill_entities(
     >>> filled.value.round(6).tolist()
     [1.0, 0.0, 1.0]
     """
-    values, there, uses = _columns(value, capacity, use)
+    values, there, uses = _arrays(value, capacity, use)
+    _check_offer(there, uses)
     n_jobs = len(values)
     sizes, weights = _of_jobs("size", size, n_jobs), _of_jobs("weight", weight, n_jobs)
+    _check_column("size", sizes)
+    _check_column("weight", weights)
     groups = _groups(entity, entity_weight, fifo, n_jobs)
     _check_all("size", sizes)
     _check_all("weight", weights)
@@ -199,14 +208,22 @@ def fill_entities(
 def _run(
     values: Floats, there: Floats, uses: Floats, columns: list[Floats], groups: Any, leximin: bool, tolerance: float
 ) -> Filled:
-    from labkit.solvers import levels_kernel as kernel
-
-    size, base, slope, drag = columns
+    """Check that every job can run on what is there, and search."""
     if there.all():
         values, uses = _where_it_can(values, values), uses / there
     else:
         values = _where_it_can(values, np.where((uses[:, there == 0] > 0).any(axis=1), 0.0, values))
         uses = np.divide(uses, there, out=np.zeros_like(uses), where=there > 0)
+    return _search(values, there, uses, columns, groups, leximin, tolerance)
+
+
+def _search(
+    values: Floats, there: Floats, uses: Floats, columns: list[Floats], groups: Any, leximin: bool, tolerance: float
+) -> Filled:
+    """Search for the levels; `uses` is per unit of capacity."""
+    from labkit.solvers import levels_kernel as kernel
+
+    size, base, slope, drag = columns
     ended, x, got, level, bound, price, n = kernel.fill(
         values, size, uses, base, slope, drag, groups, leximin, float(tolerance)
     )
@@ -218,7 +235,7 @@ def _run(
     return Filled(x, got, level, bound, prices, n)
 
 
-def _columns(value: ArrayLike, capacity: ArrayLike, use: ArrayLike | None) -> tuple[Floats, Floats, Floats]:
+def _arrays(value: ArrayLike, capacity: ArrayLike, use: ArrayLike | None) -> tuple[Floats, Floats, Floats]:
     values = np.ascontiguousarray(value, np.float64)
     there = np.ascontiguousarray(capacity, np.float64)
     uses = np.eye(len(there)) if use is None else np.ascontiguousarray(use, np.float64)
@@ -227,11 +244,14 @@ def _columns(value: ArrayLike, capacity: ArrayLike, use: ArrayLike | None) -> tu
             f"value has shape {values.shape}, use {uses.shape} and capacity {there.shape}; "
             "expected (jobs, columns), (columns, types) and (types,), with at least one of each."
         )
+    return values, there, uses
+
+
+def _check_offer(there: Floats, uses: Floats) -> None:
     if not (there.min() >= 0 and 0 < there.max() < np.inf):
         raise InputError(f"capacity is {there.tolist()}; expected devices >= 0 of each type, and more than 0 in all.")
     if not (uses.min() >= 0 and 0 < uses.sum(axis=1).min() < np.inf):
         raise InputError(f"use is {uses.tolist()}; expected fractions >= 0, not all 0 in any row.")
-    return values, there, uses
 
 
 def _of_jobs(name: str, given: ArrayLike, n_jobs: int) -> Floats:
@@ -239,10 +259,13 @@ def _of_jobs(name: str, given: ArrayLike, n_jobs: int) -> Floats:
     column = np.full(n_jobs, array) if array.ndim == 0 else np.ascontiguousarray(array)
     if column.shape != (n_jobs,):
         raise InputError(f"{name} has shape {column.shape}; expected a number, or one for each of {n_jobs} jobs.")
+    return column
+
+
+def _check_column(name: str, column: Floats) -> None:
     if not (column.min() >= 0 and column.max() < np.inf):
         j = int(np.flatnonzero(~((column >= 0) & (column < np.inf)))[0])
         raise InputError(f"job {j} has {name} {column[j]}; expected a number of 0 or more.")
-    return column
 
 
 def _check_all(name: str, column: Floats) -> None:

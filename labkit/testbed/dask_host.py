@@ -88,6 +88,7 @@ NOWHERE: Final = "127.0.0.1:0"
 SETTINGS: Final[dict[str, Any]] = {
     "distributed.admin.tick.interval": "500ms",
     "distributed.admin.system-monitor.interval": "5s",
+    "distributed.worker.memory.monitor-interval": "500ms",
     "distributed.worker.profile.enabled": False,
 }
 """Dask watches itself less often than by default, which takes each of its processes some hundredths of a core."""

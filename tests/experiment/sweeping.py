@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,26 @@ def small(**changes: object) -> Grid:
 def numbers(table: pd.DataFrame) -> pd.DataFrame:
     """Return the columns of a table that no clock and no folder has a part in."""
     return table.drop(columns=["cpu_s", "wall_s", "run"])
+
+
+def until(condition: Callable[[], object], *, timeout_s: float = 200) -> None:
+    """Wait until another process has done something."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        threading.Event().wait(0.02)
+
+
+def pids(folder: Path) -> set[int]:
+    """Return the processes that a `Noting` scheduler noted."""
+    told = [path.read_text() for path in folder.iterdir() if path.is_file() and path.name != "hold"]
+    return {int(text) for text in told if text}
+
+
+def n_lines(folder: Path) -> int:
+    """Return how many lines are complete, while another process may write."""
+    path = folder / "cells.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from labkit.results import read_sweep
 from labkit.simulator import Faults
 from labkit.workloads import with_epoch_error
 from labkit.workloads.expressions import trace
-from tests.experiment.sweeping import TRACE, Dying, Fair, Noting, Raising, numbers, small
+from tests.experiment.sweeping import TRACE, Dying, Fair, Noting, Raising, n_lines, numbers, pids, small, until
 
 ROOT = Path(__file__).parents[2]
 NOISY = {"mtbf_s": 3000, "mttr_s": 300, "checkpoint_s": 60, "period_s": 300, "speed_error": 0.3, "epoch_error": 0.2}
@@ -38,22 +37,9 @@ def quiet(grid: Grid, **options: object):
     return sweep(grid, progress=False, **({"workers": 2} | options))
 
 
-def until(condition: Callable[[], object], *, timeout_s: float = 200) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        threading.Event().wait(0.02)
-
-
 def lines(folder: Path) -> list[dict]:
     path = folder / "cells.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def pids(folder: Path) -> set[int]:
-    """Return the processes that a `Noting` scheduler noted."""
-    told = [path.read_text() for path in folder.iterdir() if path.name != "hold"]
-    return {int(text) for text in told if text}
 
 
 @pytest.fixture
@@ -254,6 +240,46 @@ def test_kill_9_loses_the_cells_that_were_running_and_leaves_no_process(tmp_path
     table = quiet(grid_of_script(notes), folder=folder)
     assert len(lines(folder)) == 6
     assert numbers(table).equals(numbers(quiet(grid_of_script(notes), workers=0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_again_and_again_at_random_moments_and_resumed_the_numbers_are_those_of_one_sweep(
+    seed, tmp_path, notes, script
+):
+    rng, folder, cells = np.random.default_rng(seed), tmp_path / "s", "seeds=40"
+    for _ in range(3):
+        process = script(of_script(notes, folder, cells=cells))
+        enough = n_lines(folder) + int(rng.integers(1, 20))
+        until(lambda enough=enough: n_lines(folder) >= enough)
+        threading.Event().wait(rng.uniform(0, 0.03))  # in the middle of a cell, of a line, or between them
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        assert psutil.wait_procs(children, timeout=100)[1] == []
+        assert enough <= n_lines(folder) < 80
+    table = quiet(grid_of_script(notes, seeds=40), folder=folder)
+    cells_run = [row["cell"] for row in lines(folder)]
+    assert len(cells_run) == len(set(cells_run)) == 80  # what was done was not run again
+    assert numbers(table).equals(numbers(quiet(grid_of_script(notes, seeds=40), workers=0)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cut_at_any_byte_and_resumed_the_numbers_are_the_same(seed, tmp_path):
+    whole = quiet(small(), folder=tmp_path, workers=0)
+    path = tmp_path / "cells.jsonl"
+    kept = int(np.random.default_rng(seed).integers(path.stat().st_size))
+    os.truncate(path, kept)
+    assert numbers(quiet(small(), folder=tmp_path, workers=0)).equals(numbers(whole))
+    assert len(lines(tmp_path)) == 8
+
+
+def test_of_short_cells_the_next_waits_at_the_worker_and_one_that_dies_there_names_only_itself(tmp_path):
+    grid = small(schedulers={"fifo": "fifo", "dying": Dying("kill"), "srtf": "srtf"}, seeds=3)
+    table = quiet(grid, workers=1, folder=tmp_path).set_index("scheduler")
+    assert (table.loc[["fifo", "srtf"], "error"] == "").all()
+    assert table.loc["dying", "error"].str.contains("killed").tolist() == [True] * 3
+    assert len(lines(tmp_path)) == 9
 
 
 def test_ctrl_c_stops_soon_keeps_what_is_done_and_says_how_to_go_on(tmp_path, notes, script):

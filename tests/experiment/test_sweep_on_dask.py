@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import distributed
@@ -11,12 +16,16 @@ import psutil
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.experiment import sweep
+from labkit.experiment import on_dask, sweep
+from labkit.experiment.lengths import Lengths
 from labkit.experiment.on_dask import connect
 from labkit.results import read_sweep
-from tests.experiment.sweeping import Dying, Raising, numbers, small
+from tests.experiment.sweeping import Dying, Noting, Raising, n_lines, numbers, pids, small, until
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning:tornado")
+
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +81,67 @@ def test_nothing_of_a_sweep_stays_on_the_cluster(client):
     plugins = client.run(lambda dask_worker: [name for name in dask_worker.plugins if "labkit" in str(name)])
     assert plugins  # one of the two workers may be starting again
     assert not any(plugins.values())
+
+
+def test_short_cells_share_a_task_with_the_same_numbers(client, monkeypatch):
+    shared = []
+    taken = on_dask._Tasks._taken
+    monkeypatch.setattr(
+        on_dask._Tasks, "_taken", lambda self, *given: shared.append(len(given[-1])) or taken(self, *given)
+    )
+    grid = small(seeds=30)
+    assert numbers(sweep(grid, client=client, progress=False)).equals(numbers(sweep(grid, workers=0, progress=False)))
+    assert len(shared) < sum(shared) == 60
+
+
+@pytest.mark.slow
+def test_a_task_of_many_cells_whose_worker_dies_is_tried_cell_by_cell(client, monkeypatch):
+    monkeypatch.setattr(Lengths, "expected_s", lambda *_: 0.0)  # all of them share tasks from the first on
+    names = {f"fifo{i}": "fifo" for i in range(2)} | {"dying": Dying("exit")} | {f"srtf{i}": "srtf" for i in range(9)}
+    table = sweep(small(schedulers=names, seeds=1), client=client, progress=False)
+    died = "the worker processes that had it died, each time with this cell"
+    assert table["error"].tolist() == ["", "", died] + [""] * 9
+
+
+def test_a_worker_killed_from_outside_costs_nothing_there(client, tmp_path):
+    (tmp_path / "hold").touch()
+    grid = small(schedulers={"fifo": "fifo", "noting": Noting(str(tmp_path))})
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(sweep, grid, client=client, folder=tmp_path / "s", progress=False)
+        until(lambda: pids(tmp_path))
+        os.kill(pids(tmp_path).pop(), signal.SIGKILL)
+        (tmp_path / "hold").unlink()
+        table = found.result(timeout=200)
+    assert numbers(table).equals(numbers(sweep(grid, workers=0, progress=False)))
+
+
+def test_a_caller_that_is_killed_goes_on_later_with_the_same_numbers(cluster, client, tmp_path):
+    folder, notes = tmp_path / "s", tmp_path / "notes"
+    notes.mkdir()
+    (notes / "hold").touch()
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+from labkit.experiment import Grid, sweep
+from labkit.experiment.on_dask import connect
+from tests.experiment.sweeping import TRACE, Noting
+
+if __name__ == "__main__":
+    grid = Grid(schedulers={{"fifo": "fifo", "noting": Noting({str(notes)!r})}}, trace=TRACE, cluster="demo", seeds=4)
+    with connect({cluster.scheduler_address!r}) as client:
+        sweep(grid, folder={str(folder)!r}, client=client, progress=False)
+""")
+    with subprocess.Popen(
+        [sys.executable, str(script)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    ) as caller:
+        until(lambda: (pids(notes) and n_lines(folder)) or caller.poll() is not None)  # one cell is done, one holds
+        caller.kill()
+    before = (folder / "cells.jsonl").read_bytes().splitlines()
+    assert 1 <= len(before) < 8
+    (notes / "hold").unlink()
+    grid = small(schedulers={"fifo": "fifo", "noting": Noting(str(notes))})
+    table = sweep(grid, client=client, folder=folder, progress=False)
+    assert numbers(table).equals(numbers(sweep(grid, workers=0, progress=False)))
+    assert (folder / "cells.jsonl").read_bytes().splitlines()[: len(before)] == before
 
 
 def test_an_address_at_which_nobody_answers_is_told(monkeypatch):

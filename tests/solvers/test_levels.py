@@ -15,6 +15,7 @@ from labkit.core.errors import InfeasibleError, InputError, UnboundedError
 from labkit.solvers.levels import fill, fill_entities
 from labkit.solvers.levels_game import balance
 from labkit.solvers.levels_search import mix
+from labkit.solvers.levels_sound import sound
 
 TIGHT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
@@ -452,6 +453,36 @@ ONE = {"size": 1, "capacity": [1]}
 def test_wrong_input_is_named(value, options, error, message):
     with pytest.raises(error, match=message):
         fill(value, **(ONE | options))
+
+
+@pytest.mark.parametrize("odd", [np.nan, -1.0, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["value", "capacity", "use", "size", "base", "slope", "drag"])
+def test_what_is_not_sound_is_seen_wherever_it_stands(where, odd):
+    arrays = {name: np.ones((2, 2)) for name in ("value", "use")} | {"capacity": np.ones(2), "base": np.zeros(3)}
+    arrays |= {name: np.ones(3) for name in ("size", "slope", "drag")}
+    order = ("value", "capacity", "use", "size", "base", "slope", "drag")
+    assert sound(*(arrays[name] for name in order))
+    for k in range(arrays[where].size):
+        given = arrays | {where: arrays[where].copy()}
+        given[where].flat[k] = odd
+        assert not sound(*(given[name] for name in order))
+
+
+def test_sound_numbers_are_filled_as_after_all_checks(monkeypatch):
+    rng = np.random.default_rng(3)
+    problem = {
+        "size": rng.integers(1, 5, 40).astype(float),
+        "capacity": [9.0, 4.0, 7.0],
+        "slope": rng.uniform(1, 3, 40),
+    }
+    value = rng.uniform(0.1, 5, (40, 3)) * (rng.random((40, 3)) < 0.9) + np.array([0.0, 0.0, 1e-3])
+    fast = fill(value, **problem)
+    asked = []
+    monkeypatch.setattr("labkit.solvers.levels_sound.sound", lambda *_: asked.append(1))
+    slow = fill(value, **problem)
+    assert asked
+    assert fast.x.tobytes() == slow.x.tobytes()
+    assert (fast.level, fast.bound) == (slow.level, slow.bound)
 
 
 @pytest.mark.parametrize(

@@ -318,8 +318,8 @@ class RoundState:
         return columns
 
     def _slices(self) -> Placement:
-        """Return the placement in which each job holds its share of slices of each device type."""
-        share = self.share[self.jobs]
+        """Return the placement in which each job holds its share of slices of each device type that is there."""
+        share = self.share[self.jobs] * (self.use @ self.capacity > 0)  # a share is older where no machine is up
         count = np.floor(share * self.table.n_workers[self.jobs, None] * (1 - 1e-9)).astype(np.int32)
         j, t = np.nonzero(count)
         return Placement.of(self.jobs, job=self.jobs[j], group=t, count=count[j, t])

@@ -10,11 +10,13 @@ import pytest
 from labkit.core import Jobs, Kind
 from labkit.core.errors import InputError
 from labkit.core.life import Profile
-from labkit.experiment import Experiment
+from labkit.experiment import Experiment, simulate
+from labkit.experiment.caveats import Caveat
 from labkit.schedulers import make
 from labkit.schedulers.gavel.mechanism import Gavel
 from labkit.schedulers.gavel.problem import Allocation, Problem
 from labkit.schedulers.gavel.rounds import fill_up, most_overdue, trade
+from labkit.simulator import Faults
 from labkit.topology import no_network
 from labkit.topology.servers import Server
 from labkit.workloads.gavel_traces import gavel_jobs
@@ -239,6 +241,23 @@ def test_in_the_ideal_everybody_trains_at_the_allotted_mean_speed_all_the_time()
     record = Experiment.of(jobs, cluster=cluster(1), speed="recorded").run("gavel_las(ideal=True)")
     assert record.table["jct_s"].tolist() == pytest.approx([7200, 10800], rel=1e-5)
     assert record.summary["utilisation"] == pytest.approx(1, rel=1e-5)
+
+
+def test_in_the_ideal_jobs_wait_while_no_machine_is_there_and_go_on_from_their_checkpoints():
+    jobs = Jobs.of(arrival_s=[0, 0], total_steps=[3600, 7200], duration_s=[3600, 7200])
+    faults = Faults(mtbf_s=4000, mttr_s=500, checkpoint_s=60)
+    with pytest.warns(Caveat, match="the cluster is one machine"):
+        record = simulate(jobs, cluster=cluster(1), speed="recorded", scheduler="gavel_las(ideal=True)", faults=faults)
+    events = record.events
+    left = events["time_s"][events["kind"] == Kind.LEFT]
+    back = events["time_s"][events["kind"] == Kind.JOINED]
+    assert len(left) >= 1
+    starts = events["time_s"][events["kind"] == Kind.STARTED]
+    for begin, end in zip(left, np.append(back, np.inf), strict=False):
+        assert not ((begin < starts) & (starts < end)).any()
+        assert end == np.inf or (starts == end).any()  # both go on as soon as it is there again
+    assert (events["kind"] == Kind.COMPLETED).sum() == 2
+    assert record.table["jct_s"].to_numpy().max() > 10800 + (back - left[: len(back)]).sum()
 
 
 def test_rounds_come_close_to_the_ideal():
