@@ -39,7 +39,7 @@ def by_linear_program(value: Floats, capacity: Floats) -> float:
     program = LinearProgram(maximise=True)
     program.add_columns(np.append(np.zeros(value.size), 1.0))
     program.add_rows(sparse.vstack([time_of, gpus_of]), upper=np.append(np.ones(n_jobs), capacity))
-    program.add_rows(sparse.hstack([speed_of, -np.ones((n_jobs, 1))]), lower=0.0)
+    program.add_rows(sparse.hstack([speed_of, sparse.csr_matrix(-np.ones((n_jobs, 1)))]), lower=0.0)
     return float(program.solve().value)
 
 

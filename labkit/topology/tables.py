@@ -38,10 +38,10 @@ def sizes(clusters: Mapping[str, Cluster]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    columns = {}
+    columns: dict[str, dict[str, int | str]] = {}
     for name, cluster in clusters.items():
         net = cluster.network
-        speeds = np.unique(net.link_gbps) if net is not None else []
+        speeds = [] if net is None else np.unique(net.link_gbps).tolist()
         columns[name] = {
             "machines": cluster.n_machines,
             "GPUs": int(cluster.n_gpus),
