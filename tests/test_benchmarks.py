@@ -39,7 +39,7 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path):
     assert path.read_text() == before
 
 
-def test_rows_that_nobody_makes_any_more_go_when_everything_was_measured(tmp_path):
+def test_rows_that_no_benchmark_makes_any_more_go_when_everything_was_measured(tmp_path):
     path = tmp_path / "results.json"
     write([row("old", 1.0)], path)
     assert [each["name"] for each in write([row("new", 2.0)], path)] == ["new", "old"]

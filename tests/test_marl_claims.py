@@ -63,7 +63,7 @@ def test_cores_in_use_are_those_of_tasks_that_are_there():
     assert use[1].sum() * 48 == pytest.approx(busy)  # cores of each machine
 
 
-def test_who_learns_sooner_is_told_in_epochs():
+def test_learning_speed_is_given_in_epochs():
     row = next(line for line in claims(TOLD) if line.startswith("| 200 epochs"))
     assert "many: 20, one: 20, down to Tetris's 12.0 intervals | | | | no |" in row
     assert epochs_to([1.0] * 5, 2.0) is None

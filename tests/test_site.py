@@ -40,7 +40,7 @@ def test_the_navigation_names_pages_that_are_there_and_every_page_once(hooks):
     assert len(named) == len(set(named))
 
 
-def test_a_page_that_nobody_named_is_found_by_its_folder(hooks):
+def test_a_page_that_the_navigation_does_not_name_is_found_by_its_folder(hooks):
     pages = ["index.md", "new.md", "why/new.md", "notebooks/99_new.ipynb"]
     filled = hooks._filled(navigation(), pages)
     assert set(pages) <= set(hooks._named(filled))

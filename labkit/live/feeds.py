@@ -132,7 +132,7 @@ class GanttFeed(Feed):
         held = np.fmax(jobs.max_workers * worker + jobs.max_ps * ps, jobs.n_workers * worker + jobs.n_ps * ps)
         shown = [ghost for ghost in self.ghosts if len(ghost.done_s) == len(jobs)]
         return {
-            "title": f"Who runs when under {self.run.name}",
+            "title": f"Jobs over time under {self.run.name}",
             "colour": colour(self.run.name),
             "unit": board.unit,
             "most": max(1, round(float(min(held.max(), board.cluster.capacity[:, board.resource].sum())))),

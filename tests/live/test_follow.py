@@ -33,7 +33,7 @@ def record() -> RunRecord:
     return simulate(jobs, cluster="no_network(1)", scheduler="fifo")
 
 
-def test_a_run_is_seen_as_far_as_it_is_written_by_whom_and_how_to_go_on_with_it(record, tmp_path):
+def test_a_view_shows_a_run_as_far_as_it_is_written_its_writer_and_how_to_go_on_with_it(record, tmp_path):
     info = replace(record.info, run="r", backend="testbed")
     writer = RunWriter.create(tmp_path, info=info, jobs=record.jobs, cluster=record.cluster)
     halfway = int(np.flatnonzero(record.events["kind"] == Kind.COMPLETED)[0]) + 1

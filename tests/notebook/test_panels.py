@@ -113,7 +113,7 @@ def test_a_run_goes_on_and_says_so_when_the_cell_that_waits_for_it_is_interrupte
     assert (at_last.state, at_last.text) == ("stopped", "")
 
 
-def test_a_gate_admits_one_decision_at_a_time_and_a_stopped_one_lets_nobody_wait():
+def test_a_gate_admits_one_decision_at_a_time_and_a_stopped_one_keeps_no_caller_waiting():
     gate = RunGate()
     assert not gate.shut
     gate.close()

@@ -74,7 +74,7 @@ def test_a_view_that_watches_another_run_forgets_the_first(experiment):
     browser = Browser(view)
     view.watch(second)
     first.start().wait()
-    assert [content["title"] for content, _ in browser.heard] == ["Who runs when under srtf"]
+    assert [content["title"] for content, _ in browser.heard] == ["Jobs over time under srtf"]
 
 
 def test_the_heat_map_tells_whose_gpus_are_held(experiment):

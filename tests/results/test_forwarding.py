@@ -22,7 +22,7 @@ def record(folder=None) -> RunRecord:
     return labkit.simulate(jobs, cluster=fat_tree(4), scheduler="even_pods", speed="recorded", runs=folder)
 
 
-def test_the_matrix_counts_who_left_which_pod_for_which():
+def test_the_matrix_counts_the_jobs_forwarded_between_each_two_pods():
     run = record()
     table = forwarding(run.events, run.jobs, run.cluster)
     sent = table.pivot_table(index="home", columns="pod", values="n_jobs").to_numpy()

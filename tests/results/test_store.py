@@ -168,7 +168,7 @@ def told_by(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_a_run_has_one_writer_and_who_that_is_is_told_also_while_it_is_stopped_and_no_more_once_it_was_killed(tmp_path):
+def test_a_run_has_one_writer_which_is_named_also_while_it_is_stopped_and_no_more_once_it_was_killed(tmp_path):
     with writing(tmp_path, "r") as process:
         assert told_by(process) == "r"
         process.send_signal(signal.SIGSTOP)

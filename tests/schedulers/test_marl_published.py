@@ -227,7 +227,7 @@ def test_a_full_pod_leaves_forwarding_alone():
     assert slot.placement().set_jobs.tolist() == [0, 1]  # job 2 found pod 1 full and waits
 
 
-def test_one_agent_forwards_to_nobody():
+def test_one_agent_forwards_no_job():
     session = session_of(some_jobs(6, arrival_s=0))
     slot = slot_of(session, Form(models=MODELS, agents="one"))
     while slot.task is not None:

@@ -68,7 +68,7 @@ def test_two_starts_at_once_take_twice_as_long() -> None:
     assert at(rows, Kind.COMPLETED, 0) == pytest.approx([28.0])  # then half the speed each
 
 
-def test_a_start_slows_who_trains_and_is_slowed_by_it() -> None:
+def test_a_start_slows_jobs_that_train_and_is_slowed_by_them() -> None:
     made = simulator(0.0, 0.0)
     made.apply(gang(0, 1))
     run(made, 5.0)  # job 0 has made 10 steps

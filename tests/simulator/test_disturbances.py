@@ -273,7 +273,7 @@ def shared(jobs: Jobs, **options: Any) -> np.ndarray:
     return Session(Simulator(jobs, cluster, speed=Shared(jobs), **options)).run(make("fifo"))
 
 
-def test_jobs_are_timed_anew_whenever_who_runs_changes() -> None:
+def test_jobs_are_timed_anew_whenever_the_running_jobs_change() -> None:
     """Alone from 0 s to 30 s, two until 90 s, three until the first is done."""
     rows = shared(many(3, arrival_s=[0, 30, 90], total_steps=[100, 100, 40]))
     # job 0: 30 + 30 at 90 s, 40 left at a third; job 2 has 40 as well: both at 210 s; job 1: 30 left alone

@@ -75,7 +75,7 @@ def test_a_round_ends_with_its_last_lease_and_a_lease_has_whole_steps() -> None:
     assert (rows["kind"] == Kind.DECIDED).sum() == 2
 
 
-def test_nobody_is_told_of_an_arrival_or_a_completion_before_the_round_is_over() -> None:
+def test_an_arrival_or_a_completion_calls_for_no_decision_before_the_round_is_over() -> None:
     jobs = Jobs.of(arrival_s=[0, 0, 3, 10], total_steps=[4, 30, 5, 1], duration_s=[1] * 4)
     run = session(jobs, [1.0, 1.0, 1.0, 1.0])
     greedy, seen = Greedy(), []
@@ -97,7 +97,7 @@ def test_a_completed_job_gives_its_gpus_back_at_once() -> None:
     assert bars["end_s"].tolist() == [4, 30]
 
 
-def test_while_nobody_holds_tasks_an_arrival_calls_for_a_decision() -> None:
+def test_while_no_job_holds_tasks_an_arrival_calls_for_a_decision() -> None:
     jobs = Jobs.of(arrival_s=[0, 50, 51], total_steps=[4, 30, 1], duration_s=[1] * 3)
     rows = session(jobs, [1.0, 1.0, 1.0]).run(Greedy())
     assert rows["time_s"][rows["kind"] == Kind.DECIDED].tolist() == [0, 50, 60, 70]

@@ -159,7 +159,7 @@ def test_partners_can_be_exchanged() -> None:
     np.testing.assert_array_equal(simulated(run)._truth.book.free, run.ledger.book.free)
 
 
-def test_of_a_pair_that_both_completes_at_one_moment_nobody_stays_behind() -> None:
+def test_of_a_pair_that_completes_at_one_moment_neither_keeps_tasks() -> None:
     rows = begin(of([6, 4])).run(Asks(pair(0, 1)))
     assert story(rows)[2:] == [(10, "COMPLETED", 0, 0), (10, "COMPLETED", 1, 0)]
 

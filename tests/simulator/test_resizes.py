@@ -58,7 +58,7 @@ def test_a_job_goes_on_with_other_cores_at_the_speed_of_eq_1(overheads: Overhead
     assert run.ledger.belief["speed"][0] == pytest.approx(0.4)
 
 
-def test_what_was_resized_is_told_to_tables_files_and_those_who_replay() -> None:
+def test_a_resize_is_in_tables_files_and_replays() -> None:
     run = Session(Simulator(JOBS, CLUSTER, speed=model()), cadence=every_slot(10))
     run.step(placed())
     run.step(placed(worker=4))

@@ -81,7 +81,7 @@ def test_a_worker_at_a_quarter_holds_the_whole_job_up_where_samples_were_divided
     assert jct(run(jobs_of(), WORKERS, sharding="static")) == pytest.approx(250, rel=1e-6)
 
 
-def test_a_server_at_a_quarter_holds_everybody_up():
+def test_a_server_at_a_quarter_of_its_speed_slows_all_workers():
     """Each of four servers takes in a quarter of the updates: 4 steps/s, then 1."""
     for sharding in ("dynamic", "static"):
         record = run(jobs_of(), SERVERS, troubles=slow(Role.PS), sharding=sharding)

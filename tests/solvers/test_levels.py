@@ -214,7 +214,7 @@ def test_entities_have_what_water_filling_with_their_policies_gives():
         np.testing.assert_allclose(filled.value, has, atol=1e-7, err_msg=str(seed))
 
 
-def test_bases_are_met_before_anybody_grows():
+def test_bases_are_met_before_any_job_gets_more():
     for seed in range(30):
         case = random_case(seed)
         slope, base = case.slope.copy(), np.zeros(len(case.value))
@@ -260,7 +260,7 @@ def test_shares_fit_and_prices_prove_the_level(case, leximin):
 
 
 @given(cases(), st.integers(0, 10**6))
-def test_who_comes_first_changes_nobodys_value(case, seed):
+def test_the_order_of_jobs_changes_no_value(case, seed):
     order = np.random.default_rng(seed).permutation(len(case.value))
     turned = replace(case, value=case.value[order], size=case.size[order], slope=case.slope[order])
     np.testing.assert_allclose(turned.filled().value, case.filled().value[order], rtol=1e-6)
@@ -289,7 +289,7 @@ def test_every_entity_of_one_job_is_a_job_of_its_weight(case):
     np.testing.assert_allclose(filled.value, case.filled().value, rtol=1e-6)
 
 
-def test_nobody_can_gain_without_another_losing():
+def test_no_job_can_gain_without_another_losing():
     for seed in range(25):
         case = random_case(seed, n_jobs=8)
         has = case.filled().value * (1 - 1e-11)

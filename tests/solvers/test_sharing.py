@@ -244,7 +244,7 @@ def test_types_without_devices_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("n", range(2, 9))
-def test_within_a_group_nobody_meets_itself_and_all_have_as_much_time(n: int) -> None:
+def test_within_a_group_no_job_is_its_own_partner_and_all_have_as_much_time(n: int) -> None:
     first, second, part = _among(n)
     assert (first != second).all()
     assert part.sum() == pytest.approx(1.0)

@@ -50,7 +50,7 @@ def test_two_stages_recover_the_coefficients_they_were_made_with() -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_nobody_beside_means_no_slowdown_and_nobody_speeds_up(kind: str) -> None:
+def test_without_other_jobs_there_is_no_slowdown_and_no_job_ever_speeds_up(kind: str) -> None:
     model = InterferenceModel(kind).fit(profile("mild", n_samples=120, rng=np.random.default_rng(0)))
     u = np.linspace(0, 8, 50)
     assert (model.slowdown(u, u, co_cpu_cores=0, co_pcie_gbps=0) == 1).all()

@@ -60,7 +60,7 @@ def test_a_ring_passes_every_worker_once_and_leaves_each_group_once(gangs):
 
 
 @given(jobs_with_tasks())
-def test_a_pair_of_tasks_keeps_its_path_whoever_else_runs(gangs):
+def test_a_pair_of_tasks_keeps_its_path_whatever_other_jobs_run(gangs):
     """The hash depends on the job and the places in it only, not on the job's position among the running ones."""
     size = np.ones(len(gangs.job))
 

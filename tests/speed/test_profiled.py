@@ -80,7 +80,7 @@ def speeds(these: Jobs, known: TestbedProfile, *, groups: list[int] | None = Non
 # --- the sharing of cores
 
 
-def test_who_asks_for_little_gets_it_and_the_others_divide_the_rest() -> None:
+def test_a_process_that_asks_for_little_gets_it_and_the_others_divide_the_rest() -> None:
     assert max_min(np.array([0.2, 2.0, 1.0]), 2.0).tolist() == [0.2, 0.9, 0.9]
     assert max_min(np.array([1.0, 1.0]), 3.0).tolist() == [1.0, 1.0]
     assert max_min(np.array([2.0, 2.0]), 3.0, weight=np.array([2.0, 1.0])).tolist() == [2.0, 1.0]
@@ -198,7 +198,7 @@ def test_what_sharing_explains_is_not_counted_twice() -> None:
     assert speeds(jobs("m", "m"), known) == pytest.approx([5.0, 5.0], rel=1e-3)
 
 
-def test_a_slowdown_beyond_sharing_slows_those_beside_others_and_nobody_alone() -> None:
+def test_a_slowdown_beyond_sharing_slows_co_located_jobs_and_none_that_is_alone() -> None:
     rows = [beside(own, others, 1.25) for own in (0.5, 1.0) for others in (0.2, 0.5, 0.8, 1.0)]
     known = profile(beside=rows, interference=interference(rows, cores=4.0), cores=4.0)
     assert speeds(jobs("m"), known) == pytest.approx([10.0])

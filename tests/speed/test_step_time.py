@@ -198,7 +198,7 @@ def slower(cluster, factor, *, every=1, buses=True):
 
 
 @given(busy(), st.integers(1, 5))
-def test_a_slower_link_speeds_up_nobody_under_equal_shares(case, every):
+def test_a_slower_link_speeds_up_no_job_under_equal_shares(case, every):
     cluster, jobs, gangs, size = case
     before, after = (
         model(c, jobs=jobs, model_bytes=size, share="equal").speeds(gangs)

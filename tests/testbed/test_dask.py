@@ -74,7 +74,7 @@ def test_a_sweep_on_the_hosts_gives_the_numbers_of_this_machine(here, two):
     assert numbers(table).equals(numbers(sweep(grid, workers=0, progress=False)))
 
 
-def test_whoever_has_no_certificate_of_this_cluster_stays_outside(here, tmp_path):
+def test_a_client_without_a_certificate_of_this_cluster_is_refused(here, tmp_path):
     address = (here / "address").read_text().strip()
     assert address.startswith("tls://127.")
     with pytest.raises((OSError, TypeError)):

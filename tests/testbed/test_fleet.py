@@ -155,7 +155,7 @@ def test_printed_lines_stand_behind_their_hosts_name(fleet):
     assert sorted(page.getvalue().splitlines()) == [f"h{i} | hello" for i in range(4)]
 
 
-def test_who_interrupts_a_run_ends_it_on_all_hosts(fleet):
+def test_an_interrupted_run_ends_on_all_hosts(fleet):
     def tell(host, _):
         if host == "h3":
             raise KeyboardInterrupt
@@ -266,7 +266,7 @@ def test_a_connection_that_is_cut_in_the_middle_is_told_and_opened_again_next_ti
     assert gone(left)
 
 
-def test_a_connection_that_broke_while_nobody_used_it_is_opened_again(bed):
+def test_a_connection_that_broke_while_it_was_unused_is_opened_again(bed):
     with asked(bed) as fleet:
         first = fleet.run("echo $PPID").checked()
         fleet.put(b"x", "a").checked()

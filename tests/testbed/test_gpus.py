@@ -173,7 +173,7 @@ def test_a_job_holds_what_old_and_new_place_need_while_it_is_rescaled_and_then_t
     assert not job.exceed({"a/0": (1, 1)})
 
 
-def test_a_job_waits_for_those_that_leave_their_gpus_and_is_refused_where_nobody_does(claims, monkeypatch):
+def test_a_job_waits_for_tasks_that_leave_their_gpus_and_is_refused_where_none_does(claims, monkeypatch):
     of, agent = claims
     start(agent, of("first"), "first", 4)
     later = threading.Thread(target=start, args=(agent, of("second"), "second", 2))

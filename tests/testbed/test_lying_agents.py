@@ -125,7 +125,7 @@ def said(ask: Any) -> str:
 
 
 @pytest.mark.parametrize("lie", [*ANSWERS, *ITEMS])
-def test_an_answer_that_is_none_is_an_error_of_labkit_for_whoever_asked(lying, lie):
+def test_an_answer_of_another_form_is_an_error_of_labkit_at_the_caller(lying, lie):
     streams_alone = lie in ITEMS  # whoever waits for an answer hears nothing of items
     told = [said(asked(lying((ANSWERS | ITEMS)[lie]))[what]) for what in range(5 if streams_alone else 0, 8)]
     assert any(told), "nobody noticed"
@@ -178,7 +178,7 @@ def test_a_noisy_line_without_end_is_not_read_for_ever(tmp_path: Path) -> None:
         '{"event": "saved", "version": true}', "[" * 100_000, '{"event": "saved", "version": ' + "9" * 5000 + "}",
     ],
 )  # fmt: skip
-def test_an_event_of_a_job_that_is_none_is_refused(line):
+def test_a_line_that_is_no_event_is_refused(line):
     with pytest.raises(AgentError, match="are not what labkit writes"):
         event_of(line)
 

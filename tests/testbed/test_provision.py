@@ -93,7 +93,7 @@ def test_only_what_changed_travels_and_the_rest_is_taken_from_there(one, package
     assert before != after == build(changed).version
 
 
-def test_who_goes_back_to_an_older_checkout_sends_nothing(one, package, request):
+def test_going_back_to_an_older_checkout_sends_nothing(one, package, request):
     install(one, package=package).checked()
     old = build(package).version
     file = package / "topology" / "export.py"
@@ -305,7 +305,7 @@ def test_an_empty_wheelhouse_is_refused_before_anything_is_done(one, tmp_path):
         install(one, wheelhouse=tmp_path)
 
 
-def test_gc_removes_what_nobody_uses_and_never_what_runs(one, package, request, folder):
+def test_gc_removes_what_is_unused_and_never_what_runs(one, package, request, folder):
     install(one, package=package).checked()
     old = build(package).hash
     with one.stream("h0", [python_of(one.inventory["h0"]), "-c", "print(1, flush=True); input()"]) as running:

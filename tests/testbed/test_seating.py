@@ -26,7 +26,7 @@ def test_tasks_are_numbered_in_the_order_of_the_rows():
     assert seating.of_task(ROWS, Role.PS, 2) is None
 
 
-def test_who_comes_for_another_has_its_number_once_that_is_gone():
+def test_a_replacement_has_the_number_of_its_predecessor_once_that_is_gone():
     seating = seated(("ps-0", "a/0"), ("ps-1", "a/0"), ("ps-2", "a/0"))
     rows = [(Role.PS, "a/0", 2)]
     assert seating.tasks(rows) == {MemberName(Role.PS, 0): 0, MemberName(Role.PS, 1): 1}  # ps-2 is still to take over

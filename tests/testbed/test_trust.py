@@ -44,7 +44,7 @@ def test_the_fingerprint_is_the_one_that_the_host_itself_tells(strange, up):
         assert row.kind == "ssh-ed25519"
 
 
-def test_nothing_is_added_unless_somebody_agrees(strange):
+def test_nothing_is_added_without_consent(strange):
     shown = []
     assert states(trust(strange, agree=lambda table: shown.append(str(table)))) == [KeyState.NEW] * 4
     assert "SHA256:" in shown[0]

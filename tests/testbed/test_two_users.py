@@ -64,7 +64,7 @@ def test_a_user_finds_no_way_to_the_jobs_of_another_one(found: dict[str, Any]) -
     assert pried["ports"]["let_in"] == []
 
 
-def test_what_anybody_sees_of_a_users_processes_holds_no_secret(found: dict[str, Any]) -> None:
+def test_what_other_users_see_of_a_users_processes_holds_no_secret(found: dict[str, Any]) -> None:
     told = found["bob"]["told"].replace(source("pack"), "")  # the program that is sent is no secret
     assert "labkit.testbed.run.job_process" in told
     assert not re.search(r"PRIVATE|BEGIN|secret|token|[A-Za-z0-9+/]{40,}", told), told

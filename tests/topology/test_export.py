@@ -73,7 +73,7 @@ def test_a_pod_that_is_not_there_is_refused():
 
 
 @pytest.mark.parametrize("name", ["fat_tree(4)", "vl2(8, 4, per_rack=2)", "bcube(3, 2)", "marl-testbed"])
-def test_a_pod_from_within_is_that_part_of_the_whole_and_nobody_changes_it_for_others(name):
+def test_a_pod_from_within_is_that_part_of_the_whole_and_is_not_changed_for_others(name):
     cluster = build(name)
     for pod in range(int(cluster.partition.max()) + 1):
         whole = to_networkx(cluster, groups=True)

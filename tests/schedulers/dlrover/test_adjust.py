@@ -73,7 +73,7 @@ def test_a_slow_server_is_replaced_at_most_twice():
     assert "ps-0 updates at 0.25 of the pace of the others at 0.25 of its limit, workers wait for 70%" in done[0].why
 
 
-def test_a_slow_server_for_which_nobody_waits_is_none():
+def test_a_slow_server_for_which_no_worker_waits_is_none():
     assert seen(slow_server(wait=0.1), times=6)[1] == []
 
 

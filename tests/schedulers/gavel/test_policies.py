@@ -85,7 +85,7 @@ def test_finish_time_fairness_of_new_equal_jobs_is_1() -> None:
     np.testing.assert_allclose(answer.share.ravel(), 0.5, atol=1e-6)
 
 
-def test_finish_time_fairness_helps_who_has_waited() -> None:
+def test_finish_time_fairness_helps_jobs_that_have_waited() -> None:
     problem = Problem.of([[1.0], [1.0]], capacity=[1], steps_left=100, age_s=[300, 0])
     share = Ftf().allocate(problem).share.ravel()
     assert share[0] > 2 * share[1]
@@ -155,7 +155,7 @@ def test_strategy_proof_halves_what_two_equal_jobs_would_have() -> None:
     assert answer.value == pytest.approx(0.5)
 
 
-def test_nobody_gains_by_telling_a_wrong_speed_to_the_strategy_proof_policy() -> None:
+def test_no_job_gains_by_telling_a_wrong_speed_to_the_strategy_proof_policy() -> None:
     honest = StrategyProof().allocate(PAPER).speed(PAPER)
     for j in range(3):
         for wrong in (0.5, 0.8, 1.3, 3.0):
@@ -393,7 +393,7 @@ def test_an_equal_share_counts_each_type_once() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_type_without_gpus_is_left_out_and_who_needs_it_waits(name: str) -> None:
+def test_a_type_without_gpus_is_left_out_and_jobs_that_need_it_wait(name: str) -> None:
     problem = Problem.of([[0, 2.0], [3.0, 1.0], [1.0, 0]], capacity=[2, 0], sharing=pair_up(3, 0.9, n_columns=2))
     answer = policies()[name]().allocate(problem)
     assert answer.share.shape == (3, 2)

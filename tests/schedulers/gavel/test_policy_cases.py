@@ -270,7 +270,7 @@ def test_hierarchical_speeds_are_the_published_ones(cases: list[Case]) -> None:
         assert answer.gap <= CLOSE
 
 
-def test_fifo_runs_who_the_published_one_runs_on_the_same_types(cases: list[Case]) -> None:
+def test_fifo_runs_the_jobs_that_the_published_one_runs_on_the_same_types(cases: list[Case]) -> None:
     for case in of_policy(cases, "fifo_perf"):
         problem = problem_of(case)
         answer = Fifo().allocate(problem)

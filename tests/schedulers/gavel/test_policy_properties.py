@@ -104,14 +104,14 @@ def test_no_policy_is_further_from_its_bound_than_it_says(name: str, problem: Pr
 
 
 @given(problem=problems(same_gangs=True, weights=False))
-def test_with_gangs_of_one_size_nobody_has_less_than_an_equal_share_of_the_cluster(problem: Problem) -> None:
+def test_with_gangs_of_one_size_no_job_has_less_than_an_equal_share_of_the_cluster(problem: Problem) -> None:
     """Equal shares give all jobs one level, the least level of fair shares is at least that, and nobody is below."""
     fair, alone = Las().allocate(problem).speed(problem), Isolated().allocate(problem).speed(problem)
     assert (fair >= alone * (1 - CLOSE)).all()
 
 
 @given(problem=problems(weights=False))
-def test_with_any_gangs_that_fill_the_cluster_nobody_has_less_than_an_equal_share(problem: Problem) -> None:
+def test_with_any_gangs_that_fill_the_cluster_no_job_has_less_than_an_equal_share(problem: Problem) -> None:
     """With J jobs on N GPUs equal shares give level N/J to who cannot use up its time there; the others have less.
 
     Where a small gang runs all its time in its share (level s < N/J) and could have a better type, leximin may give it

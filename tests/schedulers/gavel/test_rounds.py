@@ -114,7 +114,7 @@ def test_staying_saves_moves():
     assert 3 * moves[4.0] < moves[0.0]
 
 
-def test_nobody_is_stopped_within_a_round():
+def test_no_job_is_stopped_within_a_round():
     arrivals = np.sort(np.random.default_rng(0).uniform(0, 20_000, 40))
     jobs = Jobs.of(arrival_s=arrivals, total_steps=2000, duration_s=2000)
     scheduler = make("gavel_isolated")
@@ -136,7 +136,7 @@ def test_what_becomes_free_within_a_round_is_given_out_at_once():
     assert rows["time_s"][(rows["kind"] == Kind.STARTED) & (rows["job"] != 0)].tolist() == [100.0]
 
 
-def test_without_filling_what_nobody_is_owed_stays_idle():
+def test_without_filling_what_is_owed_to_no_job_stays_idle():
     scheduler = Gavel(Fixed(((1.0,), (0.0,))), fill=False)
     session = session_of(scheduler, jobs_of(2, hours=1), cluster(2))
     session.step(scheduler.schedule(session.snapshot()))
@@ -236,7 +236,7 @@ def test_the_published_rounds_know_neither_sharing_nor_placement():
         Gavel(Fixed(((1.0,),)), published=True, space_sharing=True)
 
 
-def test_in_the_ideal_everybody_trains_at_the_allotted_mean_speed_all_the_time():
+def test_in_the_ideal_every_job_trains_at_the_allotted_mean_speed_all_the_time():
     jobs = Jobs.of(arrival_s=[0, 0], total_steps=[3600, 7200], duration_s=[3600, 7200])
     record = Experiment.of(jobs, cluster=cluster(1), speed="recorded").run("gavel_las(ideal=True)")
     assert record.table["jct_s"].tolist() == pytest.approx([7200, 10800], rel=1e-5)

@@ -118,7 +118,7 @@ def test_an_agent_that_is_stopped_is_a_timeout_and_no_hang(agent):
     assert agent.list() == []
 
 
-def test_whoever_waits_when_the_connection_is_closed_is_told(agent):
+def test_a_caller_that_waits_when_the_connection_is_closed_gets_an_error(agent):
     agent.start("run", task="t", argv=["sleep", "1000"])
     watching = agent.watch("run")
     agent.close()

@@ -75,7 +75,7 @@ def test_the_folder_is_its_owners_alone(folder, agent):
     assert loose == []
 
 
-def test_an_agent_is_in_a_session_of_its_own_and_nobodys_child(agent):
+def test_an_agent_is_in_a_session_of_its_own_and_no_child_of_its_starter(agent):
     pid = agent.hello.pid
     said = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     parent, session = int(said[1]), int(said[3])

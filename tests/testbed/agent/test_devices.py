@@ -93,7 +93,7 @@ def test_a_gpu_is_free_again_after_the_process_was_killed_and_not_before_all_of_
     assert visible(pid) == driver.uuids
 
 
-def test_an_agent_that_was_killed_is_followed_by_one_that_knows_who_holds_what(agent, driver, dial, folder):
+def test_an_agent_that_was_killed_is_followed_by_one_that_knows_which_task_holds_which_gpu(agent, driver, dial, folder):
     pids = [agent.start("run", task=f"job-{i}", argv=SLEEP, gpus=1).pid for i in range(3)]
     kill_agent(folder)
     os.kill(pids[1], signal.SIGKILL)
@@ -171,7 +171,7 @@ def test_the_agents_of_two_users_do_not_give_away_the_same_gpu(agent, driver, di
         other.start("run", task="more", argv=SLEEP, gpus=1)
 
 
-def test_a_gpu_that_a_program_of_somebody_else_uses_is_not_given_away(agent, driver):
+def test_a_gpu_that_a_program_of_another_user_uses_is_not_given_away(agent, driver):
     driver.pids[driver.uuids[0]] = [os.getpid()]
     driver.mig.add(driver.uuids[1])
     driver.tell()

@@ -94,7 +94,7 @@ def test_a_task_that_ended_is_measured_no_more(agent):
     assert agent.measure().tasks == []
 
 
-def test_gpus_are_told_with_what_they_do_and_for_whom(with_gpus):
+def test_gpus_are_reported_with_their_load_and_the_tasks_that_hold_them(with_gpus):
     connect, place = with_gpus
     agent = connect()
     assert agent.hello.gpus == [HeldGpu(index, "Fake 9000", uuid=f"GPU-{index}", memory_mb=80000) for index in (0, 1)]
@@ -155,7 +155,7 @@ def test_without_pynvml_the_reason_is_told(monkeypatch):
     assert "no module pynvml" in gpus.answer()().absent
 
 
-def test_samples_that_nobody_takes_are_left_out_and_counted(agent):
+def test_samples_that_no_client_takes_are_left_out_and_counted(agent):
     samples = agent.measuring(every_s=0.2)
     with pytest.raises(AgentTimeout):
         agent.request("nothing_answers_this_in_time", wait_s=0.0)

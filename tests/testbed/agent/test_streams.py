@@ -41,7 +41,7 @@ def test_a_watcher_hears_what_was_and_what_comes(dial):
     assert [event.n for event in told] == list(range(2, len(told) + 2))
 
 
-def test_two_who_watch_hear_the_same_and_one_who_stops_hears_no_more(dial):
+def test_two_watchers_get_the_same_and_one_that_stops_gets_no_more(dial):
     agent = dial()
     agent.start("run", task="a", argv=["sleep", "1000"])
     one, two = agent.watch("run"), agent.watch("run")
@@ -73,7 +73,7 @@ class Cut:
 @pytest.mark.slow
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(cuts=st.lists(st.integers(900, 6000), min_size=1, max_size=6), kill=st.integers(0, 3))
-def test_whoever_connects_again_misses_nothing_and_hears_nothing_twice(tmp_path_factory, cuts, kill):
+def test_a_client_that_connects_again_misses_nothing_and_gets_nothing_twice(tmp_path_factory, cuts, kill):
     folder = tmp_path_factory.mktemp("agent") / "home"
     try:
         events, lines = _through_cuts(folder, cuts, kill)
@@ -132,7 +132,7 @@ def test_lines_come_whole_while_they_are_written(agent):
     assert list(agent.follow("run", task="t")) == [f"line {number} é" for number in range(3000)]
 
 
-def test_a_line_is_told_when_it_is_complete_and_the_last_one_when_nobody_writes_any_more(agent, folder):
+def test_a_line_is_sent_when_it_is_complete_and_the_last_one_when_no_process_writes_any_more(agent, folder):
     agent.start(
         "run", task="t", argv=["sh", "-c", "printf 'one\\ntw'; cat gate; printf 'o\\nthr'"], files={"gate": b""}
     )
@@ -214,7 +214,7 @@ def test_read_returns_ranges_and_says_how_long_the_file_is(agent):
 # --- slow clients
 
 
-def test_a_client_that_does_not_read_blocks_nobody_and_costs_little(agent, folder):
+def test_a_client_that_does_not_read_blocks_no_other_and_costs_little(agent, folder):
     from labkit.testbed.agent.places import SOCKET, call
 
     agent.start(
@@ -249,7 +249,7 @@ def test_a_reader_that_is_slow_gets_everything_all_the_same(agent):
     assert [first, *following] == [str(number) for number in range(1, n + 1)]
 
 
-def test_a_watching_that_nobody_takes_from_holds_back_its_agent(agent):
+def test_a_subscription_that_is_not_read_holds_back_its_agent(agent):
     agent.start("run", task="t", argv=["seq", "2000000"])
     wait_for(lambda: agent.list("run")[0].tasks["t"].phase == "ended")
     following = agent.follow("run", task="t")
@@ -262,6 +262,6 @@ def test_a_watching_that_nobody_takes_from_holds_back_its_agent(agent):
     assert runs(agent.hello.pid)
 
 
-def test_cancelling_and_more_of_what_is_unknown_harm_nobody(folder, agent):
+def test_cancelling_and_more_of_an_unknown_stream_do_no_harm(folder, agent):
     lines = [b'{"id": 1, "verb": "cancel", "request": 77}\n', b'{"id": 2, "verb": "more", "request": 77, "n": 5}\n']
     assert [answer["ok"] for answer in say(folder, *lines, n_answers=2)] == [{}, {}]
