@@ -79,7 +79,7 @@ def plan_queue(
         raise InputError(f"a queue keeps no option '{odd}' for its runs; expected some of {', '.join(OPTIONS)}.")
     taken, training = jobs_of(jobs), training or TrainingTable()
     hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
-    given = {name: _kept(name, value) for name, value in options.items() if value is not None}
+    given: dict[str, Any] = {name: _kept(name, value) for name, value in options.items() if value is not None}
     runs = tuple(ordered([str(name) for name in schedulers_of(schedulers)], repeat=repeat))
     for each in runs[: len({run.scheduler for run in runs})]:
         Preflight.of(
@@ -269,8 +269,8 @@ def _training(queue: RunQueue) -> TrainingTable:
 def _found(scheduler: str, where: str) -> str:
     """Return the name of a scheduler; a file of one's own by its absolute path.
 
-    >>> _found("mine.py:Mine(k=2)", "/work"), _found("las(quantum_s=60)", "/work")
-    ('/work/mine.py:Mine(k=2)', 'las(quantum_s=60)')
+    >>> _found("mine.py:Mine(k=2)", "/users/ada"), _found("las(quantum_s=60)", "/users/ada")
+    ('/users/ada/mine.py:Mine(k=2)', 'las(quantum_s=60)')
     """
     file, colon, name = scheduler.partition(".py:")
     return str(Path(where) / file) + colon + name if colon else scheduler

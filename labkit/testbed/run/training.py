@@ -72,7 +72,8 @@ class TrainingTable:
     measure_every_s: float | None = None
 
     def __post_init__(self) -> None:
-        made = {name: OwnScript(**each) if isinstance(each, dict) else each for name, each in self.scripts.items()}
+        given: Mapping[str, Any] = self.scripts  # of to_json, they are objects of JSON
+        made = {name: OwnScript(**each) if isinstance(each, dict) else each for name, each in given.items()}
         object.__setattr__(self, "scripts", made)
 
     def check(self, jobs: Jobs) -> None:
