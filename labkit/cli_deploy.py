@@ -26,6 +26,8 @@ from labkit.experiment.command import (
 
 if TYPE_CHECKING:
     from labkit.core.jobs import Jobs
+    from labkit.testbed.run.own_scripts import OwnScript
+    from labkit.testbed.run.training import TrainingTable
 
 ALONE = "optimus"
 """The scheduler where none is named."""
@@ -48,6 +50,17 @@ Resume = Annotated[
 Again = Annotated[bool, typer.Option("--again", help="With --resume: also those that failed, in new folders.")]
 Detach = Annotated[
     bool, typer.Option("--detach", help="Work the queue in the background; `labkit watch NAME` shows it.")
+]
+Script = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A training script of your own for a model of the trace: MODEL=FILE.py[:FUNCTION]; its folder goes along.",
+        metavar="MODEL=FILE",
+    ),
+]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(help="A folder that such a script reads, brought along: MODEL=FOLDER.", metavar="MODEL=FOLDER"),
 ]
 Against = Annotated[
     str | None, typer.Option(help="In a queue: the scheduler that others are compared with; else the first one.")
@@ -97,6 +110,8 @@ def deploy(
     strategy: Annotated[
         str, typer.Option(help="How running jobs are rescaled: handover, suspend, checkpoint.")
     ] = "handover",
+    script: Script = None,
+    data: Data = None,
     first: Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)] = None,
     lease: Lease = None,
     failures: Failures = None,
@@ -117,8 +132,8 @@ def deploy(
         _refuse_beside_resume({**beside, "--time-limit": time_limit, "--first": first}, ask)
         _resume(ask, runs=runs, as_json=as_json)
         return
-    jobs, options = _asked(trace, first=first, time_limit=time_limit, width=width, save_every=save_every,
-                           strategy=strategy, lease=lease, failures=failures, spread=spread)  # fmt: skip
+    jobs, options = _asked(trace, first=first, time_limit=time_limit, lease=lease, failures=failures, spread=spread)
+    options["training"] = _training(script, data, width=width, save_every=save_every, strategy=strategy)
     options |= {"profile": profile, "interference": interference, "inventory": inventory}
     if scheduler is not None and schedulers is not None:
         raise InputError(f"both --scheduler {scheduler} and --schedulers {schedulers} are given; leave one out.")
@@ -135,9 +150,6 @@ def _asked(
     *,
     first: int | None,
     time_limit: str | None,
-    width: float,
-    save_every: int,
-    strategy: str,
     lease: float | None,
     failures: int | None,
     spread: float | None,
@@ -147,7 +159,6 @@ def _asked(
 
     from labkit.core.durations import seconds_of
     from labkit.experiment.opener import LEASE_S
-    from labkit.testbed.run.training import TrainingTable
     from labkit.workloads import read
 
     if trace is None:
@@ -155,10 +166,35 @@ def _asked(
     jobs = read(trace)
     jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
     limit_s = None if time_limit is None else seconds_of(time_limit, what="--time-limit")
-    return jobs, {
-        "training": TrainingTable(width=width, save_every=save_every, strategy=strategy), "time_limit_s": limit_s,
-        "retries": retries_of(failures, spread), "lease_s": LEASE_S if lease is None else lease,
-    }  # fmt: skip
+    lease_s = LEASE_S if lease is None else lease
+    return jobs, {"time_limit_s": limit_s, "retries": retries_of(failures, spread), "lease_s": lease_s}
+
+
+def _training(script: list[str] | None, data: list[str] | None, **options: Any) -> TrainingTable:
+    from labkit.testbed.run.training import TrainingTable
+
+    return TrainingTable(scripts=_scripts(script, data), **options)
+
+
+def _scripts(script: list[str] | None, data: list[str] | None) -> dict[str, OwnScript]:
+    """Return the scripts of --script and --data, by model."""
+    from labkit.testbed.run.own_scripts import OwnScript
+
+    files, folders = _by_model(script, option="--script"), _by_model(data, option="--data")
+    if odd := next((model for model in folders if model not in files), None):
+        raise InputError(f"--data {odd}=... has no script; give --script {odd}=FILE.py too.")
+    return {model: OwnScript.of(file, data=folders.get(model)) for model, file in files.items()}
+
+
+def _by_model(given: list[str] | None, *, option: str) -> dict[str, str]:
+    """Return what was given for each model: "MODEL=PATH"."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        model, equals, path = text.partition("=")
+        if not (equals and model and path) or model in found:
+            raise InputError(f"{option} is '{text}'; expected MODEL=PATH, once for each model of the trace.")
+        found[model] = path
+    return found
 
 
 def _alone(jobs: Jobs, scheduler: str, *, name: str | None, runs: Path, as_json: bool, options: dict[str, Any]) -> None:

@@ -71,6 +71,7 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
             "labkit deploy testbed --scheduler optimus --inventory testbed/hosts.toml",
             "labkit deploy testbed --schedulers fifo,optimus --repeat 3 --time-limit 1h --name night --dry-run",
             "labkit deploy --resume night",
+            "labkit deploy mine.csv --scheduler las --script mine=train/train.py --data mine=samples",
         ),
     ),
     "attach": (TESTBED, ("labkit attach optimus-testbed-0",)),

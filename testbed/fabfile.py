@@ -82,6 +82,23 @@ def install(c: Context, inventory: str = "", wheelhouse: str = "", index: str = 
         )
 
 
+@task(
+    help={
+        "inventory": "The file to write.",
+        "job": "Id of the allocation; else the one that this shell is in.",
+    }
+)
+def from_slurm(c: Context, inventory: str = "testbed/hosts.toml", job: str = "") -> None:  # noqa: ARG001 - of every task
+    """Write the nodes of a Slurm allocation as an inventory."""
+    from labkit.testbed.slurm import write_inventory
+
+    nodes = write_inventory(inventory, job=job)
+    for node in nodes:
+        gpus = f"{node.gpus} GPUs ({node.device_type})" if node.gpus else "no GPUs"
+        print(f"{node.name}: {gpus}, {node.cpus} cores, {node.memory_gb:.4g} GB, at {node.address}")
+    print(f"inventory: {Path(inventory).absolute()}")
+
+
 @task(help=WHERE)
 def start(c: Context, inventory: str = "") -> bool:
     """Start an agent on every host that has none."""

@@ -136,6 +136,7 @@ class Preflight:
             If a host cannot be used; nothing has been started and there is no folder then.
         """
         from labkit.testbed.run.backend import SshBackend
+        from labkit.testbed.run.own_scripts import STAGED
 
         experiment = self.experiment
         _rehearse(experiment, self.scheduler)
@@ -149,7 +150,7 @@ class Preflight:
         try:
             backend = SshBackend(
                 experiment.jobs, self.inventory, run=name_on_hosts(writer.info), folder=writer.folder,
-                training=self.training, lease_s=self.lease_s, retries=self.retries,
+                training=self.training.packed(writer.folder / STAGED), lease_s=self.lease_s, retries=self.retries,
             )  # fmt: skip
         except BaseException:
             writer.discard()

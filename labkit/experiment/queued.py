@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +24,7 @@ from labkit.results.lock import RunLock
 from labkit.results.queue import FOLDER, QUEUE, TRACE, QueuedRun, QueueState, RunQueue, known_queues, ordered
 from labkit.results.record import RunRecord
 from labkit.results.store import known_runs, load
+from labkit.testbed.run.own_scripts import STAGED
 from labkit.testbed.run.saved_state import STATE
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def plan_queue(
         raise InputError(f"a queue keeps no option '{odd}' for its runs; expected some of {', '.join(OPTIONS)}.")
     taken, training = jobs_of(jobs), training or TrainingTable()
     hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
-    given = {name: _kept(name, value) for name, value in options.items() if value is not None}
+    given: dict[str, Any] = {name: _kept(name, value) for name, value in options.items() if value is not None}
     runs = tuple(ordered([str(name) for name in schedulers_of(schedulers)], repeat=repeat))
     for each in runs[: len({run.scheduler for run in runs})]:
         Preflight.of(
@@ -131,7 +132,9 @@ def begin_queue(queue: RunQueue, jobs: Jobs, *, name: str, runs: str | Path) -> 
     """
     refuse_taken(name, runs=runs)
     folder = Path(runs) / name
+    training = _training(queue)
     folder.mkdir(parents=True)
+    queue = replace(queue, training=training.packed(folder / STAGED).to_json())
     files.write_frame(folder / TRACE, jobs.to_frame(), name=jobs.name)
     queue.write(folder)  # last: without it, the folder is no queue
     return folder
@@ -248,22 +251,26 @@ def _has_begun(folder: Path) -> bool:
 
 def _run(each: QueuedRun, queue: RunQueue, jobs: Jobs, folder: Path, *, progress: bool) -> RunRecord:
     """Begin a run and drive it to its end."""
-    from labkit.testbed.run.training import TrainingTable
-
     opener = Preflight.of(
         jobs, inventory=queue.inventory, scheduler=_found(each.scheduler, queue.where), name=each.scheduler,
-        runs=folder, retries=_retries(queue), training=TrainingTable(**queue.training), run=each.run,
+        runs=folder, retries=_retries(queue), training=_training(queue), run=each.run,
         config={"queue": folder.name, "repeat": each.repeat, "time_limit_s": queue.time_limit_s},
         **{**queue.options, "history": None},
     )  # fmt: skip
     return run_opened(opener, progress=progress, time_limit_s=queue.time_limit_s)
 
 
+def _training(queue: RunQueue) -> TrainingTable:
+    from labkit.testbed.run.training import TrainingTable
+
+    return TrainingTable(**queue.training)
+
+
 def _found(scheduler: str, where: str) -> str:
     """Return the name of a scheduler; a file of one's own by its absolute path.
 
-    >>> _found("mine.py:Mine(k=2)", "/work"), _found("las(quantum_s=60)", "/work")
-    ('/work/mine.py:Mine(k=2)', 'las(quantum_s=60)')
+    >>> _found("mine.py:Mine(k=2)", "/users/ada"), _found("las(quantum_s=60)", "/users/ada")
+    ('/users/ada/mine.py:Mine(k=2)', 'las(quantum_s=60)')
     """
     file, colon, name = scheduler.partition(".py:")
     return str(Path(where) / file) + colon + name if colon else scheduler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ def queue_table(queue: RunQueue, records: Mapping[str, RunRecord]) -> pd.DataFra
             BOUND: record.info.config.get(BOUND) if record else None,
             "wall_s": record.info.wall_s if record else None,
         })  # fmt: skip
-    axes = {
+    axes: dict[str, Sequence[Any]] = {
         "trace": [queue.trace], "cluster": [cluster], "scheduler": queue.schedulers,
         "seed": sorted({each.repeat for each in runs}),
     }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -40,6 +40,8 @@ class JobLauncher:
         Checkpoints on this machine.
     claims : Claims
         GPUs of the job.
+    bring : callable
+        Brings what the job needs on its home host, beside labkit.
 
     Attributes
     ----------
@@ -51,8 +53,17 @@ class JobLauncher:
         The host that a process is started on, or was started on last.
     """
 
-    def __init__(self, task: str, *, hosts: AgentPool, backups: CheckpointCache, claims: Claims) -> None:
+    def __init__(
+        self,
+        task: str,
+        *,
+        hosts: AgentPool,
+        backups: CheckpointCache,
+        claims: Claims,
+        bring: Callable[[str], None] = lambda _home: None,
+    ) -> None:
         self._task, self._hosts, self._backups, self._claims = task, hosts, backups, claims
+        self._bring = bring
         self.launchers: set[str] = set()
         self.stale: set[str] = set()
         self.host = ""
@@ -65,6 +76,7 @@ class JobLauncher:
     def start(self, home: str, place: JobPlacement, *, request: bytes) -> None:
         """Start the job's process on its home host, after its newest checkpoint was brought there."""
         self._restore(home)
+        self._bring(home)
         self._begin(home, place, module=JOB_MODULE, files={"job.json": request})
 
     def launch(self, host: str, place: JobPlacement, *, archive: bytes) -> None:

@@ -45,6 +45,7 @@ from labkit.testbed.run.orders import (
     StopOrder,
     order_of,
 )
+from labkit.testbed.run.own_scripts import STAGED
 
 if TYPE_CHECKING:
     from labkit.elastic import Job, Result
@@ -60,9 +61,14 @@ def program_of(request: JobRequest, folder: Path) -> Program:
     from labkit.elastic import models
     from labkit.elastic.data import dataset
     from labkit.elastic.protocol.program import Program
+    from labkit.testbed.run.own_program import program_from
 
     if request.program:
         return Program.load(folder)
+    if request.script:
+        staged = folder.parents[2] / STAGED  # folder is runs/RUN/TASK below labkit's
+        data = staged / request.samples if request.samples else None
+        return program_from(request.script, code=staged / request.code, data=data, seed=request.seed)
     name = models.size_of(request.name, width=request.width).name
     samples = dataset(name, n=request.data.size, seed=request.data.seed, width=request.width)
     return Program(models.build(name, width=request.width, seed=request.seed), samples, models.loss(name))
@@ -74,7 +80,7 @@ def start(request: JobRequest, folder: Path) -> Job:
     from labkit.elastic import models
 
     program = program_of(request, folder)
-    lr = request.lr if request.lr is not None or request.program else models.learning_rate(request.name)
+    lr = request.lr if request.lr is not None or not request.name else models.learning_rate(request.name)
     options: dict[str, Any] = {**request.options, **({} if lr is None else {"lr": lr})}
     return elastic.start(
         program.model, program.data, program.loss, steps=request.steps, batch=request.batch, shards=request.shards,

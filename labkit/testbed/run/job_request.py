@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from labkit.core.errors import InputError
 from labkit.elastic.protocol.sites import Site
+from labkit.testbed.run.own_scripts import HASH, SCRIPT
 
 if TYPE_CHECKING:
     from pydantic import ConfigDict
@@ -34,6 +35,9 @@ class JobRequest:
     program : bool
         Whether the task's folder holds a saved program (`labkit.elastic.protocol.program.Program.save`) to train
         instead of a model by name.
+    script, code, samples : str
+        A script of one's own instead of both: "train.py:program", and the SHA-256 of its code and its data, which were
+        brought below labkit's folder here (`labkit.testbed.run.own_scripts`).
     width, seed, data
         Scale of the model's layers, seed of its parameters, and its samples.
     lr : float, optional
@@ -52,6 +56,9 @@ class JobRequest:
 
     name: str = ""
     program: bool = False
+    script: str = ""
+    code: str = ""
+    samples: str = ""
     width: float = 1.0
     seed: int = 0
     data: DatasetSpec = field(default_factory=DatasetSpec)
@@ -95,6 +102,12 @@ class JobRequest:
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}" for fault in error.errors()]
             raise InputError(told(str(path), faults)) from None
-        if bool(request.name) == request.program:
-            raise InputError(f'{path}: expected either the name of a model, or "program": true, and not both.')
+        if bool(request.name) + request.program + bool(request.script) != 1:
+            raise InputError(f'{path}: expected one of the name of a model, "program": true, and a script.')
+        if request.script and not (SCRIPT.fullmatch(request.script) and HASH.fullmatch(request.code)):
+            raise InputError(
+                f"{path}: script is {request.script!r}, of code {request.code!r}; expected FILE.py and SHA-256."
+            )
+        if request.samples and not HASH.fullmatch(request.samples):
+            raise InputError(f"{path}: samples is {request.samples!r}; expected a SHA-256.")
         return request

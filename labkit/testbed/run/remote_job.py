@@ -64,6 +64,8 @@ class RemoteJob:
         Takes every new event of the job's elastic runtime.
     gpus : callable
         GPUs that a placement needs on a host.
+    bring : callable
+        As `JobLauncher` takes it.
     """
 
     def __init__(
@@ -78,13 +80,14 @@ class RemoteJob:
         strategy: str = "handover",
         on_event: Callable[[JobEvent], None] = lambda _: None,
         gpus: AsksOf = lambda _host, _place: [],
+        bring: Callable[[str], None] = lambda _home: None,
     ) -> None:
         self.number, self.task = number, f"job-{number}"
         self._hosts, self._backups, self._request, self._on_update = hosts, backups, request, on_update
         self._strategy = strategy
         self._state = state = RemoteJobState()
         self._claims = Claims(self.task, hosts=hosts, asks=gpus, wanted=lambda: state.scalings.target is not None)
-        self._launcher = JobLauncher(self.task, hosts=hosts, backups=backups, claims=self._claims)
+        self._launcher = JobLauncher(self.task, hosts=hosts, backups=backups, claims=self._claims, bring=bring)
         self._client = JobClient(hosts, task=self.task, home=lambda: state.home)
         self._follower = JobFollower(
             self.task, state=state, hosts=hosts, backups=backups, launcher=self._launcher, claims=self._claims,

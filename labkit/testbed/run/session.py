@@ -16,6 +16,7 @@ from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.gpu_claims import checked_gpus, parts_of_gpus
 from labkit.testbed.run.job_events import JobEvent
 from labkit.testbed.run.job_request import JobRequest
+from labkit.testbed.run.own_scripts import STAGED, Staging
 from labkit.testbed.run.remote_job import OnUpdate, RemoteJob
 from labkit.testbed.run.this_machine import LocalFleet
 from labkit.testbed.run.training import TrainingTable, gpus_of, sites_of
@@ -76,6 +77,7 @@ class TestbedSession:
         self.fleet = LocalFleet(inventory) if any(machine.local for machine in inventory) else Fleet(inventory)
         self.hosts = AgentPool(self.fleet, run=run, changed=changed, lease_s=lease_s)
         self.backups = CheckpointCache(self.fleet, folder, run=run)
+        self._staging = Staging(self.fleet, folder.parent / STAGED)
         self._deployments: list[RemoteJob] = []
         try:
             self.hosts.get_ready(some=some)
@@ -99,12 +101,18 @@ class TestbedSession:
             return self.training.request(self.jobs, number, sites=sites, place=place)
 
         made = RemoteJob(
-            number, hosts=self.hosts, backups=self.backups, request=request, on_update=on_update, on_event=on_event,
+            number, hosts=self.hosts, backups=self.backups, bring=lambda home: self._bring(number, home),
+            request=request, on_update=on_update, on_event=on_event,
             n_steps=self.training.n_steps(self.jobs, number), strategy=self.training.strategy,
             gpus=lambda host, place: gpus_of(all_sites, place, host=host, per_worker=per_worker),
         )  # fmt: skip
         self._deployments.append(made)
         return made
+
+    def _bring(self, number: int, home: str) -> None:
+        """Bring code and data of a job's own script to its home host, if it has one and they are not there."""
+        for digest in self.training.contents(self.jobs, number):
+            self._staging.bring(home, digest, below=self.hosts.agent(home).hello.folder)
 
     def close(self, *, end: bool = True) -> None:
         """Close all connections; with `end`, end all processes of this run on the hosts first."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from labkit.core.cluster import Cluster
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
 from labkit.elastic.controller.placement import JobPlacement
@@ -18,6 +19,7 @@ from labkit.elastic.protocol.sites import Site
 from labkit.testbed.agent.shapes import GpuAsk
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.job_request import DatasetSpec, JobRequest
+from labkit.testbed.run.own_scripts import OwnScript
 
 if TYPE_CHECKING:
     from pydantic import ConfigDict
@@ -36,6 +38,8 @@ class TrainingTable:
         Scale of the models' layers; 1 is the published size.
     widths : mapping
         Width by model, for models with another width.
+    scripts : mapping
+        Training script of one's own by model, for models that are none of labkit's: `OwnScript.of("train.py")`.
     samples : int
         Size of each model's generated dataset.
     seed : int
@@ -56,6 +60,7 @@ class TrainingTable:
 
     width: float = 0.1
     widths: Mapping[str, float] = field(default_factory=dict)
+    scripts: Mapping[str, OwnScript] = field(default_factory=dict)
     samples: int = 1024
     seed: int = 0
     lr: float | None = None
@@ -69,6 +74,11 @@ class TrainingTable:
     strategy: str = "handover"
     measure_every_s: float | None = None
 
+    def __post_init__(self) -> None:
+        given: Mapping[str, Any] = self.scripts  # of to_json, they are objects of JSON
+        made = {name: OwnScript(**each) if isinstance(each, dict) else each for name, each in given.items()}
+        object.__setattr__(self, "scripts", made)
+
     def check(self, jobs: Jobs) -> None:
         """Refuse jobs that cannot train.
 
@@ -81,8 +91,11 @@ class TrainingTable:
         from labkit.elastic.controller.scaling_requests import check_strategy
 
         check_strategy(self.strategy)
+        if odd := next((name for name in self.scripts if name not in jobs.models), None):
+            raise unknown("model of the trace, for a script", odd, jobs.models)
         for name in jobs.models:
-            models.size_of(name, width=self.widths.get(name, self.width))
+            if name not in self.scripts:
+                models.size_of(name, width=self.widths.get(name, self.width))
         steps = jobs.true_steps
         if (steps < 1).any():
             raise InputError(
@@ -97,8 +110,11 @@ class TrainingTable:
     def request(self, jobs: Jobs, number: int, *, sites: Sequence[Site], place: JobPlacement) -> JobRequest:
         """Return the request of a job's start: its model and steps, its sites, and its first placement."""
         name = jobs.models[jobs.model[number]]
+        own = self.scripts.get(name)
+        script, code, samples = ("", "", "") if own is None else (own.script, own.code_hash, own.data_hash)
         return JobRequest(
-            name=name, width=self.widths.get(name, self.width), seed=self.seed + number,
+            name="" if own else name, script=script, code=code, samples=samples,
+            width=self.widths.get(name, self.width), seed=self.seed + number,
             data=DatasetSpec(self.samples, self.seed + number), lr=self.lr, steps=self.n_steps(jobs, number),
             batch=self.batch, shards=self.shards, optimizer=self.optimizer, sync=bool(jobs.sync[number]),
             save_every=self.save_every, standby=self.standby, lease_s=self.lease_s, network=self.network,
@@ -111,7 +127,17 @@ class TrainingTable:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
-        return {**asdict(self), "widths": dict(self.widths)}
+        own = {name: asdict(each) for name, each in self.scripts.items()}
+        return {**asdict(replace(self, scripts={})), "widths": dict(self.widths), "scripts": own}
+
+    def packed(self, folder: Path) -> TrainingTable:
+        """Return it with the scripts' code and data packed into a folder, whatever becomes of them later."""
+        return replace(self, scripts={name: each.packed(folder) for name, each in self.scripts.items()})
+
+    def contents(self, jobs: Jobs, number: int) -> tuple[str, ...]:
+        """Return the SHA-256 of what a job needs on its home host beside labkit."""
+        own = self.scripts.get(jobs.models[jobs.model[number]])
+        return () if own is None else own.hashes
 
 
 def site_names(cluster: Cluster) -> list[str]:

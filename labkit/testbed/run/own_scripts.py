@@ -1,0 +1,215 @@
+"""Training scripts of one's own: packed by content here, brought once to each host that starts a job of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from labkit.core.errors import InputError
+from labkit.testbed.errors import HostError
+from labkit.testbed.ssh.fleet import Fleet
+
+STAGED: Final = "staged"
+"""Folder of archives in that of a run, and of unpacked ones below labkit's folder on a host."""
+MOST_BYTES: Final = 16 << 30
+MOST_FILES: Final = 100_000
+MOST_TOLD: Final = 4
+STAGE_S: Final = 3600.0
+LEFT_OUT: Final = ("__pycache__", ".git", ".venv", ".ipynb_checkpoints")
+"""Folders that are not part of code or data."""
+SCRIPT: Final = re.compile(r"(?P<file>[\w.-]+\.py)(?::(?P<function>[A-Za-z_]\w*))?", re.ASCII)
+HASH: Final = re.compile(r"[0-9a-f]{64}")
+HAS: Final = '[ -d "$1/$2" ]'
+UNPACK: Final = (
+    'cd "$1" && new=".$2.$$" && mkdir "$new" && tar -xf "$2.tar" -C "$new" && '
+    '{ mv -T "$new" "$2" 2>/dev/null || rm -rf "$new"; }; code=$?; rm -f "$2.tar"; rm -rf "$new"; exit $code'
+)
+"""Unpacks an archive beside it; the folder gets its name when it is whole, and who comes second gives way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnScript:
+    """What jobs of one model train, where it is none of labkit's.
+
+    Attributes
+    ----------
+    script : str
+        File in the folder of code, and the function in it: "train.py:program"; without a name it is `program`. Called
+        with the folder of data, it returns model, data and loss, as `labkit.elastic.start` takes them.
+    code, data : str
+        Folders on this machine, or archives of them; without data it is called with None.
+    code_hash, data_hash : str
+        SHA-256 of their content, once they are packed.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    script: str
+    code: str
+    data: str = ""
+    code_hash: str = ""
+    data_hash: str = ""
+
+    @classmethod
+    def of(cls, path: str | Path, *, data: str | Path | None = None) -> OwnScript:
+        """Return it for a file, "FILE.py" or "FILE.py:function"; its folder is the code.
+
+        Raises
+        ------
+        InputError
+            If there is no such file, or no such folder of data.
+        """
+        folder, name = os.path.split(str(path))
+        found = SCRIPT.fullmatch(name)
+        if found is None:
+            raise InputError(f"script is '{path}'; expected a Python file, and a function in it: train.py:program.")
+        code = Path(folder or ".").absolute()
+        if not (code / found["file"]).is_file():
+            raise InputError(f"script {code / found['file']} is not there; expected a Python file.")
+        if data is not None and not Path(data).is_dir():
+            raise InputError(f"data {data} is no folder; expected one with the files that {found['file']} reads.")
+        return cls(script=name, code=str(code), data="" if data is None else str(Path(data).absolute()))
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """The contents that its jobs need on a host."""
+        return tuple(each for each in (self.code_hash, self.data_hash) if each)
+
+    def packed(self, folder: Path) -> OwnScript:
+        """Return it after its folders were packed into `folder`; archives of an earlier packing are taken as they are.
+
+        `code` and `data` are the archives then.
+        """
+        if self.code_hash:
+            taken = [_taken(Path(path), folder) if path else "" for path in (self.code, self.data)]
+            return replace(self, code=taken[0], data=taken[1])
+        code = pack(Path(self.code), folder)
+        made = replace(self, code=str(folder / f"{code}.tar"), code_hash=code)
+        if not self.data:
+            return made
+        data = pack(Path(self.data), folder)
+        return replace(made, data=str(folder / f"{data}.tar"), data_hash=data)
+
+
+def _taken(archive: Path, folder: Path) -> str:
+    """Have an archive in another folder too, and return its path there."""
+    target = folder / archive.name
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(archive, target)
+        except OSError:  # another file system
+            shutil.copyfile(archive, target)
+    return str(target)
+
+
+def pack(source: Path, folder: Path) -> str:
+    """Pack a folder as `folder/HASH.tar`, and return the SHA-256 of its content: names, and what files hold.
+
+    Raises
+    ------
+    InputError
+        If it has links or devices, or too much: which.
+    """
+    entries = sorted(_entries(source))
+    whole = hashlib.sha256()
+    for name, path in entries:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        whole.update(f"{name}\0{os.access(path, os.X_OK):d}{digest}\n".encode(errors="surrogateescape"))
+    target = folder / f"{whole.hexdigest()}.tar"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f".{target.name}.{os.getpid()}"
+        try:
+            with tarfile.open(partial, "w", format=tarfile.PAX_FORMAT) as archive:
+                for name, path in entries:
+                    archive.add(path, arcname=name, recursive=False, filter=_plain)
+            partial.rename(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    return whole.hexdigest()
+
+
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return an entry of the host's user, with nothing of this machine's."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mode = 0o700 if entry.mode & stat.S_IXUSR else 0o600
+    return entry
+
+
+def _entries(source: Path) -> Iterator[tuple[str, Path]]:
+    """Yield name and path of each file of a folder."""
+    n_bytes = n_files = 0
+    odd: list[str] = []
+    for root, folders, names in os.walk(source):
+        folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
+        for name in [*names, *(each for each in folders if (Path(root) / each).is_symlink())]:
+            path = Path(root) / name
+            found = path.lstat()
+            if not stat.S_ISREG(found.st_mode):
+                odd.append(str(path.relative_to(source)))
+                continue
+            n_bytes, n_files = n_bytes + found.st_size, n_files + 1
+            if n_bytes > MOST_BYTES or n_files > MOST_FILES:
+                raise InputError(
+                    f"{source} has more than {MOST_FILES:,} files or {MOST_BYTES >> 30} GiB; put code and data into "
+                    "folders of their own, or leave data on the hosts and read it there."
+                )
+            yield str(path.relative_to(source)), path
+    if odd:
+        more = f" and {len(odd) - MOST_TOLD} more" if len(odd) > MOST_TOLD else ""
+        raise InputError(f"{source} has {', '.join(odd[:MOST_TOLD])}{more}: no plain files; copy what they lead to.")
+    if not n_files:
+        raise InputError(f"{source} has no files; expected code or data.")
+
+
+class Staging:
+    """Archives of a run, and the hosts that have them.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        Connections to the hosts.
+    folder : Path
+        Folder of the archives here.
+    """
+
+    def __init__(self, fleet: Fleet, folder: Path) -> None:
+        self._fleet, self._folder = fleet, folder
+
+    def bring(self, host: str, digest: str, *, below: str) -> bool:
+        """Bring a content to a host that does not have it; return whether it had to travel.
+
+        Parameters
+        ----------
+        below : str
+            labkit's folder there, absolute.
+
+        Raises
+        ------
+        HostError
+            If it cannot be brought there.
+        """
+        there = f"{below}/{STAGED}"
+        if self._sh(host, HAS, there, digest).ok:
+            return False
+        sent = self._fleet.put(self._folder / f"{digest}.tar", f"{STAGED}/{digest}.tar", mode=0o600, only=[host])
+        if not sent.ok:
+            raise HostError(f"host {host}: code or data cannot be brought there: {sent[host].why}.")
+        done = self._sh(host, UNPACK, there, digest)
+        if not (done.ok or self._sh(host, HAS, there, digest).ok):
+            raise HostError(f"host {host}: code or data cannot be unpacked: {done[host].stderr.strip()[-300:]}.")
+        return True
+
+    def _sh(self, host: str, program: str, *words: str) -> Any:
+        return self._fleet.run(["/bin/sh", "-c", program, "sh", *words], timeout_s=STAGE_S, only=[host])
