@@ -57,8 +57,8 @@ def rows() -> list[Row]:
         ratio = median(j / p for p, j in measured)
         what = f"1 MB, {shards} shard{'s' * (shards > 1)} of a batch"
         found += [
-            Row(f"{what}: plain torch", round(1e3 * plain, 2), "ms of a processor per step, median", None, False, COMMAND),
-            Row(f"{what}: a job", round(1e3 * job, 2), "ms of a processor per step, median", None, False, COMMAND),
+            Row(f"{what}: plain torch", round(1e3 * plain, 2), "CPU ms per step, median", None, False, COMMAND),
+            Row(f"{what}: a job", round(1e3 * job, 2), "CPU ms per step, median", None, False, COMMAND),
             Row(f"{what}: a job over plain torch", round(ratio, 2), "times, median", 2, False, COMMAND),
         ]  # fmt: skip
     return found

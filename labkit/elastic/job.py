@@ -86,9 +86,11 @@ class Job:
         self._result: Result | None = None
         self._client = ControllerClient(folder, lease=self._lease, ended=self._ended)
         self._controller = self._attended()
-        self._validator = validation and Validator(
-            folder, self._spec, program, validation, ended=self._ended, stop=lambda: self.stop(save=True)
-        )
+        self._validator: Validator | None = None
+        if validation is not None:
+            self._validator = Validator(
+                folder, self._spec, program, validation, ended=self._ended, stop=lambda: self.stop(save=True)
+            )
         self._told = self._validator.done if self._validator else self._ended
 
     def _attended(self) -> ControllerSupervisor | AttachedController:
@@ -309,7 +311,7 @@ class Job:
         if not self._failure and not self.folder.exists():
             self._failure = f"the job was deleted, and its folder {self.folder} with it: there is no result."
         events = [] if self._failure else list(self.events(follow=False))
-        last = next((event for event in reversed(events) if event["event"] == "over"), {})
+        last: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "over"), {})
         if not self._failure and self._validator is not None and self._validator.failure is not None:
             self._keep, self._cause = True, Cause.ERROR
             self._failure = f"{self._validator.failure} The job was ended; its state is in {self.folder}."

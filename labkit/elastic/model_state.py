@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+def load_state(model: nn.Module | Any, state: Mapping[str, Any] | Any) -> None:
     """Load a `state_dict` into a model.
 
     Raises

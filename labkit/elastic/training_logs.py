@@ -64,7 +64,10 @@ class TrainingLog:
         if csv is None and tensorboard is None:
             raise InputError("a log of nothing; expected csv='log.csv', tensorboard='runs/a', or both.")
         self._writer = None if tensorboard is None else _summary_writer(Path(tensorboard))
-        self._file, self._rows = (None, None) if csv is None else _opened(Path(csv))
+        self._file: Any = None
+        self._rows: Any = None
+        if csv is not None:
+            self._file, self._rows = _opened(Path(csv))
         self.n_rows = 0
 
     def __call__(self, event: Mapping[str, Any]) -> None:

@@ -55,7 +55,7 @@ class OwnUpdate:
     """Whether zeros stay zeros without a gradient: not promised."""
 
     def __post_init__(self) -> None:
-        names = self.state
+        names: Any = self.state
         if isinstance(names, str) or not all(isinstance(name, str) and name.isidentifier() for name in names):
             raise InputError(f"OwnUpdate: state is {names!r}; expected names, such as ('velocity',).")
         if len(set(names)) < len(names):

@@ -53,7 +53,8 @@ def checked(values: Any) -> Manifest:
     """
     if not isinstance(values, dict):
         raise ValueError("a manifest is no JSON object")
-    found = Manifest(*(values.get(name) for name in Manifest._fields))
+    given: list[Any] = [values.get(name) for name in Manifest._fields]
+    found = Manifest(*given)
     for name in ("hash", "version", "base"):
         if not isinstance(getattr(found, name), str):
             raise ValueError(f"{name} is {str(getattr(found, name))[:80]!r}, expected text")

@@ -42,7 +42,7 @@ class SentFiles(NamedTuple):
 
     manifest: Manifest
     sent: list[list[Any]]
-    bytes: int
+    n_bytes: int
 
     @classmethod
     def read(cls, line: bytes) -> SentFiles:
@@ -55,8 +55,8 @@ class SentFiles(NamedTuple):
         """
         values = json.loads(line)
         found = cls(checked(values), values.get("sent"), values.get("bytes"))
-        if not isinstance(found.bytes, int) or found.bytes < 0:
-            raise ValueError(f"bytes is {str(found.bytes)[:80]!r}, expected a number of bytes")
+        if not isinstance(found.n_bytes, int) or found.n_bytes < 0:
+            raise ValueError(f"bytes is {str(found.n_bytes)[:80]!r}, expected a number of bytes")
         whole = isinstance(found.sent, list) and all(
             isinstance(each, list) and [type(part) for part in each] == [str, int] for each in found.sent
         )
@@ -171,7 +171,7 @@ def main(folder: str) -> None:
     folder = os.path.abspath(os.path.expanduser(folder))
     try:
         order = SentFiles.read(sys.stdin.buffer.readline())
-        place(folder, order.manifest, parts(received(order.bytes), order.sent))
+        place(folder, order.manifest, parts(received(order.n_bytes), order.sent))
         reply = {"placed": order.manifest.hash}
     except OSError as error:
         what = error.strerror or str(error)
