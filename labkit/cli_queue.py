@@ -77,6 +77,10 @@ def print_comparison(queue: RunQueue, folder: Path, *, against: str | None, as_j
         if not as_json:
             print("\n".join(over_seeds(table)))
             print(f"report: {_report(queue, records, table, folder, base=base)}")
+            if queue.runs[0].run in records:
+                print(
+                    f"note: {queue.runs[0].run} was the first: where hosts had been idle, their start is in its times"
+                )
     for each in queue.runs:
         if each.state in OVER and each.state != QueueState.DONE:
             print(f"labkit: {each.run} {each.state}: {each.why}", file=sys.stderr)

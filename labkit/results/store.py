@@ -27,6 +27,7 @@ from labkit.core.events import EventLog, Events, joined
 from labkit.core.jobs import Jobs
 from labkit.results import files
 from labkit.results.lock import RunLock
+from labkit.results.queue import QUEUE
 from labkit.results.record import RunInfo, RunRecord, RunState
 
 FLUSH_S = 1.0
@@ -289,12 +290,17 @@ def find(path: Path | str, *, runs: Path | str = "runs") -> Path:
     Raises
     ------
     InputError
-        If there is no such run ("Did you mean ...?").
+        If there is no such run ("Did you mean ...?"), or it is a queue of runs.
     """
     path, runs = Path(path), Path(runs)
     for folder in (path, runs / path):
         if (folder / "run.json").is_file():
             return folder
+        if (folder / QUEUE).is_file():
+            raise InputError(
+                f"'{path}' is a queue of runs: name one of them ({folder}/RUN; labkit watch {folder} lists them), "
+                f"or go on with all: labkit deploy --resume {folder.name}."
+            )
     parent = path.parent if path.parent.name else runs
     known = known_runs(parent)
     if not known:

@@ -92,6 +92,8 @@ def _changed(raw: bytes, rng: np.random.Generator) -> bytes:
     """Return some bytes with a few of them replaced, dropped or doubled."""
     data = bytearray(raw)
     for _ in range(int(rng.integers(1, 4))):
+        if not data:
+            break
         at = int(rng.integers(len(data)))
         data[at : at + 1] = [b"", bytes([int(rng.integers(256))]), data[at : at + 1] * 2, b"1e999"][
             int(rng.integers(4))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from labkit.core.durations import seconds_of
 from labkit.core.errors import InputError
+from labkit.results import load
 from labkit.results.lock import RunLock
 from labkit.results.queue import (
     FOLDER,
@@ -120,3 +121,10 @@ def test_a_time_limit_is_read_as_people_type_it(text: str, seconds: float):
 def test_what_is_no_time_is_refused_with_examples(text: str):
     with pytest.raises(InputError, match=r"--time-limit is .*; expected a time such as 90s, 45min"):
         seconds_of(text, what="--time-limit")
+
+
+def test_where_a_run_is_asked_for_a_queue_is_told_apart(tmp_path: Path):
+    (tmp_path / "night").mkdir()
+    queue("planned").write(tmp_path / "night")
+    with pytest.raises(InputError, match=r"'night' is a queue of runs: .*go on with all: labkit deploy --resume night"):
+        load("night", runs=tmp_path)
