@@ -75,7 +75,7 @@ def shorter(mine: Floats | None, other: Best | None) -> str:
 def trained(told: Told) -> list[str]:
     """Return the table of mean JCTs on Google-like arrivals."""
     lines = [
-        "| who | mean JCT, intervals | before training | drawn actions | epochs, CPU s |",
+        "| scheduler | mean JCT, intervals | before training | drawn actions | epochs, CPU s |",
         "|---|---|---|---|---|",
     ]
     for rule in (*PAPERS, *SIMPLE, OURS, BOUND):
@@ -138,7 +138,7 @@ def _room(told: Told, world: str, figure: float) -> str:
     if rival is None or bound is None:
         return ""
     most = 100 * (1 - float(bound.jct.mean() / rival.jct.mean()))
-    return f" (nobody can be more than {most:.0f} % shorter)" if most < figure else ""
+    return f" (nothing can be more than {most:.0f} % shorter)" if most < figure else ""
 
 
 def _cores(told: Told) -> str:

@@ -15,7 +15,18 @@ SOURCES = {
 }
 TREES = {name: ast.parse(path.read_text()) for name, path in SOURCES.items()}
 
+ON_HOST = "a reply of a program on hosts: as it is written there with Python alone, and as it is decoded here"
 SAME_IDEA = {
+    "Deployed": ON_HOST,
+    "Dialled": ON_HOST,
+    "EchoPort": ON_HOST,
+    "HostFacts": ON_HOST,
+    "Looked": ON_HOST,
+    "Poured": ON_HOST,
+    "Swept": ON_HOST,
+    "Torch": ON_HOST,
+    "Hello": "the first message of a connection: between members of a job, and to an agent",
+    "TrainingLog": "the numbers of a training while it goes on: of a job's model, and of a policy",
     "Form": "what a published network sees and may do: DL2's and MARL's",
     "How": "how a policy chooses actions, in each learned system",
     "Job": "a job of a trace, and the training of it in processes",

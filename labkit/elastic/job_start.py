@@ -194,9 +194,8 @@ def start(
     check_words(on_nan=on_nan, resume=resume, partition=partition, precision=precision)
     check_variables()
     rule = UpdateRule(optimizer if isinstance(optimizer, OwnUpdate) else None, schedule, clip_value)
-    optimizer, options = checked_update(
-        optimizer, options, rule=rule, n_steps=steps, arguments=signature(start).parameters
-    )
+    known = signature(start).parameters
+    optimizer, options = checked_update(optimizer, options, rule=rule, n_steps=steps, arguments=known)
     folder = checked_folder(folder)
     places = checked_sites(sites, network=network, addresses=addresses, devices=devices)
     reach = _checked_network(places, network=network, addresses=addresses, ports=ports)
@@ -204,28 +203,20 @@ def start(
     servers, workers = (sum(of_role(seats, role).values()) for role in ROLES)
     check_restarts(restarts, restarts_within_s)
     check_detached(detached, folder=folder, validate=validate)
-    if state is not None:
-        load_state(model, state)
-    program = Program(model, data, loss)
-    cut = _checked_program(
-        program, batch=batch, n_shards=shards if sync else 1, folder=folder,
-        n_blocks=small_blocks(servers, most_servers=most_servers),
-    )  # fmt: skip
+    program = _with_state(Program(model, data, loss), state)
+    n_blocks, n_shards = small_blocks(servers, most_servers=most_servers), shards if sync else 1
+    cut = _checked_program(program, batch=batch, n_shards=n_shards, folder=folder, n_blocks=n_blocks)
     check_sizes(cut, steps=steps, save_every=save_every, servers=servers, workers=workers)
     save_every = checked_validation(validate, program, save_every=save_every, precision=precision)
-    if standby:
-        check_standby(servers=servers, sync=sync)
-    _check_free(reach, places, seats, servers=servers)
+    _check_servers(reach, places, seats, servers=servers, sync=sync, standby=standby)
     spec = Spec(
         params=[(p.name, p.first, list(p.shape)) for p in cut.params], extents=list(cut.extents), optimizer=optimizer,
         options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s, start_s=start_s,
         patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(data), reach=asdict(reach),
         sites=[asdict(site) for site in places], on_nan=on_nan, paths=module_paths(), partition=partition,
         loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s), has_rule=bool(rule),
-        precision=precision,
+        precision=precision, **({} if network == NetworkMode.LOCAL else {"scheme": network}),
     )  # fmt: skip
-    if network != NetworkMode.LOCAL:
-        spec = replace(spec, scheme=network)
     config = JobConfig(
         place=dict(seats), save_every=save_every, standby=standby, parent=0 if detached else os.getpid(),
         restarts=restarts, restarts_within_s=restarts_within_s,
@@ -277,6 +268,22 @@ def _checked_seats(
     if place is None:
         return {(sites[0] if sites else NOWHERE_ELSE).name: (workers, servers)}
     return checked(place, sites={site.name: site.host for site in sites}, lost=())
+
+
+def _with_state(program: Program, state: Any) -> Program:
+    """Return a program, its model with this state if there is one."""
+    if state is not None:
+        load_state(program.model, state)
+    return program
+
+
+def _check_servers(
+    reach: NetworkConfig, sites: Sequence[Site], seats: JobPlacement, *, servers: int, sync: bool, standby: bool
+) -> None:
+    """Raise InputError unless there are enough servers for a standby, and addresses and ports for all of them."""
+    if standby:
+        check_standby(servers=servers, sync=sync)
+    _check_free(reach, sites, seats, servers=servers)
 
 
 def _check_free(reach: NetworkConfig, sites: Sequence[Site], seats: JobPlacement, *, servers: int) -> None:

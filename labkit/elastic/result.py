@@ -85,7 +85,7 @@ class Result:
         """Loss, metrics beside it, and those of validations (`validation/loss`), by step: one column each."""
         import pandas as pd
 
-        from labkit.elastic.training_logs import rows_of
+        from labkit.elastic.log_rows import rows_of
 
         rows = [row for event in self.events for row in rows_of(event)]
         table = pd.DataFrame(rows, columns=["step", "seconds", "name", "value"])

@@ -6,42 +6,16 @@ CSV: one line per number, `step,seconds,name,value`; names of validations begin 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from labkit.core.errors import InputError
+from labkit.elastic.log_rows import LogRow, rows_of
 
 if TYPE_CHECKING:
     from labkit.elastic.job import Job
     from labkit.elastic.result import Result
-
-BEFORE = "validation/"
-"""Beginning of the names of what was measured by a validation."""
-
-
-class LogRow(NamedTuple):
-    """One number: of which step (updates done), when (seconds since 1970), its name, and its value."""
-
-    step: int
-    seconds: float
-    name: str
-    value: float
-
-
-def rows_of(event: Mapping[str, Any]) -> Iterator[LogRow]:
-    """Yield the numbers of an event of a job.
-
-    >>> [*rows_of({"event": "loss", "version": 0, "time": 5.0, "loss": 0.5})]
-    [LogRow(step=1, seconds=5.0, name='loss', value=0.5)]
-    """
-    kind = event["event"]
-    if kind == "loss":
-        yield LogRow(int(event["version"]) + 1, event["time"], "loss", event["loss"])
-    elif kind in ("metrics", "validated"):
-        step, before = (int(event["version"]), BEFORE) if kind == "validated" else (int(event["version"]) + 1, "")
-        for name, value in event["values"].items():
-            yield LogRow(step, event["time"], f"{before}{name}", value)
 
 
 class TrainingLog:

@@ -24,7 +24,7 @@ OF_VALIDATION: Final = ("validate_every", "patience", "metric", "best")
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class OwnTraining:
     """Model, data and loss of a training, and what a file may define besides.
 
     Attributes
@@ -69,23 +69,23 @@ def is_file(model: str) -> bool:
     return model.endswith(".py") or "/" in model
 
 
-def catalogued(name: str, *, width: float, samples: int, seed: int) -> Training:
+def catalogued(name: str, *, width: float, samples: int, seed: int) -> OwnTraining:
     """Return a model of the catalogue with its data, loss and learning rate."""
     from labkit.elastic import models
     from labkit.elastic.data import dataset
 
-    return Training(
+    return OwnTraining(
         models.build(name, width=width, seed=seed), dataset(name, n=samples, seed=seed, width=width), models.loss(name),
         options={"lr": models.learning_rate(name)},
     )  # fmt: skip
 
 
-def arguments_of(training: Training, how: Mapping[str, Any], *, typed: Collection[str]) -> dict[str, Any]:
+def arguments_of(training: OwnTraining, how: Mapping[str, Any], *, typed: Collection[str]) -> dict[str, Any]:
     """Return the arguments of `start`: what was typed, else what the file says, else defaults of the command line.
 
     Parameters
     ----------
-    training : Training
+    training : OwnTraining
         What is trained.
     how : mapping
         Options of the command line, with the names of arguments; None: not given.
@@ -107,7 +107,7 @@ def arguments_of(training: Training, how: Mapping[str, Any], *, typed: Collectio
 
 
 def validation_of(
-    training: Training, *, steps: int, validate_every: int | None, patience: int | None, metric: str, best: str,
+    training: OwnTraining, *, steps: int, validate_every: int | None, patience: int | None, metric: str, best: str,
     typed: Collection[str],
 ) -> Validation | None:  # fmt: skip
     """Return how a training is validated; None if its file has no samples for it.
@@ -133,7 +133,7 @@ def validation_of(
     )  # fmt: skip
 
 
-def read_training(path: Path, *, seed: int) -> Training:
+def read_training(path: Path, *, seed: int) -> OwnTraining:
     """Run a file, and return what it defines.
 
     Parameters
@@ -159,7 +159,7 @@ def read_training(path: Path, *, seed: int) -> Training:
             hint = f" It has '{near[0]}'." if near else ""
             raise InputError(f"{path} defines no '{name}'; expected model(), data() and loss(model, batch).{hint}")
     torch.manual_seed(seed)
-    given = {f.name: getattr(module, f.name) for f in fields(Training) if hasattr(module, f.name)}
+    given = {f.name: getattr(module, f.name) for f in fields(OwnTraining) if hasattr(module, f.name)}
     for name in ("model", "data", "validation_data"):
         if name in given:
             given[name] = _made(path, name, given[name])
@@ -169,7 +169,7 @@ def read_training(path: Path, *, seed: int) -> Training:
     if not isinstance(given.get("options", {}), dict):
         kind = type(given["options"]).__name__
         raise InputError(f"{path}: options is a {kind}; expected a dict of arguments of start.")
-    return Training(**given)
+    return OwnTraining(**given)
 
 
 def _executed(path: Path) -> ModuleType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from labkit.core.files import refuse_unwritable
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
 from labkit.experiment.own_training import (
     OF_CATALOGUE,
-    Training,
+    OwnTraining,
     arguments_of,
     catalogued,
     is_file,
@@ -160,22 +161,14 @@ def train(
 ) -> None:
     """Train a model, with servers and workers that come and go while it trains."""
     if auto:
-        from labkit.experiment.auto_command import refuse_beside, train_auto
-        from labkit.testbed.run.training import TrainingTable
-
-        refuse_beside(context)
-        table = TrainingTable(
-            width=width, samples=samples, seed=seed, batch=batch, optimizer=optimizer, lr=lr, lease_s=lease_s,
-            save_every=save_every,
-        )  # fmt: skip
-        train_auto(
-            model, steps=AUTO_STEPS if steps is None else steps, cores=cores, workers=workers, servers=servers,
-            training=table, runs=runs or Path("runs"), history=history, as_json=as_json,
-        )  # fmt: skip
+        table = {
+            "width": width, "samples": samples, "seed": seed, "batch": batch, "optimizer": optimizer, "lr": lr,
+            "lease_s": lease_s, "save_every": save_every,
+        }  # fmt: skip
+        _auto(context, model, table, steps=steps, cores=cores, workers=workers, servers=servers, runs=runs,
+              history=history, as_json=as_json)  # fmt: skip
         return
-    for option, given in {"cores": cores, "history": history, "runs": runs}.items():
-        if given is not None:
-            raise InputError(f"--{option} goes with --auto: labkit train {model} --auto.")
+    _refuse_without_auto(model, cores=cores, history=history, runs=runs)
     steps = STEPS if steps is None else steps
     from labkit.elastic import start
     from labkit.elastic.controller.scaling_requests import check_strategy
@@ -209,13 +202,35 @@ def train(
     print(json.dumps(_summary(name, result)) if as_json else _sentence(name, result))
 
 
+def _auto(
+    context: typer.Context, model: str, table: Mapping[str, Any], *, steps: int | None, cores: float | None,
+    workers: int, servers: int, runs: Path | None, history: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Train a model that finds its own resources."""
+    from labkit.experiment.auto_command import refuse_beside, train_auto
+    from labkit.testbed.run.training import TrainingTable
+
+    refuse_beside(context)
+    train_auto(
+        model, steps=AUTO_STEPS if steps is None else steps, cores=cores, workers=workers, servers=servers,
+        training=TrainingTable(**table), runs=runs or Path("runs"), history=history, as_json=as_json,
+    )  # fmt: skip
+
+
+def _refuse_without_auto(model: str, **given: object) -> None:
+    """Raise InputError if an option was given that goes with `--auto` only."""
+    for option, value in given.items():
+        if value is not None:
+            raise InputError(f"--{option} goes with --auto: labkit train {model} --auto.")
+
+
 def _typed(context: typer.Context) -> set[str]:
     """Return the names of the options that were typed."""
     named = [str(option.name) for option in context.command.params]
     return {name for name in named if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
 
 
-def _training(model: str, typed: set[str], *, width: float, samples: int, seed: int) -> tuple[str, Training]:
+def _training(model: str, typed: set[str], *, width: float, samples: int, seed: int) -> tuple[str, OwnTraining]:
     """Return name, model, data and loss of what is to be trained."""
     if not is_file(model):
         from labkit.elastic import models

@@ -116,6 +116,6 @@ def test_a_status_names_the_members_that_were_lost_last(tmp_path: Path) -> None:
         events.write("left", {"name": f"worker-{n}", "expected": False, **columns}, when=float(n))
     events.write("loss", {"version": 3, "loss": "nan"})
     events.close()
-    assert [row[0] for row in events.lost] == [f"worker-{n}" for n in range(3, LOST_KNOWN + 3)]
+    assert [lost.name for lost in events.lost] == [f"worker-{n}" for n in range(3, LOST_KNOWN + 3)]
     assert events.loss == "nan"
     assert len([json.loads(line) for line in (tmp_path / EVENTS).read_text().splitlines()]) == LOST_KNOWN + 4

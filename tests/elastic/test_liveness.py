@@ -301,5 +301,5 @@ def test_a_controller_that_fails_again_and_again_ends_the_job_with_one_line(tmp_
     ) as job:  # fmt: skip
         job.wait(timeout_s=90)
     assert "the controller died: MemoryError: no memory is left" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "\n" not in told.value.reason
     assert told.value.cause == Cause.OUT_OF_MEMORY

@@ -62,7 +62,7 @@ def test_a_loss_that_is_no_number_ends_the_job_with_the_checkpoint_before(sync: 
     )  # fmt: skip
     with pytest.raises(JobError) as failed:
         job.wait()
-    told = str(failed.value)
+    told = failed.value.reason
     where = r"step 6, logical shard 0" if sync else r"epoch 0, minibatch at 48"
     assert re.match(rf"worker-0: {where}: the loss is inf\. Lower the learning rate", told)
     assert "\n" not in told

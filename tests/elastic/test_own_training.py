@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from labkit.core.errors import InputError
-from labkit.experiment.own_training import Training, arguments_of, read_training
+from labkit.experiment.own_training import OwnTraining, arguments_of, read_training
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-training.md").read_text()
 GOOD = """import torch
@@ -76,7 +76,9 @@ def test_a_file_is_read_with_its_objects_and_the_files_beside_it(tmp_path: Path)
 
 
 def test_what_is_typed_counts_more_than_the_file_and_that_more_than_defaults() -> None:
-    training = Training(None, None, lambda model, batch: 0, schedule=float, options={"lr": 0.1, "batch": 7, "seed": 1})
+    training = OwnTraining(
+        None, None, lambda model, batch: 0, schedule=float, options={"lr": 0.1, "batch": 7, "seed": 1}
+    )
     found = arguments_of(training, {"lr": None, "batch": 32, "seed": 5, "workers": 2}, typed={"seed"})
     assert found == {"lr": 0.1, "batch": 7, "seed": 5, "workers": 2, "schedule": float}
 

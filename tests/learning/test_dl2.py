@@ -65,7 +65,7 @@ def test_a_state_of_another_training_is_refused():
 
 def test_branches_of_a_slot_are_worth_nothing_in_the_mean_and_their_decisions_are_all_kept():
     made = trainer()
-    made._round()
+    made._play_with_branches()
     rec, recipe = made._record, made.recipe
     n_slots, n_actions = int(rec.n[3]), int(rec.n[2])
     assert n_slots % recipe.n_branches == 0
@@ -84,7 +84,7 @@ def test_branches_of_a_slot_are_worth_nothing_in_the_mean_and_their_decisions_ar
 def test_chances_in_compiled_code_are_those_of_the_network():
     """PPO's ratios begin at 1: what was drawn from is what is learned."""
     made = trainer()
-    made._round()
+    made._play_with_branches()
     part = _Parts(made._record, 1).part(0)
     assert part is not None
     scores = torch.cat(
@@ -98,7 +98,7 @@ def test_chances_in_compiled_code_are_those_of_the_network():
 def test_gradients_of_lessons_and_of_rounds_are_those_of_small_differences(clip: float | None) -> None:
     """In double precision, of decisions that were recorded, by a network that has changed since."""
     made = trainer()
-    made._lesson(1.0) if clip is None else made._round()
+    made._play_with_teacher(1.0) if clip is None else made._play_with_branches()
     part = _Parts(made._record, 40).part(3)
     assert part is not None
     part = replace(

@@ -236,7 +236,7 @@ def test_a_hosts_file_is_left_as_it_is(bed, tmp_path):
 
 def test_the_example_of_an_inventory_can_be_read_also_with_all_that_is_commented_out(tmp_path):
     text = (ROOT / "testbed" / "hosts.example.toml").read_text()
-    every = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE).replace(
+    every = re.sub(r"^# (\w+ = |\[)", r"\1", text, flags=re.MULTILINE).replace(
         "~/.ssh/known_hosts", str(tmp_path / "known")
     )
     for content in (text, every):

@@ -41,7 +41,7 @@ def test_a_program_on_a_host_needs_python_3_8_and_the_standard_library_alone(nam
 @pytest.mark.parametrize(
     ("sent", "taken"),
     [
-        (look.Looked, replies.Looked), (sweep.Swept, replies.Swept), (depend.Reply, replies.Installed),
+        (look.Looked, replies.Looked), (sweep.Swept, replies.Swept), (depend.DependReply, replies.Installed),
         (examine.HostFacts, replies.HostFacts), (examine.Deployed, replies.Deployed), (examine.Torch, replies.Torch),
         (examine.EchoPort, replies.EchoPort), (examine.Dialled, replies.Dialled), (examine.Poured, replies.Poured),
     ],
@@ -70,7 +70,7 @@ def test_what_an_install_wrote_is_what_the_next_one_and_the_doctor_find(tmp_path
     said = bare("receive", str(tmp_path), stdin=json.dumps(order).encode() + b"\n" + packed)
     assert answer_in(said, replies.Placed).placed == "f" * 16
     found = manifest.read(str(tmp_path / "env" / "current"))
-    assert found == manifest.Manifest("f" * 16, "1", sys.executable, {})
+    assert found == manifest.EnvironmentManifest("f" * 16, "1", sys.executable, {})
     facts = answer_in(bare("examine", str(tmp_path), stdin=b'{"ask": "facts"}\n'), replies.HostFacts)
     assert facts.deployed.hash == "f" * 16
     swept = answer_in(bare("sweep", str(tmp_path), "no"), replies.Swept)
@@ -102,7 +102,7 @@ def test_an_order_of_another_form_installs_nothing_and_names_the_field(
 def test_a_damaged_manifest_is_none(tmp_path: Path) -> None:
     for content in ("", "[]", '{"hash": "f"}', '{"hash": "f", "version": "1", "base": "b", "files": {"../a": "0"}}'):
         (tmp_path / "manifest.json").write_text(content, "utf-8")
-        assert manifest.read(str(tmp_path)) == manifest.Manifest()
+        assert manifest.read(str(tmp_path)) == manifest.EnvironmentManifest()
 
 
 def test_a_program_fits_the_command_line_of_a_login_shell() -> None:

@@ -27,6 +27,8 @@ FORMAT: Final = 1
 
 FILE: Final = "manifest.json"
 QUEUE: Final = "queue.json"
+CHECKPOINTS: Final = "checkpoints"
+"""Folder of a job's checkpoints, in that of the job."""
 
 
 class CheckpointError(LabkitError):

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from labkit.core.errors import InputError
-from labkit.elastic.checkpoint.manifest import FILE, BadCheckpointError, Manifest, OtherModelError
+from labkit.elastic.checkpoint.manifest import CHECKPOINTS, FILE, BadCheckpointError, Manifest, OtherModelError
 from labkit.elastic.controller.losses import decoded
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ class NothingLeftError(InputError):
         self.saved = saved
 
 
-CHECKPOINTS: Final = "checkpoints"
-"""Folder of the checkpoints, in that of the job."""
 _BEFORE = re.compile(r"(\d+)-events\.jsonl")
 
 

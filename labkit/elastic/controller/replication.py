@@ -10,12 +10,12 @@ from labkit.elastic.controller.controller_state import ControllerState, Member
 from labkit.elastic.controller.replica_placement import followers
 from labkit.elastic.protocol.messages.orders import (
     BlockMoves,
-    BlockReplicas,
     BlockTurn,
     DropReplicas,
     NewReplica,
     Promote,
     Replica,
+    ReplicasOfBlock,
     Replicate,
     SetOwners,
     SetReplicas,
@@ -149,12 +149,12 @@ class Replication:
         for everything in (self.replicas, self.pending, self._superseded, self._takeovers):
             everything.clear()
 
-    def rows(self, blocks: Collection[int] | None = None) -> list[BlockReplicas]:
+    def rows(self, blocks: Collection[int] | None = None) -> list[ReplicasOfBlock]:
         """Return the valid replicas of blocks, by default all, as orders have them."""
         if not self._job.terms.standby:
             return []
         chosen = self._job.owner if blocks is None else blocks
-        return [BlockReplicas(block, self.turns.get(block, 0), self._known(block)) for block in chosen]
+        return [ReplicasOfBlock(block, self.turns.get(block, 0), self._known(block)) for block in chosen]
 
     def tell_workers(self, *, blocks: Collection[int] | None = None, to: str = "") -> None:
         """Tell the replicas of blocks to one worker, or to all."""

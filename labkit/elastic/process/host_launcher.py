@@ -57,13 +57,13 @@ _MEMBER = re.compile(r"(ps|worker)-\d{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerLost:
+class ConnectionLost:
     """A connection to the controller has ended; None: no connection, only to wake the loop."""
 
     channel: Channel | None
 
 
-LauncherTask = LauncherOrder | MemberEnded | ControllerLost
+LauncherTask = LauncherOrder | MemberEnded | ConnectionLost
 """What the loop of a launcher carries out."""
 
 
@@ -80,7 +80,7 @@ class LauncherOrders(Handler):
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
         """Pass it on."""
-        self._inbox.put(ControllerLost(channel))
+        self._inbox.put(ConnectionLost(channel))
 
 
 class HostLauncher:
@@ -123,7 +123,7 @@ class HostLauncher:
         """End the loop of `run`; may be called from any thread, and from a signal handler."""
         self.why = why
         self.over.set()
-        self.inbox.put(ControllerLost(None))  # wakes the loop
+        self.inbox.put(ConnectionLost(None))  # wakes the loop
 
     def _measure(self) -> None:
         """Report every `EVERY_S` seconds or less the cores and memory that members have used so far."""
@@ -171,7 +171,7 @@ class HostLauncher:
                 self.stop("the job is over")
             case MemberEnded():
                 self._ended(task)
-            case ControllerLost():
+            case ConnectionLost():
                 if task.channel is self.channel and not self.over.is_set():
                     self._join()
             case _:

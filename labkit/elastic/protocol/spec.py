@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.elastic.checkpoint.resume import CHECKPOINTS
+from labkit.elastic.checkpoint.manifest import CHECKPOINTS
 from labkit.elastic.controller.losses import STOP
 from labkit.elastic.protocol.blocks import BLOCKS, Layout, Param
 from labkit.elastic.protocol.network import NetworkConfig

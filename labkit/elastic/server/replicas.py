@@ -21,8 +21,8 @@ from labkit.elastic.protocol.messages.blocks import (
     ReplicasAdded,
     ReplicasReady,
     ReplicatedBlock,
+    SentFollower,
 )
-from labkit.elastic.protocol.messages.blocks import Follower as SentFollower
 from labkit.elastic.protocol.messages.codec import decode, encode
 from labkit.elastic.protocol.messages.orders import BlockMoves, BlockTurn, NewReplica
 from labkit.elastic.protocol.messages.reports import (

@@ -72,9 +72,8 @@ class AsyncWorker:
     ) -> None:
         self.flat, self.extents, self.batch, self.number = flat, extents, batch, number
         self.busy: tuple[tuple[int, int], float] | None = None
-        self._blocks = range(len(extents))
         self._finite, self._keep, self._metrics_of = finite, keep, metrics_of
-        self._loss_of, self._report = loss_of, report
+        self._loss_of, self._report, self._blocks = loss_of, report, range(len(extents))
         self._servers = PushPull(channel_of, extents=extents, lender=flat.lender)
         self._changed = threading.Condition()
         self._leases = LeaseQueue(lease_s=lease_s)
@@ -343,11 +342,10 @@ class AsyncWorker:
         self._update()
         with self._changed:
             self._check()
-            waited_s = time.perf_counter() - computed
-            metrics = {name: encoded(value) for name, value in self._metrics_of().items()}
             done = reports.UpdateDone(
-                self.version, lease.token, end, encoded(loss), max(self._stale), computed - began, waited_s, metrics
-            )
+                self.version, lease.token, end, encoded(loss), max(self._stale), computed - began,
+                time.perf_counter() - computed, {name: encoded(value) for name, value in self._metrics_of().items()},
+            )  # fmt: skip
             self._leases.advance(lease, end, done)
         self._report(done)
 

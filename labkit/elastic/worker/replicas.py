@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from labkit.elastic.protocol.messages.orders import BlockReplicas
+from labkit.elastic.protocol.messages.orders import ReplicasOfBlock
 
 One = tuple[str, int]
 """(server, turn): a replica, by its server and the number of the order that created it."""
@@ -29,7 +29,7 @@ class ReplicaMap:
             if self.counts(block, (name, turn)):
                 self._of.setdefault(block, {}).setdefault((name, turn), version)
 
-    def settle(self, rows: Iterable[BlockReplicas], *, begin: bool = False) -> None:
+    def settle(self, rows: Iterable[ReplicasOfBlock], *, begin: bool = False) -> None:
         """Take the controller's state of blocks; with `begin` add its replicas, for a worker that starts."""
         for block, upto, replicas in rows:
             self._settled[block] = upto, {(name, turn) for name, turn in replicas}
@@ -97,7 +97,7 @@ class StepReplicas:
                 found[name].add(block)
         return dict(found)
 
-    def settle(self, rows: Iterable[BlockReplicas], *, owner: Mapping[int, str], here: Collection[str]) -> None:
+    def settle(self, rows: Iterable[ReplicasOfBlock], *, owner: Mapping[int, str], here: Collection[str]) -> None:
         """Stop waiting for replicas that have ended.
 
         A replica that has become the owner is still waited for in this step, because no other server may have this

@@ -17,7 +17,7 @@ from typing import TypedDict
 from labkit.testbed.onhost.frame import send
 
 
-class Reply(TypedDict, total=False):
+class DependReply(TypedDict, total=False):
     """The answer: the Python of the environment, or an error and its remedy."""
 
     base: str
@@ -32,7 +32,7 @@ def command(python: str, wheels: str, index: str, requirements: list[str]) -> li
     return [python, "-m", "pip", "install", *quiet, *source, *requirements]
 
 
-def install(made: str, wheels: str, index: str, requirements: list[str]) -> Reply:
+def install(made: str, wheels: str, index: str, requirements: list[str]) -> DependReply:
     """Make an environment with the requirements; return an error, if any."""
     venv = subprocess.run([sys.executable, "-m", "venv", made], stdout=sys.stderr.fileno(), check=False)
     if venv.returncode:
@@ -60,7 +60,7 @@ def main(folder: str, name: str, wheels: str, index: str, *requirements: str) ->
     env = os.path.join(os.path.abspath(os.path.expanduser(folder)), "env")
     made, final = os.path.join(env, ".making-" + name), os.path.join(env, name)
     python = os.path.join(final, "bin", "python")
-    reply: Reply = {"base": python}
+    reply: DependReply = {"base": python}
     try:
         os.makedirs(env, mode=0o700, exist_ok=True)
         with open(os.path.join(env, ".lock"), "w") as lock:

@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import TypedDict
 
 from labkit.testbed.onhost.frame import send
-from labkit.testbed.onhost.manifest import Manifest, read
+from labkit.testbed.onhost.manifest import EnvironmentManifest, read
 
 
 class Looked(TypedDict, total=False):
@@ -30,7 +30,7 @@ class Looked(TypedDict, total=False):
     base: str
 
 
-def whole(folder: str, name: str, manifest: Manifest) -> bool:
+def whole(folder: str, name: str, manifest: EnvironmentManifest) -> bool:
     """Return whether every file of an environment matches its manifest, and its Python exists."""
     place = os.path.join(folder, "env", name)
     return (

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 NAME = "manifest.json"
 
 
-class Manifest(NamedTuple):
+class EnvironmentManifest(NamedTuple):
     """Content of an environment; all is empty if there is none, or its file is damaged.
 
     Attributes
@@ -28,22 +28,22 @@ class Manifest(NamedTuple):
     files: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 
-def read(place: str) -> Manifest:
+def read(place: str) -> EnvironmentManifest:
     """Return the manifest of the environment in a folder."""
     try:
         with open(os.path.join(place, NAME), encoding="utf-8") as file:
             return checked(json.load(file))
     except (OSError, ValueError):
-        return Manifest()
+        return EnvironmentManifest()
 
 
-def write(place: str, manifest: Manifest) -> None:
+def write(place: str, manifest: EnvironmentManifest) -> None:
     """Write the manifest of the environment in a folder."""
     with open(os.path.join(place, NAME), "w", encoding="utf-8") as file:
         json.dump(manifest._asdict(), file)
 
 
-def checked(values: Any) -> Manifest:
+def checked(values: Any) -> EnvironmentManifest:
     """Return a manifest from JSON; other fields are ignored.
 
     Raises
@@ -53,8 +53,8 @@ def checked(values: Any) -> Manifest:
     """
     if not isinstance(values, dict):
         raise ValueError("a manifest is no JSON object")
-    given: list[Any] = [values.get(name) for name in Manifest._fields]
-    found = Manifest(*given)
+    given: list[Any] = [values.get(name) for name in EnvironmentManifest._fields]
+    found = EnvironmentManifest(*given)
     for name in ("hash", "version", "base"):
         if not isinstance(getattr(found, name), str):
             raise ValueError(f"{name} is {str(getattr(found, name))[:80]!r}, expected text")

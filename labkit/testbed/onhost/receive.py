@@ -19,7 +19,7 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from labkit.testbed.onhost.frame import send
-from labkit.testbed.onhost.manifest import Manifest, checked, read, write
+from labkit.testbed.onhost.manifest import EnvironmentManifest, checked, read, write
 
 LAUNCHER = """#!/bin/sh
 # Python with labkit {hash}; made by `fab install`.
@@ -40,7 +40,7 @@ HINTS = {
 class SentFiles(NamedTuple):
     """The order: the environment to make, and the files that follow: [SHA-256, size] of each, and bytes in all."""
 
-    manifest: Manifest
+    manifest: EnvironmentManifest
     sent: list[list[Any]]
     n_bytes: int
 
@@ -105,7 +105,9 @@ def content_of(digest: str, fresh: dict[str, bytes], old: dict[str, list[str]]) 
     raise ValueError(f"no environment has the content {digest} any more")
 
 
-def build(place: str, final: str, made: Manifest, fresh: dict[str, bytes], old: dict[str, list[str]]) -> None:
+def build(
+    place: str, final: str, made: EnvironmentManifest, fresh: dict[str, bytes], old: dict[str, list[str]]
+) -> None:
     """Make an environment in a folder that will be renamed to `final`; its manifest is written last."""
     for path, digest in made.files.items():
         target = os.path.join(place, "lib", path)
@@ -138,7 +140,7 @@ def switch(env: str, hash: str) -> None:
     os.rename(link, os.path.join(env, "current"))
 
 
-def place(folder: str, manifest: Manifest, fresh: dict[str, bytes]) -> None:
+def place(folder: str, manifest: EnvironmentManifest, fresh: dict[str, bytes]) -> None:
     """Build an environment beside the others and switch to it; first remove what an earlier install left unfinished."""
     env = os.path.join(folder, "env")
     os.makedirs(env, mode=0o700, exist_ok=True)

@@ -30,7 +30,7 @@ kill -KILL -$1 || ! kill -0 -$1"""
 """Ends a process group: asks it, and makes it."""
 
 
-class Stop:
+class StopRequest:
     """A request to stop, which `poll` can wait for; shared by any number of commands."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class RemoteCommand:
         See `labkit.testbed.ssh.shell.command_line`.
     lines : callable, optional
         Called with each line of both outputs as it comes.
-    stop : Stop, optional
+    stop : StopRequest, optional
         Ends the command there once it is set.
     sink : callable, optional
         Takes the output instead of its being kept.
@@ -90,7 +90,7 @@ class RemoteCommand:
         argv: Sequence[str] | str,
         *,
         lines: Lines | None = None,
-        stop: Stop | None = None,
+        stop: StopRequest | None = None,
         sink: Callable[[bytes], None] | None = None,
     ) -> None:
         self.transport, self.argv, self._stop = transport, argv, stop

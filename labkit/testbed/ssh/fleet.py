@@ -17,7 +17,7 @@ from labkit.testbed.errors import CutError, HostError, ShellError
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.ssh import files
 from labkit.testbed.ssh.answers import Answers, HostAnswer
-from labkit.testbed.ssh.command import RemoteCommand, Stop
+from labkit.testbed.ssh.command import RemoteCommand, StopRequest
 from labkit.testbed.ssh.connect import CONNECT_S, SshConnection
 from labkit.testbed.ssh.parallel import awaited
 from labkit.testbed.ssh.stream import RemoteStream
@@ -69,7 +69,7 @@ class Fleet:
     def connect(self, *, only: Iterable[str] | None = None) -> Answers:
         """Connect to all hosts; the rows of hosts that could not be reached have the reason."""
 
-        def one(machine: Machine, _: Stop) -> HostAnswer:
+        def one(machine: Machine, _: StopRequest) -> HostAnswer:
             self.connection(machine)
             return HostAnswer(machine.name, exited=0)
 
@@ -117,7 +117,7 @@ class Fleet:
         """
         lock = threading.Lock()
 
-        def one(machine: Machine, stop: Stop) -> HostAnswer:
+        def one(machine: Machine, stop: StopRequest) -> HostAnswer:
             def on_line(line: str) -> None:
                 with lock:
                     stream(machine.name, line)  # type: ignore[misc]
@@ -152,7 +152,7 @@ class Fleet:
         """
         content = files.CopySource.of(source, mode=mode)
 
-        def one(machine: Machine, stop: Stop) -> HostAnswer:
+        def one(machine: Machine, stop: StopRequest) -> HostAnswer:
             begin = self._beginner(machine, stop)
             self._twice(lambda: files.put(begin, content, files.there(target, machine), timeout_s=timeout_s))
             return HostAnswer(machine.name, exited=0)
@@ -170,7 +170,7 @@ class Fleet:
             As `target` of `put`.
         """
 
-        def one(machine: Machine, stop: Stop) -> HostAnswer:
+        def one(machine: Machine, stop: StopRequest) -> HostAnswer:
             target = Path(folder) / machine.name / PurePosixPath(source).name
             begin = self._beginner(machine, stop)
             self._twice(
@@ -209,7 +209,7 @@ class Fleet:
 
         return self._with(machine, opened)
 
-    def _beginner(self, machine: Machine, stop: Stop) -> files.Begin:
+    def _beginner(self, machine: Machine, stop: StopRequest) -> files.Begin:
         return lambda words, sink: self._begin(machine, words, sink=sink, stop=stop)
 
     @staticmethod
@@ -237,10 +237,10 @@ class Fleet:
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise _refused(machine, error) from None
 
-    def _each(self, do: Callable[[Machine, Stop], HostAnswer], only: Iterable[str] | None) -> Answers:
+    def _each(self, do: Callable[[Machine, StopRequest], HostAnswer], only: Iterable[str] | None) -> Answers:
         """Call a function for each machine at once; an interrupt stops all calls."""
         machines = self.inventory if only is None else self.inventory.only(only)
-        stop = Stop()
+        stop = StopRequest()
 
         def one(machine: Machine) -> HostAnswer:
             began_s = time.monotonic()

@@ -31,7 +31,7 @@ class AppliedUpdate(NamedTuple):
     number: Count
 
 
-class Follower(NamedTuple):
+class SentFollower(NamedTuple):
     """The replica of an owned block: its server, its first version, its turn, and whether the block was sent to it."""
 
     server: Text
@@ -123,7 +123,7 @@ class BlockState(Struct):
         Names of the optimizer's vectors, which follow the parameters in the payload.
     seen : list of AppliedUpdate
         Updates of asynchronous workers that it contains.
-    follower : Follower, optional
+    follower : SentFollower, optional
         Its replica, for its new owner.
     replica_turn : int, optional
         The receiver becomes a replica by the order of this turn; None: it becomes the owner.
@@ -134,5 +134,5 @@ class BlockState(Struct):
     due: list[Count] = field(default_factory=list)
     names: list[Text] = field(default_factory=list)
     seen: list[AppliedUpdate] = field(default_factory=list)
-    follower: Follower | None = None
+    follower: SentFollower | None = None
     replica_turn: Count | None = None

@@ -52,7 +52,7 @@ class Replica(NamedTuple):
     turn: Count
 
 
-class BlockReplicas(NamedTuple):
+class ReplicasOfBlock(NamedTuple):
     """A block, the turn of its latest order, and its replicas: of orders up to that turn, only these are valid."""
 
     block: Count
@@ -117,7 +117,7 @@ class BeginTraining(Struct):
         Number of the pause in progress; 0: none (asynchronous training).
     owners : list of OwnedBlock
         Server of each block.
-    replicas : list of BlockReplicas
+    replicas : list of ReplicasOfBlock
         Replicas of all blocks.
     """
 
@@ -126,7 +126,7 @@ class BeginTraining(Struct):
     shards: tuple[Count, Count]
     pause: Count
     owners: list[OwnedBlock]
-    replicas: list[BlockReplicas] = field(default_factory=list)
+    replicas: list[ReplicasOfBlock] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class SetOwners(Struct):
 class SetReplicas(Struct):
     """Use these replicas of blocks; `servers` are all servers that exist."""
 
-    blocks: list[BlockReplicas]
+    blocks: list[ReplicasOfBlock]
     servers: list[Text]
 
 

@@ -46,9 +46,6 @@ class MemberReport(Struct):
     era: Count | None = None
 
 
-# --- of workers, on training
-
-
 @dataclass(frozen=True, slots=True)
 class TrainingBegun(MemberReport):
     """A worker has the parameters of a version."""
