@@ -1,4 +1,4 @@
-"""What all tests share: profiles of Hypothesis, who comes first, reference data that may or may not be there."""
+"""What all tests share: profiles of Hypothesis, the order of tests, reference data that may or may not be there."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ CLUSTER = no_network(2, servers=Server("box", ((2, 32, 128), (2, 32, 128))))
 
 def recounted(book: Book) -> Floats:
     """Return what is free by summing up all rows, (G, R)."""
-    free, everybody = CLUSTER.capacity.astype(np.float64), np.arange(len(JOBS), dtype=np.int32)
-    tasks = book.running(everybody)
-    demand = book.demand[tasks.role, everybody[tasks.row_job()]].copy()
+    free, all_jobs = CLUSTER.capacity.astype(np.float64), np.arange(len(JOBS), dtype=np.int32)
+    tasks = book.running(all_jobs)
+    demand = book.demand[tasks.role, all_jobs[tasks.row_job()]].copy()
     if len(tasks.cpus):
         demand[:, CPUS], demand[:, MEMORY_GB] = tasks.cpus, tasks.memory_gb
     np.subtract.at(free, tasks.group, tasks.count[:, None] * demand)

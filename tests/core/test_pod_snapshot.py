@@ -89,8 +89,8 @@ def test_parts_add_up_to_the_whole() -> None:
     assert sorted(np.concatenate([part.waiting for part in parts])) == whole.waiting.tolist()
     assert sum(part.n_running for part in parts) == whole.n_running
     assert sorted(np.concatenate([part.groups for part in parts])) == list(range(CLUSTER.n_groups))
-    everybody = whole.jobs.number
-    np.testing.assert_allclose(sum(part.free_without(everybody) for part in parts), CLUSTER.capacity)
+    all_jobs = whole.jobs.number
+    np.testing.assert_allclose(sum(part.free_without(all_jobs) for part in parts), CLUSTER.capacity)
 
 
 def test_a_pod_sees_columns_and_tasks_of_its_own_jobs_only() -> None:

@@ -72,7 +72,7 @@ def test_a_repair_takes_what_a_rescale_takes():
     rows = running.backend.apply(repaired((0, 1, 1, Repair.REPLACE)))
     assert [Kind(kind).name for kind in rows["kind"]] == ["DECIDED", "REPAIRED", "PAUSED"]
     assert rows[1][["job", "role", "task", "value"]].tolist() == (0, 1, 1, Repair.REPLACE)
-    assert rows["value"][0] == 0  # nobody's gang was set
+    assert rows["value"][0] == 0  # no job's gang was set
     after = running.backend.advance(np.inf, stop_at_event=True)
     assert [(Kind(row["kind"]).name, row["time_s"]) for row in after][-2:] == [("RESCALED", 17), ("COMPLETED", 107)]
 

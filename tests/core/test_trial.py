@@ -1,4 +1,4 @@
-"""Trials: what a decision would make of who holds what, task by task, before anybody is told."""
+"""Trials: what jobs would hold after a decision, task by task, before it is made."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def shuffled(trial: Trial, snapshot: Snapshot, rng: np.random.Generator) -> None
         elif what == "pair":
             other, gpus = int(rng.choice(snapshot.jobs.number)), snapshot.table.worker_demand[:, GPUS]
             if other != job and gpus[job] == gpus[other] > 0:
-                for one in (job, other):  # also from whoever it shared with
+                for one in (job, other):  # also from the job that it shared with
                     trial.clear(one)
                 trial.pair(job, other)
 

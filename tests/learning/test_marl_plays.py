@@ -125,4 +125,4 @@ def test_a_head_for_each_pod_learns_from_its_own_jobs_alone():
     list(alone.updates())
     after = alone.policy.net()
     assert not np.array_equal(after.first[0], before.first[0])
-    assert np.array_equal(after.first[1], before.first[1])  # nobody arrived there
+    assert np.array_equal(after.first[1], before.first[1])  # no job arrived there

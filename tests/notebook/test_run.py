@@ -1,4 +1,4 @@
-"""A live run can be steered at any moment, and is the same run as one that nobody watches."""
+"""A live run can be steered at any moment, and is the same run as one without a view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who forwarded to whom: counted by hand, in a run, its report and its figure."""
+"""Jobs forwarded between pods: counted by hand, in a run, its report and its figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classic schedulers by hand: who starts, who stops, in which order."""
+"""Classic schedulers by hand: which jobs start, which stop, in which order."""
 
 from __future__ import annotations
 

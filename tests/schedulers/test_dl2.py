@@ -40,7 +40,7 @@ def weights(seed: int = 0, *, stop: float = 0.0, scale: float = 1.0) -> Weights:
 
 def scheduler(kept: Weights, folder: Path) -> DL2:
     kept.save(folder / "w.safetensors")
-    return DL2(weights=str(folder / "w.safetensors"), fallback=None)  # nobody watches what was not trained
+    return DL2(weights=str(folder / "w.safetensors"), fallback=None)  # untrained weights have no fallback
 
 
 def experiment(seed: int, cluster: str = "dl2-16n") -> Experiment:
@@ -193,7 +193,7 @@ def test_no_job_starves_under_the_shipped_policy(seed: int) -> None:
 def test_no_job_starves_whatever_the_network_says_even_where_not_all_find_room(
     seed: int, stop: float, n_nodes: int
 ) -> None:
-    """Nobody watches: who gets tasks at all depends on arrivals alone, and no later job takes an earlier one's room."""
+    """Without a fallback: arrivals alone decide which jobs get tasks, and no later job takes an earlier one's room."""
     wild, modest = weights(seed, stop=stop, scale=3.0), weights(seed, stop=1e6)
     session = experiment(seed, f"dl2-{n_nodes}n").session("drf")
     for _ in range(60):

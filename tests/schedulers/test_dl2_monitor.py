@@ -1,4 +1,4 @@
-"""DL2 watched: weights that are broken on purpose, what its fallback does then, and who is told."""
+"""DL2 watched: weights that are broken on purpose, what its fallback does then, and where that is reported."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_fallback_may_measure_before_the_run_as_it_does_by_itself(tmp_path):
     assert run.summary["mean_jct_s"] == experiment().run("optimus").summary["mean_jct_s"]
 
 
-# --- who stays where
+# --- which jobs stay where they are
 
 
 def test_jobs_that_keep_their_number_of_tasks_stay_where_they_are_and_each_has_what_the_draft_says():

@@ -1,4 +1,4 @@
-"""Starts and rescales that compete with those who train: worked examples on one core."""
+"""Starts and rescales that compete with jobs that train: worked examples on one core."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_second_change_during_a_rescale_goes_on_with_the_first_gang() -> None:
     run(made, 5.0)
     made.apply(gang(0, 2))
     run(made, 6.0)
-    made.apply(gang(0, 1))  # back: nobody is to be started, but what is under way is not cut short
+    made.apply(gang(0, 1))  # back: no task is to be started, but what is under way is not cut short
     rows = run(made)
     assert at(rows, Kind.RESCALED)
     assert (np.diff(rows["time_s"]) >= 0).all()

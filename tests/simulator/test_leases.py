@@ -63,7 +63,7 @@ def told(rows: Any) -> list[tuple[float, str, int, float]]:
 
 
 def test_a_round_ends_with_its_last_lease_and_a_lease_has_whole_steps() -> None:
-    """1.25 steps/s: 12 steps in 9.6 s; 0.15: one step in 6.67 s; the second round ends early, as nobody has more."""
+    """1.25 steps/s: 12 steps in 9.6 s; 0.15: one step in 6.67 s; the second round ends early, as no job has more."""
     jobs = Jobs.of(arrival_s=[0, 0], total_steps=[20, 2], n_workers=1, duration_s=[1, 1])
     rows = session(jobs, [1.25, 0.15]).run(Greedy())
     assert told(rows) == [

@@ -133,7 +133,7 @@ def test_a_running_job_gets_a_partner_without_a_restart_and_loses_it_without_one
     ],
 )
 def test_what_becomes_of_a_pair(decision: Placement, left: list[Any]) -> None:
-    """Who stays where it was goes on without an overhead; a pair that is named as it is, too."""
+    """A job that stays where it was goes on without an overhead; a pair that is named as it is, too."""
     run = begin(of([100, 100]))
     run.backend.apply(pair(0, 1))
     run.backend.advance(20, stop_at_event=False)

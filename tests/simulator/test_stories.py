@@ -162,7 +162,7 @@ def test_the_same_seed_tells_the_same_story_and_another_one_does_not(kind: str) 
 
 @pytest.mark.parametrize("with_losses", [False, True])
 def test_every_scheduler_meets_the_same_failures_and_the_same_speeds(with_losses: bool) -> None:
-    """What the run draws does not depend on who runs, so that schedulers can be compared run by run."""
+    """What the run draws does not depend on which jobs run, so that schedulers can be compared run by run."""
     scene = scene_of(3)
     losses = Losses(np.tile([0.2, 1.0, 0.1], (len(scene.jobs), 1)), report_s=70, noise=0.05)
     told = []

@@ -54,7 +54,7 @@ class Twice(Honest):
 
 
 class Ghostly(Honest):
-    """Starts a job that nobody placed."""
+    """Starts a job that was not placed."""
 
     def apply(self, placement: Placement) -> Events:
         ghost = events(1)

@@ -75,7 +75,7 @@ def program(case, *, base, slope, gain=None):
 def water_filling(case, rates):
     """Return (J,) values: a program for each level, and one for each job that may be at a bottleneck.
 
-    `rates` says how fast each job grows, given who still does.
+    `rates` says how fast each job grows, given which jobs still do.
     """
     n = len(case.value)
     has, live = np.zeros(n), np.ones(n, bool)

@@ -240,7 +240,7 @@ def test_types_without_devices_are_left_out() -> None:
     assert (wider.x[:, -1] == 0).all()
 
 
-# --- who meets whom
+# --- which jobs meet
 
 
 @pytest.mark.parametrize("n", range(2, 9))

@@ -116,7 +116,7 @@ def test_least_interference_shortens_jobs_where_the_network_costs_nothing(model)
         experiment.run(Fifo(placer=placer)).summary["mean_jct_s"]
         for placer in (LeastInterference(model, USES), Spread(), Pack())
     )
-    assert least == pytest.approx(100)  # nobody is disturbed
+    assert least == pytest.approx(100)  # no job is disturbed
     assert pack > 110
     assert least <= spread
 

@@ -1,4 +1,4 @@
-"""Tasks to flows: who talks to whom, how much, and over which links."""
+"""Tasks to flows: which tasks exchange how much, and over which links."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_shares_are_max_min_fair(asked: list[tuple[float, float]], capacity: flo
     assert share.sum() == pytest.approx(min(capacity, demand.sum()))
     held_back = share < demand - 1e-9
     level = share / weight
-    if held_back.any():  # all who want more are equally far, and nobody is farther
+    if held_back.any():  # all that want more are equally far, and none is farther
         assert np.ptp(level[held_back]) < 1e-6
         assert (level <= level[held_back].max() + 1e-6).all()
 

@@ -1,4 +1,4 @@
-"""Re-timing only whom a change touches gives the speeds of timing all, whatever changes."""
+"""Re-timing only the jobs that a change touches gives the speeds of timing all, whatever changes."""
 
 from __future__ import annotations
 

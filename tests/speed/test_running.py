@@ -1,4 +1,4 @@
-"""What follows from who runs where, as a scheduler sees it: speeds, loads of links, use of device groups."""
+"""What follows from where jobs run, as a scheduler sees it: speeds, loads of links, use of device groups."""
 
 from __future__ import annotations
 

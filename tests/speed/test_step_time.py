@@ -81,7 +81,7 @@ def test_the_slowest_pair_makes_the_step():
 
 
 def test_asynchronous_workers_each_go_at_their_own_rate():
-    """The near one takes 1 s + 20/128 s a step, the far one 1 s + 2 s; nobody waits, batches stay whole."""
+    """The near one takes 1 s + 20/128 s a step, the far one 1 s + 2 s; neither waits, batches stay whole."""
     speeds = model(TWO, jobs=jobs_of(sync=False)).speeds(running((0, {0: 1, 2: 1}, {0: 1})))
     assert speeds == pytest.approx([1 / (1 + 20 / 128) + 1 / 3])
 

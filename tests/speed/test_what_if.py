@@ -74,7 +74,7 @@ def test_it_gives_the_speeds_of_step_time_where_only_network_cards_bind(seed: in
     expected = speed.speeds(running)
     fill(facts, slow, tasks, running)
     assert tasks.speed[which] == pytest.approx(expected, rel=1e-9)
-    for i in rng.permutation(len(which)):  # whoever comes and goes leaves nothing behind
+    for i in rng.permutation(len(which)):  # a job that comes and goes leaves nothing behind
         take(facts, tasks, which[i])
         put(facts, tasks, which[i], where[i].astype(np.int64), int(jobs.n_workers[which[i]]))
     now = [speed_of(facts, slow, tasks, j) for j in which]

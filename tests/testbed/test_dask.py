@@ -1,4 +1,4 @@
-"""A Dask cluster on the laptop testbed: it runs sweeps, lets nobody else in, and leaves nothing behind."""
+"""A Dask cluster on the laptop testbed: it runs sweeps, refuses other clients, and leaves nothing behind."""
 
 from __future__ import annotations
 

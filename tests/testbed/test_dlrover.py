@@ -41,7 +41,7 @@ def test_the_brain_configures_a_job_over_ssh_and_tells_why(bed: Inventory, tmp_p
     assert reasons[-1] in "\n".join(entry.line() for entry in FollowedRun(folder).model.decisions.entries)
     tasks = rows[(rows["kind"] == Kind.MEASURED) & (rows["task"] >= 0)]
     assert len(tasks)
-    assert tasks["task"].max() < 6  # numbers of tasks, whoever came and went
+    assert tasks["task"].max() < 6  # numbers of tasks, whichever members came and went
     ledger = Ledger(record.jobs, record.cluster)
     ledger.fold(rows)
     assert np.allclose(ledger.book.free, record.cluster.capacity)

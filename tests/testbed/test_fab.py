@@ -125,7 +125,7 @@ def test_unknown_keys_are_refused_until_trust_adds_them_and_changed_ones_for_goo
     assert refused.code == 1
     assert refused.out.count("fab trust") >= 4
     shown = fab("trust", inventory=path)
-    assert shown.code == 1, "nobody was there to agree"
+    assert shown.code == 1, "there was no terminal to ask"
     assert shown.out.count("SHA256:") == 4
     assert not known.exists()
     added = fab("trust", "--yes", inventory=path)

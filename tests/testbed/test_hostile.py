@@ -34,7 +34,7 @@ def tree(place: Path) -> dict[str, bytes | None]:
 
 @pytest.fixture
 def lied_to(bed: Inventory, tmp_path: Path) -> Iterator[tuple[Path, object]]:
-    """A place for runs beside one that nobody may write to, and what makes a fleet of one host that lies."""
+    """A place for runs beside one that cannot be written, and what makes a fleet of one host that lies."""
     (tmp_path / "a/b/c").mkdir(parents=True)
     outside = tmp_path / "outside"
     outside.mkdir()

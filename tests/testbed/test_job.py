@@ -70,13 +70,13 @@ class Task:
         return self.processes[-1]
 
     def ask(self, **order: Any) -> dict[str, Any]:
-        """Ask as soon as there is somebody to ask."""
+        """Send an order as soon as the job's socket is there."""
         until = time.monotonic() + WITHIN_S
         while True:
             try:
                 return ask(self.folder / TASK, order)
             except (FileNotFoundError, ConnectionError):
-                assert time.monotonic() < until, "nobody to ask"
+                assert time.monotonic() < until, "the job has no socket"
                 threading.Event().wait(0.1)
 
     def until(self, event: str, *, n: int = 1) -> None:
@@ -144,7 +144,7 @@ def undisturbed(*, steps: int = WANTED["steps"]) -> str:
 
 @pytest.mark.parametrize("how", ["asked", "SIGTERM", "SIGKILL"])
 def test_a_second_start_goes_on_where_the_first_one_ended(task: Task, how: str) -> None:
-    """Who is stopped has saved its state; who is killed goes on from the checkpoint before."""
+    """A job that is stopped has saved its state; one that is killed goes on from the checkpoint before."""
     steps = 400
     (task.folder / JOB).write_text(json.dumps({**WANTED, "steps": steps, "place": None}))
     first = task.spawn("labkit.testbed.run.job_process", task.folder)
@@ -177,7 +177,7 @@ def test_a_job_that_was_killed_between_its_last_checkpoint_and_its_result_is_don
     (task.folder / RESULT).unlink()
     assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(WITHIN_S) == 0
     again = task.result()
-    assert again == {**first, "first_loss": None, "last_loss": None}, "nobody trained again"
+    assert again == {**first, "first_loss": None, "last_loss": None}, "nothing was trained again"
     assert (again["steps"], again["done"], again["digest"]) == (WANTED["steps"], True, undisturbed())
 
 

@@ -126,9 +126,9 @@ def said(ask: Any) -> str:
 
 @pytest.mark.parametrize("lie", [*ANSWERS, *ITEMS])
 def test_an_answer_of_another_form_is_an_error_of_labkit_at_the_caller(lying, lie):
-    streams_alone = lie in ITEMS  # whoever waits for an answer hears nothing of items
+    streams_alone = lie in ITEMS  # a caller that waits for an answer gets no items
     told = [said(asked(lying((ANSWERS | ITEMS)[lie]))[what]) for what in range(5 if streams_alone else 0, 8)]
-    assert any(told), "nobody noticed"
+    assert any(told), "no call failed"
     assert all(plain(line).isprintable() and len(line) < 1000 for line in told if line), told
 
 

@@ -47,7 +47,7 @@ def test_cores_are_processor_seconds_per_second_and_their_sum_is_that_of_the_rol
     assert used[MemberName(Role.WORKER, 0), Quantity.CORES] == 0.75
     assert used[MemberName(Role.WORKER, 4), Quantity.CORES] == 0.5
     assert used[MemberName(Role.PS, 0), Quantity.MEMORY_GB] == 0.5
-    assert (MemberName(Role.PS, 0), Quantity.CORES) not in used  # it was seen once: nobody knows since when
+    assert (MemberName(Role.PS, 0), Quantity.CORES) not in used  # it was seen once: it is unknown since when
     rows = _rows(0, used)
     together = rows[(rows["task"] == -1) & (rows["quantity"] == Quantity.CORES)]
     assert together["role"].tolist() == [Role.WORKER]

@@ -77,7 +77,7 @@ def test_a_host_out_of_reach_is_left_its_job_goes_on_elsewhere_and_what_it_still
             assert ran(rows, Kind.FAILED) == [1]
             assert rows["machine"][rows["kind"] == Kind.LEFT].tolist() == [1]
             assert any("job 1 failed: its host was lost" in note for note in backend.notes)
-            assert process(before) is not None, "nobody could end it"
+            assert process(before) is not None, "nothing could end it"
             go_on(session, 0)
 
             Bed.up(2, folder=own_folder, gpus=1)

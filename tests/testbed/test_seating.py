@@ -1,4 +1,4 @@
-"""Members of a job are its tasks, numbered in the order of its rows, whoever came and went."""
+"""Members of a job are its tasks, numbered in the order of its rows, whichever came and went."""
 
 from __future__ import annotations
 

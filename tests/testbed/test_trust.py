@@ -1,4 +1,4 @@
-"""Keys of hosts: shown, added when somebody agrees, never replaced."""
+"""Keys of hosts: shown, added after consent, never replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.testbed.ssh.host_keys import KeyState, scan, trust
 
 @pytest.fixture
 def strange(bed, tmp_path) -> Inventory:
-    """The laptop testbed as somebody sees it who knows none of its keys."""
+    """The laptop testbed as a user sees it who knows none of its keys."""
     return replace(bed, known_hosts=tmp_path / "ssh" / "known_hosts")
 
 

@@ -67,7 +67,7 @@ def test_it_holds_the_kinds_of_files_that_the_project_ships():
 
 
 def test_an_installer_takes_it_and_what_it_installs_builds_the_same_wheel(tmp_path):
-    """Who deploys from an installed labkit deploys what is installed."""
+    """An installed labkit deploys what is installed."""
     wheel = build()
     made = wheel.write(tmp_path)
     target = tmp_path / "site"

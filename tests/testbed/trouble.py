@@ -28,7 +28,7 @@ def connections(up: Bed, host: str) -> list[int]:
 
 
 def cut(up: Bed, host: str, *, for_good: bool = False) -> None:
-    """Break all connections to a host; for good: nobody answers there any more. What runs there goes on."""
+    """Break all connections to a host; for good: nothing answers there any more. What runs there goes on."""
     there = connections(up, host)
     send([*([server_of(up, host)] if for_good else []), *there], signal.SIGKILL)
 
@@ -94,7 +94,7 @@ def is_loopback(address: str) -> bool:
 
 
 def shown_by(pids: Iterable[int]) -> str:
-    """Return what anybody sees of processes, and what their own user sees: command lines and environments."""
+    """Return what other users see of processes, and what their own user sees: command lines and environments."""
     parts = []
     for pid in pids:
         for name in ("cmdline", "environ"):

@@ -370,7 +370,7 @@ def agent_sockets(home: Path) -> list[str]:
 
 
 def named_sockets() -> list[str]:
-    """Return sockets without a file that take a connection: everybody could call there."""
+    """Return sockets without a file that take a connection: any user could connect there."""
     names = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
     return [name for name in names if name.startswith("@") and "labkit" in name and takes("\0" + name[1:])]
 

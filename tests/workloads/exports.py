@@ -1,4 +1,4 @@
-"""Exports of made-up clusters: Slurm's accounting, Kubernetes' pods, a table of somebody's own."""
+"""Exports of made-up clusters: Slurm's accounting, Kubernetes' pods, a user's own table."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_a_plan_that_turned_out_slower_is_taken_back_unless_something_faster_is_
     assert back_to(state, 24.0, USUAL) is None  # another plan is worth a try
     assert back_to(state._replace(samples=samples[:1]), 10.0, USUAL) is None
     assert back_to(state._replace(samples=(samples[0], replace(samples[1], speed=21.0))), 22.0, USUAL) is None  # noise
-    assert back_to(state._replace(plan=Plan(9, 2, 1, 16)), 22.0, USUAL) is None  # nobody has measured what it holds
+    assert back_to(state._replace(plan=Plan(9, 2, 1, 16)), 22.0, USUAL) is None  # what it holds was not measured
 
 
 def test_of_plans_that_are_hardly_slower_the_one_with_the_fewest_tasks_can_be_had() -> None:

@@ -313,7 +313,7 @@ def test_all_pairs_that_ran_are_known_in_the_end(shared_data: Data) -> None:
     ran = cells_that_ran(record, truth.kind, truth.shared.shape) & (truth.shared > 0)
     assert (ran & ~first.measured).sum() > 10
     right = np.isclose(now[ran], truth.shared[ran])
-    assert right.mean() > 0.9  # but those that parted before anybody looked
+    assert right.mean() > 0.9  # but those that parted before they were measured
     assert np.array_equal(now[ran][~right], first.shared[ran][~right])
     rest = ~ran & (truth.shared > 0)
     assert np.array_equal(now[rest], first.shared[rest])

@@ -405,8 +405,8 @@ def test_a_type_without_gpus_is_left_out_and_jobs_that_need_it_wait(name: str) -
 
 @pytest.mark.parametrize("name", ALL)
 def test_no_jobs_is_no_shares(name: str) -> None:
-    nobody = Problem.of(np.empty((0, 2)), capacity=[1, 1])
-    assert policies()[name]().allocate(nobody).share.shape == (0, 2)
+    no_jobs = Problem.of(np.empty((0, 2)), capacity=[1, 1])
+    assert policies()[name]().allocate(no_jobs).share.shape == (0, 2)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -105,14 +105,14 @@ def test_no_policy_is_further_from_its_bound_than_it_says(name: str, problem: Pr
 
 @given(problem=problems(same_gangs=True, weights=False))
 def test_with_gangs_of_one_size_no_job_has_less_than_an_equal_share_of_the_cluster(problem: Problem) -> None:
-    """Equal shares give all jobs one level, the least level of fair shares is at least that, and nobody is below."""
+    """Equal shares give all jobs one level, the least level of fair shares is at least that, and no job is below."""
     fair, alone = Las().allocate(problem).speed(problem), Isolated().allocate(problem).speed(problem)
     assert (fair >= alone * (1 - CLOSE)).all()
 
 
 @given(problem=problems(weights=False))
 def test_with_any_gangs_that_fill_the_cluster_no_job_has_less_than_an_equal_share(problem: Problem) -> None:
-    """With J jobs on N GPUs equal shares give level N/J to who cannot use up its time there; the others have less.
+    """With J jobs on N GPUs equal shares give level N/J to a job that cannot use all of it; the others have less.
 
     Where a small gang runs all its time in its share (level s < N/J) and could have a better type, leximin may give it
     that type, at the cost of a larger gang that has more; so only the least level is certain in general.
@@ -151,9 +151,9 @@ def test_on_one_device_type_knowing_speeds_changes_nothing(policy: type, problem
 @pytest.mark.parametrize("policy", LEVELS, ids=lambda policy: type(policy).__name__)
 @given(problem=problems(sharing=True, close=True))
 def test_water_filled_shares_are_pareto_efficient(policy: object, problem: Problem) -> None:
-    """Nobody can have more unless another has less.
+    """No job can have more unless another has less.
 
-    What all can gain if everybody gives up a little at most, less what that brings: a line through two such points.
+    What all can gain if every job gives up a little at most, less what that brings: a line through two such points.
     """
     for some in (problem, replace(problem, sharing=None)):
         speed, fastest = policy.allocate(some).speed(some), some.speed.max(axis=1)
@@ -199,8 +199,8 @@ def test_hierarchical_shares_are_those_of_linear_programs(problem: Problem, fifo
     policy = Hierarchical(
         entity_weight={0: 1, 1: 2, 2: 3}, inside={e: "fifo" if queue else "fairness" for e, queue in enumerate(fifo)}
     )
-    nobody = Sharing(np.arange(problem.n_jobs, dtype=np.int32), np.zeros((problem.n_jobs, *problem.speed.shape)))
-    compiled, by_programs = policy.allocate(problem), policy.allocate(replace(problem, sharing=nobody))
+    no_pairs = Sharing(np.arange(problem.n_jobs, dtype=np.int32), np.zeros((problem.n_jobs, *problem.speed.shape)))
+    compiled, by_programs = policy.allocate(problem), policy.allocate(replace(problem, sharing=no_pairs))
     np.testing.assert_allclose(
         compiled.speed(problem) / problem.speed.max(axis=1),
         by_programs.speed(problem) / problem.speed.max(axis=1),
@@ -227,8 +227,8 @@ def by_programs(
 @pytest.mark.parametrize("policy", LEVELS, ids=lambda policy: type(policy).__name__)
 @given(problem=problems(close=True))
 def test_levels_are_those_of_linear_programs(policy: object, problem: Problem) -> None:
-    nobody = Sharing(np.arange(problem.n_jobs, dtype=np.int32), np.zeros((problem.n_jobs, *problem.speed.shape)))
-    assert_same_speeds(policy, problem, replace(problem, sharing=nobody))
+    no_pairs = Sharing(np.arange(problem.n_jobs, dtype=np.int32), np.zeros((problem.n_jobs, *problem.speed.shape)))
+    assert_same_speeds(policy, problem, replace(problem, sharing=no_pairs))
 
 
 @pytest.mark.parametrize("policy", LEVELS, ids=lambda policy: type(policy).__name__)

@@ -79,7 +79,7 @@ def test_after_an_idle_gap_every_job_takes_as_long_as_published(policy: str, see
     """Gavel decides once more when the last job leaves: a due reset happens, and the order of types is drawn.
 
     Seeds 1 and 4 are left out: there the last bit of two equal shares, which depends on how they were added up, decides
-    who goes first.
+    which goes first.
     """
     in_every_job(with_idle_gaps(seed), policy)
 

@@ -1,4 +1,4 @@
-"""The rounds: who runs, for how long, and what becomes of what nobody is owed."""
+"""The rounds: which jobs run, for how long, and what becomes of what is owed to no job."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def job(total, *, kind="m", sf=1, weight=1.0, arrival=0.0):
 
 
 def runs(result):
-    """Who ran in each round."""
+    """Jobs that ran in each round."""
     return [sorted(r["runs"]) for r in result["rounds"]]
 
 
@@ -72,18 +72,18 @@ def test_a_job_with_fewer_steps_left_than_gpus_fails_five_times_and_is_dropped()
     assert sum(0 in r["runs"] for r in result["rounds"]) == 6  # one that counts, five that fail
 
 
-@pytest.mark.parametrize(("policy", "who"), [("max_sum_throughput_perf", [0, 2]), ("fifo_perf", [0])])
-def test_leftover_gpus_go_to_jobs_without_any_share_but_not_under_fifo(policy, who):
+@pytest.mark.parametrize(("policy", "jobs"), [("max_sum_throughput_perf", [0, 2]), ("fifo_perf", [0])])
+def test_leftover_gpus_go_to_jobs_without_any_share_but_not_under_fifo(policy, jobs):
     """Three GPUs: job 0 takes 2, job 1 does not fit and is passed over, job 2 has no share."""
     twin = Twin([job(10, sf=2), job(10, sf=2), job(10)], ONE, {"v100": 3}, policy, 0, 360.0)
     for each in list(twin.queue):
         twin.add(each)
     twin.alloc = {0: {"v100": 1.0}, 1: {"v100": 0.5}, 2: {"v100": 0.0}}
-    assert [j.number for j, _ in twin.select()] == who
+    assert [j.number for j, _ in twin.select()] == jobs
 
 
 def test_base_fifo_puts_every_job_on_the_last_type_that_was_free():
-    """Capacity goes below 0, and nobody is put on the other types: 6 jobs, 2 + 2 + 2 GPUs, all on V100."""
+    """Capacity goes below 0, and no job is put on the other types: 6 jobs, 2 + 2 + 2 GPUs, all on V100."""
     table = {w: {("m", 1): 1.0} for w in TYPES}
     twin = Twin([job(100)] * 6, table, {"v100": 2, "p100": 2, "k80": 2}, "fifo", 0, 360.0)
     for each in list(twin.queue):
@@ -101,7 +101,7 @@ def test_fairness_counts_weights_and_gpus():
 
 
 def test_finish_time_fairness_remembers_what_was_done_at_the_isolated_speed_of_then():
-    """Two jobs, one GPU, isolated speed 1/2: after 90 steps of job 0, 180 s of isolated time, whoever else is there."""
+    """Two jobs, one GPU, isolated speed 1/2: after 90 steps of job 0, 180 s of isolated time, with any other jobs."""
     twin = Twin([job(1000), job(1000)], ONE, {"v100": 1}, "finish_time_fairness_perf", 0, 360.0)
     jobs, speeds = twin.queue, {0: {"v100": 1.0}, 1: {"v100": 1.0}}
     twin.policy.allocation(jobs, speeds, 0.0)

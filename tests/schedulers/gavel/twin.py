@@ -5,11 +5,11 @@ alone (but for 10 and 11), without a look at labkit's mechanism or policies; no 
 
  1. With no active job a due reset still happens (the clock of resets starts anew, no allocation comes of it).
  2. "Forces a recompute" at an empty queue means `last_reset = 0`; a change must still be pending for one to follow.
- 3. When nothing runs and nothing will arrive, time stands still for one more decision; if nobody starts then either,
+ 3. When nothing runs and nothing will arrive, time stands still for one more decision; if no job starts then either,
     the run ends with a RuntimeError.
  4. A new job adds dt/2 to its own time on every type, not to the type's time, which learns of it at the next reset; a
     finished job's time stays in the type's time until then.
- 5. A failure's time is nobody's; 5 failures in a row count from the last success. The drop is another change.
+ 5. A failure's time counts for no job; 5 failures in a row count from the last success. The drop is another change.
  6. The time of a job's last micro-task is credited like any other.
  7. The order of types is shuffled from a fresh list in every decision, also where there are no jobs.
  8. A job that is not in the allocation sorts with an allocation of 0, after positive ones of equal priority.

@@ -1,4 +1,4 @@
-"""Attention: what its network sees, which task it gives to whom, and which weights it refuses."""
+"""Attention: what its network sees, which task it gives to which machine, and which weights it refuses."""
 
 from __future__ import annotations
 

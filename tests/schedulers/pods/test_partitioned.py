@@ -194,7 +194,7 @@ def test_a_gang_that_its_pod_holds_but_not_evenly_is_packed_there() -> None:
 
 
 def test_a_scheduler_of_the_whole_cluster_is_told_to_forward_too() -> None:
-    """Whoever places a job away from home: the event is the session's."""
+    """Whichever scheduler places a job away from home: the event is the session's."""
     jobs = gangs([4, 4, 4, 4, 4], [3] * 5)
     rows = run(jobs, "fifo(placer=first_fit)")
     sent = forwarded(rows)

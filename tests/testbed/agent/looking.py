@@ -52,7 +52,7 @@ def all_pids() -> Iterator[int]:
 
 
 def labelled(folder: Path) -> list[int]:
-    """Return processes that bear the label of a folder, as anybody can see them."""
+    """Return processes that bear the label of a folder, as any user can see them."""
     return [pid for pid in all_pids() if runs(pid) and environment(pid).get("LABKIT_FOLDER") == str(folder)]
 
 

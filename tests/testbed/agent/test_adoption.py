@@ -107,7 +107,7 @@ def test_a_damaged_record_stops_nothing_but_its_run(dial, folder, damage):
     (folder / "runs" / "run" / LABEL).write_bytes(damage)
     agent = dial()
     assert [run.run for run in agent.list()] == ["good"]
-    wait_for(lambda: labelled(folder) == [pid])  # nobody could ever end the other
+    wait_for(lambda: labelled(folder) == [pid])  # nothing could ever end the other
 
 
 def test_events_that_were_cut_off_are_dropped_and_numbers_go_on(dial, folder):

@@ -1,4 +1,4 @@
-"""A full disk silences nobody, a log never fills one, and a hole in a log is no loss of what is around it."""
+"""A full disk stops no task, a log never fills one, and a hole in a log is no loss of what is around it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def holes_can_be_made(tmp_path) -> bool:
 
 @pytest.fixture
 def small_disk(folder):
-    """Return an agent whose folder is a disk of half a megabyte, which nobody else sees."""
+    """Return an agent whose folder is a disk of half a megabyte, which no other process sees."""
     mounted = [*APART, "sh", "-c", 'mount -t tmpfs -o size=512k none "$0"; exec "$@"', str(folder)]
     folder.mkdir()
     if (

@@ -100,7 +100,7 @@ def test_other_programs_are_children_of_the_agent(warm, env, folder):
 
 
 def test_the_processor_time_of_a_member_that_is_gone_stays_that_of_its_task():
-    """Nobody of the task is its parent, so the kernel adds it to nobody's of the task."""
+    """Its parent is no process of the task, so the kernel adds its time to none of the task."""
     key = Key("run", "a")
 
     def process(pid: int, ticks: int, parent: int) -> Stat:

@@ -1,4 +1,4 @@
-"""A run that nobody renews is ended; one that is renewed goes on, whatever becomes of connections."""
+"""A run whose lease is not renewed is ended; one that is renewed goes on, whatever becomes of connections."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_after_a_restart_of_the_host_runs_are_over_and_nothing_is_signalled(dial
     bystander = dial(folder.parent / "other")
     other = bystander.start("run", task="t", argv=["sleep", "1000"]).pid
     record["boot"] = "of another start"
-    record["tasks"]["t"]["pid"] = other  # the number may be anybody's by now
+    record["tasks"]["t"]["pid"] = other  # the number may be another process's by now
     path.write_text(json.dumps(record))
     agent = dial()
     (run,) = agent.list()

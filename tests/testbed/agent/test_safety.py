@@ -1,4 +1,4 @@
-"""Nobody else gets in, no name becomes a path or a command, no secret is written down, and nonsense kills nothing."""
+"""No other user gets in, no name becomes a path or a command, no secret is written down, and nonsense kills nothing."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_words_of_a_command_are_no_shell(agent, tmp_path):
 
 def test_links_that_a_task_plants_lead_nowhere(agent, folder, tmp_path):
     secret = tmp_path / "secret"
-    secret.write_text("of somebody else")
+    secret.write_text("of another user")
     agent.start("run", task="t", argv=["sleep", "1000"])
     home = folder / "runs/run/t"
     (home / "link").symlink_to(secret)
@@ -92,7 +92,7 @@ def test_links_that_a_task_plants_lead_nowhere(agent, folder, tmp_path):
     with pytest.raises(AgentRefused, match="Not a directory"):
         agent.start("run", task="t", argv=["true"], files={"up/secret": b"overwritten"})
     agent.start("run", task="t", argv=["true"], files={"link": b"a file of its own"})
-    assert secret.read_text() == "of somebody else"
+    assert secret.read_text() == "of another user"
     assert (home / "link").read_text() == "a file of its own"
 
 
@@ -117,7 +117,7 @@ def test_no_secret_is_written_down_or_shown_in_ps(agent, folder):
 
 @pytest.mark.parametrize("end", ["stop", "lease"])
 def test_a_run_that_is_over_keeps_no_key_and_all_else(agent, folder, tmp_path, end):
-    (tmp_path / "my.key").write_text("of somebody else")
+    (tmp_path / "my.key").write_text("of another user")
     script = f"mkdir -p a/b; echo x > a/b/c.key; echo y > a/kept; ln -s {tmp_path} a/link; exec sleep 1000"
     agent.start("run", task="t", argv=["sh", "-c", script], files={"home.tar": b"x"}, lease_s=600.0)
     place = folder / "runs/run/t"
@@ -128,7 +128,7 @@ def test_a_run_that_is_over_keeps_no_key_and_all_else(agent, folder, tmp_path, e
     wait_for(lambda: not (place / "a/b/c.key").exists())
     assert not (place / "home.tar").exists()
     assert (place / "a/kept").read_text() == "y\n"
-    assert (tmp_path / "my.key").read_text() == "of somebody else"
+    assert (tmp_path / "my.key").read_text() == "of another user"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
