@@ -206,7 +206,7 @@ def test_a_job_that_cannot_be_started_says_why_and_exits_with_1(task: Task) -> N
     [
         ({"steps": "many"}, "steps: Input should be a valid integer"),
         ({"wdith": 1}, "wdith: Unexpected keyword argument"),
-        ({"program": True}, "either the name of a model"),
+        ({"program": True}, "expected one of the name of a model"),
     ],
 )
 def test_a_description_that_makes_no_sense_is_told_with_what_is_wrong(tmp_path: Path, wrong: Any, what: str) -> None:

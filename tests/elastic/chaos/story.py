@@ -91,7 +91,7 @@ class Story:
         self.slow.touch()
         fault.write(self.folder, faults)
         self.faults = list(faults)
-        self.options = {"workers": 2, "servers": 2, "save_every": 0, **options}
+        self.options = {"workers": 2, "servers": 2, "save_every": 0, "most_servers": 8, **options}
         self.wait_s, self.scheme = wait_s, scheme
         self.events: list[Event] = []
         self.kills: list[tuple[str, float]] = []

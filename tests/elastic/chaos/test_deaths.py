@@ -25,8 +25,8 @@ POINTS = {
     "handover": MOVING,
     "suspend": [*MOVING, ("worker-*", ["worker.push.half"])],
     "checkpoint": [
-        ("controller", at("controller", ["tell.hold", "tell.copy", "saved", "tell.era", *STATE])),
-        ("controller", at("controller", ["update", "tell.begin", "began"])),
+        ("controller", at("controller", ["tell.PauseAtVersion", "tell.CopyBlocks", "saved", "tell.BeginEra", *STATE])),
+        ("controller", at("controller", ["update", "tell.BeginTraining", "began"])),
         ("ps-*", at("ps.load", DESTINATION)),
     ],
 }
