@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.core.errors import InputError
-from labkit.core.files import refuse_unwritable
+from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
 from labkit.experiment.own_training import (
     OF_CATALOGUE,
@@ -193,10 +193,10 @@ def train(
     )
     if out is not None:
         refuse_unwritable(out, endings=(".pt", ".pth"))
-    with _log(log_csv, tensorboard) as log:
-        job = start(training.model, training.data, training.loss, steps=steps, validate=validate, **arguments)
-        with job, _Bar(steps, quiet=as_json, log=log) as bar:
-            result = follow(job, requests, strategy=strategy, told=bar)
+    _refuse_unwritable_log(log_csv, tensorboard)
+    job = start(training.model, training.data, training.loss, steps=steps, validate=validate, **arguments)
+    with job, _log(log_csv, tensorboard) as log, _Bar(steps, quiet=as_json, log=log) as bar:
+        result = follow(job, requests, strategy=strategy, told=bar)
     if out is not None:
         _save(result, out)
     print(json.dumps(_summary(name, result)) if as_json else _sentence(name, result))
@@ -241,6 +241,14 @@ def _training(model: str, typed: set[str], *, width: float, samples: int, seed: 
         if option in typed:
             raise InputError(f"--{option} is of models of the catalogue; {model} says what it trains, and on what.")
     return Path(model).stem, read_training(Path(model), seed=seed)
+
+
+def _refuse_unwritable_log(csv: Path | None, tensorboard: Path | None) -> None:
+    """Raise InputError if a log cannot be written, before the job is started; nothing is made."""
+    if csv is not None:
+        refuse_unwritable(csv)
+    if tensorboard is not None:
+        refuse_closed(tensorboard)
 
 
 def _log(csv: Path | None, tensorboard: Path | None) -> AbstractContextManager[TrainingLog | None]:

@@ -52,7 +52,8 @@ class TypeSpeeds:
 
 
 def is_speeds(path: str | Path) -> bool:
-    """Tell whether a file begins as a CSV of speeds by type."""
+    """Tell whether a file begins as a CSV of speeds by type; InputError for a pipe, a device or a socket."""
+    refuse_unreadable(path, expected=EXPECTED)
     try:
         with Path(path).open(encoding="utf-8-sig") as file:
             names = {name.strip().lower() for name in file.readline(4096).split(",")}

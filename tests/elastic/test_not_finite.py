@@ -68,7 +68,7 @@ def test_a_loss_that_is_no_number_ends_the_job_with_the_checkpoint_before(sync: 
     assert "\n" not in told
     named = re.search(r"the newest good checkpoint is (\S+step-(\d+));", told)
     assert named is not None
-    assert int(named[2]) in ((3, 6) if sync else range(7))  # asynchronous workers do not wait while a state is saved
+    assert int(named[2]) in ((0, 3, 6) if sync else range(7))  # steps are shorter here than writing a state
     assert Path(named[1]).is_dir()
     spec = Spec.load(tmp_path / "job")
     saved = spec.checkpoints(tmp_path / "job").newest()
