@@ -246,6 +246,8 @@ def _training(model: str, typed: set[str], *, width: float, samples: int, seed: 
 def _refuse_unwritable_log(csv: Path | None, tensorboard: Path | None) -> None:
     """Raise InputError if a log cannot be written, before the job is started; nothing is made."""
     if csv is not None:
+        if not csv.absolute().parent.is_dir():
+            raise InputError(f"{csv} cannot be written: there is no folder {csv.parent}.")
         refuse_unwritable(csv)
     if tensorboard is not None:
         refuse_closed(tensorboard)
