@@ -133,7 +133,7 @@ def queue_shown(folder: Path) -> RenderableType:
 
 
 def follow_queue(folder: Path, console: Console) -> None:
-    """Show a queue, and the run that it carries out, until nobody works it."""
+    """Show a queue, and the run that it carries out, until no process carries it out."""
     from rich.console import Group
     from rich.live import Live
 

@@ -54,7 +54,7 @@ def watch(
 
 
 def _watch_queue(folder: Path, console: Console, *, once: bool, browser: bool, port: int) -> None:
-    """Show a queue until nobody works it; exit code 1 if a run of it failed, or some are left then."""
+    """Show a queue until no process carries it out; exit code 1 if a run of it failed, or some are left then."""
     from labkit.cli_queue import current_run, follow_queue, queue_shown
     from labkit.core.errors import InputError
     from labkit.live.follow import FollowedRun

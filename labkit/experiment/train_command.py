@@ -266,6 +266,7 @@ def _save(result: Result, out: Path) -> None:
     """Write the state_dict of the best state, or of the last one if none was validated."""
     import torch
 
+    out.parent.mkdir(parents=True, exist_ok=True)
     torch.save((result.best or result).state_dict(), out)
 
 

@@ -203,7 +203,7 @@ def ordered(schedulers: Sequence[str], *, repeat: int) -> Iterator[QueuedRun]:
 
 
 def state_told(state: QueueState, *, worked: bool) -> str:
-    """Return the state of a run for people: one that is running in a queue that nobody works was cut off.
+    """Return the state of a run for people: one that is running in a queue that no process carries out was cut off.
 
     >>> state_told(QueueState.RUNNING, worked=True), state_told(QueueState.RUNNING, worked=False)
     ('running', 'cut off')
@@ -243,7 +243,7 @@ def queue_of(name: str | Path, *, runs: Path | str = "runs") -> Path:
 
 
 def status_of_queue(queue: RunQueue, folder: Path) -> str:
-    """Return how a queue is doing, for people: its counts, and who works it or how to go on."""
+    """Return how a queue is doing, for people: its counts, and which process carries it out or how to go on."""
     if (by := writer_of(folder)) is not None:
         return f"{queue.counts(worked=True)}; worked by process {by.get('pid', '?')} on {by.get('host', '?')}"
     if queue.left:

@@ -151,11 +151,11 @@ def write_inventory(path: str | Path, *, job: str = "") -> list[SlurmNode]:
     Raises
     ------
     InputError
-        As `allocation`; or if the file is somebody else's.
+        As `allocation`; or if the file is there and was not written by this.
     """
     path, first = Path(path), "# The allocation "
     if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(first):
-        raise InputError(f"{path} is there already, and not made from Slurm; take another --out.")
+        raise InputError(f"{path} is there already, and not made from Slurm; take another --inventory.")
     job = job or os.environ.get("SLURM_JOB_ID", "")
     nodes = allocation(job)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 The keys of all that run fall by a second each second (`srtf`) or stay (`las`), so their order stays, too, until a job
 turns: it is overdue or changes queues, and from then on its key stays. Those that have turned are a list of their own,
 and only the last jobs of both lists, which may have to stop, are looked at. Keys nearer than `TIE` are compared anew.
-Jobs are put into a list when somebody has to look at it: while all that are there fit, nobody has to.
+Jobs are put into a list when a decision reads it: while all that are there fit, none does.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ UNPACK: Final = (
     'cd "$1" && new=".$2.$$" && mkdir "$new" && tar -xf "$2.tar" -C "$new" && '
     '{ mv -T "$new" "$2" 2>/dev/null || rm -rf "$new"; }; code=$?; rm -f "$2.tar"; rm -rf "$new"; exit $code'
 )
-"""Unpacks an archive beside it; the folder gets its name when it is whole, and who comes second gives way."""
+"""Unpacks an archive beside it; the folder gets its name when it is whole, and a second process gives way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
