@@ -224,11 +224,11 @@ def undisturbed(jobs: Jobs, folder: Path) -> str:
 
 def test_a_host_that_dies_takes_its_jobs_with_it_and_they_go_on_elsewhere(own_folder: Path, tmp_path: Path) -> None:
     with Bed.up(2, folder=own_folder, gpus=1) as up:
-        jobs = jobs_of(1, steps=300)
+        jobs = jobs_of(1, steps=1500)
         with SshBackend(jobs, up.inventory, run="dies", folder=tmp_path, training=TINY) as backend:
             session = Session(backend)
             session._note(backend.apply(on(0)))
-            until(session, Kind.PROGRESSED, n=3)
+            until(session, Kind.PROGRESSED, n=2)
             kill_host(up, "h0", backend)
             until(session, Kind.LEFT)
             rows = session.log.rows
@@ -238,7 +238,7 @@ def test_a_host_that_dies_takes_its_jobs_with_it_and_they_go_on_elsewhere(own_fo
                 assert (row["machine"], row["cause"]) == (0, Cause.HOST_LOST)
             session._note(backend.apply(on(1)))
             until(session, Kind.COMPLETED)
-            assert session.log.rows["value"][session.log.rows["kind"] == Kind.COMPLETED][-1] == 300
+            assert session.log.rows["value"][session.log.rows["kind"] == Kind.COMPLETED][-1] == 1500
 
 
 def kill_host(up: Bed, name: str, backend: SshBackend) -> None:
