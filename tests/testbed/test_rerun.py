@@ -275,7 +275,7 @@ def lease_is_over(hosts: Inventory) -> bool:
 
 
 def test_two_writers_are_refused_and_after_ctrl_c_attach_goes_on_from_the_checkpoint(two: Bed, runs: Path) -> None:
-    with running(two.inventory, runs, steps=1500) as first:
+    with running(two.inventory, runs, steps=2500) as first:
         first.hears(Kind.PROGRESSED, n=4)
         (folder,) = runs.iterdir()
         with pytest.raises(
@@ -326,8 +326,8 @@ def test_reasons_of_a_run_that_was_stopped_are_there_when_another_goes_on(two: B
 
 
 def test_a_laptop_that_is_stopped_for_longer_than_the_lease_goes_on_when_it_wakes(two: Bed, runs: Path) -> None:
-    with running(two.inventory, runs, steps=600) as laptop:
-        laptop.hears(Kind.PROGRESSED, n=3)
+    with running(two.inventory, runs, steps=2500) as laptop:  # more than it trains until the lease is over
+        laptop.hears(Kind.PROGRESSED, n=2)
         laptop.process.send_signal(signal.SIGSTOP)
         while not lease_is_over(two.inventory):
             select.select([], [], [], 0.5)
@@ -341,8 +341,8 @@ def test_a_laptop_that_is_stopped_for_longer_than_the_lease_goes_on_when_it_wake
 def test_a_run_whose_process_was_killed_and_whose_lease_is_over_goes_on_when_another_attaches(
     two: Bed, runs: Path
 ) -> None:
-    with running(two.inventory, runs, steps=250) as first:
-        first.hears(Kind.PROGRESSED, n=3)
+    with running(two.inventory, runs, steps=2500) as first:  # more than it trains until the lease is over
+        first.hears(Kind.PROGRESSED, n=2)
         first.process.kill()
         first.process.communicate()
     while not lease_is_over(two.inventory):
