@@ -85,7 +85,7 @@ class World:
         return Experiment.of(jobs, cluster=self.cluster, speed=of, **options)
 
     def trainer(self, switches: Published, seed: int, *, on: str) -> Trainer | Federated:
-        """Return what trains on the true speeds, or on those that the analytical model foretells."""
+        """Return what trains on the true speeds, or on those that the analytical model predicts."""
         setting = Setting([f"dl2-{self.n_nodes}n"], [TRACE], [self.speeds])
         table = analytic(self.table, DL2_MODELS) if on == "analytical" else self.table
 

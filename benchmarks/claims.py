@@ -55,7 +55,7 @@ class Run:
     slots : int
         Of reinforcement learning.
     on : str
-        What it is trained on: "true" speeds, those that the "analytical" model foretells, or "rings": jobs without
+        What it is trained on: "true" speeds, those that the "analytical" model predicts, or "rings": jobs without
         parameter servers.
     begins : str
         The run whose warm-up it shares; "": its own.

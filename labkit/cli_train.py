@@ -48,7 +48,7 @@ def train_policy(
     throughputs: Annotated[
         list[str],
         typer.Option(
-            help=f"A table of measured speeds, fitted: those that fit the trace, or analytic: foretold; {MANY}."
+            help=f"A table of measured speeds, fitted: those that fit the trace, or analytic: predicted; {MANY}."
         ),
     ] = ["fitted"],  # noqa: B006
     slot: Annotated[float, typer.Option(help="Seconds of a slot.")] = 1200.0,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from labkit.experiment.cadence import Cadence, at_events, every_slot
     from labkit.experiment.deployed import attach, deploy
     from labkit.experiment.experiment import Experiment
-    from labkit.experiment.gap import Fidelity, fidelity, foretell
+    from labkit.experiment.gap import Fidelity, fidelity, predict
     from labkit.experiment.grid import Grid
     from labkit.experiment.run import compare, replay, simulate
     from labkit.experiment.session import Session
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Cadence": "cadence", "Experiment": "experiment", "Fidelity": "gap", "Grid": "grid", "Session": "session",
     "at_events": "cadence", "attach": "deployed", "compare": "run", "deploy": "deployed", "every_slot": "cadence",
-    "fidelity": "gap", "foretell": "gap", "replay": "run", "simulate": "run", "speed_model": "speeds",
+    "fidelity": "gap", "predict": "gap", "replay": "run", "simulate": "run", "speed_model": "speeds",
     "sweep": "sweeping", "tune": "tuning",
 }  # fmt: skip
 
@@ -39,7 +39,7 @@ __all__ = [
     "deploy",
     "every_slot",
     "fidelity",
-    "foretell",
+    "predict",
     "replay",
     "simulate",
     "speed_model",

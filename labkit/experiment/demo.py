@@ -80,7 +80,7 @@ def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
         If there cannot be such a testbed here, or nothing could be trained on it.
     """
     from labkit.experiment.deployed import deploy
-    from labkit.experiment.gap import foretell
+    from labkit.experiment.gap import predict
     from labkit.testbed.laptop import Bed
     from labkit.testbed.run.backend import NOTES
 
@@ -97,7 +97,7 @@ def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
         )  # fmt: skip
         notes = folder.with_name("runs") / real.info.run / NOTES
         told = notes.read_text().splitlines() if notes.exists() else []
-    return Twins(real, foretell(real, profile=profile), told, rests_on)
+    return Twins(real, predict(real, profile=profile), told, rests_on)
 
 
 def _calibrated(inventory: Inventory, *, model: str, say: Callable[[str], None]) -> tuple[TestbedProfile, str]:

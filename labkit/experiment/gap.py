@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fidelity:
-    """Two runs of the same jobs: a real one, and one that foretold it. A gap is real minus simulated.
+    """Two runs of the same jobs: a real one, and one that predicted it. A gap is real minus simulated.
 
     Parameters
     ----------
@@ -157,11 +157,11 @@ def fidelity(
         If the scheduler is not known by its name, or the profile does not know a model of the jobs.
     """
     real = record if isinstance(record, RunRecord) else load(record, runs=runs)
-    simulated = foretell(real, profile=profile, scheduler=scheduler, runs=runs if keep else None, **options)
+    simulated = predict(real, profile=profile, scheduler=scheduler, runs=runs if keep else None, **options)
     return Fidelity(real, simulated)
 
 
-def foretell(
+def predict(
     real: RunRecord,
     *,
     profile: TestbedProfile | str | Path | None = None,

@@ -165,7 +165,7 @@ def train(*, cluster: str, interference: str, n_pods: int, epochs: int, seed: in
 
 
 def main() -> None:
-    """Train, write the weights and say how well they foretell."""
+    """Train, write the weights and say how well they predict."""
     parser = argparse.ArgumentParser(prog="python -m labkit.learning.deepsys", description=__doc__)
     parser.add_argument("--cluster", default="marl-4x20", help="where jobs ran at random")
     parser.add_argument("--interference", default="calibrated", help="how co-located jobs slow each other")

@@ -1,7 +1,7 @@
 """Learning online: once per slot, a policy that runs is changed by what came of its own decisions.
 
 Nothing is simulated and no speed is asked: what is learned from is what a snapshot shows. Decisions are drawn by their
-chances, and each slot is worth how much sooner its jobs were gone than a critic foretold.
+chances, and each slot is worth how much sooner its jobs were gone than a critic predicted.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ class Learner:
             self._update()
 
     def _judge(self, slot: _Slot) -> None:
-        """Tell how much sooner the jobs of a slot were gone than the critic foretold; then it learns that, too."""
-        foretold = slot.seen @ np.linalg.solve(self._gram, self._aim)
-        slot.better = float((foretold - slot.stayed).sum())
+        """Tell how much sooner the jobs of a slot were gone than the critic predicted; then it learns that, too."""
+        predicted = slot.seen @ np.linalg.solve(self._gram, self._aim)
+        slot.better = float((predicted - slot.stayed).sum())
         self._gram += slot.seen.T @ slot.seen
         self._aim += slot.seen.T @ slot.stayed
         self._n_matured += 1

@@ -57,7 +57,7 @@ class Setting:
         Names or expressions; traces are generated, with a seed of their own in each episode.
     throughputs : sequence of path or str
         Tables of measured speeds; "fitted": the speeds that fit the trace by themselves; "analytic": those that
-        Optimus' model foretells from ten gangs of each of DL2's models at their fitted speeds, or "analytic:FILE" from
+        Optimus' model predicts from ten gangs of each of DL2's models at their fitted speeds, or "analytic:FILE" from
         gangs of a table ("OfflineRL" of DL2's evaluation).
     """
 

@@ -31,9 +31,9 @@ def job_colours(ids: Sequence[str]) -> alt.Scale:
 
 
 def plot_fidelity(
-    table: pd.DataFrame, *, heading: str = "Foretold and real JCT", limit: int = MAX_ROWS
+    table: pd.DataFrame, *, heading: str = "Predicted and real JCT", limit: int = MAX_ROWS
 ) -> alt.LayerChart:
-    """Draw the real JCT of each job against the foretold one; a right prediction is a point on the line y = x.
+    """Draw the real JCT of each job against the predicted one; a right prediction is a point on the line y = x.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def plot_fidelity(
     charts = [right, points]
     if few:
         charts.append(_names(shown, x, y))
-    said = "dashed: as foretold; above it, reality took longer"
+    said = "dashed: as predicted; above it, reality took longer"
     return layered(*charts, height=400, title=title(heading, said, note)).properties(width=400)
 
 

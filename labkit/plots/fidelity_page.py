@@ -30,13 +30,13 @@ def pairs(records: Sequence[RunRecord]) -> list[tuple[RunRecord, RunRecord]]:
     for real in records:
         if real.info.backend != "testbed":
             continue
-        foretold = next((other for other in records if _foretells(other, real)), None)
-        if foretold is not None:
-            found.append((real, foretold))
+        predicted = next((other for other in records if _predicts(other, real)), None)
+        if predicted is not None:
+            found.append((real, predicted))
     return found
 
 
-def _foretells(other: RunRecord, real: RunRecord) -> bool:
+def _predicts(other: RunRecord, real: RunRecord) -> bool:
     mine, theirs = other.jobs, real.jobs
     same = len(mine) == len(theirs) and all(
         bool((getattr(mine, name) == getattr(theirs, name)).all()) for name in ("id", "true_steps", "arrival_s")
@@ -44,9 +44,9 @@ def _foretells(other: RunRecord, real: RunRecord) -> bool:
     return same and other.info.backend == "simulator" and other.info.scheduler == real.info.scheduler
 
 
-def cards(real: RunRecord, foretold: RunRecord) -> list[Card]:
+def cards(real: RunRecord, predicted: RunRecord) -> list[Card]:
     """Return the numbers to see first."""
-    said = fidelity_summary(real, foretold)
+    said = fidelity_summary(real, predicted)
     jct = f"{human_s(said['real_mean_jct_s'])} real, {human_s(said['simulated_mean_jct_s'])} simulated"
     span = f"{human_s(said['real_makespan_s'])} real, {human_s(said['simulated_makespan_s'])} simulated"
     return [
@@ -56,18 +56,18 @@ def cards(real: RunRecord, foretold: RunRecord) -> list[Card]:
     ]
 
 
-def section(real: RunRecord, foretold: RunRecord, *, heading: str = "Fidelity") -> Section:
+def section(real: RunRecord, predicted: RunRecord, *, heading: str = "Fidelity") -> Section:
     """Return the figures of a real run beside its simulation."""
-    table, parts = job_fidelity(real, foretold), gap_parts(real, foretold)
+    table, parts = job_fidelity(real, predicted), gap_parts(real, predicted)
     if not len(table):
         return Section(heading, [], "No job completed in both runs.")
-    lives = gantts(real, foretold)
+    lives = gantts(real, predicted)
     return Section(heading, [plot_explained(explained(table, parts)), plot_fidelity(table), lives], _NOTE)
 
 
-def gantts(real: RunRecord, foretold: RunRecord) -> alt.VConcatChart:
+def gantts(real: RunRecord, predicted: RunRecord) -> alt.VConcatChart:
     """Draw the Gantt charts of two runs over each other."""
-    runs = {"Real": real, "Simulated": foretold}
+    runs = {"Real": real, "Simulated": predicted}
     named = {f"{part}: {run.info.scheduler} ({run.info.backend})": run for part, run in runs.items()}
     return plot_gantts(
         {name: lanes(run) for name, run in named.items()}, {name: run.table for name, run in named.items()}

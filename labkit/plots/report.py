@@ -62,7 +62,7 @@ def write_report(
     command : str
         What makes this report again; by default that of the first run.
     pair : tuple of RunRecord, optional
-        A real run and the one that foretold it: the report tells the gap between them, at its end where it is about
+        A real run and the one that predicted it: the report tells the gap between them, at its end where it is about
         other runs too. By default each run on a testbed whose simulation, of the same jobs with the same scheduler, is
         among the runs.
     pair_note : str
@@ -216,10 +216,10 @@ def _fidelity(pairs: Sequence[tuple[RunRecord, RunRecord]], *, last: bool, lead:
     """Return a section for each real run with its simulation beside it."""
     usual = "Jobs that really trained, and their simulation" if last else "Fidelity"
     told = []
-    for real, foretold in pairs:
+    for real, predicted in pairs:
         heading = f"{usual}: {real.info.scheduler}" if len(pairs) > 1 else usual
-        section = fidelity_page.section(real, foretold, heading=heading)
-        told.append(replace(section, last=last, lead=lead, cards=fidelity_page.cards(real, foretold) if last else ()))
+        section = fidelity_page.section(real, predicted, heading=heading)
+        told.append(replace(section, last=last, lead=lead, cards=fidelity_page.cards(real, predicted) if last else ()))
     return told
 
 

@@ -1,6 +1,6 @@
 """How true a prediction was: two runs of the same jobs, side by side, and what explains the gap between them.
 
-One run is real (or takes the part of it), the other was foretold. A gap is always real minus foretold: positive where
+One run is real (or takes the part of it), the other was predicted. A gap is always real minus predicted: positive where
 reality took longer.
 """
 
@@ -36,7 +36,7 @@ PARTS: Final = {
 """The parts of a gap, and what each is."""
 
 
-def job_fidelity(real: RunRecord, foretold: RunRecord) -> pd.DataFrame:
+def job_fidelity(real: RunRecord, predicted: RunRecord) -> pd.DataFrame:
     """Return both runs side by side, a row per job that completed in both, in order of arrival.
 
     Columns: job, id, model; real_jct_s, simulated_jct_s, gap_s (real - simulated), error (gap_s / real_jct_s); and for
@@ -56,21 +56,21 @@ def job_fidelity(real: RunRecord, foretold: RunRecord) -> pd.DataFrame:
     InputError
         If the runs are not of the same jobs.
     """
-    refuse_others(real.jobs, foretold.jobs)
-    both = real.table.merge(foretold.table, on="job", suffixes=("", "_foretold"))
-    both = both[both["completion_s"].notna() & both["completion_s_foretold"].notna()].reset_index(drop=True)
+    refuse_others(real.jobs, predicted.jobs)
+    both = real.table.merge(predicted.table, on="job", suffixes=("", "_predicted"))
+    both = both[both["completion_s"].notna() & both["completion_s_predicted"].notna()].reset_index(drop=True)
     table = both[["job", "id", "model"]].copy()
-    table["real_jct_s"], table["simulated_jct_s"] = both["jct_s"], both["jct_s_foretold"]
+    table["real_jct_s"], table["simulated_jct_s"] = both["jct_s"], both["jct_s_predicted"]
     table["gap_s"] = table["real_jct_s"] - table["simulated_jct_s"]
     table["error"] = table["gap_s"] / table["real_jct_s"]
-    spent = {"real": _Spent(real), "simulated": _Spent(foretold)}
+    spent = {"real": _Spent(real), "simulated": _Spent(predicted)}
     for state in STATES:
         for name, times in spent.items():
             table[f"{name}_{state}_s"] = times.of(table["job"], state)
     return table
 
 
-def gap_parts(real: RunRecord, foretold: RunRecord) -> pd.DataFrame:
+def gap_parts(real: RunRecord, predicted: RunRecord) -> pd.DataFrame:
     """Return what explains the gap of each job: job, id, gap_s, and a column of seconds for each of `PARTS`.
 
     The parts of a job add up to its gap. All but two are differences of what `job_fidelity` tells. The rest, the
@@ -92,12 +92,12 @@ def gap_parts(real: RunRecord, foretold: RunRecord) -> pd.DataFrame:
     InputError
         If the runs are not of the same jobs.
     """
-    table = job_fidelity(real, foretold)
+    table = job_fidelity(real, predicted)
     parts = table[["job", "id", "gap_s"]].copy()
     for state in STATES:
         if state != Doing.TRAINING:
             parts[str(state)] = table[f"real_{state}_s"] - table[f"simulated_{state}_s"]
-    training = _training_parts(_Spent(real), _Spent(foretold))
+    training = _training_parts(_Spent(real), _Spent(predicted))
     both = [training.get(job, (0.0, 0.0)) for job in table["job"].tolist()]
     parts["speed"], parts["other gangs"] = [speed for speed, _ in both], [gangs for _, gangs in both]
     return parts[["job", "id", "gap_s", *PARTS]]
@@ -134,7 +134,7 @@ def explained(table: pd.DataFrame, parts: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def fidelity_summary(real: RunRecord, foretold: RunRecord) -> dict[str, float]:
+def fidelity_summary(real: RunRecord, predicted: RunRecord) -> dict[str, float]:
     """Return a comparison in a few numbers, over the jobs that completed in both runs.
 
     Returns
@@ -144,9 +144,9 @@ def fidelity_summary(real: RunRecord, foretold: RunRecord) -> dict[str, float]:
         real_makespan_s, simulated_makespan_s, makespan_gap_percent; mean_abs_error_percent (mean over jobs of
         |gap| / real JCT); order (Spearman's correlation of the two orders of JCTs; NaN with fewer than two jobs).
     """
-    table = job_fidelity(real, foretold)
+    table = job_fidelity(real, predicted)
     means = {name: float(table[f"{name}_jct_s"].mean()) if len(table) else np.nan for name in ("real", "simulated")}
-    spans = {name: record.summary["makespan_s"] for name, record in (("real", real), ("simulated", foretold))}
+    spans = {name: record.summary["makespan_s"] for name, record in (("real", real), ("simulated", predicted))}
     return {
         "n_jobs": len(table),
         "n_left_out": len(real.jobs) - len(table),
@@ -245,12 +245,12 @@ class _Spent:
         self.seconds[key[0], Doing.RESCALING] -= moved_s
 
 
-def _training_parts(real: _Spent, foretold: _Spent) -> dict[int, tuple[float, float]]:
+def _training_parts(real: _Spent, predicted: _Spent) -> dict[int, tuple[float, float]]:
     """Return the difference in training time of each job in two parts: speed and gangs."""
     parts: dict[int, tuple[float, float]] = {}
-    for key in sorted({*real.gangs, *foretold.gangs}):
-        (n, seconds), (m, theirs) = real.gangs.get(key, (0.0, 0.0)), foretold.gangs.get(key, (0.0, 0.0))
-        t, u = real.step_s(key), foretold.step_s(key)
+    for key in sorted({*real.gangs, *predicted.gangs}):
+        (n, seconds), (m, theirs) = real.gangs.get(key, (0.0, 0.0)), predicted.gangs.get(key, (0.0, 0.0))
+        t, u = real.step_s(key), predicted.step_s(key)
         t, u = (u if np.isnan(t) else t), (t if np.isnan(u) else u)
         t, u = (0.0, 0.0) if np.isnan(t) else (t, u)
         still = (0.0 if n > 0 else seconds) - (0.0 if m > 0 else theirs)
@@ -259,8 +259,8 @@ def _training_parts(real: _Spent, foretold: _Spent) -> dict[int, tuple[float, fl
     return parts
 
 
-def _percent(real: float, foretold: float) -> float:
-    return 100 * (real - foretold) / real if real > 0 else np.nan
+def _percent(real: float, predicted: float) -> float:
+    return 100 * (real - predicted) / real if real > 0 else np.nan
 
 
 def _order(first: Floats, second: Floats) -> float:

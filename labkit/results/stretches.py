@@ -193,8 +193,8 @@ def _reached(mark: _Mark, after: _Mark) -> float:
     """Return the steps done when the next event came: one that failed had done more than what is safe."""
     if after.kind != Kind.FAILED:
         return after.steps
-    foretold = mark.steps + mark.speed * (after.time_s - mark.time_s) if mark.speed > 0 else mark.steps
-    return max(after.steps, foretold)
+    predicted = mark.steps + mark.speed * (after.time_s - mark.time_s) if mark.speed > 0 else mark.steps
+    return max(after.steps, predicted)
 
 
 def _count(pieces: list[_Piece], kept: list[float]) -> None:

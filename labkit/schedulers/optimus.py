@@ -26,10 +26,10 @@ YOUNG: Final = 0.1
 """A job is young during this fraction of its steps."""
 
 MIN_LOSSES: Final = 8
-"""Losses that a job must have reported before its end is foretold from them."""
+"""Losses that a job must have reported before its end is predicted from them."""
 
 MOST_WRONG: Final = 4.0
-"""Foretold steps are kept between the declared ones divided and multiplied by this."""
+"""Predicted steps are kept between the declared ones divided and multiplied by this."""
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ class Optimus:
     _kind: Ints = field(default_factory=lambda: np.empty(0, np.int32), init=False, repr=False)
     _fit: OnlineSpeedFit | None = field(default=None, init=False, repr=False)
     _true: Floats | None = field(default=None, init=False, repr=False)
-    _foretold: dict[int, tuple[int, float]] = field(default_factory=dict, init=False, repr=False)
+    _predicted: dict[int, tuple[int, float]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         refuse_unknown_gain("optimus", self.gain)
@@ -142,7 +142,7 @@ class Optimus:
         """Forget what was learnt from other jobs."""
         first, kind = kinds_of(jobs)
         self._table, self._kind, self._true = jobs, kind, None
-        self._foretold = {}
+        self._predicted = {}
         self._fit = OnlineSpeedFit(
             len(first),
             max_ps=int(max(jobs.max_ps.max(), 1)),
@@ -195,7 +195,7 @@ class Optimus:
         return least, most
 
     def _left_steps(self, snapshot: Snapshot) -> Floats:
-        """Return the steps left of each job: until its loss converges where that can be foretold, else as declared."""
+        """Return the steps left of each job: until its loss converges where that can be predicted, else as declared."""
         jobs, target = snapshot.jobs, snapshot.table.loss_delta
         left = jobs.remaining_steps.copy()
         for j in np.flatnonzero(~np.isnan(target[jobs.number])):
@@ -205,7 +205,7 @@ class Optimus:
 
     def _converged_at(self, snapshot: Snapshot, job: int) -> float:
         """Return the step at which a job will have converged; fitted again when it has a fifth more losses."""
-        n_fitted, done_at = self._foretold.get(job, (0, float(snapshot.table.total_steps[job])))
+        n_fitted, done_at = self._predicted.get(job, (0, float(snapshot.table.total_steps[job])))
         n_losses = snapshot.n_losses(job)
         if n_losses < max(MIN_LOSSES, 1.2 * n_fitted):
             return done_at
@@ -218,8 +218,8 @@ class Optimus:
         except ProfileError:
             pass
         declared = float(snapshot.table.total_steps[job])
-        self._foretold[job] = n_losses, float(np.clip(done_at, declared / MOST_WRONG, declared * MOST_WRONG))
-        return self._foretold[job][1]
+        self._predicted[job] = n_losses, float(np.clip(done_at, declared / MOST_WRONG, declared * MOST_WRONG))
+        return self._predicted[job][1]
 
     def _learn(self, snapshot: Snapshot, fit: OnlineSpeedFit, kind: Ints) -> None:
         jobs = snapshot.jobs

@@ -1,6 +1,6 @@
-"""Speeds of models as an analytical model foretells them: Optimus' functions, fitted to a few measured gangs.
+"""Speeds of models as an analytical model predicts them: Optimus' functions, fitted to a few measured gangs.
 
-It is what "OfflineRL" is trained on in DL2's evaluation [1]_: a policy that learned on foretold speeds is judged on
+It is what "OfflineRL" is trained on in DL2's evaluation [1]_: a policy that learned on predicted speeds is judged on
 the true ones.
 
 .. [1] Peng et al., "DL2: a deep learning-driven scheduler for deep learning clusters", TPDS 2021, sec. 6.2.
@@ -27,7 +27,7 @@ LARGEST: Final = 16
 
 @dataclass(frozen=True, eq=False)
 class AnalyticTable:
-    """Speeds of K models by gang as Optimus' eq. 4 foretells them; a `MeasuredSpeed` takes it.
+    """Speeds of K models by gang as Optimus' eq. 4 predicts them; a `MeasuredSpeed` takes it.
 
     Attributes
     ----------

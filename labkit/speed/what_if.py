@@ -48,8 +48,8 @@ def _factor(kind: int, of: Floats, own: float, other: float) -> float:
 
 
 @njit(cache=True, error_model="numpy")
-def _foretold(slow: Slow, own: float, others: float, elsewhere: float, pcie: float, moved: float) -> float:
-    """Return what the network foretells; shares of cores, and PCIe in `PCIE_UNIT`."""
+def _predicted(slow: Slow, own: float, others: float, elsewhere: float, pcie: float, moved: float) -> float:
+    """Return what the network predicts; shares of cores, and PCIe in `PCIE_UNIT`."""
     seen, total = slow.seen, 0.0
     for h in range(len(slow.out)):
         x = seen[0, h] * own + seen[1, h] * others + seen[2, h] * elsewhere + seen[3, h] * pcie + seen[4, h] * moved
@@ -72,7 +72,7 @@ def slowdown(facts: RunFacts, slow: Slow, tasks: TaskTable, job: int, g: int) ->
         if others + moved + elsewhere <= NO_LOAD:
             return 1.0
         there = max(facts.group_cores[g], 1.0)
-        return _foretold(slow, own / there, others / there, elsewhere, pcie / PCIE_UNIT, moved / PCIE_UNIT)
+        return _predicted(slow, own / there, others / there, elsewhere, pcie / PCIE_UNIT, moved / PCIE_UNIT)
     load = others + over
     if kind < 0 or (load <= NO_LOAD and moved <= NO_LOAD):
         return 1.0

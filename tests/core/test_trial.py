@@ -183,6 +183,6 @@ def test_speed_models_take_what_was_tried() -> None:
     run = session(n_workers=2)
     trial = Trial(run.snapshot())
     trial.add(0, Role.WORKER, 0, 2)
-    foretold = SharedSpeeds(run.backend.jobs, run.backend.cluster).speeds(trial.running())
+    predicted = SharedSpeeds(run.backend.jobs, run.backend.cluster).speeds(trial.running())
     run.step(trial.placement())
-    assert foretold.tolist() == run.snapshot().jobs.speed[:1].tolist() == [1.0]
+    assert predicted.tolist() == run.snapshot().jobs.speed[:1].tolist() == [1.0]

@@ -1,4 +1,4 @@
-"""A run foretold from its own record: the same jobs, cluster, scheduler, cadence and knowledge."""
+"""A run predicted from its own record: the same jobs, cluster, scheduler, cadence and knowledge."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from labkit.core import Jobs
 from labkit.core.errors import InputError
 from labkit.core.resources import amounts
-from labkit.experiment import Experiment, Fidelity, every_slot, fidelity, foretell, simulate
+from labkit.experiment import Experiment, Fidelity, every_slot, fidelity, predict, simulate
 from labkit.experiment.gap import _cadence
 from labkit.results import RunRecord
 from labkit.simulator import Overheads
@@ -50,7 +50,7 @@ def real(scheduler: str = "optimus") -> RunRecord:
     return replace(run, info=replace(run.info, backend="testbed", scheduler=scheduler))
 
 
-def test_a_run_is_foretold_from_its_record_and_a_profile():
+def test_a_run_is_predicted_from_its_record_and_a_profile():
     found = fidelity(real(), profile=profile_of())
     assert found.simulated.info.scheduler == "optimus"
     assert found.simulated.cluster.machines == real().cluster.machines
@@ -73,7 +73,7 @@ def test_what_is_given_overrides_the_profile():
 def test_a_cadence_of_the_run_is_kept():
     run = Experiment.of(jobs_of(), profile=profile_of(), cadence=every_slot(3.0)).run("drf")
     assert _cadence(run) == every_slot(3.0)
-    again = foretell(run, profile=profile_of())
+    again = predict(run, profile=profile_of())
     assert (again.events["time_s"] == run.events["time_s"]).all()
 
 
@@ -95,9 +95,9 @@ def test_a_scheduler_that_was_told_other_speeds_before_the_run_is_told_them_agai
     """A testbed run without a profile lets schedulers measure in a speed model of their own."""
     run = simulate(jobs_of(), cluster=real().cluster, scheduler=Asked(), speed="step-time")
     believed = float(Asked.told[0])
-    foretell(run, profile=profile_of(), scheduler=Asked())
+    predict(run, profile=profile_of(), scheduler=Asked())
     assert float(Asked.told[0]) == believed
-    foretell(real(), profile=profile_of(), scheduler=Asked())
+    predict(real(), profile=profile_of(), scheduler=Asked())
     assert float(Asked.told[0]) == pytest.approx(1 / 0.02)
 
 
@@ -114,7 +114,7 @@ def test_a_kept_run_is_found_by_its_id_and_the_simulation_is_kept_beside_it(tmp_
 
 
 def test_a_fidelity_is_a_table_for_notebooks_and_terminals():
-    found = Fidelity(real(), foretell(real(), profile=profile_of()))
+    found = Fidelity(real(), predict(real(), profile=profile_of()))
     assert "<table" in found._repr_html_()
     assert "gap +" in str(found)
     assert [chart.to_dict()["$schema"] for chart in (found.scatter(), found.bars(), found.gantts())]

@@ -130,7 +130,7 @@ def test_gradients_are_those_of_small_differences():
 
     def loss() -> torch.Tensor:
         told: torch.Tensor = torch.log_softmax(policy(seen, cost, agent), 1)[:, 2].sum()
-        return told + policy.foretold(felt).square().mean()
+        return told + policy.predicted(felt).square().mean()
 
     loss().backward()
     for part in policy.parameters():

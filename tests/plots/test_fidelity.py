@@ -31,12 +31,12 @@ def real(*, n: int = 8, hostile: str = "") -> RunRecord:
     return replace(run, info=replace(run.info, run="real", backend="testbed"), events=rows)
 
 
-def foretold(*, n: int = 8, hostile: str = "") -> RunRecord:
+def predicted(*, n: int = 8, hostile: str = "") -> RunRecord:
     return record("drf", n=n, hostile=hostile)
 
 
 def table(**given: object) -> pd.DataFrame:
-    return job_fidelity(real(**given), foretold(**given))  # type: ignore[arg-type]
+    return job_fidelity(real(**given), predicted(**given))  # type: ignore[arg-type]
 
 
 def test_the_line_of_right_predictions_goes_from_corner_to_corner():
@@ -60,7 +60,7 @@ def test_axes_are_logarithmic_where_the_longest_job_is_twenty_times_the_shortest
 
 
 def test_a_job_has_one_colour_in_both_gantt_charts_and_both_share_the_axis_of_time():
-    spec = fidelity_page.gantts(real(), foretold()).to_dict()
+    spec = fidelity_page.gantts(real(), predicted()).to_dict()
     bars = [layer for chart in spec["vconcat"] for layer in chart["layer"] if "color" in layer["encoding"]]
     assert len({str(bar["encoding"]["color"]["scale"]) for bar in bars}) == 1
     assert len({str(bar["encoding"]["x"]["scale"]["domain"]) for bar in bars}) == 1
@@ -75,7 +75,7 @@ def test_many_jobs_begin_the_colours_anew():
 
 
 def test_the_bars_say_the_parts_and_the_title_their_sum():
-    made = explained(table(), gap_parts(real(), foretold()))
+    made = explained(table(), gap_parts(real(), predicted()))
     svg = as_svg(plot_explained(made).to_dict())
     assert f"{made.loc['all', 'percent']:+.1f} %" in svg
     for part in made.index.drop("all"):
@@ -90,37 +90,37 @@ def test_figures_of_no_jobs_can_be_drawn():
 
 
 def test_a_report_of_a_testbed_run_and_its_simulation_tells_the_gap(tmp_path: Path):
-    text = write_report([foretold(), real()], tmp_path / "report.html").read_text()
+    text = write_report([predicted(), real()], tmp_path / "report.html").read_text()
     assert "Gap of mean JCT" in text
     assert "What explains the gap" in text
     assert "Real: drf (testbed)" in text
     assert "drf (testbed)" in text
-    gap = fidelity_summary(real(), foretold())["gap_percent"]
+    gap = fidelity_summary(real(), predicted())["gap_percent"]
     assert f"{gap:+.1f} %" in text
 
 
-def test_a_report_of_runs_that_do_not_foretell_each_other_tells_none(tmp_path: Path):
-    other = replace(foretold(), info=replace(foretold().info, scheduler="fifo"))
-    for number, runs in enumerate([[foretold(), record("fifo", n=8)], [real(), other], [real(), record("drf", n=9)]]):
+def test_a_report_of_runs_that_do_not_predict_each_other_tells_none(tmp_path: Path):
+    other = replace(predicted(), info=replace(predicted().info, scheduler="fifo"))
+    for number, runs in enumerate([[predicted(), record("fifo", n=8)], [real(), other], [real(), record("drf", n=9)]]):
         assert "Gap of mean JCT" not in write_report(runs, tmp_path / f"{number}.html").read_text()
 
 
 def test_two_simulations_are_compared_where_that_is_asked_for(tmp_path: Path):
-    runs = (foretold(), replace(foretold(), info=replace(foretold().info, run="other")))
+    runs = (predicted(), replace(predicted(), info=replace(predicted().info, run="other")))
     text = write_report(runs, tmp_path / "report.html", pair=runs).read_text()
     assert "Gap of mean JCT" in text
 
 
 @pytest.mark.parametrize("as_what", [fidelity_page.as_html, fidelity_page.as_text])
 def test_tables_say_every_part_every_job_and_the_gap(as_what):
-    said = as_what(fidelity_summary(real(), foretold()), table(), explained(table(), gap_parts(real(), foretold())))
+    said = as_what(fidelity_summary(real(), predicted()), table(), explained(table(), gap_parts(real(), predicted())))
     for word in ("other gangs", "finishing", "job-0003", "gap +"):
         assert word in said
 
 
 def test_hostile_names_are_text(tmp_path: Path):
     given = {"hostile": HOSTILE}
-    runs = (real(**given), foretold(**given))
+    runs = (real(**given), predicted(**given))
     jobs = job_fidelity(*runs)
     html = fidelity_page.as_html(fidelity_summary(*runs), jobs, explained(jobs, gap_parts(*runs)))
     assert "<script" not in html

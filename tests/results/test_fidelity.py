@@ -42,8 +42,8 @@ def record(rows: Events, jobs: Jobs) -> RunRecord:
     return RunRecord(RunInfo(run="r", scheduler="s"), jobs, TWO_MACHINES, rows)
 
 
-def gaps(real: RunRecord, foretold: RunRecord) -> dict[str, float]:
-    return explained(job_fidelity(real, foretold), gap_parts(real, foretold))["gap_s"].to_dict()
+def gaps(real: RunRecord, predicted: RunRecord) -> dict[str, float]:
+    return explained(job_fidelity(real, predicted), gap_parts(real, predicted))["gap_s"].to_dict()
 
 
 def test_a_run_beside_itself_has_no_gap_and_no_part_of_one():
@@ -86,9 +86,9 @@ def test_nine_tenths_of_the_speed_are_in_speed(scheduler: str):
     jobs = jobs_of().with_columns(arrival_s=1000.0 * np.arange(6))
     experiment = Experiment.of(jobs, cluster="no_network(1)")
     slow = Experiment.of(jobs, cluster="no_network(1)", speed=Slower(experiment.speed, 0.9))
-    foretold = experiment.run(scheduler)
-    found = gaps(slow.run(scheduler), foretold)
-    assert found["speed"] == pytest.approx(foretold.summary["mean_jct_s"] * (1 / 0.9 - 1))
+    predicted = experiment.run(scheduler)
+    found = gaps(slow.run(scheduler), predicted)
+    assert found["speed"] == pytest.approx(predicted.summary["mean_jct_s"] * (1 / 0.9 - 1))
     assert [found[name] for name in WITHOUT if name != "speed"] == pytest.approx([0.0] * 6)
 
 
@@ -146,8 +146,8 @@ def noisy(seed: int) -> RunRecord:
 
 @given(st.integers(0, 200), st.integers(0, 200))
 def test_the_parts_of_every_job_add_up_to_its_gap(first: int, second: int):
-    real, foretold = noisy(first), noisy(second)
-    parts, table = gap_parts(real, foretold), job_fidelity(real, foretold)
+    real, predicted = noisy(first), noisy(second)
+    parts, table = gap_parts(real, predicted), job_fidelity(real, predicted)
     assert len(parts) == 6
     assert parts[list(PARTS)].sum(axis=1).to_numpy() == pytest.approx(parts["gap_s"].to_numpy(), abs=1e-6)
     for name in ("real", "simulated"):
@@ -170,8 +170,8 @@ def test_parts_add_up_for_logs_that_no_simulator_makes(first: int, second: int):
     rows = [mine.copy(), theirs.copy()]
     for each in rows:
         each["value"][np.isin(each["kind"], [Kind.PROGRESSED, Kind.STARTED, Kind.FAILED])] = first % 7
-    real, foretold = (record(each, jobs) for each in rows)
-    parts = gap_parts(real, foretold)
+    real, predicted = (record(each, jobs) for each in rows)
+    parts = gap_parts(real, predicted)
     assert parts[list(PARTS)].sum(axis=1).to_numpy() == pytest.approx(parts["gap_s"].to_numpy(), abs=1e-6)
 
 

@@ -59,7 +59,7 @@ def simulated(jobs, losses, **options):
     return experiment.run(make("optimus", **options), name="optimus")
 
 
-def test_a_jobs_end_is_foretold_within_a_tenth_once_half_of_it_is_done():
+def test_a_jobs_end_is_predicted_within_a_tenth_once_half_of_it_is_done():
     """Owners were wrong by 30 % on average; the losses are noisy by 1 %."""
     jobs, losses = misdeclared(0)
     experiment = Experiment.of(jobs, cluster="demo", speed="step-time", losses=losses)
@@ -71,8 +71,8 @@ def test_a_jobs_end_is_foretold_within_a_tenth_once_half_of_it_is_done():
         placement = scheduler.schedule(snapshot)
         half_done = snapshot.jobs.steps > 0.5 * jobs.true_steps[snapshot.jobs.number]
         for number in snapshot.jobs.number[half_done]:
-            foretold = scheduler._converged_at(snapshot, int(number))
-            errors.append(abs(foretold / jobs.true_steps[number] - 1))
+            predicted = scheduler._converged_at(snapshot, int(number))
+            errors.append(abs(predicted / jobs.true_steps[number] - 1))
         session.step(placement)
     declared = np.abs(jobs.total_steps / jobs.true_steps - 1)
     assert np.median(errors) < 0.1 < 0.25 < np.median(declared)

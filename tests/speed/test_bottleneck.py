@@ -53,7 +53,7 @@ TABLE_1 = [
 
 @pytest.mark.parametrize(("model", "rows", "published"), TABLE_1)
 def test_table_1_of_dlrover(model, rows, published):
-    """Constants are from the sample rows (12, 6.2), and the hottest share from 210; the other four are foretold."""
+    """Constants are from the sample rows (12, 6.2), and the hottest share from 210; the other four are predicted."""
     assert steps_per_s(model, rows) == pytest.approx(published, rel=0.06)
 
 

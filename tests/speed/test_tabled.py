@@ -1,4 +1,4 @@
-"""Speeds made from others: of jobs that vary, of some jobs, of rings; and those that an analytical model foretells."""
+"""Speeds made from others: of jobs that vary, of some jobs, of rings; and those that an analytical model predicts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_ring_is_as_fast_as_as_many_workers_with_as_many_servers():
         rings(JOBS, CLUSTER, table=fitted())
 
 
-def test_what_follows_the_analytical_model_is_foretold_and_what_does_not_is_not():
+def test_what_follows_the_analytical_model_is_predicted_and_what_does_not_is_not():
     table = fitted()
     without = table.theta.copy()
     without[:, THETA.index("t5")] = 0  # the term that Optimus' eq. 4 lacks
@@ -79,10 +79,10 @@ def test_what_follows_the_analytical_model_is_foretold_and_what_does_not_is_not(
         analytic(table, DL2_MODELS).grid("resnet-51", max_ps=1, max_workers=1)
 
 
-def test_a_policy_may_be_trained_on_foretold_speeds_and_judged_on_others():
+def test_a_policy_may_be_trained_on_predicted_speeds_and_judged_on_others():
     rng = np.random.default_rng
-    true, foretold = (Setting(["dl2-6n"], ["dl2_jobs('testbed_6n')"], [on])(rng(1)) for on in ("fitted", "analytic"))
-    assert "analytical model" in foretold.speed.in_words
-    assert list(foretold.jobs.model) == list(true.jobs.model)
-    off = np.abs(foretold.speed.durations_s() / true.speed.durations_s() - 1)
-    assert 1e-4 < off.mean() < 0.4, "small gangs, as these jobs ask for, are foretold worst"
+    true, predicted = (Setting(["dl2-6n"], ["dl2_jobs('testbed_6n')"], [on])(rng(1)) for on in ("fitted", "analytic"))
+    assert "analytical model" in predicted.speed.in_words
+    assert list(predicted.jobs.model) == list(true.jobs.model)
+    off = np.abs(predicted.speed.durations_s() / true.speed.durations_s() - 1)
+    assert 1e-4 < off.mean() < 0.4, "small gangs, as these jobs ask for, are predicted worst"

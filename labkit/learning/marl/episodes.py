@@ -111,7 +111,7 @@ def _feel(scene: Scene, world: World, job: int, rec: Rec) -> None:
 
 @njit(cache=True, error_model="numpy")
 def _taught(scene: Scene, world: World, job: int, desk: CandidateBuffers, n_top: int) -> int:
-    """Return the option of least true cost, of all that were found; -1: it is none of the best foretold."""
+    """Return the option of least true cost, of all that were found; -1: it is none of the best predicted."""
     n_workers = scene.n_workers[job]
     n, best, least, taught = n_workers + scene.n_ps[job], -1, np.inf, -1
     for c in range(desk.found.n[0]):

@@ -93,7 +93,7 @@ class Policy(nn.Module):
             self.wait[:, -1] = -2.3
         self.waits = waits
 
-    def foretold(self, felt: Tensor) -> Tensor:
+    def predicted(self, felt: Tensor) -> Tensor:
         """Return slowdowns, (S,), from what is seen of tasks, (S, 6)."""
         return 1 + functional.softplus(torch.relu(felt @ self.seen) @ self.out)
 
@@ -186,7 +186,7 @@ class Trainer(Training):
         for _ in range(recipe.n_fits):
             rows = torch.from_numpy(self._rng.integers(len(felt), size=512))
             one = felt[rows]
-            loss = (torch.log(self.policy.foretold(one[:, :-1])) - torch.log(one[:, -1])).square().mean() * 30
+            loss = (torch.log(self.policy.predicted(one[:, :-1])) - torch.log(one[:, -1])).square().mean() * 30
             if len(part.action):
                 some = torch.from_numpy(self._rng.integers(len(part.action), size=128))
                 loss = loss - 0.1 * self._log_chances(part, some)[torch.arange(128), part.action[some]].mean()

@@ -139,23 +139,23 @@ class Watch:
     told: frozenset[Sign] = frozenset()
 
 
-Foretold = Callable[[int], float]
+Predicted = Callable[[int], float]
 """Steps per second that are believed of a job with so many workers."""
 
 
 def adjust(
-    watch: Watch, report: Report, rules: Rules, *, foretold: Foretold, free: bool = True
+    watch: Watch, report: Report, rules: Rules, *, predicted: Predicted, free: bool = True
 ) -> tuple[Watch, Action | None]:  # fmt: skip
     """Return what is remembered after a measurement, and what to do; None: nothing, or not yet.
 
     Parameters
     ----------
-    foretold : callable
-        See `Foretold`.
+    predicted : callable
+        See `Predicted`.
     free : bool
         Whether the job may be changed now; where it may not, signs are only counted.
     """
-    seen = [sign for find in (_slow, _hot, _stragglers, _idle) for sign in find(report, rules, foretold)]
+    seen = [sign for find in (_slow, _hot, _stragglers, _idle) for sign in find(report, rules, predicted)]
     if seen or watch.signs:
         watch = replace(watch, signs={sign: watch.signs.get(sign, 0) + 1 for sign in seen})
     if not free:
@@ -163,7 +163,7 @@ def adjust(
     for sign in sorted(seen):
         if watch.signs[sign] < rules.n_signs or sign in watch.told:
             continue
-        action = _REPAIRS[sign[0]](watch, report, rules, foretold, sign[1])
+        action = _REPAIRS[sign[0]](watch, report, rules, predicted, sign[1])
         if action.do == Do.NOTHING:
             return replace(watch, told=watch.told | {sign}), action
         mended = {sign, *((sign[0], task) for task in action.tasks)}
@@ -194,7 +194,7 @@ def _part(a: float, b: float) -> float:
     return a / b if b else NAN
 
 
-def _hot(report: Report, rules: Rules, _: Foretold) -> list[Sign]:
+def _hot(report: Report, rules: Rules, _: Predicted) -> list[Sign]:
     return [(Trouble.HOT_PS, task.number) for task in report.servers if _is_hot(task, report, rules)]
 
 
@@ -203,7 +203,7 @@ def _is_hot(task: Task, report: Report, rules: Rules) -> bool:
     return n > 1 and task.use >= rules.hot_use and task.load * n >= rules.hot_load
 
 
-def _slow(report: Report, rules: Rules, _: Foretold) -> list[Sign]:
+def _slow(report: Report, rules: Rules, _: Predicted) -> list[Sign]:
     if report.plan.n_ps < 2 or not report.wait >= rules.wait:
         return []
     return [(Trouble.SLOW_PS, task.number) for task in report.servers if _is_slow(task, report, rules)]
@@ -218,7 +218,7 @@ def _is_slow(task: Task, report: Report, rules: Rules) -> bool:
     return pace_of_server(task, report.server) <= rules.slow_pace and not held_back
 
 
-def _stragglers(report: Report, rules: Rules, _: Foretold) -> list[Sign]:
+def _stragglers(report: Report, rules: Rules, _: Predicted) -> list[Sign]:
     return [
         (Trouble.STRAGGLER, task.number)
         for task in report.workers
@@ -226,20 +226,20 @@ def _stragglers(report: Report, rules: Rules, _: Foretold) -> list[Sign]:
     ]
 
 
-def _idle(report: Report, rules: Rules, foretold: Foretold) -> list[Sign]:
+def _idle(report: Report, rules: Rules, predicted: Predicted) -> list[Sign]:
     busiest = max((task.use for task in (*report.servers, report.server)), default=NAN)
-    idle = busiest < rules.idle_use and not report.wait >= rules.wait and _additional(report, rules, foretold) > 0
+    idle = busiest < rules.idle_use and not report.wait >= rules.wait and _additional(report, rules, predicted) > 0
     return [(Trouble.IDLE, -1)] if idle else []
 
 
-def _additional(report: Report, rules: Rules, foretold: Foretold) -> int:
+def _additional(report: Report, rules: Rules, predicted: Predicted) -> int:
     """Return how many more workers are worth their cores, at most `n_more`; 0: none."""
     plan = report.plan
     room = int((report.spare_cores + 1e-9) / max(plan.worker_cores, 1e-9))
     most = min(rules.n_more, report.most_workers - plan.n_workers, room)
-    now = foretold(plan.n_workers) if most > 0 else NAN
+    now = predicted(plan.n_workers) if most > 0 else NAN
     for k in range(most, 0, -1):
-        gain = foretold(plan.n_workers + k) / max(now, 1e-12) - 1
+        gain = predicted(plan.n_workers + k) / max(now, 1e-12) - 1
         if gain >= rules.min_gain and gain * plan.n_workers / k >= rules.efficiency and _pays(gain, report, rules):
             return k
     return 0
@@ -257,7 +257,7 @@ def _task(tasks: tuple[Task, ...], number: int) -> Task:
 # --- repairs
 
 
-def _mend_slow(watch: Watch, report: Report, rules: Rules, _: Foretold, task: int) -> Action:
+def _mend_slow(watch: Watch, report: Report, rules: Rules, _: Predicted, task: int) -> Action:
     server, wait = _task(report.servers, task), report.wait
     told = f"ps-{task} updates at {pace_of_server(server, report.server):.2f} of the pace of the others"
     told += f" at {server.use:.2f} of its limit, workers wait for {wait:.0%} of their time"
@@ -269,7 +269,7 @@ def _mend_slow(watch: Watch, report: Report, rules: Rules, _: Foretold, task: in
     return Action(Do.REPLACE_PS, (task,), f"{told}, for {watch.signs[Trouble.SLOW_PS, task]} samples: it is replaced")
 
 
-def _mend_hot(watch: Watch, report: Report, rules: Rules, _: Foretold, task: int) -> Action:
+def _mend_hot(watch: Watch, report: Report, rules: Rules, _: Predicted, task: int) -> Action:
     server, n = _task(report.servers, task), watch.signs[Trouble.HOT_PS, task]
     told = (
         f"ps-{task} at {server.use:.2f} of its limit for {n} samples, {server.load * report.plan.n_ps:.1f} x the mean"
@@ -305,7 +305,7 @@ def _cores_for(server: Task, report: Report) -> float:
     return min(ceil(wants / step - 1e-9) * step, report.most_cores)
 
 
-def _mend_straggler(watch: Watch, report: Report, rules: Rules, _: Foretold, task: int) -> Action:
+def _mend_straggler(watch: Watch, report: Report, rules: Rules, _: Predicted, task: int) -> Action:
     pace, n = pace_of_worker(_task(report.workers, task), report.worker), report.plan.n_workers
     lost_s = report.left_s * (1 - pace) / n
     told = f"worker-{task} computes at {pace:.2f} of the middle and gets as few shards; over {report.left_s:.0f} s"
@@ -319,10 +319,12 @@ def _mend_straggler(watch: Watch, report: Report, rules: Rules, _: Foretold, tas
     return Action(Do.REPLACE_WORKER, (task,), f"{told}, a change takes {report.pause_s:.0f} s: it is replaced")
 
 
-def _mend_idle(watch: Watch, report: Report, rules: Rules, foretold: Foretold, _: int) -> Action:
-    n, k = report.plan.n_workers, _additional(report, rules, foretold)
+def _mend_idle(watch: Watch, report: Report, rules: Rules, predicted: Predicted, _: int) -> Action:
+    n, k = report.plan.n_workers, _additional(report, rules, predicted)
     use = max(task.use for task in (*report.servers, report.server))
-    told = f"servers use {use:.2f} of their cores, {foretold(n + k):.3g} steps/s foretold in place of {foretold(n):.3g}"
+    told = (
+        f"servers use {use:.2f} of their cores, {predicted(n + k):.3g} steps/s predicted in place of {predicted(n):.3g}"
+    )
     if watch.tried.get((Trouble.IDLE, -1), 0) >= rules.n_additions:
         return Action(Do.NOTHING, (), f"{told}: workers were added {rules.n_additions} times, that is enough")
     return Action(Do.MORE_WORKERS, (), f"{told}: {k} more workers", more=k)

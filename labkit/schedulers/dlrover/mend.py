@@ -51,11 +51,11 @@ class Mender:
         state, rules = self.turn.states[job], self.turn.rules
         report = self._report(i, job, known)
 
-        def foretold(n_workers: int) -> float:
+        def predicted(n_workers: int) -> float:
             return known.speed(state.plan, more=n_workers - state.plan.n_workers) if known is not None else 0.0
 
         free = self.free_to_change(job)
-        watch, action = adjust(state.watch, report, rules, foretold=foretold, free=free)
+        watch, action = adjust(state.watch, report, rules, predicted=predicted, free=free)
         self.turn.states[job] = state._replace(watch=watch)
         if action is not None:
             self._do(job, state.plan, action)

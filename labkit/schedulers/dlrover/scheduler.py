@@ -69,7 +69,7 @@ class Dlrover:
     unit : float
         Cores that count as one: plans are in such units, 0.1 for a machine with few cores.
     few : bool
-        Of plans that are foretold to be as fast, take the one with the fewest tasks: where processes share a machine.
+        Of plans that are predicted to be as fast, take the one with the fewest tasks: where processes share a machine.
     root : float
         What a job gains is its speed, as a part of that of its best plan, to the power of this: at 1 equal jobs get all
         or nothing, below they share.

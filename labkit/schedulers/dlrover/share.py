@@ -129,14 +129,14 @@ def wishes(
     least = float(all_cores[first[:-1]].sum())
     at = first[:-1] + np.maximum(chosen(all_cores, gain, first, max(budget, least)), 0)
     now = believed(np.array([each.work for each in known]), [state.plan for state in states])
-    foretold, frugal = speed[at], _frugal(speed, first, at)
+    predicted, frugal = speed[at], _frugal(speed, first, at)
     cores, entries = all_cores[frugal], frugal - first[:-1]
     held = np.array([state.plan.cores for state in states])
     special = np.array([bool(state.plan.extra or state.plan.beyond) for state in states])
-    faster, fewer = _worth(now, foretold, cores, held, left, special, rules=rules, pause_s=pause_s, wait=wait)
+    faster, fewer = _worth(now, predicted, cores, held, left, special, rules=rules, pause_s=pause_s, wait=wait)
     told = []
     spare = budget - held.sum()
-    backs = {i: back for i, state in enumerate(states) if (back := back_to(state, float(foretold[i]), rules))}
+    backs = {i: back for i, state in enumerate(states) if (back := back_to(state, float(predicted[i]), rules))}
     for i in sorted({*np.flatnonzero(faster | fewer).tolist(), *backs}):
         if (back := backs.get(i)) is not None:
             last, more = states[i].samples[-1], back.plan.cores - float(held[i])
@@ -144,9 +144,9 @@ def wishes(
             if more <= spare + 1e-9 and saved_s >= rules.pays * pause_s:
                 told.append(Wish(jobs[i], back.plan, _slower(last, back), more))
             continue
-        why = _why(states[i].samples[-1], float(foretold[i]), float(now[i]))
+        why = _why(states[i].samples[-1], float(predicted[i]), float(now[i]))
         if fewer[i]:
-            why += f": {FEWER if foretold[i] >= (1 - rules.min_gain) * now[i] else 'others gain more by its cores'}"
+            why += f": {FEWER if predicted[i] >= (1 - rules.min_gain) * now[i] else 'others gain more by its cores'}"
         told.append(Wish(jobs[i], known[i].front.plan(int(entries[i])), why, float(cores[i] - held[i])))
     return told
 
@@ -161,22 +161,22 @@ def _frugal(speed: Floats, first: Ints, at: Ints) -> Ints:
     return told
 
 
-def back_to(state: JobState, foretold: float, rules: Rules) -> Sample | None:
+def back_to(state: JobState, predicted: float, rules: Rules) -> Sample | None:
     """Return the sample of an earlier plan that a job goes back to; None: it goes on.
 
-    It was faster than the newest one by `back`, and the best of all plans is foretold to be hardly better (`foretold`,
-    in steps/s). Measurements count here, and not what is believed of plans: that has led to the slower one.
+    It was faster than the newest one by `back`, and the best of all plans is predicted to be hardly better
+    (`predicted`, in steps/s). Measurements count here, and not what is believed of plans: that has led to the slower one.
     """
     if len(state.samples) < 2:
         return None
     last, best = state.samples[-1], max(state.samples, key=lambda sample: sample.speed)
     slower = last.plan != best.plan and best.speed > (1 + rules.back) * last.speed
     known = state.plan in (last.plan, best.plan)
-    return best if slower and known and foretold < (1 + rules.min_gain) * best.speed else None
+    return best if slower and known and predicted < (1 + rules.min_gain) * best.speed else None
 
 
 def _worth(
-    now: Floats, foretold: Floats, cores: Floats, held: Floats, left: Floats, special: Bools, *, rules: Rules,
+    now: Floats, predicted: Floats, cores: Floats, held: Floats, left: Floats, special: Bools, *, rules: Rules,
     pause_s: float, wait: bool,
 ) -> tuple[Bools, Bools]:  # fmt: skip
     """Return which plans are worth a change because they are faster, and which because they free cores, (J,) each.
@@ -186,8 +186,8 @@ def _worth(
     unless others wait.
     """
     left_s = left / np.maximum(now, 1e-12)
-    faster = foretold >= (1 + rules.min_gain) * now
-    pays = left_s - left / np.maximum(foretold, 1e-12) >= rules.pays * pause_s
+    faster = predicted >= (1 + rules.min_gain) * now
+    pays = left_s - left / np.maximum(predicted, 1e-12) >= rules.pays * pause_s
     frees = (cores <= (1 - rules.frees) * held) & (wait | (~special & (rules.min_gain * left_s >= pause_s)))
     return faster & pays, ~faster & frees
 
@@ -196,10 +196,10 @@ def _slower(last: Sample, back: Sample) -> str:
     return f"{last.speed:.3g} steps/s, {back.speed:.3g} were measured before: {BACK}"
 
 
-def _why(sample: Sample, foretold: float, now: float) -> str:
+def _why(sample: Sample, predicted: float, now: float) -> str:
     return (
         f"{sample.speed:.3g} steps/s with {sample.worker_cores:.3g} + {sample.ps_cores:.3g} cores in use; "
-        f"{foretold:.3g} foretold, {now:.3g} as it is"
+        f"{predicted:.3g} predicted, {now:.3g} as it is"
     )
 
 

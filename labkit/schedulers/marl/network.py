@@ -20,7 +20,7 @@ FEATURES: Final = (
 WAITING: Final = ("cost", "age", "queue", "free", "length", "one")
 """What it sees of leaving a job in the queue."""
 N_TOP: Final = 12
-"""Placements of least foretold cost that the head weighs."""
+"""Placements of least predicted cost that the head weighs."""
 SLOT_S: Final = 1800.0
 """Seconds that lengths of jobs are compared with."""
 MOST_WAITED: Final = 2.0
@@ -32,7 +32,7 @@ NEVER: Final = -1e6
 
 
 class Net(NamedTuple):
-    """The weights: a network that foretells slowdowns, and a head that weighs placements, for each of A agents.
+    """The weights: a network that predicts slowdowns, and a head that weighs placements, for each of A agents.
 
     The agent of a job is its home pod modulo A; with A = 1 all pods share one head.
 
@@ -45,7 +45,7 @@ class Net(NamedTuple):
     wait : array
         (A, 6) what leaving a job in the queue is worth, by `WAITING`.
     sharp : array
-        (A,) worth of a foretold cost of one duration alone.
+        (A,) worth of a predicted cost of one duration alone.
     """
 
     seen: Floats
@@ -332,7 +332,7 @@ def drawn(desk: CandidateBuffers, n_top: int, rng: np.random.Generator) -> int:
 
 
 def plain(n_hidden: int = 16, n_units: int = 16, n_agents: int = 1) -> Net:
-    """Return weights of a head that takes the least foretold cost and never waits."""
+    """Return weights of a head that takes the least predicted cost and never waits."""
     a, wait = n_agents, np.zeros((n_agents, len(WAITING)))
     wait[:, -1] = NEVER
     return Net(

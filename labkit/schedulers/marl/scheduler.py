@@ -42,7 +42,7 @@ class Marl:
 
     Jobs wait in the order of arrival, and one that does not fit lets those behind it pass. For each, the ways to put
     its gang onto one machine of its home pod, and even splits over several, are weighed, and those of the pods with
-    most free GPUs beside them: a job that goes there is forwarded, whole and once. A small network foretells from
+    most free GPUs beside them: a job that goes there is forwarded, whole and once. A small network predicts from
     declared use what each task would suffer, the seconds follow that the gang and those beside it would take, and a
     head weighs the best dozen by what they leave behind, against leaving the job in the queue.
 

@@ -18,10 +18,10 @@ from labkit.schedulers.pods.predictor import MachineTasks, features, load, model
 
 @dataclass(frozen=True, slots=True)
 class DeepSys:
-    """Put the tasks of a gang one by one on the machine with the highest speed foretold, workers before PSs [1]_.
+    """Put the tasks of a gang one by one on the machine with the highest speed predicted, workers before PSs [1]_.
 
-    The speed is foretold of the gang with the tasks that have a place where they are and all others on the machine that
-    is tried: a machine with room for the whole gang and few others wins. Ties go to the first machine, there to the
+    The speed is predicted of the gang with the tasks that have a place where they are and all others on the machine
+    that is tried: a machine with room for the whole gang and few others wins. Ties go to the first machine, there to the
     emptiest device group. The text of DeepSys was not at hand: network and features are read from what [2]_ says.
     Gangs that may shrink or share GPUs, and all of them where no gang finds room this way, are packed (`Pack`).
 
@@ -115,8 +115,8 @@ class Greedy:
         workers, servers = (np.repeat(on[role][None], len(fits), axis=0) for role in (0, 1))
         workers[k, fits] += left[Role.WORKER]
         servers[k, fits] += left[Role.PS]
-        foretold = self.predict(features(int(self.kind[job]), workers, servers, beside))
-        return int(fits[foretold.round(6).argmax()])
+        predicted = self.predict(features(int(self.kind[job]), workers, servers, beside))
+        return int(fits[predicted.round(6).argmax()])
 
     def _machines(self) -> Ints:
         """Return the machines that the snapshot shows, with something to offer."""

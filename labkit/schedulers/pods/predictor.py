@@ -101,19 +101,19 @@ class Predictor:
     layers : tuple of (array, array)
         Weights (in, out) and biases (out,) of each layer.
     source : str
-        How it was made, and how well it foretells.
+        How it was made, and how well it predicts.
     """
 
     layers: tuple[tuple[Floats, Floats], ...]
     source: str = ""
 
     def __call__(self, seen: Floats) -> Floats:
-        """Return the speed that is foretold, as part of the speed alone, (K,)."""
+        """Return the speed that is predicted, as part of the speed alone, (K,)."""
         for weights, bias in self.layers[:-1]:
             seen = np.maximum(seen @ weights + bias, 0.0)
         weights, bias = self.layers[-1]
-        foretold: Floats = (seen @ weights + bias)[:, 0]
-        return foretold
+        predicted: Floats = (seen @ weights + bias)[:, 0]
+        return predicted
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""

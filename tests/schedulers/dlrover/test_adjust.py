@@ -25,7 +25,7 @@ def seen(report: Report, *, times: int, rules: Rules = RULES, watch: Watch | Non
     """Return what is remembered, and what was done, when a measurement comes again and again."""
     watch, done = watch or Watch(), list[Action]()
     for _ in range(times):
-        watch, action = adjust(watch, report, rules, foretold=lambda n: float(n))
+        watch, action = adjust(watch, report, rules, predicted=lambda n: float(n))
         done += [action] if action else []
     return watch, done
 
@@ -132,7 +132,7 @@ def test_no_trouble_is_repaired_without_end(kinds, n_tries):
     reports = {"calm": CALM, "hot": hot(), "slow": slow_server()}
     watch, done = Watch(), list[Action]()
     for kind in kinds:
-        watch, action = adjust(watch, reports[kind], rules, foretold=float)
+        watch, action = adjust(watch, reports[kind], rules, predicted=float)
         done += [action] if action else []
     assert sum(a.do == Do.REPLACE_PS for a in done) <= n_tries
     assert sum(a.do in (Do.BALANCE, Do.MORE_CORES) for a in done) <= 1 + n_tries
@@ -142,10 +142,10 @@ def test_no_trouble_is_repaired_without_end(kinds, n_tries):
 def test_a_job_that_may_not_be_changed_is_only_watched():
     watch, done = Watch(), list[Action]()
     for _ in range(5):
-        watch, action = adjust(watch, hot(), RULES, foretold=float, free=False)
+        watch, action = adjust(watch, hot(), RULES, predicted=float, free=False)
         done += [action] if action else []
     assert done == []
-    assert adjust(watch, hot(), RULES, foretold=float)[1].do == Do.BALANCE
+    assert adjust(watch, hot(), RULES, predicted=float)[1].do == Do.BALANCE
 
 
 def test_memory_at_the_end_is_a_line_through_what_was_measured():

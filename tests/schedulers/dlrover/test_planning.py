@@ -170,7 +170,7 @@ def test_history_prefers_the_same_dataset_to_the_same_model():
     assert history.start(Likeness("xdeepfm", 512, "mine")) is None
 
 
-def test_a_plan_that_turned_out_slower_is_taken_back_unless_something_faster_is_foretold() -> None:
+def test_a_plan_that_turned_out_slower_is_taken_back_unless_something_faster_is_predicted() -> None:
     good, bad = Plan(8, 2, 4, 4), Plan(7, 2, 1, 16)
     samples = (Sample(good, 22.3, 9, 8), Sample(bad, 17.7, 7, 5))
     state = JobState(Stage.FINAL, bad, 100.0, samples=samples)

@@ -52,7 +52,7 @@ def test_a_gang_goes_whole_to_an_empty_machine() -> None:
     assert {pod for _, pod in pods_of(rows)} == {1}
 
 
-def test_a_seed_gives_the_same_weights_and_they_foretell_better_than_the_mean(tmp_path: Path) -> None:
+def test_a_seed_gives_the_same_weights_and_they_predict_better_than_the_mean(tmp_path: Path) -> None:
     made = []
     for _ in range(2):
         rng = np.random.default_rng(3)
