@@ -47,7 +47,7 @@ def page(tmp_path_factory):
         shown.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
         shown.locator(
             ".labkit-app canvas:visible, .jp-OutputArea .jp-RenderedText[data-mime-type*=error]"
-        ).first.wait_for(timeout=120_000)
+        ).first.wait_for(timeout=240_000)
         went_wrong = shown.locator(".jp-OutputArea .jp-RenderedText[data-mime-type*=error]").all_inner_texts()
         assert not went_wrong, went_wrong[0][-2000:]
         yield shown
