@@ -13,7 +13,7 @@ from labkit.core.protocols import Placer
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork, Even, Pack
-from labkit.schedulers import published as dl2
+from labkit.schedulers import dl2_simulator
 from labkit.schedulers.base import capacity, changed, place
 
 
@@ -29,7 +29,7 @@ class Drf:
     placer : Placer
         Where gangs go.
     published : bool
-        Follow DL2's simulator instead: see `labkit.schedulers.published`.
+        Follow DL2's simulator instead: see `labkit.schedulers.dl2_simulator`.
 
     References
     ----------
@@ -44,7 +44,7 @@ class Drf:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return the gangs that changed."""
         if self.published:
-            return dl2.drf(snapshot)
+            return dl2_simulator.drf(snapshot)
         jobs, table = snapshot.jobs, snapshot.table
         n_workers, n_ps = fill(
             jobs.number, table.worker_demand, table.ps_demand, table.n_workers, table.n_ps, table.max_workers,

@@ -9,7 +9,7 @@ from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
-from labkit.schedulers import published as dl2
+from labkit.schedulers import dl2_simulator
 from labkit.schedulers.base import start_in_order
 from labkit.schedulers.rule import BY_ARRIVAL, NEVER, Rule
 
@@ -25,7 +25,7 @@ class Fifo:
     backfill : bool
         Pass over a job that does not fit now, instead of letting all others wait behind it.
     published : bool
-        Follow DL2's simulator instead: see `labkit.schedulers.published`.
+        Follow DL2's simulator instead: see `labkit.schedulers.dl2_simulator`.
     """
 
     knows_types: ClassVar[bool] = False
@@ -41,5 +41,5 @@ class Fifo:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start."""
         if self.published:
-            return dl2.in_order(snapshot, snapshot.jobs.number)
+            return dl2_simulator.in_order(snapshot, snapshot.jobs.number)
         return start_in_order(snapshot, snapshot.waiting, self.placer, backfill=self.backfill)

@@ -15,7 +15,7 @@ from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork, Pack
-from labkit.schedulers import published as dl2
+from labkit.schedulers import dl2_simulator
 from labkit.schedulers.base import asked, capacity, place
 
 
@@ -34,7 +34,7 @@ class Tetris:
     placer : Placer
         Where gangs go.
     published : bool
-        Follow DL2's simulator instead: see `labkit.schedulers.published`.
+        Follow DL2's simulator instead: see `labkit.schedulers.dl2_simulator`.
 
     References
     ----------
@@ -49,7 +49,7 @@ class Tetris:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start."""
         if self.published:
-            return dl2.tetris(snapshot)
+            return dl2_simulator.tetris(snapshot)
         waiting, table = snapshot.waiting, snapshot.table
         free = snapshot.free.sum(axis=0)
         if not len(waiting) or free[GPUS] + SLACK < table.fewest_gpus:

@@ -25,8 +25,8 @@ from labkit.elastic.process.local_members import running
 from labkit.elastic.protocol.messages.clients import MemberStatus
 from labkit.proc import wait_for_end
 from labkit.testbed.agent.errors import AgentRefused
-from labkit.testbed.run.job_process import JOB, RESULT, TASK
-from labkit.testbed.run.job_request import JobRequest
+from labkit.testbed.run.job_process import RESULT, TASK
+from labkit.testbed.run.job_request import REQUEST, JobRequest
 from labkit.testbed.run.orders import ErrorReply, PlaceOrder, StatusReply, message_of, order_of, reply_of
 from labkit.unix_sockets import reached
 
@@ -61,7 +61,7 @@ class Task:
     def __init__(self, folder: Path, **other: Any) -> None:
         self.folder = folder
         folder.chmod(0o700)
-        (folder / JOB).write_text(json.dumps({**WANTED, **other}))
+        (folder / REQUEST).write_text(json.dumps({**WANTED, **other}))
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def spawn(self, module: str, folder: Path) -> subprocess.Popen[bytes]:
@@ -108,7 +108,7 @@ def task(tmp_path: Path) -> Iterator[Task]:
 
 def test_a_task_takes_orders_and_its_job_moves_to_another_host(task: Task) -> None:
     steps = 400  # it is not over before its other host is there
-    (task.folder / JOB).write_text(json.dumps({**WANTED, "steps": steps}))
+    (task.folder / REQUEST).write_text(json.dumps({**WANTED, "steps": steps}))
     job = task.spawn("labkit.testbed.run.job_process", task.folder)
     answer = task.ask(do="host_home", host="b")
     home = task.folder / "b"
@@ -146,7 +146,7 @@ def undisturbed(*, steps: int = WANTED["steps"]) -> str:
 def test_a_second_start_goes_on_where_the_first_one_ended(task: Task, how: str) -> None:
     """A job that is stopped has saved its state; one that is killed goes on from the checkpoint before."""
     steps = 400
-    (task.folder / JOB).write_text(json.dumps({**WANTED, "steps": steps, "place": None}))
+    (task.folder / REQUEST).write_text(json.dumps({**WANTED, "steps": steps, "place": None}))
     first = task.spawn("labkit.testbed.run.job_process", task.folder)
     task.until("loss", n=12)
     if how == "asked":
@@ -188,13 +188,13 @@ def test_a_saved_program_is_trained_instead_of_a_model_by_name(task: Task) -> No
 
     Program(models.build("cnn", width=0.1), dataset("cnn", n=128, width=0.1), models.loss("cnn")).save(task.folder)
     wanted = {key: value for key, value in WANTED.items() if key not in ("name", "width", "data", "sites", "place")}
-    (task.folder / JOB).write_text(json.dumps({**wanted, "program": True, "network": "local"}))
+    (task.folder / REQUEST).write_text(json.dumps({**wanted, "program": True, "network": "local"}))
     assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(WITHIN_S) == 0
     assert task.result()["digest"] == undisturbed()
 
 
 def test_a_job_that_cannot_be_started_says_why_and_exits_with_1(task: Task) -> None:
-    (task.folder / JOB).write_text(json.dumps({**WANTED, "place": {"c/0": [1, 1]}}))
+    (task.folder / REQUEST).write_text(json.dumps({**WANTED, "place": {"c/0": [1, 1]}}))
     assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(WITHIN_S) == 1
     result = task.result()
     assert "unknown site 'c/0'" in result["failure"]
@@ -210,24 +210,24 @@ def test_a_job_that_cannot_be_started_says_why_and_exits_with_1(task: Task) -> N
     ],
 )
 def test_a_description_that_makes_no_sense_is_told_with_what_is_wrong(tmp_path: Path, wrong: Any, what: str) -> None:
-    (tmp_path / JOB).write_text(json.dumps({**WANTED, **wrong}))
+    (tmp_path / REQUEST).write_text(json.dumps({**WANTED, **wrong}))
     with pytest.raises(InputError, match=what):
-        JobRequest.read(tmp_path / JOB)
+        JobRequest.read(tmp_path / REQUEST)
 
 
 def test_a_request_survives_its_file(tmp_path: Path) -> None:
-    (tmp_path / JOB).write_text(json.dumps(WANTED))
-    request = JobRequest.read(tmp_path / JOB)
-    (tmp_path / JOB).write_bytes(request.to_json())
-    assert JobRequest.read(tmp_path / JOB) == request
+    (tmp_path / REQUEST).write_text(json.dumps(WANTED))
+    request = JobRequest.read(tmp_path / REQUEST)
+    (tmp_path / REQUEST).write_bytes(request.to_json())
+    assert JobRequest.read(tmp_path / REQUEST) == request
     assert request.sites[1].address == "127.0.0.2"
 
 
 def test_a_request_with_a_misspelt_field_of_a_site_is_refused(tmp_path: Path) -> None:
     site = {"name": "a/0", "host": "a", "adress": "127.0.0.1"}
-    (tmp_path / JOB).write_text(json.dumps({**WANTED, "sites": [site]}))
+    (tmp_path / REQUEST).write_text(json.dumps({**WANTED, "sites": [site]}))
     with pytest.raises(InputError, match=r"sites\.0\.adress: Unexpected keyword argument"):
-        JobRequest.read(tmp_path / JOB)
+        JobRequest.read(tmp_path / REQUEST)
 
 
 @pytest.mark.parametrize(

@@ -133,9 +133,9 @@ def test_a_table_with_scripts_is_read_as_it_was_written(own, tmp_path):
 )
 def test_a_request_that_would_leave_its_folder_is_refused(tmp_path, odd):
     given = {"script": "train.py", "code": "0" * 64, "steps": 1, **odd}
-    (tmp_path / "job.json").write_bytes(JobRequest(**given).to_json())
+    (tmp_path / "request.json").write_bytes(JobRequest(**given).to_json())
     with pytest.raises(InputError, match="expected"):
-        JobRequest.read(tmp_path / "job.json")
+        JobRequest.read(tmp_path / "request.json")
 
 
 # --- on the host

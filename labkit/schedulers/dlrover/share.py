@@ -165,7 +165,8 @@ def back_to(state: JobState, predicted: float, rules: Rules) -> Sample | None:
     """Return the sample of an earlier plan that a job goes back to; None: it goes on.
 
     It was faster than the newest one by `back`, and the best of all plans is predicted to be hardly better
-    (`predicted`, in steps/s). Measurements count here, and not what is believed of plans: that has led to the slower one.
+    (`predicted`, in steps/s). Measurements count here, and not what is believed of plans: that has led to the slower
+    one.
     """
     if len(state.samples) < 2:
         return None

@@ -21,8 +21,8 @@ class DeepSys:
     """Put the tasks of a gang one by one on the machine with the highest speed predicted, workers before PSs [1]_.
 
     The speed is predicted of the gang with the tasks that have a place where they are and all others on the machine
-    that is tried: a machine with room for the whole gang and few others wins. Ties go to the first machine, there to the
-    emptiest device group. The text of DeepSys was not at hand: network and features are read from what [2]_ says.
+    that is tried: a machine with room for the whole gang and few others wins. Ties go to the first machine, there to
+    the emptiest device group. The text of DeepSys was not at hand: network and features are read from what [2]_ says.
     Gangs that may shrink or share GPUs, and all of them where no gang finds room this way, are packed (`Pack`).
 
     Attributes

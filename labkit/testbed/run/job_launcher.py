@@ -14,6 +14,7 @@ from labkit.testbed.errors import HostError
 from labkit.testbed.run.agent_pool import AgentPool
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.gpu_claims import Asks, Claims
+from labkit.testbed.run.job_request import REQUEST
 
 UNPACK_S: Final = 120.0
 UNPACK: Final = 'exec 3<"$1" && rm -f -- "$1" && exec tar -xf - <&3'
@@ -77,7 +78,7 @@ class JobLauncher:
         """Start the job's process on its home host, after its newest checkpoint was brought there."""
         self._restore(home)
         self._bring(home)
-        self._begin(home, place, module=JOB_MODULE, files={"job.json": request})
+        self._begin(home, place, module=JOB_MODULE, files={REQUEST: request})
 
     def launch(self, host: str, place: JobPlacement, *, archive: bytes) -> None:
         """Start a launcher with its folder, a tar archive, on another host."""

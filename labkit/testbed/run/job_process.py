@@ -1,6 +1,6 @@
 """A job on its home host: `python -m labkit.testbed.run.job_process FOLDER` starts it, and stays until it ends.
 
-FOLDER/job.json is the request (`labkit.testbed.run.job_request`). FOLDER/job is the folder of the elastic job; its
+FOLDER/request.json is the request (`labkit.testbed.run.job_request`). FOLDER/job is the folder of the elastic job; its
 events are in FOLDER/job/events.jsonl. FOLDER/task.sock accepts orders (`labkit.testbed.run.orders`). SIGTERM has the
 effect of {"do": "stop"}: the job saves its state and ends. At the end FOLDER/result.json holds the result
 (`labkit.testbed.run.job_events.JobResult`). A second start in the same folder continues from the newest checkpoint.
@@ -26,7 +26,7 @@ from labkit.elastic.errors import JobError
 from labkit.elastic.process.causes import name_of
 from labkit.elastic.protocol.blocks import ENOUGH_BLOCKS
 from labkit.testbed.run.job_events import JobResult
-from labkit.testbed.run.job_request import JobRequest
+from labkit.testbed.run.job_request import REQUEST, JobRequest
 from labkit.testbed.run.orders import (
     BalanceOrder,
     DoneReply,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from labkit.elastic import Job, Result
     from labkit.elastic.protocol.program import Program
 
-JOB, TASK, RESULT, RUNS = "job.json", "task.sock", "result.json", "job"
+TASK, RESULT, RUNS = "task.sock", "result.json", "job"
 PREDECESSOR_S: Final = 20.0
 """Seconds that a start waits for the end of a job that still runs in the folder: its parent was killed."""
 
@@ -174,7 +174,7 @@ def run(folder: Path) -> JobResult:
     from labkit.testbed.run.order_socket import serving
 
     try:
-        request = JobRequest.read(folder / JOB)
+        request = JobRequest.read(folder / REQUEST)
         with start_after_predecessor(request, folder) as job, serving(folder, TASK, JobRequestHandler(job).answer):
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: threading.Thread(target=_stop, args=(job,), daemon=True).start())

@@ -1,4 +1,4 @@
-"""The start request of a job: the content of job.json on its home host."""
+"""The start request of a job: the content of request.json on its home host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from labkit.core.errors import InputError
 from labkit.elastic.protocol.sites import Site
@@ -14,6 +14,9 @@ from labkit.testbed.run.own_scripts import HASH, SCRIPT
 
 if TYPE_CHECKING:
     from pydantic import ConfigDict
+
+REQUEST: Final = "request.json"
+"""Name of the file, in the folder of the task; the elastic job that it starts has a `job.json` of its own below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +82,12 @@ class JobRequest:
     loads_every_s: float = 0.0
 
     def to_json(self) -> bytes:
-        """Return the content of job.json."""
+        """Return the content of request.json."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def read(cls, path: Path) -> JobRequest:
-        """Read a job.json.
+        """Read a request.json.
 
         Raises
         ------

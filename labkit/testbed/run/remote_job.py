@@ -53,7 +53,7 @@ class RemoteJob:
     backups : CheckpointCache
         Checkpoints on this machine.
     request : callable
-        Makes the content of job.json.
+        Makes the content of request.json.
     n_steps : int
         Updates after which it is done.
     on_update : callable

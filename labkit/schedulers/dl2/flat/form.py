@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from labkit.core.capacity import SLACK
 from labkit.core.draft import BOTH, FEATURES, PS, WORKER, Batch, give
 from labkit.core.resources import CPUS, GPUS, Bools, Ints
-from labkit.schedulers.published import SLOTS_PER_GPU
+from labkit.schedulers.dl2_simulator import SLOTS_PER_GPU
 
 Numbers = NDArray[np.float32]
 N_SHARES: Final = 3
