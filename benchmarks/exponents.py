@@ -1,7 +1,8 @@
 """How CPU time grows with the number of jobs: the exponent of each scheduler, and the table of docs/scale.md.
 
-Philly-like jobs on 480 GPUs, which ask for half as many GPUs again as there are: queues grow with the trace. All sizes
-are measured in one process, one after the other, the kernels compiled before.
+Philly-like jobs on 480 GPUs: once they ask for half as many GPUs again as there are, and queues grow with the trace;
+once for nine tenths of them, and queues do not. All sizes are measured in one process, one after the other, the kernels
+compiled before.
 
 python -m benchmarks exponents
 python -m benchmarks.exponents --table
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,12 +34,14 @@ SIZES: Final = (3_000, 10_000, 30_000)
 COMPILED: Final = ("fifo", "fifo(backfill=True)", "sjf", "sjf(backfill=True)", "srtf", "las")
 OTHERS: Final = ("tetris", "drf")
 LOAD: Final = 1.5
+STEADY: Final = 0.9
+"""GPUs that jobs ask for on average, as parts of those that there are."""
 GOAL: Final = 1.1
 GAVEL: Final = "gavel_las"
 GAVEL_SIZES, GAVEL_GAP_S, GAVEL_GOAL = (1_000, 2_000, 4_000), 400.0, 1.2
 """A trace of Gavel's, with so many seconds between arrivals: half of 36:36:36 GPUs are busy."""
 TICK_S: Final = 1e-6
-REPEATS, SHORT_S = 5, 0.5
+REPEATS, SHORT_S = 9, 0.5
 """Runs shorter than this many seconds are measured so often: what else the machine does only ever adds to it."""
 
 
@@ -51,6 +54,7 @@ class Growth:
     cpu_s: tuple[float, ...]
     n_events: tuple[int, ...] = ()
     goal: float = GOAL
+    load: float = LOAD
 
     @property
     def exponent(self) -> float:
@@ -84,8 +88,10 @@ class Growth:
 def rows() -> list[Row]:
     """Return a row per scheduler, and one of the events that its runs have where that grows faster than the jobs."""
     found = []
-    for growth in (*measured(), gavel()):
+    for growth in (*measured(), *steady(), gavel()):
         sizes = f"{growth.n_jobs[0]:,} to {growth.n_jobs[-1]:,} jobs"
+        if growth.load == STEADY:
+            sizes += f" at load {STEADY}"
         name = f"{growth.scheduler}, exponent of CPU time, {sizes}"
         found.append(Row(name, round(growth.exponent, 2), "", growth.goal, False, COMMAND))
         if growth.n_events and growth.of_events > growth.goal:
@@ -95,15 +101,25 @@ def rows() -> list[Row]:
 
 
 def measured() -> Iterator[Growth]:
-    """Measure every scheduler, and first a plain event loop."""
+    """Measure every scheduler on jobs that ask for more GPUs than there are, and first a plain event loop."""
+    return _measured((*COMPILED, *OTHERS), load=LOAD)
+
+
+def steady() -> Iterator[Growth]:
+    """Measure the classic schedulers on jobs for which there are GPUs enough, and first a plain event loop."""
+    return _measured(COMPILED, load=STEADY)
+
+
+def _measured(names: Iterable[str], *, load: float) -> Iterator[Growth]:
     cluster = build("philly-480")
     sizes = tuple(size(n, short=40 * (i + 1)) for i, n in enumerate(SIZES))
-    traces = [overloaded(n, cluster) for n in sizes]
-    yield Growth("a plain event loop", sizes, tuple(plain_s(jobs, cluster) for jobs in traces))
-    for name in (*COMPILED, *OTHERS):
-        _run(name, overloaded(min(MANY_JOBS, sizes[-1]), cluster), cluster)  # compile
+    traces = [_trace(n, cluster, load=load) for n in sizes]
+    plain = tuple(min(plain_s(jobs, cluster) for _ in range(REPEATS)) for jobs in traces)
+    yield Growth("a plain event loop", sizes, plain, load=load)
+    for name in names:
+        _run(name, _trace(min(MANY_JOBS, sizes[-1]), cluster, load=load), cluster)  # compile
         runs = [_run(name, jobs, cluster) for jobs in traces]
-        yield Growth(name, sizes, tuple(cpu_s for cpu_s, _ in runs), tuple(n for _, n in runs))
+        yield Growth(name, sizes, tuple(cpu_s for cpu_s, _ in runs), tuple(n for _, n in runs), load=load)
 
 
 def gavel() -> Growth:
@@ -115,10 +131,10 @@ def gavel() -> Growth:
     return Growth(GAVEL, sizes, tuple(cpu_s for cpu_s, _ in runs), tuple(n for _, n in runs), GAVEL_GOAL)
 
 
-def overloaded(n_jobs: int, cluster: Cluster) -> Jobs:
-    """Return philly-like jobs that ask for more GPUs than there are."""
+def _trace(n_jobs: int, cluster: Cluster, *, load: float) -> Jobs:
+    """Return philly-like jobs that ask for this part of a cluster's GPUs on average."""
     rng = np.random.default_rng(1)
-    return at_load(philly_like(np.cumsum(rng.exponential(1.0, n_jobs)), rng=rng), cluster, load=LOAD)
+    return at_load(philly_like(np.cumsum(rng.exponential(1.0, n_jobs)), rng=rng), cluster, load=load)
 
 
 def _run(name: str, jobs: Jobs, cluster: Cluster, *, speed: str = "recorded") -> tuple[float, int]:
@@ -135,9 +151,10 @@ def _run(name: str, jobs: Jobs, cluster: Cluster, *, speed: str = "recorded") ->
 
 
 def lines() -> Iterator[str]:
-    """Return the lines of two tables in Markdown."""
-    yield from _table(SIZES, measured())
-    yield ""
+    """Return the lines of three tables in Markdown: queues that grow, queues that do not, and Gavel's policy."""
+    for growths in (measured(), steady()):
+        yield from _table(SIZES, growths)
+        yield ""
     yield from _table(GAVEL_SIZES, (gavel() for _ in range(1)))
 
 

@@ -29,6 +29,8 @@ PHILLY = Path(__file__).parents[2] / "shared" / "data" / "philly" / "philly.csv"
 LOAD = 0.9
 LARGE = {"large": 100_000, "huge": 1_000_000}
 """Jobs on 6,500 GPUs."""
+REPEATS = {"large": 5}
+"""Runs of which the shortest counts, where there are several: what else the machine does only ever adds to it."""
 PLAIN = "plain"
 """In the place of a scheduler: a loop that does next to nothing."""
 
@@ -60,11 +62,12 @@ def _large_runs() -> list[Row]:
         ]
     if not size(1, short=0):
         return found
-    took = _apart("huge", "fifo")
-    found += [
-        _row("fifo, 1,000,000 jobs on 6,500 GPUs", took["cpu_s"], "CPU s", 60),
-        _row("fifo, 1,000,000 jobs on 6,500 GPUs, peak memory", took["memory_mb"], "MB", 2000),
-    ]
+    for name in ("fifo", "srtf"):
+        took = _apart("huge", name)
+        found += [
+            _row(f"{name}, 1,000,000 jobs on 6,500 GPUs", took["cpu_s"], "CPU s", 60),
+            _row(f"{name}, 1,000,000 jobs on 6,500 GPUs, peak memory", took["memory_mb"], "MB", 2000),
+        ]
     return found
 
 
@@ -100,20 +103,26 @@ def simulate(what: str, scheduler: str) -> dict[str, float]:
     else:
         cluster, jobs = build("philly-480"), read(PHILLY)
     if scheduler == PLAIN:
-        return _timed_plainly(jobs, cluster)
+        return _timed_plainly(jobs, cluster, n_runs=REPEATS.get(what, 1))
     few = jobs.take(np.arange(min(len(jobs), MANY_JOBS)))
     Experiment.of(few, cluster=cluster, speed="recorded").run(scheduler)  # compile
+    runs = [_timed(jobs, cluster, scheduler) for _ in range(REPEATS.get(what, 1))]
+    cpu_s, n_decisions = min(runs)
+    return {"cpu_s": cpu_s, "memory_mb": _peak_mb(), "n_jobs": len(jobs), "n_decisions": n_decisions}
+
+
+def _timed(jobs: Jobs, cluster: Cluster, scheduler: str) -> tuple[float, int]:
+    """Return processor seconds and decisions of one run."""
     experiment = Experiment.of(jobs, cluster=cluster, speed="recorded")
     began = time.process_time()
     session = experiment.session(make(scheduler))
     session.run(make(scheduler))
-    cpu_s = time.process_time() - began
-    return {"cpu_s": cpu_s, "memory_mb": _peak_mb(), "n_jobs": len(jobs), "n_decisions": session.n_decisions}
+    return time.process_time() - began, session.n_decisions
 
 
-def _timed_plainly(jobs: Jobs, cluster: Cluster) -> dict[str, float]:
+def _timed_plainly(jobs: Jobs, cluster: Cluster, *, n_runs: int) -> dict[str, float]:
     """Return what `plain_s` takes, as `simulate` does for a scheduler."""
-    cpu_s = plain_s(jobs, cluster)
+    cpu_s = min(plain_s(jobs, cluster) for _ in range(n_runs))
     return {"cpu_s": cpu_s, "memory_mb": _peak_mb(), "n_jobs": len(jobs), "n_decisions": 2 * len(jobs)}
 
 

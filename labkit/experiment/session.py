@@ -344,10 +344,11 @@ def refuse_unfit(backend: Backend, runs_on: Bools) -> None:
 
 
 def _firsts(rows: np.ndarray) -> np.ndarray:
-    """Return where each distinct row is first, in their order; many are like the one before, and sorting takes time."""
-    other = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1))[: len(rows)])
-    _, first = np.unique(rows[other], axis=0, return_index=True)
-    return other[np.sort(first)]
+    """Return where each distinct row (N, C) is first, in their order."""
+    width = rows.dtype.itemsize * rows.shape[1]
+    as_bytes = np.ndarray(len(rows), np.dtype((np.void, width)), np.ascontiguousarray(rows))  # compared at one go
+    _, first = np.unique(as_bytes, return_index=True)
+    return np.sort(first)
 
 
 def _refuse_gang(backend: Backend, number: int) -> None:

@@ -24,6 +24,7 @@ from labkit.topology import no_network
 from labkit.topology.servers import Server
 
 SCHEDULERS = ("fifo", "fifo(backfill=True)", "sjf", "sjf(backfill=True)", "srtf", "las", "las(threshold_gpu_s=40)")
+FEW_CORES, MANY_CORES = (Server(f"{n} cores", ((4, n, 64.0),)) for n in (8, 16))
 
 
 def random_cluster(rng: np.random.Generator, *, whole: bool) -> Cluster:
@@ -104,6 +105,27 @@ def test_long_queues_and_large_gangs_preempt_the_same_jobs(name: str, seed: int,
     )  # fmt: skip
     told = [session(jobs, cluster, make(name), compiled=compiled).run(make(name)) for compiled in (False, True)]
     assert (told[0]["kind"] == Kind.PREEMPTED).any()
+    assert told[0].tobytes() == told[1].tobytes()
+
+
+@pytest.mark.parametrize("name", ["fifo(backfill=True)", "sjf(backfill=True)"])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_backfill_tries_each_kind_again_once_it_may_have_room(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, cluster = 120, no_network(6, servers=[(3, FEW_CORES), (3, MANY_CORES)])
+    demands = np.array([[1.0, 1, 0], [1, 6, 0], [2, 1, 0], [4, 4, 0], [4, 16, 0]])  # the last fits some machines only
+    kinds = rng.integers(0, len(demands), n)
+    n_workers = np.where(kinds == 4, rng.integers(1, 4, n), rng.choice([1, 1, 2, 3, 5], n))
+    duration_s = rng.choice([7.0, 60, 61, 900], n) * rng.choice([1.0, 1.0, 1 / 3], n)
+    gpu_s = n_workers * demands[kinds, 0] * duration_s
+    arrival_s = np.cumsum(rng.choice([0.0, 1, 60], n)) * gpu_s.sum() / (40.0 * cluster.n_gpus * n)
+    jobs = Jobs.of(
+        arrival_s=arrival_s, total_steps=duration_s, duration_s=duration_s, n_workers=n_workers,
+        worker_demand=demands[kinds],
+    )  # fmt: skip
+    told = [session(jobs, cluster, make(name), compiled=compiled).run(make(name)) for compiled in (False, True)]
+    started, arrived = told[0]["time_s"][told[0]["kind"] == Kind.STARTED], jobs.arrival_s
+    assert not np.isin(started, arrived).all()  # most wait, and start when another one completes
     assert told[0].tobytes() == told[1].tobytes()
 
 

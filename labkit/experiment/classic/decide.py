@@ -67,7 +67,7 @@ def _filtered(trace: Trace, queue: Queue, space: FreeTree, head: int) -> bool:
     return True
 
 
-@njit(cache=True, _nrt=False)
+@njit(cache=True, _nrt=False, forceinline=True)
 def start_waiting(  # noqa: C901 - one pass over the queue, with a way out for each reason
     space: FreeTree, trace: Trace, queue: Queue, work: Scratch, strict: bool, filters: bool
 ) -> bool:  # fmt: skip
@@ -234,7 +234,7 @@ def _behind(queue: Queue, work: Scratch, n: int) -> int:
     return more
 
 
-@njit(cache=True, _nrt=False)
+@njit(cache=True, _nrt=False, forceinline=True)
 def run_by_order(
     space: FreeTree, trace: Trace, queue: Queue, order: RunOrder, work: Scratch, mind: Belief, by: int, now_s: float,
     threshold: float,

@@ -88,7 +88,7 @@ def _next_end_s(truth: Truth, work: Scratch) -> float:
 # --- what happens
 
 
-@njit(cache=True, _nrt=False)
+@njit(cache=True, _nrt=False, forceinline=True)
 def _fold(batch: Events, mind: Belief, space: FreeTree, trace: Trace, work: Scratch) -> None:
     """Let the ledger take note of a batch, and the room with it."""
     for i in range(len(batch)):
@@ -107,7 +107,7 @@ def _fold(batch: Events, mind: Belief, space: FreeTree, trace: Trace, work: Scra
     restore(space, mind, trace.group_type, work.numbers)
 
 
-@njit(cache=True, _nrt=True)  # `carry_out` allocates
+@njit(cache=True, _nrt=True, forceinline=True)  # `carry_out` allocates
 def _apply(  # noqa: C901 - each of the jobs that are set is looked at before and after
     truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
     threshold: float, preempts: bool, now_s: float, out: Events,
@@ -150,7 +150,7 @@ def _apply(  # noqa: C901 - each of the jobs that are set is looked at before an
             add(queue, trace.kind[j], j, key_of(by, j, trace, mind, now_s, threshold))
 
 
-@njit(cache=True, _nrt=False)
+@njit(cache=True, _nrt=False, forceinline=True)
 def _end(
     truth: Truth, trace: Trace, order: RunOrder, work: Scratch, preempts: bool, j: int, now_s: float, out: Events,
     n: int,
@@ -180,7 +180,7 @@ def _tidy(truth: Truth, work: Scratch) -> None:
     work.numbers[N_DEAD] = 0
 
 
-@njit(cache=True, _nrt=False)
+@njit(cache=True, _nrt=False, forceinline=True)
 def _pass(  # noqa: C901 - a branch for each thing that happens
     truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
     threshold: float, preempts: bool, now_s: float, until_s: float, out: Events,
@@ -252,17 +252,15 @@ def _set_up(
             join(order, trace, mind, by, j, now_s, threshold)
 
 
-@njit(cache=True, _nrt=False)
+@njit(cache=True, _nrt=False, forceinline=True)
 def _decide(
     trace: Trace, mind: Belief, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
     threshold: float, preempts: bool, backfill: bool, now_s: float,
 ) -> bool:  # fmt: skip
     """Decide; tell whether the answer is sure."""
-    if not preempts:
-        return start_waiting(space, trace, queue, work, not backfill, True)
-    if all_fit(trace, work):
-        return start_waiting(space, trace, queue, work, False, False)
-    return run_by_order(space, trace, queue, order, work, mind, by, now_s, threshold)
+    if preempts and not all_fit(trace, work):
+        return run_by_order(space, trace, queue, order, work, mind, by, now_s, threshold)
+    return start_waiting(space, trace, queue, work, not (preempts or backfill), not preempts)
 
 
 @njit(cache=True, _nrt=False)

@@ -135,7 +135,7 @@ def _take(space: FreeTree, trace: Trace, work: Scratch, demand: Floats, g: int, 
     touch(space, trace.group_type, work.numbers, g)
 
 
-@njit(cache=True, _nrt=False)
+@njit(cache=True, _nrt=False, forceinline=True)
 def _fit(space: FreeTree, trace: Trace, work: Scratch, k: int, j: int, of_type: int) -> bool:
     """Put all workers of a job of kind k on groups of one tree, or none; tell whether they are there."""
     n, demand, tree = trace.n_workers[k], trace.worker[k], space.tree[of_type]
@@ -162,7 +162,7 @@ def _fit(space: FreeTree, trace: Trace, work: Scratch, k: int, j: int, of_type: 
     return False
 
 
-@njit(cache=True, _nrt=False)
+@njit(cache=True, _nrt=False, forceinline=True)
 def place(space: FreeTree, trace: Trace, work: Scratch, j: int) -> bool:
     """Place the gang of a job by first fit: on the first type with room, on a mixture where it is larger than any."""
     k = trace.kind[j]
