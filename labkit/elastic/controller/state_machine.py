@@ -285,8 +285,13 @@ class Controller:
         self._eras.on_loaded(version, queue)
         return self._proceed() if self.job.phase == "training" else self._out.take()
 
+    def unloaded(self) -> list[Command]:
+        """Handle the damage of a checkpoint while its blocks are sent to servers: these get those of another one."""
+        self._eras.go_back()
+        return self._proceed()
+
     def copied(self, version: int) -> list[Command]:
-        """Handle the arrival of copies of all blocks at a version: they are written to disk."""
+        """Handle that all blocks were copied at a version: the copies are written to disk."""
         if self._leases.active and version != self.checkpoints.saving:
             return self._out.take()
         self._out.add(Keep(version, self._leases.state()))
@@ -311,6 +316,21 @@ class Controller:
             self._outcome.end(f"the last state could not be saved: {why}")
         else:
             self._scaler.save_failed(version, why)
+        return self._proceed()
+
+    def copies_lost(self, version: int, why: str) -> list[Command]:
+        """Handle the loss of copies before they were written: blocks are copied again, at this version or a later one.
+
+        A later one, if training goes on meanwhile: no server has the blocks of this version any more.
+        """
+        if self.job.phase != "training":
+            return self._out.take()  # its copies are given up, or those of all blocks are ordered when it goes on
+        last = self._leases.done if self._leases.active else version == self.job.terms.n_steps
+        if last:
+            self.checkpoints.save_last_again(version)
+        elif version == self.checkpoints.saving:
+            self.checkpoints.failed(version, why)
+            self._scaler.save_later(version)
         return self._proceed()
 
     # --- time
