@@ -18,6 +18,7 @@ from labkit.elastic.checkpoint.manifest import (
     check_sum,
     file_of,
 )
+from labkit.elastic.server.growing import mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ def read_blocks(
 
 
 def _read(file: FileIO, entry: BlockEntry, manifest: Manifest, *, name: str) -> SavedBlock:
-    rows = np.empty((1 + len(manifest.state), entry.n), np.float32)
+    n_rows = 1 + len(manifest.state)
+    rows = mapped(n_rows * entry.n).reshape(n_rows, entry.n)  # goes back to the system as soon as it is dropped
     raw = rows.reshape(-1).view(np.uint8).data
     file.seek(entry.offset)
     n_read = 0

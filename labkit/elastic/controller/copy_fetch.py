@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from labkit.elastic.checkpoint.writer import CheckpointWriter
 
-WINDOW_BYTES: Final = 8 << 20
+WINDOW_BYTES: Final = 24 << 20
 """Bytes of copies that are on their way from servers to the disk. One block may always be, however large it is."""
 
 

@@ -159,6 +159,7 @@ class ControllerProcess:
             if call is not None:
                 self._machine.job.now_s = time.monotonic()
                 call()
+                del call  # it may hold the copy of a block
             if not self._spec.sync:
                 self._tick()
             self._resources.measure()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.protocol.frame_kinds import at, era_and_version
 from labkit.elastic.protocol.messages.blocks import BlockState
@@ -51,6 +52,7 @@ class KeptCopies:
         with self._lock:
             self._kept.setdefault(step, {})[block] = KeptCopy(block, step, vectors, described)
         era, version = era_and_version(step)
+        fault.at("ps.copy.kept")
         self._report(BlockCopied(block, version, era=era))
 
     def send(self, blocks: Iterable[int], *, era: int, version: int, turn: int) -> None:
@@ -63,6 +65,7 @@ class KeptCopies:
             if copy is None:
                 missing.append(block)
             else:
+                fault.at("ps.copy.sending")
                 self._send_one(copy, turn)
         if missing:
             self._report(CopyLate(version, missing[:100], era=era))
