@@ -72,8 +72,8 @@ class CheckpointSchedule:
         if self.saving is not None:
             self.save(self.saving)
 
-    def save_last_again(self, version: int) -> None:
-        """Order copies of the last state again."""
+    def copy_again(self, version: int) -> None:
+        """Order the copies of a version once more."""
         for server in self.job.of("server"):
             self.out.tell(server.name, CopyBlocks(version))
 

@@ -319,15 +319,15 @@ class Controller:
         return self._proceed()
 
     def copies_lost(self, version: int, why: str) -> list[Command]:
-        """Handle the loss of copies before they were written: blocks are copied again, at this version or a later one.
+        """Handle the loss of copies before they were written: blocks are copied again, if none has changed since.
 
-        A later one, if training goes on meanwhile: no server has the blocks of this version any more.
+        In synchronous training servers with blocks that are past the version report that it is too late. In
+        asynchronous training they cannot tell, so a later checkpoint is saved unless all workers stand still.
         """
         if self.job.phase != "training":
-            return self._out.take()  # its copies are given up, or those of all blocks are ordered when it goes on
-        last = self._leases.done if self._leases.active else version == self.job.terms.n_steps
-        if last:
-            self.checkpoints.save_last_again(version)
+            return self._out.take()  # another checkpoint is loaded, or the copies are ordered when training goes on
+        if not self._leases.active or self._leases.done or self._barrier.pause is not None:
+            self.checkpoints.copy_again(version)
         elif version == self.checkpoints.saving:
             self.checkpoints.failed(version, why)
             self._scaler.save_later(version)

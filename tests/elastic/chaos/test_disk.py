@@ -55,7 +55,7 @@ AMID = [
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("seed", many(1))
 def test_whoever_dies_between_the_copies_of_a_checkpoint_it_is_whole_or_not_there(seed: int, sync: bool) -> None:
-    """The controller and servers, at blocks that the seed draws; the next checkpoint is good, and so is the training."""
+    """The controller and servers, at blocks that the seed draws; the next checkpoint is good, and so is training."""
     rng = np.random.default_rng(seed)
     drawn = [(str(AMID[i][0]), str(AMID[i][1]), int(rng.integers(5, 40))) for i in rng.permutation(len(AMID))[:2]]
     faults = [InjectedFault(*drawn[0]), InjectedFault(*drawn[1])]
