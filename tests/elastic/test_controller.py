@@ -259,6 +259,41 @@ def test_checkpoints_are_asked_for_ahead_and_again_where_one_came_too_late() -> 
     assert play.machine.checkpoints.saved == 14
 
 
+def test_copies_that_are_lost_are_made_again_and_where_it_is_too_late_at_a_later_version() -> None:
+    play = Play(save_every=10)
+    play.train()
+    for version in range(9):
+        play.step(version)
+
+    def lost(version: int) -> list[tuple[str, int]]:
+        before = len(play.told(CopyBlocks))
+        play.done(play.machine.copied(version))
+        play.done(play.machine.copies_lost(version, "ps-0 was lost"))
+        return [(tell.to, tell.order.version) for tell in play.told(CopyBlocks)[before:]]
+
+    assert lost(10) == [("ps-0", 10), ("ps-1", 10)]
+    play.done(play.machine.reported("ps-0", CopyLate(version=10, blocks=[0])))
+    play.step(11)
+    assert {tell.order.version for tell in play.told(CopyBlocks)} == {100, 10, 14}
+    assert lost(100) == [("ps-0", 100), ("ps-1", 100)]
+    assert not play.all(Over)
+
+
+def test_a_restart_waits_for_copies_that_are_made_again() -> None:
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(servers=1, strategy="checkpoint"))
+    n_told, version = len(play.told(CopyBlocks)), play.told(CopyBlocks)[-1].order.version
+    play.done(play.machine.copied(version))
+    play.done(play.machine.copies_lost(version, "ps-0 was lost"))
+    assert [tell.order.version for tell in play.told(CopyBlocks)[n_told:]] == [version, version]
+    assert not play.machine.job.members["ps-0"].leaving
+    n_started = len(play.all(Start))
+    play.done(play.machine.copied(version))
+    play.done(play.machine.saved_at(version))
+    assert len(play.all(Start)) > n_started
+
+
 def test_a_job_ends_when_its_last_state_is_safe_and_its_workers_are_done() -> None:
     play = Play()
     play.train()
@@ -722,3 +757,13 @@ def test_a_checkpoint_waits_for_a_stuck_worker_a_part_of_a_lease_and_is_not_trie
     assert len(play.told(Pause)) == 2
     stepped("worker-1", stuck, 11.6)
     assert len(play.told(Pause)) == 4
+
+
+def test_copies_of_asynchronous_training_that_are_lost_are_not_made_again_while_workers_go_on() -> None:
+    play = Play(sync=False, n_samples=640, batch=8, save_every=1)
+    play.train()
+    play.machine.checkpoints.save(3)
+    play.done(play.machine.copies_lost(3, "ps-0 was lost"))
+    assert play.notes().count("unsaved") == 1
+    assert play.machine.checkpoints.saving is None
+    assert len(play.told(CopyBlocks)) == 2

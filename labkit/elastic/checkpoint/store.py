@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from labkit.elastic.checkpoint.manifest import (
     file_of,
     name_of,
 )
+from labkit.elastic.checkpoint.reader import VerifiedCheckpoint, read_blocks
 from labkit.elastic.checkpoint.writer import CheckpointWriter
 from labkit.elastic.controller.losses import CONTINUE, NotFiniteError
 from labkit.elastic.protocol.blocks import Layout
@@ -50,10 +51,12 @@ __all__ = [
     "NoCheckpointError",
     "OtherModelError",
     "SavedBlock",
+    "VerifiedCheckpoint",
     "WriteError",
     "digest_of",
 ]
 
+Found = TypeVar("Found")
 _NAME: Final = re.compile(r"step-(\d{6,})")
 
 
@@ -225,6 +228,8 @@ class Checkpoints:
     def newest(self, *, on_bad: Callable[[BadCheckpointError], None] | None = None) -> Checkpoint:
         """Read the newest good checkpoint; skip bad ones.
 
+        It has the whole model in memory; see `newest_verified`.
+
         Parameters
         ----------
         on_bad : callable, optional
@@ -237,10 +242,21 @@ class Checkpoints:
         OtherModelError
             If one is of another model or optimizer.
         """
+        return self._newest(lambda step, bad: self.load(step, passed_over=bad), on_bad)
+
+    def newest_verified(self, *, on_bad: Callable[[BadCheckpointError], None] | None = None) -> VerifiedCheckpoint:
+        """Verify the newest good checkpoint block by block; skip bad ones. As `newest`, but blocks stay on the disk."""
+        return self._newest(lambda step, _: self.verify(step), on_bad)
+
+    def _newest(
+        self,
+        read: Callable[[int, tuple[BadCheckpointError, ...]], Found],
+        on_bad: Callable[[BadCheckpointError], None] | None,
+    ) -> Found:
         bad: list[BadCheckpointError] = []
         for step in reversed(self.steps()):
             try:
-                return self.load(step, passed_over=tuple(bad))
+                return read(step, tuple(bad))
             except BadCheckpointError as error:
                 bad.append(error)
                 if on_bad is not None:
@@ -259,17 +275,31 @@ class Checkpoints:
         OtherModelError
             If it is of another model or optimizer.
         """
+        blocks: dict[int, SavedBlock] = {}
+        found = self._verify(step, lambda block: blocks.update({block.number: block}))
+        blocks, manifest = dict(sorted(blocks.items())), found.manifest
+        return Checkpoint(step, blocks, found.queue, manifest.options, passed_over, manifest.training)
+
+    def verify(self, step: int) -> VerifiedCheckpoint:
+        """Read and verify one checkpoint, block by block, without keeping the blocks; errors as of `load`."""
+        return self._verify(step, lambda _: None)
+
+    def _verify(self, step: int, take: Callable[[SavedBlock], None]) -> VerifiedCheckpoint:
+        """Read and verify one checkpoint; call `take` with each block, before it is known whether all are good."""
         name, path = name_of(step), self.folder / name_of(step)
         manifest = self._manifest(step)
         self._refuse_other(manifest, name)
-        blocks = dict(sorted((b.number, b) for s in manifest.files for b in _read_server(path, s, manifest)))
-        if list(blocks) != list(range(self.layout.n_blocks)):
-            raise BadCheckpointError(name, f"it has {len(blocks)} blocks of {self.layout.n_blocks}.")
+        numbers = sorted(entry.number for entry in manifest.blocks if entry.server in manifest.files)
+        if numbers != list(range(self.layout.n_blocks)):
+            raise BadCheckpointError(name, f"it has {len(set(numbers))} blocks of {self.layout.n_blocks}.")
+        for server in manifest.files:
+            for block in read_blocks(path, server, manifest):
+                take(block)
         queue = _read(path / QUEUE, name)
         if check_sum([queue]) != manifest.queue:
             raise BadCheckpointError(name, f"{QUEUE} is damaged: its digest does not match.")
         self.verified.add(step)
-        return Checkpoint(step, blocks, json.loads(queue), manifest.options, passed_over, manifest.training)
+        return VerifiedCheckpoint(path, manifest, json.loads(queue))
 
     def _manifest(self, step: int) -> Manifest:
         name = name_of(step)
@@ -302,7 +332,7 @@ class Checkpoints:
         """Return whether a checkpoint is good; if this process has verified it, check only that its files exist."""
         try:
             if step not in self.verified:
-                self.load(step)
+                self.verify(step)
             name = name_of(step)
             files = self._manifest(step).files.items()
             return all((self.folder / name / file_of(server)).stat().st_size == n for server, n in files)
@@ -329,26 +359,3 @@ def _read(path: Path, name: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise BadCheckpointError(name, f"{path.name} cannot be read: {error.strerror}.") from None
-
-
-def _read_server(folder: Path, server: str, manifest: Manifest) -> Iterator[SavedBlock]:
-    """Read the file of a server once; yield its blocks, verified."""
-    path, expected = folder / file_of(server), manifest.files[server]
-    raw = np.empty(expected, np.uint8)
-    try:
-        with path.open("rb") as file:
-            n_read, size = file.readinto(raw.data), path.stat().st_size
-    except OSError as error:
-        raise BadCheckpointError(folder.name, f"{path.name} cannot be read: {error.strerror}.") from None
-    if n_read != expected or size != expected:
-        raise BadCheckpointError(folder.name, f"{path.name} has {size} bytes; expected {expected}.")
-    for entry in (entry for entry in manifest.blocks if entry.server == server):
-        n_bytes = 4 * entry.n * (1 + len(manifest.state))
-        part = raw[entry.offset : entry.offset + n_bytes]
-        if check_sum([part.data]) != entry.blake2b:
-            raise BadCheckpointError(
-                folder.name, f"block {entry.number} in {path.name} is damaged: its digest does not match."
-            )
-        rows = part.view(np.float32).reshape(1 + len(manifest.state), entry.n)
-        state = dict(zip(manifest.state, rows[1:], strict=True))
-        yield SavedBlock(entry.number, entry.version, rows[0], state, dict(entry.seen))

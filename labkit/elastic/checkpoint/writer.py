@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, BinaryIO, Final, Protocol, Self
 
 from labkit.core.errors import InputError
 from labkit.elastic.checkpoint.disk import Buffer, Disk
@@ -22,25 +22,17 @@ from labkit.elastic.checkpoint.manifest import (
     BlockLike,
     CheckpointError,
     Manifest,
-    SavedBlock,
     WriteError,
     bytes_of,
     check_sum,
     file_of,
     name_of,
 )
+from labkit.elastic.checkpoint.reader import VerifiedCheckpoint
 from labkit.elastic.protocol.blocks import Layout
 from labkit.elastic.server.optimizers import Optimizer
 
 _SERVER: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
-
-
-class Saved(Protocol):
-    """A checkpoint that has been read and verified."""
-
-    @property
-    def blocks(self) -> Mapping[int, SavedBlock]:
-        """Its blocks, by number."""
 
 
 class CheckpointFolder(Protocol):
@@ -54,8 +46,8 @@ class CheckpointFolder(Protocol):
     in_work: set[Path]
     verified: set[int]
 
-    def load(self, step: int) -> Saved:
-        """Return the checkpoint of a step; raise BadCheckpointError if it is damaged."""
+    def verify(self, step: int) -> VerifiedCheckpoint:
+        """Verify the checkpoint of a step block by block; raise BadCheckpointError if it is damaged."""
 
     def set_aside(self, step: int) -> None:
         """Rename the checkpoint of a step, so that it is not found any more."""
@@ -78,8 +70,29 @@ class CheckpointWriter:
         self.folder = home.folder / f".partial-{name_of(step)}-{os.getpid()}-{os.urandom(4).hex()}"
         self._entries: list[BlockEntry] = []
         self._files: dict[str, int] = {}
+        self._open: dict[str, BinaryIO] = {}
         self._disk.make_folder(self.folder)
         home.in_work.add(self.folder)
+
+    def append(self, server: str, block: BlockLike) -> None:
+        """Write one block to the file of a server; `commit` syncs it. Only the entry of the block stays in memory.
+
+        Raises
+        ------
+        WriteError, CheckpointError
+            As `add`.
+        """
+        if server not in self._open:
+            self._check_name(server)
+            with self._failing():
+                self._open[server] = self._disk.create(self.folder / file_of(server))
+                self._files[server] = 0
+        entries: list[BlockEntry] = []
+        with self._failing():
+            parts = self._bytes_of(server, [block], entries, offset=self._files[server])
+            self._disk.write(self._open[server], parts)
+        self._entries += entries
+        self._files[server] += self._n_bytes(entries)
 
     def add(self, server: str, blocks: Iterable[BlockLike]) -> None:
         """Write the blocks of one server, and sync them to the disk.
@@ -91,12 +104,18 @@ class CheckpointWriter:
         CheckpointError
             If a block does not fit the model, or is not at the version of the checkpoint.
         """
-        if not _SERVER.fullmatch(server) or server in self._files:
-            raise InputError(f"server '{server}' cannot name a file; expected letters, digits, -, _ and ., each once.")
+        self._check_name(server)
         entries: list[BlockEntry] = []
         self._write(self.folder / file_of(server), self._bytes_of(server, blocks, entries))
         self._entries += entries
-        self._files[server] = sum(4 * e.n * (1 + len(self._home.optimizer.state_names)) for e in entries)
+        self._files[server] = self._n_bytes(entries)
+
+    def _check_name(self, server: str) -> None:
+        if not _SERVER.fullmatch(server) or server in self._files:
+            raise InputError(f"server '{server}' cannot name a file; expected letters, digits, -, _ and ., each once.")
+
+    def _n_bytes(self, entries: Iterable[BlockEntry]) -> int:
+        return sum(4 * entry.n * (1 + len(self._home.optimizer.state_names)) for entry in entries)
 
     def commit(self, queue: Any = None) -> Path:
         """Make it a checkpoint, atomically, and remove checkpoints that are too old; return its folder.
@@ -130,6 +149,7 @@ class CheckpointWriter:
             state=sorted(home.optimizer.state_names), blocks=self._entries, files=self._files, queue=check_sum([text]),
             training=dict(home.training),
         )  # fmt: skip
+        self._sync_open()
         self._write(self.folder / QUEUE, [text])
         self._write(self.folder / FILE, [manifest.to_json()])
         return self._publish(manifest)
@@ -153,13 +173,11 @@ class CheckpointWriter:
     def _gives_way(self, manifest: Manifest) -> bool:
         """Set a bad checkpoint of the same step aside; return False if a good one with the same content stays."""
         try:
-            known = self._home.load(self.step)
+            known = self._home.verify(self.step).manifest
         except BadCheckpointError:
             self._home.set_aside(self.step)
             return True
-        same = {e.number: (e.version, e.blake2b) for e in manifest.blocks} == {
-            b.number: (b.version, check_sum(bytes_of(b))) for b in known.blocks.values()
-        }
+        same = _content(manifest) == _content(known)
         if not same:
             self.abandon()
             raise CheckpointError(
@@ -168,8 +186,17 @@ class CheckpointWriter:
             )
         return False
 
+    def _sync_open(self) -> None:
+        """Sync the files that `append` has written, and close them."""
+        with self._failing():
+            for server in list(self._open):
+                with self._open.pop(server) as file:
+                    self._disk.sync(file)
+
     def abandon(self) -> None:
         """Remove it; does nothing after `commit`."""
+        while self._open:
+            self._open.popitem()[1].close()
         if self.folder in self._home.in_work:
             self._home.in_work.discard(self.folder)
             with contextlib.suppress(OSError):
@@ -181,9 +208,10 @@ class CheckpointWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.abandon()
 
-    def _bytes_of(self, server: str, blocks: Iterable[BlockLike], entries: list[BlockEntry]) -> Iterator[Buffer]:
-        """Yield the bytes of blocks, and add each to the manifest."""
-        offset = 0
+    def _bytes_of(
+        self, server: str, blocks: Iterable[BlockLike], entries: list[BlockEntry], offset: int = 0
+    ) -> Iterator[Buffer]:
+        """Yield the bytes of blocks, and add each to the manifest; the first is at `offset`."""
         for block in blocks:
             self._check(block)
             parts = bytes_of(block)
@@ -211,10 +239,15 @@ class CheckpointWriter:
 
     def _write(self, path: Path, buffers: Iterable[Buffer]) -> None:
         """Write a file and sync it to the disk."""
+        with self._failing(), self._disk.create(path) as file:
+            self._disk.write(file, buffers)
+            self._disk.sync(file)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Remove the checkpoint if the body fails; name the step if the disk did."""
         try:
-            with self._disk.create(path) as file:
-                self._disk.write(file, buffers)
-                self._disk.sync(file)
+            yield
         except OSError as error:
             raise self._failed(error) from error
         except BaseException:
@@ -224,3 +257,8 @@ class CheckpointWriter:
     def _failed(self, error: OSError) -> WriteError:
         self.abandon()
         return self._home.write_error(self.step, error)
+
+
+def _content(manifest: Manifest) -> dict[int, tuple[int, str]]:
+    """Return version and digest of each block."""
+    return {entry.number: (entry.version, entry.blake2b) for entry in manifest.blocks}

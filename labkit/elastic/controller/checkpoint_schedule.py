@@ -72,6 +72,11 @@ class CheckpointSchedule:
         if self.saving is not None:
             self.save(self.saving)
 
+    def copy_again(self, version: int) -> None:
+        """Order the copies of a version once more."""
+        for server in self.job.of("server"):
+            self.out.tell(server.name, CopyBlocks(version))
+
     def save_paused(self, then: Callable[[], None], *, needed: bool) -> None:
         """Pause asynchronous workers and call `then`, which is to save; if not `needed`, for a limited time only."""
         self.saving = self.job.progress

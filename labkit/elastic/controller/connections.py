@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from labkit.elastic.controller.event_loop import EventLoop
 from labkit.elastic.controller.job_files import now
@@ -15,7 +15,9 @@ from labkit.elastic.protocol.messages.greeting import Hello
 from labkit.elastic.protocol.messages.launchers import LauncherReport
 from labkit.elastic.protocol.messages.reports import Report
 from labkit.elastic.protocol.network import HOST, NetworkMode, checked_address, claimed
+from labkit.elastic.server.growing import mapped
 from labkit.elastic.transport import AccessError, Channel, Handler, Message, Peer, TransportError
+from labkit.elastic.transport.frames import Head
 
 CLIENT = "client"
 """Role of the process that started the job, and of others that ask its controller."""
@@ -121,6 +123,10 @@ class _Incoming(Handler):
 
     def opened(self, channel: Channel) -> None:
         self._loop.post(self._receivers.opened, NewConnection(self._hello, channel))
+
+    def place(self, head: Head) -> Any:
+        """Return memory for the copy of a block, which goes back to the system as soon as the copy is written."""
+        return mapped(head.payload_bytes // 4 + 1) if head.kind == FrameKind.SNAPSHOT else None
 
     def received(self, channel: Channel, message: Message) -> None:
         kind = message.head.kind

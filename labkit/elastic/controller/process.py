@@ -48,7 +48,7 @@ from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.usage import EVERY_S
 from labkit.elastic.protocol.blocks import TENSOR
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
-from labkit.elastic.protocol.messages.reports import Report, ShardLosses, TransferUnconfirmed
+from labkit.elastic.protocol.messages.reports import BlockCopied, CopyLate, Report, ShardLosses, TransferUnconfirmed
 from labkit.elastic.protocol.network import HOST, NetworkConfig, Refusals
 from labkit.elastic.protocol.spec import CONTROLLER_SOCKET, Spec
 from labkit.elastic.transport import Access, Address, Channel, Lease, Listener
@@ -159,6 +159,7 @@ class ControllerProcess:
             if call is not None:
                 self._machine.job.now_s = time.monotonic()
                 call()
+                del call  # it may hold the copy of a block
             if not self._spec.sync:
                 self._tick()
             self._resources.measure()
@@ -233,6 +234,7 @@ class ControllerProcess:
             self._processes.on_opened(connection)
 
     def _on_closed(self, name: str, channel: Channel) -> None:
+        self._checkpoints.on_closed(name)
         if not self._hosts.on_closed(name, channel):
             self._processes.on_closed(name, channel)
 
@@ -246,6 +248,11 @@ class ControllerProcess:
         if isinstance(report, ShardLosses):
             self._on_losses(report, when)
             return
+        if isinstance(report, BlockCopied):
+            self._checkpoints.on_copied(name, report)
+            return
+        if isinstance(report, CopyLate):
+            self._checkpoints.on_late(report)
         if report.EVENT:
             self._events.write(report.EVENT, {"name": name, **columns_of(report)}, when=when)
         self._execute(self._machine.reported(name, report))

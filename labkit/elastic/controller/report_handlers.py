@@ -17,6 +17,7 @@ from labkit.elastic.controller.scaling_requests import ScalingQueue
 from labkit.elastic.controller.takeover import Takeover
 from labkit.elastic.process.causes import cause_named
 from labkit.elastic.protocol.messages.reports import (
+    BlockCopied,
     BlockLoads,
     BlockReport,
     Connected,
@@ -122,6 +123,8 @@ class ReportHandlers:
                 self.member_loss.on_replica_failed(report)
             case LacksReplicas():
                 self.ownership.on_lacks(member, report)
+            case BlockCopied():
+                pass  # `CheckpointKeeper` counts them
             case CopyLate():
                 self._on_late(report)
             case VersionLost():

@@ -285,8 +285,13 @@ class Controller:
         self._eras.on_loaded(version, queue)
         return self._proceed() if self.job.phase == "training" else self._out.take()
 
+    def unloaded(self) -> list[Command]:
+        """Handle the damage of a checkpoint while its blocks are sent to servers: these get those of another one."""
+        self._eras.go_back()
+        return self._proceed()
+
     def copied(self, version: int) -> list[Command]:
-        """Handle the arrival of copies of all blocks at a version: they are written to disk."""
+        """Handle that all blocks were copied at a version: the copies are written to disk."""
         if self._leases.active and version != self.checkpoints.saving:
             return self._out.take()
         self._out.add(Keep(version, self._leases.state()))
@@ -311,6 +316,21 @@ class Controller:
             self._outcome.end(f"the last state could not be saved: {why}")
         else:
             self._scaler.save_failed(version, why)
+        return self._proceed()
+
+    def copies_lost(self, version: int, why: str) -> list[Command]:
+        """Handle the loss of copies before they were written: blocks are copied again, if none has changed since.
+
+        In synchronous training servers with blocks that are past the version report that it is too late. In
+        asynchronous training they cannot tell, so a later checkpoint is saved unless all workers stand still.
+        """
+        if self.job.phase != "training":
+            return self._out.take()  # another checkpoint is loaded, or the copies are ordered when training goes on
+        if not self._leases.active or self._leases.done or self._barrier.pause is not None:
+            self.checkpoints.copy_again(version)
+        elif version == self.checkpoints.saving:
+            self.checkpoints.failed(version, why)
+            self._scaler.save_later(version)
         return self._proceed()
 
     # --- time

@@ -8,7 +8,7 @@ import threading
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from labkit.core.events import Cause
 from labkit.elastic.process.causes import name_of
@@ -16,14 +16,14 @@ from labkit.elastic.process.controller_link import WHY_CHARS, InstallBlock
 from labkit.elastic.process.local_members import end_orphans
 from labkit.elastic.process.member_process import MemberProcess, MemberTask, SeekServer
 from labkit.elastic.process.time_limits import END_LEASES
-from labkit.elastic.protocol.frame_kinds import FrameKind
-from labkit.elastic.protocol.messages.blocks import BlockState
+from labkit.elastic.protocol.frame_kinds import FrameKind, at
 from labkit.elastic.protocol.messages.codec import encode
 from labkit.elastic.protocol.messages.orders import (
     BeginEra,
     BlockOrder,
     ConnectTo,
     CopyBlocks,
+    DropCopies,
     DropReplicas,
     ForgetBlocks,
     HandOver,
@@ -31,6 +31,7 @@ from labkit.elastic.protocol.messages.orders import (
     Promote,
     Replicate,
     ReportState,
+    SendCopies,
     ServerOrder,
     SetLimits,
     TakeBack,
@@ -53,6 +54,7 @@ from labkit.elastic.transport import Channel, Handler, Peer, Scheme, TransportEr
 from labkit.oom import is_memory
 
 if TYPE_CHECKING:
+    from labkit.elastic.server.kept_copies import KeptCopy
     from labkit.elastic.server.optimizers import Optimizer
     from labkit.elastic.server.updates import Updates
 
@@ -68,6 +70,7 @@ class ServerMember(MemberProcess):
 
     def __init__(self, folder: Path, name: str, site: str = "") -> None:
         from labkit.elastic.server.arrivals import Arrivals
+        from labkit.elastic.server.kept_copies import KeptCopies
         from labkit.elastic.server.optimizers import optimizer
         from labkit.elastic.server.server import ParameterServer
         from labkit.elastic.transport.shared_arrays import SharedArrayPool
@@ -76,9 +79,10 @@ class ServerMember(MemberProcess):
         spec = self.spec
         chosen = optimizer(spec.optimizer, **spec.options)
         chosen.init(1)  # compiles the update
+        self._copies = KeptCopies(report=self.report, send=self._send_copy)
         self.server = ParameterServer(
             name, optimizer=self._with_rule(chosen), n_shards=spec.n_shards, sync=spec.sync, report=self.report,
-            copy=self._send_copy, shared_pool=SharedArrayPool() if spec.sync and spec.scheme == Scheme.SHM else None,
+            copy=self._copies.keep, shared_pool=SharedArrayPool() if spec.sync and spec.scheme == Scheme.SHM else None,
         )  # fmt: skip
         arrivals = partial(Arrivals, self.server, exhausted=self.exhausted, failed=self._failed, keep=self._keep_share)
         self._arrivals = arrivals(role="server", ended=self.server_closed)
@@ -105,12 +109,14 @@ class ServerMember(MemberProcess):
         """Return the handler of a new connection."""
         return self._arrivals_of(role=claimed(peer).role)
 
-    def _send_copy(self, block: int, step: int, vectors: list[Any], described: BlockState) -> None:
-        """Send a block to the controller, for a checkpoint; without a connection the next controller asks again."""
-        channel = self.controller.channel
+    def _send_copy(self, copy: KeptCopy, turn: int) -> None:
+        """Send a block to the controller, for a checkpoint; without a connection the controller gives this one up."""
+        channel, meta = self.controller.channel, encode(copy.described)
         if channel is not None:
             with contextlib.suppress(TransportError):
-                channel.send(FrameKind.SNAPSHOT, *vectors, meta=encode(described), block=block, step=step)
+                channel.send(
+                    FrameKind.SNAPSHOT, *copy.vectors, meta=meta, block=copy.block, offset=turn, step=copy.step
+                )  # fmt: skip
 
     def _keep_share(self) -> None:
         """Delay a connection to keep this server's share of cores, for less than half a lease."""
@@ -153,6 +159,7 @@ class ServerMember(MemberProcess):
         match order:
             case BeginEra():
                 server.begin_era(order.era)
+                self._copies.drop(at(order.era, 0))
             case HandOver():
                 server.handover.hand_over(dict(order.moves), version=order.version, turn=order.turn)
             case TakeBack():
@@ -167,6 +174,10 @@ class ServerMember(MemberProcess):
                 server.replicas.unfollow(order.blocks)
             case CopyBlocks():
                 self._copy_at(order.version)
+            case SendCopies():
+                self._copies.send(order.blocks, era=server.era, version=order.version, turn=order.turn)
+            case DropCopies():
+                self._copies.drop(at(server.era, order.version))
             case MeasureLoads():
                 self._report_each_load(order.number)
             case _:

@@ -29,7 +29,7 @@ class FrameKind(IntEnum):
     STATE = 20
     """s to s, c to s: `BlockState` with a block; a request that is answered when the block is installed."""
     SNAPSHOT = 21
-    """s to c: `BlockState` with a copy of a block, at a version that the controller requested."""
+    """s to c: `BlockState` with a copy of a block; `offset` is the turn of the order that asked for it."""
     REPLICAS_ADDED = 22
     """s to w: `ReplicasAdded`, a server with replicas of blocks from a version on."""
     AWAIT_REPLICAS = 23

@@ -126,6 +126,7 @@ class Outbox:
         try:
             while items := self._take():
                 self._send(items)
+                items.clear()  # not to hold the last payload while there is nothing to send
                 self._counts.sender_cpu_s = time.thread_time()
         except OSError as error:
             self._on_failure(error if isinstance(error, TransportError) else _lost(error))

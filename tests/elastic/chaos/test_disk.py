@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from labkit.elastic import JobError
@@ -41,6 +42,30 @@ def test_training_goes_on_when_nothing_can_be_written_and_says_so(seed: int) -> 
         assert any(e["event"] == "unwritten" for e in result.events)
         began = [e["version"] for e in result.events if e["event"] == "began"]
         assert began[-1] >= 4, "it went back to one that was written between the errors"
+
+
+AMID = [
+    ("controller", "disk.wrote"),
+    ("ps-*", "ps.copy.sending"),
+    ("ps-*", "ps.copy.kept"),
+    ("controller", "disk.sync"),
+]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("seed", many(1))
+def test_whoever_dies_between_the_copies_of_a_checkpoint_it_is_whole_or_not_there(seed: int, sync: bool) -> None:
+    """The controller and servers, at blocks that the seed draws; the next checkpoint is good, and so is training."""
+    rng = np.random.default_rng(seed)
+    drawn = [(str(AMID[i][0]), str(AMID[i][1]), int(rng.integers(5, 40))) for i in rng.permutation(len(AMID))[:2]]
+    faults = [InjectedFault(*drawn[0]), InjectedFault(*drawn[1])]
+    with Story(
+        f"C4 killed amid a checkpoint, {'sync' if sync else 'async'}", faults=faults, save_every=4, sync=sync
+    ) as story:
+        for number in (0, 1):
+            story.struck(number)
+        story.happens("saved")
+        story.stepped(2).finish()
 
 
 FULL = """

@@ -274,7 +274,33 @@ class DropReplicas(Struct):
 
 @dataclass(frozen=True, slots=True)
 class CopyBlocks(Struct):
-    """Send the controller a copy of every block at a version, for a checkpoint."""
+    """Copy every block at a version, for a checkpoint; report `BlockCopied` for each."""
+
+    version: Count
+
+
+@dataclass(frozen=True, slots=True)
+class SendCopies(Struct):
+    """Send the controller the copies of blocks at a version, and drop those of earlier versions.
+
+    Attributes
+    ----------
+    version : int
+        Of the copies.
+    turn : int
+        Number of the controller's attempt, which the frames repeat as their offset.
+    blocks : list of int
+        The blocks.
+    """
+
+    version: Count
+    turn: Count
+    blocks: list[Count]
+
+
+@dataclass(frozen=True, slots=True)
+class DropCopies(Struct):
+    """Drop the copies of blocks at a version and at earlier ones: nobody will ask for them."""
 
     version: Count
 
@@ -294,7 +320,17 @@ TrainingOrder = (
 WorkerOrder = TrainingOrder | ConnectTo | SetLimits
 """What a worker may be ordered."""
 BlockOrder = (
-    BeginEra | HandOver | TakeBack | ForgetBlocks | Replicate | Promote | DropReplicas | CopyBlocks | MeasureLoads
+    BeginEra
+    | HandOver
+    | TakeBack
+    | ForgetBlocks
+    | Replicate
+    | Promote
+    | DropReplicas
+    | CopyBlocks
+    | SendCopies
+    | DropCopies
+    | MeasureLoads
 )
 """Orders to a server about its blocks."""
 ServerOrder = BlockOrder | Stop | ConnectTo | ReportState | SetLimits

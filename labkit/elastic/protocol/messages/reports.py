@@ -236,8 +236,16 @@ class LacksReplicas(MemberReport):
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopied(MemberReport):
+    """A server has copied a block at a version and keeps the copy until it is asked for it with `SendCopies`."""
+
+    block: Count
+    version: Count
+
+
+@dataclass(frozen=True, slots=True)
 class CopyLate(MemberReport):
-    """The order to copy blocks at a version came when they were past it."""
+    """The order to copy blocks at a version, or to send the copies, came too late: they are past it."""
 
     EVENT: ClassVar[str] = "late"
     version: Count
@@ -277,17 +285,7 @@ class GradientsReceived(MemberReport):
 
 @dataclass(frozen=True, slots=True)
 class StateReported(MemberReport):
-    """The end of the answer to `ReportState`.
-
-    Attributes
-    ----------
-    version : int
-        Newest version that the member has.
-    has : int
-        Its era.
-    training : bool
-        Whether it has the parameters (worker) or blocks (server) of that era.
-    """
+    """The end of the answer to `ReportState`: newest version, era (`has`), and whether it trains there."""
 
     EVENT: ClassVar[str] = "here"
     version: Count
@@ -387,8 +385,8 @@ WorkerReport = (
     | WantsLease
 )  # fmt: skip
 BlockReport = (
-    OwnsBlock | HandedOver | TransferUnconfirmed | Transferring | HasReplica | ReplicaFailed | LacksReplicas | CopyLate
-    | VersionLost | BlockLoads | GradientsReceived
+    OwnsBlock | HandedOver | TransferUnconfirmed | Transferring | HasReplica | ReplicaFailed | LacksReplicas
+    | BlockCopied | CopyLate | VersionLost | BlockLoads | GradientsReceived
 )  # fmt: skip
 ProcessReport = (
     StateReported | Connected | ConnectFailed | ConnectionBroken | PeerRefused | LimitsSet | Stuck | OutOfMemory
