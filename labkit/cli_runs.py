@@ -161,22 +161,30 @@ def remove(
     runs: Runs = Path("runs"),
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Remove runs for good; it asks first. What is no run in the folder is never touched."""
+    """Remove runs, and queues by name with all their runs, for good; it asks first. Nothing else is touched."""
     from labkit.core.errors import InputError
+    from labkit.results.queue import known_queues
     from labkit.results.shelf import chosen, refuse_unremovable, shelved, size_of
     from labkit.results.shelf import remove as remove_all
 
     if not names and scheduler is trace is state is None:
         raise InputError("which runs? Name them, or give --scheduler, --trace or --state.")
-    picked = [
-        each.run for each in chosen(shelved(runs), names=names or (), scheduler=scheduler, trace=trace, state=state)
-    ]
+    there = known_queues(runs)
+    queues = [name for name in dict.fromkeys(names or ()) if name in there]
+    if queues and not (scheduler is trace is state is None):
+        raise InputError(f"'{queues[0]}' is a queue; --scheduler, --trace and --state are for runs. Leave them out.")
+    singles = [name for name in names or () if name not in queues]
+    found = chosen(shelved(runs), names=singles, scheduler=scheduler, trace=trace, state=state)
+    picked = queues + [each.run for each in found if singles or not queues]
     if not picked:
         print(f"no such run in {runs}; nothing was removed")
         return
     refuse_unremovable(picked, root=runs)
     size_mb = sum(size_of(run, root=runs) for run in picked) / 1e6
-    told = f"{len(picked)} runs ({size_mb:,.1f} MB) in {runs}: {', '.join(picked[:8])}{', ...' * (len(picked) > 8)}"
+    counted = f"{len(picked)} runs" if not queues else f"{len(queues)} queues with all their runs"
+    if queues and singles:
+        counted += f" and {len(picked) - len(queues)} runs"
+    told = f"{counted} ({size_mb:,.1f} MB) in {runs}: {', '.join(picked[:8])}{', ...' * (len(picked) > 8)}"
     if not yes:
         if not sys.stdin.isatty():
             raise InputError(f"would remove {told}; say so with --yes.")

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
+from labkit.results.lock import RunLock
+from labkit.results.queue import QueuedRun, RunQueue
 from labkit.results.shelf import chosen, remove, shelved
 from labkit.results.store import RunWriter
 
@@ -97,6 +99,44 @@ def test_a_run_that_is_being_written_stays(root):
     ):
         remove(["busy"], root=root)
     assert [each.run for each in chosen(shelved(root), names=["busy"])] == ["busy"]
+
+
+@pytest.fixture
+def night(root: Path) -> Path:
+    """A queue with a run in it."""
+    folder = root / "night"
+    shutil.copytree(root / "fifo", folder / "fifo-1")
+    RunQueue(trace="mine", inventory="/hosts.toml", runs=[QueuedRun(run="fifo-1", scheduler="fifo", repeat=1)]).write(
+        folder
+    )
+    return folder
+
+
+def test_a_queue_is_removed_by_name_with_its_runs(root, night):
+    refused = labkit("runs", "remove", "night", "--state", "done", "--yes", cwd=root.parent)
+    assert refused.returncode == 2
+    assert "'night' is a queue" in refused.stderr
+    assert (night / "fifo-1" / "run.json").exists()
+    assert labkit("runs", "remove", "--scheduler", "fifo", "--yes", cwd=root.parent).returncode == 0
+    assert night.exists(), "filters pick runs, never a queue"
+    done = labkit("runs", "remove", "night", "--yes", cwd=root.parent)
+    assert done.returncode == 0, done.stderr
+    assert "removed 1 queues with all their runs" in done.stdout
+    assert sorted(path.name for path in root.iterdir()) == ["bad", "notes", "srtf", "srtf-2"]
+
+
+@pytest.mark.parametrize(
+    ("within", "told"), [("", "queue 'night' is being worked"), ("fifo-1", "run 'fifo-1' of queue")]
+)
+def test_a_queue_that_is_being_worked_stays(root, night, within, told):
+    lock = RunLock(night / within)
+    try:
+        with pytest.raises(InputError, match=told):
+            remove(["srtf", "night"], root=root)
+    finally:
+        lock.release()
+    assert (root / "srtf").exists()
+    assert (night / "fifo-1").exists()
 
 
 def test_a_figure_for_a_paper_is_one_call(root):

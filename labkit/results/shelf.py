@@ -1,4 +1,4 @@
-"""The runs in a folder: listed, filtered, and removed; nothing outside the folder is ever touched."""
+"""The runs and queues in a folder: listed, filtered, and removed; nothing outside the folder is ever touched."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from labkit.core.errors import InputError, unknown
 from labkit.results import files
 from labkit.results.lock import writer_of
+from labkit.results.queue import QUEUE
 from labkit.results.record import RunInfo
 from labkit.results.store import RUN_ID, known_runs, load
 
@@ -83,7 +84,7 @@ def size_of(run: str, *, root: Path | str) -> int:
 
 
 def refuse_unremovable(runs: Iterable[str], *, root: Path | str) -> None:
-    """Raise if one of some runs is not a folder of its own in `root`, or is being written.
+    """Raise if one of some runs and queues is not a folder of its own in `root`, or is being written.
 
     Raises
     ------
@@ -93,15 +94,21 @@ def refuse_unremovable(runs: Iterable[str], *, root: Path | str) -> None:
     for run in runs:
         folder = Path(root) / run
         if not RUN_ID.fullmatch(run) or folder.resolve().parent != Path(root).resolve() or folder.is_symlink():
-            raise InputError(f"'{run}' is no folder of its own in {root}; only runs there are removed.")
-        if not (folder / "run.json").is_file():
-            raise InputError(f"{folder} holds no run.json; only runs are removed.")
+            raise InputError(f"'{run}' is no folder of its own in {root}; only runs and queues there are removed.")
+        queued = (folder / QUEUE).is_file()
+        if not queued and not (folder / "run.json").is_file():
+            raise InputError(f"{folder} holds no run.json and no {QUEUE}; only runs and queues are removed.")
         if (by := writer_of(folder)) is not None:
-            raise InputError(f"run '{run}' is being written by process {by.get('pid', '?')}; stop that first.")
+            doing = f"queue '{run}' is being worked" if queued else f"run '{run}' is being written"
+            raise InputError(f"{doing} by process {by.get('pid', '?')}; stop that first.")
+        for within in known_runs(folder) if queued else ():
+            if (by := writer_of(folder / within)) is not None:
+                pid = by.get("pid", "?")
+                raise InputError(f"run '{within}' of queue '{run}' is being written by process {pid}; stop that first.")
 
 
 def remove(runs: Sequence[str], *, root: Path | str) -> None:
-    """Remove runs; all are looked at before the first one goes.
+    """Remove runs, and queues with all their runs; all are looked at before the first one goes.
 
     Raises
     ------
