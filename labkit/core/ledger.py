@@ -265,7 +265,7 @@ def _release(
         _settle_gpus(belief, held, demand, partner, now_s)
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True)
 def _fold(  # noqa: C901 - one branch per kind of event
     batch: Events, belief: Records, counts: Ints, active: Ints, waiting: Ints, up: Bools, group_machine: Ints,
     capacity: Floats, held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, steps_then: Floats,

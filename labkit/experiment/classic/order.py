@@ -108,7 +108,7 @@ def leave(order: RunOrder, trace: Trace, j: int) -> None:
         order.held[r] -= trace.gang[trace.kind[j], r]
 
 
-@njit(cache=True, _nrt=False)
+@njit(cache=True, _nrt=False, forceinline=True)
 def join(order: RunOrder, trace: Trace, mind: Belief, by: int, j: int, now_s: float, threshold: float) -> None:
     """Add a job that runs from now on; `settle` puts it into a list."""
     for r in range(len(order.held)):
@@ -129,7 +129,7 @@ def settle(order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, t
     order.reached[N_NEW] = 0
 
 
-@njit(cache=True, _nrt=False)
+@njit(cache=True, _nrt=False, forceinline=True)
 def _file(order: RunOrder, trace: Trace, mind: Belief, by: int, j: int, now_s: float, threshold: float) -> None:
     """Put a job into the list where it belongs."""
     key = key_of(by, j, trace, mind, now_s, threshold)
