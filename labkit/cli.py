@@ -23,7 +23,7 @@ from labkit.cli_tune import tune
 from labkit.cli_watch import watch
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
-from labkit.experiment.command import Interference, attach
+from labkit.experiment.command import Interference, Quotas, attach
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.train_command import train
@@ -153,6 +153,7 @@ def compare(
         ),
     ] = "auto",
     interference: Interference = "none",
+    quotas: Quotas = None,
     load: Annotated[float, typer.Option(help="2: jobs arrive twice as fast.")] = 1.0,
     slot: Annotated[float | None, typer.Option(help="Decide every so many seconds, instead of at every event.")] = None,
     first: Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)] = None,
@@ -195,7 +196,8 @@ def compare(
             schedulers=schedulers, seeds=seeds, against=against, workers=workers, as_json=as_json, speed=speed,
             throughputs=throughputs, strict=strict, interference=interference, load=load, slot_s=slot, first=first,
             start_s=start, restart_s=restart, rescale_s=rescale, overheads=overheads, troubles=troubles,
-            sharding=sharding, left_out={"--checkpoint": checkpoint, "--seed": seed, "--profile": profile is not None},
+            sharding=sharding, quotas=quotas,
+            left_out={"--checkpoint": checkpoint, "--seed": seed, "--profile": profile is not None},
         )  # fmt: skip
         return
     if against is not None or workers is not None:
@@ -216,7 +218,7 @@ def compare(
         "strict": strict,
         "seed": seed,
     }
-    options["interference"] = interference
+    options |= {"interference": interference, "quotas": quotas}
     options["overheads"] = overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale)
     options |= {"troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint}
     options["cadence"] = None if slot is None else every_slot(slot)

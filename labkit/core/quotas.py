@@ -21,9 +21,8 @@ from labkit.core.resources import GPUS, Floats, Ints
 
 OTHERS: Final = "*"
 """Stands for each user that no quota names."""
-EXPECTED: Final = (
-    "expected USER=GPUS, as vision=8,nlp=16,*=4 (or + for each comma), or a TOML file with such lines below [quota]"
-)
+BEYOND: Final = "jobs beyond them wait, under every scheduler"
+EXPECTED: Final = "expected USER=GPUS, as vision=8,nlp=16,*=4, or a TOML file with such lines below [quota]"
 
 
 @dataclass(frozen=True, slots=True)

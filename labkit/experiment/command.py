@@ -44,6 +44,12 @@ Interference = Annotated[
         "`labkit profile`, or a table."
     ),
 ]
+Quotas = Annotated[
+    str | None,
+    typer.Option(
+        help="The most GPUs that the jobs of each user may hold: vision=8,*=4 (*: each other one), or a TOML FILE."
+    ),
+]
 Lease = Annotated[
     float | None,
     typer.Option(help="Seconds that hosts keep it alive without a sign of life from here; else 600.", min=5.0),

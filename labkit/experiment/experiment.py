@@ -23,6 +23,7 @@ from labkit.core.events import Kind
 from labkit.core.jobs import Jobs
 from labkit.core.life import Traits, begin
 from labkit.core.protocols import Backend, Scheduler, SpeedModel
+from labkit.core.quotas import BEYOND, Quotas
 from labkit.core.resources import Floats
 from labkit.experiment import provenance
 from labkit.experiment.asked import jobs_of, refuse_endless, refuse_odd, refuse_unknown
@@ -102,6 +103,8 @@ class Experiment:
         Final plans of earlier runs (`labkit.experiment.history`), for schedulers that start jobs as earlier ones ended.
     prices : mapping or None
         Dollars per GPU and hour by device type, for runs whose schedulers know of none.
+    quotas : Quotas or None
+        The most GPUs that the jobs of each user may hold together, under every scheduler.
     """
 
     jobs: Jobs
@@ -121,6 +124,7 @@ class Experiment:
     interference: Level | None = None
     measure_every_s: float | None = None
     history: Path | None = None
+    quotas: Quotas | None = None
 
     def __post_init__(self) -> None:
         check_every(self.measure_every_s)
@@ -139,6 +143,7 @@ class Experiment:
         interference: Level | str | Path | None = None,
         sharding: str = "dynamic",
         troubles: Troubles | str | Path | None = None,
+        quotas: Quotas | Mapping[str, float] | str | Path | None = None,
         **options: Any,
     ) -> Experiment:
         """Return an experiment; a trace may be a path, a cluster a preset or an expression, a speed model a name.
@@ -146,7 +151,8 @@ class Experiment:
         A profile of a testbed (`labkit profile`) gives cluster, speeds and overheads, unless they are given too.
         Interference is a level by name ("none", "mild", "calibrated") or a file (`labkit.speed.interference.level`).
         Troubles are a CSV file or parts of the jobs ("hot_ps=0.13,slow_ps=0.06"), drawn with the seed; overheads may be
-        named ("dlrover"). With `sharding="static"` workers have their samples in advance, for speeds that know of it.
+        named ("dlrover"). Quotas are GPUs by user ("vision=8,*=4"), or a TOML file. With `sharding="static"` workers
+        have their samples in advance, for speeds that know of it.
         """
         jobs, known = jobs_of(jobs), level(interference)
         refuse_unknown(options, known=[*inspect.signature(cls.of).parameters, *(field.name for field in fields(cls))])
@@ -186,7 +192,8 @@ class Experiment:
         some = troubles_of(troubles, jobs, rng=rng)
         said += "" if some is None else f"; troubles: {some.said}"
         return cls(
-            jobs=jobs, cluster=cluster, speed=speed, interference=told, troubles=some, **{"speeds": said, **options}
+            jobs=jobs, cluster=cluster, speed=speed, interference=told, troubles=some,
+            quotas=None if quotas is None else Quotas.of(quotas), **{"speeds": said, **options},
         )  # fmt: skip
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:
@@ -242,7 +249,9 @@ class Experiment:
             every_s = self.measured_every_s(scheduler)
             refuse_endless(self.jobs, every_s=min(cadence.slot_s, lease_s or math.inf, period_s, every_s or math.inf))
             backend = self.simulator(lease_s=lease_s, measure_every_s=every_s)
-        return Session(backend, cadence=cadence, runs_on=runs_on, observers=observers, reasons=reasons)
+        return Session(
+            backend, cadence=cadence, runs_on=runs_on, observers=observers, reasons=reasons, quotas=self.quotas
+        )  # fmt: skip
 
     def config(self, scheduler: Scheduler) -> dict[str, Any]:
         """Return the options of a run, as JSON can hold them."""
@@ -256,6 +265,8 @@ class Experiment:
             parts[TYPES_DIFFER] = round(self._slower, 3)
         if getattr(self.speed, "amounts", False):
             parts[AMOUNTS_COUNT] = True
+        if self.quotas is not None:
+            parts["quotas"] = str(self.quotas)
         if self.interference is not None:
             parts["interference"] = str(self.interference)
         told = {name: plain(part) for name, part in parts.items() if part is not None}
@@ -290,7 +301,8 @@ class Experiment:
 
     def info(self, scheduler: Scheduler, *, name: str) -> RunInfo:
         """Return the row of a run in the table of runs."""
-        notes = self.caveats(scheduler, name=name)
+        notes = [] if self.quotas is None else [f"quotas: {self.quotas}; {BEYOND}"]
+        notes += self.caveats(scheduler, name=name)
         return RunInfo(
             run=f"{slug(name)}-{slug(self.jobs.name)}-{self.seed}",
             scheduler=name,
@@ -361,7 +373,7 @@ class Experiment:
             compiled = stack.enter_context(kernel_cache.watched())
             began = time.perf_counter()
             session = self.session(scheduler, observers=watchers, reasons=reasons)
-            for note in info.config.get("notes", ()):
+            for note in self.caveats(scheduler, name=called):
                 warnings.warn(note, Caveat, stacklevel=4)
             rows = session.run(scheduler)
             wall_s = time.perf_counter() - began - compiled.seconds

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.experiment.command import AsJson, Interference, Inventory, Runs, tell
+from labkit.experiment.command import AsJson, Interference, Inventory, Quotas, Runs, tell
 from labkit.experiment.truth_options import Checkpoint, Published, Sharding, Troubles
 
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
@@ -25,6 +25,7 @@ def simulate(
         str | None, typer.Option(help="Another cluster than the profile's: a preset, an expression, or hosts.toml.")
     ] = None,
     interference: Interference = "none",
+    quotas: Quotas = None,
     overheads: Published = None,
     troubles: Troubles = "none",
     sharding: Sharding = "dynamic",
@@ -44,6 +45,7 @@ def simulate(
     record = run(
         trace, cluster=cluster, scheduler=scheduler, profile=profile, runs=runs, seed=seed, progress=shown,
         interference=interference, troubles=troubles, sharding=sharding, checkpoint_s=checkpoint,
+        quotas=quotas,
         **({} if overheads is None else {"overheads": overheads}),
     )  # fmt: skip
     tell(record, runs=runs, as_json=as_json)

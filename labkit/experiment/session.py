@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from labkit.core.admitted_snapshot import AdmittedSnapshot
 from labkit.core.answers import placement_of
 from labkit.core.errors import InputError, StalledError
 from labkit.core.events import NEWS, NO_EVENTS, EventLog, Events, Kind, explained, joined
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.placement import Placement
 from labkit.core.protocols import Backend, Scheduler
+from labkit.core.quotas import Admission, Quotas
 from labkit.core.repairs import refuse_reasons
 from labkit.core.resources import GPUS, Bools
 from labkit.core.snapshot import Snapshot
@@ -53,6 +55,8 @@ class Session:
         Let `run` hand plain stretches to compiled code (`labkit.experiment.classic`): the events are the same,
         observers hear of a stretch in one batch, and each of its decisions counts with its share of the time. By
         default runs of many jobs do: with few it takes longer to load that code.
+    quotas : Quotas, optional
+        The most GPUs of each user: jobs beyond them are hidden from the scheduler, and do not start.
     reasons : list of str, optional
         Texts that earlier events of the run name; those of new decisions are added to this very list.
 
@@ -97,6 +101,7 @@ class Session:
         on_stall: str = "raise",
         compiled: bool | None = None,
         reasons: list[str] | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         if on_stall not in STALLS:
             raise InputError(f"on_stall is {on_stall!r}; expected {STALLS[0]!r} or {STALLS[1]!r}.")
@@ -108,12 +113,13 @@ class Session:
         self.runs_on = np.ones((len(backend.jobs), n_types), np.bool_) if runs_on is None else runs_on
         refuse_unfit(backend, self.runs_on)
         self.ledger = Ledger(backend.jobs, backend.cluster)
+        self._admission = None if quotas is None else Admission(quotas, self.ledger)
         self.log = EventLog()
         self.decide_s: list[float] = []
         self.n_decisions = 0
         self.stalled = ""
         self.n_quiet, self.patience, self._on_stall = 0, patience, on_stall
-        self.compiled = len(backend.jobs) >= MANY_JOBS if compiled is None else compiled
+        self.compiled = quotas is None and (len(backend.jobs) >= MANY_JOBS if compiled is None else compiled)
         self.observers = list(observers)
         self.reasons: list[str] = [] if reasons is None else reasons
         self._number_of = {text: number for number, text in enumerate(self.reasons)}
@@ -132,7 +138,11 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """Return what a scheduler may know now."""
-        return Snapshot(self.ledger, now_s=self.backend.now_s, number=self.n_decisions, runs_on=self.runs_on)
+        now_s, number = self.backend.now_s, self.n_decisions
+        if self._admission is None:
+            return Snapshot(self.ledger, now_s=now_s, number=number, runs_on=self.runs_on)
+        admitted = self._admission.admitted()
+        return AdmittedSnapshot(self.ledger, now_s=now_s, number=number, runs_on=self.runs_on, admitted=admitted)
 
     def step(self, placement: Placement, *, source: str = "schedule()") -> Events:
         """Apply a decision, let time pass until the next one is due, and return what happened.
@@ -169,6 +179,7 @@ class Session:
     def _step(self, placement: Placement, source: str) -> None:
         n_before, n_active = len(self.log), self.ledger.n_active
         placement = placement_of(placement, source=source)
+        placement = placement if self._admission is None else self._admission.within(placement)
         refuse_reasons(placement, len(self.backend.jobs))
         happened = self.backend.apply(placement)
         why = self._explained(placement, happened) if placement.reasons else NO_EVENTS

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
@@ -24,6 +26,8 @@ class Fifo:
         Where gangs go.
     backfill : bool
         Pass over a job that does not fit now, instead of letting all others wait behind it.
+    priority : bool
+        Jobs of higher priority come first, and by arrival among equals.
     published : bool
         Follow DL2's simulator instead: see `labkit.schedulers.dl2_simulator`.
     """
@@ -32,14 +36,18 @@ class Fifo:
 
     placer: Placer = ByNetwork()
     backfill: bool = False
+    priority: bool = False
     published: bool = False
 
     def rule(self) -> Rule | None:
         """Return how compiled code decides the same."""
-        return NEVER if self.published else Rule(BY_ARRIVAL, preempts=False, backfill=self.backfill)
+        return NEVER if self.published or self.priority else Rule(BY_ARRIVAL, preempts=False, backfill=self.backfill)
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start."""
         if self.published:
             return dl2_simulator.in_order(snapshot, snapshot.jobs.number)
-        return start_in_order(snapshot, snapshot.waiting, self.placer, backfill=self.backfill)
+        waiting = snapshot.waiting
+        if self.priority:
+            waiting = waiting[np.argsort(-snapshot.table.priority[waiting], kind="stable")]
+        return start_in_order(snapshot, waiting, self.placer, backfill=self.backfill)
