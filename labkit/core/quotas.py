@@ -78,6 +78,11 @@ class Quotas:
             return cls(dict(said))
         return cls(_read(Path(said)) if "=" not in str(said) else _parsed(str(said)))
 
+    @classmethod
+    def given(cls, said: Quotas | Mapping[str, float] | str | Path | None) -> Self | None:
+        """Return quotas as `of` does, and None for None."""
+        return None if said is None else cls.of(said)
+
     def limits(self, jobs: Jobs) -> Floats:
         """Return the most GPUs of each user of some jobs, (U,); inf: no limit.
 
@@ -108,7 +113,7 @@ class Quotas:
         return ", ".join(own + rest) + " GPUs"
 
 
-class Admission:
+class AdmissionControl:
     """Which jobs of a run a scheduler may see, and what of its decision exceeds no quota.
 
     Parameters

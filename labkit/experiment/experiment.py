@@ -192,8 +192,8 @@ class Experiment:
         some = troubles_of(troubles, jobs, rng=rng)
         said += "" if some is None else f"; troubles: {some.said}"
         return cls(
-            jobs=jobs, cluster=cluster, speed=speed, interference=told, troubles=some,
-            quotas=None if quotas is None else Quotas.of(quotas), **{"speeds": said, **options},
+            jobs=jobs, cluster=cluster, speed=speed, interference=told, troubles=some, quotas=Quotas.given(quotas),
+            **{"speeds": said, **options},
         )  # fmt: skip
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:

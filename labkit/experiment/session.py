@@ -15,7 +15,7 @@ from labkit.core.events import NEWS, NO_EVENTS, EventLog, Events, Kind, explaine
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.placement import Placement
 from labkit.core.protocols import Backend, Scheduler
-from labkit.core.quotas import Admission, Quotas
+from labkit.core.quotas import AdmissionControl, Quotas
 from labkit.core.repairs import refuse_reasons
 from labkit.core.resources import GPUS, Bools
 from labkit.core.snapshot import Snapshot
@@ -113,7 +113,7 @@ class Session:
         self.runs_on = np.ones((len(backend.jobs), n_types), np.bool_) if runs_on is None else runs_on
         refuse_unfit(backend, self.runs_on)
         self.ledger = Ledger(backend.jobs, backend.cluster)
-        self._admission = None if quotas is None else Admission(quotas, self.ledger)
+        self._admission = None if quotas is None else AdmissionControl(quotas, self.ledger)
         self.log = EventLog()
         self.decide_s: list[float] = []
         self.n_decisions = 0
