@@ -183,8 +183,7 @@ class Experiment:
         jobs, has_its_own = declared(jobs, speed), isinstance(speed, ProfiledSpeed)
         said = speeds_in_words(jobs, cluster, speed=speed, source=throughputs)
         said += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
-        said += f"; {scaled}" if scaled else ""
-        said += f"; {sharding} sharding" * (sharding != "dynamic")
+        said += f"; {scaled}" * bool(scaled) + f"; {sharding} sharding" * (sharding != "dynamic")
         told = interference_of(speed) if known is None else known
         if isinstance(options.get("overheads"), str):
             options["overheads"] = Overheads.published(options["overheads"])
