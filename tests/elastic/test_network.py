@@ -29,7 +29,7 @@ from labkit.elastic.protocol.messages.clients import StopJob
 from labkit.elastic.protocol.messages.codec import encode
 from labkit.elastic.protocol.messages.greeting import hello
 from labkit.elastic.protocol.messages.reports import ConnectFailed
-from labkit.elastic.protocol.network import NetworkConfig, Refusals, claimed, ports_of
+from labkit.elastic.protocol.network import Refusals, claimed, ports_of
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.transport import (
     Access,
@@ -102,7 +102,7 @@ class Live:
     """A job over TLS that trains slowly, and whose secrets the tests know."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.reach = job, NetworkConfig(**json.loads((job.folder / "job.json").read_text())["reach"])
+        self.job, self.reach = job, Spec.load(job.folder).reach
         assert job._secrets is not None
         self.authority = Authority.parse(job._secrets.authority, job=self.reach.job)
 
