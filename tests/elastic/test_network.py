@@ -399,7 +399,7 @@ def test_a_name_counts_only_with_its_certificate_where_there_are_certificates() 
 )
 def test_a_member_tells_the_controller_whom_it_cannot_reach(tmp_path: Path, address: str, why: str) -> None:
     """Within seconds, and without words in clear unless the job is one of those."""
-    Spec([], [], "sgd", {}, batch=1, n_shards=1, n_steps=1).save(tmp_path)
+    Spec((), (), "sgd", {}, batch=1, n_shards=1, n_steps=1).save(tmp_path)
     member, told = MemberProcess(tmp_path, "worker-0"), []
     member.watchdog.free()  # it is no process of its own here: it would end that of the tests
     member.connections.report = told.append
