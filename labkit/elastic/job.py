@@ -35,7 +35,6 @@ from labkit.elastic.protocol.messages.clients import (
     ScalingAccepted,
     StopJob,
 )
-from labkit.elastic.protocol.network import NetworkConfig
 from labkit.elastic.protocol.program import Program
 from labkit.elastic.protocol.sites import hosts_of, launcher_name
 from labkit.elastic.protocol.spec import Spec
@@ -280,7 +279,7 @@ class Job:
             fault = f"host '{host}' is the job's home" if host == home else f"host '{host}' has no site of the job"
             raise InputError(f"{fault}; launchers are for {', '.join(others) or 'jobs with sites on other hosts'}.")
         self._client.open()  # the controller writes its address before it listens
-        homes = Credentials(self.folder, reach=NetworkConfig(**spec.reach), secrets=self._secrets)
+        homes = Credentials(self.folder, reach=spec.reach, secrets=self._secrets)
         return homes.archive(launcher_name(host, spec.places.values()), host, files=spec.files)
 
     # --- its end

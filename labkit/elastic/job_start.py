@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,13 +36,13 @@ from labkit.elastic.protocol.blocks import BLOCKS, Layout, layout, small_blocks
 from labkit.elastic.protocol.network import NetworkConfig, NetworkMode
 from labkit.elastic.protocol.program import FLOAT32, Program, module_paths
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site, checked_sites
-from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.protocol.spec import Spec, option_values
 from labkit.elastic.result import Result
 from labkit.elastic.schedules import Schedule
 from labkit.elastic.server.own_update import OwnUpdate
 from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.shards import check_batch
-from labkit.elastic.transport import new_token
+from labkit.elastic.transport import Scheme, new_token
 from labkit.elastic.validation import Validation, checked_validation
 
 if TYPE_CHECKING:
@@ -210,12 +210,12 @@ def start(
     save_every = checked_validation(validate, program, save_every=save_every, precision=precision)
     _check_servers(reach, places, seats, servers=servers, sync=sync, standby=standby)
     spec = Spec(
-        params=[(p.name, p.first, list(p.shape)) for p in cut.params], extents=list(cut.extents), optimizer=optimizer,
-        options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s, start_s=start_s,
-        patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(data), reach=asdict(reach),
-        sites=[asdict(site) for site in places], on_nan=on_nan, paths=module_paths(), partition=partition,
+        params=tuple((p.name, p.first, p.shape) for p in cut.params), extents=cut.extents, optimizer=optimizer,
+        options=option_values(options), batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s,
+        start_s=start_s, patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(data), reach=reach,
+        sites=tuple(places), on_nan=on_nan, paths=tuple(module_paths()), partition=partition,
         loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s), has_rule=bool(rule),
-        precision=precision, **({} if network == NetworkMode.LOCAL else {"scheme": network}),
+        precision=precision, **({} if network == NetworkMode.LOCAL else {"scheme": Scheme(network)}),
     )  # fmt: skip
     config = JobConfig(
         place=dict(seats), save_every=save_every, standby=standby, parent=0 if detached else os.getpid(),

@@ -29,7 +29,7 @@ from labkit.elastic.protocol.messages.clients import StopJob
 from labkit.elastic.protocol.messages.codec import encode
 from labkit.elastic.protocol.messages.greeting import hello
 from labkit.elastic.protocol.messages.reports import ConnectFailed
-from labkit.elastic.protocol.network import NetworkConfig, Refusals, claimed, ports_of
+from labkit.elastic.protocol.network import Refusals, claimed, ports_of
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.transport import (
     Access,
@@ -102,7 +102,7 @@ class Live:
     """A job over TLS that trains slowly, and whose secrets the tests know."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.reach = job, NetworkConfig(**json.loads((job.folder / "job.json").read_text())["reach"])
+        self.job, self.reach = job, Spec.load(job.folder).reach
         assert job._secrets is not None
         self.authority = Authority.parse(job._secrets.authority, job=self.reach.job)
 
@@ -399,7 +399,7 @@ def test_a_name_counts_only_with_its_certificate_where_there_are_certificates() 
 )
 def test_a_member_tells_the_controller_whom_it_cannot_reach(tmp_path: Path, address: str, why: str) -> None:
     """Within seconds, and without words in clear unless the job is one of those."""
-    Spec([], [], "sgd", {}, batch=1, n_shards=1, n_steps=1).save(tmp_path)
+    Spec((), (), "sgd", {}, batch=1, n_shards=1, n_steps=1).save(tmp_path)
     member, told = MemberProcess(tmp_path, "worker-0"), []
     member.watchdog.free()  # it is no process of its own here: it would end that of the tests
     member.connections.report = told.append

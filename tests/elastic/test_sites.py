@@ -376,12 +376,11 @@ def test_a_launcher_may_not_command_the_job_nor_give_a_copy(tmp_path: Path) -> N
         ({"devices": ()}, "has a device ''"),
         ({"cores": (1, 1)}, r"has cores \(1, 1\)"),
         ({"cores": (-1,)}, r"has cores \(-1,\)"),
-        ({"rack": 1}, "expected name and host"),
     ],
 )
 def test_a_site_that_makes_no_sense_is_refused(site: dict[str, Any], what: str) -> None:
     with pytest.raises(InputError, match=what):
-        Site.read({"name": "a/0", "host": "a", **site})
+        Site(**{"name": "a/0", "host": "a", **site})
 
 
 @pytest.mark.parametrize(

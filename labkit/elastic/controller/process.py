@@ -49,7 +49,7 @@ from labkit.elastic.process.usage import EVERY_S
 from labkit.elastic.protocol.blocks import TENSOR
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.protocol.messages.reports import BlockCopied, CopyLate, Report, ShardLosses, TransferUnconfirmed
-from labkit.elastic.protocol.network import HOST, NetworkConfig, Refusals
+from labkit.elastic.protocol.network import HOST, Refusals
 from labkit.elastic.protocol.spec import CONTROLLER_SOCKET, Spec
 from labkit.elastic.transport import Access, Address, Channel, Lease, Listener
 from labkit.oom import is_memory
@@ -102,7 +102,7 @@ class ControllerProcess:
             execute=self._execute, remember=self._remember,
         )  # fmt: skip
         self._lease = runtime.lease
-        reach = NetworkConfig(**self._spec.reach)
+        reach = self._spec.reach
         self._credentials = Credentials(folder, reach=reach, secrets=secrets)
         self._processes = MemberProcesses(runtime, self._credentials)
         self._resources = ResourceUse(runtime, self._processes)

@@ -37,9 +37,9 @@ class NetworkConfig:
 
     Attributes
     ----------
-    network : str
-        See `NetworkMode`.
-    hosts : sequence of str
+    network : NetworkMode
+        Transport between the processes.
+    hosts : tuple of str
         Addresses in turn: server i and worker i have `hosts[i % len(hosts)]`; the controller has the first.
     ports : (int, int)
         First and last port for listeners; (0, 0): any free port.
@@ -47,9 +47,9 @@ class NetworkConfig:
         Name of the job in its certificates.
     """
 
-    network: str = NetworkMode.LOCAL
-    hosts: Sequence[str] = ()
-    ports: Sequence[int] = (0, 0)
+    network: NetworkMode = NetworkMode.LOCAL
+    hosts: tuple[str, ...] = ()
+    ports: tuple[int, int] = (0, 0)
     job: str = ""
 
     @classmethod
@@ -63,12 +63,13 @@ class NetworkConfig:
         """
         if network not in list(NetworkMode):
             raise unknown("network", network, list(NetworkMode))
-        if network == NetworkMode.LOCAL:
+        mode = NetworkMode(network)
+        if mode == NetworkMode.LOCAL:
             if addresses or ports:
                 given = f"addresses {', '.join(addresses)}" if addresses else f"ports {ports}"
                 raise InputError(f'{given} for network="local", which has none; say network="tls", or leave them out.')
             return cls()
-        return cls(network, tuple(map(checked_host, addresses or ("127.0.0.1",))), _checked_ports(ports or (0, 0)), job)
+        return cls(mode, tuple(map(checked_host, addresses or ("127.0.0.1",))), _checked_ports(ports or (0, 0)), job)
 
     def host_of(self, name: str) -> str:
         """Return the address for a process whose name ends with its number."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
 
 from labkit.core.errors import InputError
 from labkit.elastic.protocol.network import NetworkMode, checked_host
@@ -72,16 +71,6 @@ class Site:
         if len(set(given)) < len(given) or not all(isinstance(core, int) and core >= 0 for core in given):
             raise InputError(f"site '{self.name}' has cores {given}; expected different numbers from 0.")
         return given
-
-    @classmethod
-    def read(cls, said: Mapping[str, Any]) -> Self:
-        """Return the site of a JSON object; InputError if a field is missing or unknown."""
-        try:
-            return cls(**said)
-        except TypeError:
-            raise InputError(
-                f"a site {dict(said)!r}; expected name and host, and address, devices, cores if need be."
-            ) from None
 
 
 NOWHERE_ELSE = Site(HERE, HERE)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.elastic.checkpoint.manifest import CHECKPOINTS
 from labkit.elastic.controller.losses import STOP
 from labkit.elastic.protocol.blocks import BLOCKS, Layout, Param
+from labkit.elastic.protocol.json_file import load_struct, save_struct
+from labkit.elastic.protocol.messages.struct import Count, Number, Struct, Text
 from labkit.elastic.protocol.network import NetworkConfig
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.program import FLOAT32
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site
+from labkit.elastic.transport import Scheme
 
 if TYPE_CHECKING:
     from labkit.elastic.checkpoint.store import Checkpoints
@@ -23,16 +26,24 @@ UPDATE = "update.pickle"
 """Schedule, limit of gradients and update of one's own, for servers."""
 CONTROLLER_SOCKET = "controller.sock"
 
+OptionValue = bool | Number | tuple[Number, ...] | tuple[Text, ...]
+"""Value of an option of an optimizer: a switch, a number, numbers such as Adam's betas, or names of state vectors."""
+
+
+def option_values(options: Mapping[str, Any]) -> dict[str, OptionValue]:
+    """Return options of an optimizer as a `Spec` has them: lists become tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(Struct):
     """What every process of a job knows.
 
     Attributes
     ----------
-    params : list
+    params : tuple
         Name, first number in the flat vector, and shape of each parameter.
-    extents : list
+    extents : tuple
         First parameter and number of parameters of each block.
     optimizer : str
         Name of the optimizer; `options` are its options.
@@ -48,17 +59,17 @@ class Spec:
         Lease in seconds; all other timeouts derive from it.
     start_s, patience_s : float
         Seconds that a process may take to join, and a worker for the gradient of one logical shard or minibatch.
-    scheme : str
-        Transport between processes: shm, unix, tls, tcp.
+    scheme : Scheme
+        Transport between processes.
     devices : tuple of str
         Devices of the workers: worker i has device i modulo their number.
-    reach : dict
-        Addresses and ports of the processes: the fields of `NetworkConfig`.
-    sites : list of dict
-        Device groups that may hold members: the fields of `Site`; empty for a job on one machine.
+    reach : NetworkConfig
+        Addresses and ports of the processes.
+    sites : tuple of Site
+        Device groups that may hold members; empty for a job on one machine.
     on_nan : str
         "stop" or "continue": what a loss that is not finite does to the job.
-    paths : list of str
+    paths : tuple of str
         Module search path of the process that started the job.
     loads_every_s : float
         Seconds between two events with the gradient bytes that a server received; 0: no such events.
@@ -72,47 +83,44 @@ class Spec:
         "float32", or "bf16": the forward pass under `torch.autocast`.
     """
 
-    params: list[tuple[str, int, list[int]]]
-    extents: list[tuple[int, int]]
-    optimizer: str
-    options: dict[str, Any]
-    batch: int
-    n_shards: int
-    n_steps: int
+    params: tuple[tuple[Text, Count, tuple[Count, ...]], ...]
+    extents: tuple[tuple[Count, Count], ...]
+    optimizer: Text
+    options: dict[Text, OptionValue]
+    batch: Count
+    n_shards: Count
+    n_steps: Count
     seed: int = 0
     sync: bool = True
-    n_samples: int = 0
-    lease_s: float = 3.0
-    start_s: float = 300.0
-    patience_s: float = 300.0
-    scheme: str = "shm"
-    devices: tuple[str, ...] = ()
-    reach: dict[str, Any] = field(default_factory=dict)
-    sites: list[dict[str, Any]] = field(default_factory=list)
-    on_nan: str = STOP
-    paths: list[str] = field(default_factory=list)
-    loads_every_s: float = 0.0
-    measure_every_s: float = 0.0
-    partition: str = BLOCKS
+    n_samples: Count = 0
+    lease_s: Number = 3.0
+    start_s: Number = 300.0
+    patience_s: Number = 300.0
+    scheme: Scheme = Scheme.SHM
+    devices: tuple[Text, ...] = ()
+    reach: NetworkConfig = field(default_factory=NetworkConfig)
+    sites: tuple[Site, ...] = ()
+    on_nan: Text = STOP
+    paths: tuple[Text, ...] = ()
+    loads_every_s: Number = 0.0
+    measure_every_s: Number = 0.0
+    partition: Text = BLOCKS
     has_rule: bool = False
-    precision: str = FLOAT32
+    precision: Text = FLOAT32
 
     @property
     def places(self) -> dict[str, Site]:
         """Sites that may hold members, by name; the site `here` for a job without sites."""
-        sites = [Site.read(fields) for fields in self.sites] or [NOWHERE_ELSE]
-        return {site.name: site for site in sites}
+        return {site.name: site for site in self.sites or (NOWHERE_ELSE,)}
 
     def reach_at(self, site: str) -> NetworkConfig:
         """Return the network addresses of a member on a site; "": those of any member of a job without sites."""
-        reach = NetworkConfig(**self.reach)
-        return replace(reach, hosts=(self.places[site].address,)) if site else reach
+        return replace(self.reach, hosts=(self.places[site].address,)) if site else self.reach
 
     @property
     def layout(self) -> Layout:
         """Positions of parameters and blocks in the flat vector."""
-        params = tuple(Param(name, first, tuple(shape)) for name, first, shape in self.params)
-        return Layout(params, tuple((first, n) for first, n in self.extents))
+        return Layout(tuple(Param(*param) for param in self.params), self.extents)
 
     def checkpoints(self, folder: Path) -> Checkpoints:
         """Return the checkpoints of the job in this folder."""
@@ -142,9 +150,9 @@ class Spec:
 
     def save(self, folder: Path) -> None:
         """Write it into the folder of the job."""
-        (folder / SPEC).write_text(json.dumps(asdict(self)))
+        save_struct(folder / SPEC, self)
 
     @classmethod
     def load(cls, folder: Path) -> Spec:
-        """Read it from the folder of the job."""
-        return cls(**json.loads((folder / SPEC).read_text()))
+        """Read it from the folder of the job; JobFileError if the file is damaged or of another version."""
+        return load_struct(folder / SPEC, cls)

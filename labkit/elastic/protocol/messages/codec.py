@@ -1,8 +1,8 @@
-"""The one encoder and decoder of messages between processes of a job.
+"""The one encoder and decoder of messages and files between processes of a job.
 
 A message is sent as its name, a space, and its fields as a JSON object: `OwnsBlock {"block":3,"version":7,"moves":1}`.
 Fields that have their default are left out. A receiver names the messages that it takes, and what arrives is one of
-these with all fields checked, or refused.
+these with all fields checked, or refused. A file has the JSON object alone, with all fields: `to_json`, `from_json`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from labkit.elastic.transport import FrameError
 VERSION: Final = 1
 """Version of the messages, which both ends of a connection name in their greeting: increase it with every change."""
 
-_DOUBTFUL: Final = (b"NaN", b"Infinity", b"null")
+_DOUBTFUL: Final = (b"NaN", b"Infinity")
 """In a text, or a number that is not finite, which a receiver would refuse."""
 
 M = TypeVar("M", bound=Struct)
@@ -41,16 +41,29 @@ def encode(message: Struct) -> bytes:
     >>> encode(CopyBlocks(7))
     b'CopyBlocks {"version":7}'
     """
-    kind: Any = type(message)
-    name: bytes = kind.__name__.encode()
+    kind = type(message)
+    body = to_json(message, defaults=False)
+    if b"null" in body:
+        from_json(kind, body)
+    return kind.__name__.encode() + b" " + body
+
+
+def to_json(value: Struct, *, defaults: bool = True) -> bytes:
+    """Return a struct as a JSON object; `defaults`: also the fields that have their default.
+
+    Raises
+    ------
+    MessageError
+        If a field has a value of another type, or a number in it is not finite.
+    """
+    kind: Any = type(value)
     try:
-        body: bytes = _adapter(kind).dump_json(message, exclude_defaults=True, warnings="error")
+        body: bytes = _adapter(kind).dump_json(value, exclude_defaults=not defaults, warnings="error")
     except ValueError as error:
         raise MessageError(f"{kind.__name__} cannot be encoded: {_line(error)}") from None
-    raw = name + b" " + body
     if any(word in body for word in _DOUBTFUL):
-        decode(kind, raw)
-    return raw
+        from_json(kind, body)
+    return body
 
 
 @overload
@@ -90,10 +103,23 @@ def decode(kinds: Any, raw: bytes) -> Any:
     if kind is None:
         shown = name[:40].decode(errors="replace")
         raise MessageError(f"a message {shown!r}; expected {_names(known)}.")
+    return from_json(kind, body)
+
+
+def from_json(kind: type[M], raw: bytes) -> M:
+    """Return the struct that `to_json` encoded.
+
+    Raises
+    ------
+    MessageError
+        If it is no JSON object, or a field is missing, unknown or invalid: it names the field.
+    """
+    hashed: Any = kind
     try:
-        return _adapter(kind).validate_json(body)
+        value: M = _adapter(hashed).validate_json(raw)
     except ValueError as error:
         raise MessageError(_invalid(kind.__name__, error)) from None
+    return value
 
 
 def warm(*kinds: Any) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from labkit.elastic.protocol.messages.codec import VERSION, MessageError, decode, encode
+from labkit.elastic.protocol.messages.codec import VERSION, MessageError, from_json, to_json
 from labkit.elastic.protocol.messages.struct import Count, Struct, Text
 from labkit.elastic.transport import AccessError, Peer
 
@@ -48,8 +48,8 @@ def hello(
     >>> hello("worker-0", "worker", pid=7)
     {'name': 'worker-0', 'role': 'worker', 'version': 1, 'pid': 7}
     """
-    raw = encode(Hello(name, role, VERSION, pid, address, unable, token))
-    fields: dict[str, object] = json.loads(raw.partition(b" ")[2])
+    said = Hello(name, role, VERSION, pid, address, unable, token)
+    fields: dict[str, object] = json.loads(to_json(said, defaults=False))
     return fields
 
 
@@ -62,7 +62,7 @@ def greeted(peer: Peer) -> Hello:
         If it is malformed, or its process sends messages of another version.
     """
     try:
-        said = decode(Hello, b"Hello " + json.dumps(dict(peer.hello)).encode())
+        said = from_json(Hello, json.dumps(dict(peer.hello)).encode())
     except MessageError as error:
         raise AccessError(f"the greeting is malformed: {error}") from None
     if said.version != VERSION:

@@ -15,6 +15,7 @@ from labkit.elastic.protocol.messages.greeting import Hello
 from labkit.elastic.protocol.messages.launchers import LauncherOrder, LauncherReport
 from labkit.elastic.protocol.messages.orders import Order
 from labkit.elastic.protocol.messages.reports import Report
+from labkit.elastic.protocol.spec import Spec
 
-warm(Order, Report, LauncherOrder, LauncherReport, ClientRequest, ClientAnswer, Hello)
+warm(Order, Report, LauncherOrder, LauncherReport, ClientRequest, ClientAnswer, Hello, Spec)
 warm(Gradient, Pull, BlocksMoved, BlockState, ReplicasAdded, ReplicasReady, AwaitReplicas)

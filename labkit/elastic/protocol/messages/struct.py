@@ -1,4 +1,4 @@
-"""What all messages have in common: the base class, and the types of their fields."""
+"""What all messages and files between processes have in common: the base class, and the types of their fields."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Metrics = Annotated[dict[Annotated[str, Len(1, 60)], Loss], Len(0, 50)]
 
 
 class Struct:
-    """Base of all messages. A message is a frozen dataclass; its name on the wire is that of its class."""
+    """Base of all messages and files: frozen dataclasses. The name of a message on the wire is that of its class."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {
