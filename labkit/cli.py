@@ -173,10 +173,14 @@ def compare(
         typer.Option(help="Several seeds, with paired differences: 10 (seeds 0 to 9), 5-9, or 1,4,9.", metavar="SEEDS"),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="With --seeds: the scheduler that others are compared with; else the first one.")
+        str | None, typer.Option(help="The scheduler that others are compared with; with --seeds else the first one.")
     ] = None,
     workers: Annotated[
         int | None, typer.Option(help="With --seeds: processes, by default one per core; 0: in this process.", min=0)
+    ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(help="Dollars per GPU and hour: v100=2.48,a100=3.2, or a file of such lines.", metavar="PRICES"),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse throughputs that were not measured.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and scheduler.")] = False,
@@ -197,34 +201,36 @@ def compare(
             throughputs=throughputs, strict=strict, interference=interference, load=load, slot_s=slot, first=first,
             start_s=start, restart_s=restart, rescale_s=rescale, overheads=overheads, troubles=troubles,
             sharding=sharding, quotas=quotas,
-            left_out={"--checkpoint": checkpoint, "--seed": seed, "--profile": profile is not None},
+            left_out={"--checkpoint": checkpoint, "--seed": seed, "--profile": profile is not None,
+                      "--prices": prices is not None},
         )  # fmt: skip
         return
-    if against is not None or workers is not None:
-        raise typer.BadParameter("--against and --workers go with --seeds N.")
+    if workers is not None:
+        raise typer.BadParameter("--workers goes with --seeds N.")
     import numpy as np
 
     from labkit.experiment.cadence import every_slot
-    from labkit.workloads import scaled
+    from labkit.experiment.prices_option import prices_of
     from labkit.workloads.expressions import trace as jobs_of
 
     jobs = jobs_of(trace, seed=seed, format=format)
     jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
-    jobs = scaled(jobs, load=load) if load != 1 else jobs
     options: dict[str, Any] = {
         "profile": profile,
         "speed": speed,
         "throughputs": throughputs,
         "strict": strict,
         "seed": seed,
+        "load": load,
     }
     options |= {"interference": interference, "quotas": quotas}
+    options["prices"] = None if prices is None else prices_of(prices)
     options["overheads"] = overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale)
     options |= {"troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint}
     options["cadence"] = None if slot is None else every_slot(slot)
     _compare(
         jobs, cluster=cluster, schedulers=schedulers, report=report, command=sys.argv, options=options,
-        as_json=as_json, runs=runs,
+        as_json=as_json, runs=runs, against=against,
     )  # fmt: skip
 
 
@@ -238,24 +244,30 @@ def _compare(
     options: dict[str, Any],
     as_json: bool = False,
     runs: Path | None = None,
+    against: str | None = None,
 ) -> list[RunRecord]:
-    from labkit.cli_compared import print_header, print_table
+    from labkit.cli_compared import print_against, print_header, print_table
+    from labkit.cli_seeds import refuse_unknown_base
 
     _refuse_unwritable(report, runs)
+    refuse_unknown_base(against, schedulers)
     records, failed = _all_but_failed(
         jobs, as_json=as_json, cluster=cluster, schedulers=schedulers, runs=runs, **options
     )
     if not as_json:
         print_header(records)
         print_table(records)
+        print_against(records, base=against)
     if report is not None:
         from labkit.plots.report import write_report
 
         written = write_report(
             records,
             report,
-            title=f"Trace {jobs.name}, cluster {cluster or records[0].cluster.name}",
+            title=f"Trace {jobs.name}{records[0].arrivals}, cluster {cluster or records[0].cluster.name}",
             command=command_line(command),
+            base=against,
+            failed=failed,
         )
         if not as_json:
             print(f"report: {written.resolve()}")

@@ -19,6 +19,21 @@ USUAL: Final = {
 """Options of runs, and their values where nothing was typed."""
 
 
+def refuse_unknown_base(against: str | None, schedulers: str | list[str]) -> None:
+    """Raise if the scheduler that others are to be compared with is none of them.
+
+    Raises
+    ------
+    InputError
+        With the nearest name.
+    """
+    from labkit.experiment.asked import schedulers_of
+
+    names = [str(name) for name in schedulers_of(schedulers)] if against is not None else []
+    if against is not None and against not in names:
+        raise unknown("scheduler to compare --against", against, names)
+
+
 def compare_on_seeds(
     trace: str,
     *,
@@ -46,6 +61,7 @@ def compare_on_seeds(
     from labkit.experiment.caveats import Caveat
     from labkit.experiment.seeded import compare_on_seeds as run_all
     from labkit.results.conclusion import over_seeds
+    from labkit.results.record import arrivals
     from labkit.workloads.expressions import trace as jobs_of
 
     given = {name: value for name, value in options.items() if value != USUAL[name]}
@@ -53,8 +69,7 @@ def compare_on_seeds(
     if odd := next((name for name, value in left_out.items() if value), None):
         raise InputError(f"{odd} does not go with --seeds; leave it out, or take a single --seed.")
     names = [str(name) for name in schedulers_of(schedulers)]
-    if against is not None and against not in names:
-        raise unknown("scheduler to compare --against", against, names)
+    refuse_unknown_base(against, names)
     base = against or names[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if as_json else "default", Caveat)
@@ -62,6 +77,9 @@ def compare_on_seeds(
             jobs, cluster=cluster, schedulers=names, seeds=seeds_of(seeds), runs=runs, records=report is not None,
             workers=workers, progress=not as_json and sys.stderr.isatty(), **given,
         )  # fmt: skip
+    faster = arrivals(float(options["load"]))
+    if faster and not as_json:
+        print(f"{trace}{faster}")
     tell(found.table, metric="mean_jct_s", base=base, as_json=as_json)
     if not as_json:
         print("\n".join(over_seeds(found.table)))
@@ -69,7 +87,8 @@ def compare_on_seeds(
         from labkit.plots.report import write_report
 
         written = write_report(
-            found.records, report, title=f"Trace {trace}, cluster {cluster}", command=command, seeds=found.table,
+            found.records, report, title=f"Trace {trace}{faster}, cluster {cluster}", command=command,
+            seeds=found.table,
             base=base
         )  # fmt: skip
         if not as_json:

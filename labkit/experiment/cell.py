@@ -128,10 +128,11 @@ def _record(cell: Cell, inputs: Inputs) -> RunRecord:
         for name in FILES:
             if mine.get(name) is not None and str(mine[name]) in inputs.files:
                 mine[name] = stack.enter_context(inputs.file(str(mine[name])))
+        load = mine.pop("load", None) or 1.0  # the experiment does it, and its record tells so
         jobs = jobs_of(inputs.jobs(str(cell.keys["trace"]), seed=cell.seed), mine, seed=cell.seed)
         cluster = inputs.cluster(str(cell.keys["cluster"]))
         of_speed = {name: mine[name] for name in OF_SPEED if name in mine}
-        experiment = Experiment.of(jobs, cluster=cluster, seed=cell.seed, **of_speed, **disturbances(mine))
+        experiment = Experiment.of(jobs, cluster=cluster, seed=cell.seed, load=load, **of_speed, **disturbances(mine))
     return experiment.run(scheduler, name=label)
 
 

@@ -41,7 +41,7 @@ from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model, with_steps
 from labkit.results.bound import BOUND
 from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
-from labkit.results.record import RunInfo, RunRecord, RunState
+from labkit.results.record import LOAD, RunInfo, RunRecord, RunState
 from labkit.results.store import RunWriter
 from labkit.schedulers import named
 from labkit.simulator import Faults, Losses, Overheads, Simulator, Troubles, Variation
@@ -51,6 +51,7 @@ from labkit.speed.interference.levels import Level, level
 from labkit.speed.profiled import ProfiledSpeed, TestbedProfile
 from labkit.topology import presets
 from labkit.topology.routes import refuse_unsound_network
+from labkit.workloads import scaled
 
 KINDS: Final[dict[str, tuple[type, str]]] = {
     "cadence": (Cadence, "every_slot(600) or at_events()"),
@@ -105,6 +106,8 @@ class Experiment:
         Dollars per GPU and hour by device type, for runs whose schedulers know of none.
     quotas : Quotas or None
         The most GPUs that the jobs of each user may hold together, under every scheduler.
+    load : float
+        How many times as fast as in the trace `jobs` arrive, for headers; `Experiment.of` makes them.
     """
 
     jobs: Jobs
@@ -125,6 +128,7 @@ class Experiment:
     measure_every_s: float | None = None
     history: Path | None = None
     quotas: Quotas | None = None
+    load: float = 1.0
 
     def __post_init__(self) -> None:
         check_every(self.measure_every_s)
@@ -154,16 +158,16 @@ class Experiment:
         named ("dlrover"). Quotas are GPUs by user ("vision=8,*=4"), or a TOML file. With `sharding="static"` workers
         have their samples in advance, for speeds that know of it.
         """
-        jobs, known = jobs_of(jobs), level(interference)
+        jobs, known = _arriving(jobs_of(jobs), load=options.get("load", 1.0)), level(interference)
         refuse_unknown(options, known=[*inspect.signature(cls.of).parameters, *(field.name for field in fields(cls))])
         if profile is not None:
             cluster, speed, options = profiled(jobs, profile, cluster=cluster, speed=speed, options=options)
         if cluster is None:
             raise InputError("neither a cluster nor a profile is given; cluster='demo', say, or profile=FILE.")
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
-        scaled = ""
+        stretched = ""
         if isinstance(speed, str):
-            jobs, scaled = with_steps(jobs, cluster, kind=speed, throughputs=throughputs)
+            jobs, stretched = with_steps(jobs, cluster, kind=speed, throughputs=throughputs)
             speed = speed_model(
                 jobs, cluster, kind=speed, throughputs=throughputs, strict=strict, interference=known,
                 sharding=sharding,
@@ -183,7 +187,7 @@ class Experiment:
         jobs, has_its_own = declared(jobs, speed), isinstance(speed, ProfiledSpeed)
         said = speeds_in_words(jobs, cluster, speed=speed, source=throughputs)
         said += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
-        said += f"; {scaled}" * bool(scaled) + f"; {sharding} sharding" * (sharding != "dynamic")
+        said += f"; {stretched}" * bool(stretched) + f"; {sharding} sharding" * (sharding != "dynamic")
         told = interference_of(speed) if known is None else known
         if isinstance(options.get("overheads"), str):
             options["overheads"] = Overheads.published(options["overheads"])
@@ -266,6 +270,8 @@ class Experiment:
             parts[AMOUNTS_COUNT] = True
         if self.quotas is not None:
             parts["quotas"] = str(self.quotas)
+        if self.load != 1:
+            parts[LOAD] = self.load
         if self.interference is not None:
             parts["interference"] = str(self.interference)
         told = {name: plain(part) for name, part in parts.items() if part is not None}
@@ -380,6 +386,13 @@ class Experiment:
                 warnings.warn(fell_back(called, scheduler), Caveat, stacklevel=4)
         info = replace(info, state=RunState.DONE, wall_s=wall_s)
         return RunRecord(info=info, jobs=self.jobs, cluster=self.cluster, events=rows, reasons=reasons)
+
+
+def _arriving(jobs: Jobs, *, load: Any) -> Jobs:
+    """Return jobs that arrive so many times as fast."""
+    if not isinstance(load, int | float) or isinstance(load, bool):
+        raise InputError(f"load is {load!r}; expected a factor > 0, 2 for jobs that arrive twice as fast.")
+    return jobs if load == 1 else scaled(jobs, load=load)
 
 
 def _seed(options: Mapping[str, Any]) -> int:

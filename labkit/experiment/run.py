@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,9 @@ def compare(
 ) -> list[RunRecord]:
     """Simulate several schedulers on one trace; `labkit.results.run_table` makes a table of what comes back.
 
+    With `prices` (dollars per GPU and hour by device type) all runs have a cost, and schedulers about cost use them
+    unless they were given their own.
+
     Raises
     ------
     InputError
@@ -60,13 +64,17 @@ def compare(
         If a scheduler fails, after all others have been simulated; its `records` are theirs.
     """
     chosen = schedulers_of(schedulers)
-    prices = next((known for known in (Traits.of(named(scheduler)[0]).pays for scheduler in chosen) if known), None)
+    given = options.pop("prices", None)
+    prices = given or next(
+        (known for known in (Traits.of(named(scheduler)[0]).pays for scheduler in chosen) if known), None
+    )
     experiment = Experiment.of(jobs, cluster=cluster, **{"prices": prices, **options})
     records: list[RunRecord] = []
     failed: dict[str, Exception] = {}
     for scheduler in chosen:
         try:
-            record = experiment.run(scheduler, runs=runs, progress=progress)
+            made, called = named(scheduler)
+            record = experiment.run(_priced(made, given), name=called, runs=runs, progress=progress)
         except Exception as error:  # a user's scheduler may raise anything; the others are to be compared all the same
             failed[named(scheduler)[1]] = error
             continue
@@ -76,6 +84,17 @@ def compare(
     if failed:
         raise ComparisonError(failed, records) from next(iter(failed.values()))
     return records
+
+
+def _priced(scheduler: Scheduler, prices: Mapping[str, float] | None) -> Scheduler:
+    """Return a scheduler with prices, if it is about cost and was given none of its own."""
+    made: Any = scheduler
+    own = getattr(made, "__dataclass_fields__", {}).get("prices")
+    if prices is None or own is None or Traits.of(scheduler).pays is None:
+        return scheduler
+    usual = own.default_factory is MISSING or made.prices == own.default_factory()
+    priced: Scheduler = replace(made, prices=dict(prices)) if usual else scheduler
+    return priced
 
 
 def replay(record: RunRecord, *, runs_on: Bools | None = None) -> Session:

@@ -56,11 +56,11 @@ def table(records: Sequence[RunRecord], *, lead: str = "") -> page.PageTable:
         cells = [_cell(values[name], name, scale=units[name][0], best=best[name]) for name in units]
         rows.append((str(row["label"]), cells))
     headings = [f"{heading}{units[name][1]}" for name, heading, _ in columns]
-    told = [*filter(None, [lead]), *_table_notes(records, cut=bool(cut.any()))]
+    told = [*filter(None, [lead]), *_table_notes(records, cut=bool(cut.any()), priced="dollars" in units)]
     return page.PageTable(headings, rows, pale=cut.tolist(), notes=told)
 
 
-def _table_notes(records: Sequence[RunRecord], *, cut: bool) -> list[str]:
+def _table_notes(records: Sequence[RunRecord], *, cut: bool, priced: bool) -> list[str]:
     """Return what to know of the numbers in the table."""
     told = ["GPUs held: of all GPUs, the part that jobs held. It is what a schedule costs; more is not better."]
     if cut:
@@ -68,8 +68,13 @@ def _table_notes(records: Sequence[RunRecord], *, cut: bool) -> list[str]:
             "Grey: not every job of the trace was done. Means over the jobs that were would flatter such a run, so "
             "they are left out."
         )
-    prices = {kind: price for record in records for kind, price in prices_of(record).items()}
-    if prices:
+    prices = {
+        kind: price
+        for record in records
+        for kind, price in prices_of(record).items()
+        if kind in record.cluster.device_types
+    }
+    if prices and priced:
         at = ", ".join(f"{kind} {price:g} $" for kind, price in prices.items())
         told.append(f"Cost: of the GPUs that jobs held, at {at} per GPU and hour.")
     return [*told, *notes(records)]
@@ -79,7 +84,7 @@ def _unit(name: str, column: pd.Series[Any]) -> tuple[float, str]:
     """Return what to divide a column by, and what its heading says of it."""
     if not name.endswith("_s") or column.dropna().empty:
         return 1.0, ""
-    scale_s, unit = time_unit(float(column.max()))
+    scale_s, unit = time_unit(float(column.median()))
     return scale_s, f" ({unit})"
 
 

@@ -160,8 +160,9 @@ def comparison(
 
     Columns: those of `sweep_means`, then difference, difference_low, difference_high, relative, relative_low,
     relative_high of scheduler - base on the same seeds, n_pairs (seeds that both have) and n_lower (those on which the
-    scheduler is below), NaN for the base itself; times_bound (mean over that of the
-    bound on the same seeds, NaN where there is none). The bound of the mean JCT is a row of its own, "(bound)".
+    scheduler is below), NaN for the base itself and, as all intervals, where every seed gave the same; times_bound
+    (mean over that of the bound on the same seeds, NaN where there is none). The bound of the mean JCT is a row of its
+    own, "(bound)".
     """
     table = with_bound(table) if metric == BOUNDED else table
     means = sweep_means(table, metric=metric, level=level)
@@ -174,6 +175,10 @@ def comparison(
     keys = [key for key in keys_of(table) if key != "seed"]
     joined = means.merge(apart, on=keys, how="left", sort=False)
     joined = joined[[*means.columns, *(name for name in apart.columns if name not in keys)]]
+    if same_on_all(table):
+        names = map(str, joined)
+        over = [name for name in names if name in ("low", "high", "n_pairs") or name.endswith(("_low", "_high"))]
+        joined = joined.assign(**dict.fromkeys(over, np.nan))
     return joined.assign(times_bound=_times_bound(table, by=keys) if metric == BOUNDED else np.nan)
 
 
@@ -238,6 +243,17 @@ def idle_seeds(table: pd.DataFrame) -> list[str]:
         if (sizes > 1).all() and len(distinct) == len(sizes):
             found.append(str(name))
     return found
+
+
+def same_on_all(table: pd.DataFrame) -> str:
+    """Return the sentence to tell where every seed gave the same numbers with every scheduler; "" where some differ."""
+    if not len(table) or not set(table["scheduler"]) <= {*idle_seeds(table), BOUND_LABEL}:
+        return ""
+    pair = pairs_called(table)
+    return (
+        f"All {table['seed'].nunique()} {pair}s gave the same numbers, since nothing in the trace or the schedulers is "
+        f"random; they are one run of each, and intervals over {pair}s would say nothing."
+    )
 
 
 def refuse_unknown_metric(metric: str) -> None:

@@ -101,7 +101,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 def job(home: Path, code: str) -> list[str]:
     """Return the command line of a worker that runs some code as soon as it reads its program."""
     home.mkdir(exist_ok=True)
-    spec = Spec(params=[], extents=[], optimizer="sgd", options={}, batch=1, n_shards=1, n_steps=1)
+    spec = Spec(params=(), extents=(), optimizer="sgd", options={}, batch=1, n_shards=1, n_steps=1)
     spec.save(home)
     (home / PROGRAM).write_bytes(pickle.dumps((Does(code), None, None)))
     return [sys.executable, "-m", "labkit.elastic.process.member", str(home), "worker", "worker-0"]
