@@ -15,7 +15,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.fitting import refuse_unfit
-from labkit.experiment.history import FILE
+from labkit.experiment.history import FILE, kept
 from labkit.results.record import RunInfo
 from labkit.results.store import RunWriter, refuse_taken
 from labkit.schedulers import named
@@ -97,6 +97,7 @@ class Preflight:
         _refuse_leases(self.scheduler, self.name)
         if experiment.troubles is not None:
             raise InputError("troubles are those of a simulation; jobs on machines have their own: leave them out.")
+        kept(experiment.history, self.scheduler)  # a file that cannot be used is told before the run has a folder
         self.training.check(experiment.jobs)
         refuse_unfit(experiment.jobs, experiment.cluster, experiment.speed.runs_on())
 
