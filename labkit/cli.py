@@ -27,7 +27,7 @@ from labkit.experiment.command import Interference, Quotas, attach
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.train_command import train
-from labkit.experiment.truth_options import Checkpoint, Published, Sharding, Troubles, overheads_of
+from labkit.experiment.truth_options import Checkpoint, Published, Sharding, TooLarge, Troubles, overheads_of
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
@@ -157,6 +157,7 @@ def compare(
     load: Annotated[float, typer.Option(help="2: jobs arrive twice as fast.")] = 1.0,
     slot: Annotated[float | None, typer.Option(help="Decide every so many seconds, instead of at every event.")] = None,
     first: Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)] = None,
+    drop_too_large: TooLarge = False,
     format: Annotated[
         str | None, typer.Option(help="The trace's format, where it cannot be told from the file.")
     ] = None,
@@ -200,7 +201,7 @@ def compare(
             schedulers=schedulers, seeds=seeds, against=against, workers=workers, as_json=as_json, speed=speed,
             throughputs=throughputs, strict=strict, interference=interference, load=load, slot_s=slot, first=first,
             start_s=start, restart_s=restart, rescale_s=rescale, overheads=overheads, troubles=troubles,
-            sharding=sharding, quotas=quotas,
+            sharding=sharding, quotas=quotas, drop_too_large=drop_too_large,
             left_out={"--checkpoint": checkpoint, "--seed": seed, "--profile": profile is not None,
                       "--prices": prices is not None},
         )  # fmt: skip
@@ -226,7 +227,8 @@ def compare(
     options |= {"interference": interference, "quotas": quotas}
     options["prices"] = None if prices is None else prices_of(prices)
     options["overheads"] = overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale)
-    options |= {"troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint}
+    options |= {"troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint, "interference": interference}
+    options |= {"drop_too_large": drop_too_large}
     options["cadence"] = None if slot is None else every_slot(slot)
     _compare(
         jobs, cluster=cluster, schedulers=schedulers, report=report, command=sys.argv, options=options,

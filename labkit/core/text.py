@@ -40,6 +40,15 @@ def time_unit(longest_s: float) -> tuple[float, str]:
     return next(((scale, name) for scale, name, limit in units if not longest_s > limit), (86_400.0, "days"))
 
 
+def amount(value: float) -> str:
+    """Return an amount of GPUs or cores for people: a tenth is enough, and a hundredth below one.
+
+    >>> amount(0.9), amount(2.0112), amount(0.254), amount(1234.0)
+    ('0.9', '2', '0.25', '1,234')
+    """
+    return f"{round(value, 1 if abs(value) >= 1 else 2):,.10g}"
+
+
 def human_s(seconds: float) -> str:
     """Return a span of time for people.
 

@@ -16,9 +16,9 @@ import numpy as np
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.experiment.cadence import every_slot
-from labkit.experiment.experiment import Experiment
 from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
+from labkit.experiment.run import experiment_of
 from labkit.results.bound import BOUND
 from labkit.results.record import RunRecord
 from labkit.schedulers import open_options, options_of
@@ -43,7 +43,7 @@ PARTS: Final[dict[str, tuple[Callable[..., Any], dict[str, str]]]] = {
 OF_SPEED: Final = ("speed", "throughputs", "strict", "interference", "sharding", "troubles", "quotas")
 FILES: Final = ("throughputs", "interference", "troubles", "quotas")
 """Those that may name a file."""
-OF_JOBS: Final = ("first", "load", "epoch_error")
+OF_JOBS: Final = ("first", "load", "epoch_error", "drop_too_large")
 OPTIONS: Final = (*OF_JOBS, "slot_s", "overheads", *OF_SPEED, *(name for _, names in PARTS.values() for name in names))
 """Parameters that belong to the run; every other one is an option of the schedulers."""
 
@@ -132,7 +132,10 @@ def _record(cell: Cell, inputs: Inputs) -> RunRecord:
         jobs = jobs_of(inputs.jobs(str(cell.keys["trace"]), seed=cell.seed), mine, seed=cell.seed)
         cluster = inputs.cluster(str(cell.keys["cluster"]))
         of_speed = {name: mine[name] for name in OF_SPEED if name in mine}
-        experiment = Experiment.of(jobs, cluster=cluster, seed=cell.seed, load=load, **of_speed, **disturbances(mine))
+        experiment = experiment_of(
+            jobs, cluster=cluster, seed=cell.seed, load=load, drop_too_large=bool(mine.get("drop_too_large")),
+            **of_speed, **disturbances(mine),
+        )  # fmt: skip
     return experiment.run(scheduler, name=label)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,6 +84,12 @@ def attach(
     )  # fmt: skip
     tell(record, runs=runs, as_json=as_json)
     raise typer.Exit(1 if record.summary["n_unfinished"] else 0)
+
+
+def tell_watch(folder: Path) -> None:
+    """Say how to look on at a run that begins, on stderr."""
+    where = "" if folder.parent == Path("runs") else f" --runs {shlex.quote(str(folder.parent))}"
+    print(f"watch it: labkit watch {folder.name}{where}", file=sys.stderr, flush=True)
 
 
 def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:

@@ -107,7 +107,7 @@ class Experiment:
     quotas : Quotas or None
         The most GPUs that the jobs of each user may hold together, under every scheduler.
     load : float
-        How many times as fast as in the trace `jobs` arrive, for headers; `Experiment.of` makes them.
+        How many times as fast as in the trace `jobs` arrive, for headers.
     """
 
     jobs: Jobs

@@ -13,10 +13,11 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Final
 
 from labkit import placers
 from labkit.core.calls import read_call
@@ -24,6 +25,8 @@ from labkit.core.errors import InputError, unknown
 from labkit.core.outside import find, from_packages
 from labkit.core.protocols import Placer, Scheduler
 from labkit.core.text import shortened
+
+MOST_OFFERED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,25 @@ def _recipe(name: str) -> SchedulerMaker:
     if (own := _own(name)) is not None:
         return own
     if (found := find(name, what="scheduler")) is None:
+        if near := _with_option(name):
+            raise InputError(
+                f"unknown scheduler '{shortened(name)}', which is an option: {', '.join(near)}. `labkit schedulers` "
+                "lists all, with their options."
+            )
         raise unknown("scheduler", name, available())
     return _recipe_of(found, name)
+
+
+def _with_option(name: str) -> list[str]:
+    """Return schedulers with an option of about this name switched on; none where a scheduler has about this name."""
+    if get_close_matches(name.lower(), available(), n=1):
+        return []
+    found = []
+    for scheduler in available():
+        switches = [o for o, default in _recipe(scheduler).options.items() if isinstance(default, bool)]
+        for option in get_close_matches(name.lower(), switches, n=1, cutoff=0.75):
+            found.append(f"{scheduler}({option}={not _recipe(scheduler).options[option]})")
+    return found[:MOST_OFFERED]
 
 
 def _recipe_of(found: Any, name: str) -> SchedulerMaker:
