@@ -13,7 +13,7 @@ from labkit.plots.theme import INK, layered, name_axis, title
 from labkit.results.intervals import holdings
 from labkit.results.record import RunRecord
 
-SHADES: Final = ("#2f6fce", "#e0a030", "#7a8798", "#2b9f86", "#b8548f", "#8a6d1d", "#6fb1e8", "#c4571b")
+SHADES: Final = ("#2f6fce", "#c8791a", "#7a8798", "#2b9f86", "#b8548f", "#8a6d1d", "#6fb1e8", "#c4571b")
 """Of device types, in the order of the cluster; further ones begin again."""
 
 

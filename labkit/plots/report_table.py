@@ -30,8 +30,8 @@ COLUMNS: Final[tuple[tuple[str, str, bool | None], ...]] = (
 )
 """Column of `run_table`, heading, and whether a higher number is better (None: neither)."""
 
-OPTIONAL: Final = ("dollars", "in_time", "n_forwarded")
-"""Left out where no run has a number for it, or where no job was forwarded."""
+OPTIONAL: Final = ("dollars", "in_time", "n_forwarded", "n_missing")
+"""Left out where no run has a number for it, where no job was forwarded, or where all were done."""
 
 OF_ALL_JOBS: Final = (
     "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "mean_queueing_s", "dollars", "mean_stretch", "mean_rho",
@@ -47,6 +47,8 @@ def table(records: Sequence[RunRecord], *, lead: str = "") -> page.PageTable:
     numbers.loc[cut, list(OF_ALL_JOBS)] = np.nan
     if not numbers["n_forwarded"].any():
         numbers["n_forwarded"] = np.nan
+    if not cut.any():
+        numbers["n_missing"] = np.nan
     columns = [each for each in COLUMNS if each[0] not in OPTIONAL or numbers[each[0]].notna().any()]
     units = {name: _unit(name, numbers[name]) for name, _, _ in columns}
     best = {name: _best(numbers[name], higher=higher) for name, _, higher in columns}

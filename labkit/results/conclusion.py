@@ -128,7 +128,8 @@ def _ranked(whole: dict[str, RunRecord], means: dict[str, float], best: str, wor
     said = f"On this trace {best} has the shortest mean JCT: {human_s(means[best])}, {_below(means, best, second)}"
     said += f" and {_below(means, best, worst)}" if worst != second else ""
     if moved := _moved(whole[best], whole[second]):
-        said += f"; compared with {second} {moved}"
+        sooner, later = moved
+        said += f"; {sooner:,} of {len(whole[best].table):,} jobs are done sooner than with {second}, {later:,} later"
     return said + "."
 
 
@@ -138,20 +139,23 @@ def against(whole: Mapping[str, RunRecord], *, base: str | None) -> list[str]:
         return []
     mean_s, told = whole[base].summary["mean_jct_s"], []
     for name, record in whole.items():
-        if name != base and mean_s > 0:
-            said = f"{name} {record.summary['mean_jct_s'] / mean_s - 1:+.1%} by mean JCT"
-            told.append(", ".join(filter(None, [said, _moved(record, whole[base])])))
+        if name == base or not mean_s > 0:
+            continue
+        said = f"{name} mean JCT {record.summary['mean_jct_s'] / mean_s - 1:+.1%}"
+        if moved := _moved(record, whole[base]):
+            said += f", {moved[0]:,} of {len(record.table):,} jobs sooner, {moved[1]:,} later"
+        told.append(said)
     return [f"Against {base}: {'; '.join(told)}."] if told else []
 
 
-def _moved(record: RunRecord, other: RunRecord) -> str:
-    """Return how many jobs are done sooner and how many later than in another run; nothing where jobs differ."""
+def _moved(record: RunRecord, other: RunRecord) -> tuple[int, int] | None:
+    """Return how many jobs are done sooner and how many later than in another run; None where they are other jobs."""
     ours, theirs = (run.table.set_index("id")["jct_s"] for run in (record, other))
     if not ours.index.is_unique or set(ours.index) != set(theirs.index):
-        return ""
-    apart = ours - theirs.loc[ours.index]
-    alike = 1e-9 * theirs.loc[ours.index].abs()
-    return f"{int((apart < -alike).sum()):,} of {len(ours):,} jobs sooner, {int((apart > alike).sum()):,} later"
+        return None
+    theirs = theirs.loc[ours.index]
+    alike = 1e-9 * theirs.abs()
+    return int((ours - theirs < -alike).sum()), int((ours - theirs > alike).sum())
 
 
 def _below(means: dict[str, float], best: str, other: str) -> str:
