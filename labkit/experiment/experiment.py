@@ -169,9 +169,8 @@ class Experiment:
         if isinstance(speed, str):
             jobs, stretched = with_steps(jobs, cluster, kind=speed, throughputs=throughputs)
             speed = speed_model(
-                jobs, cluster, kind=speed, throughputs=throughputs, strict=strict, interference=known,
-                sharding=sharding,
-            )  # fmt: skip
+                jobs, cluster, kind=speed, throughputs=throughputs, strict=strict, interference=known, sharding=sharding
+            )
         elif not isinstance(speed, SpeedModel):
             raise InputError(f"speed is {speed!r}; expected a SpeedModel, or a name such as 'auto' or 'gavel'.")
         elif sharding != "dynamic":
