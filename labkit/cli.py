@@ -217,19 +217,12 @@ def compare(
     jobs = jobs_of(trace, seed=seed, format=format)
     jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
     options: dict[str, Any] = {
-        "profile": profile,
-        "speed": speed,
-        "throughputs": throughputs,
-        "strict": strict,
-        "seed": seed,
-        "load": load,
-    }
-    options |= {"interference": interference, "quotas": quotas}
-    options["prices"] = None if prices is None else prices_of(prices)
-    options["overheads"] = overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale)
-    options |= {"troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint, "interference": interference}
-    options |= {"drop_too_large": drop_too_large}
-    options["cadence"] = None if slot is None else every_slot(slot)
+        "profile": profile, "speed": speed, "throughputs": throughputs, "strict": strict, "seed": seed, "load": load,
+        "interference": interference, "quotas": quotas, "prices": None if prices is None else prices_of(prices),
+        "overheads": overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale),
+        "troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint, "drop_too_large": drop_too_large,
+        "cadence": None if slot is None else every_slot(slot),
+    }  # fmt: skip
     _compare(
         jobs, cluster=cluster, schedulers=schedulers, report=report, command=sys.argv, options=options,
         as_json=as_json, runs=runs, against=against,
