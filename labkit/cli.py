@@ -23,6 +23,7 @@ from labkit.cli_tune import tune
 from labkit.cli_watch import watch
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
+from labkit.core.raised import raised_at
 from labkit.experiment.command import Interference, Quotas, attach
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
@@ -131,7 +132,7 @@ def compare(
     schedulers: Annotated[
         str,
         typer.Option(
-            help="Names, with options in brackets: fifo,drf(placer=pack); your own: file.py:Class.",
+            help="Names, with options in brackets: fifo,drf(placer=pack); your own: file.py:Class; called: a=fifo.",
             autocompletion=cli_help.schedulers,
         ),
     ] = DEMO_SCHEDULERS,
@@ -299,7 +300,8 @@ def _tell_failed(failed: Mapping[str, Exception]) -> NoReturn:
     """Say which schedulers are missing in what was printed, and end with exit code 1."""
     for name, error in failed.items():
         kind = "" if isinstance(error, LabkitError) else f"{type(error).__name__}: "
-        print(f"labkit: {name} failed, and is left out above: {kind}{' '.join(str(error).split())}", file=sys.stderr)
+        said = f"{kind}{' '.join(str(error).split())}{raised_at(error)}"
+        print(f"labkit: {name} failed, and is left out above: {said}", file=sys.stderr)
     raise typer.Exit(1)
 
 

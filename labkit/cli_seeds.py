@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from labkit.cli_swept import exit_if_failed, seeds_of, tell
 from labkit.core.errors import InputError, unknown
+from labkit.core.text import labelled
 
 USUAL: Final = {
     "speed": "auto", "interference": "none", "load": 1.0, "throughputs": None, "strict": False, "slot_s": None,
@@ -68,14 +68,15 @@ def compare_on_seeds(
     jobs = trace if format is None else jobs_of(trace, format=format)
     if odd := next((name for name, value in left_out.items() if value), None):
         raise InputError(f"{odd} does not go with --seeds; leave it out, or take a single --seed.")
-    names = [str(name) for name in schedulers_of(schedulers)]
+    chosen = [str(name) for name in schedulers_of(schedulers)]
+    names = [label or plain for label, plain in map(labelled, chosen)]
     refuse_unknown_base(against, names)
     base = against or names[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if as_json else "default", Caveat)
         found = run_all(
-            jobs, cluster=cluster, schedulers=names, seeds=seeds_of(seeds), runs=runs, records=report is not None,
-            workers=workers, progress=not as_json and sys.stderr.isatty(), **given,
+            jobs, cluster=cluster, schedulers=chosen, seeds=seeds_of(seeds), runs=runs, records=report is not None,
+            workers=workers, progress=not as_json, **given,
         )  # fmt: skip
     faster = arrivals(float(options["load"]))
     if faster and not as_json:

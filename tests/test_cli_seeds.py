@@ -20,6 +20,7 @@ from labkit.results.sweeps import comparison, sweep_differences
 from .plots.runs import record, records
 
 TRACE = "poisson(12, per_hour=60, median_s=600, mean_s=700)"
+SLUG = "poisson-12--per_hour-60--median_s-600--mean_s-700--seed"
 PLAIN = (TRACE, "--cluster", "no_network(1)", "--workers", "0")
 BROKEN = "class Broken:\n    def schedule(self, snapshot):\n        raise RuntimeError('no idea')\n"
 
@@ -46,9 +47,9 @@ def test_seeds_are_compared_in_pairs_with_a_conclusion_a_report_and_runs_that_st
     assert "3 of 3" in done.stdout
     assert "On 3 seeds srtf has the lowest mean JCT" in done.stdout
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
-        f"{name}-{seed}" for name in ("fifo", "srtf") for seed in range(3)
-    ]
-    assert load("srtf-2", runs=tmp_path / "kept").info.seed == 2
+        f"{name}-{SLUG}-{seed}-{seed}" for name in ("fifo", "srtf") for seed in range(3)
+    ]  # as of a single run: scheduler, trace and seed
+    assert load(f"srtf-{SLUG}-2-2", runs=tmp_path / "kept").info.seed == 2
     page = (tmp_path / "r.html").read_text()
     assert "On 3 seeds srtf has the lowest mean JCT" in page
     assert "Difference to fifo on the same seeds" in page
@@ -56,14 +57,16 @@ def test_seeds_are_compared_in_pairs_with_a_conclusion_a_report_and_runs_that_st
 
 def test_a_scheduler_that_fails_leaves_the_others_results_and_the_exit_code_is_1(tmp_path):
     (tmp_path / "mine.py").write_text(BROKEN)
-    words = ("--schedulers", "fifo,mine.py:Broken,srtf", "--seeds", "2", "--json", "--against", "srtf")
+    words = ("--schedulers", "fifo,mine=mine.py:Broken,srtf", "--seeds", "2", "--json", "--against", "srtf")
     done = labkit("compare", *PLAIN, *words, cwd=tmp_path)
     assert done.returncode == 1, done.stdout
     told = {row["scheduler"]: row for row in map(json.loads, done.stdout.splitlines())}
     assert told["fifo"]["n"] == 2
-    assert (told["mine.py:Broken"]["n"], told["mine.py:Broken"]["n_failed"]) == (0, 2)
+    assert (told["mine"]["n"], told["mine"]["n_failed"]) == (0, 2)
     assert told["fifo"]["n_pairs"] == 2
-    assert done.stderr.splitlines()[0] == ("labkit: failed: scheduler mine.py:Broken, seed 0: RuntimeError: no idea")
+    assert told["(bound)"]["n_lower"] is None
+    said = done.stderr.splitlines()[0]
+    assert said.startswith("labkit: failed: scheduler mine, seed 0: RuntimeError: no idea (mine.py:3, decision 0, at ")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import Final
+
+_LABELLED: Final = re.compile(r"\s*([A-Za-z0-9_][\w.+-]*)\s*=\s*(\S.*)", re.DOTALL)
 
 
 def split_names(text: str) -> list[str]:
@@ -19,6 +23,16 @@ def split_names(text: str) -> list[str]:
         else:
             names[-1] += letter
     return [name.strip() for name in names if name.strip()]
+
+
+def labelled(text: str) -> tuple[str | None, str]:
+    """Return the label that stands before "=" and what it names; None where there is no label.
+
+    >>> labelled("mine=first.py:First(k=2)"), labelled("las(quantum_s=60)")
+    (('mine', 'first.py:First(k=2)'), (None, 'las(quantum_s=60)'))
+    """
+    found = _LABELLED.fullmatch(text)
+    return (found[1], found[2].strip()) if found else (None, text)
 
 
 def shortened(text: str, *, most: int = 100) -> str:

@@ -15,11 +15,12 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
+from labkit.core.raised import raised_at
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.run import experiment_of
-from labkit.results.bound import BOUND
+from labkit.results.bound import BOUND, FASTER
 from labkit.results.record import RunRecord
 from labkit.schedulers import open_options, options_of
 from labkit.simulator import Faults, Overheads, Variation
@@ -77,6 +78,8 @@ class CellOutcome:
         Its speed model in words.
     bound_jct_s : float
         Mean JCT in seconds that no scheduler can go below there; NaN: it is not known.
+    bound_faster : bool
+        Whether that rests on gangs faster than those that jobs ask for.
     """
 
     cell: Cell
@@ -89,6 +92,7 @@ class CellOutcome:
     record: RunRecord | None = None
     speeds: str = ""
     bound_jct_s: float = float("nan")
+    bound_faster: bool = False
 
 
 def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:
@@ -102,7 +106,7 @@ def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:
             told = record.info.config
             outcome = CellOutcome(
                 cell, _plain(record.summary), record=kept, speeds=told["speeds"],
-                bound_jct_s=told.get(BOUND, float("nan")),
+                bound_jct_s=told.get(BOUND, float("nan")), bound_faster=told.get(FASTER, False),
             )  # fmt: skip
         except Exception as error:
             outcome = failed(cell, error)
@@ -116,7 +120,7 @@ def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:
 
 def failed(cell: Cell, error: BaseException) -> CellOutcome:
     """Return the outcome of a cell that raised."""
-    said = " ".join(f"{type(error).__name__}: {error}".split())
+    said = " ".join(f"{type(error).__name__}: {error}{raised_at(error)}".split())
     return CellOutcome(cell, {}, error=said, trace="".join(traceback.format_exception(error)))
 
 

@@ -28,6 +28,7 @@ from labkit.core.resources import Floats
 from labkit.experiment import provenance
 from labkit.experiment.asked import jobs_of, refuse_endless, refuse_odd, refuse_unknown
 from labkit.experiment.bound import jct_bound_s
+from labkit.experiment.bound_gangs import rests_on_faster
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.caveats import Caveat, caveats, fell_back, speeds_in_words
 from labkit.experiment.context import context
@@ -39,7 +40,7 @@ from labkit.experiment.profiled import interference_of, profiled
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model, with_steps
-from labkit.results.bound import BOUND
+from labkit.results.bound import BOUND, FASTER
 from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
 from labkit.results.record import LOAD, RunInfo, RunRecord, RunState
 from labkit.results.store import RunWriter
@@ -299,6 +300,10 @@ class Experiment:
         return float("nan") if bounds_s is None or not np.isfinite(bounds_s).all() else float(bounds_s.mean())
 
     @cached_property
+    def _bound_is_faster(self) -> bool:
+        return rests_on_faster(self.jobs, speed=self.speed)
+
+    @cached_property
     def _slower(self) -> float:
         """How many times slower a job may be on one device type than on another."""
         return slower_on_slowest_type(self.jobs, self.cluster, speed=self.speed)
@@ -365,7 +370,8 @@ class Experiment:
     ) -> RunRecord:
         info = self.info(scheduler, name=called)
         if np.isfinite(self.bound_jct_s):  # of simulated runs alone: machines are not bound by a model
-            info = replace(info, config={**info.config, BOUND: self.bound_jct_s})
+            told = {BOUND: self.bound_jct_s} | ({FASTER: True} if self._bound_is_faster else {})
+            info = replace(info, config={**info.config, **told})
         watchers, reasons = list(observers), list[str]()
         with ExitStack() as stack:
             if progress:

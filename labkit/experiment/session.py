@@ -16,6 +16,7 @@ from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.placement import Placement
 from labkit.core.protocols import Backend, Scheduler
 from labkit.core.quotas import AdmissionControl, Quotas
+from labkit.core.raised import note_decision
 from labkit.core.repairs import refuse_reasons
 from labkit.core.resources import GPUS, Bools
 from labkit.core.snapshot import Snapshot
@@ -213,7 +214,11 @@ class Session:
                 continue
             snapshot = self.snapshot()
             began = clock()
-            placement = scheduler.schedule(snapshot)
+            try:
+                placement = scheduler.schedule(snapshot)
+            except Exception as error:
+                note_decision(error, number=snapshot.number, now_s=snapshot.now_s)
+                raise
             decide_s(clock() - began)
             self.step(placement, source=f"{type(scheduler).__name__}.schedule()")
         return self.log.rows

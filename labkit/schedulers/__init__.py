@@ -24,7 +24,7 @@ from labkit.core.calls import read_call
 from labkit.core.errors import InputError, unknown
 from labkit.core.outside import find, from_packages
 from labkit.core.protocols import Placer, Scheduler
-from labkit.core.text import shortened
+from labkit.core.text import labelled, shortened
 
 MOST_OFFERED: Final = 3
 
@@ -143,6 +143,7 @@ def make(name: str, **options: Any) -> Scheduler:
     """Return a scheduler by name; options may also stand in the name, and a placer may be a name too.
 
     One's own is named `file.py:Class` or `package.module:Class`, or by an entry point of the group `labkit.schedulers`.
+    A label before it, as in `mine=file.py:Class`, says what to call it (`named`).
 
     >>> make("las", threshold_gpu_s=60) == make("las(threshold_gpu_s=60)")
     True
@@ -179,11 +180,12 @@ def named(scheduler: Scheduler | str, name: str | None = None) -> tuple[Schedule
     InputError
         If it is a class, or an object that cannot schedule; or as `make`.
 
-    >>> named("las")[1], named(make("las"))[1], named("las", "mine")[1]
-    ('las', 'las', 'mine')
+    >>> named("las")[1], named(make("las"))[1], named("las", "mine")[1], named("short=las(quantum_s=60)")[1]
+    ('las', 'las', 'mine', 'short')
     """
     if isinstance(scheduler, str):
-        return make(scheduler), name or scheduler
+        label, plain = labelled(scheduler)
+        return make(plain), name or label or plain
     if isinstance(scheduler, type):
         raise InputError(f"scheduler {scheduler.__name__} is a class; give an instance of it: {scheduler.__name__}().")
     if not callable(getattr(scheduler, "schedule", None)):
@@ -236,7 +238,7 @@ def _refuse_wrong_type(scheduler: str, option: str, value: Any, default: Any) ->
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:
     """Return a name and its options: "las(threshold_gpu_s=60)" -> "las", {"threshold_gpu_s": 60}."""
-    text = text.strip()
+    text = labelled(text)[1].strip()
     if "(" not in text:
         return text, {}
     expected = "a name, or name(option=value, ...), e.g. fifo(backfill=True)"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats, Ints
+from labkit.workloads.expressions import is_generated, trace
 from labkit.workloads.readers import read, sniff
 from labkit.workloads.shipped import located
 
@@ -72,7 +73,7 @@ def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = 
     Parameters
     ----------
     path : str or Path
-        The trace, or the name of one that comes with labkit.
+        The trace, the name of one that comes with labkit, or a generator such as "poisson(80, per_hour=12)".
     format : str, optional
         Its format, if the contents do not show it.
     n_gpus : float, optional
@@ -83,9 +84,12 @@ def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = 
     TraceError
         As `labkit.workloads.readers.read`.
     """
-    jobs = read(path, format=format)
+    if format is None and is_generated(str(path)):
+        jobs, source = trace(path), ("trace", f"{path}, generated with seed 0")
+    else:
+        jobs, source = read(path, format=format), ("file", f"{located(path)} ({format or sniff(path)})")
     lines = [
-        ("file", f"{located(path)} ({format or sniff(path)})"),
+        source,
         ("jobs", f"{len(jobs):,}, {_tasks(jobs)}"),
         ("arrivals", f"over {_time(jobs.arrival_s[-1])}{_rate(jobs)}"),
         ("duration", _durations(jobs)),

@@ -183,7 +183,7 @@ def test_a_sweep_keeps_it_for_each_cell_and_compares_it_like_a_scheduler(tmp_pat
     bounds = table[table["scheduler"] == "srtf"][BOUND].to_numpy()
     srtf = table[table["scheduler"] == "srtf"]["mean_jct_s"].to_numpy()
     assert told.loc[BOUND_LABEL, "mean"] == pytest.approx(bounds.mean())
-    assert told.loc[BOUND_LABEL, "difference"] == pytest.approx((bounds - srtf).mean())
+    assert np.isnan(told.loc[BOUND_LABEL, "difference"])
     assert told.loc["srtf", "times_bound"] == pytest.approx(srtf.mean() / bounds.mean())
     assert told.loc[BOUND_LABEL, "times_bound"] == 1.0
     assert BOUND_LABEL not in comparison(table, metric="makespan_s")["scheduler"].tolist()
