@@ -29,7 +29,8 @@ def refuse_unknown_base(against: str | None, schedulers: str | list[str]) -> Non
     """
     from labkit.experiment.asked import schedulers_of
 
-    names = [str(name) for name in schedulers_of(schedulers)] if against is not None else []
+    chosen = map(str, schedulers_of(schedulers)) if against is not None else ()
+    names = [label or plain for label, plain in map(labelled, chosen)]
     if against is not None and against not in names:
         raise unknown("scheduler to compare --against", against, names)
 

@@ -26,7 +26,7 @@ from labkit.core.protocols import Backend, Scheduler, SpeedModel
 from labkit.core.quotas import BEYOND, Quotas
 from labkit.core.resources import Floats
 from labkit.experiment import provenance
-from labkit.experiment.asked import jobs_of, refuse_endless, refuse_odd, refuse_unknown
+from labkit.experiment.asked import arriving, jobs_of, refuse_endless, refuse_odd, refuse_unknown
 from labkit.experiment.bound import jct_bound_s
 from labkit.experiment.bound_gangs import rests_on_faster
 from labkit.experiment.cadence import Cadence, at_events
@@ -52,7 +52,6 @@ from labkit.speed.interference.levels import Level, level
 from labkit.speed.profiled import ProfiledSpeed, TestbedProfile
 from labkit.topology import presets
 from labkit.topology.routes import refuse_unsound_network
-from labkit.workloads import scaled
 
 KINDS: Final[dict[str, tuple[type, str]]] = {
     "cadence": (Cadence, "every_slot(600) or at_events()"),
@@ -159,7 +158,7 @@ class Experiment:
         named ("dlrover"). Quotas are GPUs by user ("vision=8,*=4"), or a TOML file. With `sharding="static"` workers
         have their samples in advance, for speeds that know of it.
         """
-        jobs, known = _arriving(jobs_of(jobs), load=options.get("load", 1.0)), level(interference)
+        jobs, known = arriving(jobs_of(jobs), load=options.get("load", 1.0)), level(interference)
         refuse_unknown(options, known=[*inspect.signature(cls.of).parameters, *(field.name for field in fields(cls))])
         if profile is not None:
             cluster, speed, options = profiled(jobs, profile, cluster=cluster, speed=speed, options=options)
@@ -391,13 +390,6 @@ class Experiment:
                 warnings.warn(fell_back(called, scheduler), Caveat, stacklevel=4)
         info = replace(info, state=RunState.DONE, wall_s=wall_s)
         return RunRecord(info=info, jobs=self.jobs, cluster=self.cluster, events=rows, reasons=reasons)
-
-
-def _arriving(jobs: Jobs, *, load: Any) -> Jobs:
-    """Return jobs that arrive so many times as fast."""
-    if not isinstance(load, int | float) or isinstance(load, bool):
-        raise InputError(f"load is {load!r}; expected a factor > 0, 2 for jobs that arrive twice as fast.")
-    return jobs if load == 1 else scaled(jobs, load=load)
 
 
 def _seed(options: Mapping[str, Any]) -> int:
