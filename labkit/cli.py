@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from labkit import cli_help, cli_new, cli_renamed, cli_runs, early, release
+from labkit.cli_compared import usual_cluster
 from labkit.cli_data import clusters, schedulers, traces
 from labkit.cli_deploy import deploy
 from labkit.cli_doctor import doctor
@@ -69,8 +70,8 @@ Workload = Annotated[
 Cluster = Annotated[
     str | None,
     typer.Option(
-        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml; else the profile's, or "
-        "gavel-36x3.",
+        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml; else the profile's, "
+        "that of the trace's name (demo), or gavel-36x3.",
         autocompletion=cli_help.clusters,
     ),
 ]
@@ -186,7 +187,7 @@ def compare(
     ] = None,
 ) -> None:
     """Simulate several schedulers on one trace and compare them."""
-    cluster = "gavel-36x3" if cluster is None and profile is None else cluster
+    cluster, chosen = (cluster, "") if cluster or profile else usual_cluster(trace)
     if seeds is not None:
         from labkit.cli_seeds import compare_on_seeds
 
@@ -197,7 +198,7 @@ def compare(
             throughputs=throughputs, strict=strict, interference=interference, load=load, slot_s=slot, first=first,
             start_s=start, restart_s=restart, rescale_s=rescale, overheads=overheads, troubles=troubles,
             sharding=sharding, quotas=quotas,
-            left_out={"--checkpoint": checkpoint, "--seed": seed, "--profile": profile is not None},
+            chosen=chosen, left_out={"--checkpoint": checkpoint, "--seed": seed, "--profile": profile is not None},
         )  # fmt: skip
         return
     if against is not None or workers is not None:
@@ -224,7 +225,7 @@ def compare(
     options["cadence"] = None if slot is None else every_slot(slot)
     _compare(
         jobs, cluster=cluster, schedulers=schedulers, report=report, command=sys.argv, options=options,
-        as_json=as_json, runs=runs,
+        as_json=as_json, runs=runs, chosen=chosen,
     )  # fmt: skip
 
 
@@ -238,6 +239,7 @@ def _compare(
     options: dict[str, Any],
     as_json: bool = False,
     runs: Path | None = None,
+    chosen: str = "",
 ) -> list[RunRecord]:
     from labkit.cli_compared import print_header, print_table
 
@@ -246,7 +248,7 @@ def _compare(
         jobs, as_json=as_json, cluster=cluster, schedulers=schedulers, runs=runs, **options
     )
     if not as_json:
-        print_header(records)
+        print_header(records, chosen=chosen)
         print_table(records)
     if report is not None:
         from labkit.plots.report import write_report

@@ -32,10 +32,13 @@ def compare_on_seeds(
     workers: int | None,
     as_json: bool,
     command: str,
+    chosen: str = "",
     left_out: Mapping[str, float],
     **options: Any,
 ) -> None:
     """Simulate, print a row per scheduler and what they show, and write the report.
+
+    `chosen` is a line to print above: which cluster was taken, if none was named.
 
     Raises
     ------
@@ -62,6 +65,8 @@ def compare_on_seeds(
             jobs, cluster=cluster, schedulers=names, seeds=seeds_of(seeds), runs=runs, records=report is not None,
             workers=workers, progress=not as_json and sys.stderr.isatty(), **given,
         )  # fmt: skip
+    if chosen and not as_json:
+        print(chosen)
     tell(found.table, metric="mean_jct_s", base=base, as_json=as_json)
     if not as_json:
         print("\n".join(over_seeds(found.table)))

@@ -22,9 +22,13 @@ def jobs_of(given: Any) -> Jobs:
     Raises
     ------
     InputError
-        If it is neither; or as `labkit.workloads.read`.
+        If it is neither, or has no jobs; or as `labkit.workloads.read`.
     """
     if isinstance(given, Jobs):
+        if not len(given):
+            raise InputError(
+                f"{given.name} has no jobs; expected at least one. Does a condition, as in take(), fit none?"
+            )
         return given
     if isinstance(given, str | Path):
         return readers.read(given)

@@ -47,6 +47,10 @@ def check_scheduler(scheduler: Scheduler, *, scenes: Iterable[DecisionScene] | N
     >>> check_scheduler(make("fifo"))
     """
     require(not isinstance(scheduler, type), f"{name_of(scheduler)} is a class; make one: {name_of(scheduler)}().")
+    require(
+        callable(getattr(scheduler, "schedule", None)),
+        f"{name_of(scheduler)} has no method schedule; expected schedule(self, snapshot) -> Placement.",
+    )
     for scene in random_scenes(seed=seed, pairs=True) if scenes is None else ():
         check_answer(deepcopy(scheduler), scene=scene)
     for scene in random_scenes(seed=seed) if scenes is None else scenes:
