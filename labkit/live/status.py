@@ -38,9 +38,7 @@ class RunStatus:
 OVER: Final = tuple(str(state) for state in (RunState.DONE, RunState.STOPPED, RunState.FAILED))
 
 
-def status_of(
-    info: RunInfo, *, writer: Mapping[str, Any] | None, folder: Path, silent_s: float = 0.0, heard: bool = True
-) -> RunStatus:
+def status_of(info: RunInfo, *, writer: Mapping[str, Any] | None, folder: Path, silent_s: float = 0.0) -> RunStatus:
     """Return how a run is doing that has a folder.
 
     Parameters
@@ -53,8 +51,6 @@ def status_of(
         To name in commands.
     silent_s : float
         Seconds since its last event.
-    heard : bool
-        Whether there was one yet.
 
     Examples
     --------
@@ -65,9 +61,7 @@ def status_of(
     on_machines = info.backend != "simulator"
     if writer is not None:
         silent = f", no news for {silent_s:.0f} s" if silent_s >= SILENT_S and on_machines else ""
-        connecting = "" if heard or not on_machines else "connecting to its hosts, "
-        by = f"written by process {writer.get('pid', '?')} on {writer.get('host', '?')}"
-        return RunStatus("running", f"{connecting}{by}{silent}")
+        return RunStatus("running", f"written by process {writer.get('pid', '?')} on {writer.get('host', '?')}{silent}")
     if info.state == RunState.DONE:
         return RunStatus("done")
     killed = info.state == RunState.RUNNING

@@ -126,9 +126,7 @@ class Timeline {
     this.canvas.width = w;
     this.canvas.height = h;
     this.ink = this.canvas.getContext("2d", { alpha: false });
-    if (this.look) return this.repaint();
-    this.ink.fillStyle = lookOf(this.box).paper; // it is black until something is painted
-    this.ink.fillRect(0, 0, w, h);
+    if (this.look) this.repaint();
   }
 
   get x0() { return Math.round(this.left * this.ratio); }
