@@ -47,8 +47,6 @@ def test_a_damaged_file_is_refused_in_one_line_that_names_the_field(
     text = (tmp_path / SPEC).read_text()
     assert was in text
     (tmp_path / SPEC).write_text(text.replace(was, now, 1))
-    with pytest.raises(
-        InputError, match=rf"(?s)job.json is damaged, or of another .*{what}"
-    ) as said:
+    with pytest.raises(InputError, match=rf"(?s)job.json is damaged, or of another .*{what}") as said:
         Spec.load(tmp_path)
     assert "\n" not in str(said.value)
