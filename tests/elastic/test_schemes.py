@@ -12,6 +12,7 @@ import pytest
 from labkit.elastic import Job, Result, models, start
 from labkit.elastic.data import dataset
 from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.transport import Scheme
 
 NAME, STEPS = "cnn-text-classification", 60
 MARK = "memfd:labkit"
@@ -29,7 +30,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, list[d
     save = Spec.save
 
     def run(scheme: str, at: dict[int, Callable[[Job], None]] | None = None, **options: Any) -> Any:
-        monkeypatch.setattr(Spec, "save", lambda spec, folder: save(replace(spec, scheme=scheme), folder))
+        monkeypatch.setattr(Spec, "save", lambda spec, folder: save(replace(spec, scheme=Scheme(scheme)), folder))
         given = {"steps": STEPS, "batch": 32, "workers": 2, "servers": 2, "optimizer": "momentum", "lr": 0.05}
         todo, seen = dict(at or {}), []
         model, data = models.build(NAME, width=0.1), dataset(NAME, n=128, width=0.1)

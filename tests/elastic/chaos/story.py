@@ -28,6 +28,7 @@ from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.process.fault_injection import InjectedFault
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.shards import prove
+from labkit.elastic.transport import Scheme
 from tests.elastic.chaos import probe
 
 STEPS = 160
@@ -98,7 +99,7 @@ class Story:
         self.hung, self._doubled = "", 0
 
     def __enter__(self) -> Self:
-        spec_of = functools.partial(Spec, scheme=self.scheme)
+        spec_of = functools.partial(Spec, scheme=Scheme(self.scheme))
         spec_of.load = Spec.load  # type: ignore[attr-defined]
         with mock.patch("labkit.elastic.job_start.Spec", spec_of):
             self.job: Job = self._start()
