@@ -135,9 +135,15 @@ class AdmissionControl:
         self._gang, self._gpus = _gangs(jobs), np.stack([jobs.worker_demand[:, GPUS], jobs.ps_demand[:, GPUS]])
         self._rank = np.lexsort((np.arange(len(jobs)), -jobs.priority)).argsort()
         """Each job's place in the order of priority and arrival."""
+        self._version, self._admitted = -1, self._ledger.active()
 
     def admitted(self) -> Ints:
         """Return the active jobs that hold tasks or are within their user's quota, by arrival."""
+        if self._version != self._ledger.version:  # a decision and the snapshot before it ask at the same moment
+            self._version, self._admitted = self._ledger.version, self._find()
+        return self._admitted
+
+    def _find(self) -> Ints:
         active = self._ledger.active()
         holding = self._ledger.belief["phase"][active] == HOLDING
         waiting = active[~holding]
@@ -184,7 +190,7 @@ class AdmissionControl:
     def _cut(self, placement: Placement, count: Ints, *, user: int, over: float) -> None:
         """Take tasks with GPUs from rows of a user's jobs, the last first: growth, then starts, then the rest."""
         gpus = self._gpus[placement.role, placement.job]
-        for keep in (self._gang, self._ledger_held()):
+        for keep in (self._gang, self._held(np.arange(len(self._user), dtype=np.int32))):
             for row in np.flatnonzero((self._user[placement.job] == user) & (gpus > 0) & (count > 0))[::-1]:
                 job = placement.job[row]
                 has = float((gpus * count)[placement.job == job].sum())
@@ -195,9 +201,6 @@ class AdmissionControl:
                     over -= n * gpus[row]
                 if over <= SLACK:
                     return
-
-    def _ledger_held(self) -> Floats:
-        return self._held(np.arange(len(self._user), dtype=np.int32))
 
     def _only(self, placement: Placement, count: Ints) -> Placement:
         """Return the placement with these counts, and the reasons; a job that would start below its gang does not."""

@@ -273,6 +273,11 @@ class Experiment:
             told["prices"] = dict(prices)
         return told | {"speed": type(self.speed).__name__, "speeds": self.speeds}
 
+    @property
+    def _rules(self) -> list[str]:
+        """What was asked for and holds for every scheduler: notes that need no warning."""
+        return [] if self.quotas is None else [f"quotas: {self.quotas}; {BEYOND}"]
+
     def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
         """Return what a reader of this scheduler's numbers has to know, a sentence each."""
         return caveats(
@@ -300,8 +305,7 @@ class Experiment:
 
     def info(self, scheduler: Scheduler, *, name: str) -> RunInfo:
         """Return the row of a run in the table of runs."""
-        notes = [] if self.quotas is None else [f"quotas: {self.quotas}; {BEYOND}"]
-        notes += self.caveats(scheduler, name=name)
+        notes = self._rules + self.caveats(scheduler, name=name)
         return RunInfo(
             run=f"{slug(name)}-{slug(self.jobs.name)}-{self.seed}",
             scheduler=name,
@@ -372,7 +376,7 @@ class Experiment:
             compiled = stack.enter_context(kernel_cache.watched())
             began = time.perf_counter()
             session = self.session(scheduler, observers=watchers, reasons=reasons)
-            for note in self.caveats(scheduler, name=called):
+            for note in info.config.get("notes", ())[len(self._rules) :]:
                 warnings.warn(note, Caveat, stacklevel=4)
             rows = session.run(scheduler)
             wall_s = time.perf_counter() - began - compiled.seconds

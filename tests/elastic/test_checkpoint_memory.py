@@ -353,6 +353,15 @@ def test_a_new_era_gives_up_what_is_half_written(stage: Stage) -> None:
     assert stage.checkpoints.steps() == [2]
 
 
+def until_told(stage: Stage) -> None:
+    """Let servers accept each block that they are sent, until the machine is told how the load went."""
+    while not stage.machine.told:
+        stage.step()
+        for reply in stage.replies:
+            if not reply.done():
+                reply.set_result(Message(Head(16), b"", memoryview(b"")))
+
+
 def test_no_server_gets_a_block_of_a_checkpoint_with_a_bad_one(stage: Stage) -> None:
     for n_saved, version in enumerate((2, 4), 1):
         stage.copy(version, value=float(version))
@@ -364,11 +373,7 @@ def test_no_server_gets_a_block_of_a_checkpoint_with_a_bad_one(stage: Stage) -> 
     stage.checkpoints.verified.clear()
     stage.machine.told.clear()
     stage.keeper.load(Load(1, dict.fromkeys(range(LAYOUT.n_blocks), "ps-0")))
-    while not stage.machine.told:
-        stage.step()
-        for reply in stage.replies:
-            if not reply.done():
-                reply.set_result(Message(Head(16), b"", memoryview(b"")))
+    until_told(stage)
     assert stage.machine.told == [("loaded", (2, {"at": 2}))]
     assert {step for step, *_ in stage.got.values()} == {at(1, 2)}
     [(event, columns)] = stage.events
@@ -385,11 +390,7 @@ def test_a_block_that_is_damaged_after_it_was_verified_begins_another_era(stage:
         stage.step()
     path = stage.checkpoints.path(2) / "ps-1.blocks"
     path.write_bytes(bytes(path.stat().st_size))
-    while not stage.machine.told:
-        stage.step()
-        for reply in stage.replies:
-            if not reply.done():
-                reply.set_result(Message(Head(16), b"", memoryview(b"")))
+    until_told(stage)
     assert stage.machine.told[0] == ("unloaded", None)
 
 

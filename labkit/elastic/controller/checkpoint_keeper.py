@@ -201,7 +201,7 @@ class CheckpointKeeper:
             self._begin()
 
     def _drop(self, version: int) -> None:
-        """Let all servers drop the copies that nobody will ask for."""
+        """Let all servers drop the copies that no checkpoint needs."""
         for server in self._machine.job.of("server"):
             self._processes.send(server.name, DropCopies(version))
 

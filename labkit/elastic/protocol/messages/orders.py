@@ -300,7 +300,7 @@ class SendCopies(Struct):
 
 @dataclass(frozen=True, slots=True)
 class DropCopies(Struct):
-    """Drop the copies of blocks at a version and at earlier ones: nobody will ask for them."""
+    """Drop the copies of blocks at a version and at earlier ones: no checkpoint needs them."""
 
     version: Count
 
