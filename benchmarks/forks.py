@@ -74,7 +74,7 @@ def starts() -> dict[str, list[float]]:
     costs: dict[str, list[float]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
-        Spec(params=[], extents=[], optimizer="sgd", options={}, batch=1, n_shards=1, n_steps=1).save(home)
+        Spec(params=(), extents=(), optimizer="sgd", options={}, batch=1, n_shards=1, n_steps=1).save(home)
         (home / FILE).write_bytes(pickle.dumps(Tells()))
         line = [sys.executable, "-m", "labkit.elastic.process.member", str(home), "worker", "worker-0"]
         _, before = _forked(line, home / "log")

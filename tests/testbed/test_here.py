@@ -108,8 +108,9 @@ def test_a_job_trains_here_to_its_end_and_its_record_is_that_of_any_run(tmp_path
 @pytest.mark.slow
 def test_the_command_ends_with_its_decisions_and_the_next_run_starts_where_this_one_ended(tmp_path: Path) -> None:
     words = ["train", "wide_deep", "--auto", "--width", "0.3", "--batch", "128", "--steps", "1500", "--json"]
-    told = []
+    told, planned = [], []
     for _ in range(2):
+        planned.append((tmp_path / "runs" / "plans.jsonl").exists())  # a job that ends while it samples leaves none
         done = labkit(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         told.append(json.loads(done.stdout))
@@ -118,7 +119,7 @@ def test_the_command_ends_with_its_decisions_and_the_next_run_starts_where_this_
     assert first["steps"] == 1500
     assert "cold start" in first["decisions"][0]["reason"]
     assert len(first["configurations"]) > 1
-    assert (tmp_path / "runs" / "plans.jsonl").exists() == ("the last plan" in second["decisions"][0]["reason"])
+    assert planned[1] == ("the last plan" in second["decisions"][0]["reason"])
 
 
 @pytest.mark.slow
