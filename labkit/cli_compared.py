@@ -67,7 +67,7 @@ def print_header(records: list[RunRecord]) -> None:
     from labkit.results.notes import notes
 
     first = records[0]
-    print(f"{len(first.jobs)} jobs of {first.jobs.name} on {first.cluster}")
+    print(f"{len(first.jobs)} jobs of {first.jobs.name}{first.arrivals}{',' * bool(first.arrivals)} on {first.cluster}")
     print(f"speeds: {first.info.config['speeds']}")
     for said in dict.fromkeys(filter(None, map(_prices, records))):
         print(said)
@@ -78,12 +78,13 @@ def print_header(records: list[RunRecord]) -> None:
 def _bound(record: RunRecord) -> str | None:
     """Return the line that tells the mean JCT below which no scheduler can be, in the unit of the table."""
     from labkit.core.text import time_unit
-    from labkit.results.bound import bound_jct_s, told_bound
+    from labkit.results.bound import FASTER, bound_jct_s, told_bound
 
     if (bound_s := bound_jct_s(record)) != bound_s:
         return None
     scale, unit = time_unit(bound_s)
-    return told_bound(f"a mean JCT of {bound_s / scale:,.4g} {unit}")
+    faster = bool(record.info.config.get(FASTER, False))
+    return told_bound(f"a mean JCT of {bound_s / scale:,.4g} {unit}", faster=faster)
 
 
 def _prices(record: RunRecord) -> str:
@@ -138,3 +139,13 @@ def print_table(records: list[RunRecord]) -> None:
     show(table)
     if (bound := _bound(records[0])) is not None:
         print(bound)
+
+
+def print_against(records: list[RunRecord], *, base: str | None) -> None:
+    """Print how each run compares with one of them."""
+    from labkit.results.comparison import labels
+    from labkit.results.conclusion import against
+
+    whole = {label: record for label, record in zip(labels(records), records, strict=True) if record.complete}
+    for said in against(whole, base=base):
+        print(said)

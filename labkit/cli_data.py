@@ -12,7 +12,7 @@ from labkit import cli_help
 
 traces = typer.Typer(help="Describe, list and download traces of jobs.", no_args_is_help=True)
 Trace = Annotated[
-    Path, typer.Argument(help="A file, or a name of `labkit traces list`.", autocompletion=cli_help.traces)
+    Path, typer.Argument(help="A file, a name of `labkit traces list`, or a generator.", autocompletion=cli_help.traces)
 ]
 
 

@@ -22,6 +22,7 @@ from labkit.experiment.command import (
     Spread,
     retries_of,
     tell,
+    tell_watch,
 )
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def deploy(
     repeat: Annotated[int, typer.Option(help="How often each scheduler runs, in a queue.", min=1)] = 1,
     time_limit: TimeLimit = None,
     name: Annotated[
-        str | None, typer.Option(help="What to call the run or the queue; else as its scheduler, or its trace.")
+        str | None, typer.Option(help="Of the run or the queue: its folder, and what `labkit watch` takes.")
     ] = None,
     dry_run: DryRun = False,
     detach: Detach = False,
@@ -201,7 +202,9 @@ def _alone(jobs: Jobs, scheduler: str, *, name: str | None, runs: Path, as_json:
     """Carry out one run, and print what it has come to."""
     from labkit.experiment.deployed import deploy as begin
 
-    record = begin(jobs, scheduler=scheduler, name=name, runs=runs, progress=not as_json, **options)
+    record = begin(
+        jobs, scheduler=scheduler, run=name, runs=runs, progress=not as_json, begun=tell_watch, **options
+    )  # fmt: skip
     tell(record, runs=runs, as_json=as_json)
     raise typer.Exit(1 if record.summary["n_unfinished"] else 0)
 
@@ -231,6 +234,7 @@ def _queue(
         print(f"queue {called} is worked by process {pid}, in the background; what it says is in {folder / 'log.txt'}")
         print(f"watch it: labkit watch {called} --runs {runs}; stop it: kill -INT {pid}")
         return
+    tell_watch(folder)
     _work(folder, ask, as_json=as_json)
 
 

@@ -35,12 +35,12 @@ def figure(
 ) -> None:
     """Draw runs for a paper: vector graphics in a column's width, no type smaller than 7 pt."""
     from labkit.core.files import refuse_unwritable
-    from labkit.plots.figures import draw
+    from labkit.plots.figures import EXPLAINED, draw
     from labkit.plots.paper import ENDINGS, notes_of, save_for_paper
     from labkit.results.store import load
 
     refuse_unwritable(out, endings=ENDINGS)
     chart = draw([load(name, runs=runs) for name in names], kind=kind)
     print(save_for_paper(chart, out, columns=columns, height_in=height).resolve())
-    if notes := notes_of(chart):
+    if notes := [*notes_of(chart), *filter(None, [EXPLAINED.get(kind, "")])]:
         print(f"for the caption: {'; '.join(notes)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +9,30 @@ from typing import Any, Final
 
 from labkit.cli_swept import exit_if_failed, seeds_of, tell
 from labkit.core.errors import InputError, unknown
+from labkit.core.text import labelled
 
 USUAL: Final = {
     "speed": "auto", "interference": "none", "load": 1.0, "throughputs": None, "strict": False, "slot_s": None,
     "first": None, "start_s": 0.0, "restart_s": 0.0, "rescale_s": 0.0,
-    "overheads": None, "troubles": "none", "sharding": "dynamic", "quotas": None,
+    "overheads": None, "troubles": "none", "sharding": "dynamic", "quotas": None, "drop_too_large": False,
 }  # fmt: skip
 """Options of runs, and their values where nothing was typed."""
+
+
+def refuse_unknown_base(against: str | None, schedulers: str | list[str]) -> None:
+    """Raise if the scheduler that others are to be compared with is none of them.
+
+    Raises
+    ------
+    InputError
+        With the nearest name.
+    """
+    from labkit.experiment.asked import schedulers_of
+
+    chosen = map(str, schedulers_of(schedulers)) if against is not None else ()
+    names = [label or plain for label, plain in map(labelled, chosen)]
+    if against is not None and against not in names:
+        raise unknown("scheduler to compare --against", against, names)
 
 
 def compare_on_seeds(
@@ -46,22 +62,26 @@ def compare_on_seeds(
     from labkit.experiment.caveats import Caveat
     from labkit.experiment.seeded import compare_on_seeds as run_all
     from labkit.results.conclusion import over_seeds
+    from labkit.results.record import arrivals
     from labkit.workloads.expressions import trace as jobs_of
 
     given = {name: value for name, value in options.items() if value != USUAL[name]}
     jobs = trace if format is None else jobs_of(trace, format=format)
     if odd := next((name for name, value in left_out.items() if value), None):
         raise InputError(f"{odd} does not go with --seeds; leave it out, or take a single --seed.")
-    names = [str(name) for name in schedulers_of(schedulers)]
-    if against is not None and against not in names:
-        raise unknown("scheduler to compare --against", against, names)
+    chosen = [str(name) for name in schedulers_of(schedulers)]
+    names = [label or plain for label, plain in map(labelled, chosen)]
+    refuse_unknown_base(against, names)
     base = against or names[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if as_json else "default", Caveat)
         found = run_all(
-            jobs, cluster=cluster, schedulers=names, seeds=seeds_of(seeds), runs=runs, records=report is not None,
-            workers=workers, progress=not as_json and sys.stderr.isatty(), **given,
+            jobs, cluster=cluster, schedulers=chosen, seeds=seeds_of(seeds), runs=runs, records=report is not None,
+            workers=workers, progress=not as_json, **given,
         )  # fmt: skip
+    faster = arrivals(float(options["load"]))
+    if faster and not as_json:
+        print(f"{trace}{faster}")
     tell(found.table, metric="mean_jct_s", base=base, as_json=as_json)
     if not as_json:
         print("\n".join(over_seeds(found.table)))
@@ -69,7 +89,8 @@ def compare_on_seeds(
         from labkit.plots.report import write_report
 
         written = write_report(
-            found.records, report, title=f"Trace {trace}, cluster {cluster}", command=command, seeds=found.table,
+            found.records, report, title=f"Trace {trace}{faster}, cluster {cluster}", command=command,
+            seeds=found.table,
             base=base
         )  # fmt: skip
         if not as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +27,7 @@ def sweep(
     trace: Annotated[
         list[str], typer.Option(help=f"A file, or a generator such as 'poisson(80, per_hour=12)'; {MANY}")
     ],
-    schedulers: Annotated[list[str], typer.Option(help=f"A name, with options in brackets; {MANY}")],
+    schedulers: Annotated[list[str], typer.Option(help=f"A name, with options in brackets; called: a=fifo; {MANY}")],
     folder: Annotated[Path, typer.Option(help="Where cells are kept; the same call goes on from there.")],
     cluster: Annotated[list[str], typer.Option(help=f"A preset, an expression or hosts.toml; {MANY}")] = ["gavel-36x3"],  # noqa: B006
     seeds: Annotated[str, typer.Option(help="5: seeds 0 to 4; 5-9; or 1,4,9.")] = "1",
@@ -75,7 +74,7 @@ def sweep(
     with _client(dask) as client:
         table = run_all(
             grid, folder=folder, workers=workers, client=client, keep=keep, strict=strict,
-            progress=not as_json and sys.stderr.isatty(),
+            progress=not as_json,
         )  # fmt: skip
     tell(table, metric=metric, base=base, as_json=as_json)
     if figure is not None:

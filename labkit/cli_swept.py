@@ -39,7 +39,8 @@ def seeds_of(text: str) -> list[int]:
 
 def tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
     """Print what the cells say together: a table, or an object per scheduler."""
-    from labkit.results.bound import BOUND_LABEL, WHAT
+    from labkit.results.alike import alike
+    from labkit.results.bound import BOUND_LABEL, FASTER, UNREACHED, WHAT
     from labkit.results.sweeps import comparison, pairs_called
 
     told = comparison(table, metric=metric, base=base)
@@ -48,6 +49,11 @@ def tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
         if speeds:
             print(f"speeds: {' | '.join(speeds)}")
         _print_table(told, metric=metric, base=base, pairs=f"{pairs_called(table)}s")
+        if told["times_bound"].notna().any():
+            unreached = UNREACHED if table.attrs.get(FASTER) else ""
+            print(f"{BOUND_LABEL}: no scheduler can be below it ({WHAT}){unreached}")
+        for note in alike(table):
+            print(f"note: {note}")
         return
     for row in told.astype(object).where(told.notna(), None).to_dict("records"):
         what = {"what": WHAT} if row["scheduler"] == BOUND_LABEL else {}
@@ -59,7 +65,6 @@ def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> N
 
     from labkit.cli_table import numbers, show, words
     from labkit.core.text import time_unit
-    from labkit.results.bound import BOUND_LABEL, WHAT
 
     scale, unit = time_unit(float(told["mean"].median())) if metric.endswith("_s") else (1.0, "")
     what = metric.removesuffix("_s").replace("_", " ").replace("jct", "JCT") + (f" ({unit})" if unit else "")
@@ -75,18 +80,23 @@ def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> N
     for row in told.to_dict("records"):
         table.add_row(
             *(str(row[key]) for key in shown), str(row["n"]), str(row["n_failed"] or ""),
-            f"{row['mean'] / scale:,.4g}", _interval(row["low"], row["high"], scale),
+            _value(row["mean"], scale), _interval(row["low"], row["high"], scale),
             "" if row["relative"] != row["relative"] else f"{row['relative']:+.1%}",
             _interval(row["relative_low"], row["relative_high"], 1.0, percent=True), _lower_on(row),
             *([f"{row['times_bound']:.3f}" if row["times_bound"] == row["times_bound"] else ""] if bounded else []),
         )  # fmt: skip
     show(table)
-    if bounded:
-        print(f"{BOUND_LABEL}: no scheduler can be below it ({WHAT})")
+
+
+def _value(mean: float, scale: float) -> str:
+    """Return a mean for the table; a dash where every run failed."""
+    return "–" if mean != mean else f"{mean / scale:,.4g}"
 
 
 def _lower_on(row: dict[Any, Any]) -> str:
     """Return on how many of the seeds that both have a scheduler was below the one that it is compared with."""
+    if row["n_pairs"] == 0:
+        return "–"
     return "" if row["n_pairs"] != row["n_pairs"] else f"{row['n_lower']:.0f} of {row['n_pairs']:.0f}"
 
 

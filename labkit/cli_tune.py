@@ -115,11 +115,14 @@ def _print(found: Tuned, ranges: list[Range], *, scheduler: str, metric: str, fo
     show(table)
     for error in dict.fromkeys(failed["error"]):
         print(f"note: a trial failed: {error}")
-    for name in found.edges:
+    for name in found.edges if not found.idle else ():
         print(f"note: the best {name} is at an end of its range; what is better may lie beyond it")
     print(f"\nThe best, checked on other seeds ({_told(found.check_seeds)}), beside {scheduler} as it is by itself:")
     tell(found.checked, metric=metric, base=DEFAULT, as_json=False)
     print(found.verdict)
+    if found.idle:
+        print(f"raise load (--set load=2) or take a smaller cluster   (trials are kept in {folder})")
+        return
     print(f'use it: --schedulers "{found.name}"   (trials are kept in {folder})')
 
 

@@ -67,6 +67,11 @@ def _watch_queue(folder: Path, console: Console, *, once: bool, browser: bool, p
             raise InputError(
                 f"queue '{folder.name}' carries out no run now; name one of it: labkit watch {folder}/RUN."
             )
+        n = len(RunQueue.read(folder).runs)
+        print(
+            f"queue {folder.name} has {n} run{'s' * (n != 1)}; the page shows {run.name}, the one that is carried out "
+            f"now. All: labkit watch {folder}; another one as a page: labkit watch {folder}/RUN --browser"
+        )
         _serve(FollowedRun(run), port=port)
         return
     if not once and sys.stdout.isatty():

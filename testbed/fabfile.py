@@ -171,7 +171,7 @@ def deploy(
     profile: str = "",
 ) -> bool:
     """Train the jobs of a trace, under a scheduler."""
-    from labkit.experiment.command import tell
+    from labkit.experiment.command import tell, tell_watch
     from labkit.experiment.deployed import deploy
 
     if not trace:
@@ -183,6 +183,7 @@ def deploy(
         runs=runs,
         profile=profile or None,
         progress=True,
+        begun=tell_watch,
     )
     tell(record, runs=Path(runs), as_json=False)
     return not record.summary["n_unfinished"]

@@ -82,3 +82,37 @@ def test_what_needs_no_import_is_said(tmp_path):
     refused = labkit("traces", "import", "export.txt", "--map", "arrival=Submit", cwd=tmp_path)
     assert refused.returncode == 2
     assert "leave --map out" in refused.stderr
+
+
+ODD = "nr;queued_ts;Laufzeit (min);cards;board\n1;1709290000;{};2;a100\n2;1709290600;12;1;h100\n"
+
+
+def test_columns_of_other_words_are_proposed_and_a_decimal_comma_is_told(tmp_path):
+    (tmp_path / "odd.csv").write_text(ODD.format("30,5"))
+    shown = labkit("traces", "import", "odd.csv", "--yes", cwd=tmp_path)
+    rows = [line.split()[0] for line in shown.stdout.splitlines() if " likely " in line]
+    assert rows == ["arrival", "duration", "gpus", "measured_on"]
+    assert shown.returncode == 2
+    assert "'30,5'" in shown.stderr
+    assert "(decimals are written with a point: 30.5)" in shown.stderr
+    (tmp_path / "odd.csv").write_text(ODD.format("30.5"))
+    assert labkit("traces", "import", "odd.csv", "--yes", cwd=tmp_path).returncode == 0
+    told = labkit("traces", "info", "odd.csv", cwd=tmp_path).stdout
+    assert "longest 30.5 minutes" in told
+    assert "types     ran on: a100 1, h100 1" in told
+
+
+def test_where_nothing_can_be_proposed_all_columns_are_named(tmp_path):
+    (tmp_path / "none.csv").write_text("foo,bar,baz\n1,2,3\n")
+    refused = labkit("traces", "import", "none.csv", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "There are: foo, bar, baz." in refused.stderr
+
+
+def test_an_export_without_its_header_is_told_apart_and_any_delimiter_of_sacct_is_read(tmp_path):
+    (tmp_path / "rows.txt").write_text(SACCT.split("\n", 1)[1])
+    refused = labkit("traces", "info", "rows.txt", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "looks like sacct without its header; export with --parsable2 and without --noheader" in refused.stderr
+    (tmp_path / "hash.txt").write_text(SACCT.replace("|", "#"))
+    assert "hash.txt (sacct)" in labkit("traces", "info", "hash.txt", cwd=tmp_path).stdout

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from labkit.results.sweeps import comparison, sweep_differences
 from .plots.runs import record, records
 
 TRACE = "poisson(12, per_hour=60, median_s=600, mean_s=700)"
+SLUG = "poisson-12--per_hour-60--median_s-600--mean_s-700--seed"
 PLAIN = (TRACE, "--cluster", "no_network(1)", "--workers", "0")
 BROKEN = "class Broken:\n    def schedule(self, snapshot):\n        raise RuntimeError('no idea')\n"
 
@@ -44,9 +47,9 @@ def test_seeds_are_compared_in_pairs_with_a_conclusion_a_report_and_runs_that_st
     assert "3 of 3" in done.stdout
     assert "On 3 seeds srtf has the lowest mean JCT" in done.stdout
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
-        f"{name}-{seed}" for name in ("fifo", "srtf") for seed in range(3)
-    ]
-    assert load("srtf-2", runs=tmp_path / "kept").info.seed == 2
+        f"{name}-{SLUG}-{seed}-{seed}" for name in ("fifo", "srtf") for seed in range(3)
+    ]  # as of a single run: scheduler, trace and seed
+    assert load(f"srtf-{SLUG}-2-2", runs=tmp_path / "kept").info.seed == 2
     page = (tmp_path / "r.html").read_text()
     assert "On 3 seeds srtf has the lowest mean JCT" in page
     assert "Difference to fifo on the same seeds" in page
@@ -54,14 +57,16 @@ def test_seeds_are_compared_in_pairs_with_a_conclusion_a_report_and_runs_that_st
 
 def test_a_scheduler_that_fails_leaves_the_others_results_and_the_exit_code_is_1(tmp_path):
     (tmp_path / "mine.py").write_text(BROKEN)
-    words = ("--schedulers", "fifo,mine.py:Broken,srtf", "--seeds", "2", "--json", "--against", "srtf")
+    words = ("--schedulers", "fifo,mine=mine.py:Broken,srtf", "--seeds", "2", "--json", "--against", "srtf")
     done = labkit("compare", *PLAIN, *words, cwd=tmp_path)
     assert done.returncode == 1, done.stdout
     told = {row["scheduler"]: row for row in map(json.loads, done.stdout.splitlines())}
     assert told["fifo"]["n"] == 2
-    assert (told["mine.py:Broken"]["n"], told["mine.py:Broken"]["n_failed"]) == (0, 2)
+    assert (told["mine"]["n"], told["mine"]["n_failed"]) == (0, 2)
     assert told["fifo"]["n_pairs"] == 2
-    assert done.stderr.splitlines()[0] == ("labkit: failed: scheduler mine.py:Broken, seed 0: RuntimeError: no idea")
+    assert told["(bound)"]["n_lower"] is None
+    said = done.stderr.splitlines()[0]
+    assert said.startswith("labkit: failed: scheduler mine, seed 0: RuntimeError: no idea (mine.py:3, decision 0, at ")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +75,8 @@ def test_a_scheduler_that_fails_leaves_the_others_results_and_the_exit_code_is_1
         (["DEMO", "--seeds", "3"], "the 3 seeds change nothing"),
         ([TRACE, "--seeds", "none"], "--seeds is 'none'; expected how many (5), a range (5-9) or a list (1,4,9)."),
         ([TRACE, "--seeds", "2", "--against", "srft"], "unknown scheduler to compare --against 'srft'. Did you mean"),
-        ([TRACE, "--against", "srtf"], "--against and --workers go with --seeds N."),
+        ([TRACE, "--workers", "2"], "--workers goes with --seeds N."),
+        ([TRACE, "--against", "srft"], "unknown scheduler to compare --against 'srft'. Did you mean"),
     ],
 )
 def test_what_seeds_cannot_be_is_told_in_one_line(words, told, tmp_path):
@@ -103,14 +109,40 @@ def test_a_difference_is_concluded_only_where_its_interval_leaves_out_zero():
     assert not any("las" in sentence for sentence in failed[:-1])
 
 
+def test_seeds_that_all_gave_the_same_have_no_intervals():
+    same = table(fifo=[100, 100, 100], las=[90, 90, 90])
+    (told,) = over_seeds(same)
+    assert told.startswith("All 3 seeds gave the same numbers, since nothing in the trace or the schedulers is random")
+    both = comparison(same, base="fifo")
+    assert both["mean"].tolist() == [100, 90]
+    assert both[["low", "high", "relative_low", "relative_high", "n_pairs"]].isna().all(axis=None)
+    assert comparison(table(fifo=[100, 100], las=[90, 91]), base="fifo")["low"].notna().all()
+
+
+def test_other_seeds_are_recommended_only_for_a_trace_that_has_some():
+    made, read = (
+        [replace(each, info=replace(each.info, trace=trace)) for each in records()]
+        for trace in ("poisson(80, per_hour=12) seed 0", "my.csv")
+    )
+    assert conclusion(made)[1].endswith("--seeds 10 would tell.")
+    assert conclusion(read)[1].endswith("the same comparison on the trace of another period would tell.")
+
+
 def test_one_run_of_each_concludes_nothing_about_other_traces():
     told = conclusion(records())
     best = min(records(), key=lambda run: run.summary["mean_jct_s"])
     assert told[0].startswith(f"On this trace {best.info.scheduler} has the shortest mean JCT")
-    assert "of 40 jobs are done sooner than with" in told[0]
+    assert re.search(r"; \d+ of 40 jobs are done sooner than with \w+, \d+ later\.$", told[0])
     assert told[1].startswith("It is one run of each: whether the difference would hold on other traces is not known")
     assert conclusion([record("fifo")]) == [f"fifo: the mean JCT of 40 jobs is {_mean()}."]
     assert conclusion([record("fifo", n=3, until_s=1.0)]) == ["Not compared, for not all of its jobs were done: fifo."]
+
+
+def test_single_runs_are_compared_with_the_one_that_is_named():
+    (told,) = [said for said in conclusion(records(), base="drf") if said.startswith("Against drf: ")]
+    assert told.count("mean JCT") == len(records()) - 1
+    assert re.search(r"fifo mean JCT [+-][\d.]+%, \d+ of 40 jobs sooner, \d+ later", told)
+    assert not any(said.startswith("Against") for said in conclusion(records()))
 
 
 def _mean() -> str:

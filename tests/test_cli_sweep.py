@@ -67,7 +67,7 @@ def test_cells_that_failed_are_told_and_the_exit_code_is_1(tmp_path):
     (said,) = done.stderr.splitlines()
     assert said.startswith(f"labkit: failed: trace {many}, cluster no_network(1), scheduler fifo, seed 0: InputError: ")
     (row,) = [line.split() for line in done.stdout.splitlines() if "no_network(1)" in line]
-    assert row[-2:] == ["1", "nan"]
+    assert row[-2:] == ["1", "–"]
 
 
 def test_others_are_compared_with_the_scheduler_that_is_named_and_the_bound_stands_below_them(tmp_path):

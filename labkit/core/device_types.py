@@ -49,6 +49,12 @@ def may_run_on(jobs: Jobs, cluster: Cluster) -> Bools:
     return allowed
 
 
+def could_run_on(jobs: Jobs, cluster: Cluster) -> Bools:
+    """Return on which device types of which the cluster has a group jobs may run by what they demand, (N, T)."""
+    there = np.isin(np.arange(len(cluster.device_types)), cluster.group_type)
+    return may_run_on(jobs, cluster) & there
+
+
 def unmet_types(jobs: Jobs, cluster: Cluster) -> list[str]:
     """Return a sentence if jobs demand device types that a cluster lacks."""
     asked = Counter(jobs.device_type.tolist())

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from labkit.core.raised import raised_at
 from labkit.core.text import shortened
 
 
@@ -103,7 +104,8 @@ class StoppedError(LabkitError, RuntimeError):
 
 def _said(error: Exception) -> str:
     """Return what an error of labkit's says; of any other, its kind too."""
-    return str(error) if isinstance(error, LabkitError) else f"{type(error).__name__}: {error}"
+    said = str(error) if isinstance(error, LabkitError) else f"{type(error).__name__}: {error}"
+    return said + raised_at(error)
 
 
 def unknown(thing: str, name: str, known: Iterable[str]) -> InputError:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from labkit.core.errors import InputError, unknown
-from labkit.core.text import shortened
+from labkit.core.text import labelled, shortened
 
 GROUPS: Final = {"scheduler": "labkit.schedulers", "placer": "labkit.placers", "speed model": "labkit.speeds"}
 """What there may be of one's own, and the group of its entry points."""
@@ -89,7 +89,7 @@ def file_of(name: str) -> Path | None:
     >>> file_of("mine/first.py:SmallestFirst(k=2)").as_posix(), file_of("mine:SmallestFirst"), file_of("srtf")
     ('mine/first.py', None, None)
     """
-    where, colon, _ = name.partition("(")[0].rpartition(":")
+    where, colon, _ = labelled(name)[1].partition("(")[0].rpartition(":")
     return Path(where.strip()).expanduser() if colon and where.strip().endswith(".py") else None
 
 

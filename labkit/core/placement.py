@@ -10,7 +10,9 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from labkit.core.errors import PlacementError
 from labkit.core.resources import Amounts, Bools, Ints
+from labkit.core.text import shortened
 
 _NONE: Final[Ints] = np.empty(0, np.int32)
 _NEVER: Final[Bools] = np.empty(0, np.bool_)
@@ -185,9 +187,14 @@ class Placement:
         repairs: Repairs | None = None,
         reasons: Iterable[Reason] = (),
     ) -> Self:
-        """Return a placement from columns or scalars."""
-        rows = np.atleast_1d(np.asarray(job, np.int32))
-        named = np.atleast_1d(np.asarray(set_jobs, np.int32))
+        """Return a placement from columns or scalars.
+
+        Raises
+        ------
+        PlacementError
+            If `set_jobs` or `job` is no list of job numbers, such as a list of tuples.
+        """
+        rows, named = _job_numbers("job", job), _job_numbers("set_jobs", set_jobs)
         return cls(
             named,
             rows,
@@ -236,6 +243,25 @@ _OPTIONAL: Final = (
     ("memory_gb", np.nan, "job"),
 )
 """Columns of a placement that may be empty, what that stands for, and which column is as long."""
+
+
+def _job_numbers(name: str, values: ArrayLike) -> Ints:
+    """Return job numbers as an array.
+
+    >>> _job_numbers("set_jobs", [3, 4]).tolist(), _job_numbers("set_jobs", 3).tolist()
+    ([3, 4], [3])
+    """
+    try:
+        found = np.atleast_1d(np.asarray(values, np.int32))
+    except (TypeError, ValueError, OverflowError):
+        found = None
+    if found is None or found.ndim > 1:
+        raise PlacementError(
+            f"Placement.of: {name} is {shortened(repr(values), most=60)}; expected numbers of jobs, with a column for "
+            "each other thing: Placement.of([3, 4], job=[3, 4], role=0, group=[0, 1], count=[2, 1]) gives job 3 two "
+            "workers in group 0, and job 4 one in group 1."
+        )
+    return found
 
 
 def _amounts(values: ArrayLike | None, n: int) -> Amounts:

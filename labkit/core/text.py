@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import Final
+
+_LABELLED: Final = re.compile(r"\s*([A-Za-z0-9_][\w.+-]*)\s*=\s*(\S.*)", re.DOTALL)
 
 
 def split_names(text: str) -> list[str]:
@@ -19,6 +23,16 @@ def split_names(text: str) -> list[str]:
         else:
             names[-1] += letter
     return [name.strip() for name in names if name.strip()]
+
+
+def labelled(text: str) -> tuple[str | None, str]:
+    """Return the label that stands before "=" and what it names; None where there is no label.
+
+    >>> labelled("mine=first.py:First(k=2)"), labelled("las(quantum_s=60)")
+    (('mine', 'first.py:First(k=2)'), (None, 'las(quantum_s=60)'))
+    """
+    found = _LABELLED.fullmatch(text)
+    return (found[1], found[2].strip()) if found else (None, text)
 
 
 def shortened(text: str, *, most: int = 100) -> str:
@@ -38,6 +52,15 @@ def time_unit(longest_s: float) -> tuple[float, str]:
     """
     units = ((1.0, "s", 300.0), (60.0, "min", 7200.0), (3600.0, "h", 10 * 86_400.0))
     return next(((scale, name) for scale, name, limit in units if not longest_s > limit), (86_400.0, "days"))
+
+
+def amount(value: float) -> str:
+    """Return an amount of GPUs or cores for people: a tenth is enough, and a hundredth below one.
+
+    >>> amount(0.9), amount(2.0112), amount(0.254), amount(1234.0)
+    ('0.9', '2', '0.25', '1,234')
+    """
+    return f"{round(value, 1 if abs(value) >= 1 else 2):,.10g}"
 
 
 def human_s(seconds: float) -> str:

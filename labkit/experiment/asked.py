@@ -13,7 +13,7 @@ from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.core.text import split_names
-from labkit.workloads import readers
+from labkit.workloads import readers, scaled
 
 
 def jobs_of(given: Any) -> Jobs:
@@ -76,6 +76,19 @@ def refuse_odd(given: Mapping[str, Any], *, kinds: Mapping[str, tuple[type, str]
             raise InputError(f"{name} is {given[name]!r}; expected e.g. {example}.")
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
         raise InputError(f"seed is {seed!r}; expected a whole number >= 0.")
+
+
+def arriving(jobs: Jobs, *, load: Any) -> Jobs:
+    """Return jobs that arrive so many times as fast.
+
+    Raises
+    ------
+    InputError
+        If that is no number.
+    """
+    if not isinstance(load, int | float) or isinstance(load, bool):
+        raise InputError(f"load is {load!r}; expected a factor > 0, 2 for jobs that arrive twice as fast.")
+    return jobs if load == 1 else scaled(jobs, load=load)
 
 
 def refuse_endless(jobs: Jobs, *, every_s: float) -> None:

@@ -18,7 +18,7 @@ from labkit.core.protocols import Scheduler
 from labkit.core.resources import amounts
 from labkit.experiment.deployed import Telling, run_opened
 from labkit.experiment.history import FILE
-from labkit.experiment.opener import LEASE_S, Preflight
+from labkit.experiment.opener import LEASE_S, Begun, Preflight
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord
 
@@ -117,6 +117,7 @@ def auto(
     progress: bool = False,
     observers: Sequence[Observer] = (),
     telling: Telling | None = None,
+    begun: Begun | None = None,
     **options: Any,
 ) -> RunRecord:
     """Train a model on this machine until its steps are done; its workers, servers and cores are found on the way.
@@ -133,6 +134,8 @@ def auto(
         Each is called with every batch of events.
     telling : callable, optional
         Is called with the list of reasons of decisions, which grows, and returns one more observer.
+    begun : callable, optional
+        Called with the run's folder as soon as it is there.
     options
         cores : float, optional
             What there is to share; by default all that this process may use.
@@ -161,4 +164,6 @@ def auto(
     InputError
         If it cannot train, there are not so many cores, or the folder cannot be written; nothing has been started then.
     """
-    return run_opened(opener_of(model, steps=steps, **options), progress=progress, observers=observers, telling=telling)
+    return run_opened(
+        opener_of(model, steps=steps, **options), progress=progress, observers=observers, telling=telling, begun=begun
+    )  # fmt: skip

@@ -13,6 +13,7 @@ import typer
 from labkit.core.errors import InputError
 from labkit.core.events import Events, Kind
 from labkit.experiment.auto import auto
+from labkit.experiment.command import tell_watch
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
@@ -53,7 +54,8 @@ def train_auto(
         print(f"limits here: {limits()}; --auto limits cores and no memory", file=sys.stderr)
     with Teller(steps, quiet=as_json) as teller:
         record = auto(
-            model, steps=steps, runs=runs, cores=cores, training=training, telling=teller.begun, **options
+            model, steps=steps, runs=runs, cores=cores, training=training, telling=teller.begun,
+            begun=tell_watch, **options,
         )  # fmt: skip
     told = summary(record)
     print(json.dumps(told) if as_json else sentence(told, runs))

@@ -23,8 +23,9 @@ def jct_bound_s(
     """Return the seconds from arrival to completion that no scheduler can go below, job by job, (N,).
 
     A job starts with the first decision after its arrival (with a cadence of slots alone, at the next slot), takes
-    the shortest start that there is, and trains all its true steps with the fastest gang that it may have, on a cluster
-    without end, at the best of all speeds that vary. inf: it has no gang with which it makes progress.
+    the shortest start that there is, and trains all its true steps with the fastest gang that it may have, on types
+    that it may have and the cluster has, in a cluster without end, at the best of all speeds that vary. inf: it has no
+    gang with which it makes progress.
 
     Returns
     -------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from labkit.core.resources import Floats
 from labkit.core.text import shortened
 from labkit.experiment.profile import measure_profile
 from labkit.speed.recorded import Recorded
+from labkit.workloads.own_speeds import TFLOPS, unheard_types
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,7 +97,7 @@ def caveats(
     fails : bool
         Whether machines fail.
     """
-    traits, found = Traits.of(scheduler), [*jobs.notes, *unmet_types(jobs, cluster)]
+    traits, found = Traits.of(scheduler), [*jobs.notes, *unmet_types(jobs, cluster), *_unheard(jobs, cluster, speed)]
     if traits.lives_on_types and types_alike(jobs, cluster, speed=speed):
         kinds, source = ", ".join(cluster.device_types), speeds.partition(";")[0]
         so = "by price alone" if traits.pays is not None else "as its agnostic version would"
@@ -125,6 +127,21 @@ def caveats(
             "epochs and ages alone. `labkit train-policy` trains one on your own jobs."
         )
     return found
+
+
+def _unheard(jobs: Jobs, cluster: Cluster, speed: SpeedModel) -> list[str]:
+    """Return a sentence if a cluster has types of GPU that labkit has never heard of, and speeds do not tell apart."""
+    if not isinstance(speed, Recorded) or not (odd := unheard_types(cluster.device_types, jobs)):
+        return []
+    near = [f"{kind} (near: {', '.join(found)})" if (found := _near(kind)) else kind for kind in odd]
+    return [
+        f"device_type of {cluster.name} that neither a job nor labkit's lists of GPUs name: {', '.join(near)}; check "
+        "how it is written."
+    ]
+
+
+def _near(kind: str) -> list[str]:
+    return get_close_matches(kind.casefold(), TFLOPS, n=2, cutoff=0.5)
 
 
 def fell_back(name: str, scheduler: Scheduler) -> str:

@@ -15,11 +15,12 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
+from labkit.core.raised import raised_at
 from labkit.experiment.cadence import every_slot
-from labkit.experiment.experiment import Experiment
 from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
-from labkit.results.bound import BOUND
+from labkit.experiment.run import experiment_of
+from labkit.results.bound import BOUND, FASTER
 from labkit.results.record import RunRecord
 from labkit.schedulers import open_options, options_of
 from labkit.simulator import Faults, Overheads, Variation
@@ -43,7 +44,7 @@ PARTS: Final[dict[str, tuple[Callable[..., Any], dict[str, str]]]] = {
 OF_SPEED: Final = ("speed", "throughputs", "strict", "interference", "sharding", "troubles", "quotas")
 FILES: Final = ("throughputs", "interference", "troubles", "quotas")
 """Those that may name a file."""
-OF_JOBS: Final = ("first", "load", "epoch_error")
+OF_JOBS: Final = ("first", "load", "epoch_error", "drop_too_large")
 OPTIONS: Final = (*OF_JOBS, "slot_s", "overheads", *OF_SPEED, *(name for _, names in PARTS.values() for name in names))
 """Parameters that belong to the run; every other one is an option of the schedulers."""
 
@@ -77,6 +78,8 @@ class CellOutcome:
         Its speed model in words.
     bound_jct_s : float
         Mean JCT in seconds that no scheduler can go below there; NaN: it is not known.
+    bound_faster : bool
+        Whether that rests on gangs faster than those that jobs ask for.
     """
 
     cell: Cell
@@ -89,6 +92,7 @@ class CellOutcome:
     record: RunRecord | None = None
     speeds: str = ""
     bound_jct_s: float = float("nan")
+    bound_faster: bool = False
 
 
 def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:
@@ -102,7 +106,7 @@ def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:
             told = record.info.config
             outcome = CellOutcome(
                 cell, _plain(record.summary), record=kept, speeds=told["speeds"],
-                bound_jct_s=told.get(BOUND, float("nan")),
+                bound_jct_s=told.get(BOUND, float("nan")), bound_faster=told.get(FASTER, False),
             )  # fmt: skip
         except Exception as error:
             outcome = failed(cell, error)
@@ -116,7 +120,7 @@ def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:
 
 def failed(cell: Cell, error: BaseException) -> CellOutcome:
     """Return the outcome of a cell that raised."""
-    said = " ".join(f"{type(error).__name__}: {error}".split())
+    said = " ".join(f"{type(error).__name__}: {error}{raised_at(error)}".split())
     return CellOutcome(cell, {}, error=said, trace="".join(traceback.format_exception(error)))
 
 
@@ -128,10 +132,14 @@ def _record(cell: Cell, inputs: Inputs) -> RunRecord:
         for name in FILES:
             if mine.get(name) is not None and str(mine[name]) in inputs.files:
                 mine[name] = stack.enter_context(inputs.file(str(mine[name])))
+        load = mine.pop("load", None) or 1.0  # the experiment does it, and its record tells so
         jobs = jobs_of(inputs.jobs(str(cell.keys["trace"]), seed=cell.seed), mine, seed=cell.seed)
         cluster = inputs.cluster(str(cell.keys["cluster"]))
         of_speed = {name: mine[name] for name in OF_SPEED if name in mine}
-        experiment = Experiment.of(jobs, cluster=cluster, seed=cell.seed, **of_speed, **disturbances(mine))
+        experiment = experiment_of(
+            jobs, cluster=cluster, seed=cell.seed, load=load, drop_too_large=bool(mine.get("drop_too_large")),
+            **of_speed, **disturbances(mine),
+        )  # fmt: skip
     return experiment.run(scheduler, name=label)
 
 

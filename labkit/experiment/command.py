@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,6 +86,12 @@ def attach(
     raise typer.Exit(1 if record.summary["n_unfinished"] else 0)
 
 
+def tell_watch(folder: Path) -> None:
+    """Say how to look on at a run that begins, on stderr."""
+    where = "" if folder.parent == Path("runs") else f" --runs {shlex.quote(str(folder.parent))}"
+    print(f"watch it: labkit watch {folder.name}{where}", file=sys.stderr, flush=True)
+
+
 def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:
     """Print what a run has come to."""
     told = {key: record.summary[key] for key in KEYS}
@@ -103,10 +111,12 @@ def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:
         print(f"note: {note}")
     if record.info.state == "stopped" and (limit_s := record.info.config.get("time_limit_s")):
         print(f"note: ended at its time limit of {limit_s:g} s; labkit attach {record.info.run} goes on without one")
+    n_rescales, n_preemptions = told["n_rescales"], told["n_preemptions"]
     print(
         f"{record.info.scheduler}: {told['n_jobs'] - told['n_unfinished']} of {told['n_jobs']} jobs done, mean JCT "
-        f"{told['mean_jct_s']:.1f} s, makespan {told['makespan_s']:.1f} s, {told['n_rescales']} hot scalings, "
-        f"{told['n_preemptions']} preemptions; the run is in {runs / record.info.run}{_given_up(record)}"
+        f"{told['mean_jct_s']:.1f} s, makespan {told['makespan_s']:.1f} s, {n_rescales} hot "
+        f"scaling{'s' * (n_rescales != 1)}, {n_preemptions} preemption{'s' * (n_preemptions != 1)}; the run is in "
+        f"{runs / record.info.run}{_given_up(record)}"
     )
 
 

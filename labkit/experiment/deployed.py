@@ -15,7 +15,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.history import FILE
-from labkit.experiment.opener import ASKED, LEASE_S, Preflight, name_on_hosts
+from labkit.experiment.opener import ASKED, LEASE_S, Begun, Preflight, name_on_hosts
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.session import Observer
 from labkit.experiment.time_limit import TimeLimitError, checked_limit, limited
@@ -46,6 +46,8 @@ def deploy(
     lease_s: float = LEASE_S,
     retries: Retries | None = None,
     time_limit_s: float | None = None,
+    run: str | None = None,
+    begun: Begun | None = None,
     **options: Any,
 ) -> RunRecord:
     """Run a trace on a testbed until every job has completed.
@@ -74,6 +76,10 @@ def deploy(
         How patient it is with jobs that fail and hosts that fail jobs: `labkit.testbed.run.retries.Retries`.
     time_limit_s : float, optional
         Seconds after which the run is ended: its jobs save their state, and the record is `stopped`.
+    run : str, optional
+        Its id, which no other run may have; by default one that is free, made of scheduler and trace.
+    begun : callable, optional
+        Called with the run's folder as soon as it is there, before the hosts are asked for anything.
     options
         As `Experiment.of` takes them: `speed` or `throughputs`, what schedulers measure before the run comes from it.
 
@@ -89,9 +95,9 @@ def deploy(
     """
     opener = Preflight.of(
         jobs, inventory=inventory, scheduler=scheduler, name=name, runs=runs, training=training, lease_s=lease_s,
-        retries=retries, config={} if time_limit_s is None else {"time_limit_s": time_limit_s}, **options,
+        retries=retries, config={} if time_limit_s is None else {"time_limit_s": time_limit_s}, run=run, **options,
     )  # fmt: skip
-    return run_opened(opener, progress=progress, observers=observers, time_limit_s=time_limit_s)
+    return run_opened(opener, progress=progress, observers=observers, time_limit_s=time_limit_s, begun=begun)
 
 
 def run_opened(
@@ -101,13 +107,14 @@ def run_opened(
     observers: Sequence[Observer] = (),
     telling: Telling | None = None,
     time_limit_s: float | None = None,
+    begun: Begun | None = None,
 ) -> RunRecord:
     """Begin a run on machines and drive it to its end; parameters, result and errors are those of `deploy`.
 
     `telling` is called with the list of reasons, which grows, and returns one more observer.
     """
     experiment, limit_s = opener.experiment, checked_limit(time_limit_s)
-    backend, writer = opener.open()
+    backend, writer = opener.open(begun=begun)
     observers = observers if telling is None else [*observers, telling(writer.reasons)]
     try:
         with writer, backend:

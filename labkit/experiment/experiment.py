@@ -26,8 +26,9 @@ from labkit.core.protocols import Backend, Scheduler, SpeedModel
 from labkit.core.quotas import BEYOND, Quotas
 from labkit.core.resources import Floats
 from labkit.experiment import provenance
-from labkit.experiment.asked import jobs_of, refuse_endless, refuse_odd, refuse_unknown
+from labkit.experiment.asked import arriving, jobs_of, refuse_endless, refuse_odd, refuse_unknown
 from labkit.experiment.bound import jct_bound_s
+from labkit.experiment.bound_gangs import rests_on_faster
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.caveats import Caveat, caveats, fell_back, speeds_in_words
 from labkit.experiment.context import context
@@ -39,9 +40,9 @@ from labkit.experiment.profiled import interference_of, profiled
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model, with_steps
-from labkit.results.bound import BOUND
+from labkit.results.bound import BOUND, FASTER
 from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
-from labkit.results.record import RunInfo, RunRecord, RunState
+from labkit.results.record import LOAD, RunInfo, RunRecord, RunState
 from labkit.results.store import RunWriter
 from labkit.schedulers import named
 from labkit.simulator import Faults, Losses, Overheads, Simulator, Troubles, Variation
@@ -105,6 +106,8 @@ class Experiment:
         Dollars per GPU and hour by device type, for runs whose schedulers know of none.
     quotas : Quotas or None
         The most GPUs that the jobs of each user may hold together, under every scheduler.
+    load : float
+        How many times as fast as in the trace `jobs` arrive, for headers.
     """
 
     jobs: Jobs
@@ -125,6 +128,7 @@ class Experiment:
     measure_every_s: float | None = None
     history: Path | None = None
     quotas: Quotas | None = None
+    load: float = 1.0
 
     def __post_init__(self) -> None:
         check_every(self.measure_every_s)
@@ -154,20 +158,19 @@ class Experiment:
         named ("dlrover"). Quotas are GPUs by user ("vision=8,*=4"), or a TOML file. With `sharding="static"` workers
         have their samples in advance, for speeds that know of it.
         """
-        jobs, known = jobs_of(jobs), level(interference)
+        jobs, known = arriving(jobs_of(jobs), load=options.get("load", 1.0)), level(interference)
         refuse_unknown(options, known=[*inspect.signature(cls.of).parameters, *(field.name for field in fields(cls))])
         if profile is not None:
             cluster, speed, options = profiled(jobs, profile, cluster=cluster, speed=speed, options=options)
         if cluster is None:
             raise InputError("neither a cluster nor a profile is given; cluster='demo', say, or profile=FILE.")
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
-        scaled = ""
+        stretched = ""
         if isinstance(speed, str):
-            jobs, scaled = with_steps(jobs, cluster, kind=speed, throughputs=throughputs)
+            jobs, stretched = with_steps(jobs, cluster, kind=speed, throughputs=throughputs)
             speed = speed_model(
-                jobs, cluster, kind=speed, throughputs=throughputs, strict=strict, interference=known,
-                sharding=sharding,
-            )  # fmt: skip
+                jobs, cluster, kind=speed, throughputs=throughputs, strict=strict, interference=known, sharding=sharding
+            )
         elif not isinstance(speed, SpeedModel):
             raise InputError(f"speed is {speed!r}; expected a SpeedModel, or a name such as 'auto' or 'gavel'.")
         elif sharding != "dynamic":
@@ -183,7 +186,7 @@ class Experiment:
         jobs, has_its_own = declared(jobs, speed), isinstance(speed, ProfiledSpeed)
         said = speeds_in_words(jobs, cluster, speed=speed, source=throughputs)
         said += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
-        said += f"; {scaled}" * bool(scaled) + f"; {sharding} sharding" * (sharding != "dynamic")
+        said += f"; {stretched}" * bool(stretched) + f"; {sharding} sharding" * (sharding != "dynamic")
         told = interference_of(speed) if known is None else known
         if isinstance(options.get("overheads"), str):
             options["overheads"] = Overheads.published(options["overheads"])
@@ -266,6 +269,8 @@ class Experiment:
             parts[AMOUNTS_COUNT] = True
         if self.quotas is not None:
             parts["quotas"] = str(self.quotas)
+        if self.load != 1:
+            parts[LOAD] = self.load
         if self.interference is not None:
             parts["interference"] = str(self.interference)
         told = {name: plain(part) for name, part in parts.items() if part is not None}
@@ -297,6 +302,10 @@ class Experiment:
         """Mean of `job_bounds_s` over all jobs; NaN: it is not known, or a job has no gang with which it trains."""
         bounds_s = self.job_bounds_s
         return float("nan") if bounds_s is None or not np.isfinite(bounds_s).all() else float(bounds_s.mean())
+
+    @cached_property
+    def _bound_is_faster(self) -> bool:
+        return rests_on_faster(self.jobs, speed=self.speed)
 
     @cached_property
     def _slower(self) -> float:
@@ -364,7 +373,8 @@ class Experiment:
     ) -> RunRecord:
         info = self.info(scheduler, name=called)
         if np.isfinite(self.bound_jct_s):  # of simulated runs alone: machines are not bound by a model
-            info = replace(info, config={**info.config, BOUND: self.bound_jct_s})
+            told = {BOUND: self.bound_jct_s} | ({FASTER: True} if self._bound_is_faster else {})
+            info = replace(info, config={**info.config, **told})
         watchers, reasons = list(observers), list[str]()
         with ExitStack() as stack:
             if progress:

@@ -11,6 +11,7 @@ from labkit.core.errors import InputError
 from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.experiment.cadence import Cadence
 from labkit.experiment.experiment import Experiment
+from labkit.experiment.opener import ASKED
 from labkit.experiment.speeds import speed_model
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity, refuse_others
 from labkit.results.record import RunRecord
@@ -179,7 +180,9 @@ def predict(
     experiment = Experiment.of(real.jobs, profile=profile, **given)
     if "believed" not in options and (believed := _believed(real, experiment.speed)) is not None:
         experiment = Experiment.of(real.jobs, profile=profile, **given, believed=believed)
-    return experiment.run(scheduler or real.info.scheduler, name=real.info.scheduler, runs=runs)
+    return experiment.run(
+        scheduler or real.info.config.get(ASKED) or real.info.scheduler, name=real.info.scheduler, runs=runs
+    )
 
 
 def _cadence(real: RunRecord) -> Cadence | None:

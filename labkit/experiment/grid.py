@@ -17,6 +17,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
+from labkit.core.text import labelled
 
 Scalar = str | int | float | bool | None
 ORDER: Final = ("trace", "cluster", "scheduler", "seed")
@@ -62,7 +63,7 @@ class Grid:
     ----------
     schedulers : str, Scheduler, list or mapping
         Names that `labkit.schedulers.make` takes, or schedulers of one's own (instances or classes); a mapping gives
-        them labels: {"backfilling": "fifo(backfill=True)", "mine": SmallestFirst}.
+        them labels: {"backfilling": "fifo(backfill=True)", "mine": SmallestFirst}, and so does "mine=first.py:First".
     trace : str, path, Jobs or list
         Files, generators such as "poisson(80, per_hour=12)", or jobs.
     cluster : str or list
@@ -109,7 +110,7 @@ class Grid:
         **parameters: Scalar | Iterable[Scalar],
     ) -> None:
         traces = _labelled("trace", trace)
-        chosen = _labelled("scheduler", schedulers)
+        chosen = _labelled("scheduler", _with_labels(schedulers))
         axes: dict[str, tuple[Scalar, ...]] = {"trace": tuple(traces), "cluster": _values("cluster", cluster)}
         axes |= {name: _values(name, values) for name, values in parameters.items()}
         axes |= {"scheduler": tuple(chosen), "seed": _seeds(seeds)}
@@ -149,6 +150,18 @@ def _labelled(axis: str, given: Any) -> dict[str, Any]:
         if isinstance(part, Cluster) or not (isinstance(part, str | Path | Jobs) or hasattr(part, "schedule")):
             raise InputError(f"{axis} '{label}' is a {type(part).__name__}; expected a name or an object of that kind.")
     return {label: str(part) if isinstance(part, Path) else part for label, part in named}
+
+
+def _with_labels(schedulers: Any) -> Any:
+    """Return schedulers of which some are texts with labels, "mine=first.py:First", by label; others as they are."""
+    if isinstance(schedulers, Mapping):
+        return schedulers
+    parts = [labelled(part) if isinstance(part, str) else (None, part) for part in _listed(schedulers)]
+    if all(label is None for label, _ in parts):
+        return schedulers
+    labels = [_label(part) if label is None else label for label, part in parts]
+    _refuse_odd("scheduler", labels)
+    return dict(zip(labels, (part for _, part in parts), strict=True))
 
 
 def _label(part: Any) -> str:

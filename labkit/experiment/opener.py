@@ -1,9 +1,9 @@
-"""How a run on machines begins: it is checked and rehearsed, all hosts get ready, and only then has it a folder."""
+"""How a run on machines begins: it is checked, has a folder, is rehearsed, and then its hosts get ready."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -14,10 +14,10 @@ from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment.experiment import Experiment
-from labkit.experiment.history import FILE
-from labkit.experiment.session import refuse_unfit
+from labkit.experiment.fitting import refuse_unfit
+from labkit.experiment.history import FILE, kept
 from labkit.results.record import RunInfo
-from labkit.results.store import RunWriter
+from labkit.results.store import RunWriter, refuse_taken
 from labkit.schedulers import named
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from labkit.testbed.run.retries import Retries
     from labkit.testbed.run.training import TrainingTable
 
+Begun = Callable[[Path], None]
+"""Called with the folder of a run that begins."""
 LEASE_S: Final = 600.0
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 5.0, 30 * 86400.0
 ASKED: Final = "asked"
@@ -86,7 +88,8 @@ class Preflight:
             raise InputError(f"a lease of {lease_s:g} s; expected {SHORTEST_LEASE_S:g} s to 30 days.")
         self.lease_s, self.retries = lease_s, retries
         self.run, self.config = run, dict(config or {})
-
+        if run is not None:
+            refuse_taken(run, root=runs)
         self.experiment, self.inventory, self.runs = experiment, inventory, Path(runs)
         self.scheduler, self.name = named(scheduler, name)
         self.asked = scheduler if isinstance(scheduler, str) else ""
@@ -94,8 +97,9 @@ class Preflight:
         _refuse_leases(self.scheduler, self.name)
         if experiment.troubles is not None:
             raise InputError("troubles are those of a simulation; jobs on machines have their own: leave them out.")
+        kept(experiment.history, self.scheduler)  # a file that cannot be used is told before the run has a folder
         self.training.check(experiment.jobs)
-        refuse_unfit(experiment.simulator(), experiment.speed.runs_on())
+        refuse_unfit(experiment.jobs, experiment.cluster, experiment.speed.runs_on())
 
     @classmethod
     def of(
@@ -127,8 +131,10 @@ class Preflight:
             lease_s=lease_s, retries=retries, run=run, config=config,
         )  # fmt: skip
 
-    def open(self) -> tuple[SshBackend, RunWriter]:
-        """Rehearse, make the folder of the run, and get all hosts ready; the caller closes both.
+    def open(self, *, begun: Begun | None = None) -> tuple[SshBackend, RunWriter]:
+        """Make the folder of the run, rehearse, and get all hosts ready; the caller closes both.
+
+        `begun` is called with the folder as soon as `labkit watch` can show it.
 
         Raises
         ------
@@ -139,7 +145,6 @@ class Preflight:
         from labkit.testbed.run.own_scripts import STAGED
 
         experiment = self.experiment
-        _rehearse(experiment, self.scheduler)
         info = experiment.info(self.scheduler, name=self.name)
         asked = {ASKED: self.asked} if self.asked else {}
         info = replace(info, run=self.run or info.run, config={**info.config, **asked, **self.config})
@@ -148,6 +153,9 @@ class Preflight:
             numbered=self.run is None,
         )  # fmt: skip
         try:
+            if begun is not None:
+                begun(writer.folder)
+            _rehearse(experiment, self.scheduler)
             backend = SshBackend(
                 experiment.jobs, self.inventory, run=name_on_hosts(writer.info), folder=writer.folder,
                 training=self.training.packed(writer.folder / STAGED), lease_s=self.lease_s, retries=self.retries,

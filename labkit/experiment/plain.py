@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+
+LONGEST: Final = 80
+"""Letters of a name that stand in the name of a folder."""
 
 
 def plain(part: Any) -> Any:
@@ -26,4 +29,4 @@ def plain(part: Any) -> Any:
 def slug(name: str) -> str:
     """Return a name with nothing but letters, digits, '.', '_' and '-'; "run" where nothing is left."""
     kept = "".join(c if c.isalnum() or c in "._" else "-" for c in Path(name).name)
-    return kept.strip("-.") or "run"
+    return kept.strip("-.")[:LONGEST].rstrip("-.") or "run"

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from labkit.experiment.command import AsJson, Interference, Inventory, Quotas, Runs, tell
-from labkit.experiment.truth_options import Checkpoint, Published, Sharding, Troubles
+from labkit.experiment.truth_options import Checkpoint, Published, Sharding, TooLarge, Troubles
 
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
 
@@ -30,6 +30,7 @@ def simulate(
     troubles: Troubles = "none",
     sharding: Sharding = "dynamic",
     checkpoint: Checkpoint = 0.0,
+    drop_too_large: TooLarge = False,
     runs: Runs = Path("runs"),
     seed: Annotated[int, typer.Option(help="Of the simulator.", min=0)] = 0,
     as_json: AsJson = False,
@@ -45,8 +46,7 @@ def simulate(
     record = run(
         trace, cluster=cluster, scheduler=scheduler, profile=profile, runs=runs, seed=seed, progress=shown,
         interference=interference, troubles=troubles, sharding=sharding, checkpoint_s=checkpoint,
-        quotas=quotas,
-        **({} if overheads is None else {"overheads": overheads}),
+        quotas=quotas, drop_too_large=drop_too_large, overheads=overheads,
     )  # fmt: skip
     tell(record, runs=runs, as_json=as_json)
 

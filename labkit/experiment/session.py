@@ -16,15 +16,16 @@ from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.placement import Placement
 from labkit.core.protocols import Backend, Scheduler
 from labkit.core.quotas import AdmissionControl, Quotas
+from labkit.core.raised import note_decision
 from labkit.core.repairs import refuse_reasons
 from labkit.core.resources import GPUS, Bools
 from labkit.core.snapshot import Snapshot
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.classic import Stretches
+from labkit.experiment.fitting import DROPPING, refuse_unfit
 
 Observer = Callable[[Events], None]
 MEASURED = int(Kind.MEASURED)  # numbers of numpy are compared with a member of an enumeration ten times as slowly
-UNITS = ("GPUs", "cores", "GB of memory")
 MANY_JOBS = 2000
 """Jobs from which on a run is handed to compiled code by default."""
 STALLS = ("raise", "stop")
@@ -111,7 +112,7 @@ class Session:
         self.backend = backend
         self.cadence = cadence or at_events()
         self.runs_on = np.ones((len(backend.jobs), n_types), np.bool_) if runs_on is None else runs_on
-        refuse_unfit(backend, self.runs_on)
+        refuse_unfit(backend.jobs, backend.cluster, self.runs_on, remedy=DROPPING)
         self.ledger = Ledger(backend.jobs, backend.cluster)
         self._admission = None if quotas is None else AdmissionControl(quotas, self.ledger)
         self.log = EventLog()
@@ -213,7 +214,11 @@ class Session:
                 continue
             snapshot = self.snapshot()
             began = clock()
-            placement = scheduler.schedule(snapshot)
+            try:
+                placement = scheduler.schedule(snapshot)
+            except Exception as error:
+                note_decision(error, number=snapshot.number, now_s=snapshot.now_s)
+                raise
             decide_s(clock() - began)
             self.step(placement, source=f"{type(scheduler).__name__}.schedule()")
         return self.log.rows
@@ -323,72 +328,3 @@ def _more_than_measured(happened: Events) -> bool:
         return False
     kinds = happened["kind"]
     return kinds.item(0) != MEASURED or bool((kinds != MEASURED).any())
-
-
-def refuse_unfit(backend: Backend, runs_on: Bools) -> None:
-    """Raise if a job cannot run even on the empty cluster.
-
-    Raises
-    ------
-    InputError
-        It names the first such job, what it needs, and what there is.
-    """
-    jobs, cluster = backend.jobs, backend.cluster
-    asked = np.column_stack([jobs.worker_demand, jobs.ps_demand, runs_on, jobs.n_workers, jobs.n_ps])
-    for number in _firsts(asked):
-        usable = runs_on[number, cluster.group_type]
-        for role, demand, n in (
-            ("worker", jobs.worker_demand[number], jobs.n_workers[number]),
-            ("PS", jobs.ps_demand[number], jobs.n_ps[number]),
-        ):
-            groups = usable if demand[GPUS] > 0 else np.ones_like(usable)
-            room = _room(cluster.capacity[groups], demand)
-            if n and not (room > 0).any():
-                raise InputError(_unfit(jobs.id[number], role, demand, cluster.capacity[groups]))
-            if room.sum() < n:
-                raise InputError(
-                    f"job {jobs.id[number]} asks for {n} tasks ({role}) of {demand[GPUS]:g} GPUs and {demand[1]:g} "
-                    f"cores; the empty cluster '{cluster.name}' holds {room.sum():.0f}. Take a larger cluster, or "
-                    f"drop the job."
-                )
-        _refuse_gang(backend, int(number))
-
-
-def _firsts(rows: np.ndarray) -> np.ndarray:
-    """Return where each distinct row (N, C) is first, in their order."""
-    width = rows.dtype.itemsize * rows.shape[1]
-    as_bytes = np.ndarray(len(rows), np.dtype((np.void, width)), np.ascontiguousarray(rows))  # compared at one go
-    _, first = np.unique(as_bytes, return_index=True)
-    return np.sort(first)
-
-
-def _refuse_gang(backend: Backend, number: int) -> None:
-    jobs, cluster = backend.jobs, backend.cluster
-    needed, there = jobs.gang_demand[number], cluster.capacity.sum(axis=0)
-    for axis, unit in enumerate(UNITS):
-        if needed[axis] > there[axis] + 1e-9:
-            raise InputError(
-                f"job {jobs.id[number]} asks for {jobs.n_workers[number]} workers and {jobs.n_ps[number]} PSs, which "
-                f"need {needed[axis]:g} {unit} in all; the empty cluster '{cluster.name}' has {there[axis]:g}. Take a "
-                "larger cluster, or drop the job."
-            )
-
-
-def _room(capacity: np.ndarray, demand: np.ndarray) -> np.ndarray:
-    """Return how many tasks of a demand each group holds, (G,)."""
-    needed = demand > 0
-    if not needed.any():
-        return np.full(len(capacity), np.inf)
-    fits: np.ndarray = np.floor(capacity[:, needed] / demand[needed] + 1e-9).min(axis=1, initial=np.inf)
-    return fits
-
-
-def _unfit(job: str, role: str, demand: np.ndarray, capacity: np.ndarray) -> str:
-    for axis, unit in enumerate(UNITS):
-        largest = capacity[:, axis].max(initial=0.0)
-        if demand[axis] > largest:
-            return (
-                f"job {job} needs {demand[axis]:g} {unit} per {role}; the largest device group that it can use has "
-                f"{largest:g}. Take a cluster with larger machines, or drop the job."
-            )
-    return f"job {job} needs {demand.tolist()} (GPUs, cores, GB) per {role}; no single device group has all of that."

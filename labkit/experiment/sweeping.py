@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +18,9 @@ from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.on_dask import on_dask
 from labkit.experiment.pool import on_pool
-from labkit.progress import counter
-from labkit.results.bound import BOUND
+from labkit.progress import counter, in_notebook
+from labkit.progress_lines import ProgressLines
+from labkit.results.bound import BOUND, FASTER
 from labkit.results.record import RunRecord
 from labkit.results.sweep_folder import SweepFolder
 from labkit.results.sweeps import cell_table, idle_seeds
@@ -89,7 +89,7 @@ def sweep(
     strict : bool
         Stop at the first cell that fails. Otherwise it is a row with its error.
     progress : bool
-        Show a bar with what is done, what failed and the time left.
+        Show a bar with what is done, what failed and the time left; where stderr is no terminal, a line every 30 s.
 
     Returns
     -------
@@ -145,10 +145,11 @@ def plan(grid: Grid, inputs: Inputs) -> dict[str, Any]:
 def row_of(outcome: CellOutcome, store: Store) -> dict[str, Any]:
     """Return the row of a cell as JSON holds it, with its run kept if there is one."""
     cell = outcome.cell
-    run = "" if outcome.record is None else store.keep(outcome.record, run=_run_id(cell))
+    run = "" if outcome.record is None else store.keep(outcome.record, run=f"{outcome.record.info.run}-{cell.id}")
     metrics = {name: _plain(value) for name, value in outcome.metrics.items()}
     row: dict[str, Any] = {"cell": cell.id, "keys": dict(cell.keys), "error": outcome.error, "run": run}
     row |= {"metrics": metrics, "cpu_s": outcome.cpu_s, "wall_s": outcome.wall_s, "speeds": outcome.speeds}
+    row |= {FASTER: True} if outcome.bound_faster else {}
     row |= {BOUND: _plain(outcome.bound_jct_s)} | ({"notes": list(outcome.notes)} if outcome.notes else {})
     return row | ({"trace": outcome.trace} if outcome.trace else {})
 
@@ -192,11 +193,6 @@ def _is_done(row: dict[str, Any] | None, *, keep: bool) -> bool:
     return row is not None and not row["error"] and (bool(row["run"]) or not keep)
 
 
-def _run_id(cell: Cell) -> str:
-    name = re.sub(r"[^A-Za-z0-9_]+", "-", str(cell.keys["scheduler"])).strip("-") or "run"
-    return f"{name[:60]}-{cell.seed}-{cell.id}"
-
-
 def _age_notes(store: Store) -> list[str]:
     """Return a note where cells that are done were run by another labkit."""
     then, now = getattr(store, "begun", {}).get("commit", ""), provenance.commit()
@@ -223,23 +219,31 @@ def _how_to_resume(grid: Grid, store: Store, folder: str | Path | None) -> str:
 
 
 class _Bar:
-    """A bar with the cells that are done and those that failed."""
+    """A bar with the cells that are done and those that failed; a line now and then where no terminal shows it."""
 
     def __init__(self, total: int, *, done: int, shown: bool) -> None:
-        self._bar = counter(total, unit="cell", done=done, shown=shown)
+        watched = sys.stderr.isatty() or in_notebook()
+        self._bar = counter(total, unit="cell", done=done, shown=shown and watched)
+        self._lines = ProgressLines(total, unit="cells", done=done) if shown and not watched else None
         self._n_failed = 0
 
     def tell(self, outcome: CellOutcome) -> None:
         """Count a cell; say what went wrong with it."""
         self._bar.update()
+        self._n_failed += bool(outcome.error)
+        if self._lines is not None:
+            self._lines.done, self._lines.n_failed = self._lines.done + 1, self._n_failed
         if outcome.error:
-            self._n_failed += 1
             self._bar.set_postfix_str(f"{self._n_failed} failed")
             if not self._bar.disable:
                 self._bar.write(f"{outcome.cell}: {outcome.error}", file=sys.stderr)
 
     def __enter__(self) -> _Bar:
+        if self._lines is not None:
+            self._lines.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+        if self._lines is not None:
+            self._lines.__exit__()

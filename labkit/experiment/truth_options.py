@@ -10,6 +10,10 @@ Troubles = Annotated[
     str, typer.Option(help="Slow and hot tasks: a CSV file, or parts of the jobs: hot_ps=0.13,slow_ps=0.06.")
 ]
 Sharding = Annotated[str, typer.Option(help="dynamic; or static: workers have their shares of the samples in advance.")]
+TooLarge = Annotated[
+    bool,
+    typer.Option("--drop-too-large", help="Leave out jobs that the empty cluster cannot hold; a note tells."),
+]
 Checkpoint = Annotated[
     float, typer.Option(help="Seconds between checkpoints, for jobs that run out of memory; 0: nothing is lost.")
 ]

@@ -20,6 +20,7 @@ import numpy as np
 from labkit.core.errors import InputError, SweepError, unknown
 from labkit.core.files import make_writable
 from labkit.core.jobs import Jobs
+from labkit.core.raised import raised_at
 from labkit.experiment.cell import check
 from labkit.experiment.grid import Grid
 from labkit.experiment.inputs import Inputs
@@ -75,8 +76,16 @@ class Tuned:
     highest: bool
 
     @property
+    def idle(self) -> bool:
+        """Whether several trials gave one and the same value: what was searched changes nothing."""
+        values = self.trials["value"].dropna()
+        return len(values) > 1 and len(set(values)) == 1
+
+    @property
     def verdict(self) -> str:
         """Whether the best is better on seeds that were not searched, in one sentence."""
+        if self.idle:
+            return "All trials gave the same value: these options change nothing on this trace."
         (row,) = sweep_differences(self.checked, metric=self.metric, base=DEFAULT).to_dict("records")
         if not row["n"] or np.isnan(row["low"]):
             return "The check says nothing: it needs two seeds on which both ran."
@@ -215,7 +224,7 @@ def _next(
     except KeyboardInterrupt:
         raise
     except Exception as error:  # a user's scheduler may raise anything; the search goes on
-        trial.set_user_attr("error", " ".join(f"{type(error).__name__}: {error}".split()))
+        trial.set_user_attr("error", " ".join(f"{type(error).__name__}: {error}{raised_at(error)}".split()))
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
         value = float("nan")
     else:

@@ -16,7 +16,7 @@ import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.text import human_s
-from labkit.experiment.session import refuse_unfit
+from labkit.experiment.fitting import refuse_unfit
 from labkit.learning.logs import TrainingLog, row_of
 from labkit.learning.training import TrainingDivergedError, Trains, Update
 from labkit.speed.by_counts import ByCounts
@@ -151,7 +151,7 @@ def refuse_unfit_episodes(experiments: ExperimentOf, *, n: int = 20) -> None:
     rng = np.random.default_rng(0)
     for _ in range(n):
         made = experiments(rng)
-        refuse_unfit(made.simulator(), made.speed.runs_on())
+        refuse_unfit(made.jobs, made.cluster, made.speed.runs_on())
         if not isinstance(made.speed, ByCounts):
             raise InputError(
                 f"the teacher cannot run trace {made.jobs.name}: it compares gangs by speeds that depend on numbers of "

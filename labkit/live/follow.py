@@ -78,7 +78,7 @@ class FollowedRun:
         self._tail, self._clock = RunTail(folder), clock
         self._listeners: list[Listener] = []
         self._seen: Any = None
-        self._heard_s = clock()
+        self._heard_s, self._heard = clock(), False
         self.update()
 
     def update(self) -> bool:
@@ -87,7 +87,12 @@ class FollowedRun:
         A folder that did not change is not read. The writer is looked for first: what it wrote at its end is there when
         it is gone.
         """
-        writer, changed_ns = writer_of(self.folder), os.stat(self.folder).st_mtime_ns
+        try:
+            writer, changed_ns = writer_of(self.folder), os.stat(self.folder).st_mtime_ns
+        except FileNotFoundError:
+            raise InputError(
+                f"{self.folder} is gone: the run came to nothing before it began, or was removed."
+            ) from None
         seen = (changed_ns, writer)
         if seen == self._seen:
             return self._told_silence()
@@ -97,7 +102,7 @@ class FollowedRun:
             self.model.decisions.reasons = files.read_reasons(self.folder / REASONS)
             self.model.fold(rows)
         if len(rows):
-            self._heard_s = self._clock()
+            self._heard_s, self._heard = self._clock(), True
         self._seen = seen
         self._was = self.status
         self._tell()
@@ -142,7 +147,7 @@ class FollowedRun:
     def status(self) -> RunStatus:
         """How it is doing."""
         silent_s = self._clock() - self._heard_s
-        return status_of(self.info, writer=self.writer, folder=self.folder, silent_s=silent_s)
+        return status_of(self.info, writer=self.writer, folder=self.folder, silent_s=silent_s, heard=self._heard)
 
     def header(self) -> str:
         """Return the run in a line."""

@@ -10,7 +10,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.events import Events
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
-from labkit.core.text import human_s
+from labkit.core.text import amount, human_s
 from labkit.live.board import Board
 from labkit.live.decisions import DecisionLog
 from labkit.live.signals import Signals
@@ -105,7 +105,7 @@ def cards_of(model: LiveModel | None, now_s: float = 0.0) -> list[list[str]]:
     built = float(model.cluster.capacity[:, board.resource].sum())
     values = (
         human_s(now_s), human_s(board.mean_jct_s), f"{board.n_running:,}", f"{board.n_waiting:,}",
-        f"{board.n_done:,} / {len(board.jobs):,}", f"{board.gpus_held:.4g} / {built:.6g}",
+        f"{board.n_done:,} / {len(board.jobs):,}", f"{amount(board.gpus_held)} / {amount(built)}",
         f"{board.n_decisions:,}",
     )  # fmt: skip
     cards = [[name, value] for name, value in zip(names, values, strict=True)]

@@ -13,6 +13,7 @@ from labkit.core.events import Events, Kind, Quantity
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.resources import CPUS, GPUS, Floats, Ints
+from labkit.core.text import amount
 from labkit.speed.network import link_loads
 from labkit.workloads.catalogue import model_bytes
 
@@ -147,7 +148,7 @@ class Signals:
             return f"{value:.0%} ({self.busiest})" if self.busiest else f"{value:.0%}"
         if signal in (Signal.CORES_HELD, Signal.CORES_USED, Signal.GPUS_HELD):
             built = self._built[GPUS if signal == Signal.GPUS_HELD else CPUS]
-            return f"{value:,.4g} of {built:,.4g}"
+            return f"{amount(value)} of {amount(built)}"
         return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
     def _hear_losses(self, rows: Events, least_s: float) -> None:

@@ -38,7 +38,9 @@ class RunStatus:
 OVER: Final = tuple(str(state) for state in (RunState.DONE, RunState.STOPPED, RunState.FAILED))
 
 
-def status_of(info: RunInfo, *, writer: Mapping[str, Any] | None, folder: Path, silent_s: float = 0.0) -> RunStatus:
+def status_of(
+    info: RunInfo, *, writer: Mapping[str, Any] | None, folder: Path, silent_s: float = 0.0, heard: bool = True
+) -> RunStatus:
     """Return how a run is doing that has a folder.
 
     Parameters
@@ -51,6 +53,8 @@ def status_of(info: RunInfo, *, writer: Mapping[str, Any] | None, folder: Path, 
         To name in commands.
     silent_s : float
         Seconds since its last event.
+    heard : bool
+        Whether there was one yet.
 
     Examples
     --------
@@ -61,7 +65,9 @@ def status_of(info: RunInfo, *, writer: Mapping[str, Any] | None, folder: Path, 
     on_machines = info.backend != "simulator"
     if writer is not None:
         silent = f", no news for {silent_s:.0f} s" if silent_s >= SILENT_S and on_machines else ""
-        return RunStatus("running", f"written by process {writer.get('pid', '?')} on {writer.get('host', '?')}{silent}")
+        connecting = "" if heard or not on_machines else "connecting to its hosts, "
+        by = f"written by process {writer.get('pid', '?')} on {writer.get('host', '?')}"
+        return RunStatus("running", f"{connecting}{by}{silent}")
     if info.state == RunState.DONE:
         return RunStatus("done")
     killed = info.state == RunState.RUNNING

@@ -17,6 +17,7 @@ BARS: Final = "▁▂▃▄▅▆▇█"
 WIDTH: Final = 32
 """Columns of the picture of a signal over the whole run."""
 SHOWN_DECISIONS: Final = 5
+DECIDED: Final = "decisions that changed a job or a host, the newest last"
 LEAST_JOBS: Final = 5
 """Rows of jobs that are shown in a terminal of any height."""
 
@@ -67,7 +68,7 @@ def shown(run: FollowedRun, *, height: int | None = None) -> RenderableType:
 
     told = signal_lines(run.model)
     below = {
-        "decisions": [entry.line() for entry in list(run.model.decisions.entries)[-SHOWN_DECISIONS:]],
+        DECIDED: [entry.line() for entry in list(run.model.decisions.entries)[-SHOWN_DECISIONS:]],
         "notes": run.notes(),
     }
     n_below = sum(len(lines) + 2 for lines in below.values() if lines)

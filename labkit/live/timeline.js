@@ -126,7 +126,9 @@ class Timeline {
     this.canvas.width = w;
     this.canvas.height = h;
     this.ink = this.canvas.getContext("2d", { alpha: false });
-    if (this.look) this.repaint();
+    if (this.look) return this.repaint();
+    this.ink.fillStyle = lookOf(this.box).paper; // it is black until something is painted
+    this.ink.fillRect(0, 0, w, h);
   }
 
   get x0() { return Math.round(this.left * this.ratio); }

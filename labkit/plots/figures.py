@@ -78,3 +78,6 @@ KINDS: Final[dict[str, Callable[[Sequence[RunRecord]], alt.TopLevelMixin]]] = {
     "gantt": _gantt, "seeds": _seeds,
 }  # fmt: skip
 """What can be drawn of runs."""
+
+EXPLAINED: Final = {"jct": "the dashed line is at 50 %: a line crosses it at its median JCT"}
+"""What a caption has to tell of a kind of figure beside the notes of its title."""

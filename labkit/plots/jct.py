@@ -35,10 +35,12 @@ def plot_jct_cdf(curve: pd.DataFrame, *, log: bool | None = None, limit: int = M
     longest_s = float(curve["jct_s"].max()) if len(curve) else 1.0
     if log is None:
         log = bool(len(curve) and longest_s > 100 * curve["jct_s"].median())
-    scale_s, unit = time_unit(longest_s)
+    usual_s = float(curve.groupby("scheduler")["jct_s"].max().median()) if len(curve) else 1.0
+    scale_s, unit = time_unit(usual_s)
     names = list(dict.fromkeys(curve["scheduler"]))
     shown, note = thin_lines(curve, limit=limit)
-    shown = shown.assign(jct=shown["jct_s"] / scale_s)[["scheduler", "jct", "fraction"]].round(5)
+    jct = [_significant(jct_s / scale_s) for jct_s in shown["jct_s"]]
+    shown = shown.assign(jct=jct)[["scheduler", "jct", "fraction"]].round({"fraction": 5})
     colours = scheduler_colours(names)
     chosen = alt.selection_point(fields=["scheduler"], bind="legend")
     lines = (
@@ -51,7 +53,7 @@ def plot_jct_cdf(curve: pd.DataFrame, *, log: bool | None = None, limit: int = M
             opacity=alt.condition(chosen, alt.value(1.0), alt.value(0.2)),
             tooltip=[
                 alt.Tooltip("scheduler:N", title="scheduler"),
-                alt.Tooltip("jct:Q", title=f"JCT ({unit})", format=",.2f"),
+                alt.Tooltip("jct:Q", title=f"JCT ({unit})", format=",.4~g"),
                 alt.Tooltip("fraction:Q", title="jobs done by then", format=".1%"),
             ],
         )
@@ -66,6 +68,15 @@ def plot_jct_cdf(curve: pd.DataFrame, *, log: bool | None = None, limit: int = M
             "How long jobs take", "distribution of job completion times (JCT); click a name to single it out", note
         ),
     )
+
+
+def _significant(value: float, *, digits: int = 6) -> float:
+    """Return a number with so many significant digits: what is short in a long unit must not become 0.
+
+    >>> _significant(0.4 / 86400), _significant(1234.56789)
+    (4.62963e-06, 1234.57)
+    """
+    return float(f"{value:.{digits}g}")
 
 
 def plot_jct_bars(comparison: pd.DataFrame) -> alt.LayerChart:
@@ -108,8 +119,8 @@ def _bars(comparison: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Return what is drawn of each run, in one unit of time: what a run has no number for is NaN."""
     n_done, n_trace = comparison["n_done"], comparison["n_trace"]
     whole = comparison.where(n_done == n_trace)
-    longest = float(whole["p95_jct_s"].max())
-    scale_s, unit = time_unit(longest if np.isfinite(longest) else 1.0)
+    usual_s = float(whole["mean_jct_s"].median())  # one slow scheduler does not choose the unit of all
+    scale_s, unit = time_unit(usual_s if np.isfinite(usual_s) else 1.0)
     shown = comparison[["label"]].assign(**{name: whole[f"{name}_jct_s"] / scale_s for name in COLUMNS})
     shown["cut"] = n_done != n_trace
     best = shown["mean"].min()

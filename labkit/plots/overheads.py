@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from labkit.plots.theme import INK, layered, name_axis, time_unit, title
@@ -19,7 +20,7 @@ def _bars(tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFram
     Parts: scheduler, part, order, time; beside: scheduler, total, says.
     """
     means = {name: table[list(PARTS)].mean() for name, table in tables.items()}
-    scale_s, unit = time_unit(max((float(mean.sum()) for mean in means.values()), default=1.0))
+    scale_s, unit = time_unit(float(np.median([mean.sum() for mean in means.values()])) if means else 1.0)
     rows = [
         {"scheduler": name, "part": part, "order": order, "time": float(mean[column]) / scale_s}
         for name, mean in means.items()

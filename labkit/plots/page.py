@@ -20,6 +20,10 @@ GROWN: Final = 1.4
 """A figure may be so many times as large as it was drawn, on a wide page."""
 
 
+WHOLE: Final = 26
+"""Letters of a name in a table that does not go on in the next line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Card:
     """A number to see first."""
@@ -146,7 +150,9 @@ def _table(table: PageTable) -> str:
     for i, (label, cells) in enumerate(table.rows):
         dot = f'<span class="dot" style="background:{shades[label]}"></span>'
         kind = " class=pale" if any(table.pale[i : i + 1]) else ""
-        rows.append(f"<tr{kind}><th scope='row'>{dot}{escape(label)}</th>{''.join(map(_cell, cells))}</tr>")
+        whole = ' class="whole"' if len(label) <= WHOLE else ""
+        name = f'<span class="name">{dot}<span{whole}>{escape(label)}</span></span>'
+        rows.append(f"<tr{kind}><th scope='row'>{name}</th>{''.join(map(_cell, cells))}</tr>")
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
     return (
         f'<div class="wide"><table class="sortable" data-name="{escape(table.name)}"><thead><tr>{head}</tr></thead>'

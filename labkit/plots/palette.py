@@ -26,6 +26,18 @@ COLOURS: Final = {
     "dlrover": "#8a6d1d",
     "gavel_las": "#0b6e83",
     "gavel_ftf": "#6741c9",
+    "gavel_makespan": "#e052e0",
+    "gavel_cost": "#b6a720",
+    "gavel_fifo": "#a63083",
+    "gavel_sjf": "#815c37",
+    "gavel_slo": "#1c9c1c",
+    "gavel_throughput": "#e07c52",
+    "gavel_allox": "#3879dc",
+    "gavel_gandiva": "#e0528b",
+    "gavel_hierarchical": "#37be7a",
+    "gavel_strategy_proof": "#ae25d0",
+    "gavel_proportional": "#8e8429",
+    "gavel_isolated": "#a970c2",
 }
 """The colour of each scheduler that ships with labkit, the same in every figure."""
 

@@ -13,8 +13,10 @@ import pandas as pd
 
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unwritable
+from labkit.core.text import shortened
 from labkit.plots import fidelity_page, page, report_jobs, report_seeds, report_table
 from labkit.plots.cost import cost_table, plot_cost
+from labkit.plots.device_types import gpu_hours, plot_gpu_hours
 from labkit.plots.fairness import plot_fairness
 from labkit.plots.forwarding import plot_forwarding
 from labkit.plots.gantt import plot_gantt, shared_ends
@@ -48,6 +50,7 @@ def write_report(
     pair_note: str = "",
     seeds: pd.DataFrame | None = None,
     base: str | None = None,
+    failed: Mapping[str, object] | None = None,
 ) -> Path:
     """Write one HTML file with everything about some runs; the file is whole or not there.
 
@@ -71,7 +74,9 @@ def write_report(
         The same schedulers on several seeds: a table of `labkit.sweep`. By default made of the records, where they are
         of several seeds.
     base : str, optional
-        The scheduler with which others are compared on the same seeds; else the first one.
+        The scheduler with which others are compared; else the first one on several seeds, and the best one on one.
+    failed : mapping, optional
+        Schedulers that were to be compared and failed, and with which error.
 
     Returns
     -------
@@ -94,7 +99,7 @@ def write_report(
     text = page.html(
         heading=title,
         lead=_lead(records),
-        shown=[] if about_two else conclusion(records, seeds=seeds),
+        shown=[] if about_two else [*conclusion(records, seeds=seeds, base=base), *_failed(failed)],
         cards=_first_cards(records, pairs),
         table=report_table.table(records, lead=_alone(records, seeds)),
         sections=[*over, *_fidelity(pairs, last=not about_two, lead=pair_note), *_sections(records)],
@@ -111,11 +116,19 @@ def write_report(
     return target
 
 
+def _failed(failed: Mapping[str, object] | None) -> list[str]:
+    """Return a sentence for each scheduler that is not in the report, for it failed."""
+    return [
+        f"Not in this report: {name} failed ({shortened(' '.join(str(error).split()), most=300)})."
+        for name, error in (failed or {}).items()
+    ]
+
+
 def _lead(records: Sequence[RunRecord]) -> str:
     first = records[0]
     n_schedulers = len({record.info.scheduler for record in records})
     what = f"{n_schedulers} scheduler{'s' if n_schedulers > 1 else ''}"
-    traces = ", ".join(dict.fromkeys(record.info.trace or record.jobs.name for record in records))
+    traces = ", ".join(dict.fromkeys(f"{record.info.trace or record.jobs.name}{record.arrivals}" for record in records))
     speeds = " | ".join(dict.fromkeys(_speeds(record) for record in records if _speeds(record)))
     told = f"; speeds: {speeds}" if speeds else ""
     return f"{what} on {len(first.jobs):,} jobs of {traces}; cluster {first.cluster}{told}"
@@ -180,6 +193,7 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
     sections = [
         page.Section("Completion times", times, cut.replace("this figure", "the second figure")),
         page.Section("The cluster over time", [plot_utilisation(steps)], _without_gpus(records[0])),
+        *_types(whole, cut=cut),
         page.Section("Where the time goes", [plot_overheads(tables)], cut),
     ]
     rho = rho_of(whole)
@@ -192,6 +206,14 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
     each = 2 * MOST_MARKS // max(len(in_depth), 2)
     ends = shared_ends([record for _, record in in_depth])
     return sections + [_run(name, record, limit=each, ends=ends) for name, record in in_depth]
+
+
+def _types(by_name: Mapping[str, RunRecord], *, cut: str) -> list[page.Section]:
+    """Return a section on device types where a cluster has several."""
+    if all(len(record.cluster.device_types) < 2 for record in by_name.values()):
+        return []
+    table = gpu_hours(by_name)
+    return [page.Section("Device types", [plot_gpu_hours(table)], cut)] if table["gpu_h"].any() else []
 
 
 def _costs(by_name: Mapping[str, RunRecord]) -> list[page.Section]:

@@ -14,7 +14,7 @@ from labkit.plots import page
 from labkit.plots.sweep import plot_sweep
 from labkit.results.bound import BOUND_LABEL
 from labkit.results.record import RunInfo, RunRecord
-from labkit.results.sweeps import cell_table, comparison, pairs_called
+from labkit.results.sweeps import cell_table, comparison, pairs_called, same_on_all
 
 NOTE = (
     "Intervals (95 %, Student's t) are over {pair}s. Schedulers see the same traces, so they are compared {pair} by "
@@ -77,6 +77,8 @@ def section(table: pd.DataFrame, *, base: str | None = None, metric: str = "mean
     shown = page.PageTable(headings, rows, name="seeds")
     figures = [plot_sweep(table, metric=metric, base=base)]
     n = table["seed"].nunique()
+    if same := same_on_all(table):
+        return page.Section(f"Over {n} {pair}s", [], same, table=shown)
     return page.Section(f"Over {n} {pair}s", figures, NOTE.format(pair=pair), table=shown)
 
 

@@ -30,8 +30,8 @@ COLUMNS: Final[tuple[tuple[str, str, bool | None], ...]] = (
 )
 """Column of `run_table`, heading, and whether a higher number is better (None: neither)."""
 
-OPTIONAL: Final = ("dollars", "in_time", "n_forwarded")
-"""Left out where no run has a number for it, or where no job was forwarded."""
+OPTIONAL: Final = ("dollars", "in_time", "n_forwarded", "n_missing")
+"""Left out where no run has a number for it, where no job was forwarded, or where all were done."""
 
 OF_ALL_JOBS: Final = (
     "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "mean_queueing_s", "dollars", "mean_stretch", "mean_rho",
@@ -47,6 +47,8 @@ def table(records: Sequence[RunRecord], *, lead: str = "") -> page.PageTable:
     numbers.loc[cut, list(OF_ALL_JOBS)] = np.nan
     if not numbers["n_forwarded"].any():
         numbers["n_forwarded"] = np.nan
+    if not cut.any():
+        numbers["n_missing"] = np.nan
     columns = [each for each in COLUMNS if each[0] not in OPTIONAL or numbers[each[0]].notna().any()]
     units = {name: _unit(name, numbers[name]) for name, _, _ in columns}
     best = {name: _best(numbers[name], higher=higher) for name, _, higher in columns}
@@ -56,11 +58,11 @@ def table(records: Sequence[RunRecord], *, lead: str = "") -> page.PageTable:
         cells = [_cell(values[name], name, scale=units[name][0], best=best[name]) for name in units]
         rows.append((str(row["label"]), cells))
     headings = [f"{heading}{units[name][1]}" for name, heading, _ in columns]
-    told = [*filter(None, [lead]), *_table_notes(records, cut=bool(cut.any()))]
+    told = [*filter(None, [lead]), *_table_notes(records, cut=bool(cut.any()), priced="dollars" in units)]
     return page.PageTable(headings, rows, pale=cut.tolist(), notes=told)
 
 
-def _table_notes(records: Sequence[RunRecord], *, cut: bool) -> list[str]:
+def _table_notes(records: Sequence[RunRecord], *, cut: bool, priced: bool) -> list[str]:
     """Return what to know of the numbers in the table."""
     told = ["GPUs held: of all GPUs, the part that jobs held. It is what a schedule costs; more is not better."]
     if cut:
@@ -68,8 +70,13 @@ def _table_notes(records: Sequence[RunRecord], *, cut: bool) -> list[str]:
             "Grey: not every job of the trace was done. Means over the jobs that were would flatter such a run, so "
             "they are left out."
         )
-    prices = {kind: price for record in records for kind, price in prices_of(record).items()}
-    if prices:
+    prices = {
+        kind: price
+        for record in records
+        for kind, price in prices_of(record).items()
+        if kind in record.cluster.device_types
+    }
+    if prices and priced:
         at = ", ".join(f"{kind} {price:g} $" for kind, price in prices.items())
         told.append(f"Cost: of the GPUs that jobs held, at {at} per GPU and hour.")
     return [*told, *notes(records)]
@@ -79,7 +86,7 @@ def _unit(name: str, column: pd.Series[Any]) -> tuple[float, str]:
     """Return what to divide a column by, and what its heading says of it."""
     if not name.endswith("_s") or column.dropna().empty:
         return 1.0, ""
-    scale_s, unit = time_unit(float(column.max()))
+    scale_s, unit = time_unit(float(column.median()))
     return scale_s, f" ({unit})"
 
 

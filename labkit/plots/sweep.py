@@ -82,7 +82,7 @@ def plot_sweep_differences(
     scale, axis = _axis_of(sweep_means(table, metric=metric, level=level), metric=metric)
     varying = _varying(table)
     lines = _scaled(apart, varying, scale=scale, says="{:+,.4g}")
-    lines["says"] += [f" ({part:+.1%})" if part == part else "" for part in apart["relative"]]
+    lines["says"] += [_signed(f" ({part:+.1%})") if part == part else "" for part in apart["relative"]]
     both = pd.concat([_seed_by_seed(table, varying, metric=metric, base=base, scale=scale), lines])
     both = both[both["value"].notna() | both["mean"].notna()].round(5)
     found = both[["value", "low", "high", "mean"]].to_numpy(np.float64)
@@ -119,8 +119,13 @@ def _varying(table: pd.DataFrame) -> list[str]:
 def _scaled(rows: pd.DataFrame, varying: list[str], *, scale: float, says: str) -> pd.DataFrame:
     """Return means with their intervals in the unit of the axis: panel, scheduler, mean, low, high, says."""
     lines = rows.assign(panel=_panels(rows, varying), **{name: rows[name] / scale for name in ("mean", "low", "high")})
-    lines["says"] = [says.format(mean) for mean in lines["mean"]]
+    lines["says"] = [_signed(says.format(mean)) for mean in lines["mean"]]
     return lines[["panel", "scheduler", "mean", "low", "high", "says"]]
+
+
+def _signed(number: str) -> str:
+    """Return a number with the minus sign of the axes."""
+    return number.replace("-", "\N{MINUS SIGN}")
 
 
 def _facets(drawn: alt.LayerChart, panels: list[str], *, heading: str, notes: list[str]) -> alt.FacetChart:

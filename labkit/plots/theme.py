@@ -68,12 +68,21 @@ def in_lines(names: Iterable[str]) -> dict[str, str]:
 
 
 def broken(name: str) -> list[str]:
-    """Return the lines of a long name; of one that needs too many the middle is left out.
+    """Return the lines of a long name, which end behind a bracket, comma, colon or space where they can.
 
+    Of a name that needs too many lines the middle is left out.
+
+    >>> broken("srgt_age.py:SrgtAge(half_s=1000)")
+    ['srgt_age.py:SrgtAge(', 'half_s=1000)']
     >>> broken("las(quantum_s=60, threshold_gpu_s=3600)")
     ['las(quantum_s=60,', 'threshold_gpu_s=3600)']
     """
-    lines = wrap(name, LABEL_WIDTH, break_on_hyphens=False) or [name]
+    filled = [""]
+    for part in re.findall(r"[^(,:\s]*[(,:\s]+|[^(,:\s]+", name):
+        if len((filled[-1] + part).rstrip()) > LABEL_WIDTH:
+            filled.append("")
+        filled[-1] += part
+    lines = [line for part in filled for line in wrap(part, LABEL_WIDTH, break_on_hyphens=False)] or [name]
     if len(lines) <= MOST_LINES:
         return lines
     return [*lines[: MOST_LINES - 1], "…" + name[1 - LABEL_WIDTH :]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from labkit.results.bound import BOUND_LABEL, bound_jct_s
 from labkit.results.comparison import labels
 from labkit.results.cost import bills, in_time
 from labkit.results.record import RunRecord
-from labkit.results.sweeps import keys_of, pairs_called, sweep_differences, sweep_means
+from labkit.results.sweeps import keys_of, pairs_called, same_on_all, sweep_differences, sweep_means
+from labkit.workloads.expressions import is_generated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,7 +22,9 @@ MOST_NAMED = 4
 """Schedulers that a sentence names one by one."""
 
 
-def conclusion(records: Sequence[RunRecord], *, seeds: pd.DataFrame | None = None) -> list[str]:
+def conclusion(
+    records: Sequence[RunRecord], *, seeds: pd.DataFrame | None = None, base: str | None = None
+) -> list[str]:
     """Return what runs show, a sentence each; with several seeds it is those that are told.
 
     Parameters
@@ -30,9 +33,11 @@ def conclusion(records: Sequence[RunRecord], *, seeds: pd.DataFrame | None = Non
         One run for each scheduler; with several seeds, those of one of them.
     seeds : DataFrame, optional
         The same schedulers on several seeds: from `labkit.sweep`.
+    base : str, optional
+        On one seed: the scheduler with which each of the others is compared.
     """
     if seeds is None:
-        return [*one_run_each(records), *_aims(records)]
+        return [*one_run_each(records, base=base), *_aims(records)]
     one = f"{pairs_called(seeds)} {records[0].info.config.get('repeat', records[0].info.seed)}"
     return [*over_seeds(seeds), *(f"On {one} alone: {said}" for said in _aims(records))]
 
@@ -47,6 +52,8 @@ def over_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float 
     whole = means[means["n_failed"] == 0]
     if whole.empty:
         return [f"No scheduler completed on every {pair}; nothing can be compared."]
+    if same := same_on_all(table):
+        return [same]
     best = whole.iloc[int(whole["mean"].to_numpy().argmin())]
     what = _words(metric)
     n = int(best["n"])
@@ -83,8 +90,8 @@ def _against(apart: pd.DataFrame, best: str, *, level: float, pair: str) -> list
     return sentences
 
 
-def one_run_each(records: Sequence[RunRecord]) -> list[str]:
-    """Return which run has the lowest mean JCT, and that one run shows no more than itself."""
+def one_run_each(records: Sequence[RunRecord], *, base: str | None = None) -> list[str]:
+    """Return which run has the lowest mean JCT, how others compare with `base`, and that one run is one run."""
     named = dict(zip(labels(records), records, strict=True))
     whole = {name: record for name, record in named.items() if record.complete}
     told = []
@@ -92,9 +99,10 @@ def one_run_each(records: Sequence[RunRecord]) -> list[str]:
         means = {name: record.summary["mean_jct_s"] for name, record in whole.items()}
         best, worst = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
         told.append(_ranked(whole, means, best, worst))
+        told += against(whole, base=base)
         told.append(
-            "It is one run of each: whether the difference would hold on other traces is not known from it; a "
-            "generated trace and --seeds 10 would tell."
+            "It is one run of each: whether the difference would hold on other traces is not known from it; "
+            f"{_more(records[0])}."
         )
     elif whole:
         ((name, record),) = whole.items()
@@ -106,18 +114,48 @@ def one_run_each(records: Sequence[RunRecord]) -> list[str]:
     return told
 
 
+def _more(record: RunRecord) -> str:
+    """Return what would tell more: other seeds of a generated trace; a trace from a file has none."""
+    if is_generated((record.info.trace or record.jobs.name).rpartition(" seed ")[0]):
+        return "--seeds 10 would tell"
+    return "the same comparison on the trace of another period would tell"
+
+
 def _ranked(whole: dict[str, RunRecord], means: dict[str, float], best: str, worst: str) -> str:
     if means[best] == means[worst]:
         return f"All have the same mean JCT on this trace, {human_s(means[best])}."
     second = min((name for name in means if name != best), key=means.__getitem__)
     said = f"On this trace {best} has the shortest mean JCT: {human_s(means[best])}, {_below(means, best, second)}"
     said += f" and {_below(means, best, worst)}" if worst != second else ""
-    ours, theirs = (whole[name].table.set_index("id")["jct_s"] for name in (best, second))
-    if ours.index.is_unique and set(ours.index) == set(theirs.index):
-        said += (
-            f"; {int((ours < theirs.loc[ours.index]).sum()):,} of {len(ours):,} jobs are done sooner than with {second}"
-        )
+    if moved := _moved(whole[best], whole[second]):
+        sooner, later = moved
+        said += f"; {sooner:,} of {len(whole[best].table):,} jobs are done sooner than with {second}, {later:,} later"
     return said + "."
+
+
+def against(whole: Mapping[str, RunRecord], *, base: str | None) -> list[str]:
+    """Return how the mean JCT of each run compares with that of one of them, and how many jobs are sooner and later."""
+    if base is None or base not in whole or len(whole) < 2:
+        return []
+    mean_s, told = whole[base].summary["mean_jct_s"], []
+    for name, record in whole.items():
+        if name == base or not mean_s > 0:
+            continue
+        said = f"{name} mean JCT {record.summary['mean_jct_s'] / mean_s - 1:+.1%}"
+        if moved := _moved(record, whole[base]):
+            said += f", {moved[0]:,} of {len(record.table):,} jobs sooner, {moved[1]:,} later"
+        told.append(said)
+    return [f"Against {base}: {'; '.join(told)}."] if told else []
+
+
+def _moved(record: RunRecord, other: RunRecord) -> tuple[int, int] | None:
+    """Return how many jobs are done sooner and how many later than in another run; None where they are other jobs."""
+    ours, theirs = (run.table.set_index("id")["jct_s"] for run in (record, other))
+    if not ours.index.is_unique or set(ours.index) != set(theirs.index):
+        return None
+    theirs = theirs.loc[ours.index]
+    alike = 1e-9 * theirs.abs()
+    return int((ours - theirs < -alike).sum()), int((ours - theirs > alike).sum())
 
 
 def _below(means: dict[str, float], best: str, other: str) -> str:
@@ -134,7 +172,11 @@ def _aims(records: Sequence[RunRecord]) -> list[str]:
     cost = np.array(bills(runs))
     if np.ptp(cost) > 0:  # NaN where no run has prices
         i, j = int(cost.argmin()), int(cost.argmax())
-        told.append(f"Cheapest: {names[i]}, ${cost[i]:,.2f} ({names[j]}: ${cost[j]:,.2f}).")
+        at = [
+            f"${dollars:,.2f}, mean JCT {human_s(run.summary['mean_jct_s'])}"
+            for dollars, run in zip(cost, runs, strict=True)
+        ]
+        told.append(f"Cheapest: {names[i]}, {at[i]} ({names[j]}: {at[j]}).")
     met = np.array([in_time(record) for record in runs])
     if np.ptp(met) > 0:
         i, j = int(met.argmax()), int(met.argmin())

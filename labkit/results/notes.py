@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from labkit.core.events import Cause, Doubt, Events, Kind
-from labkit.core.text import time_unit
+from labkit.core.text import shortened, time_unit
 from labkit.results.comparison import labels
 from labkit.results.record import RunRecord
 
@@ -24,7 +25,8 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     What was noted when they began (`labkit.experiment.caveats`); fallbacks that decided in the place of a policy; gangs
     that were placed with fewer tasks than their scheduler gave them; cores or memory that were given and change no
     speed; schedulers that give a job GPUs of any type although types differ in speed; jobs that were given up, so that
-    means are over the others.
+    means are over the others; preemptions and changes that took no time; a mean JCT far above the best one; runs in
+    which no job waited.
     """
     named = list(zip(labels(records), records, strict=True))
     told = list(dict.fromkeys(note for record in records for note in record.info.config.get("notes", ())))
@@ -40,6 +42,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
         told += given_up(record, name=label)
     told += [_unseen(label, record) for label, record in named if _gives_in_vain(record)]
     times = {label: float(record.info.config.get(TYPES_DIFFER, 1.0)) for label, record in named}
+    told += [*_free_changes(named), *_far_behind(named), *_never_waited(records)]
     unaware = [label for label, slower in times.items() if slower > 1]
     if unaware:
         told.append(
@@ -47,6 +50,48 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
             f"{max(times.values()):.3g} times slower on one type than on another; gavel_ schedulers look at that."
         )
     return told
+
+
+FAR: Final = 10.0
+"""A mean JCT of so many times the best one is told beside the table."""
+
+
+def _free_changes(named: Sequence[tuple[str, RunRecord]]) -> list[str]:
+    """Return a sentence if simulated jobs were stopped or changed, and that took no time."""
+    counts = []
+    for label, record in named:
+        stops, changes = (int(record.summary[name]) for name in ("n_preemptions", "n_rescales"))
+        if record.info.backend == "simulator" and stops + changes and not record.summary["overhead"] > 0:
+            told = [f"{n:,} {what}{'s' * (n != 1)}" for n, what in ((stops, "preemption"), (changes, "rescaling")) if n]
+            counts.append(f"{label} {' and '.join(told)}")
+    if not counts:
+        return []
+    return [
+        f"nothing was charged for stopping, restarting or changing jobs: {shortened('; '.join(counts), most=300)}. "
+        "--restart 60 charges seconds for each restart, --rescale for each change of a running gang, --overheads "
+        "dlrover what a paper tells; in Python overheads=Overheads(restart_s=60)."
+    ]
+
+
+def _far_behind(named: Sequence[tuple[str, RunRecord]]) -> list[str]:
+    """Return a sentence if the mean JCT of some runs is many times that of the best one."""
+    means = {label: float(record.summary["mean_jct_s"]) for label, record in named if record.complete}
+    best = min(means, key=means.__getitem__, default="")
+    far = [f"{label} ({means[label] / means[best]:,.0f} times)" for label in means if means[label] > FAR * means[best]]
+    if not far or not means[best] > 0:
+        return []
+    return [
+        f"the mean JCT is more than {FAR:.0f} times that of {best} with {', '.join(far)}: whatever else is better "
+        "there, jobs wait for it."
+    ]
+
+
+def _never_waited(records: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence if several schedulers had nothing to decide, for there was always room."""
+    whole = len(records) > 1 and all(record.complete for record in records)
+    if not whole or any(float(record.table["waiting_s"].sum()) > 0 for record in records):
+        return []
+    return ["no job ever waited, so schedulers hardly differ; --load 4 lets jobs arrive 4 times as fast."]
 
 
 def given_up(record: RunRecord, *, name: str) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, to_frame
@@ -70,6 +70,19 @@ class RunInfo:
     dropped: Mapping[str, str] = field(default_factory=dict)
 
 
+LOAD: Final = "load"
+"""In the configuration of a run whose jobs arrive faster or slower than in the trace: how many times as fast."""
+
+
+def arrivals(load: float) -> str:
+    """Return how fast jobs arrive, to stand behind the name of a trace; nothing where it is as in the trace.
+
+    >>> arrivals(4.0), arrivals(1)
+    (', arrivals 4 times as fast', '')
+    """
+    return f", arrivals {load:g} times as fast" if load != 1 else ""
+
+
 @dataclass(frozen=True, eq=False)
 class RunRecord:
     """A run as it can be plotted, compared and replayed; simulated and deployed runs look the same."""
@@ -115,6 +128,11 @@ class RunRecord:
         from labkit.results.decisions import decisions
 
         return decisions(self.events, self.jobs, self.reasons)
+
+    @property
+    def arrivals(self) -> str:
+        """How fast jobs arrive, where it is not as in the trace: to stand behind the name of the trace."""
+        return arrivals(float(self.info.config.get(LOAD, 1.0)))
 
     @property
     def n_done(self) -> int:

@@ -34,6 +34,8 @@ FLUSH_S = 1.0
 REASONS = "reasons.json"
 FAN_IN = 32
 """Event files of one size that are joined into a larger one."""
+OFFERED = 5
+"""Runs that are named to who gave the beginning of their ids."""
 READS = 20
 """Attempts to read a run whose writer joins its files meanwhile."""
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
@@ -90,8 +92,7 @@ class RunWriter:
         InputError
             If the id cannot be a file name, or the folder is already there.
         """
-        if not RUN_ID.fullmatch(info.run):
-            raise InputError(f"run id '{info.run}' cannot name a folder; use letters, digits, '.', '_', '+' and '-'.")
+        _refuse_odd_id(info.run)
         is_first = not Path(root).exists()
         folder = _made(Path(root), info.run, numbered=numbered)
         info = replace(info, run=folder.name)
@@ -303,10 +304,38 @@ def find(path: Path | str, *, runs: Path | str = "runs") -> Path:
             )
     parent = path.parent if path.parent.name else runs
     known = known_runs(parent)
+    if begun := [run for run in known if run.startswith(path.name)]:
+        more = f" and {len(begun) - OFFERED} more" if len(begun) > OFFERED else ""
+        raise InputError(f"unknown run '{path.name}'. Did you mean {', '.join(begun[:OFFERED])}{more}?")
     if not known:
         how = "'labkit compare' (simulated) or 'labkit deploy' (on machines)"
         raise InputError(f"no run '{path}': there are no runs in {parent}; begin one with {how}.")
     raise unknown("run", path.name, known)
+
+
+def refuse_taken(run: str, *, root: Path | str) -> None:
+    """Raise if a new run cannot have an id.
+
+    Raises
+    ------
+    InputError
+        If it cannot name a folder, or there is something of that name.
+    """
+    _refuse_odd_id(run)
+    if (Path(root) / run).exists():
+        raise _taken(run, Path(root))
+
+
+def _refuse_odd_id(run: str) -> None:
+    if not RUN_ID.fullmatch(run):
+        raise InputError(f"run id '{run}' cannot name a folder; use letters, digits, '.', '_', '+' and '-'.")
+
+
+def _taken(run: str, root: Path) -> InputError:
+    return InputError(
+        f"run '{run}' is already in {root}; take another name, or remove it (labkit runs remove {run} --runs {root}); "
+        f"one on machines goes on by: labkit attach {run} --runs {root}."
+    )
 
 
 def _made(root: Path, run: str, *, numbered: bool) -> Path:
@@ -318,10 +347,7 @@ def _made(root: Path, run: str, *, numbered: bool) -> Path:
         except FileExistsError:
             if numbered:
                 continue  # another run took it just now
-            raise InputError(
-                f"run '{run}' is already in {root}; take another id (labkit.results.free_id finds one), "
-                "or go on with it: RunWriter.attach."
-            ) from None
+            raise _taken(run, root) from None
         return folder
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.resources import Floats
-from labkit.results.bound import BOUND, BOUND_LABEL
+from labkit.results.bound import BOUND, BOUND_LABEL, FASTER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,7 @@ def cell_table(
     Columns: the axes (trace, cluster, parameters, scheduler, seed); error ("" where all is well, else why the cell
     failed); run (folder of the whole run, "" where it is not kept); the metrics of `labkit.results.summary`;
     bound_jct_s (mean JCT that no scheduler can go below there, NaN where it is not known); cpu_s, wall_s.
-    `attrs["speeds"]` lists the speed models in words.
+    `attrs["speeds"]` lists the speed models in words; `attrs[FASTER]`: the bound rests on gangs faster than asked.
 
     Parameters
     ----------
@@ -61,6 +61,7 @@ def cell_table(
     columns |= {name: [_number(row.get(name)) for _, row in chosen] for name in LAST}
     table = pd.DataFrame(columns)
     table.attrs["speeds"] = list(dict.fromkeys(row["speeds"] for _, row in chosen if row.get("speeds")))
+    table.attrs[FASTER] = any(row.get(FASTER, False) for _, row in chosen)
     return table
 
 
@@ -160,8 +161,9 @@ def comparison(
 
     Columns: those of `sweep_means`, then difference, difference_low, difference_high, relative, relative_low,
     relative_high of scheduler - base on the same seeds, n_pairs (seeds that both have) and n_lower (those on which the
-    scheduler is below), NaN for the base itself; times_bound (mean over that of the
-    bound on the same seeds, NaN where there is none). The bound of the mean JCT is a row of its own, "(bound)".
+    scheduler is below), NaN for the base itself, for the bound and, as all intervals, where every seed gave the same;
+    times_bound (mean over that of the bound on the same seeds, NaN where there is none). The bound of the mean JCT is
+    a row of its own, "(bound)".
     """
     table = with_bound(table) if metric == BOUNDED else table
     means = sweep_means(table, metric=metric, level=level)
@@ -174,6 +176,11 @@ def comparison(
     keys = [key for key in keys_of(table) if key != "seed"]
     joined = means.merge(apart, on=keys, how="left", sort=False)
     joined = joined[[*means.columns, *(name for name in apart.columns if name not in keys)]]
+    joined.loc[joined["scheduler"] == BOUND_LABEL, list(joined.columns[len(means.columns) :])] = np.nan
+    if same_on_all(table):
+        names = map(str, joined)
+        over = [name for name in names if name in ("low", "high", "n_pairs") or name.endswith(("_low", "_high"))]
+        joined = joined.assign(**dict.fromkeys(over, np.nan))
     return joined.assign(times_bound=_times_bound(table, by=keys) if metric == BOUNDED else np.nan)
 
 
@@ -238,6 +245,17 @@ def idle_seeds(table: pd.DataFrame) -> list[str]:
         if (sizes > 1).all() and len(distinct) == len(sizes):
             found.append(str(name))
     return found
+
+
+def same_on_all(table: pd.DataFrame) -> str:
+    """Return the sentence to tell where every seed gave the same numbers with every scheduler; "" where some differ."""
+    if not len(table) or not set(table["scheduler"]) <= {*idle_seeds(table), BOUND_LABEL}:
+        return ""
+    pair = pairs_called(table)
+    return (
+        f"All {table['seed'].nunique()} {pair}s gave the same numbers, since nothing in the trace or the schedulers is "
+        f"random; they are one run of each, and intervals over {pair}s would say nothing."
+    )
 
 
 def refuse_unknown_metric(metric: str) -> None:

@@ -13,17 +13,20 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Final
 
 from labkit import placers
 from labkit.core.calls import read_call
 from labkit.core.errors import InputError, unknown
 from labkit.core.outside import find, from_packages
 from labkit.core.protocols import Placer, Scheduler
-from labkit.core.text import shortened
+from labkit.core.text import labelled, shortened
+
+MOST_OFFERED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,25 @@ def _recipe(name: str) -> SchedulerMaker:
     if (own := _own(name)) is not None:
         return own
     if (found := find(name, what="scheduler")) is None:
+        if near := _with_option(name):
+            raise InputError(
+                f"unknown scheduler '{shortened(name)}', which is an option: {', '.join(near)}. `labkit schedulers` "
+                "lists all, with their options."
+            )
         raise unknown("scheduler", name, available())
     return _recipe_of(found, name)
+
+
+def _with_option(name: str) -> list[str]:
+    """Return schedulers with an option of about this name switched on; none where a scheduler has about this name."""
+    if get_close_matches(name.lower(), available(), n=1):
+        return []
+    found = []
+    for scheduler in available():
+        switches = [o for o, default in _recipe(scheduler).options.items() if isinstance(default, bool)]
+        for option in get_close_matches(name.lower(), switches, n=1, cutoff=0.75):
+            found.append(f"{scheduler}({option}={not _recipe(scheduler).options[option]})")
+    return found[:MOST_OFFERED]
 
 
 def _recipe_of(found: Any, name: str) -> SchedulerMaker:
@@ -123,6 +143,7 @@ def make(name: str, **options: Any) -> Scheduler:
     """Return a scheduler by name; options may also stand in the name, and a placer may be a name too.
 
     One's own is named `file.py:Class` or `package.module:Class`, or by an entry point of the group `labkit.schedulers`.
+    A label before it, as in `mine=file.py:Class`, says what to call it (`named`).
 
     >>> make("las", threshold_gpu_s=60) == make("las(threshold_gpu_s=60)")
     True
@@ -159,11 +180,12 @@ def named(scheduler: Scheduler | str, name: str | None = None) -> tuple[Schedule
     InputError
         If it is a class, or an object that cannot schedule; or as `make`.
 
-    >>> named("las")[1], named(make("las"))[1], named("las", "mine")[1]
-    ('las', 'las', 'mine')
+    >>> named("las")[1], named(make("las"))[1], named("las", "mine")[1], named("short=las(quantum_s=60)")[1]
+    ('las', 'las', 'mine', 'short')
     """
     if isinstance(scheduler, str):
-        return make(scheduler), name or scheduler
+        label, plain = labelled(scheduler)
+        return make(plain), name or label or plain
     if isinstance(scheduler, type):
         raise InputError(f"scheduler {scheduler.__name__} is a class; give an instance of it: {scheduler.__name__}().")
     if not callable(getattr(scheduler, "schedule", None)):
@@ -216,7 +238,7 @@ def _refuse_wrong_type(scheduler: str, option: str, value: Any, default: Any) ->
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:
     """Return a name and its options: "las(threshold_gpu_s=60)" -> "las", {"threshold_gpu_s": 60}."""
-    text = text.strip()
+    text = labelled(text)[1].strip()
     if "(" not in text:
         return text, {}
     expected = "a name, or name(option=value, ...), e.g. fifo(backfill=True)"

@@ -10,7 +10,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.cluster import Cluster
-from labkit.core.device_types import may_run_on
+from labkit.core.device_types import could_run_on, may_run_on
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS, Bools, Floats, Ints
@@ -98,6 +98,7 @@ class GavelSpeed:
         self._by_workers = _by_workers(jobs, kinds, table, types)
         self._group_type: Ints = np.ascontiguousarray(cluster.group_type, np.int32)
         self._jobs, self._total_steps = jobs, jobs.total_steps
+        self._could = could_run_on(jobs, cluster)
         self.pairs = table.shared is not None
         self._model: Ints = np.ascontiguousarray(jobs.model, np.int32)
         self._counted, self._shared = _shared(jobs, kinds, table, types)
@@ -133,19 +134,24 @@ class GavelSpeed:
         return durations
 
     def fastest(self) -> Floats:
-        """Return steps/s of each job with any number of its workers on its fastest device type alone, (N,).
+        """Return steps/s of each job with any number of its workers on the fastest type that it may have, alone, (N,).
 
         Where pairs were measured, at least as much as beside any partner; with `placement`, as spread over machines.
         """
         rates = self._by_workers if self._apart is None else np.maximum(self._by_workers, self._apart.by_workers)
-        best = rates.max(axis=2)[self._kind]
-        if self.pairs:
-            counted = self._counted[self._kind]
-            beside = self._shared.max(axis=(2, 3))[self._model[:, None], counted]
-            best = np.where(counted >= 0, np.maximum(best, beside), best)
-        jobs, row = self._jobs, np.arange(len(best))
-        most: Floats = np.maximum.accumulate(best, axis=1)[row, jobs.max_workers]
-        return np.where(jobs.malleable, most, best[row, jobs.n_workers])
+        jobs, fastest = self._jobs, np.zeros(len(self._jobs))
+        for types in np.unique(self._could, axis=0):
+            row = np.flatnonzero((self._could == types).all(axis=1))
+            best = rates[:, :, types].max(axis=2, initial=0.0)[self._kind[row]]
+            if self.pairs:
+                counted = self._counted[self._kind[row]]
+                of_pairs = self._shared[..., types].max(axis=(2, 3), initial=0.0)
+                beside = of_pairs[self._model[row, None], counted]
+                best = np.where(counted >= 0, np.maximum(best, beside), best)
+            each = np.arange(len(row))
+            most = np.maximum.accumulate(best, axis=1)[each, jobs.max_workers[row]]
+            fastest[row] = np.where(jobs.malleable[row], most, best[each, jobs.n_workers[row]])
+        return fastest
 
 
 def _check_gpus(jobs: Jobs, gpus_each: Floats) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.core.cluster import Cluster
-from labkit.core.device_types import may_run_on
+from labkit.core.device_types import could_run_on, may_run_on
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
@@ -122,14 +122,14 @@ class StepTime:
         return np.asarray(self.jobs.total_steps / np.where(self._speeds_alone > 0, self._speeds_alone, np.nan))
 
     def fastest(self) -> Floats | None:
-        """Return steps/s that no gang can exceed, (N,): on its best type, all over one PCIe bus, no job beside it.
+        """Return steps/s that no gang can exceed, (N,): on the best type that a job may have, over one PCIe bus, alone.
 
         None with work on CPU cores, of which there may be any number. More workers or servers are never slower, but
         around a ring, where all numbers of workers are tried.
         """
         if self.cpu is not None:
             return None
-        jobs, best = self.jobs, np.zeros(len(self.jobs))
+        jobs, best, could = self.jobs, np.zeros(len(self.jobs)), could_run_on(self.jobs, self.cluster)
         ring = jobs.n_ps == 0
         for kind in range(len(self.cluster.device_types)):
             pcie = self.cluster.group_pcie_gbps[self.cluster.group_type == kind].max(initial=0.0)
@@ -140,7 +140,7 @@ class StepTime:
                     exchange_s = np.nan_to_num(2 * part * self.model_bytes * 8e-9 / pcie, posinf=np.inf)
                     sync = jobs.sync | ring
                     step_s = self.compute_s * np.where(sync, 1 / w, 1.0) * self.type_s[:, kind] + exchange_s
-                    best = np.maximum(best, np.where(sync, 1.0, w) / step_s)
+                    best = np.maximum(best, np.where(could[:, kind], np.where(sync, 1.0, w) / step_s, 0.0))
         fastest: Floats = best / self.updates_per_step
         return fastest
 

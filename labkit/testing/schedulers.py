@@ -23,7 +23,14 @@ from labkit.testing.scenes import DecisionScene, SharedSpeeds, fits_empty, rando
 MAX_DECISIONS = 5000
 
 
-def check_scheduler(scheduler: Scheduler, *, scenes: Iterable[DecisionScene] | None = None, seed: int = 0) -> None:
+N_SCENES = 10
+QUICK_SCENES = 3
+"""Scenes of a quick check, the smallest ones; without pairs, and as many with some."""
+
+
+def check_scheduler(
+    scheduler: Scheduler, *, scenes: Iterable[DecisionScene] | None = None, seed: int = 0, quick: bool = False
+) -> None:
     """Check that a scheduler keeps its protocol; each scene gets a fresh (deep) copy of it.
 
     On each scene: what `check_answer` checks; then whole runs of the scene's jobs: decisions at events, in slots with
@@ -35,6 +42,8 @@ def check_scheduler(scheduler: Scheduler, *, scenes: Iterable[DecisionScene] | N
         As a user would pass it to a session.
     scenes : iterable of DecisionScene, optional
         Where to try it; random ones of `seed` by default, ten without pairs and, for answers only, ten with some.
+    quick : bool
+        Take three of each instead of ten: for the tests that one runs after each change.
 
     Raises
     ------
@@ -47,9 +56,10 @@ def check_scheduler(scheduler: Scheduler, *, scenes: Iterable[DecisionScene] | N
     >>> check_scheduler(make("fifo"))
     """
     require(not isinstance(scheduler, type), f"{name_of(scheduler)} is a class; make one: {name_of(scheduler)}().")
-    for scene in random_scenes(seed=seed, pairs=True) if scenes is None else ():
+    n = QUICK_SCENES if quick else N_SCENES
+    for scene in random_scenes(n=n, seed=seed, pairs=True) if scenes is None else ():
         check_answer(deepcopy(scheduler), scene=scene)
-    for scene in random_scenes(seed=seed) if scenes is None else scenes:
+    for scene in random_scenes(n=n, seed=seed) if scenes is None else scenes:
         check_answer(deepcopy(scheduler), scene=scene)
         check_run(deepcopy(scheduler), scene=scene)
         check_run(deepcopy(scheduler), scene=scene, cadence=every_slot(300), overheads=Overheads(5, 20, 10))

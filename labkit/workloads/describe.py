@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats, Ints
+from labkit.workloads.expressions import is_generated, trace
 from labkit.workloads.readers import read, sniff
 from labkit.workloads.shipped import located
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 _QUANTILES: Final = {"min": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "max": 1.0}
 _N_TOP: Final = 5
+MOST_TYPES: Final = 8
+"""Types of GPU that are named."""
 
 
 def describe(jobs: Jobs) -> pd.DataFrame:
@@ -64,12 +68,12 @@ def scaled(jobs: Jobs, *, load: float) -> Jobs:
 
 
 def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = None) -> str:
-    """Return what `labkit traces info FILE` prints: jobs, span, GPUs, durations, load, top models and users.
+    """Return what `labkit traces info FILE` prints: jobs, span, durations, GPUs and types, load, models, users.
 
     Parameters
     ----------
     path : str or Path
-        The trace, or the name of one that comes with labkit.
+        The trace, the name of one that comes with labkit, or a generator such as "poisson(80, per_hour=12)".
     format : str, optional
         Its format, if the contents do not show it.
     n_gpus : float, optional
@@ -80,13 +84,17 @@ def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = 
     TraceError
         As `labkit.workloads.readers.read`.
     """
-    jobs = read(path, format=format)
+    if format is None and is_generated(str(path)):
+        jobs, source = trace(path), ("trace", f"{path}, generated with seed 0")
+    else:
+        jobs, source = read(path, format=format), ("file", f"{located(path)} ({format or sniff(path)})")
     lines = [
-        ("file", f"{located(path)} ({format or sniff(path)})"),
+        source,
         ("jobs", f"{len(jobs):,}, {_tasks(jobs)}"),
         ("arrivals", f"over {_time(jobs.arrival_s[-1])}{_rate(jobs)}"),
         ("duration", _durations(jobs)),
         ("GPUs", _histogram(jobs)),
+        *([("types", told)] if (told := _types(jobs)) else []),
         ("load", _load(jobs, n_gpus)),
         ("models", _top(jobs.models, jobs.model)),
         ("users", _top(jobs.users, jobs.user)),
@@ -128,6 +136,19 @@ def _histogram(jobs: Jobs) -> str:
     largest = np.sort(np.argsort(-counts, kind="stable")[:12])
     shown = ", ".join(f"{kinds[i]:g}: {counts[i]:,}" for i in largest)
     return shown + (f", and {len(kinds) - 12} other sizes" if len(kinds) > 12 else "")
+
+
+def _types(jobs: Jobs) -> str:
+    """Return the types of GPU that jobs demand, and those that they ran on, with counts; "" where none is told."""
+    told = []
+    for names, said in ((jobs.device_type, "demanded"), (jobs.measured_on, "ran on")):
+        counts = Counter(str(name) for name in names)
+        without = counts.pop("", 0)
+        if counts:
+            shown = [f"{name} {n:,}" for name, n in counts.most_common(MOST_TYPES)]
+            shown += [f"{len(counts) - MOST_TYPES} other types"] if len(counts) > MOST_TYPES else []
+            told.append(f"{said}: {', '.join(shown)}{f', none {without:,}' if without else ''}")
+    return "; ".join(told)
 
 
 def _load(jobs: Jobs, n_gpus: float | None) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,10 @@ ANY: Final = "*"
 """In the place of a model: all that have no rows of their own."""
 
 MAX_GPUS: Final = 100_000
+_PRODUCT: Final = re.compile(r"[a-z]{1,4}[0-9]{1,4}[a-z]{0,3}")
+"""What makers call their GPUs: t4, rtx4090, mi250x; not gpu, cpu or none."""
+MOST_NAMED: Final = 6
+"""Types that a note names."""
 EXPECTED: Final = f"a CSV of speeds with columns {', '.join(COLUMNS)}, or {', '.join(RELATIVE)}"
 
 TFLOPS: Final = {
@@ -59,7 +65,15 @@ def is_speeds(path: str | Path) -> bool:
             names = {name.strip().lower() for name in file.readline(4096).split(",")}
     except (OSError, ValueError):
         return False
-    return "steps_per_s" in names or set(RELATIVE) <= names
+    return "steps_per_s" in names or set(RELATIVE) <= names or _nearly(names)
+
+
+def _nearly(names: set[str]) -> bool:
+    """Tell whether a header is that of speeds by type with a word misspelt, which reading it tells."""
+    return any(
+        len(names) == len(columns) and len(set(columns) & names) == len(columns) - 1 and "type" in names
+        for columns in (COLUMNS, RELATIVE)
+    )
 
 
 def read_speeds(path: str | Path, *, jobs: Jobs) -> TypeSpeeds:
@@ -101,6 +115,17 @@ def guessed_speeds(jobs: Jobs, device_types: Sequence[str]) -> TypeSpeeds:
     return TypeSpeeds(_in_proportion(jobs, found), f"a guess: as published peak TFLOPS ({shown})")
 
 
+def unheard_types(device_types: Iterable[str], jobs: Jobs) -> list[str]:
+    """Return types of a cluster that look like a maker's name and are in no list here, nor named by a job.
+
+    >>> unheard_types(["t5", "v100", "gpu", "NVIDIA-A100-SXM4-80GB"], Jobs.of(arrival_s=[0], total_steps=[1]))
+    ['t5']
+    """
+    known = (*TFLOPS, *Throughputs.published().device_types, *jobs.device_type, *jobs.measured_on)
+    named = tuple(dict.fromkeys(str(name) for name in known if name))
+    return [kind for kind in device_types if type_index([kind], named)[0] < 0 and _PRODUCT.fullmatch(kind.casefold())]
+
+
 def in_steps(jobs: Jobs, speeds: TypeSpeeds) -> tuple[Jobs, str]:
     """Return the jobs with as many steps as they made in their recorded time, and in words where that was.
 
@@ -133,7 +158,18 @@ def in_steps(jobs: Jobs, speeds: TypeSpeeds) -> tuple[Jobs, str]:
     said = "recorded durations hold for the type that the trace names"
     if n_guessed == len(jobs):
         return changed, f"recorded durations are taken as those on {first}"
-    return changed, said + (f", or else for {first} ({n_guessed:,} of {len(jobs):,} jobs)" if n_guessed else "")
+    if n_guessed:
+        said += f", or else for {first} ({n_guessed:,} of {len(jobs):,} jobs: {_without(jobs.measured_on[~known])})"
+    return changed, said
+
+
+def _without(names: Iterable[str]) -> str:
+    """Return which types jobs name that a table lacks, with counts, and how many name none."""
+    counts = Counter(str(name) for name in names)
+    unnamed = counts.pop("", 0)
+    told = [f"{name} {n:,}" for name, n in counts.most_common(MOST_NAMED)]
+    told += [f"{len(counts) - MOST_NAMED} other types"] if len(counts) > MOST_NAMED else []
+    return ", ".join(told + ([f"no type {unnamed:,}"] if unnamed else []))
 
 
 def counts_seconds(jobs: Jobs) -> bool:
@@ -183,7 +219,7 @@ def _rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     if len(numbered) < 2:
         raise InputError(f"{path}: it has no rows; expected {EXPECTED}.")
     header = [name.lower() for name in numbered[0][1]]
-    wanted = RELATIVE if "speed" in header else COLUMNS
+    wanted = max((COLUMNS, RELATIVE), key=lambda columns: len(set(columns) & set(header)) / len(columns))
     for name in header:
         if name not in wanted:
             raise InputError(f"{path}: {unknown('column', name, wanted)}")

@@ -114,3 +114,18 @@ def _notebook(cells: list[str]) -> dict:
     ]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     return {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def test_charts_of_a_page_that_still_connects_have_the_colour_of_paper(browser, tmp_path):
+    record = simulate("demo", cluster="demo", scheduler="fifo", runs=tmp_path)
+    with RunPage(FollowedRun(tmp_path / record.info.run)) as served:
+        page = browser.new_page(color_scheme="light")
+        page.route("**/events", lambda route: route.abort())
+        page.goto(served.url)
+        page.locator("canvas").nth(2).wait_for()
+        page.wait_for_function("[...document.querySelectorAll('canvas')].every((c) => c.width === c.clientWidth)")
+        corners = page.evaluate(
+            "[...document.querySelectorAll('canvas')].map((c) => [...c.getContext('2d').getImageData(5, 5, 1, 1).data])"
+        )
+        assert corners == [[255, 255, 255, 255]] * 3
+        page.close()

@@ -151,7 +151,7 @@ def refused(**columns: Any) -> Callable[[], object]:
     [
         (
             refused(worker_demand=(8, 1, 0)),
-            r"job a needs 8 GPUs per worker; the largest .* 2\. Take a cluster with larger",
+            r"job a needs 8 GPUs per worker; the largest .* 2\. Take a larger cluster, or .*--drop",
         ),
         (refused(worker_demand=(1, 9, 0)), r"job a needs 9 cores per worker; the largest .* 8\. Take"),
         (refused(worker_demand=(0, 1, 999)), r"job a needs 999 GB of memory per worker; the largest .* 128\. Take"),

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from labkit.cli import main
-from labkit.core import Jobs
+from labkit.core import InputError, Jobs
 from labkit.core.events import Kind, events
 from labkit.experiment import simulate
 from labkit.experiment.command import tell
@@ -188,3 +188,17 @@ def test_a_terminal_of_few_lines_shows_the_jobs_that_hold_tasks(tmp_path):
     assert len(console.file.getvalue().splitlines()) <= 24
     assert " more jobs" in console.file.getvalue()
     assert len(job_rows(seen.model)) == 100
+
+
+def test_a_run_on_machines_connects_until_its_first_event_and_one_that_came_to_nothing_is_told(record, tmp_path):
+    info = replace(record.info, run="w1", backend="testbed")
+    writer = RunWriter.create(tmp_path, info=info, jobs=record.jobs, cluster=record.cluster)
+    seen = FollowedRun(writer.folder)
+    assert "connecting to its hosts, written by process" in seen.header()
+    writer.append(record.events[:3])
+    writer.flush()
+    seen.update()
+    assert "connecting" not in seen.header()
+    writer.discard()
+    with pytest.raises(InputError, match="is gone: the run came to nothing"):
+        seen.update()

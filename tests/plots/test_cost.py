@@ -5,12 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit import simulate
+from labkit import compare, simulate
 from labkit.core import Jobs
 from labkit.core.errors import InputError
+from labkit.experiment.prices_option import prices_of
+from labkit.plots import report_table
 from labkit.plots.cost import cost_table, dollars, late_by_s, plot_cost
+from labkit.plots.device_types import gpu_hours, plot_gpu_hours
 from labkit.plots.theme import offline_renderer
+from labkit.results import run_table
 from labkit.topology import no_network
+from labkit.workloads import gavel_jobs
 
 from .runs import record as made_up
 
@@ -53,3 +58,45 @@ def test_the_figure_names_its_points(run):
     svg = offline_renderer(plot_cost(cost_table({"in order": run}, prices={"v100": 1.0})).to_dict())["image/svg+xml"]
     assert ">in order</text>" in svg
     assert "NaN" not in svg
+
+
+@pytest.fixture(scope="module")
+def priced():
+    """Two runs on three device types, at prices that were given; one of them is about cost."""
+    prices = {"v100": 9.0, "p100": 1.0, "k80": 0.1, "a100": 30.0}
+    return compare(
+        gavel_jobs(6, seed=0, mean_gap_s=60), cluster="gavel-8-16-24", schedulers="fifo, gavel_cost", prices=prices
+    )
+
+
+def test_given_prices_are_those_of_all_runs_and_of_schedulers_about_cost_which_keep_their_names(priced):
+    assert run_table(priced)["label"].tolist() == ["fifo", "gavel_cost"]
+    assert [record.info.config["prices"]["v100"] for record in priced] == [9.0, 9.0]
+    assert priced[1].info.config["scheduler"]["prices"]["v100"] == 9.0
+
+
+def test_prices_of_types_that_the_cluster_lacks_are_not_told(priced):
+    (told,) = [note for note in report_table.table(priced).notes if note.startswith("Cost: ")]
+    assert "v100 9 $" in told
+    assert "a100" not in told
+    free = compare(gavel_jobs(2, seed=0, mean_gap_s=60), cluster="gavel-8-16-24", schedulers="fifo")
+    assert not any(note.startswith("Cost: ") for note in report_table.table(free).notes)
+
+
+def test_gpu_hours_of_each_type_come_to_what_jobs_held(priced):
+    told = gpu_hours({record.info.scheduler: record for record in priced})
+    for record in priced:
+        mine = told[told["scheduler"] == record.info.scheduler]
+        assert mine["gpu_h"].sum() == pytest.approx(record.table["gpu_s"].sum() / 3600)
+        assert mine["share"].sum() == pytest.approx(1)
+    cheapest = told[(told["scheduler"] == "gavel_cost") & (told["device_type"] == "v100")]
+    assert cheapest["gpu_h"].item() == 0, "at these prices a V100 never pays"
+    assert "GPU-hours" in offline_renderer(plot_gpu_hours(told).to_dict())["image/svg+xml"]
+
+
+def test_prices_are_read_as_they_are_typed_and_from_a_file(tmp_path):
+    (tmp_path / "prices.csv").write_text("device_type,price\nv100,2.48  # on demand\nk80 = 0.45\n")
+    assert prices_of(str(tmp_path / "prices.csv")) == {"v100": 2.48, "k80": 0.45}
+    for odd in ("v100=free", "v100=-1", "=3", str(tmp_path / "no.csv")):
+        with pytest.raises(InputError, match="--prices"):
+            prices_of(odd)

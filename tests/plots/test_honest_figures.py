@@ -13,7 +13,7 @@ from labkit import simulate
 from labkit.core import Jobs
 from labkit.plots.fidelity import PALETTE
 from labkit.plots.gantt import NO_GPU, plot_gantt_stack
-from labkit.plots.jct import plot_jct_bars
+from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
 from labkit.plots.report import _cards, _lead, write_report
 from labkit.plots.report_table import table
 from labkit.plots.sweep import plot_sweep, plot_sweep_differences
@@ -46,6 +46,21 @@ def test_each_number_of_the_jct_bars_stands_at_its_own_mark():
     texts = {field(layer, "text"): field(layer, "x") for layer in layers(plot_jct_bars(run_table(records())))
              if "text" in layer["encoding"]}  # fmt: skip
     assert texts == {"says": "mean", "says_p95": "p95"}
+
+
+def test_a_short_job_is_not_at_0_where_the_unit_is_days():
+    jct_s = [0.4, 9.0, 30 * 86400.0]
+    curve = pd.DataFrame({"scheduler": "fifo", "jct_s": jct_s, "fraction": [1 / 3, 2 / 3, 1.0]})
+    spec = plot_jct_cdf(curve).to_dict()
+    drawn = [row["jct"] for rows in spec["datasets"].values() for row in rows if "jct" in row]
+    assert drawn == pytest.approx([each / 86400 for each in jct_s], rel=1e-4)
+
+
+def test_one_slow_scheduler_does_not_choose_the_unit_of_all():
+    times = {f"{name}_jct_s": [7200.0, 7200.0, 40 * 86400.0] for name in ("mean", "median", "p95")}
+    shown = pd.DataFrame({"label": ["a", "b", "c"], **times, "n_done": 1, "n_trace": 1})
+    (rows,) = plot_jct_bars(shown).to_dict()["datasets"].values()
+    assert rows[0]["says"] == "120 min, 1.00x"
 
 
 def test_the_axis_of_the_jct_bars_begins_at_0_and_holds_every_mark():

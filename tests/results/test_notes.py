@@ -16,6 +16,7 @@ from labkit.plots.report import write_report
 from labkit.results import notes
 from labkit.schedulers import available, make
 from labkit.schedulers.base import asked
+from labkit.simulator import Overheads
 from labkit.speed.cpu import CpuModel
 from labkit.speed.step_time import StepTime
 from labkit.topology import build
@@ -25,7 +26,7 @@ from labkit.workloads import gavel_jobs
 def test_a_table_says_which_schedulers_take_any_type_of_gpu_where_types_differ(tmp_path) -> None:
     jobs = gavel_jobs(6, seed=0, mean_gap_s=60)
     records = compare(jobs, cluster="gavel-8-16-24", schedulers=["fifo", "srtf", "gavel_fifo"])
-    (note,) = notes(records)
+    (note,) = [note for note in notes(records) if "first type with room" in note]
     assert note.startswith("fifo, srtf: a job gets GPUs of the first type with room, and here a job is up to ")
     assert note.endswith(" times slower on one type than on another; gavel_ schedulers look at that.")
     assert note in write_report(records, tmp_path / "report.html").read_text()
@@ -81,3 +82,52 @@ def test_jobs_that_were_given_up_are_told_with_their_causes():
     )  # fmt: skip
     record = labkit.simulate(jobs, cluster="dlrover-512", scheduler="static")
     assert notes([record]) == ["static: 1 of 2 jobs were given up (1 out of memory); its JCTs are those of the others."]
+
+
+SHORT = Jobs.of(arrival_s=[0, 10, 20], total_steps=1, duration_s=[900, 30, 30], n_workers=4)
+
+
+def test_preemptions_that_took_no_time_are_told_with_the_option_that_charges_them(tmp_path):
+    records = compare(SHORT, cluster="no_network(1)", schedulers=["fifo", "srtf"])
+    assert records[1].summary["n_preemptions"] == 1
+    (note,) = [note for note in notes(records) if note.startswith("nothing was charged")]
+    assert "srtf 1 preemption." in note
+    assert "fifo" not in note
+    assert "--restart 60" in note
+    assert note in write_report(records, tmp_path / "report.html").read_text()
+    paid = compare(SHORT, cluster="no_network(1)", schedulers=["srtf"], overheads=Overheads(restart_s=5))
+    assert notes(paid) == []
+
+
+def test_a_mean_jct_far_above_the_best_one_is_told():
+    jobs = Jobs.of(arrival_s=[0, *[1.0] * 30], total_steps=1, duration_s=[90_000, *[60.0] * 30], n_workers=4)
+    fifo, srtf = compare(jobs, cluster="no_network(1)", schedulers=["fifo", "srtf"])
+    times = fifo.summary["mean_jct_s"] / srtf.summary["mean_jct_s"]
+    assert times > 10
+    assert any(
+        f"more than 10 times that of srtf with fifo ({times:,.0f} times)" in note for note in notes([fifo, srtf])
+    )
+
+
+def test_that_no_job_ever_waited_is_told_once():
+    alone = compare(SHORT.take([0]), cluster="no_network(1)", schedulers=["fifo", "srtf"])
+    assert notes(alone) == [
+        "no job ever waited, so schedulers hardly differ; --load 4 lets jobs arrive 4 times as fast."
+    ]
+    assert not any(
+        "waited" in note for note in notes(compare(SHORT, cluster="no_network(1)", schedulers=["fifo", "srtf"]))
+    )
+
+
+def test_arrivals_that_are_not_as_in_the_trace_are_told_wherever_the_trace_is_named(tmp_path):
+    (fast,) = compare(SHORT, cluster="no_network(1)", schedulers=["fifo"], load=4)
+    assert fast.jobs.arrival_s.tolist() == [0, 2.5, 5]
+    assert ", arrivals 4 times as fast" in write_report([fast], tmp_path / "report.html").read_text()
+    (usual,) = compare(SHORT, cluster="no_network(1)", schedulers=["fifo"])
+    assert usual.arrivals == ""
+
+
+def test_a_scheduler_that_failed_is_named_in_the_report(tmp_path):
+    records = compare(SHORT, cluster="no_network(1)", schedulers=["fifo"])
+    page = write_report(records, tmp_path / "report.html", failed={"mine": ValueError("no idea")}).read_text()
+    assert "Not in this report: mine failed (no idea)." in page

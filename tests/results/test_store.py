@@ -19,7 +19,7 @@ from labkit.core.errors import InputError
 from labkit.core.events import Events, events, explained, from_frame, to_frame
 from labkit.results import RunInfo, RunState, RunWriter, files, free_id, known_runs, load
 from labkit.results.lock import writer_of
-from labkit.results.store import RunTail
+from labkit.results.store import RunTail, find, refuse_taken
 
 from .logs import TWO_MACHINES, by_hand, random_log, three_jobs
 
@@ -438,3 +438,20 @@ def test_a_run_without_reasons_has_none_and_damage_is_named(tmp_path):
     lost = replace(load(tmp_path / "r1"), events=why(0, 3, 1.0))
     with pytest.raises(InputError, match="reason 3 is named by an event, and the run has 0 of them"):
         _ = lost.decisions
+
+
+def test_who_gives_the_beginning_of_an_id_is_offered_the_runs_that_begin_so(tmp_path):
+    for run in ("w1-testbed-0", "w1-testbed-0-2", "other"):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "run.json").write_text("{}")
+    with pytest.raises(InputError, match=r"unknown run 'w1'\. Did you mean w1-testbed-0, w1-testbed-0-2\?$"):
+        find("w1", runs=tmp_path)
+
+
+def test_an_id_that_is_taken_or_odd_is_refused_before_anything_is_made(tmp_path):
+    (tmp_path / "w1").mkdir()
+    with pytest.raises(InputError, match=r"run 'w1' is already in .*labkit runs remove w1 .*labkit attach w1"):
+        refuse_taken("w1", root=tmp_path)
+    with pytest.raises(InputError, match="cannot name a folder"):
+        refuse_taken("../w1", root=tmp_path)
+    refuse_taken("w2", root=tmp_path)

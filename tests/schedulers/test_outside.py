@@ -190,3 +190,10 @@ def test_commands_take_it_too_and_the_workers_of_a_sweep(here: Path, suffix: str
         capture_output=True, text=True, check=True, cwd=here,
     )  # fmt: skip
     assert {json.loads(line)["scheduler"] for line in told.stdout.splitlines()} == {"fifo", own, "(bound)"}
+
+
+def test_an_option_in_the_place_of_a_scheduler_is_told_with_the_schedulers_that_have_it() -> None:
+    with pytest.raises(InputError, match=r"unknown scheduler 'backfill', which is an option: fifo\(backfill=True\)"):
+        schedulers.make("backfill")
+    with pytest.raises(InputError, match=r"unknown scheduler 'fifoo'\. Did you mean 'fifo'\?"):
+        schedulers.make("fifoo")

@@ -79,10 +79,14 @@ def on(group: int, job: int = 0, *, workers: int = 1, servers: int = 1) -> Place
 
 def test_a_trace_runs_to_its_end_and_is_a_record_like_that_of_a_simulation(bed: Inventory, runs: Path) -> None:
     seen: list[int] = []
+    begun: list[tuple[str, bool]] = []
     record = deploy(
         jobs_of(3, every_s=0.5), inventory=bed, scheduler="fifo", runs=runs, training=TINY,
-        observers=[lambda batch: seen.append(len(batch))],
+        observers=[lambda batch: seen.append(len(batch))], run="w1",
+        begun=lambda folder: begun.append((folder.name, (folder / "run.json").exists() and not seen)),
     )  # fmt: skip
+    assert begun == [("w1", True)]
+    assert (record.info.run, record.info.scheduler) == ("w1", "fifo")
     assert record.info.state == RunState.DONE
     assert record.info.backend == "testbed"
     rows = record.events

@@ -266,3 +266,11 @@ def test_a_queue_whose_process_is_killed_goes_on_where_it_was_and_runs_nothing_t
     assert again.returncode == 0
     assert "queue night is over: 2 done" in again.stdout
     assert set(states(folder).values()) == {QueueState.DONE}
+
+
+def test_a_name_of_a_run_that_is_taken_is_refused_with_the_remedy(hosts: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(TRACE.format(steps=10))
+    (tmp_path / "runs" / "w1").mkdir(parents=True)
+    done = labkit("deploy", "t.csv", "--name", "w1", "--inventory", str(hosts), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "run 'w1' is already in runs; take another name, or remove it (labkit runs remove w1" in done.stderr

@@ -9,8 +9,9 @@ from labkit.core import Jobs
 from labkit.core.errors import InputError
 from labkit.experiment import Experiment, simulate
 from labkit.experiment.caveats import Caveat
+from labkit.schedulers import make
 from labkit.topology import build
-from labkit.workloads.own_speeds import TFLOPS, guessed_speeds, read_speeds
+from labkit.workloads.own_speeds import TFLOPS, guessed_speeds, in_steps, is_speeds, read_speeds
 
 TWO = """
 [[hosts]]
@@ -118,3 +119,29 @@ def test_a_demand_that_the_cluster_cannot_meet_is_dropped_and_told(cluster):
 def test_a_faulty_file_of_speeds_is_told_by_line(tmp_path, text, told):
     with pytest.raises(InputError, match=told):
         read_speeds(put(tmp_path, text), jobs=recorded())
+
+
+def test_types_that_the_table_lacks_are_named_with_counts(tmp_path, cluster):
+    (tmp_path / "relative.csv").write_text("type,speed\na100,2\nv100,1\n")
+    jobs = Jobs.of(
+        arrival_s=[0, 1, 2, 3], total_steps=[60] * 4, duration_s=60, measured_on=["h100", "", "h100", "v100"]
+    )  # fmt: skip
+    said = in_steps(jobs, read_speeds(tmp_path / "relative.csv", jobs=jobs))[1]
+    assert said.endswith("or else for a100 (3 of 4 jobs: h100 2, no type 1)")
+
+
+def test_a_misspelt_column_of_relative_speeds_is_told_by_its_own_format(tmp_path):
+    (tmp_path / "relative.csv").write_text("type,sped\na100,2\n")
+    assert is_speeds(tmp_path / "relative.csv")
+    with pytest.raises(InputError, match=r"unknown column 'sped'\. Did you mean 'speed'\?"):
+        read_speeds(tmp_path / "relative.csv", jobs=Jobs.of(arrival_s=[0], total_steps=[60]))
+
+
+def test_a_type_of_the_cluster_that_nobody_has_heard_of_is_told_where_speeds_are_recorded(tmp_path):
+    (tmp_path / "odd.toml").write_text(TWO.replace('"v100"', '"t5"'))
+    odd = build(str(tmp_path / "odd.toml"))
+    with pytest.warns(Caveat, match=r"lists of GPUs name: t5 \(near: t4\); check"):
+        simulate(recorded(), cluster=odd, scheduler="fifo")
+    known = Experiment.of(recorded(device_type="t5"), cluster=odd)
+    assert known.config(make("fifo"))["speeds"].startswith("the trace's own durations")
+    assert not any("t5" in note for note in known.caveats(make("fifo"), name="fifo"))

@@ -14,7 +14,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.experiment.experiment import Experiment
-from labkit.experiment.session import refuse_unfit
+from labkit.experiment.fitting import refuse_unfit
 from labkit.learning.marl.episodes import World
 from labkit.learning.marl.worlds import world_of
 from labkit.learning.settings import FIRST_SEED, fresh, refuse_files
@@ -101,4 +101,4 @@ class Setting:
             for what in self.traces:
                 for seed in range(n):
                     made = Experiment.of(trace(what, seed=FIRST_SEED + seed), cluster=cluster, interference=self._level)
-                    refuse_unfit(made.simulator(), made.speed.runs_on())
+                    refuse_unfit(made.jobs, made.cluster, made.speed.runs_on())

@@ -21,7 +21,7 @@ from labkit.workloads.readers.mapping import sidecar
 from labkit.workloads.readers.own import read_csv, read_parquet, write
 from labkit.workloads.readers.philly import read_philly_csv, read_philly_log
 from labkit.workloads.readers.sacct import read_sacct
-from labkit.workloads.readers.sacct_files import separator_of
+from labkit.workloads.readers.sacct_files import lacks_header, separator_of
 from labkit.workloads.shipped import located
 
 __all__ = [
@@ -136,7 +136,7 @@ def _sniff_object(head: str) -> str:
 def _sniff_line(line: str) -> str | None:
     if line.lstrip().startswith("["):
         return "philly-log"
-    if separator_of(line) is not None or "jobid" in line.lower().split():
+    if separator_of(line) is not None or "jobid" in line.lower().split() or lacks_header(line):
         return "sacct"
     names = {name.strip().strip('"') for name in line.split(",")}
     for kind, columns in _HEADERS.items():

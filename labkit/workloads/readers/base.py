@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,8 @@ QUOTED: Final = ",;"
 
 _CLOCK: Final = "%Y-%m-%d %H:%M:%S"
 _CONTROL: Final = r"[\x00-\x1f\x7f]"
+_COMMA: Final = re.compile(r"[+-]?\d+,\d+")
+"""A number whose decimals are behind a comma."""
 
 
 class TraceTable:
@@ -68,9 +71,10 @@ class TraceTable:
         values = self.frame[column].to_numpy()
         for row in np.flatnonzero(bad).tolist():
             value = values[row]
+            remedy = " (decimals are written with a point: 30.5)" if _COMMA.fullmatch(str(value).strip()) else ""
             shown = f"{value:g}" if isinstance(value, float) and abs(value) > MAX_NUMBER else _shown(value)
             found = "is missing" if _blank(value) else f"is '{shown}'"
-            self._faults.append((row, f"{self._unit} {self.line(row)}: {column} {found}; expected {expected}"))
+            self._faults.append((row, f"{self._unit} {self.line(row)}: {column} {found}; expected {expected}{remedy}"))
 
     def numbers(
         self,
@@ -240,6 +244,11 @@ def _check_widths(path: Path, text: str, *, separator: str, n_cells: int) -> Non
                 break
     if faults:
         raise TraceError(told(str(path), faults))
+
+
+def pointed(raw: pd.Series) -> pd.Series:
+    """Return cells with a point in the place of the comma of numbers such as 30,5."""
+    return raw.astype("str").str.strip().str.replace(r"^([+-]?\d+),(\d+)$", r"\1.\2", regex=True)
 
 
 def header_of(line: str, separator: str) -> list[str]:

@@ -12,7 +12,7 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
-from labkit.workloads.readers.base import MAX_NUMBER, TraceTable, from_zero, header_of, names_of, table_of
+from labkit.workloads.readers.base import MAX_NUMBER, TraceTable, from_zero, header_of, names_of, pointed, table_of
 from labkit.workloads.readers.files import lines_of, text_of
 from labkit.workloads.readers.mapping import FIELDS, ColumnMap, FieldSource, kept, refuse_unfit, sureness, words_of
 from labkit.workloads.readers.tally import Read, Tally
@@ -98,7 +98,7 @@ def _holds(name: str, cells: pd.Series) -> bool:
     kind, blank = FIELDS[name].kind, not_known(cells)
     if blank.all():
         return False
-    values = _read(kind, cells[~blank])
+    values = _read(kind, pointed(cells[~blank]))  # decimals with a comma are told when it is read
     return bool(np.mean(~np.isnan(values)) >= _FITS) if values is not None else True
 
 
@@ -150,7 +150,7 @@ def mapped(path: str | Path, mapping: ColumnMap) -> Read:
     """
     path, sources = Path(path), mapping.sources
     names = [source.column for source in sources.values()]
-    refuse_unfit(sources, names, path)
+    refuse_unfit(sources, _columns_of(path, mapping.separator), path)
     expected = f"the columns of {path.name}.labkit.toml (labkit traces import {path} makes it anew)"
     cells = table_of(
         path, columns=tuple(dict.fromkeys(names)), names=tuple(dict.fromkeys(names)), header=True, expected=expected,
@@ -167,6 +167,12 @@ def mapped(path: str | Path, mapping: ColumnMap) -> Read:
         tally.remark(rows & keep, said)
     _remark(cells, sources, tally)
     return Read(_jobs(cells, sources, columns, times, gpus, keep, tally), tally)
+
+
+def _columns_of(path: Path, separator: str) -> list[str]:
+    """Return the names of all columns of a table."""
+    head = text_of(path, expected=EXPECTED)[: 1 << 16]
+    return header_of(next((line for _, line in lines_of(head)), ""), separator)
 
 
 def _column(cells: TraceTable, name: str, source: FieldSource) -> Floats:

@@ -36,10 +36,12 @@ SIZES: Final = {
 _SUFFIXES: Final = {
     "us": "us", "ms": "ms", "millis": "ms", "milliseconds": "ms", "s": "s", "sec": "s", "secs": "s", "seconds": "s",
     "m": "min", "min": "min", "mins": "min", "minutes": "min", "h": "h", "hr": "h", "hrs": "h", "hours": "h",
+    "minuten": "min", "sek": "s", "sekunden": "s", "std": "h", "stunden": "h", "tage": "days",
     "days": "days", "b": "bytes", "bytes": "bytes", "kb": "kb", "mb": "mb", "gb": "gb", "tb": "tb", "kib": "kib",
     "mib": "mib", "gib": "gib",
 }  # fmt: skip
-_WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_SMALL, _LARGE = "a-zß-öø-ÿ", "A-ZÀ-ÖØ-Þ"
+_WORD: Final = re.compile(rf"[{_LARGE}]?[{_SMALL}]+|[{_LARGE}]+(?![{_SMALL}])|\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +79,32 @@ FIELDS: Final = {
     "arrival": Field(
         "moment", "when it was submitted",
         _named("submit, submit time, submitted, submitted at, submission, submission time, arrival, arrival time, "
-               "created, created at, creation time, queued at, enqueue time"), _named("timestamp, time, date"),
+               "created, created at, creation time, queued at, enqueue time"),
+        _named("timestamp, time, date, queued, queued ts, submit ts, submitted ts, enqueued, enqueued at, "
+               "requested at, eingereicht, eingereicht am"),
     ),
     "start": Field(
         "moment", "when it started",
         _named("start, start time, started, started at, begin, begin time, launch time, scheduled time"),
+        _named("start ts, started ts, beginn, gestartet"),
     ),
     "end": Field(
         "moment", "when it ended",
         _named("end, end time, ended, ended at, finish, finish time, finished, finished at, completed at, "
                "completion time, stop time"),
+        _named("end ts, ended ts, finished ts, ende, beendet"),
     ),
     "duration": Field(
         "span", "how long it ran",
         _named("duration, runtime, run time, elapsed, elapsed time, walltime, wall time, wallclock, service time"),
-        _named("time used, length"),
+        _named("time used, length, wall, laufzeit, dauer, took"),
     ),
     "gpus": Field(
         "amount", "GPUs of the whole job",
         _named("gpus, gpu, num gpus, n gpus, ngpus, gpu num, gpu count, req gpus, alloc gpus, requested gpus, "
-               "allocated gpus, gpu request"), _named("num gpu, gpus requested, gpus allocated, devices, accelerators"),
+               "allocated gpus, gpu request"),
+        _named("num gpu, gpus requested, gpus allocated, devices, accelerators, cards, n cards, num cards, gpu cards, "
+               "karten, grafikkarten"),
     ),
     "cpus": Field(
         "amount", "cores of the whole job",
@@ -118,7 +126,8 @@ FIELDS: Final = {
     ),
     "measured_on": Field(
         "name", "kind of GPU that it ran on",
-        _named("gpu type, gpu model, device type, gpu name, accelerator type"), _named("device, gpu kind"),
+        _named("gpu type, gpu model, device type, gpu name, accelerator type"),
+        _named("device, gpu kind, board, card type, card model, accelerator"),
     ),
     "priority": Field("number", "priority, higher is more urgent", _named("priority, prio")),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,9 @@ ASKED: Final = (
     "sacct -a -X -P -S 2024-01-01 -o JobID,JobName,User,Submit,Start,End,Elapsed,State,AllocTRES,ReqTRES,Priority"
 )
 EXPECTED: Final = f"what `{ASKED}` prints, or `sacct --json`"
-SEPARATORS: Final = "|,;\t^~"
+SEPARATORS: Final = "|,;\t^~#"
+_JOB_ID: Final = re.compile(r"\d+(_\d+|_\[[^\]]*\]|\+\d+)?(\.\w+)?")
+NO_HEADER: Final = "looks like sacct without its header; export with --parsable2 and without --noheader"
 _PLAIN: Final = {name.lower(): name for name in COLUMNS}
 _NUMBERS: Final = frozenset({"ElapsedRaw", "AllocCPUS", "NCPUS", "ReqCPUS", "Priority", "Restarts"})
 
@@ -34,6 +37,19 @@ def separator_of(header: str) -> str | None:
         if "jobid" in names and len(names & set(_PLAIN)) >= 3 and names & {"submit", "start"}:
             return separator
     return None
+
+
+def lacks_header(line: str) -> bool:
+    """Tell whether a line looks like a row of sacct: a job's id, and at least two cells more.
+
+    >>> lacks_header("4711_3.batch|train|ada|2024-03-01T10:00:00"), lacks_header("4711,3,5")
+    (True, False)
+    """
+    return any(
+        line.count(separator) >= 2 and _JOB_ID.fullmatch(line.split(separator)[0].strip()) is not None
+        for separator in SEPARATORS
+        if separator not in ",\t"  # as in traces of other kinds
+    )
 
 
 def sacct_table(path: Path) -> TraceTable:
@@ -52,6 +68,7 @@ def sacct_table(path: Path) -> TraceTable:
     if separator is None:
         aligned = "jobid" in first.lower().split()
         why = "is aligned with spaces, which cuts what is long" if aligned else "is no header of sacct"
+        why = NO_HEADER if lacks_header(first) else why
         raise TraceError(f"{path}: line 1 {why}; expected {EXPECTED}.")
     header = [name.strip() for name in first.split(separator)]
     known = {name: _PLAIN[name.lower()] for name in header if name.lower() in _PLAIN}

@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.experiment.experiment import Experiment
-from labkit.experiment.session import refuse_unfit
+from labkit.experiment.fitting import refuse_unfit
 from labkit.learning.settings import fresh, refuse_files
 from labkit.topology import build
 from labkit.workloads.catalogue import DL2_MODELS
@@ -72,4 +72,4 @@ class Setting:
         rng = np.random.default_rng(0)
         for _ in range(n):
             made = self(rng)
-            refuse_unfit(made.simulator(), made.speed.runs_on())
+            refuse_unfit(made.jobs, made.cluster, made.speed.runs_on())

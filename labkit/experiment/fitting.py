@@ -1,0 +1,114 @@
+"""Which jobs can run at all: those that the empty cluster holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.resources import GPUS, Bools, Ints
+
+UNITS: Final = ("GPUs", "cores", "GB of memory")
+REMEDY: Final = "Take a larger cluster, or drop the job."
+DROPPING: Final = "Take a larger cluster, or leave such jobs out: --drop-too-large (drop_too_large=True)."
+
+
+def refuse_unfit(jobs: Jobs, cluster: Cluster, runs_on: Bools, *, remedy: str = REMEDY) -> None:
+    """Raise if a job cannot run even on the empty cluster.
+
+    Raises
+    ------
+    InputError
+        It names the first such job, what it needs, and what there is.
+    """
+    for number in _kinds(jobs, runs_on)[0]:
+        if said := _misfit(int(number), jobs, cluster, runs_on):
+            raise InputError(f"{said} {remedy}")
+
+
+def without_too_large(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Jobs:
+    """Return the jobs without those that the empty cluster cannot hold, and with a note that counts these.
+
+    Raises
+    ------
+    InputError
+        If none is left.
+    """
+    firsts, kind_of = _kinds(jobs, runs_on)
+    why = [_misfit(int(number), jobs, cluster, runs_on) for number in firsts]
+    fits = np.array([not said for said in why], np.bool_)[kind_of]
+    if fits.all():
+        return jobs
+    first = next(said for said in why if said)
+    n = int(np.count_nonzero(~fits))
+    if not fits.any():
+        raise InputError(f"none of the {len(jobs):,} jobs fits {cluster.name}: {first} Take a larger cluster.")
+    note = (
+        f"left out, being too large for {cluster.name} (--drop-too-large): {n:,} of {len(jobs):,} jobs; the first: "
+        f"{first}"
+    )
+    return replace(jobs.take(fits), notes=(*jobs.notes, note))
+
+
+def _kinds(jobs: Jobs, runs_on: Bools) -> tuple[Ints, Ints]:
+    """Return where each kind of job is first, in their order, and of which of these kinds each job is."""
+    asked = np.column_stack([jobs.worker_demand, jobs.ps_demand, runs_on, jobs.n_workers, jobs.n_ps])
+    width = asked.dtype.itemsize * asked.shape[1]
+    as_bytes = np.ndarray(len(asked), np.dtype((np.void, width)), np.ascontiguousarray(asked))  # compared at one go
+    _, first, kind_of = np.unique(as_bytes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return first[order].astype(np.int32), np.argsort(order)[kind_of.ravel()].astype(np.int32)
+
+
+def _misfit(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> str:
+    """Return why the empty cluster cannot hold a job; "" if it can."""
+    usable = runs_on[number, cluster.group_type]
+    for role, demand, n in (
+        ("worker", jobs.worker_demand[number], jobs.n_workers[number]),
+        ("PS", jobs.ps_demand[number], jobs.n_ps[number]),
+    ):
+        groups = usable if demand[GPUS] > 0 else np.ones_like(usable)
+        room = _room(cluster.capacity[groups], demand)
+        if n and not (room > 0).any():
+            return _unfit(jobs.id[number], role, demand, cluster.capacity[groups])
+        if room.sum() < n:
+            return (
+                f"job {jobs.id[number]} asks for {n} tasks ({role}) of {demand[GPUS]:g} GPUs and {demand[1]:g} "
+                f"cores; the empty cluster '{cluster.name}' holds {room.sum():.0f}."
+            )
+    return _misfit_gang(number, jobs, cluster)
+
+
+def _misfit_gang(number: int, jobs: Jobs, cluster: Cluster) -> str:
+    needed, there = jobs.gang_demand[number], cluster.capacity.sum(axis=0)
+    for axis, unit in enumerate(UNITS):
+        if needed[axis] > there[axis] + 1e-9:
+            return (
+                f"job {jobs.id[number]} asks for {jobs.n_workers[number]} workers and {jobs.n_ps[number]} PSs, which "
+                f"need {needed[axis]:g} {unit} in all; the empty cluster '{cluster.name}' has {there[axis]:g}."
+            )
+    return ""
+
+
+def _room(capacity: np.ndarray, demand: np.ndarray) -> np.ndarray:
+    """Return how many tasks of a demand each group holds, (G,)."""
+    needed = demand > 0
+    if not needed.any():
+        return np.full(len(capacity), np.inf)
+    fits: np.ndarray = np.floor(capacity[:, needed] / demand[needed] + 1e-9).min(axis=1, initial=np.inf)
+    return fits
+
+
+def _unfit(job: str, role: str, demand: np.ndarray, capacity: np.ndarray) -> str:
+    for axis, unit in enumerate(UNITS):
+        largest = capacity[:, axis].max(initial=0.0)
+        if demand[axis] > largest:
+            return (
+                f"job {job} needs {demand[axis]:g} {unit} per {role}; the largest device group that it can use has "
+                f"{largest:g}."
+            )
+    return f"job {job} needs {demand.tolist()} (GPUs, cores, GB) per {role}; no single device group has all of that."
