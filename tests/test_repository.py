@@ -95,6 +95,14 @@ def test_every_notebook_is_stored_as_it_ran(notebook):
     assert not [output["ename"] for output in outputs if output["output_type"] == "error"]
 
 
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=str)
+def test_no_heading_of_a_notebook_stands_in_it_twice(notebook):
+    cells = [cell for cell in json.loads((ROOT / notebook).read_text())["cells"] if cell["cell_type"] == "markdown"]
+    headings = [line for cell in cells for line in "".join(cell["source"]).splitlines() if re.match("#+ ", line)]
+    assert headings, "a notebook has headings"
+    assert not [heading for heading in set(headings) if headings.count(heading) > 1]
+
+
 FOREIGN = {
     "a folder of one machine": r"/(?:work|root|home|Users|opt|mnt)/[\w.-]+",
     "the host of a package registry": r"(?:pypi|pythonhosted|anaconda|npmjs|crates|download\.pytorch)\.(?:org|com|io)",
