@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from labkit import cli_help, cli_new, cli_renamed, cli_runs, early, release
+from labkit.cli_compared import usual_cluster
 from labkit.cli_data import clusters, schedulers, traces
 from labkit.cli_deploy import deploy
 from labkit.cli_doctor import doctor
@@ -70,8 +71,8 @@ Workload = Annotated[
 Cluster = Annotated[
     str | None,
     typer.Option(
-        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml; else the profile's, or "
-        "gavel-36x3.",
+        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml; else the profile's, "
+        "that of the trace's name (demo), or gavel-36x3.",
         autocompletion=cli_help.clusters,
     ),
 ]
@@ -192,7 +193,7 @@ def compare(
     ] = None,
 ) -> None:
     """Simulate several schedulers on one trace and compare them."""
-    cluster = "gavel-36x3" if cluster is None and profile is None else cluster
+    cluster, usual = (cluster, "") if cluster or profile else usual_cluster(trace)
     if seeds is not None:
         from labkit.cli_seeds import compare_on_seeds
 
@@ -202,7 +203,7 @@ def compare(
             schedulers=schedulers, seeds=seeds, against=against, workers=workers, as_json=as_json, speed=speed,
             throughputs=throughputs, strict=strict, interference=interference, load=load, slot_s=slot, first=first,
             start_s=start, restart_s=restart, rescale_s=rescale, overheads=overheads, troubles=troubles,
-            sharding=sharding, quotas=quotas, drop_too_large=drop_too_large,
+            sharding=sharding, quotas=quotas, drop_too_large=drop_too_large, usual=usual,
             left_out={"--checkpoint": checkpoint, "--seed": seed, "--profile": profile is not None,
                       "--prices": prices is not None},
         )  # fmt: skip
@@ -226,7 +227,7 @@ def compare(
     }  # fmt: skip
     _compare(
         jobs, cluster=cluster, schedulers=schedulers, report=report, command=sys.argv, options=options,
-        as_json=as_json, runs=runs, against=against,
+        as_json=as_json, runs=runs, against=against, usual=usual,
     )  # fmt: skip
 
 
@@ -241,6 +242,7 @@ def _compare(
     as_json: bool = False,
     runs: Path | None = None,
     against: str | None = None,
+    usual: str = "",
 ) -> list[RunRecord]:
     from labkit.cli_compared import print_against, print_header, print_table
     from labkit.cli_seeds import refuse_unknown_base
@@ -251,7 +253,7 @@ def _compare(
         jobs, as_json=as_json, cluster=cluster, schedulers=schedulers, runs=runs, **options
     )
     if not as_json:
-        print_header(records)
+        print_header(records, usual=usual)
         print_table(records)
         print_against(records, base=against)
     if report is not None:

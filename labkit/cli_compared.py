@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from labkit.results.record import RunRecord
+
+GAVEL = "gavel-36x3"
+"""The cluster of a comparison that names none, where the trace has none of its own."""
 
 JSON_KEYS = (
     "scheduler", "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "n_jobs", "utilisation", "dollars", "in_time",
@@ -62,12 +66,34 @@ def _number(value: Any) -> Any:
     return None if isinstance(value, float) and value != value else value
 
 
-def print_header(records: list[RunRecord]) -> None:
-    """Print what was simulated, how fast jobs are said to be, and what a reader of the numbers has to know."""
+def usual_cluster(trace: Path) -> tuple[str, str]:
+    """Return the cluster on which a trace is compared where none was named, and the line of the header that says so.
+
+    A shipped trace may have a cluster of its own name; all others get Gavel's.
+
+    >>> usual_cluster(Path("demo"))[0], usual_cluster(Path("philly-like"))[0]
+    ('demo', 'gavel-36x3')
+    """
+    from labkit.topology.presets import PRESETS
+    from labkit.workloads.shipped import located, shipped
+
+    file = shipped().get(trace.stem)
+    if file is not None and trace.stem in PRESETS and located(trace).resolve() == file.resolve():
+        return trace.stem, f"cluster: {trace.stem}, that of the trace, as none was named; --cluster takes another"
+    return GAVEL, f"cluster: {GAVEL}, as none was named; --cluster takes another"
+
+
+def print_header(records: list[RunRecord], *, usual: str = "") -> None:
+    """Print what was simulated, how fast jobs are said to be, and what a reader of the numbers has to know.
+
+    `usual` tells which cluster was taken, if none was named.
+    """
     from labkit.results.notes import notes
 
     first = records[0]
     print(f"{len(first.jobs)} jobs of {first.jobs.name}{first.arrivals}{',' * bool(first.arrivals)} on {first.cluster}")
+    if usual:
+        print(usual)
     print(f"speeds: {first.info.config['speeds']}")
     for said in dict.fromkeys(filter(None, map(_prices, records))):
         print(said)

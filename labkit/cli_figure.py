@@ -29,6 +29,9 @@ def figure(
     kind: Annotated[
         Figure, typer.Option(help="What to draw; seeds: paired differences of runs of several seeds.")
     ] = Figure.JCT,
+    against: Annotated[
+        str | None, typer.Option(help="With --kind seeds: the scheduler that others are compared with, else the first.")
+    ] = None,
     columns: Annotated[int, typer.Option(help="1 (3.35 in wide) or 2 (7 in).", min=1, max=2)] = 1,
     height: Annotated[float | None, typer.Option(help="Inches of the plotted area of each panel.")] = None,
     runs: Runs = Path("runs"),
@@ -40,7 +43,7 @@ def figure(
     from labkit.results.store import load
 
     refuse_unwritable(out, endings=ENDINGS)
-    chart = draw([load(name, runs=runs) for name in names], kind=kind)
+    chart = draw([load(name, runs=runs) for name in names], kind=kind, base=against)
     print(save_for_paper(chart, out, columns=columns, height_in=height).resolve())
     if notes := [*notes_of(chart), *filter(None, [EXPLAINED.get(kind, "")])]:
         print(f"for the caption: {'; '.join(notes)}")

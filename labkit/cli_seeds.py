@@ -48,10 +48,13 @@ def compare_on_seeds(
     workers: int | None,
     as_json: bool,
     command: str,
+    usual: str = "",
     left_out: Mapping[str, float],
     **options: Any,
 ) -> None:
     """Simulate, print a row per scheduler and what they show, and write the report.
+
+    `usual` is a line to print above: which cluster was taken, if none was named.
 
     Raises
     ------
@@ -82,6 +85,8 @@ def compare_on_seeds(
     faster = arrivals(float(options["load"]))
     if faster and not as_json:
         print(f"{trace}{faster}")
+    if usual and not as_json:
+        print(usual)
     tell(found.table, metric="mean_jct_s", base=base, as_json=as_json)
     if not as_json:
         print("\n".join(over_seeds(found.table)))

@@ -203,6 +203,9 @@ class Jobs:
         """Return what is wrong with these jobs, a line each."""
         return faults_of({f.name: getattr(self, f.name) for f in fields(self)})
 
+    def __repr__(self) -> str:
+        return f"<{len(self)} jobs of {self.name}>"
+
     def __len__(self) -> int:
         return len(self.arrival_s)
 

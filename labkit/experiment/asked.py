@@ -13,24 +13,29 @@ from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.core.text import split_names
-from labkit.workloads import readers, scaled
+from labkit.workloads import scaled
+from labkit.workloads.expressions import trace
 
 
-def jobs_of(given: Any) -> Jobs:
-    """Return jobs, read where a trace is named.
+def jobs_of(given: Any, *, seed: int = 0) -> Jobs:
+    """Return jobs: themselves, read from a trace that is named, or generated with a seed ("poisson(80, per_hour=12)").
 
     Raises
     ------
     InputError
-        If it is neither; or as `labkit.workloads.read`.
+        If it is none of these, or has no jobs; or as `labkit.workloads.expressions.trace`.
     """
     if isinstance(given, Jobs):
+        if not len(given):
+            raise InputError(
+                f"{given.name} has no jobs; expected at least one. Does a condition, as in take(), fit none?"
+            )
         return given
     if isinstance(given, str | Path):
-        return readers.read(given)
+        return trace(given, seed=seed)
     raise InputError(
-        f"jobs is a {type(given).__name__}; expected Jobs or the path of a trace. Jobs.of(arrival_s=..., "
-        "total_steps=..., n_workers=...) makes them from columns."
+        f"jobs is a {type(given).__name__}; expected Jobs, the path of a trace, or a generator such as 'poisson(80, "
+        "per_hour=12)'. Jobs.of(arrival_s=..., total_steps=..., n_workers=...) makes them from columns."
     )
 
 

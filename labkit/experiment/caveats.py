@@ -16,6 +16,7 @@ from labkit.core.resources import Floats
 from labkit.core.text import shortened
 from labkit.experiment.profile import measure_profile
 from labkit.speed.recorded import Recorded
+from labkit.topology.servers import ARCHITECTURES
 from labkit.workloads.own_speeds import TFLOPS, unheard_types
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ def caveats(
 
 def _unheard(jobs: Jobs, cluster: Cluster, speed: SpeedModel) -> list[str]:
     """Return a sentence if a cluster has types of GPU that labkit has never heard of, and speeds do not tell apart."""
-    if not isinstance(speed, Recorded) or not (odd := unheard_types(cluster.device_types, jobs)):
+    ours = (server.device_type for server in ARCHITECTURES.values())
+    if not isinstance(speed, Recorded) or not (odd := unheard_types(cluster.device_types, jobs, heard=ours)):
         return []
     near = [f"{kind} (near: {', '.join(found)})" if (found := _near(kind)) else kind for kind in odd]
     return [

@@ -39,7 +39,7 @@ from labkit.experiment.profile import slower_on_slowest_type
 from labkit.experiment.profiled import interference_of, profiled
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.session import Observer, Session
-from labkit.experiment.speeds import declared, speed_model, with_steps
+from labkit.experiment.speeds import asked_speed, declared
 from labkit.results.bound import BOUND, FASTER
 from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
 from labkit.results.record import LOAD, RunInfo, RunRecord, RunState
@@ -150,7 +150,7 @@ class Experiment:
         quotas: Quotas | Mapping[str, float] | str | Path | None = None,
         **options: Any,
     ) -> Experiment:
-        """Return an experiment; a trace may be a path, a cluster a preset or an expression, a speed model a name.
+        """Return an experiment; a trace may be a path, trace and cluster expressions, a speed model a name.
 
         A profile of a testbed (`labkit profile`) gives cluster, speeds and overheads, unless they are given too.
         Interference is a level by name ("none", "mild", "calibrated") or a file (`labkit.speed.interference.level`).
@@ -158,31 +158,17 @@ class Experiment:
         named ("dlrover"). Quotas are GPUs by user ("vision=8,*=4"), or a TOML file. With `sharding="static"` workers
         have their samples in advance, for speeds that know of it.
         """
-        jobs, known = arriving(jobs_of(jobs), load=options.get("load", 1.0)), level(interference)
+        jobs, known = jobs_of(jobs, seed=_seed(options)), level(interference)
+        jobs = arriving(jobs, load=options.get("load", 1.0))
         refuse_unknown(options, known=[*inspect.signature(cls.of).parameters, *(field.name for field in fields(cls))])
         if profile is not None:
             cluster, speed, options = profiled(jobs, profile, cluster=cluster, speed=speed, options=options)
         if cluster is None:
             raise InputError("neither a cluster nor a profile is given; cluster='demo', say, or profile=FILE.")
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
-        stretched = ""
-        if isinstance(speed, str):
-            jobs, stretched = with_steps(jobs, cluster, kind=speed, throughputs=throughputs)
-            speed = speed_model(
-                jobs, cluster, kind=speed, throughputs=throughputs, strict=strict, interference=known, sharding=sharding
-            )
-        elif not isinstance(speed, SpeedModel):
-            raise InputError(f"speed is {speed!r}; expected a SpeedModel, or a name such as 'auto' or 'gavel'.")
-        elif sharding != "dynamic":
-            raise InputError(
-                f"sharding '{sharding}' and a speed model ({type(speed).__name__}) are given; Bottleneck takes "
-                "sharding='static' itself."
-            )
-        elif known is not None and not (known.measured and isinstance(speed, ProfiledSpeed)):
-            raise InputError(
-                f"interference '{known}' and a speed model ({type(speed).__name__}) are given; expected one of them: "
-                "StepTime takes slowdown=level(...).slowdown(jobs, cluster), a testbed's profile has its own."
-            )
+        jobs, speed, stretched = asked_speed(
+            jobs, cluster, speed=speed, throughputs=throughputs, strict=strict, interference=known, sharding=sharding
+        )
         jobs, has_its_own = declared(jobs, speed), isinstance(speed, ProfiledSpeed)
         said = speeds_in_words(jobs, cluster, speed=speed, source=throughputs)
         said += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
@@ -397,6 +383,6 @@ class Experiment:
 
 
 def _seed(options: Mapping[str, Any]) -> int:
-    """Return the seed of an experiment; one that is none is told later, with the other options."""
+    """Return the seed of an experiment and of a generated trace; what is no seed is told later."""
     seed = options.get("seed", 0)
     return int(seed) if isinstance(seed, int | np.integer) and seed >= 0 else 0

@@ -116,7 +116,7 @@ def experiment_of(
     InputError
         As `Experiment.of`; or if some are to be left out of a speed model that was made for all jobs.
     """
-    given = jobs_of(jobs) if drop_too_large else jobs
+    given = jobs_of(jobs, seed=options.get("seed", 0)) if drop_too_large else jobs
     made = Experiment.of(given, speed=speed, **options)
     if not isinstance(given, Jobs) or not drop_too_large:
         return made

@@ -13,6 +13,7 @@ from labkit.core.outside import find, from_packages
 from labkit.core.protocols import SpeedModel
 from labkit.core.resources import GPUS
 from labkit.speed.interference.levels import Level
+from labkit.speed.profiled import ProfiledSpeed
 from labkit.workloads.own_speeds import TypeSpeeds, guessed_speeds, in_steps, is_speeds, read_speeds
 from labkit.workloads.shipped import located
 
@@ -263,3 +264,42 @@ def declared(jobs: Jobs, speed: SpeedModel) -> Jobs:
     if not unknown_s.any():
         return jobs
     return jobs.with_columns(duration_s=np.where(unknown_s, speed.durations_s(), jobs.duration_s))
+
+
+def asked_speed(
+    jobs: Jobs,
+    cluster: Cluster,
+    *,
+    speed: SpeedModel | str,
+    throughputs: str | Path | None,
+    strict: bool,
+    interference: Level | None,
+    sharding: str,
+) -> tuple[Jobs, SpeedModel, str]:
+    """Return jobs, the speed model that was asked for by name or as itself, and in words where jobs got their steps.
+
+    Raises
+    ------
+    InputError
+        If it is neither; or a model is given beside an option that models made by name take.
+    """
+    if isinstance(speed, str):
+        jobs, stretched = with_steps(jobs, cluster, kind=speed, throughputs=throughputs)
+        made = speed_model(
+            jobs, cluster, kind=speed, throughputs=throughputs, strict=strict, interference=interference,
+            sharding=sharding,
+        )  # fmt: skip
+        return jobs, made, stretched
+    if not isinstance(speed, SpeedModel):
+        raise InputError(f"speed is {speed!r}; expected a SpeedModel, or a name such as 'auto' or 'gavel'.")
+    if sharding != "dynamic":
+        raise InputError(
+            f"sharding '{sharding}' and a speed model ({type(speed).__name__}) are given; Bottleneck takes "
+            "sharding='static' itself."
+        )
+    if interference is not None and not (interference.measured and isinstance(speed, ProfiledSpeed)):
+        raise InputError(
+            f"interference '{interference}' and a speed model ({type(speed).__name__}) are given; expected one of "
+            "them: StepTime takes slowdown=level(...).slowdown(jobs, cluster), a testbed's profile has its own."
+        )
+    return jobs, speed, ""

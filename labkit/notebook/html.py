@@ -75,7 +75,7 @@ def cluster_html(cluster: Cluster) -> str:
 def jobs_html(jobs: Jobs) -> str:
     """Return the first jobs of a trace."""
     shown = [jobs[i] for i in range(min(len(jobs), MOST_ROWS))]
-    head = ["job", "model", "arrives", "steps", "workers", "PS", "GPUs", "alone"]
+    head = ["job", "model", "arrives", "steps", "workers", "PS", "GPUs", "declared duration"]
     rows = [
         [job.id, job.model, human_s(job.arrival_s), job.total_steps, job.n_workers, job.n_ps,
          float(jobs.gpus[job.number]), human_s(job.duration_s)]
@@ -173,10 +173,6 @@ SHOWN: Final = {Cluster: cluster_html, Jobs: jobs_html, RunRecord: record_html, 
 
 def plain(thing: Any) -> str:
     """Return one line on a cluster, jobs or a record, where HTML cannot be shown."""
-    if isinstance(thing, Jobs):
-        return f"<{len(thing)} jobs of {thing.name}>"
-    if isinstance(thing, RunRecord):
-        return f"<run of {thing.info.scheduler} on {thing.info.trace}, {thing.info.cluster}: {thing.info.state}>"
     return f"<{thing}>" if isinstance(thing, Cluster) else repr(thing)
 
 

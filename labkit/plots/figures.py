@@ -19,19 +19,28 @@ from labkit.plots.utilisation import plot_utilisation
 from labkit.results import RunRecord, jct_cdf, labels, run_table, utilisation
 
 
-def draw(records: Sequence[RunRecord], *, kind: str) -> alt.TopLevelMixin:
+def draw(records: Sequence[RunRecord], *, kind: str, base: str | None = None) -> alt.TopLevelMixin:
     """Return a figure of runs.
+
+    Parameters
+    ----------
+    base : str, optional
+        The scheduler that others are compared with in a figure of seeds; by default the first one.
 
     Raises
     ------
     InputError
-        If there is no such kind, there are no runs, or these do not have what it shows.
+        If there is no such kind, there are no runs, these do not have what it shows, or no such scheduler.
     """
     if kind not in KINDS:
         raise unknown("kind of figure", kind, KINDS)
     if not records:
         raise InputError("a figure needs at least one run; give run ids or folders.")
-    return KINDS[kind](records)
+    if base is None:
+        return KINDS[kind](records)
+    if kind != "seeds":
+        raise InputError(f"a figure of kind '{kind}' compares with no scheduler; leave out --against {base}.")
+    return _seeds(records, base=base)
 
 
 def _jct(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
@@ -63,14 +72,16 @@ def _gantt(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
     return plot_gantt_stack(dict(zip(labels(records), records, strict=True)))
 
 
-def _seeds(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
+def _seeds(records: Sequence[RunRecord], *, base: str | None = None) -> alt.TopLevelMixin:
     table = table_of(records)
     if table is None:
         raise InputError(
             "these are not the same schedulers on the same seeds, at least two; keep such runs with "
             "'labkit compare ... --seeds 10 --runs runs'."
         )
-    return plot_sweep_differences(table) if table["scheduler"].nunique() > 1 else plot_sweep(table)
+    if base is not None and base not in set(table["scheduler"]):
+        raise unknown("scheduler to compare --against", base, table["scheduler"].unique())
+    return plot_sweep_differences(table, base=base) if table["scheduler"].nunique() > 1 else plot_sweep(table)
 
 
 KINDS: Final[dict[str, Callable[[Sequence[RunRecord]], alt.TopLevelMixin]]] = {

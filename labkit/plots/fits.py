@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 import altair as alt
 import numpy as np
@@ -97,15 +97,15 @@ def interference_residuals(models: list[InterferenceModel], profile: pd.DataFram
 
 
 def plot_residuals(
-    table: pd.DataFrame, *, quantity: str = "slowdown", name: str = "Fitted against measured", columns: int = 3
+    table: pd.DataFrame, *, quantity: str = "slowdown", name: str = "Predicted against measured", columns: int = 3
 ) -> alt.FacetChart:
-    """Return a chart of `residuals`: fitted over measured, a panel per label with its mean error."""
+    """Return a chart of `residuals`: predicted over measured, a panel with its axes and mean error per label."""
     labels = list(dict.fromkeys(table["label"]))
     errors = table.assign(abs_error=table["error"].abs()).groupby("label")["abs_error"].mean()
     panel = {label: f"{str(label).replace('_', ' ')}: {100 * errors[label]:.1f} %" for label in labels}
     shown, note = thin(table.assign(panel=table["label"].map(panel)))
     low, high = _limits(shown)
-    size = WIDTH // min(columns, max(len(labels), 2)) - 40
+    size = WIDTH // min(columns, max(len(labels), 2)) - 60
     scale = alt.Scale(domain=[low, high], nice=False, clamp=True, type="log" if high > 6 * low else "linear")
     tick = alt.Axis(tickCount=5, format="~g")
     dots = (
@@ -113,7 +113,7 @@ def plot_residuals(
         .mark_circle(size=18, opacity=0.45, color=BLUE)
         .encode(
             x=alt.X("measured:Q", title=f"Measured {quantity}", scale=scale, axis=tick),
-            y=alt.Y("fitted:Q", title=f"Fitted {quantity}", scale=scale, axis=tick),
+            y=alt.Y("fitted:Q", title=f"Predicted {quantity}", scale=scale, axis=tick),
         )
     )
     perfect = (
@@ -122,9 +122,11 @@ def plot_residuals(
         .encode(x="x:Q", y="x:Q")
     )
     chart = alt.layer(dots, perfect, data=shown).properties(width=size, height=size)
-    return chart.facet(
+    facets = chart.facet(
         facet=alt.Facet("panel:N", title=None, sort=list(panel.values())), columns=min(columns, len(labels))
     ).properties(title=title(name, "mean error beside each name; dashed: perfect", note))
+    # a shared axis would stand below the last row only, and below an empty panel too
+    return cast(alt.FacetChart, facets.resolve_axis(x="independent", y="independent"))
 
 
 def _limits(table: pd.DataFrame) -> tuple[float, float]:

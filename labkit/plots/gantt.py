@@ -8,11 +8,14 @@ from typing import Final, cast
 import altair as alt
 import pandas as pd
 
-from labkit.plots.theme import HEAT, LINE, MAX_ROWS, MUTED, layered, time_unit, title
+from labkit.plots.theme import HEAT, MAX_ROWS, MUTED, layered, time_unit, title
 from labkit.results import RunRecord, gantt
 
 NO_GPU: Final = "#b08a5a"
 """Colour of a job that holds tasks and no GPU."""
+
+WAITS: Final = "#9aa7b8"
+"""Colour of the line of a job without tasks: seen on white and on dark paper, and paler than any bar."""
 
 MOST_JOBS = 100
 """More jobs than this are shown as an even sample in order of arrival."""
@@ -63,7 +66,7 @@ def plot_gantt(
     order = lives["id"].tolist()
     y = alt.Y("id:N", sort=order, title="Job, by arrival", axis=_job_axis(order))
     x = alt.X("start:Q", title=f"Time ({unit})", scale=alt.Scale(domain=[0, until_s / scale_s], nice=False))
-    waits = alt.Chart(lives).mark_rule(color=LINE, strokeWidth=1.4, aria=False).encode(x=x, x2="end:Q", y=y)
+    waits = alt.Chart(lives).mark_rule(color=WAITS, strokeWidth=1.4, aria=False).encode(x=x, x2="end:Q", y=y)
     most = max(float(held["gpus"].max()) if len(held) else 1.0, 1.0) if most_gpus is None else most_gpus
     without = bool((held["gpus"] == 0).any())
     said = "grey line: in the system without tasks" + ("; brown: holds tasks and no GPU" if without else "")

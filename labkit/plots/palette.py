@@ -41,6 +41,9 @@ COLOURS: Final = {
 }
 """The colour of each scheduler that ships with labkit, the same in every figure."""
 
+SECOND_GREY: Final = "#c9699f"
+"""The colour of the second version of `fifo` in one figure."""
+
 AGNOSTIC: Final = "_agnostic"
 """Ends the name of a scheduler's version that does not tell device types apart."""
 
@@ -81,6 +84,8 @@ def _hex(red: float, green: float, blue: float) -> str:
 def colours(labels: Iterable[str]) -> dict[str, str]:
     """Return the colour of each label of a figure; the second of one scheduler gets a lighter shade, and so on.
 
+    Shades of grey are hard to tell apart: the second of a grey one is pink.
+
     >>> told = colours(["drf (seed 1)", "drf (seed 2)"])
     >>> told["drf (seed 1)"] == colour("drf"), told["drf (seed 2)"] == colour("drf")
     (True, False)
@@ -89,8 +94,11 @@ def colours(labels: Iterable[str]) -> dict[str, str]:
     times_seen: Counter[str] = Counter()
     for label in dict.fromkeys(labels):
         own = colour(label)
-        shades[label] = _lighter(own, 1 - 0.6 ** times_seen[own])
-        times_seen[own] += 1
+        n_lighter = times_seen[own]
+        if n_lighter and own == COLOURS["fifo"]:
+            own, n_lighter = SECOND_GREY, n_lighter - 1
+        shades[label] = _lighter(own, 1 - 0.6**n_lighter)
+        times_seen[colour(label)] += 1
     return shades
 
 

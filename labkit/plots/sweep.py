@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sequence
+from typing import Final, cast
 
 import altair as alt
 import numpy as np
@@ -14,6 +15,8 @@ from labkit.results.sweeps import keys_of, pairs_called, sweep_differences, swee
 
 FIXED = ("seed", "scheduler")
 MAX_LABEL = 60
+UNITS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86_400.0}
+"""Seconds of the units of an axis of time."""
 
 
 def plot_sweep(
@@ -63,25 +66,43 @@ def plot_sweep_means(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: 
 
 
 def plot_sweep_differences(
-    table: pd.DataFrame, *, metric: str = "mean_jct_s", base: str | None = None, level: float = 0.95
+    table: pd.DataFrame,
+    *,
+    metric: str = "mean_jct_s",
+    base: str | None = None,
+    level: float = 0.95,
+    unit: str | None = None,
+    shades: Sequence[str] | None = None,
+    digits: int = 3,
 ) -> alt.FacetChart:
     """Draw how much each scheduler differs from one of them, seed by seed; 0 is no difference.
 
     An interval that leaves out 0 is a difference that these seeds show.
 
+    Parameters
+    ----------
+    table, metric, base, level
+        As those of `plot_sweep`.
+    unit : str, optional
+        Of a metric in seconds: s, min, h or days; by default the one in which it reads best.
+    shades : sequence of str, optional
+        Colours in the order in which schedulers appear, such as those of `plot_bars`; by default the schedulers' own.
+    digits : int
+        Digits of each difference that are written.
+
     Raises
     ------
     InputError
-        If there is no other scheduler.
+        If there is no other scheduler, or no such unit.
     """
     apart = sweep_differences(table, metric=metric, base=base, level=level)
     if not len(apart):
         raise InputError("the sweep has one scheduler; differences need two.")
     names, pair = list(dict.fromkeys(table["scheduler"])), pairs_called(table)
     base = names[0] if base is None else base
-    scale, axis = _axis_of(sweep_means(table, metric=metric, level=level), metric=metric)
+    scale, axis = _axis_of(sweep_means(table, metric=metric, level=level), metric=metric, unit=unit)
     varying = _varying(table)
-    lines = _scaled(apart, varying, scale=scale, says="{:+,.4g}")
+    lines = _scaled(apart, varying, scale=scale, says=f"{{:+,.{digits}g}}")
     lines["says"] += [_signed(f" ({part:+.1%})") if part == part else "" for part in apart["relative"]]
     both = pd.concat([_seed_by_seed(table, varying, metric=metric, base=base, scale=scale), lines])
     both = both[both["value"].notna() | both["mean"].notna()].round(5)
@@ -90,8 +111,10 @@ def plot_sweep_differences(
     room = 0.06 * max(ends[1] - ends[0], 1e-9)
     look = alt.Scale(domain=[round(ends[0] - room, 5), round(ends[1] + room, 5)], nice=False)
     others = [name for name in names if name != base]
-    shades = scheduler_colours(names)  # as in the figure of means
-    drawn = _layers(both, others, axis=f"{axis}, minus that of {base}", scale=look, shades=shades)
+    look_of = scheduler_colours(names)  # as in the figure of means
+    if shades is not None:
+        look_of = alt.Scale(domain=names, range=[shades[i % len(shades)] for i in range(len(names))])
+    drawn = _layers(both, others, axis=f"{axis}, minus that of {base}", scale=look, shades=look_of)
     zero = alt.Chart(both).mark_rule(strokeDash=[4, 3], color=INK, opacity=0.6).encode(x=alt.datum(0.0))
     note = (
         f"a dot is a {pair}; left of 0 is less than {base}; an interval ({level:.0%}) without 0 is a clear difference"
@@ -177,10 +200,16 @@ def _short(value: object) -> str:
     return text if len(text) <= MAX_LABEL else text[: MAX_LABEL - 1] + "…"
 
 
-def _axis_of(means: pd.DataFrame, *, metric: str) -> tuple[float, str]:
+def _axis_of(means: pd.DataFrame, *, metric: str, unit: str | None = None) -> tuple[float, str]:
     """Return what to divide by, and the title of the axis: means and their differences have one unit."""
-    scale, unit = time_unit(float(means["mean"].median())) if metric.endswith("_s") else (1.0, "")
+    if unit is not None and (unit not in UNITS or not metric.endswith("_s")):
+        raise InputError(f"unit is '{unit}' and the metric {metric}; expected one of {', '.join(UNITS)}, for seconds.")
+    scale, unit = (UNITS[unit], unit) if unit else _unit_of(means, metric)
     return scale, _heading(metric) + (f" ({unit})" if unit else "")
+
+
+def _unit_of(means: pd.DataFrame, metric: str) -> tuple[float, str]:
+    return time_unit(float(means["mean"].median())) if metric.endswith("_s") else (1.0, "")
 
 
 def _heading(metric: str) -> str:

@@ -8,6 +8,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from labkit.core.errors import InputError
 from labkit.plots.theme import MAX_ROWS, WIDTH, human_s, scheduler_colours, time_unit, title
 
 N_BINS = 240
@@ -33,7 +34,14 @@ def plot_utilisation(steps: Mapping[str, pd.DataFrame]) -> alt.FacetChart:
     ----------
     steps : mapping
         Scheduler -> table from `labkit.results.utilisation`.
+
+    Raises
+    ------
+    InputError
+        If there is none.
     """
+    if not steps:
+        raise InputError("steps is empty; expected the GPUs held of at least one run: {name: utilisation(...)}.")
     until_s = max((float(table["time_s"].max()) for table in steps.values()), default=1.0) or 1.0
     n_bins = min(N_BINS, MAX_ROWS // max(len(steps), 1))
     edges = np.linspace(0.0, until_s, n_bins + 1)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from labkit.core.errors import InputError
 from labkit.results.bound import bound_jct_s
 from labkit.results.cost import bills, in_time
 from labkit.results.record import RunRecord
@@ -40,9 +41,16 @@ def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     the trace: with fewer done, means are over the quick ones); dollars (`labkit.results.cost.bills`, NaN where no run
     is about cost), in_time (fraction of the jobs with an SLO that met it, NaN where none has one); bound_jct_s (mean
     JCT that no scheduler can go below, NaN where it is not known) and times_bound (mean_jct_s over it).
+
+    Raises
+    ------
+    InputError
+        If there is no run.
     """
     import pandas as pd
 
+    if not records:
+        raise InputError("records is empty; expected at least one run, as labkit.compare(...) returns them.")
     named = ("run", "scheduler", "backend", "cluster", "trace", "seed", "wall_s")
     return pd.DataFrame(
         [

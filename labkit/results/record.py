@@ -94,6 +94,9 @@ class RunRecord:
     reasons: Sequence[str] = ()
     """Why decisions changed jobs: the texts that EXPLAINED events name by number; `decisions` has both together."""
 
+    def __repr__(self) -> str:
+        return f"<run of {self.info.scheduler} on {self.info.trace}, {self.info.cluster}: {self.info.state}>"
+
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row per job: `labkit.results.metrics.job_table`."""

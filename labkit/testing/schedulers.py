@@ -56,6 +56,10 @@ def check_scheduler(
     >>> check_scheduler(make("fifo"))
     """
     require(not isinstance(scheduler, type), f"{name_of(scheduler)} is a class; make one: {name_of(scheduler)}().")
+    require(
+        callable(getattr(scheduler, "schedule", None)),
+        f"{name_of(scheduler)} has no method schedule; expected schedule(self, snapshot) -> Placement.",
+    )
     n = QUICK_SCENES if quick else N_SCENES
     for scene in random_scenes(n=n, seed=seed, pairs=True) if scenes is None else ():
         check_answer(deepcopy(scheduler), scene=scene)

@@ -49,7 +49,7 @@ def offered_load(jobs: Jobs, *, n_gpus: float) -> float:
     """
     if not n_gpus > 0:
         raise InputError(f"n_gpus is {n_gpus}; expected a number of GPUs > 0.")
-    span_s = float(jobs.arrival_s[-1] - jobs.arrival_s[0])
+    span_s = _span_s(jobs)
     return float(np.sum(jobs.gpus * jobs.duration_s)) / (n_gpus * span_s) if span_s > 0 else float("nan")
 
 
@@ -77,7 +77,7 @@ def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = 
     format : str, optional
         Its format, if the contents do not show it.
     n_gpus : float, optional
-        Tell the load on a cluster of so many GPUs; otherwise the number of GPUs that the jobs would keep busy.
+        Tell the load on a cluster of so many GPUs; otherwise the GPU-hours that are asked for per hour of arrivals.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = 
     lines = [
         source,
         ("jobs", f"{len(jobs):,}, {_tasks(jobs)}"),
-        ("arrivals", f"over {_time(jobs.arrival_s[-1])}{_rate(jobs)}"),
+        ("arrivals", f"over {_time(_span_s(jobs))}{_rate(jobs)}"),
         ("duration", _durations(jobs)),
         ("GPUs", _histogram(jobs)),
         *([("types", told)] if (told := _types(jobs)) else []),
@@ -117,8 +117,13 @@ def _tasks(jobs: Jobs) -> str:
     return f"{'malleable' if grow.all() else 'some malleable' if grow.any() else 'rigid'}, {kind}"
 
 
+def _span_s(jobs: Jobs) -> float:
+    """Return the seconds from the first arrival to the last."""
+    return float(jobs.arrival_s[-1] - jobs.arrival_s[0])
+
+
 def _rate(jobs: Jobs) -> str:
-    span_s = float(jobs.arrival_s[-1] - jobs.arrival_s[0])
+    span_s = _span_s(jobs)
     return f", {(len(jobs) - 1) / span_s * 3600:.3g} jobs per hour" if span_s > 0 else " (all at once)"
 
 
@@ -155,7 +160,9 @@ def _load(jobs: Jobs, n_gpus: float | None) -> str:
     busy = offered_load(jobs, n_gpus=1.0 if n_gpus is None else n_gpus)
     if np.isnan(busy):
         return "not known (all at once, or no durations)"
-    return f"{busy:.3g} GPUs busy on average" if n_gpus is None else f"{busy:.1%} of {n_gpus:g} GPUs"
+    return (
+        f"{busy:.3g} GPU-hours asked for per hour of arrivals" if n_gpus is None else f"{busy:.1%} of {n_gpus:g} GPUs"
+    )
 
 
 def _top(names: tuple[str, ...], which: Ints) -> str:

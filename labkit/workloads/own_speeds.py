@@ -115,13 +115,13 @@ def guessed_speeds(jobs: Jobs, device_types: Sequence[str]) -> TypeSpeeds:
     return TypeSpeeds(_in_proportion(jobs, found), f"a guess: as published peak TFLOPS ({shown})")
 
 
-def unheard_types(device_types: Iterable[str], jobs: Jobs) -> list[str]:
-    """Return types of a cluster that look like a maker's name and are in no list here, nor named by a job.
+def unheard_types(device_types: Iterable[str], jobs: Jobs, *, heard: Iterable[str] = ()) -> list[str]:
+    """Return types of a cluster that look like a maker's name and are in no list here, nor in `heard` or of a job.
 
     >>> unheard_types(["t5", "v100", "gpu", "NVIDIA-A100-SXM4-80GB"], Jobs.of(arrival_s=[0], total_steps=[1]))
     ['t5']
     """
-    known = (*TFLOPS, *Throughputs.published().device_types, *jobs.device_type, *jobs.measured_on)
+    known = (*heard, *TFLOPS, *Throughputs.published().device_types, *jobs.device_type, *jobs.measured_on)
     named = tuple(dict.fromkeys(str(name) for name in known if name))
     return [kind for kind in device_types if type_index([kind], named)[0] < 0 and _PRODUCT.fullmatch(kind.casefold())]
 

@@ -6,10 +6,11 @@ holds its files.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, TraceError
 
 FOLDER: Final = Path(__file__).parents[1] / "traces"
 SUFFIXES: Final = (".csv", ".trace")
@@ -38,11 +39,25 @@ def located(what: str | Path) -> Path:
     ------
     InputError
         If it is the name of a public trace that was not fetched yet.
+    TraceError
+        If there is no such file, and its name is nearly that of a shipped trace.
     """
     path = Path(what)
-    if path.name != str(what) or path.suffix or _is_there(path):
+    if _is_there(path):
         return path
-    return shipped().get(path.name) or _fetched(path.name) or path
+    named = path.name == str(what) and not path.suffix
+    found = (shipped().get(path.name) or _fetched(path.name)) if named else None
+    return found or _not_misspelt(path)
+
+
+def _not_misspelt(path: Path) -> Path:
+    """Return a path that is no file; refuse it if it is nearly the name of a shipped trace."""
+    near = get_close_matches(path.stem[:100].lower(), shipped(), n=1, cutoff=0.75)
+    if near and path.stem not in shipped() and path.suffix in ("", *SUFFIXES):
+        raise TraceError(
+            f"{path}: there is no such file. Did you mean '{near[0]}'? With labkit come {', '.join(shipped())}."
+        )
+    return path
 
 
 def _is_there(path: Path) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from labkit import simulate
 from labkit.core import Cluster, InputError, Jobs, Kind, Placement, PlacementError, Snapshot, StalledError
 from labkit.experiment import Cadence, Session, at_events, every_slot
 from labkit.schedulers import make
@@ -309,3 +310,12 @@ def test_a_session_survives_any_valid_decisions(scene: DecisionScene, rng: np.ra
 def test_a_cadence_that_makes_no_sense_is_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         Cadence(**options)
+
+
+def test_a_trace_without_jobs_is_refused_and_jobs_and_runs_are_shown_in_a_line():
+    jobs = Jobs.of(name="few", arrival_s=[0, 1], total_steps=1, duration_s=1)
+    with pytest.raises(InputError, match="few has no jobs; expected at least one"):
+        simulate(jobs.take(jobs.gpus > 99), cluster="demo", scheduler="fifo")
+    run = simulate(jobs, cluster="demo", scheduler="fifo", speed="recorded")
+    assert repr(jobs) == "<2 jobs of few>"
+    assert repr(run).startswith("<run of fifo on few, demo")

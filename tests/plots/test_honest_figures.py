@@ -10,14 +10,16 @@ import pandas as pd
 import pytest
 
 from labkit import simulate
-from labkit.core import Jobs
+from labkit.core import InputError, Jobs
 from labkit.plots.fidelity import PALETTE
 from labkit.plots.gantt import NO_GPU, plot_gantt_stack
 from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
+from labkit.plots.palette import SECOND_GREY, colours
 from labkit.plots.report import _cards, _lead, write_report
 from labkit.plots.report_table import table
 from labkit.plots.sweep import plot_sweep, plot_sweep_differences
 from labkit.plots.theme import COLOURS, as_svg, line_legend, name_axis
+from labkit.plots.utilisation import plot_utilisation
 from labkit.results import RunRecord, run_table, sweep_differences
 from labkit.topology import build, no_network
 
@@ -171,3 +173,16 @@ def test_fidelity_comes_last_with_what_it_rests_on(tmp_path):
     text = write_report(records(), tmp_path / "r.html", pair=pair, pair_note="Scaled by one job.").read_text()
     assert text.index("Run by run</h2>") < text.index("Gap of mean JCT") < text.index("Provenance</h2>")
     assert text.index("Scaled by one job.") < text.index("Gap of mean JCT")
+
+
+def test_two_versions_of_fifo_are_told_apart_by_hue():
+    first, second, third = colours(["fifo", "fifo(backfill=True)", "fifo(priority=True)"]).values()
+    assert first == COLOURS["fifo"]
+    assert second == SECOND_GREY
+    assert third not in {first, second}
+
+
+def test_no_runs_are_refused_in_one_line():
+    for draw in (lambda: plot_utilisation({}), lambda: run_table([])):
+        with pytest.raises(InputError, match="is empty; expected"):
+            draw()

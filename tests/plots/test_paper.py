@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from labkit import plots
+from labkit import plots, simulate
 from labkit.core.errors import InputError
 from labkit.plots.figures import KINDS, draw
 from labkit.plots.paper import drawn_width
@@ -53,3 +53,17 @@ def test_what_cannot_be_drawn_is_told(tmp_path):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "seeds"])
 def test_every_kind_is_drawn_of_runs(kind):
     assert as_svg(draw([record("fifo"), record("drf")], kind=kind).to_dict())
+
+
+def test_differences_of_seeds_are_against_the_scheduler_that_was_asked_for():
+    found = [
+        simulate("poisson(8, per_hour=30)", cluster="no_network(1)", scheduler=name, seed=seed)
+        for name in ("fifo", "srtf")
+        for seed in (0, 1)
+    ]
+    drawn = as_svg(draw(found, kind="seeds", base="srtf").to_dict())
+    assert "minus that of srtf" in drawn
+    with pytest.raises(InputError, match="unknown scheduler to compare --against 'las'"):
+        draw(found, kind="seeds", base="las")
+    with pytest.raises(InputError, match="leave out --against srtf"):
+        draw(found, kind="jct", base="srtf")

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from labkit.plots.sweep import plot_sweep, plot_sweep_means
+from labkit.core.errors import InputError
+from labkit.plots.sweep import plot_sweep, plot_sweep_differences, plot_sweep_means
 from labkit.plots.theme import colour, offline_renderer
 from labkit.results import sweep_means
 
@@ -56,3 +57,13 @@ def test_one_seed_is_drawn_without_an_interval():
     table = table_of().query("seed == 0")
     assert data_of(plot_sweep_means(table))["low"].isna().all()
     assert "<svg" in offline_renderer(plot_sweep(table).to_dict())["image/svg+xml"]
+
+
+def test_differences_have_the_unit_digits_and_colours_that_are_asked_for():
+    drawn = plot_sweep_differences(table_of(), base="fifo", unit="min", digits=2, shades=("#111111", "#222222"))
+    assert data_of(drawn)["value"].abs().max() > 5, "an hour is 60 minutes"
+    svg = offline_renderer(drawn.to_dict())["image/svg+xml"]
+    assert "Mean JCT (min), minus that of fifo" in svg
+    assert "#222222" in svg
+    with pytest.raises(InputError, match="unit is 'weeks'"):
+        plot_sweep_differences(table_of(), unit="weeks")

@@ -137,3 +137,11 @@ def test_the_suite_catches(scheduler: object, complaint: str) -> None:
 def test_a_class_in_place_of_a_scheduler_is_told_so() -> None:
     with pytest.raises(ConformanceError, match=r"^Honest is a class; make one: Honest\(\)\.$"):
         check_scheduler(Honest)  # type: ignore[arg-type]
+
+
+def test_a_scheduler_without_the_method_is_told_what_it_lacks() -> None:
+    class Nothing:
+        pass
+
+    with pytest.raises(ConformanceError, match="Nothing has no method schedule; expected"):
+        check_scheduler(Nothing())  # type: ignore[arg-type]

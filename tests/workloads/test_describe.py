@@ -110,3 +110,13 @@ def test_true_lengths_are_whole_epochs_where_the_trace_tells_them():
 def test_an_epoch_error_that_is_no_fraction_is_refused(error):
     with pytest.raises(InputError, match="expected a fraction of the declared length"):
         with_epoch_error(JOBS, error=error, rng=np.random.default_rng(0))
+
+
+def test_without_a_cluster_the_load_is_gpu_hours_per_hour_of_arrivals(tmp_path):
+    text = info(write(JOBS, tmp_path / "a.csv"))
+    assert "load      2.25 GPU-hours asked for per hour of arrivals" in text
+
+
+def test_arrivals_of_a_trace_that_begins_late_are_told_from_the_first_on(tmp_path):
+    late = JOBS.with_columns(arrival_s=JOBS.arrival_s + 5000)
+    assert "arrivals  over 6.7 minutes" in info(write(late, tmp_path / "a.csv"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import labkit
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, TraceError
 from labkit.workloads import fetch
 from labkit.workloads.recipes import TRACES
 from labkit.workloads.shipped import FOLDER, located, shipped
@@ -49,3 +49,11 @@ def test_a_folder_of_the_name_of_a_shipped_trace_counts_only_with_a_trace_in_it(
     assert located("testbed") == FOLDER / "testbed.csv"
     Path("testbed/part-00000.csv.gz").touch()
     assert located("testbed") == Path("testbed")
+
+
+@pytest.mark.parametrize("path", ["dmo", "traces/dmo.csv", "Phily-like"])
+def test_a_name_that_is_nearly_that_of_a_shipped_trace_is_told(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    near = "philly-like" if "like" in path else "demo"
+    with pytest.raises(TraceError, match=f"^{path}: there is no such file. Did you mean '{near}'"):
+        labkit.read(path)
