@@ -1,4 +1,4 @@
-"""Progress where nobody watches: a line every half minute, for logs and pipes."""
+"""Progress where no terminal shows a bar: a line every half minute, for logs and pipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress where nobody watches."""
+"""Progress where no terminal shows a bar."""
 
 from __future__ import annotations
 

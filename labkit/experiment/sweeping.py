@@ -235,7 +235,9 @@ class _Bar:
             self._lines.done, self._lines.n_failed = self._lines.done + 1, self._n_failed
         if outcome.error:
             self._bar.set_postfix_str(f"{self._n_failed} failed")
-            if not self._bar.disable:
+            if self._lines is not None:
+                print(f"{outcome.cell}: {outcome.error}", file=sys.stderr, flush=True)
+            elif not self._bar.disable:
                 self._bar.write(f"{outcome.cell}: {outcome.error}", file=sys.stderr)
 
     def __enter__(self) -> _Bar:
@@ -247,3 +249,5 @@ class _Bar:
         self._bar.close()
         if self._lines is not None:
             self._lines.__exit__()
+            if self._n_failed:
+                print(self._lines.line(), file=sys.stderr, flush=True)

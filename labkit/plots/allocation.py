@@ -58,7 +58,7 @@ def allocations(
     return pd.concat(parts, ignore_index=True)
 
 
-def plot_allocations(table: pd.DataFrame, *, heading: str = "Who runs where, and for how long") -> alt.FacetChart:
+def plot_allocations(table: pd.DataFrame, *, heading: str = "Where each job runs, and for how long") -> alt.FacetChart:
     """Draw a table from `allocations`: a heat-map for each policy, jobs as rows, device types as columns."""
     shown = table.assign(share=table["share"].clip(0, 1).round(4))
     base = alt.Chart(shown).encode(

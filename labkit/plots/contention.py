@@ -12,7 +12,7 @@ SLOW = ("#f3e3d3", "#eebb85", "#e08a3c", "#c4571b", "#7d2f0c")
 """As fast as alone ... half as fast or worse."""
 
 
-def plot_contention(table: pd.DataFrame, *, heading: str = "Who is in whose way") -> alt.FacetChart:
+def plot_contention(table: pd.DataFrame, *, heading: str = "Where neighbours slow a task down") -> alt.FacetChart:
     """Draw each machine as a column: its device groups, and below them its link.
 
     Parameters

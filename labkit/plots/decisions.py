@@ -37,7 +37,7 @@ def chances_by_job(table: pd.DataFrame) -> pd.DataFrame:
     return summed.assign(low=high - summed["chance"], high=high).drop(columns="taken")
 
 
-def plot_decisions(table: pd.DataFrame, *, heading: str = "Who gets the next task?") -> alt.LayerChart:
+def plot_decisions(table: pd.DataFrame, *, heading: str = "Which job gets the next task?") -> alt.LayerChart:
     """Draw a column per decision: the chance of each job as its height, and a mark in the one that got a task."""
     shown = chances_by_job(table).round(4)
     jobs = [job for job in dict.fromkeys(shown["job"]) if job != STOP]

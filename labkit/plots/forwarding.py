@@ -13,7 +13,7 @@ FEW_PODS: Final = 10
 """With at most so many, numbers stand in the cells."""
 
 
-def plot_forwarding(matrix: pd.DataFrame, *, heading: str = "Who forwards to whom") -> alt.LayerChart:
+def plot_forwarding(matrix: pd.DataFrame, *, heading: str = "Jobs forwarded from pod to pod") -> alt.LayerChart:
     """Draw where jobs arrived as rows, where they were forwarded to as columns, their number as colour.
 
     Parameters

@@ -25,7 +25,7 @@ def plot_gantt(
     bars: pd.DataFrame,
     table: pd.DataFrame,
     *,
-    heading: str = "Who ran when",
+    heading: str = "When each job ran",
     limit: int = MAX_ROWS,
     until_s: float | None = None,
     most_gpus: float | None = None,

@@ -254,7 +254,7 @@ def _run(name: str, record: RunRecord, *, limit: int, ends: dict[str, float]) ->
     figures = [when, where]
     if record.summary["n_forwarded"]:
         sent = forwarding(events, jobs, cluster)
-        figures.append(plot_forwarding(sent, heading=f"{name}: who forwards to whom"))
+        figures.append(plot_forwarding(sent, heading=f"{name}: jobs forwarded from pod to pod"))
     return page.Section(name, figures, folded=True)
 
 

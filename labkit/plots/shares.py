@@ -53,7 +53,7 @@ def shares(record: RunRecord, *, n_bins: int = N_BINS, until_s: float | None = N
     )
 
 
-def plot_shares(table: pd.DataFrame, *, what: str = "Who makes how much of the progress") -> alt.Chart:
+def plot_shares(table: pd.DataFrame, *, what: str = "Progress by user") -> alt.Chart:
     """Draw a table from `shares` as bands: one per job in the colour of its user, those of a user together."""
     n_jobs = table["job"].nunique()
     n_bins = len(table) // max(n_jobs, 1)

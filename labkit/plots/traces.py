@@ -11,7 +11,7 @@ from labkit.plots.bars import GAP, SHADES
 from labkit.plots.theme import WIDTH, title
 
 
-def plot_durations(table: pd.DataFrame, *, heading: str = "How long jobs take alone") -> alt.Chart:
+def plot_durations(table: pd.DataFrame, *, heading: str = "Declared durations") -> alt.Chart:
     """Draw a table of `labkit.workloads.shape.durations`: a line per trace, time on a logarithmic axis."""
     traces = list(dict.fromkeys(table["trace"]))
     chart = (
@@ -33,7 +33,7 @@ def plot_durations(table: pd.DataFrame, *, heading: str = "How long jobs take al
     return cast(alt.Chart, chart)
 
 
-def plot_sizes(table: pd.DataFrame, *, heading: str = "Who is there, and who holds the cluster") -> alt.Chart:
+def plot_sizes(table: pd.DataFrame, *, heading: str = "Jobs and GPU-hours, by the GPUs of a job") -> alt.Chart:
     """Draw a table of `labkit.workloads.shape.sizes`: two bars for each number of GPUs."""
     of = list(dict.fromkeys(table["of"]))
     chart = (

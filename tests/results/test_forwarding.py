@@ -46,7 +46,7 @@ def test_the_figure_has_a_cell_for_each_pair_of_pods_and_the_report_shows_it(tmp
     chart = plot_forwarding(forwarding(run.events, run.jobs, run.cluster))
     assert len(next(iter(chart.to_dict()["datasets"].values()))) == 16
     page = write_report([run], tmp_path / "report.html").read_text()
-    assert "who forwards to whom" in page
+    assert "jobs forwarded from pod to pod" in page
     assert "Forwarded" in page
 
 
