@@ -67,9 +67,8 @@ def _free_changes(named: Sequence[tuple[str, RunRecord]]) -> list[str]:
     if not counts:
         return []
     return [
-        f"nothing was charged for stopping, restarting or changing jobs: {shortened('; '.join(counts), most=300)}. "
-        "--restart 60 charges seconds for each restart, --rescale for each change of a running gang, --overheads "
-        "dlrover what a paper tells; in Python overheads=Overheads(restart_s=60)."
+        f"nothing was charged for stopping or changing jobs ({shortened('; '.join(counts), most=300)}); --restart and "
+        "--rescale charge seconds, --overheads dlrover what a paper tells (in Python: overheads=)."
     ]
 
 

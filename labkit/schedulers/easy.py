@@ -1,0 +1,124 @@
+"""EASY backfilling: the first job that waits keeps a place, and later ones start if that is not put off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from labkit.core.capacity import SLACK
+from labkit.core.errors import InputError
+from labkit.core.events import Role
+from labkit.core.placement import Placement
+from labkit.core.protocols import Placer
+from labkit.core.resources import GPUS, Bools, Floats
+from labkit.core.snapshot import Snapshot
+from labkit.core.trial import Trial
+from labkit.placers import ByNetwork
+from labkit.schedulers.base import asked, place, start_in_order
+
+
+@dataclass(frozen=True, slots=True)
+class Easy:
+    """Start jobs in order of arrival; a later job passes the first one that does not fit if that one starts no later.
+
+    This is the aggressive (EASY) backfilling of batch systems [1]_ [2]_, nearest to what Slurm does. When the first job
+    that waits will fit is computed from the declared durations of those that run: the *reservation*. A later job
+    starts if it fits now, and either ends before then, or leaves that place free. It preempts none.
+
+    Attributes
+    ----------
+    placer : Placer
+        Where gangs go.
+    depth : int
+        How many jobs behind the first one are looked at.
+
+    References
+    ----------
+    .. [1] Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995.
+    .. [2] Mu'alem and Feitelson, "Utilization, predictability, workloads, and user runtime estimates in scheduling the
+       IBM SP2 with backfilling", IEEE TPDS 2001.
+    """
+
+    knows_types: ClassVar[bool] = False
+
+    placer: Placer = ByNetwork()
+    depth: int = 100
+
+    def __post_init__(self) -> None:
+        if not self.depth >= 0:
+            raise InputError(f"easy: depth is {self.depth}; expected a number of jobs, 0 or more.")
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return which jobs start."""
+        waiting = snapshot.waiting
+        started = start_in_order(snapshot, waiting, self.placer, backfill=False)
+        n, table = len(started.set_jobs), snapshot.table
+        n_free = snapshot.free[:, GPUS].sum() - table.gpus[started.set_jobs].sum() + SLACK
+        behind = waiting[n + 1 : n + 1 + self.depth]
+        behind = behind[table.gpus[behind] <= n_free]
+        if not len(behind):
+            return started
+        in_s, free = reservation(snapshot, started, int(waiting[n]))
+        while len(behind):
+            placement = place(self.placer, snapshot, asked(snapshot, np.concatenate([waiting[:n], behind])))
+            late = _puts_off(snapshot, placement, in_s=in_s, free=free)
+            late &= ~np.isin(placement.set_jobs, waiting[:n])
+            if not late.any():
+                return placement
+            behind = behind[~np.isin(behind, placement.set_jobs[late])]
+        return started
+
+
+def reservation(snapshot: Snapshot, started: Placement, head: int) -> tuple[float, Floats]:
+    """Return in how many seconds a job will fit by declared durations, and what is free then beside it, (G, R).
+
+    Infinite if that cannot be told: a duration is not known, or the machines that are there will never hold it.
+
+    Parameters
+    ----------
+    started : Placement
+        Jobs that start now, before it.
+    """
+    trial, table = Trial(snapshot), snapshot.table
+    rows = zip(started.job.tolist(), started.role.tolist(), started.group.tolist(), started.count.tolist(), strict=True)
+    for job, role, group, count in rows:
+        trial.add(job, role, group, count)
+    holding = snapshot.holds(snapshot.jobs.number)
+    number = np.concatenate([snapshot.jobs.number[holding], started.set_jobs])
+    left_s = np.concatenate([snapshot.jobs.remaining_s[holding], table.duration_s[started.set_jobs]])
+    for i in np.argsort(left_s, kind="stable").tolist():
+        trial.clear(int(number[i]))
+        if trial.free[:, GPUS].sum() + SLACK >= table.gpus[head] and _put(trial, snapshot, head):
+            return (float(left_s[i]) if left_s[i] == left_s[i] else np.inf), trial.free
+    return np.inf, trial.free
+
+
+def _put(trial: Trial, snapshot: Snapshot, job: int) -> bool:
+    """Put the gang that a job asked for into the first groups with room; tell whether it fits, else change nothing."""
+    for role, wanted in ((Role.WORKER, snapshot.table.n_workers[job]), (Role.PS, snapshot.table.n_ps[job])):
+        room = trial.room(job, role)
+        if room.sum() < wanted:
+            trial.clear(job)
+            return False
+        here = np.diff(np.minimum(np.cumsum(room), wanted), prepend=0)
+        for group in np.flatnonzero(here).tolist():
+            trial.add(job, role, group, int(here[group]))
+    return True
+
+
+def _puts_off(snapshot: Snapshot, placement: Placement, *, in_s: float, free: Floats) -> Bools:
+    """Tell which jobs that a placement starts are still there in so many seconds and find no room in `free` then."""
+    left, late = free + SLACK, np.zeros(len(placement.set_jobs), np.bool_)
+    for i, job in enumerate(placement.set_jobs.tolist()):
+        if snapshot.table.duration_s[job] <= in_s or np.isinf(in_s):
+            continue
+        rows = placement.job == job
+        taken = np.zeros_like(left)
+        needs = placement.count[rows, None] * snapshot.demand[placement.role[rows], job]
+        np.add.at(taken, placement.group[rows], needs)
+        late[i] = bool((taken > left).any())
+        if not late[i]:
+            left -= taken
+    return late

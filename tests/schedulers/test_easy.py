@@ -1,0 +1,90 @@
+"""EASY backfilling, by hand and by the property that names it: the first job that waits is not put off."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit import compare, simulate
+from labkit.core import InputError, Jobs
+from labkit.core.placement import Placement
+from labkit.experiment import Experiment
+from labkit.schedulers import make
+from labkit.schedulers.easy import Easy, reservation
+
+
+def jobs_of(*rows):
+    """Return jobs of (arrival, duration, GPUs)."""
+    arrival_s, duration_s, gpus = zip(*rows, strict=True)
+    return Jobs.of(arrival_s=arrival_s, total_steps=duration_s, duration_s=duration_s, n_workers=gpus)
+
+
+def starts(jobs, scheduler, *, cluster="no_network(1)"):
+    run = simulate(jobs, cluster=cluster, scheduler=scheduler)
+    return run.table["first_start_s"].tolist()
+
+
+BY_HAND = jobs_of((0, 100, 3), (1, 50, 4), (2, 90, 1), (3, 200, 1))
+"""Four GPUs. Three are held until 100, when the second job is to have all four."""
+
+
+def test_a_short_job_passes_the_one_that_waits_and_a_long_one_does_not():
+    assert starts(BY_HAND, "easy") == [0, 100, 2, 150]
+
+
+def test_without_a_reservation_the_long_one_puts_the_first_off_and_without_backfill_none_passes():
+    assert starts(BY_HAND, "fifo(backfill=True)") == [0, 292, 2, 92]
+    assert starts(BY_HAND, "fifo") == [0, 100, 150, 150]
+
+
+def test_a_long_job_passes_where_it_leaves_the_place_free():
+    long = jobs_of((0, 100, 3), (1, 50, 3), (2, 1000, 1))  # at 100 the second job needs three of four GPUs
+    assert starts(long, "easy") == [0, 100, 2]
+
+
+def test_only_as_many_jobs_are_looked_at_as_asked_for():
+    some = jobs_of((0, 100, 3), (1, 50, 4), (2, 200, 1), (3, 90, 1))
+    assert starts(some, "easy(depth=1)") == [0, 100, 150, 150]
+    assert starts(some, "easy(depth=2)") == [0, 100, 150, 3]
+    assert starts(some, "easy(depth=0)") == starts(some, "fifo")
+    with pytest.raises(InputError, match="depth is -1; expected a number of jobs, 0 or more"):
+        Easy(depth=-1)
+
+
+def test_there_is_no_reservation_where_no_end_makes_room():
+    session = Experiment.of(jobs_of((0, 100, 3), (1, 50, 4)), cluster="no_network(1)").session(make("easy"))
+    in_s, free = reservation(session.snapshot(), Placement.nothing(), 1)  # nothing runs yet
+    assert in_s == np.inf
+    assert free.tolist() == session.snapshot().free.tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400), st.integers(1, 8)), min_size=3, max_size=25),
+    st.sampled_from(["pack", "spread", "first_fit"]),
+)
+def test_the_first_job_that_waits_starts_no_later_than_its_reservation(rows, placer):
+    jobs = jobs_of(*sorted(rows))
+    scheduler = make("easy", placer=placer)
+    session = Experiment.of(jobs, cluster="no_network(2)").session(scheduler)
+    promised: dict[int, float] = {}
+    while not session.done:
+        snapshot = session.snapshot()
+        decided = scheduler.schedule(snapshot)
+        left = [job for job in snapshot.waiting.tolist() if job not in decided.set_jobs.tolist()]
+        if left:
+            in_s, _ = reservation(snapshot, decided, left[0])
+            promised.setdefault(left[0], snapshot.now_s + in_s)
+        session.step(decided)
+    run = simulate(jobs, cluster="no_network(2)", scheduler=scheduler)
+    began = run.table["first_start_s"]
+    assert all(began[job] <= at_s + 1e-6 for job, at_s in promised.items())
+
+
+def test_on_a_busy_cluster_it_waits_as_little_as_backfill_on_average_and_no_longer_than_fifo_at_worst():
+    runs = compare("philly-like", cluster="no_network(16)", schedulers="fifo,easy,fifo(backfill=True)", load=2)
+    fifo, easy, backfill = (run.table["queueing_s"] for run in runs)
+    assert easy.mean() < 1.1 * backfill.mean() < 0.2 * fifo.mean()
+    assert easy.max() <= fifo.max() < backfill.max()
