@@ -91,9 +91,9 @@ def test_preemptions_that_took_no_time_are_told_with_the_option_that_charges_the
     records = compare(SHORT, cluster="no_network(1)", schedulers=["fifo", "srtf"])
     assert records[1].summary["n_preemptions"] == 1
     (note,) = [note for note in notes(records) if note.startswith("nothing was charged")]
-    assert "srtf 1 preemption." in note
+    assert "(srtf 1 preemption)" in note
     assert "fifo" not in note
-    assert "--restart 60" in note
+    assert "--restart" in note
     assert note in write_report(records, tmp_path / "report.html").read_text()
     paid = compare(SHORT, cluster="no_network(1)", schedulers=["srtf"], overheads=Overheads(restart_s=5))
     assert notes(paid) == []
