@@ -37,7 +37,7 @@ class Raises:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"jobs": pd.DataFrame({"a": [1]})}, "jobs is a DataFrame; expected Jobs or the path of a trace"),
+        ({"jobs": pd.DataFrame({"a": [1]})}, "jobs is a DataFrame; expected Jobs, the path of a trace, or a generator"),
         ({"scheduler": Fifo}, "scheduler Fifo is a class; give an instance of it: Fifo()"),
         ({"scheduler": 3}, "scheduler is 3; expected a name, or an object that has schedule"),
         ({"cluster": 3}, "cluster is 3; expected a Cluster, a preset"),
