@@ -21,7 +21,10 @@ from labkit.schedulers.base import asked
 from labkit.testing import random_scene
 
 JOBS = Jobs.of(arrival_s=[0, 0, 9], total_steps=60, true_steps=[5, 500, 5], duration_s=60, weight=[1, 2, 3])
-ONE_LINE = r"^a scheduler cannot read true_steps: .*; read total_steps, or snapshot\.jobs\.remaining_steps\.(\ndecision 0, at 0 s)?$"
+ONE_LINE = (
+    r"^a scheduler cannot read true_steps: .*; read total_steps, or snapshot\.jobs\.remaining_steps\."
+    r"(\ndecision 0, at 0 s)?$"
+)
 
 
 class Peeking:
