@@ -12,9 +12,9 @@ from labkit.core.errors import InputError
 from labkit.core.events import Role
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
-from labkit.core.resources import GPUS, Bools, Floats
+from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.core.trial import Trial
+from labkit.core.trial_rows import rooms
 from labkit.placers import ByNetwork
 from labkit.schedulers.base import asked, place, start_in_order
 
@@ -61,6 +61,8 @@ class Easy:
         if not len(behind):
             return started
         in_s, free = reservation(snapshot, started, int(waiting[n]))
+        short = table.duration_s[behind] <= in_s
+        behind = behind[short | (table.gang_demand[behind] <= free.sum(axis=0) + SLACK).all(axis=1)]
         while len(behind):
             placement = place(self.placer, snapshot, asked(snapshot, np.concatenate([waiting[:n], behind])))
             late = _puts_off(snapshot, placement, in_s=in_s, free=free)
@@ -81,31 +83,42 @@ def reservation(snapshot: Snapshot, started: Placement, head: int) -> tuple[floa
     started : Placement
         Jobs that start now, before it.
     """
-    trial, table = Trial(snapshot), snapshot.table
-    rows = zip(started.job.tolist(), started.role.tolist(), started.group.tolist(), started.count.tolist(), strict=True)
-    for job, role, group, count in rows:
-        trial.add(job, role, group, count)
-    holding = snapshot.holds(snapshot.jobs.number)
-    number = np.concatenate([snapshot.jobs.number[holding], started.set_jobs])
-    left_s = np.concatenate([snapshot.jobs.remaining_s[holding], table.duration_s[started.set_jobs]])
-    for i in np.argsort(left_s, kind="stable").tolist():
-        trial.clear(int(number[i]))
-        if trial.free[:, GPUS].sum() + SLACK >= table.gpus[head] and _put(trial, snapshot, head):
-            return (float(left_s[i]) if left_s[i] == left_s[i] else np.inf), trial.free
-    return np.inf, trial.free
+    table, jobs = snapshot.table, snapshot.jobs
+    holding = snapshot.holds(jobs.number)
+    number = np.concatenate([jobs.number[holding], started.set_jobs])
+    left_s = np.concatenate([jobs.remaining_s[holding], table.duration_s[started.set_jobs]])
+    order = np.argsort(left_s, kind="stable")
+    number, left_s = number[order], np.nan_to_num(left_s[order], nan=np.inf)
+    n_free = snapshot.free[:, GPUS].sum() - table.gpus[started.set_jobs].sum()
+    enough = n_free + np.cumsum(table.gpus[number]) + SLACK >= table.gpus[head]
+    for k in np.flatnonzero(enough).tolist():
+        free = _free_without(snapshot, started, number[: k + 1])
+        taken = _first_fit(snapshot, free, head)
+        if taken is not None:
+            return float(left_s[k]), free - taken
+    return np.inf, _free_without(snapshot, started, number)
 
 
-def _put(trial: Trial, snapshot: Snapshot, job: int) -> bool:
-    """Put the gang that a job asked for into the first groups with room; tell whether it fits, else change nothing."""
+def _free_without(snapshot: Snapshot, started: Placement, gone: Ints) -> Floats:
+    """Return what is free once jobs have started and some have ended, (G, R)."""
+    free = snapshot.free_without(gone[snapshot.holds(gone)])
+    stay = ~np.isin(started.job, gone)
+    needs = started.count[stay, None] * snapshot.demand[started.role[stay], started.job[stay]]
+    np.subtract.at(free, started.group[stay], needs)
+    return free
+
+
+def _first_fit(snapshot: Snapshot, free: Floats, job: int) -> Floats | None:
+    """Return what the gang that a job asked for takes of the first groups with room, (G, R); None: it does not fit."""
+    cluster, taken = snapshot.cluster, np.zeros_like(free)
+    up = snapshot.up[cluster.group_machine]
     for role, wanted in ((Role.WORKER, snapshot.table.n_workers[job]), (Role.PS, snapshot.table.n_ps[job])):
-        room = trial.room(job, role)
+        demand = snapshot.demand[role, job]
+        room = rooms(free - taken, demand, snapshot.runs_on[job], cluster.group_type, up)
         if room.sum() < wanted:
-            trial.clear(job)
-            return False
-        here = np.diff(np.minimum(np.cumsum(room), wanted), prepend=0)
-        for group in np.flatnonzero(here).tolist():
-            trial.add(job, role, group, int(here[group]))
-    return True
+            return None
+        taken += np.diff(np.minimum(np.cumsum(room), wanted), prepend=0)[:, None] * demand
+    return taken
 
 
 def _puts_off(snapshot: Snapshot, placement: Placement, *, in_s: float, free: Floats) -> Bools:

@@ -57,7 +57,7 @@ def test_there_is_no_reservation_where_no_end_makes_room():
     session = Experiment.of(jobs_of((0, 100, 3), (1, 50, 4)), cluster="no_network(1)").session(make("easy"))
     in_s, free = reservation(session.snapshot(), Placement.nothing(), 1)  # nothing runs yet
     assert in_s == np.inf
-    assert free.tolist() == session.snapshot().free.tolist()
+    assert free.tolist() == session.snapshot().offered.tolist()
 
 
 @settings(max_examples=40, deadline=None)
