@@ -7,7 +7,6 @@ them for longer does not end with the right parameters.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,12 +18,13 @@ import numpy as np
 
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.controller_state import JobTerms
+from labkit.elastic.controller.saved_controller import SavedMachine
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.protocol.frame_kinds import FrameKind, at, era_and_version
 from labkit.elastic.protocol.messages.blocks import BlockState
-from labkit.elastic.protocol.messages.codec import decode, encode
+from labkit.elastic.protocol.messages.codec import decode, encode, from_json, to_json
 from labkit.elastic.protocol.messages.greeting import hello
 from labkit.elastic.protocol.messages.orders import (
     BeginEra,
@@ -400,13 +400,12 @@ class Stage:
         self.copies: dict[int, dict[int, Block]] = {}
         self.log: list[str] = []
         self.machine = Controller(self.terms, reassign=reassign)
-        self.state: dict[str, Any] = {}
         self.carry_out(self.machine.start(servers=servers, workers=workers, place=place))
 
     # --- what the controller's process does
 
     def carry_out(self, commands: list[Command]) -> None:
-        self.state = json.loads(json.dumps(self.machine.state()))
+        self.state = from_json(SavedMachine, to_json(self.machine.state()))
         do: dict[type, Callable[[Any], None]] = {
             Start: self.start, Tell: lambda c: self.tell(c.to, c.order), End: self.end, Load: self.load,
             Keep: lambda _: None, Note: self.notes.append, Over: self.finish,
@@ -542,11 +541,11 @@ class Stage:
     def restart_controller(self) -> None:
         """Kill the controller; another one takes over."""
         self.log.append("--- controller")
-        known = {member[0] for member in self.state["members"]}
+        known = {member.name for member in self.state.members}
         here = [actor for actor in self.actors.values() if actor.alive and actor.name in known]
         self.machine = Controller(self.terms, reassign=reassign)
         self.copies.clear()
-        gone = [m[0] for m in self.state["members"] if m[0] not in {a.name for a in here}]
+        gone = [m.name for m in self.state.members if m.name not in {a.name for a in here}]
         with self.network.lock:
             for actor in self.actors.values():
                 actor.up.queue.clear()

@@ -11,6 +11,7 @@ from labkit.core.events import Cause
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.controller_state import JobTerms
 from labkit.elastic.controller.deaths import SHORTAGES
+from labkit.elastic.controller.saved_controller import SavedMachine
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.commands import Command, End, Load, Note, Over, Start, Tell
 from labkit.elastic.protocol.messages.orders import (
@@ -645,9 +646,7 @@ def test_when_nobody_comes_the_job_ends_once_and_starts_nobody_more() -> None:
 class TakenOver(Play):
     """A play whose controller died, and whose processes tell the next one what they have."""
 
-    def __init__(
-        self, *, state: dict[str, Any] | None = None, names: list[str] | None = None, servers: int = 2
-    ) -> None:
+    def __init__(self, *, state: SavedMachine | None = None, names: list[str] | None = None, servers: int = 2) -> None:
         super().__init__(servers=servers)
         self.train()
         state = state or self.machine.state()

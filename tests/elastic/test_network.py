@@ -21,9 +21,12 @@ from cryptography.hazmat.primitives import serialization
 
 from labkit.core.errors import InputError
 from labkit.elastic import Job, Result, models, start
+from labkit.elastic.controller.job_files import STATE
+from labkit.elastic.controller.saved_controller import SavedController
 from labkit.elastic.data import dataset
 from labkit.elastic.process.member_process import MemberProcess
 from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.json_file import load_struct
 from labkit.elastic.protocol.messages.blocks import BlockState
 from labkit.elastic.protocol.messages.clients import StopJob
 from labkit.elastic.protocol.messages.codec import encode
@@ -112,8 +115,8 @@ class Live:
 
     def addresses(self) -> dict[str, Address]:
         """Return where the servers are."""
-        members = json.loads((self.job.folder / "controller.json").read_text())["machine"]["members"]
-        return {name: Address.parse(address) for name, _, address, *_ in members if address}
+        members = load_struct(self.job.folder / STATE, SavedController).machine.members
+        return {one.name: Address.parse(one.address) for one in members if one.address}
 
     def doors(self) -> list[Address]:
         return [self.controller, self.addresses()["ps-0"]]

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.placement import ROLES, MemberPlacement, by_numbers, of_role, to_place
+from labkit.elastic.controller.saved_controller import SavedMachine
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.commands import End, Over, Start
+from labkit.elastic.protocol.messages.codec import from_json, to_json
 from labkit.elastic.protocol.messages.orders import FinishStep, Halt, PauseAtVersion, Replicate, SetOwners
 from labkit.elastic.protocol.messages.reports import HasReplica, OwnsBlock, StateReported, TrainingBegun
 from tests.elastic.chaos.story import many
@@ -394,7 +396,7 @@ def test_a_controller_after_this_one_knows_who_sits_where_what_is_lost_and_what_
     play.train()
     play.done(play.machine.scale(place={"a/1": (1, 1), "b/0": (1, 1)}, strategy="handover"))
     play.done(play.machine.scale(workers=1, strategy="handover"))
-    state = json.loads(json.dumps(play.machine.state()))
+    state = from_json(SavedMachine, to_json(play.machine.state()))
     before = play.machine
     play.machine = Controller(before.job.terms, reassign=reassign)
     play.done(play.machine.take_over(state))

@@ -14,9 +14,12 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic import JobError, Result
+from labkit.elastic.controller.job_files import STATE
+from labkit.elastic.controller.saved_controller import SavedController
 from labkit.elastic.process.credentials import packed, unpack
 from labkit.elastic.process.local_members import member_arguments, running
 from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.json_file import load_struct
 from labkit.elastic.protocol.messages.blocks import BlockState
 from labkit.elastic.protocol.messages.clients import StopJob
 from labkit.elastic.protocol.messages.codec import encode
@@ -83,8 +86,8 @@ def test_members_listen_at_their_sites_address_with_the_cores_and_devices_of_the
     sites = [SITES[0], Site("b/0", "b", "127.0.0.2", cores=(core,)), Site("b/1", "b", "127.0.0.3")]
     with bed(tmp_path, sites=sites, place={"a/0": (0, 1), "b/0": (2, 1), "b/1": (0, 1)}) as run:
         run.until("loss")
-        state = two_hosts.said(run.job.folder / "controller.json")["machine"]["members"]
-        hosts = {site: Address.parse(address).host for _, _, address, _, site, _ in state if address}
+        members = load_struct(run.job.folder / STATE, SavedController).machine.members
+        hosts = {one.site: Address.parse(one.address).host for one in members if one.address}
         assert hosts == {"a/0": "127.0.0.1", "b/0": "127.0.0.2", "b/1": "127.0.0.3"}
         started = {e["name"]: e for e in run.events() if e["event"] == "started"}
         assert {name: (e["site"], e["host"]) for name, e in started.items()} == {
