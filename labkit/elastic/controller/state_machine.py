@@ -11,7 +11,6 @@ go in one direction, from the last in this list to the first: `ScalingQueue`, `J
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
@@ -39,7 +38,7 @@ from labkit.elastic.controller.takeover import Takeover
 from labkit.elastic.protocol.commands import Command, Keep, Tell
 from labkit.elastic.protocol.messages.orders import Stop
 from labkit.elastic.protocol.messages.reports import Report
-from labkit.elastic.shards import Journal, Record
+from labkit.elastic.shards import Journal, Record, SavedShards
 
 
 class Controller:
@@ -282,7 +281,7 @@ class Controller:
 
     # --- checkpoints
 
-    def loaded(self, version: int, *, queue: Mapping[str, Any] | None = None) -> list[Command]:
+    def loaded(self, version: int, *, queue: SavedShards | None = None) -> list[Command]:
         """Handle the arrival of all blocks of a checkpoint at their owners; `queue`: its state of the shard service."""
         self._eras.on_loaded(version, queue)
         return self._proceed() if self.job.phase == "training" else self._out.take()
