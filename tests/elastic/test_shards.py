@@ -626,9 +626,9 @@ def test_saved_states_that_were_cut_changed_or_belong_elsewhere_are_refused():
 def test_a_state_of_a_checkpoint_of_an_earlier_labkit_is_read():
     """Its ledger is left out, and times may be whole numbers."""
     text = """{
-        "format": "labkit shards 1", "plan": {"n_samples": 96, "epochs": 3, "seed": 0, "shuffle": true,
-        "base_shard": 16, "lease_s": 3, "max_tries": 3, "overlap": false, "poison": "set_aside", "target_s": 3.0, "most_minibatches": 64},
-        "generation": 0, "n_tokens": 9, "n_records": 18, "epoch": 0, "cursor": 80, "todo": [],
+        "format": "labkit shards 1", "generation": 0, "n_tokens": 9, "n_records": 18, "epoch": 0, "cursor": 80,
+        "todo": [], "plan": {"n_samples": 96, "epochs": 3, "seed": 0, "shuffle": true, "base_shard": 16, "lease_s": 3,
+                 "max_tries": 3, "overlap": false, "poison": "set_aside", "target_s": 3.0, "most_minibatches": 64},
         "held": [[3, "a", 0, 33, 48, 3.0, [[3, "its lease expired"]], null], [8, "e", 0, 64, 80, 4, [], 1.0]],
         "dead": [[0, 48, 64, [["b", "bad"], ["c", "bad"]]]], "lost": [[2, "expired"], [4, "left"]],
         "workers": [["a", 3.5, null], ["e", null, null]]
