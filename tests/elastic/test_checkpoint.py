@@ -75,7 +75,7 @@ def child(what: str, folder: Path, *before: str) -> subprocess.CompletedProcess[
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("n_servers", [1, 2, 5])
-def test_what_was_saved_is_read_bit_by_bit_whoever_owned_it(tmp_path, name, n_servers):
+def test_what_was_saved_is_read_bit_by_bit_whichever_server_owned_it(tmp_path, name, n_servers):
     chosen, rng = optimizer(name, lr=0.1), np.random.default_rng(0)
     blocks = [
         SavedBlock(b, 7, rng.standard_normal(n).astype(np.float32), chosen.init(n), {2: 9, 0: 4})
@@ -146,7 +146,7 @@ def test_blocks_of_different_versions_are_one_checkpoint_only_in_asynchronous_tr
     assert home.newest().blocks[2].version == 3
 
 
-def test_servers_are_added_one_by_one_and_nobody_sees_it_before_the_commit(tmp_path):
+def test_servers_are_added_one_by_one_and_no_reader_sees_it_before_the_commit(tmp_path):
     blocks, home = blocks_at(1), checkpoints(tmp_path)
     with home.begin(1) as draft:
         draft.add("ps-0", blocks[:4])
@@ -389,7 +389,7 @@ def test_a_training_that_begins_afresh_in_the_folder_of_another_is_told_at_once(
     assert checkpoints(tmp_path).newest().step == 1
 
 
-# --- somebody else's
+# --- of another training
 
 
 def other_layout():

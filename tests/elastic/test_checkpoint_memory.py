@@ -298,7 +298,7 @@ def test_a_connection_that_ends_after_its_copies_came_costs_nothing(stage: Stage
     assert stage.until(1) == [("saved", 4)]
 
 
-def test_a_version_that_nobody_wants_is_dropped_at_the_servers(stage: Stage) -> None:
+def test_a_version_that_is_not_wanted_is_dropped_at_the_servers(stage: Stage) -> None:
     stage.machine.wants = False
     stage.copy(4)
     while stage.step():

@@ -1,6 +1,6 @@
 """Random histories of a job: whatever its processes say, in whatever order they die, the controller has an answer.
 
-An exception in it ends the job, so there must be none; and blocks always have an owner who is there, or training goes
+An exception in it ends the job, so there must be none; and blocks always have an owner that is there, or training goes
 back.
 """
 
@@ -68,8 +68,8 @@ class History(Play):
                 return
             self.happenings[number]()
 
-    def says(self, who: str, report: Report) -> None:
-        self.done(self.machine.reported(who, report))
+    def says(self, name: str, report: Report) -> None:
+        self.done(self.machine.reported(name, report))
 
     def one(self, names: Any) -> str:
         return str(self.rng.choice(list(names) or ["ps-77"]))

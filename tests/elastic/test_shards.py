@@ -228,7 +228,7 @@ def test_a_worker_of_unknown_speed_counts_as_the_mean_of_the_others():
     assert n_minibatches(others=[160.0, None], **told) == 14  # half of 50 * 640 / (640 + 160 + 400)
 
 
-def test_who_left_or_let_a_lease_expire_has_no_share_of_what_waits():
+def test_a_worker_that_left_or_let_a_lease_expire_has_no_share_of_what_waits():
     service = ShardService(3200, base_shard=32, lease_s=3.0)
     idle = service.lease("idle", now_s=0.0, speed=1e6)
     service.commit(idle.token, now_s=1.0)
@@ -255,7 +255,7 @@ def test_an_expired_range_goes_first_and_the_late_token_is_refused_and_counted()
     assert [row.worker for row in service.ledger] == ["b"]
 
 
-def test_a_commit_after_the_deadline_counts_while_nobody_has_taken_notice():
+def test_a_commit_after_the_deadline_counts_until_the_service_has_noticed():
     service = ShardService(64, base_shard=32, lease_s=3.0)
     lease = service.lease("a", now_s=0.0)
     assert service.commit(lease.token, now_s=50.0) is Fate.COMMITTED
@@ -412,7 +412,7 @@ def test_both_parts_of_a_range_that_is_cut_keep_its_tries():
     assert [(part.start, part.end, len(part.faults)) for part in parts] == [(0, 32, 1), (32, 64, 1)]
 
 
-def test_a_failed_range_goes_back_to_its_worker_when_nobody_else_is_there():
+def test_a_failed_range_goes_back_to_its_worker_when_no_other_one_is_there():
     service = ShardService(32, base_shard=32)
     for _ in range(3):
         service.fail(service.lease("only", now_s=0.0).token, reason="r" * 10_000)
@@ -558,7 +558,7 @@ def test_the_record_comes_first_and_a_journal_that_cannot_write_changes_nothing(
 
 
 def test_going_back_to_a_checkpoint_takes_commits_back_and_fences_all_older_tokens():
-    """Matrix C3: model and queue of one version; tokens given after the checkpoint are given again by nobody."""
+    """Matrix C3: model and queue of one version; tokens given after the checkpoint are never given again."""
     service = ShardService(320, base_shard=32)
     service.leave(service.lease("left", now_s=0.0).worker)
     early = service.lease("a", now_s=0.0)

@@ -147,7 +147,9 @@ def test_a_member_of_another_host_that_is_killed_is_replaced_there(control: Resu
         assert not run.left_behind()
 
 
-def test_a_launcher_that_is_killed_and_started_again_in_time_disturbs_nobody(control: Result, tmp_path: Path) -> None:
+def test_a_launcher_that_is_killed_and_started_again_in_time_disturbs_no_process(
+    control: Result, tmp_path: Path
+) -> None:
     """The next one finds the members that run, and sees to their end."""
     with bed(tmp_path) as run:
         run.until("loss")
@@ -256,8 +258,10 @@ def test_a_job_whose_other_host_never_comes_trains_without_it(control: Result, t
         assert not run.left_behind()
 
 
-def test_a_host_that_nobody_needs_is_not_missed_and_may_come_when_it_is_needed(control: Result, tmp_path: Path) -> None:
-    """First it is not there, and then its launcher ends while nobody is there."""
+def test_a_host_that_is_not_needed_is_not_missed_and_may_come_when_it_is_needed(
+    control: Result, tmp_path: Path
+) -> None:
+    """First it is not there, and then its launcher ends while no member is there."""
     with bed(tmp_path, hosts="", lease_s=1.0, place={"a/0": (1, 1)}) as run:
         run.until("loss")
         for place in (HALF, {"a/0": (1, 1)}):
@@ -284,7 +288,7 @@ def test_a_job_that_is_stopped_before_its_hosts_have_come_ends_at_once(tmp_path:
         assert not run.left_behind()
 
 
-def test_if_all_who_train_are_on_a_host_that_is_lost_the_job_ends_by_name(tmp_path: Path) -> None:
+def test_if_all_members_are_on_a_host_that_is_lost_the_job_ends_by_name(tmp_path: Path) -> None:
     with bed(tmp_path, place={"b/0": (1, 1)}) as run:
         run.until("loss")
         run.launchers["b"].terminate()
@@ -318,7 +322,7 @@ def test_one_home_has_one_launcher(tmp_path: Path) -> None:
         assert not run.left_behind()
 
 
-# --- who gets in, and what is refused
+# --- which process gets in, and what is refused
 
 
 def test_only_the_launcher_of_a_host_can_speak_for_it(control: Result, tmp_path: Path) -> None:
