@@ -171,11 +171,11 @@ def train(
     _refuse_without_auto(model, cores=cores, history=history, runs=runs)
     steps = STEPS if steps is None else steps
     from labkit.elastic import start
-    from labkit.elastic.controller.scaling_requests import check_strategy
+    from labkit.elastic.controller.strategies import checked_strategy
     from labkit.elastic.protocol.network import ports_of
     from labkit.elastic.requests import ScaleRequest, follow, most_servers
 
-    check_strategy(strategy)
+    checked_strategy(strategy)
     requests = [ScaleRequest.parse(line) for line in at or ()]
     typed = _typed(context)
     name, training = _training(model, typed, width=width, samples=samples, seed=seed)

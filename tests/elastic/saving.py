@@ -17,6 +17,7 @@ from labkit.elastic.checkpoint.disk import Disk
 from labkit.elastic.checkpoint.store import Checkpoints, SavedBlock, WriteError
 from labkit.elastic.protocol.blocks import layout
 from labkit.elastic.server.optimizers import optimizer
+from labkit.elastic.shards import SavedShards, ShardService
 
 LAYOUT = layout([("weight", (30, 20)), ("bias", 20)], block_bytes=512)
 OPTIMIZER = optimizer("adam")
@@ -32,15 +33,22 @@ def blocks_at(step: int) -> list[SavedBlock]:
     return made
 
 
+def queue_at(step: int) -> SavedShards:
+    """The shard queue of a model at a step: one that depends on it, with a range that was returned and one on lease."""
+    service = ShardService(256, seed=step, base_shard=8)
+    for worker in ("a", "b"):
+        service.lease(worker, now_s=float(step))
+    service.leave("a")
+    return service.state()
+
+
 def checkpoints(folder: Path, disk: Disk | None = None) -> Checkpoints:
     return Checkpoints(folder, layout=LAYOUT, optimizer=OPTIMIZER, disk=disk)
 
 
 def save(folder: Path, step: int, disk: Disk | None = None) -> Path:
     blocks = blocks_at(step)
-    return checkpoints(folder, disk).save(
-        step, {"ps-0": blocks[::2], "ps-1": blocks[1::2]}, queue={"epoch": 1, "todo": [step]}
-    )
+    return checkpoints(folder, disk).save(step, {"ps-0": blocks[::2], "ps-1": blocks[1::2]}, queue=queue_at(step))
 
 
 class Counting(Disk):

@@ -1,13 +1,12 @@
 """A job in one process: the real controller, servers and workers, and a network that delivers in any order it likes.
 
 Frames of a connection arrive in order; which connection is next is drawn. What is sent is read only when it arrives,
-as in shared memory, and a worker's gradients become nonsense as soon as it gives their memory back: whoever relies on
-them for longer does not end with the right parameters.
+as in shared memory, and a worker's gradients become nonsense as soon as it gives their memory back: a server that
+relies on them for longer does not end with the right parameters.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,12 +18,13 @@ import numpy as np
 
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.controller_state import JobTerms
+from labkit.elastic.controller.saved_controller import SavedMachine
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.protocol.frame_kinds import FrameKind, at, era_and_version
 from labkit.elastic.protocol.messages.blocks import BlockState
-from labkit.elastic.protocol.messages.codec import decode, encode
+from labkit.elastic.protocol.messages.codec import decode, encode, from_json, to_json
 from labkit.elastic.protocol.messages.greeting import hello
 from labkit.elastic.protocol.messages.orders import (
     BeginEra,
@@ -60,11 +60,11 @@ from labkit.elastic.worker.arrivals import FromServers
 from labkit.elastic.worker.synchronous import Worker
 
 PATIENCE_S = 20.0
-"""Without a frame for so long, everybody waits for somebody: a hang."""
+"""Without a frame for so long, each process waits for another: a hang."""
 
 
 class HungError(AssertionError):
-    """Everybody waits for somebody."""
+    """Each process waits for another."""
 
 
 class Wire:
@@ -196,7 +196,7 @@ class Numbers:
         self.lender = None
         self._made: list[Vector] = []
         self.frozen = False
-        """Whether the process is gone: nobody writes there any more."""
+        """Whether the process is gone: it writes there no more."""
 
     def use(self, version: int) -> None:
         self._used = self.versions[version % 2]
@@ -400,13 +400,12 @@ class Stage:
         self.copies: dict[int, dict[int, Block]] = {}
         self.log: list[str] = []
         self.machine = Controller(self.terms, reassign=reassign)
-        self.state: dict[str, Any] = {}
         self.carry_out(self.machine.start(servers=servers, workers=workers, place=place))
 
     # --- what the controller's process does
 
     def carry_out(self, commands: list[Command]) -> None:
-        self.state = json.loads(json.dumps(self.machine.state()))
+        self.state = from_json(SavedMachine, to_json(self.machine.state()))
         do: dict[type, Callable[[Any], None]] = {
             Start: self.start, Tell: lambda c: self.tell(c.to, c.order), End: self.end, Load: self.load,
             Keep: lambda _: None, Note: self.notes.append, Over: self.finish,
@@ -520,7 +519,7 @@ class Stage:
         self.carry_out(self.machine.left(name, reason="killed"))
 
     def lose(self, host: str, *, alive: bool = False) -> None:
-        """Let a host be gone with all who are there; `alive`: for the controller only, they go on until `perish`."""
+        """Let a host be gone with all that is there; `alive`: for the controller only, they go on until `perish`."""
         self.log.append(f"--- host {host}")
         for actor in [actor for actor in self.actors.values() if actor.alive and actor.host == host]:
             if not alive:
@@ -532,7 +531,7 @@ class Stage:
         self.carry_out(self.machine.host_lost(host))
 
     def perish(self) -> None:
-        """Let those be gone who live on a host that is lost: nobody tells."""
+        """Let the processes of a lost host be gone: the controller is not told."""
         for actor in self.actors.values():
             if actor.alive and actor.host in self.machine.job.lost:
                 self.gone(actor.name, prefix=True)
@@ -542,11 +541,11 @@ class Stage:
     def restart_controller(self) -> None:
         """Kill the controller; another one takes over."""
         self.log.append("--- controller")
-        known = {member[0] for member in self.state["members"]}
+        known = {member.name for member in self.state.members}
         here = [actor for actor in self.actors.values() if actor.alive and actor.name in known]
         self.machine = Controller(self.terms, reassign=reassign)
         self.copies.clear()
-        gone = [m[0] for m in self.state["members"] if m[0] not in {a.name for a in here}]
+        gone = [m.name for m in self.state.members if m.name not in {a.name for a in here}]
         with self.network.lock:
             for actor in self.actors.values():
                 actor.up.queue.clear()
@@ -560,7 +559,7 @@ class Stage:
     # --- the run
 
     def redundant(self, victims: list[str]) -> bool:
-        """Tell whether nothing is lost if these die now: all they own is followed by somebody else."""
+        """Tell whether nothing is lost if these die now: all they own is followed by another server."""
         machine = self.machine
         heirs = [
             machine.replication.replicas.get(b, ("", 0))[0]
@@ -592,7 +591,7 @@ class Stage:
         return np.concatenate([last[b].params for b in sorted(last)])
 
     def where_all_stand(self) -> list[str]:
-        """Return lines that tell what everybody has and waits for."""
+        """Return lines that tell what each process has and waits for."""
         replication = self.machine.replication
         lines = [f"shadow {replication.replicas} coming {replication.pending} owner {self.machine.job.owner}"]
         for actor in (actor for actor in self.actors.values() if actor.alive):
@@ -616,7 +615,7 @@ class Stage:
 
 
 class _Answer:
-    """Whoever sent a block of a checkpoint."""
+    """The sender of a block of a checkpoint."""
 
     def __init__(self, wire: Wire, settled: Callable[[], None]) -> None:
         self._wire, self._settled = wire, settled

@@ -121,7 +121,7 @@ def is_level(owner, load, servers):
 
 
 @given(jobs())
-def test_after_any_scaling_everybody_has_a_block_and_loads_are_level(job):
+def test_after_any_scaling_each_server_has_a_block_and_loads_are_level(job):
     sizes, before, after, load = job
     first = reassign({}, sizes, before, load=load)
     then = reassign(first, sizes, after, load=load)
@@ -167,7 +167,7 @@ def test_with_blocks_of_one_size_exactly_the_fewest_possible_move(n_blocks, data
 
 
 def fewest_bytes(owner, sizes, after, bound):
-    """The least bytes that must move so that everybody has a block and at most `bound`: by trying everything."""
+    """The least bytes that must move so that each server has a block and at most `bound`: by trying everything."""
     best = np.inf
     for tried in product(after, repeat=len(sizes)):
         total = dict.fromkeys(after, 0)
@@ -190,7 +190,7 @@ def test_with_any_sizes_at_most_one_block_more_than_needed_moves(sizes, change):
 
 
 @pytest.mark.parametrize(("n_before", "n_after"), [(1, 2), (2, 3), (3, 4), (4, 8), (2, 6)])
-def test_who_joins_gets_at_most_an_even_share_of_the_state_and_a_block(n_before, n_after):
+def test_a_server_that_joins_gets_at_most_an_even_share_of_the_state_and_a_block(n_before, n_after):
     sizes = [400_000] * 63 + [380_000]
     before, after = list(range(n_before)), list(range(n_after))
     owner = reassign({}, sizes, before)
@@ -216,7 +216,7 @@ def test_a_hot_server_gives_blocks_away_by_measured_load():
     assert [load[b] for b in moved(owner, then)] == [9, 9, 9, 9, 1]  # to 63 : 57; light ones would cost more bytes
 
 
-def test_a_block_that_nobody_has_is_given_out():
+def test_a_block_that_no_server_has_is_given_out():
     assert reassign({0: "a", 2: "b"}, [5, 5, 5, 5], ["a", "b"]) == {0: "a", 1: "a", 2: "b", 3: "b"}
 
 

@@ -20,7 +20,7 @@ class Clocks:
         return Brake(spent_s=lambda: self.spent_s, now_s=lambda: self.now_s)
 
 
-def test_without_a_limit_nobody_waits() -> None:
+def test_without_a_limit_no_thread_waits() -> None:
     clocks = Clocks()
     brake = clocks.brake()
     clocks.spent_s = 100.0
@@ -64,7 +64,7 @@ def test_threads_together_keep_to_the_share() -> None:
     assert 0.02 < used < 0.3  # a machine that is busy gives less
 
 
-def test_who_waits_goes_on_at_once_when_the_limit_is_lifted() -> None:
+def test_a_thread_that_waits_goes_on_at_once_when_the_limit_is_lifted() -> None:
     brake = Brake()
     brake.limit(0.0001)
     while brake.owed_s() < 10:

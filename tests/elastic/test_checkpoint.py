@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -33,7 +34,9 @@ from labkit.elastic.checkpoint.store import (
     digest_of,
 )
 from labkit.elastic.protocol.blocks import layout
+from labkit.elastic.protocol.messages.codec import to_json
 from labkit.elastic.server.optimizers import optimizer
+from tests.elastic.saving import queue_at
 
 sys.path.insert(0, str(Path(__file__).parent))
 from saving import LAYOUT, OPTIMIZER, At, Counting, blocks_at, checkpoints, save  # beside this file
@@ -72,16 +75,16 @@ def child(what: str, folder: Path, *before: str) -> subprocess.CompletedProcess[
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("n_servers", [1, 2, 5])
-def test_what_was_saved_is_read_bit_by_bit_whoever_owned_it(tmp_path, name, n_servers):
+def test_what_was_saved_is_read_bit_by_bit_whichever_server_owned_it(tmp_path, name, n_servers):
     chosen, rng = optimizer(name, lr=0.1), np.random.default_rng(0)
     blocks = [
         SavedBlock(b, 7, rng.standard_normal(n).astype(np.float32), chosen.init(n), {2: 9, 0: 4})
         for b, n in enumerate(LAYOUT.sizes)
     ]
     home = Checkpoints(tmp_path, layout=LAYOUT, optimizer=chosen)
-    home.save(7, {f"ps-{s}": blocks[s::n_servers] for s in range(n_servers)}, queue={"epoch": 3, "todo": [[0, 8]]})
+    home.save(7, {f"ps-{s}": blocks[s::n_servers] for s in range(n_servers)}, queue=queue_at(7))
     found = home.newest()
-    assert (found.step, found.queue, found.passed_over) == (7, {"epoch": 3, "todo": [[0, 8]]}, ())
+    assert (found.step, found.queue, found.passed_over) == (7, queue_at(7), ())
     assert optimizer(name, **found.options) == chosen
     assert found.digest == digest_of(blocks)
     assert found.blocks[3].seen == {0: 4, 2: 9}
@@ -143,7 +146,7 @@ def test_blocks_of_different_versions_are_one_checkpoint_only_in_asynchronous_tr
     assert home.newest().blocks[2].version == 3
 
 
-def test_servers_are_added_one_by_one_and_nobody_sees_it_before_the_commit(tmp_path):
+def test_servers_are_added_one_by_one_and_no_reader_sees_it_before_the_commit(tmp_path):
     blocks, home = blocks_at(1), checkpoints(tmp_path)
     with home.begin(1) as draft:
         draft.add("ps-0", blocks[:4])
@@ -302,7 +305,7 @@ def test_one_flipped_bit_anywhere_is_found_or_harmless(tmp_path, data):
     except NoCheckpointError:
         return
     assert path.name == "manifest.json"  # white space between what it says
-    assert (found.step, found.digest, found.queue) == (1, digest_at(1), {"epoch": 1, "todo": [1]})
+    assert (found.step, found.digest, found.queue) == (1, digest_at(1), queue_at(1))
 
 
 def test_blocks_of_another_step_are_never_mixed_in(tmp_path):
@@ -323,11 +326,25 @@ def test_a_stale_manifest_is_named(tmp_path):
     assert str(found.passed_over[0]) == "step-000002: manifest.json is stale: it is that of step-000001."
 
 
+def test_a_queue_of_another_version_of_labkit_is_told_by_field_and_value_and_the_one_before_is_read(tmp_path):
+    """As that version writes it: whole, with its digest in the manifest."""
+    save(tmp_path, 1)
+    raw = to_json(queue_at(2)).replace(b"labkit shards 1", b"labkit shards 2")
+    with mock.patch("labkit.elastic.checkpoint.writer.to_json", return_value=raw):
+        save(tmp_path, 2)
+    found = checkpoints(tmp_path).newest()
+    assert (found.step, found.queue) == (1, queue_at(1))
+    assert str(found.passed_over[0]) == (
+        "step-000002: queue.json is not a saved shard queue: SavedShards.format is 'labkit shards 2': Input should be "
+        "'labkit shards 1'; it was cut or changed, or is of another version of labkit."
+    )
+
+
 def test_a_stale_queue_is_found(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 2)
     shutil.copy(tmp_path / "step-000001" / "queue.json", tmp_path / "step-000002" / "queue.json")
-    assert checkpoints(tmp_path).newest().queue == {"epoch": 1, "todo": [1]}
+    assert checkpoints(tmp_path).newest().queue == queue_at(1)
 
 
 def test_a_format_of_the_future_is_passed_over_by_name(tmp_path, monkeypatch):
@@ -372,7 +389,7 @@ def test_a_training_that_begins_afresh_in_the_folder_of_another_is_told_at_once(
     assert checkpoints(tmp_path).newest().step == 1
 
 
-# --- somebody else's
+# --- of another training
 
 
 def other_layout():
@@ -634,11 +651,6 @@ def saved(tmp_path, blocks, *, server="ps-0", queue=None, step=1):
         (lambda p: saved(p, blocks_at(1), step=2), CheckpointError, "block 0 is at version 1; expected 2"),
         (lambda p: saved(p, blocks_at(1), step=-1), InputError, "a checkpoint of step -1; expected 0 or more"),
         (lambda p: saved(p, blocks_at(1), server="../x"), InputError, "server '../x' cannot name a file"),
-        (
-            lambda p: saved(p, blocks_at(1), queue={1, 2}),
-            InputError,
-            "the state of the shard queue is nothing for JSON",
-        ),
         (lambda p: Checkpoints(p, layout=LAYOUT, optimizer=OPTIMIZER, keep=1), InputError, "keep is 1; expected 2"),
         (lambda p: checkpoints(p / "nowhere").newest(), NoCheckpointError, "there is no checkpoint in"),
         (lambda p: checkpoints(p).load(5), BadCheckpointError, "step-000005: manifest.json cannot be read: No such"),

@@ -31,6 +31,7 @@ from labkit.elastic.server.kept_copies import KeptCopies, KeptCopy
 from labkit.elastic.server.optimizers import optimizer
 from labkit.elastic.transport import Message, RemoteError
 from labkit.elastic.transport.frames import Head
+from tests.elastic.saving import queue_at
 
 LAYOUT = layout([("weight", (40, 32))], block_bytes=512)
 BYTES = 3 * 512
@@ -62,7 +63,7 @@ class Machine:
         self.job = SimpleNamespace(era=1, of=lambda _: [SimpleNamespace(name=name) for name in ("ps-0", "ps-1")])
 
     def copied(self, version: int) -> list[Any]:
-        return [Keep(version, {"at": version})] if self.wants else []
+        return [Keep(version, queue_at(version))] if self.wants else []
 
     def saved_at(self, version: int) -> list[Any]:
         self.told.append(("saved", version))
@@ -211,7 +212,7 @@ def test_copies_that_arrive_are_a_good_checkpoint_and_servers_keep_none(stage: S
     stage.copy(4)
     assert stage.until(1) == [("saved", 4)]
     found = stage.checkpoints.newest()
-    assert (found.step, found.queue) == (4, {"at": 4})
+    assert (found.step, found.queue) == (4, queue_at(4))
     assert found.blocks[3].params.tolist() == [4.0] * LAYOUT.sizes[3]
     assert found.blocks[3].state["square"].tolist() == [6.0] * LAYOUT.sizes[3]
     assert stage.kept() == 0
@@ -297,7 +298,7 @@ def test_a_connection_that_ends_after_its_copies_came_costs_nothing(stage: Stage
     assert stage.until(1) == [("saved", 4)]
 
 
-def test_a_version_that_nobody_wants_is_dropped_at_the_servers(stage: Stage) -> None:
+def test_a_version_that_is_not_wanted_is_dropped_at_the_servers(stage: Stage) -> None:
     stage.machine.wants = False
     stage.copy(4)
     while stage.step():
@@ -346,7 +347,7 @@ def test_a_new_era_gives_up_what_is_half_written(stage: Stage) -> None:
         for reply in stage.replies[answered:]:
             reply.set_result(Message(Head(16), b"", memoryview(b"")))
         answered = len(stage.replies)
-    assert stage.machine.told == [("loaded", (2, {"at": 2}))]
+    assert stage.machine.told == [("loaded", (2, queue_at(2)))]
     assert sorted(stage.got) == list(range(LAYOUT.n_blocks))
     assert stage.got[5][0] == at(2, 2)
     assert stage.got[5][1][1].tolist() == [7.0] * LAYOUT.sizes[5]
@@ -374,7 +375,7 @@ def test_no_server_gets_a_block_of_a_checkpoint_with_a_bad_one(stage: Stage) -> 
     stage.machine.told.clear()
     stage.keeper.load(Load(1, dict.fromkeys(range(LAYOUT.n_blocks), "ps-0")))
     until_told(stage)
-    assert stage.machine.told == [("loaded", (2, {"at": 2}))]
+    assert stage.machine.told == [("loaded", (2, queue_at(2)))]
     assert {step for step, *_ in stage.got.values()} == {at(1, 2)}
     [(event, columns)] = stage.events
     assert event == "bad_checkpoint"

@@ -11,6 +11,7 @@ from labkit.core.events import Cause
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.controller_state import JobTerms
 from labkit.elastic.controller.deaths import SHORTAGES
+from labkit.elastic.controller.saved_controller import SavedMachine
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.commands import Command, End, Load, Note, Over, Start, Tell
 from labkit.elastic.protocol.messages.orders import (
@@ -79,7 +80,7 @@ class Play:
         return [note.event for note in self.all(Note)]
 
     def join(self) -> None:
-        """Let everybody who was started join, and newcomers and servers meet."""
+        """Let each process that was started join, and newcomers and servers meet."""
         for name in [m.name for m in self.machine.job.members.values() if not m.joined]:
             self.done(self.machine.joined(name, address=f"unix:/{name}"))
         for tell in self.told(ConnectTo):
@@ -104,7 +105,7 @@ class Play:
                 self.done(self.machine.reported(owner, OwnsBlock(block=block, version=5, moves=moves)))
 
     def covered(self) -> list[int]:
-        """Return the leaves that somebody has who is there."""
+        """Return the leaves of the workers that are there."""
         here = {m.name for m in self.machine.job.of("worker")}
         return sorted(leaf for name, (a, b) in self.leaves.items() if name in here for leaf in range(a, b))
 
@@ -131,7 +132,7 @@ def test_a_first_process_that_ends_with_an_error_ends_the_job_and_one_that_is_ki
     assert over.failure == "worker-1 ended before it had begun, exit code 1: ImportError: no torch"
 
 
-def test_who_ends_with_an_error_later_is_replaced() -> None:
+def test_a_member_that_ends_with_an_error_later_is_replaced() -> None:
     play = Play(servers=1, workers=1)
     play.train()
     play.done(play.machine.left("worker-0", reason="exit code 1", by_itself=True))
@@ -139,7 +140,7 @@ def test_who_ends_with_an_error_later_is_replaced() -> None:
     assert not play.all(Over)
 
 
-def test_a_handover_registers_assigns_migrates_and_updates_while_nobody_stands_still() -> None:
+def test_a_handover_registers_assigns_migrates_and_updates_while_no_member_stands_still() -> None:
     play = Play()
     play.train()
     play.done(play.machine.scale(servers=2, strategy="handover"))
@@ -214,7 +215,7 @@ def test_the_leaves_of_a_worker_that_died_go_to_the_others_at_once_and_it_is_rep
     assert not play.told(Halt)
 
 
-def test_the_death_of_a_server_with_blocks_takes_everybody_back_to_a_checkpoint() -> None:
+def test_the_death_of_a_server_with_blocks_takes_all_members_back_to_a_checkpoint() -> None:
     play = Play(save_every=10)
     play.train()
     play.step(20)
@@ -338,7 +339,7 @@ def test_deaths_that_are_long_ago_or_before_a_step_forward_do_not_end_a_job() ->
 
 
 @pytest.mark.parametrize("phase", ["registration", "migration"])
-def test_a_request_whose_only_newcomer_dies_is_dropped_where_nobody_else_would_be_left(phase: str) -> None:
+def test_a_request_whose_only_newcomer_dies_is_dropped_where_no_other_member_would_be_left(phase: str) -> None:
     """The only server was to be replaced; with two it would be another's turn."""
     play = Play(servers=1)
     play.train()
@@ -405,13 +406,13 @@ def test_a_request_whose_newcomer_cannot_be_reached_is_dropped_and_training_goes
     play.train()
     play.done(play.machine.scale(servers=1, workers=1, strategy="handover"))
     play.done(play.machine.joined("ps-2", address="tls://10.0.0.9:1"))
-    play.done(play.machine.reported("ps-0", ConnectFailed(server="ps-2", why="nobody answers")))
+    play.done(play.machine.reported("ps-0", ConnectFailed(server="ps-2", why="no process answers")))
     (dropped,) = [note for note in play.all(Note) if note.event == "dropped"]
-    assert dropped.columns["why"] == "ps-0 cannot reach ps-2: nobody answers"
+    assert dropped.columns["why"] == "ps-0 cannot reach ps-2: no process answers"
     assert sorted(end.name for end in play.all(End)) == ["ps-2", "worker-2"]
     assert not play.all(Over)
     assert play.machine.requests.current is None
-    play.done(play.machine.reported("ps-1", ConnectFailed(server="ps-2", why="nobody answers")))
+    play.done(play.machine.reported("ps-1", ConnectFailed(server="ps-2", why="no process answers")))
     assert play.notes().count("dropped") == 1
 
 
@@ -433,9 +434,9 @@ def test_a_job_whose_first_processes_cannot_reach_each_other_ends_by_name(joined
         play.join()
         play.done(play.machine.loaded(0))
         play.done(play.machine.reported("worker-0", TrainingBegun(version=0)))
-    play.done(play.machine.reported("worker-1", ConnectFailed(server="ps-0", why="nobody answers")))
+    play.done(play.machine.reported("worker-1", ConnectFailed(server="ps-0", why="no process answers")))
     (over,) = play.all(Over)
-    assert over.failure == "worker-1 cannot reach ps-0: nobody answers"
+    assert over.failure == "worker-1 cannot reach ps-0: no process answers"
 
 
 def test_a_replacement_that_cannot_be_reached_is_replaced_in_turn() -> None:
@@ -443,7 +444,7 @@ def test_a_replacement_that_cannot_be_reached_is_replaced_in_turn() -> None:
     play.train()
     play.done(play.machine.left("worker-1", reason="killed"))
     play.done(play.machine.joined("worker-2"))
-    play.done(play.machine.reported("worker-2", ConnectFailed(server="ps-0", why="nobody answers")))
+    play.done(play.machine.reported("worker-2", ConnectFailed(server="ps-0", why="no process answers")))
     assert [(end.name, end.kill) for end in play.all(End)] == [("worker-2", True)]
     assert play.all(Start)[-1].name == "worker-3"
     assert not play.all(Over)
@@ -459,7 +460,7 @@ def test_when_the_only_worker_dies_training_goes_back_for_its_parameters_died_wi
     assert play.leaves["worker-1"] == (0, 8)
 
 
-def test_a_worker_that_died_before_anybody_was_ready_leaves_no_leaf_behind() -> None:
+def test_a_worker_that_died_before_any_was_ready_leaves_no_leaf_behind() -> None:
     play = Play(workers=3)
     play.join()
     play.done(play.machine.loaded(0))
@@ -467,7 +468,7 @@ def test_a_worker_that_died_before_anybody_was_ready_leaves_no_leaf_behind() -> 
     assert play.covered() == list(range(8))
 
 
-def test_who_was_cut_off_and_comes_back_is_told_what_it_missed_and_not_to_stop() -> None:
+def test_a_member_that_was_cut_off_and_comes_back_is_told_what_it_missed_and_not_to_stop() -> None:
     play = Play()
     play.train()
     play.done(play.machine.scale(servers=1, strategy="handover"))
@@ -489,7 +490,7 @@ def test_what_was_said_in_an_earlier_era_counts_no_more() -> None:
     assert play.machine.job.owner == before
 
 
-def test_a_doubt_about_a_block_that_has_moved_on_since_ends_nobody() -> None:
+def test_a_doubt_about_a_block_that_has_moved_on_since_ends_no_member() -> None:
     """Its new owner had it, and gave it away: to take it back would make two owners."""
     play = Play()
     play.train()
@@ -512,7 +513,7 @@ def test_a_controller_that_died_after_the_end_does_not_begin_again() -> None:
     assert not [c for name in list(other.job.members) for c in other.left(name) if isinstance(c, Start)]
 
 
-def test_a_newcomer_knows_the_era_before_anybody_hands_over_to_it() -> None:
+def test_a_newcomer_knows_the_era_before_any_server_hands_over_to_it() -> None:
     """It is told first, and what it says of having met others comes after that."""
     play = Play()
     play.train()
@@ -529,7 +530,7 @@ def test_a_newcomer_knows_the_era_before_anybody_hands_over_to_it() -> None:
 
 
 @pytest.mark.parametrize("dies_first", [True, False])
-def test_a_block_that_went_to_somebody_who_died_is_lost_even_if_only_its_former_owner_told(dies_first: bool) -> None:
+def test_a_block_that_went_to_a_server_that_died_is_lost_even_if_only_its_former_owner_told(dies_first: bool) -> None:
     play = Play()
     play.train()
     play.done(play.machine.scale(servers=1, strategy="handover"))
@@ -547,7 +548,7 @@ def test_a_block_that_went_to_somebody_who_died_is_lost_even_if_only_its_former_
 
 
 def test_a_server_that_dies_without_blocks_is_replaced_by_one_that_gets_its_share() -> None:
-    """It had just come, or was to get its blocks later; nobody goes back for it."""
+    """It had just come, or was to get its blocks later; training does not go back for it."""
     play = Play()
     play.train()
     play.done(play.machine.scale(servers=1, strategy="handover"))
@@ -634,7 +635,7 @@ def test_a_worker_that_is_stuck_is_ended_and_where_a_second_one_is_stuck_the_job
     assert play.all(Over)[0].failure == f"worker-2: {stuck['why']}."
 
 
-def test_when_nobody_comes_the_job_ends_once_and_starts_nobody_more() -> None:
+def test_when_no_process_comes_the_job_ends_once_and_starts_no_more() -> None:
     play = Play()
     for name in ("worker-0", "worker-1", "ps-0"):
         play.done(play.machine.unable(name, why="did not join within 5 s"))
@@ -645,9 +646,7 @@ def test_when_nobody_comes_the_job_ends_once_and_starts_nobody_more() -> None:
 class TakenOver(Play):
     """A play whose controller died, and whose processes tell the next one what they have."""
 
-    def __init__(
-        self, *, state: dict[str, Any] | None = None, names: list[str] | None = None, servers: int = 2
-    ) -> None:
+    def __init__(self, *, state: SavedMachine | None = None, names: list[str] | None = None, servers: int = 2) -> None:
         super().__init__(servers=servers)
         self.train()
         state = state or self.machine.state()
@@ -675,8 +674,8 @@ def test_a_controller_that_takes_over_goes_on_if_every_block_is_told() -> None:
     assert not play.told(Halt)
 
 
-def test_a_block_that_nobody_has_any_more_takes_everybody_back() -> None:
-    """Whoever has it was started after the last state that could be written, and is ended as nobody knows it."""
+def test_a_block_that_no_server_has_any_more_takes_all_members_back() -> None:
+    """The server that has it started after the last state that could be written, so none names it: it is ended."""
     play = TakenOver()
     play.tell(era=1, without=3)
     assert play.notes()[-1] == "goes_back"
@@ -742,15 +741,15 @@ def test_a_checkpoint_waits_for_a_stuck_worker_a_part_of_a_lease_and_is_not_trie
         play.machine.job.now_s = now_s
         play.done(play.machine.reported(name, done))
 
-    everybody = ["worker-0", "worker-1"]
+    workers = ["worker-0", "worker-1"]
     play.machine.job.now_s = 10.0
     stuck = wants("worker-1", 10.0)
     stepped("worker-0", wants("worker-0", 10.0), 10.0)
-    assert [tell.to for tell in play.told(Pause)] == everybody
+    assert [tell.to for tell in play.told(Pause)] == workers
     play.done(play.machine.reported("worker-0", Paused(number=1, version=0)))
-    play.done(play.machine.tick(everybody, now_s=10.9))
+    play.done(play.machine.tick(workers, now_s=10.9))
     assert "unsaved" not in play.notes()
-    play.done(play.machine.tick(everybody, now_s=11.3))
+    play.done(play.machine.tick(workers, now_s=11.3))
     assert play.notes().count("unsaved") == 1
     assert "worker-0" in [tell.to for tell in play.told(Resume)]
     stepped("worker-0", wants("worker-0", 11.4), 11.4)

@@ -10,13 +10,17 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.barrier import WorkerBarrier
+from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.command_buffer import CommandBuffer
 from labkit.elastic.controller.controller_state import ControllerState, JobTerms
 from labkit.elastic.controller.event_loop import EventLoop
 from labkit.elastic.controller.job_files import EVENTS, LOST_KNOWN, STATE, EventWriter, StateFile
 from labkit.elastic.controller.outcome import JobOutcome
+from labkit.elastic.controller.saved_controller import VERSION, SavedController
 from labkit.elastic.controller.scaling_requests import ScalingQueue, ScalingRequest
+from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.commands import End, Note, Over, Tell
+from labkit.elastic.protocol.json_file import load_struct
 from labkit.elastic.protocol.messages.orders import Pause, Resume
 
 
@@ -98,14 +102,17 @@ def test_the_loop_calls_what_any_thread_posts_in_its_order() -> None:
 
 
 def test_an_unchanged_state_is_not_written_again(tmp_path: Path) -> None:
-    file = StateFile(tmp_path)
+    machine = Controller(JobTerms(sizes=[5, 5], n_shards=2, n_steps=9), reassign=reassign)
+    machine.start(servers=1, workers=1)
+    file, path = StateFile(tmp_path), tmp_path / STATE
     assert not file.exists
-    file.write({"era": 1})
-    (tmp_path / STATE).unlink()
-    file.write({"era": 1})
+    file.write(SavedController(VERSION, machine.state(), (), ()))
+    path.unlink()
+    file.write(SavedController(VERSION, machine.state(), (), ()))
     assert not file.exists
-    file.write({"era": 2})
-    assert file.read() == {"era": 2}
+    machine.joined("ps-0", address="unix:/ps-0")
+    file.write(SavedController(VERSION, machine.state(), (), ()))
+    assert load_struct(path, SavedController).machine == machine.state()
 
 
 def test_a_status_names_the_members_that_were_lost_last(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_step_further_than_ever_makes_deaths_count_no_more_and_a_step_done_aga
     assert died(deaths, 1)
 
 
-def test_who_dies_before_it_joins_counts_until_another_joins_whatever_training_does() -> None:
+def test_a_process_that_dies_before_it_joins_counts_until_another_joins_whatever_training_does() -> None:
     deaths = Deaths(restarts=3, within_s=60)
     assert not died(deaths, 3, joined=False)
     deaths.reached(100)

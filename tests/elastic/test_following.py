@@ -1,4 +1,4 @@
-"""Who follows whom, and what a worker knows of it: loads are level, changes few, nobody follows himself."""
+"""Which server follows which, and what a worker knows of it: loads are level, changes few, no server follows itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = [f"ps-{i}" for i in range(6)]
 
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[list[int], list[str], dict[int, str]]:
-    """Sizes of blocks, servers, and who has which block."""
+    """Sizes of blocks, servers, and which server has which block."""
     sizes = draw(st.lists(st.integers(1, 9), min_size=6, max_size=24))
     servers = NAMES[: draw(st.integers(2, 6))]
     return sizes, servers, reassign({}, sizes, servers)
@@ -44,7 +44,7 @@ def test_every_block_is_followed_by_another_server_and_what_they_hold_is_level(
 
 
 @given(clusters(), st.data())
-def test_after_a_death_only_those_change_who_must_and_what_levels_the_load(
+def test_after_a_death_only_those_followers_change_that_must_or_that_level_the_load(
     cluster: tuple[list[int], list[str], dict[int, str]], data: st.DataObject
 ) -> None:
     sizes, servers, owner = cluster
@@ -65,7 +65,7 @@ def test_after_a_death_only_those_change_who_must_and_what_levels_the_load(
         assert after == kept
 
 
-def test_with_one_server_left_nobody_follows() -> None:
+def test_with_one_server_left_no_server_follows() -> None:
     assert followers({0: "a", 1: "a"}, [1, 1], ["a"], before={0: "b", 1: "b"}) == {}
 
 
@@ -95,8 +95,8 @@ def test_what_the_controller_withdrew_stays_withdrawn_in_whatever_order_it_is_he
     assert known.at(4) == {}
 
 
-def test_a_worker_waits_for_one_who_took_the_owners_place_until_the_step_ends() -> None:
-    """It may be the only one that has what this worker computed; one who is dead has nothing."""
+def test_a_worker_waits_for_the_server_that_took_the_owners_place_until_the_step_ends() -> None:
+    """It may be the only one that has what this worker computed; a dead one has nothing."""
     beside = StepReplicas()
     beside.known.add("ps-1", [(0, 0, 1), (1, 0, 1)])
     beside.known.add("ps-2", [(2, 0, 1)])

@@ -225,7 +225,7 @@ def test_children_outlive_kill_9_of_their_server_and_the_next_start_brings_anoth
     assert server not in servers(folder)
     assert not wait_for_end(child.pid, timeout_s=0)
     os.kill(child.pid, signal.SIGKILL)
-    assert child.wait() is None  # nobody knows how
+    assert child.wait() is None  # no process knows how
     os.kill(next_one.pid, signal.SIGKILL)
     assert next_one.wait() == -signal.SIGKILL
 

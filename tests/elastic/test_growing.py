@@ -56,7 +56,7 @@ def test_a_growing_block_has_the_bits_of_a_whole_one(name: str, options: dict[st
     assert np.flatnonzero(one.pages).tolist() == [3, 7, 8, 9, 40]
 
 
-def test_pages_that_nobody_wrote_take_no_memory() -> None:
+def test_pages_that_were_never_written_take_no_memory() -> None:
     before = resident_bytes(os.getpid())
     table = mapped(64 * MB)
     assert table.sum() == 0

@@ -1,12 +1,11 @@
 """Random histories of a job: whatever its processes say, in whatever order they die, the controller has an answer.
 
-An exception in it ends the job, so there must be none; and blocks always have an owner who is there, or training goes
+An exception in it ends the job, so there must be none; and blocks always have an owner that is there, or training goes
 back.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,10 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
-from labkit.elastic.controller.scaling_requests import STRATEGIES
+from labkit.elastic.controller.saved_controller import SavedMachine
 from labkit.elastic.controller.state_machine import Controller
+from labkit.elastic.controller.strategies import STRATEGIES
+from labkit.elastic.protocol.messages.codec import from_json, to_json
 from labkit.elastic.protocol.messages.reports import (
     ConnectFailed,
     HandedOver,
@@ -67,8 +68,8 @@ class History(Play):
                 return
             self.happenings[number]()
 
-    def says(self, who: str, report: Report) -> None:
-        self.done(self.machine.reported(who, report))
+    def says(self, name: str, report: Report) -> None:
+        self.done(self.machine.reported(name, report))
 
     def one(self, names: Any) -> str:
         return str(self.rng.choice(list(names) or ["ps-77"]))
@@ -156,7 +157,8 @@ class History(Play):
             self.says(name, StateReported(self.version, self.machine.job.era))
 
     def taken_over(self) -> None:
-        state, names = json.loads(json.dumps(self.machine.state())), list(self.machine.job.members)
+        state, names = from_json(SavedMachine, to_json(self.machine.state())), list(self.machine.job.members)
+        assert state == self.machine.state()
         self.machine = Controller(self.machine.job.terms, reassign=reassign)
         self.done(self.machine.take_over(state, names=names))
 

@@ -59,7 +59,7 @@ def test_a_job_that_resumes_tries_again_the_samples_that_ended_the_one_before() 
     assert grant.start == 0
 
 
-def test_who_leaves_as_it_should_or_has_not_begun_blames_no_samples() -> None:
+def test_a_worker_that_leaves_as_it_should_or_has_not_begun_blames_no_samples() -> None:
     """Of two leases only the first one was under way."""
     service = leases()
     for number in range(9):
@@ -117,7 +117,7 @@ def test_a_worker_without_a_controller_goes_on_with_what_it_has_for_a_while() ->
 def test_then_it_waits_and_goes_on_with_what_is_still_its_own(still_its_own: bool) -> None:
     alone = Alone()
     thread = alone.lost()
-    assert alone.asked.wait(WITHIN_S)  # it wants something, and nobody answers
+    assert alone.asked.wait(WITHIN_S)  # it wants something, and no process answers
     assert not alone.found
     alone.worker.on_order(ConfirmLeases(1, [7] if still_its_own else [], []))
     alone.worker.on_order(GrantLease(1, SampleLease(9, 0, 32, 40)))

@@ -1,4 +1,4 @@
-"""Memory that is read in place: never torn, never written by whom it does not belong to, used again and given back."""
+"""Memory that is read in place: never torn, written only by its owner, used again and given back."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_stamps_go_round_and_stay_even() -> None:
 # --- places
 
 
-def test_a_place_is_used_again_and_whoever_still_has_its_stamp_notices() -> None:
+def test_a_place_is_used_again_and_a_reader_that_still_has_its_stamp_notices() -> None:
     shelf, into = SharedArrayPool(), np.empty(N, np.float32)
     first = shelf.take(np.full(N, 1, np.float32))
     assert first is not None
@@ -160,7 +160,7 @@ def test_many_places_need_few_regions_and_waste_at_most_half() -> None:
     assert sum(region.n_bytes for region in shelf._regions) <= 1.5 * 2000 * 4 * 32
 
 
-def test_memory_goes_back_when_nobody_shows_it_any_more() -> None:
+def test_memory_goes_back_when_no_array_shows_it_any_more() -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     shelf, lender = SharedArrayPool(), SharedRegions()
@@ -292,7 +292,7 @@ def test_parameters_are_referred_to_only_where_memory_is_shared_and_training_syn
         assert params.tolist() == [0] * N
 
 
-def test_who_shares_no_memory_gets_a_copy_that_an_update_does_not_reach() -> None:
+def test_a_process_that_shares_no_memory_gets_a_copy_that_an_update_does_not_reach() -> None:
     """Frames with version 0 wait behind each other while version 1 is made."""
     heard, n = Heard(), 1_000_000
     with server_and_worker(heard, shares=False) as (server, worker):
@@ -356,7 +356,7 @@ def test_a_block_that_goes_to_and_fro_needs_one_place_and_one_crate_on_each_serv
         end.close()
 
 
-def test_the_memory_of_a_block_whose_arrival_nobody_confirms_is_not_used_again() -> None:
+def test_the_memory_of_a_block_whose_arrival_is_not_confirmed_is_not_used_again() -> None:
     """Its new owner may still be reading it."""
     server = ParameterServer(
         "ps-0", optimizer=Fill(), n_shards=1, sync=True, report=lambda *_, **__: None, copy=lambda *_: None,

@@ -1,4 +1,4 @@
-"""Nobody loses a job by a pause, by waiting or by interrupting, and no process of one outlives it: real processes."""
+"""No user loses a job by a pause, by waiting or by interrupting, and no process of one outlives it: real processes."""
 
 from __future__ import annotations
 
@@ -181,12 +181,12 @@ def test_limits_that_are_none_are_refused(given: dict[str, Any], what: str) -> N
 
 
 def test_a_process_that_still_starts_when_the_controller_dies_has_all_its_time(tmp_path: Path) -> None:
-    """It stands still before it has said a word, for longer than the two leases that those have who had joined."""
+    """It stands still before it has said a word, for longer than the two leases of members that had joined."""
     lease_s = 1.0
     faults = [InjectedFault("worker-1", "member.begins", what="stop")]
     with Story("a start, and a dead controller", faults=faults, lease_s=lease_s, workers=1, servers=1) as story:
         story.at(3).scale(workers=1).struck(0).kill("controller")
-        story.happens("resumed")  # nobody waits for it
+        story.happens("resumed")  # training does not wait for it
         threading.Event().wait(3 * lease_s)
         os.kill(story.pids["worker-1"], signal.SIGCONT)
         story.until(lambda e: e["event"] == "ready" and e["name"] == "worker-1")

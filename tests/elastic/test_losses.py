@@ -1,4 +1,4 @@
-"""The loss of a step: the mean over its logical shards, the same to the last bit whoever tells first."""
+"""The loss of a step: the mean over its logical shards, the same to the last bit whichever worker tells first."""
 
 from __future__ import annotations
 

@@ -21,9 +21,12 @@ from cryptography.hazmat.primitives import serialization
 
 from labkit.core.errors import InputError
 from labkit.elastic import Job, Result, models, start
+from labkit.elastic.controller.job_files import STATE
+from labkit.elastic.controller.saved_controller import SavedController
 from labkit.elastic.data import dataset
 from labkit.elastic.process.member_process import MemberProcess
 from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.json_file import load_struct
 from labkit.elastic.protocol.messages.blocks import BlockState
 from labkit.elastic.protocol.messages.clients import StopJob
 from labkit.elastic.protocol.messages.codec import encode
@@ -112,8 +115,8 @@ class Live:
 
     def addresses(self) -> dict[str, Address]:
         """Return where the servers are."""
-        members = json.loads((self.job.folder / "controller.json").read_text())["machine"]["members"]
-        return {name: Address.parse(address) for name, _, address, *_ in members if address}
+        members = load_struct(self.job.folder / STATE, SavedController).machine.members
+        return {one.name: Address.parse(one.address) for one in members if one.address}
 
     def doors(self) -> list[Address]:
         return [self.controller, self.addresses()["ps-0"]]
@@ -186,7 +189,7 @@ def test_a_stranger_of_another_authority_is_refused_at_once_and_counted(live: Li
         ("ps-1.server", "ps-0", "server"),
     ],
 )
-def test_nobody_can_pose_as_another(live: Live, tmp_path: Path, certificate: str, name: str, role: str) -> None:
+def test_no_process_can_pose_as_another(live: Live, tmp_path: Path, certificate: str, name: str, role: str) -> None:
     """The authority has signed what it shows, and yet it does not get in under another name or role."""
     access = named(live, certificate, tmp_path / "keys")
     for door in live.doors():
@@ -203,8 +206,8 @@ def test_a_client_comes_in_on_this_machine_only(live: Live, tmp_path: Path) -> N
         knock(by_file, Access(), hello=hello("ps-0", "server"))
 
 
-def test_whoever_takes_the_place_of_controller_or_server_is_found_out(live: Live, tmp_path: Path) -> None:
-    """A member insists on the name that it wants to talk to, whoever listens at that port."""
+def test_a_process_that_takes_the_place_of_controller_or_server_is_found_out(live: Live, tmp_path: Path) -> None:
+    """A member insists on the name that it wants to talk to, whichever process listens at that port."""
     access = named(live, "worker-0.worker", tmp_path / "keys")
     for door, expected in zip(live.doors(), ("ps-0.server", "controller.controller"), strict=True):
         with pytest.raises(AccessError, match=f"TLS.*{expected}"):
@@ -323,7 +326,7 @@ def test_data_in_clear_where_asked_for_gives_the_same_bits_and_needs_the_token(c
 
 
 def free_ports(n: int) -> tuple[int, int]:
-    """Return first and last of neighbouring ports that nobody has now."""
+    """Return first and last of neighbouring ports that no process has now."""
     for first in range(20_000, 30_000, n):
         try:
             for port in range(first, first + n):
@@ -397,7 +400,7 @@ def test_a_name_counts_only_with_its_certificate_where_there_are_certificates() 
         ("somewhere", "unknown scheme"),
     ],
 )
-def test_a_member_tells_the_controller_whom_it_cannot_reach(tmp_path: Path, address: str, why: str) -> None:
+def test_a_member_tells_the_controller_which_one_it_cannot_reach(tmp_path: Path, address: str, why: str) -> None:
     """Within seconds, and without words in clear unless the job is one of those."""
     Spec((), (), "sgd", {}, batch=1, n_shards=1, n_steps=1).save(tmp_path)
     member, told = MemberProcess(tmp_path, "worker-0"), []

@@ -1,4 +1,4 @@
-"""Who sits where: places as pure functions, and as the controller carries them out, hosts lost on the way too."""
+"""Which member is where: places as pure functions, and as the controller carries them out, while hosts are lost."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.placement import ROLES, MemberPlacement, by_numbers, of_role, to_place
+from labkit.elastic.controller.saved_controller import SavedMachine
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.commands import End, Over, Start
+from labkit.elastic.protocol.messages.codec import from_json, to_json
 from labkit.elastic.protocol.messages.orders import FinishStep, Halt, PauseAtVersion, Replicate, SetOwners
 from labkit.elastic.protocol.messages.reports import HasReplica, OwnsBlock, StateReported, TrainingBegun
 from tests.elastic.chaos.story import many
@@ -37,7 +39,7 @@ def sitters(place: dict[str, tuple[int, int]]) -> list[MemberPlacement]:
 
 
 @given(seats, seats)
-def test_after_the_changes_exactly_so_many_sit_where_and_nobody_moves_without_need(
+def test_after_the_changes_exactly_so_many_are_where_and_no_member_moves_without_need(
     before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]
 ) -> None:
     sitting = sitters(before)
@@ -51,7 +53,7 @@ def test_after_the_changes_exactly_so_many_sit_where_and_nobody_moves_without_ne
 
 
 @given(seats, st.integers(-2, 4), st.integers(-2, 4))
-def test_who_comes_without_a_place_sits_where_the_fewest_are(
+def test_a_member_that_comes_without_a_place_goes_where_the_fewest_are(
     before: dict[str, tuple[int, int]], servers: int, workers: int
 ) -> None:
     sitting = sitters(before)
@@ -93,7 +95,7 @@ class Spread(Play):
         self.bury()
 
     def bury(self) -> None:
-        """Let those end who were told to."""
+        """Let members end that were told to."""
         for name in [*(end.name for end in self.all(End)), *(tell.to for tell in self.told(FinishStep))]:
             self.done(self.machine.left(name))
 
@@ -124,7 +126,7 @@ def test_a_job_begins_where_it_is_placed() -> None:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_one_request_adds_removes_and_moves_while_nobody_stands_still(sync: bool) -> None:
+def test_one_request_adds_removes_and_moves_while_no_member_stands_still(sync: bool) -> None:
     play = Spread(PLACE, sync=sync, n_samples=64)
     play.train()
     play.place({"a/1": (2, 2), "b/0": (1, 0), "c/0": (1, 1)})
@@ -137,7 +139,7 @@ def test_one_request_adds_removes_and_moves_while_nobody_stands_still(sync: bool
     assert not play.told(Halt)
 
 
-def test_a_place_that_is_what_there_is_starts_and_ends_nobody() -> None:
+def test_a_place_that_is_what_there_is_starts_and_ends_no_member() -> None:
     play = Spread(PLACE)
     play.train()
     n = len(play.all(Start))
@@ -182,7 +184,7 @@ def test_what_is_asked_for_after_a_place_counts_from_there() -> None:
     assert sum(workers for workers, _ in play.sitting().values()) == 3
 
 
-def test_two_requests_to_remove_the_last_but_one_cannot_leave_nobody() -> None:
+def test_two_requests_to_remove_the_last_but_one_cannot_leave_no_member() -> None:
     play = Play(workers=2)
     play.train()
     play.done(play.machine.scale(servers=1, workers=-1, strategy="handover"))
@@ -191,7 +193,7 @@ def test_two_requests_to_remove_the_last_but_one_cannot_leave_nobody() -> None:
 
 
 @pytest.mark.parametrize("victim", ["worker-1", "ps-1"])
-def test_who_dies_is_replaced_on_the_same_site(victim: str) -> None:
+def test_a_member_that_dies_is_replaced_on_the_same_site(victim: str) -> None:
     play = Spread(PLACE)
     play.train()
     assert play.machine.job.members[victim].site == "b/0"
@@ -201,7 +203,7 @@ def test_who_dies_is_replaced_on_the_same_site(victim: str) -> None:
     assert play.sitting() == PLACE
 
 
-def test_a_replacement_takes_the_site_of_whom_it_replaces() -> None:
+def test_a_replacement_takes_the_site_of_the_member_that_it_replaces() -> None:
     play = Spread(PLACE)
     play.train()
     play.done(play.machine.scale(replace=["worker-2", "ps-2"], strategy="handover"))
@@ -210,7 +212,7 @@ def test_a_replacement_takes_the_site_of_whom_it_replaces() -> None:
     assert not {"worker-2", "ps-2"} & set(play.machine.job.members)
 
 
-def test_a_lost_host_with_workers_only_costs_no_step_and_nobody_comes_for_them() -> None:
+def test_a_lost_host_with_workers_only_costs_no_step_and_they_are_not_replaced() -> None:
     play = Spread({"a/0": (1, 2), "b/0": (2, 0)})
     play.train()
     n = len(play.all(Start))
@@ -268,7 +270,7 @@ def test_if_no_server_or_no_worker_is_left_one_comes_where_others_of_the_job_are
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_if_nobody_is_left_the_job_ends_by_name(trains: bool) -> None:
+def test_if_no_member_is_left_the_job_ends_by_name(trains: bool) -> None:
     play = Spread({"b/0": (2, 2)})
     if trains:
         play.train()
@@ -276,7 +278,7 @@ def test_if_nobody_is_left_the_job_ends_by_name(trains: bool) -> None:
     assert [over.failure for over in play.all(Over)] == ["host b is lost, and the job has no member on another host."]
 
 
-def test_all_who_die_with_a_host_are_one_death() -> None:
+def test_all_members_that_die_with_a_host_are_one_death() -> None:
     play = Spread({"a/0": (1, 1), "b/0": (9, 0)}, restarts=1)
     play.train()
     play.done(play.machine.host_lost("b"))
@@ -324,7 +326,7 @@ def test_standby_with_one_server_left_gets_a_second_one() -> None:
 
 
 def followed(play: Play) -> None:
-    """Let everybody follow who was told to."""
+    """Let each server keep the replicas that it was told to."""
     for tell in play.told(Replicate):
         for block, name, turn in tell.order.blocks:
             play.done(play.machine.reported(name, HasReplica(block=block, turn=turn, version=3)))
@@ -346,7 +348,7 @@ def test_a_place_on_a_lost_host_is_refused_until_it_is_back() -> None:
     assert play.sitting() == PLACE
 
 
-def test_requests_that_need_a_host_are_dropped_with_it_and_nobody_goes_who_would_be_missed() -> None:
+def test_requests_that_need_a_host_are_dropped_with_it_and_no_member_goes_that_would_be_missed() -> None:
     """All were to move to b; the request after it, too. Then b is lost while newcomers come."""
     play = Spread({"a/0": (2, 2)})
     play.train()
@@ -360,7 +362,7 @@ def test_requests_that_need_a_host_are_dropped_with_it_and_nobody_goes_who_would
     assert play.sitting() == {"c/0": (1, 1)}
 
 
-def test_who_was_to_go_stays_if_those_who_came_are_lost_while_blocks_move() -> None:
+def test_a_member_that_was_to_go_stays_if_the_new_ones_are_lost_while_blocks_move() -> None:
     play = Spread({"a/0": (2, 2)})
     play.train()
     play.done(play.machine.scale(place={"b/0": (2, 2)}, strategy="handover"))
@@ -387,14 +389,14 @@ def test_a_place_under_way_is_begun_anew_after_a_server_has_died() -> None:
     assert play.sitting() == {"c/0": (2, 2)}
 
 
-def test_a_controller_after_this_one_knows_who_sits_where_what_is_lost_and_what_was_asked_for() -> None:
+def test_a_controller_after_this_one_knows_which_member_is_where_what_is_lost_and_what_was_asked_for() -> None:
     play = Spread(PLACE)
     play.train()
     play.done(play.machine.host_lost("c"))
     play.train()
     play.done(play.machine.scale(place={"a/1": (1, 1), "b/0": (1, 1)}, strategy="handover"))
     play.done(play.machine.scale(workers=1, strategy="handover"))
-    state = json.loads(json.dumps(play.machine.state()))
+    state = from_json(SavedMachine, to_json(play.machine.state()))
     before = play.machine
     play.machine = Controller(before.job.terms, reassign=reassign)
     play.done(play.machine.take_over(state))
@@ -426,7 +428,7 @@ THREE = {"a": (1, 1), "b": (1, 1), "c": (1, 1)}
 @pytest.mark.parametrize("alive", [False, True])
 @pytest.mark.parametrize("seed", many(10))
 def test_a_host_that_is_lost_at_any_moment_changes_no_bit(seed: int, alive: bool) -> None:
-    """Also if those who are believed dead live on for a while, and others hear what they say.
+    """Also if members that are believed dead live on for a while, and others hear what they say.
 
     Those have no memory in common with others: they are on another host.
     """
@@ -441,7 +443,7 @@ def test_a_host_that_is_lost_at_any_moment_changes_no_bit(seed: int, alive: bool
 
 
 @pytest.mark.parametrize("seed", many(10))
-def test_places_one_after_the_other_change_no_bit_whoever_dies_meanwhile(seed: int) -> None:
+def test_places_one_after_the_other_change_no_bit_whichever_member_dies_meanwhile(seed: int) -> None:
     rng = np.random.default_rng(seed)
     stage = Stage(seed, sites={s: s for s in THREE}, place=THREE, standby=bool(seed % 2), n_steps=20)
 

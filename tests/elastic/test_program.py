@@ -141,7 +141,7 @@ def test_more_blocks_than_can_be_told_are_refused_before_anything_starts(monkeyp
 
 
 def test_what_a_member_cannot_tell_ends_the_job_instead_of_vanishing() -> None:
-    """Before, an event that fitted into no frame, or was no JSON, was dropped, and whoever waited for it waited on."""
+    """Before, an event that fitted into no frame, or was no JSON, was dropped, and a process waited for it for ever."""
     told: queue.Queue[Any] = queue.Queue()
 
     class Controller(Handler):

@@ -82,7 +82,7 @@ def test_a_job_goes_on_as_if_never_interrupted_with_all_its_losses_and_not_as_an
 
 
 def test_a_job_that_has_not_trained_yet_begins_with_what_it_is_given(tmp_path: Path) -> None:
-    """A first start that came to nothing, with another model, is in nobody's way."""
+    """A first start that came to nothing, with another model, is in no job's way."""
     folder = tmp_path / "job"
 
     def fails(module: nn.Module, batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Who asks whom while blocks move: a server and a worker played by hand, message by message."""
+"""Which process asks which while blocks move: a server and a worker played by hand, message by message."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def former() -> ParameterServer:
     return made
 
 
-def test_who_asks_a_former_owner_is_told_the_new_one(former: ParameterServer) -> None:
+def test_a_worker_that_asks_a_former_owner_is_told_the_new_one(former: ParameterServer) -> None:
     worker = Wire()
     former.replies.pull(worker, pull(0, version=6))
     former.gradients.push(worker, push(0, version=5))
@@ -87,7 +87,7 @@ def test_who_asks_a_former_owner_is_told_the_new_one(former: ParameterServer) ->
     assert decode(BlocksMoved, worker.sent[0][1]["meta"]).owner == "b"
 
 
-def test_who_knows_that_a_block_comes_back_waits_for_it_at_its_former_owner(former: ParameterServer) -> None:
+def test_a_worker_that_knows_that_a_block_comes_back_waits_for_it_at_its_former_owner(former: ParameterServer) -> None:
     """The notice of the way back reached the worker before the block reached the server."""
     worker = Wire()
     former.replies.pull(worker, pull(2, version=9))

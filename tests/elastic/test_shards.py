@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from labkit.core.errors import InputError
+from labkit.elastic.protocol.messages.codec import to_json
 from labkit.elastic.shards import (
     Commit,
     Fate,
@@ -22,6 +23,7 @@ from labkit.elastic.shards import (
     LedgerError,
     PendingRange,
     PoisonShardError,
+    ReturnReason,
     ShardLease,
     ShardService,
     ShardStatus,
@@ -30,6 +32,7 @@ from labkit.elastic.shards import (
     order,
     prove,
 )
+from labkit.elastic.shards.saved import SavedShards, parsed
 from labkit.elastic.shards.sizes import n_minibatches
 
 
@@ -50,6 +53,12 @@ def drain(
 
 def through_json(value: Any) -> Any:
     return json.loads(json.dumps(value, allow_nan=False))
+
+
+def saved_and_read(state: SavedShards) -> SavedShards:
+    found = parsed(to_json(state))
+    assert found == state
+    return found
 
 
 def simulate(service: ShardService, speeds: dict[str, float], *, told: bool = False) -> dict[str, tuple[int, float]]:
@@ -126,7 +135,7 @@ def test_fifty_thousand_and_one_shards_in_one_epoch():
     service = ShardService(50_001 * 2, base_shard=2)
     assert len(drain(service)) == 50_001
     service.prove()
-    assert len(json.dumps(service.state())) < 1000
+    assert len(to_json(service.state())) < 1000
 
 
 def test_the_next_epoch_waits_for_the_last_commit():
@@ -219,7 +228,7 @@ def test_a_worker_of_unknown_speed_counts_as_the_mean_of_the_others():
     assert n_minibatches(others=[160.0, None], **told) == 14  # half of 50 * 640 / (640 + 160 + 400)
 
 
-def test_who_left_or_let_a_lease_expire_has_no_share_of_what_waits():
+def test_a_worker_that_left_or_let_a_lease_expire_has_no_share_of_what_waits():
     service = ShardService(3200, base_shard=32, lease_s=3.0)
     idle = service.lease("idle", now_s=0.0, speed=1e6)
     service.commit(idle.token, now_s=1.0)
@@ -246,7 +255,7 @@ def test_an_expired_range_goes_first_and_the_late_token_is_refused_and_counted()
     assert [row.worker for row in service.ledger] == ["b"]
 
 
-def test_a_commit_after_the_deadline_counts_while_nobody_has_taken_notice():
+def test_a_commit_after_the_deadline_counts_until_the_service_has_noticed():
     service = ShardService(64, base_shard=32, lease_s=3.0)
     lease = service.lease("a", now_s=0.0)
     assert service.commit(lease.token, now_s=50.0) is Fate.COMMITTED
@@ -355,7 +364,7 @@ def test_a_range_that_fails_three_times_stops_the_job_by_name():
 def test_poison_outlives_a_checkpoint():
     service = ShardService(96, base_shard=32)
     fail_all_tries(service)
-    again = ShardService.from_state(through_json(service.state()), generation=1)
+    again = ShardService.from_state(saved_and_read(service.state()), generation=1)
     with pytest.raises(PoisonShardError):
         again.lease("d", now_s=0.0)
     assert again.status is ShardStatus.POISONED
@@ -403,7 +412,7 @@ def test_both_parts_of_a_range_that_is_cut_keep_its_tries():
     assert [(part.start, part.end, len(part.faults)) for part in parts] == [(0, 32, 1), (32, 64, 1)]
 
 
-def test_a_failed_range_goes_back_to_its_worker_when_nobody_else_is_there():
+def test_a_failed_range_goes_back_to_its_worker_when_no_other_one_is_there():
     service = ShardService(32, base_shard=32)
     for _ in range(3):
         service.fail(service.lease("only", now_s=0.0).token, reason="r" * 10_000)
@@ -449,10 +458,10 @@ def test_state_and_journal_give_an_equal_service_by_way_of_json():
     assert {record[1] for record in records} == {
         "opened", "leased", "renewed", "committed", "lost", "resumed"
     }  # fmt: skip
-    full = through_json(service.state(ledger=True))
+    full = saved_and_read(service.state(ledger=True))
     assert ShardService.from_state(full).state(ledger=True) == full
     assert ShardService.replay(through_json(records)).state(ledger=True) == full
-    short = ShardService.from_state(through_json(service.state()))
+    short = ShardService.from_state(saved_and_read(service.state()))
     assert short.state() == service.state()
     assert sum(row.end - row.start for row in short.ledger) == service.n_committed
     for again in (service, ShardService.from_state(full), ShardService.replay(records), short):
@@ -549,11 +558,11 @@ def test_the_record_comes_first_and_a_journal_that_cannot_write_changes_nothing(
 
 
 def test_going_back_to_a_checkpoint_takes_commits_back_and_fences_all_older_tokens():
-    """Matrix C3: model and queue of one version; tokens given after the checkpoint are given again by nobody."""
+    """Matrix C3: model and queue of one version; tokens given after the checkpoint are never given again."""
     service = ShardService(320, base_shard=32)
     service.leave(service.lease("left", now_s=0.0).worker)
     early = service.lease("a", now_s=0.0)
-    saved = through_json(service.state())
+    saved = saved_and_read(service.state())
     late = service.lease("b", now_s=0.0)
     service.commit(late.token, now_s=0.5)
     back = ShardService.from_state(saved, generation=service.generation + 1)
@@ -564,7 +573,7 @@ def test_going_back_to_a_checkpoint_takes_commits_back_and_fences_all_older_toke
     assert back.counts == {"stale": 2}
     assert back.commit(again.token, now_s=1.0) is Fate.COMMITTED
     drain(back)
-    assert back.state()["lost"] == []
+    assert back.state().lost == ()
     back.prove()
 
 
@@ -575,33 +584,59 @@ def test_a_journal_goes_on_across_a_return_to_a_checkpoint():
     saved = busy([]).state()
     back = ShardService.from_state(saved, generation=5, journal=records.append)
     back.lease("z", now_s=0.0)
-    assert ShardService.replay(through_json(records)).state(ledger=True) == through_json(back.state(ledger=True))
+    assert ShardService.replay(through_json(records)).state(ledger=True) == back.state(ledger=True)
 
 
 def test_saved_states_that_were_cut_changed_or_belong_elsewhere_are_refused():
-    state = through_json(busy([]).state(ledger=True))
+    whole = busy([]).state(ledger=True)
     with pytest.raises(InputError, match="is of a dataset of 2000 samples; this one has 1999"):
-        ShardService.from_state(state, n_samples=1999)
+        ShardService.from_state(whole, n_samples=1999)
     with pytest.raises(InputError, match="generation 0 has been used; expected a number above 0"):
-        ShardService.from_state(state, generation=0)
+        ShardService.from_state(whole, generation=0)
+    state = json.loads(to_json(whole))
     for name in state:
-        if name == "ledger":
-            continue
-        with pytest.raises(InputError, match="saved shard queue"):
-            ShardService.from_state({each: value for each, value in state.items() if each != name})
-    changed: list[dict[str, Any]] = [
-        {"cursor": 5000}, {"cursor": "5"}, {"epoch": 9},
-        {"n_tokens": "4"}, {"generation": None}, {"format": "labkit shards 0"}, {"held": [[1]]},
-        {"todo": [[0, 3, 9, []], [0, 8, 12, []]]}, {"todo": [[0, 1990, 1999, []]]}, {"todo": [[0, 3, 3, []]]},
-        {"dead": [[5, 0, 3, []]]}, {"lost": [[0, "eaten"]]}, {"plan": {**state["plan"], "colour": 1}},
-        {"plan": {**state["plan"], "base_shard": 0}},
+        if name != "ledger":
+            with pytest.raises(JournalError, match=f"not a saved shard queue: SavedShards.{name}: Field required;"):
+                parsed(json.dumps({each: value for each, value in state.items() if each != name}).encode())
+    changed: list[tuple[dict[str, Any], str]] = [
+        ({"cursor": "5"}, "cursor is '5': Input should be a valid integer"),
+        ({"n_tokens": -4}, "n_tokens is -4: Input should be greater"),
+        ({"generation": None}, "generation is None: Input"),
+        ({"format": "labkit shards 0"}, "format is 'labkit shards 0': Input should be 'labkit shards 1'"),
+        ({"held": [[1]]}, r"held\.0"),
+        ({"lost": [[0, "eaten"]]}, r"lost\.0\.1 is 'eaten': Input should be"),
+        ({"plan": {**state["plan"], "colour": 1}}, r"plan\.colour is 1: Unexpected"),
+        ({"plan": {**state["plan"], "base_shard": 0}}, "plan is .*base_shard is 0; expected a whole number from 1"),
+    ]
+    for change, what in changed:
+        with pytest.raises(JournalError, match=rf"^not a saved shard queue: SavedShards\.{what}.* of labkit\.$"):
+            parsed(json.dumps({**state, **change}).encode())
+    contradictions: list[dict[str, Any]] = [
+        {"cursor": 5000}, {"epoch": 9}, {"todo": [[0, 3, 9, []], [0, 8, 12, []]]}, {"todo": [[0, 1990, 1999, []]]},
+        {"todo": [[0, 3, 3, []]]}, {"dead": [[5, 0, 3, []]]},
     ]  # fmt: skip
-    for change in changed:
+    for change in contradictions:
         with pytest.raises(InputError):
-            ShardService.from_state({**state, **change})
-    for nothing in (None, 3, [], "{}"):
+            ShardService.from_state(parsed(json.dumps({**state, **change}).encode()))
+    for nothing in (b"null", b"3", b"[]", b'"{}"', b"", b"{"):
         with pytest.raises(JournalError, match="not a saved shard queue"):
-            ShardService.from_state(nothing)
+            parsed(nothing)
+
+
+def test_a_state_of_a_checkpoint_of_an_earlier_labkit_is_read():
+    """Its ledger is left out, and times may be whole numbers."""
+    text = """{
+        "format": "labkit shards 1", "generation": 0, "n_tokens": 9, "n_records": 18, "epoch": 0, "cursor": 80,
+        "todo": [], "plan": {"n_samples": 96, "epochs": 3, "seed": 0, "shuffle": true, "base_shard": 16, "lease_s": 3,
+                 "max_tries": 3, "overlap": false, "poison": "set_aside", "target_s": 3.0, "most_minibatches": 64},
+        "held": [[3, "a", 0, 33, 48, 3.0, [[3, "its lease expired"]], null], [8, "e", 0, 64, 80, 4, [], 1.0]],
+        "dead": [[0, 48, 64, [["b", "bad"], ["c", "bad"]]]], "lost": [[2, "expired"], [4, "left"]],
+        "workers": [["a", 3.5, null], ["e", null, null]]
+    }"""
+    service = ShardService.from_state(parsed(text.encode()))
+    assert [(row.start, row.end, row.token) for row in service.ledger] == [(0, 33, -1)]
+    assert [lease.faults for lease in service.held] == [(ReturnReason(3, "its lease expired"),), ()]
+    assert service.fate(2) is Fate.EXPIRED
 
 
 def test_a_clock_that_starts_from_zero_ends_leases_of_the_old_one_in_time():
@@ -902,7 +937,7 @@ class Interleaving(RuleBasedStateMachine):
     @rule(full=st.booleans())
     def restore(self, full):
         state = self.service.state(ledger=True)
-        again = ShardService.from_state(through_json(self.service.state(ledger=full)), journal=self.records.append)
+        again = ShardService.from_state(saved_and_read(self.service.state(ledger=full)), journal=self.records.append)
         assert again.state() == self.service.state()
         assert not full or again.state(ledger=True) == state
         self.service = again
@@ -912,7 +947,7 @@ class Interleaving(RuleBasedStateMachine):
         records = [record for record in self.records if renewals or record[1] != "renewed"]
         again = ShardService.replay(through_json(records))
         if renewals:
-            assert again.state(ledger=True) == through_json(self.service.state(ledger=True))
+            assert again.state(ledger=True) == saved_and_read(self.service.state(ledger=True))
         again = ShardService.replay(records, journal=self.records.append)
         self.now_s = 0.0
         again.resume(now_s=0.0)
@@ -921,7 +956,7 @@ class Interleaving(RuleBasedStateMachine):
 
     @rule()
     def checkpoint(self):
-        self.saved = through_json(self.service.state()), deepcopy((self.count, self.tries))
+        self.saved = saved_and_read(self.service.state()), deepcopy((self.count, self.tries))
 
     @precondition(lambda self: self.saved is not None)
     @rule()
@@ -956,7 +991,7 @@ class Interleaving(RuleBasedStateMachine):
         if self.service.status is ShardStatus.POISONED:
             self.service.prove()
             return
-        twin = ShardService.from_state(through_json(self.service.state()))
+        twin = ShardService.from_state(saved_and_read(self.service.state()))
         ends = [drain(each, now_s=self.now_s, workers=2, speed=100.0) for each in (twin, self.service)]
         assert ends[0] == ends[1]
         self.service.prove()

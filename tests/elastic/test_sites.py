@@ -14,9 +14,12 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic import JobError, Result
+from labkit.elastic.controller.job_files import STATE
+from labkit.elastic.controller.saved_controller import SavedController
 from labkit.elastic.process.credentials import packed, unpack
 from labkit.elastic.process.local_members import member_arguments, running
 from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.json_file import load_struct
 from labkit.elastic.protocol.messages.blocks import BlockState
 from labkit.elastic.protocol.messages.clients import StopJob
 from labkit.elastic.protocol.messages.codec import encode
@@ -83,8 +86,8 @@ def test_members_listen_at_their_sites_address_with_the_cores_and_devices_of_the
     sites = [SITES[0], Site("b/0", "b", "127.0.0.2", cores=(core,)), Site("b/1", "b", "127.0.0.3")]
     with bed(tmp_path, sites=sites, place={"a/0": (0, 1), "b/0": (2, 1), "b/1": (0, 1)}) as run:
         run.until("loss")
-        state = two_hosts.said(run.job.folder / "controller.json")["machine"]["members"]
-        hosts = {site: Address.parse(address).host for _, _, address, _, site, _ in state if address}
+        members = load_struct(run.job.folder / STATE, SavedController).machine.members
+        hosts = {one.site: Address.parse(one.address).host for one in members if one.address}
         assert hosts == {"a/0": "127.0.0.1", "b/0": "127.0.0.2", "b/1": "127.0.0.3"}
         started = {e["name"]: e for e in run.events() if e["event"] == "started"}
         assert {name: (e["site"], e["host"]) for name, e in started.items()} == {
@@ -144,7 +147,9 @@ def test_a_member_of_another_host_that_is_killed_is_replaced_there(control: Resu
         assert not run.left_behind()
 
 
-def test_a_launcher_that_is_killed_and_started_again_in_time_disturbs_nobody(control: Result, tmp_path: Path) -> None:
+def test_a_launcher_that_is_killed_and_started_again_in_time_disturbs_no_process(
+    control: Result, tmp_path: Path
+) -> None:
     """The next one finds the members that run, and sees to their end."""
     with bed(tmp_path) as run:
         run.until("loss")
@@ -253,8 +258,10 @@ def test_a_job_whose_other_host_never_comes_trains_without_it(control: Result, t
         assert not run.left_behind()
 
 
-def test_a_host_that_nobody_needs_is_not_missed_and_may_come_when_it_is_needed(control: Result, tmp_path: Path) -> None:
-    """First it is not there, and then its launcher ends while nobody is there."""
+def test_a_host_that_is_not_needed_is_not_missed_and_may_come_when_it_is_needed(
+    control: Result, tmp_path: Path
+) -> None:
+    """First it is not there, and then its launcher ends while no member is there."""
     with bed(tmp_path, hosts="", lease_s=1.0, place={"a/0": (1, 1)}) as run:
         run.until("loss")
         for place in (HALF, {"a/0": (1, 1)}):
@@ -281,7 +288,7 @@ def test_a_job_that_is_stopped_before_its_hosts_have_come_ends_at_once(tmp_path:
         assert not run.left_behind()
 
 
-def test_if_all_who_train_are_on_a_host_that_is_lost_the_job_ends_by_name(tmp_path: Path) -> None:
+def test_if_all_members_are_on_a_host_that_is_lost_the_job_ends_by_name(tmp_path: Path) -> None:
     with bed(tmp_path, place={"b/0": (1, 1)}) as run:
         run.until("loss")
         run.launchers["b"].terminate()
@@ -315,7 +322,7 @@ def test_one_home_has_one_launcher(tmp_path: Path) -> None:
         assert not run.left_behind()
 
 
-# --- who gets in, and what is refused
+# --- which process gets in, and what is refused
 
 
 def test_only_the_launcher_of_a_host_can_speak_for_it(control: Result, tmp_path: Path) -> None:

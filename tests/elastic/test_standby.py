@@ -28,7 +28,7 @@ from tests.elastic.test_controller import Play
 
 
 class Followed(Play):
-    """A play whose servers begin to follow as they are told, and take the place of those who die."""
+    """A play whose servers begin to follow as they are told, and take the place of those that die."""
 
     def __init__(self, *, servers: int = 3, **terms: Any) -> None:
         super().__init__(servers=servers, standby=True, **terms)
@@ -36,7 +36,7 @@ class Followed(Play):
         self.follow()
 
     def follow(self) -> None:
-        """Let everybody follow who was told to, if owner and follower are there."""
+        """Let each server keep the replicas that it was told to, if it and the owner are there."""
         for tell in self.told(Replicate):
             for block, name, turn in tell.order.blocks:
                 if tell.to in self.machine.job.members:
@@ -59,7 +59,7 @@ def test_every_block_is_followed_as_soon_as_training_has_begun() -> None:
     assert play.notes()[-1] == "follows"
 
 
-def test_a_dead_servers_blocks_are_owned_by_those_who_followed_and_nobody_goes_back() -> None:
+def test_a_dead_servers_blocks_are_owned_by_their_followers_and_training_does_not_go_back() -> None:
     play = Followed()
     shadow = {b: n for b, (n, _) in play.machine.replication.replicas.items()}
     lost = [b for b, n in play.machine.job.owner.items() if n == "ps-0"]
@@ -116,7 +116,7 @@ def test_one_after_the_other_may_die() -> None:
     assert not play.told(Halt)
 
 
-def test_if_owner_and_follower_both_die_everybody_goes_back() -> None:
+def test_if_owner_and_follower_both_die_all_members_go_back() -> None:
     play = Followed(servers=2)
     play.kill("ps-0")
     play.kill("ps-1")
@@ -129,14 +129,14 @@ def test_if_owner_and_follower_both_die_everybody_goes_back() -> None:
     assert play.machine.replication.replicas.keys() == play.machine.job.owner.keys()
 
 
-def test_before_redundancy_is_complete_a_death_takes_everybody_back() -> None:
+def test_before_redundancy_is_complete_a_death_takes_all_members_back() -> None:
     play = Play(servers=3, standby=True)
     play.train()
     play.done(play.machine.left("ps-0", reason="killed"))
     assert play.told(Halt)
 
 
-def test_whoever_followed_keeps_following_until_the_new_one_has_the_block() -> None:
+def test_the_former_follower_keeps_following_until_the_new_one_has_the_block() -> None:
     """A follower that is about to leave is replaced first; the block is never without."""
     play = Followed()
     play.done(play.machine.scale(servers=-1, strategy="handover"))
@@ -174,7 +174,7 @@ def test_a_server_that_cannot_be_given_a_block_to_follow_is_ended() -> None:
     assert name not in play.machine.job.members
 
 
-def test_a_controller_that_takes_over_knows_who_follows_and_who_was_about_to() -> None:
+def test_a_controller_that_takes_over_knows_which_servers_follow_and_which_were_about_to() -> None:
     play = Followed()
     play.done(play.machine.scale(servers=1, strategy="handover"))
     play.join()
@@ -188,7 +188,7 @@ def test_a_controller_that_takes_over_knows_who_follows_and_who_was_about_to() -
     )  # fmt: skip
 
 
-def test_a_server_that_died_with_the_controller_is_replaced_by_those_who_follow() -> None:
+def test_a_server_that_died_with_the_controller_is_replaced_by_its_followers() -> None:
     play = Followed()
     state, owner = play.machine.state(), dict(play.machine.job.owner)
     play.machine = Controller(play.machine.job.terms, reassign=reassign)
@@ -295,5 +295,5 @@ def test_a_server_may_die_at_any_moment_and_the_numbers_are_the_same(seed: int) 
 
 @pytest.mark.parametrize("kinds", ["sw", "sc", "sr", "sSwcr"])
 @pytest.mark.parametrize("seed", many(10))
-def test_anybody_may_die_while_it_scales_or_changes_its_controller(seed: int, kinds: str) -> None:
+def test_any_process_may_die_while_it_scales_or_changes_its_controller(seed: int, kinds: str) -> None:
     troubled(1000 + seed, kinds, n=3)

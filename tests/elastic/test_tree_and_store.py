@@ -1,4 +1,4 @@
-"""Sums in a fixed order, and a block that makes versions of them, whoever sends what and in whatever order."""
+"""Sums in a fixed order, and a block that makes versions of them, whichever worker sends what and in whatever order."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def block(n: int = 5) -> Block:
 
 
 @given(n_shards=st.integers(1, 12), data=st.data())
-def test_a_version_is_the_same_whoever_sums_what_in_any_order_with_duplicates(
+def test_a_version_is_the_same_whichever_worker_sums_what_in_any_order_with_duplicates(
     n_shards: int, data: st.DataObject
 ) -> None:
     rng = np.random.default_rng(n_shards)
     leaves = rng.normal(size=(n_shards, 5)).astype(np.float32)
     edges = sorted({0, n_shards, *data.draw(st.lists(st.integers(0, n_shards), max_size=4))})
     ranges = list(pairwise(edges))
-    ranges += data.draw(st.lists(st.sampled_from(ranges), max_size=2))  # somebody is asked to do it once more
+    ranges += data.draw(st.lists(st.sampled_from(ranges), max_size=2))  # a worker is asked to do it once more
     nodes = data.draw(st.permutations([node for r in ranges for node in cover(*r, n_shards=n_shards)]))
     chosen, one = optimizer("momentum", lr=0.1), block()
     outcomes = [

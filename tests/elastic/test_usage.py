@@ -65,5 +65,5 @@ def test_to_look_at_many_processes_takes_little_of_a_core() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -5])
-def test_who_has_no_process_number_is_left_out(value: int) -> None:
+def test_a_process_without_a_number_is_left_out(value: int) -> None:
     assert readings({"ps-0": value}) == {}

@@ -25,7 +25,7 @@ STEPS = 80
 
 
 class Hangs(counting.Numbers):
-    """Numbers, the third fetch of which ends who has started the job, and its controller, and never comes back."""
+    """Numbers, the third fetch of which ends the job's starter and its controller, and never comes back."""
 
     def __init__(self, folder: Path, *, holds: bool) -> None:
         super().__init__(64)

@@ -108,7 +108,7 @@ def test_what_no_queue_can_be_is_refused_before_anything_is_written(
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["new"]
 
 
-# --- what is left, with runs that are simulated: only who runs when is looked at
+# --- what is left, with runs that are simulated: only which one runs when is looked at
 
 
 class Simulated:

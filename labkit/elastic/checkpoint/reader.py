@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from labkit.elastic.checkpoint.manifest import (
     file_of,
 )
 from labkit.elastic.server.growing import mapped
+from labkit.elastic.shards import SavedShards
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class VerifiedCheckpoint:
         Of the checkpoint.
     manifest : Manifest
         Its content.
-    queue : object
-        State of the shard queue, as it was saved.
+    queue : SavedShards, optional
+        State of the shard queue of asynchronous training.
     """
 
     folder: Path
     manifest: Manifest
-    queue: Any
+    queue: SavedShards | None
 
     @property
     def step(self) -> int:

@@ -103,8 +103,8 @@ def _differences(saved: Checkpoint, spec: Spec) -> list[str]:
     """Return the settings that differ in a checkpoint, one phrase each."""
     known: Mapping[str, Any] = saved.training
     if saved.queue is not None:
-        plan = saved.queue["plan"]
-        known = {"n_samples": plan["n_samples"], "batch": plan["base_shard"], "seed": plan["seed"], **known}
+        plan = saved.queue.plan
+        known = {"n_samples": plan.n_samples, "batch": plan.base_shard, "seed": plan.seed, **known}
         known = {name: value for name, value in known.items() if name != "n_shards"}
     words = {"n_samples": "a dataset of {} samples (not {})"}
     return [

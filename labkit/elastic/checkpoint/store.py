@@ -7,7 +7,6 @@ complete. It is verified when it is read; a bad one is skipped for the one befor
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -41,6 +40,9 @@ from labkit.elastic.checkpoint.writer import CheckpointWriter
 from labkit.elastic.controller.losses import CONTINUE, NotFiniteError
 from labkit.elastic.protocol.blocks import Layout
 from labkit.elastic.server.optimizers import Optimizer
+from labkit.elastic.shards import SavedShards
+from labkit.elastic.shards.errors import JournalError
+from labkit.elastic.shards.saved import parsed
 
 __all__ = [
     "BadCheckpointError",
@@ -70,8 +72,8 @@ class Checkpoint:
         Of the checkpoint.
     blocks : dict of SavedBlock
         Every block of the model, by number.
-    queue : object
-        State of the shard queue, as it was saved.
+    queue : SavedShards, optional
+        State of the shard queue of asynchronous training.
     options : dict
         Options of the optimizer.
     passed_over : tuple of BadCheckpointError
@@ -82,7 +84,7 @@ class Checkpoint:
 
     step: int
     blocks: Mapping[int, SavedBlock]
-    queue: Any
+    queue: SavedShards | None
     options: Mapping[str, Any]
     passed_over: tuple[BadCheckpointError, ...] = field(default=())
     training: Mapping[str, Any] = field(default_factory=dict)
@@ -137,7 +139,12 @@ class Checkpoints:
     # --- write
 
     def save(
-        self, step: int, servers: Mapping[str, Iterable[BlockLike]], *, queue: Any = None, mixed: bool = False
+        self,
+        step: int,
+        servers: Mapping[str, Iterable[BlockLike]],
+        *,
+        queue: SavedShards | None = None,
+        mixed: bool = False,
     ) -> Path:
         """Write a checkpoint from the blocks of each server; return its folder. See `begin` and `commit`."""
         with self.begin(step, mixed=mixed) as draft:
@@ -298,8 +305,12 @@ class Checkpoints:
         queue = _read(path / QUEUE, name)
         if check_sum([queue]) != manifest.queue:
             raise BadCheckpointError(name, f"{QUEUE} is damaged: its digest does not match.")
+        try:
+            shards = None if queue == b"null" else parsed(queue)
+        except JournalError as error:
+            raise BadCheckpointError(name, f"{QUEUE} is {error}") from None
         self.verified.add(step)
-        return VerifiedCheckpoint(path, manifest, json.loads(queue))
+        return VerifiedCheckpoint(path, manifest, shards)
 
     def _manifest(self, step: int) -> Manifest:
         name = name_of(step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +29,9 @@ from labkit.elastic.checkpoint.manifest import (
 )
 from labkit.elastic.checkpoint.reader import VerifiedCheckpoint
 from labkit.elastic.protocol.blocks import Layout
+from labkit.elastic.protocol.messages.codec import to_json
 from labkit.elastic.server.optimizers import Optimizer
+from labkit.elastic.shards import SavedShards
 
 _SERVER: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
@@ -117,15 +118,15 @@ class CheckpointWriter:
     def _n_bytes(self, entries: Iterable[BlockEntry]) -> int:
         return sum(4 * entry.n * (1 + len(self._home.optimizer.state_names)) for entry in entries)
 
-    def commit(self, queue: Any = None) -> Path:
+    def commit(self, queue: SavedShards | None = None) -> Path:
         """Make it a checkpoint, atomically, and remove checkpoints that are too old; return its folder.
 
         A good checkpoint of the same step stays if its content is the same; a bad one is replaced.
 
         Parameters
         ----------
-        queue : object
-            State of the shard queue: plain numbers, strings, lists and dicts.
+        queue : SavedShards, optional
+            State of the shard queue of asynchronous training.
 
         Raises
         ------
@@ -140,10 +141,7 @@ class CheckpointWriter:
             twice = [n for n in set(numbers) if numbers.count(n) > 1]
             what = f"lacks block {missing[0]}" if missing else f"has block {twice[0]} twice"
             raise CheckpointError(f"{name_of(self.step)} {what}; expected each of {home.layout.n_blocks} blocks once.")
-        try:
-            text = json.dumps(queue).encode()
-        except (TypeError, ValueError) as error:
-            raise InputError(f"the state of the shard queue is nothing for JSON: {error}.") from None
+        text = b"null" if queue is None else to_json(queue)
         manifest = Manifest(
             step=self.step, layout=home.layout.digest, optimizer=home.optimizer.name, options=home.optimizer.options,
             state=sorted(home.optimizer.state_names), blocks=self._entries, files=self._files, queue=check_sum([text]),

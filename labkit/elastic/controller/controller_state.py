@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from labkit.core.events import Cause
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
@@ -13,6 +13,8 @@ from labkit.elastic.controller.placement import MemberPlacement, fewest
 from labkit.elastic.process.causes import name_of
 from labkit.elastic.protocol.messages.orders import OwnedBlock
 from labkit.elastic.protocol.roles import HERE, Role
+
+JobPhase = Literal["starting", "restoring", "loading", "training", "taking_over", "over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ class ControllerState:
         self.claimed: set[int] = set()
         self.load: list[float] | None = None
         self.era = 0
-        self.phase = "starting"
+        self.phase: JobPhase = "starting"
         self.progress = 0
         self.lost: set[str] = set()
         self.now_s = 0.0

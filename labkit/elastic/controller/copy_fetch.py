@@ -6,9 +6,10 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
-from typing import Any, Final
+from typing import Final
 
 from labkit.elastic.checkpoint.writer import CheckpointWriter
+from labkit.elastic.shards import SavedShards
 
 WINDOW_BYTES: Final = 24 << 20
 """Bytes of copies that are on their way from servers to the disk. One block may always be, however large it is."""
@@ -22,7 +23,7 @@ class CopyFetch:
     ----------
     version, turn : int
         Of the copies; number of the attempt.
-    queue : object
+    queue : SavedShards, optional
         State of the shard queue at that version.
     sizes : sequence of int
         Bytes of each block, its optimizer state included.
@@ -42,7 +43,7 @@ class CopyFetch:
 
     version: int
     turn: int
-    queue: Any
+    queue: SavedShards | None
     sizes: Sequence[int]
     left: deque[tuple[int, str]]
     asked: dict[int, str] = field(default_factory=dict)
@@ -52,7 +53,9 @@ class CopyFetch:
     over: bool = False
 
     @classmethod
-    def of(cls, version: int, owner: Mapping[int, str], *, turn: int, queue: Any, sizes: Sequence[int]) -> CopyFetch:
+    def of(
+        cls, version: int, owner: Mapping[int, str], *, turn: int, queue: SavedShards | None, sizes: Sequence[int]
+    ) -> CopyFetch:
         """Return a fetch of all blocks, from their servers in turns: so each has something to send."""
         by_server: dict[str, list[tuple[int, str]]] = defaultdict(list)
         for block, server in sorted(owner.items()):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from labkit.elastic.controller.command_buffer import CommandBuffer
 from labkit.elastic.controller.controller_state import ControllerState, Member
@@ -12,7 +11,7 @@ from labkit.elastic.controller.outcome import JobOutcome
 from labkit.elastic.protocol.commands import Note
 from labkit.elastic.protocol.messages.orders import ConfirmLeases, GrantLease, RevokeLease, SampleLease
 from labkit.elastic.protocol.messages.reports import UpdateDone
-from labkit.elastic.shards import Fate, Journal, PoisonShardError, Record
+from labkit.elastic.shards import Fate, Journal, PoisonShardError, Record, SavedShards
 
 
 class DataLeases:
@@ -46,13 +45,13 @@ class DataLeases:
         """Whether all updates of an asynchronous training are committed."""
         return self._leases is not None and self._leases.done
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> SavedShards | None:
         """Return what a checkpoint keeps of the leases; None in synchronous training."""
         return None if self._leases is None else self._leases.state()
 
     # --- beginnings
 
-    def open(self, queue: Mapping[str, Any] | None) -> None:
+    def open(self, queue: SavedShards | None) -> None:
         """Begin an era with the samples that a checkpoint leaves to do; None: with all."""
         terms = self._job.terms
         if terms.sync:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any, Final
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
 
 from labkit.core.errors import InputError
+from labkit.elastic.protocol.messages.struct import Count, Number, Struct
 
 RESTARTS: Final = 10
 SHORTAGES: Final = 10
@@ -23,7 +24,7 @@ def check_restarts(restarts: int, within_s: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class Death(Struct):
     """The death of a process, or of all processes of a host at once.
 
     Attributes
@@ -39,8 +40,8 @@ class Death:
     """
 
     what: str
-    when_s: float
-    furthest: int
+    when_s: Number
+    furthest: Count
     joined: bool
 
 
@@ -106,13 +107,13 @@ class Deaths:
         stuck = not death.joined or death.furthest >= self._furthest
         return stuck and now_s - death.when_s < self._within_s
 
-    def state(self) -> list[list[Any]]:
-        """Return what a controller that takes over needs, for JSON."""
-        return [list(astuple(death)) for death in self._known]
+    def state(self) -> tuple[Death, ...]:
+        """Return what a controller that takes over needs."""
+        return tuple(self._known)
 
-    def take_over(self, rows: Iterable[Sequence[Any]]) -> None:
+    def take_over(self, deaths: Iterable[Death]) -> None:
         """Restore what `state` returned."""
-        self._known = [Death(*row) for row in rows]
+        self._known = list(deaths)
         self._furthest = max((death.furthest for death in self._known), default=0)
 
 

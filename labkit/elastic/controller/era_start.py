@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from labkit.elastic.controller.barrier import WorkerBarrier
 from labkit.elastic.controller.block_assignment import by_tensor
@@ -19,6 +18,7 @@ from labkit.elastic.controller.scaling_requests import ScalingQueue
 from labkit.elastic.controller.shard_assignment import ShardAssignment
 from labkit.elastic.protocol.commands import Load
 from labkit.elastic.protocol.messages.orders import BeginEra, BeginTraining, Halt
+from labkit.elastic.shards import SavedShards
 
 
 @dataclass(slots=True, eq=False)
@@ -73,14 +73,14 @@ class EraStart:
             return dict(enumerate(servers[s] for s in by_tensor(terms.sizes, terms.tensors, len(servers))))
         return self.reassign({}, terms.sizes, servers, load=load)
 
-    def on_loaded(self, version: int, queue: Mapping[str, Any] | None) -> None:
+    def on_loaded(self, version: int, queue: SavedShards | None) -> None:
         """Begin training: all blocks of a checkpoint are with their owners.
 
         Parameters
         ----------
         version : int
             Of the checkpoint.
-        queue : mapping, optional
+        queue : SavedShards, optional
             What it has kept of the leases of samples.
         """
         job = self.job

@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
+from labkit.elastic.controller.saved_controller import SavedController
 from labkit.elastic.process import fault_injection as fault
+from labkit.elastic.protocol.json_file import damaged, load_struct
 from labkit.elastic.protocol.messages.clients import LostMember
+from labkit.elastic.protocol.messages.codec import to_json
+from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.shards import Record
 
 PLAN, EVENTS, STATE, LOCK = "plan.json", "events.jsonl", "controller.json", "controller.lock"
@@ -141,26 +145,35 @@ class StateFile:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / STATE
-        self._written: dict[str, Any] = {}
+        self._written: SavedController | None = None
 
     @property
     def exists(self) -> bool:
         """Whether a controller of the job has written its state."""
         return self._path.exists()
 
-    def read(self) -> dict[str, Any]:
-        """Return the state."""
-        state: dict[str, Any] = json.loads(self._path.read_text())
+    def read(self, spec: Spec) -> SavedController:
+        """Return the state.
+
+        Raises
+        ------
+        JobFileError
+            If it is damaged, of another version of labkit, or of a job with another description.
+        """
+        state = load_struct(self._path, SavedController)
+        contradiction = state.contradiction(sites=spec.places, n_blocks=len(spec.extents))
+        if contradiction:
+            raise damaged(self._path, contradiction)
         return state
 
-    def write(self, state: dict[str, Any]) -> None:
+    def write(self, state: SavedController) -> None:
         """Write the state atomically, unless it has not changed; OSError if that fails."""
         if state == self._written:
             return
         fault.at("controller.write")
         partial = self._path.with_name(f".{STATE}")
-        with partial.open("w") as file:
-            file.write(json.dumps(state))
+        with partial.open("wb") as file:
+            file.write(to_json(state))
             file.flush()
             os.fsync(file.fileno())
         fault.at("controller.wrote")

@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from labkit.core.events import Cause
 from labkit.elastic.controller.connections import NewConnection
 from labkit.elastic.controller.event_loop import ControllerRuntime
 from labkit.elastic.controller.job_files import now
+from labkit.elastic.controller.saved_controller import SavedProcess
 from labkit.elastic.failure import last_line
 from labkit.elastic.process.causes import BY_FORCE, NO_MEMORY, OOM_KILLED, of_exit
 from labkit.elastic.process.credentials import Credentials
@@ -177,23 +179,22 @@ class MemberProcesses:
 
     # --- the state for the next controller
 
-    def state(self) -> dict[str, Any]:
-        """Return what `take_over` needs, for JSON."""
-        running = {name: self._records[name] for name in self.running()}
-        begun = {name: record.begun_s for name, record in running.items() if not self._has_come(name)}
-        return {
-            "pids": {name: record.pid for name, record in running.items()},
-            "seats": {name: record.site.name for name, record in running.items()},
-            "begun": begun,
-        }
+    def state(self) -> tuple[SavedProcess, ...]:
+        """Return what `adopt` needs."""
+        running = [(name, record) for name, record in self._records.items() if not record.ended]
+        return tuple(
+            [
+                SavedProcess(name, record.site.name, record.pid, None if self._has_come(name) else record.begun_s)
+                for name, record in running
+            ]
+        )
 
-    def adopt(self, state: dict[str, Any]) -> None:
+    def adopt(self, processes: Iterable[SavedProcess]) -> None:
         """Watch the processes of a controller that died."""
-        for name, pid in state["pids"].items():
-            site = self.sites[state["seats"][name]]
-            self._records[name] = ProcessRecord(site, state["begun"].get(name), pid)
-        for name in state["pids"]:
-            self.launcher(name).adopt(name, self._records[name].pid, self._records[name].site)
+        for one in processes:
+            self._records[one.name] = ProcessRecord(self.sites[one.site], one.begun_s, one.pid)
+        for name, record in self._records.items():
+            self.launcher(name).adopt(name, record.pid, record.site)
 
     def await_adopted(self) -> None:
         """Wait for adopted processes to connect again, or for the first time."""

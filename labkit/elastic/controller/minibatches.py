@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
 
-from labkit.elastic.shards import Fate, Journal, Record, ShardLease, ShardService
+from labkit.elastic.shards import Fate, Journal, Record, SavedShards, ShardLease, ShardService
 from labkit.elastic.shards.saved import forgiven
 
 
@@ -59,7 +60,7 @@ class Leases:
 
     @classmethod
     def restored(
-        cls, state: Mapping[str, Any], *, era: int, n_steps: int, forgive: bool = False, journal: Journal | None = None
+        cls, state: SavedShards, *, era: int, n_steps: int, forgive: bool = False, journal: Journal | None = None
     ) -> Leases:
         """Return the leases of a checkpoint, from which an era begins; earlier leases are void.
 
@@ -67,12 +68,10 @@ class Leases:
         corrected since.
         """
         state = forgiven(state) if forgive else state
-        plan = state["plan"]
-        epochs = _epochs(
-            n_samples=plan["n_samples"], batch=plan["base_shard"], n_steps=n_steps
-        )  # n_steps may have grown
-        state = {**state, "plan": {**plan, "epochs": max(epochs, plan["epochs"])}}
-        generation = max(era, int(state["generation"]) + 1)
+        plan = state.plan
+        epochs = _epochs(n_samples=plan.n_samples, batch=plan.base_shard, n_steps=n_steps)  # n_steps may have grown
+        state = replace(state, plan=replace(plan, epochs=max(epochs, plan.epochs)))
+        generation = max(era, state.generation + 1)
         return cls(ShardService.from_state(state, generation=generation, journal=journal), n_steps=n_steps)
 
     @classmethod
@@ -84,11 +83,11 @@ class Leases:
         """Continue on another clock."""
         self.service.resume(now_s=now_s)
 
-    def _committed(self, state: Mapping[str, Any]) -> int:
+    def _committed(self, state: SavedShards) -> int:
         """Return how many minibatches are committed; all ranges begin at a multiple of the batch."""
-        out = [piece[1:3] for piece in state["todo"]] + [lease[3:5] for lease in state["held"]]
-        missing = sum(-(-(end - start) // self.batch) for start, end in out + [p[1:3] for p in state["dead"]])
-        return int(state["epoch"] * self._per_epoch + -(-state["cursor"] // self.batch) - missing)
+        ranges = [*state.todo, *(lease.piece() for lease in state.held), *state.dead]
+        missing = sum(-(-(piece.end - piece.start) // self.batch) for piece in ranges)
+        return state.epoch * self._per_epoch + -(-state.cursor // self.batch) - missing
 
     # --- requests of workers
 
@@ -170,6 +169,6 @@ class Leases:
         """Whether every update has been made and committed."""
         return self.n_done >= self.n_steps
 
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the leases, for JSON."""
+    def state(self) -> SavedShards:
+        """Return what a checkpoint keeps of the leases."""
         return self.service.state()

@@ -41,13 +41,16 @@ from labkit.elastic.controller.member_processes import MemberProcesses
 from labkit.elastic.controller.remote_hosts import RemoteHosts
 from labkit.elastic.controller.report_columns import columns_of
 from labkit.elastic.controller.resource_use import ResourceUse
+from labkit.elastic.controller.saved_controller import VERSION, AskedScaling, SavedController
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.process.causes import FAILED, NO_MEMORY, name_of
 from labkit.elastic.process.credentials import Credentials, Secrets
+from labkit.elastic.process.local_members import end_members
 from labkit.elastic.process.usage import EVERY_S
 from labkit.elastic.protocol.blocks import TENSOR
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
+from labkit.elastic.protocol.json_file import JobFileError
 from labkit.elastic.protocol.messages.reports import BlockCopied, CopyLate, Report, ShardLosses, TransferUnconfirmed
 from labkit.elastic.protocol.network import HOST, Refusals
 from labkit.elastic.protocol.spec import CONTROLLER_SOCKET, Spec
@@ -137,9 +140,16 @@ class ControllerProcess:
 
         If this process fails, members continue to train and another controller takes over: the exit code says so, and
         controller.log why. If it fails before the job has begun, no member is left behind.
+
+        Raises
+        ------
+        JobFileError
+            If the state that the last controller left cannot be used; no other controller could take over either.
         """
         try:
             self._run()
+        except JobFileError:
+            raise
         except BaseException as error:
             if isinstance(error, Exception) and self._state_file.exists:
                 traceback.print_exc()
@@ -200,28 +210,27 @@ class ControllerProcess:
 
     def _begin(self) -> None:
         if self._state_file.exists:
-            self._take_over(self._state_file.read())
+            self._take_over(self._state_file.read(self._spec))
             return
         config = self._config
         if config.differs:
             self._events.write("differs", {"from": config.differs})
         self._execute(self._machine.start(place=config.place))
 
-    def _take_over(self, state: dict[str, Any]) -> None:
+    def _take_over(self, state: SavedController) -> None:
         """Continue with the processes of a controller that died."""
         journal = [] if self._spec.sync else records(self._folder)
-        self._processes.adopt(state)
-        self._clients.scalings.update(state["asked"])
+        self._processes.adopt(state.processes)
+        self._clients.scalings.update((one.id, one.number) for one in state.asked)
         names = [path.stem for path in self._folder.glob("*-*.log")]  # the state may lack processes started last
-        self._execute(self._machine.take_over(state["machine"], names=names, records=journal, now_s=time.monotonic()))
+        self._execute(self._machine.take_over(state.machine, names=names, records=journal, now_s=time.monotonic()))
         self._processes.await_adopted()
         self._hosts.expect_all()
 
     def _remember(self) -> None:
         """Write the state for the next controller, before anything else is done."""
-        state = {
-            "machine": self._machine.state(), **self._processes.state(), "asked": dict(self._clients.scalings),
-        }  # fmt: skip
+        asked = tuple(AskedScaling(*row) for row in self._clients.scalings.items())
+        state = SavedController(VERSION, self._machine.state(), self._processes.state(), asked)
         try:
             self._state_file.write(state)
         except OSError as error:
@@ -323,10 +332,14 @@ def main(arguments: list[str]) -> None:
     folder = Path(arguments[0])
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes into the log what every thread is doing
     with (folder / LOCK).open("a+") as lock:
-        _lock(lock, folder)
-        raw = b"" if sys.stdin is None else sys.stdin.buffer.read()
-        fault.arm(folder, name="controller")
-        ControllerProcess(folder, secrets=Secrets.read(raw) if raw else None).run()
+        try:
+            _lock(lock, folder)
+            raw = b"" if sys.stdin is None else sys.stdin.buffer.read()
+            fault.arm(folder, name="controller")
+            ControllerProcess(folder, secrets=Secrets.read(raw) if raw else None).run()
+        except JobFileError as error:
+            end_members(folder)  # no controller can lead them
+            sys.exit(str(error))
 
 
 def _lock(file: TextIO, folder: Path) -> None:

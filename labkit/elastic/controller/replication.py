@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from labkit.elastic.controller.command_buffer import CommandBuffer
 from labkit.elastic.controller.controller_state import ControllerState, Member
 from labkit.elastic.controller.replica_placement import followers
+from labkit.elastic.controller.saved_controller import SavedReplicas
 from labkit.elastic.protocol.messages.orders import (
     BlockMoves,
     BlockTurn,
@@ -203,22 +204,21 @@ class Replication:
 
     # --- for the next controller
 
-    def state(self) -> dict[str, Any]:
-        """Return what a controller that takes over needs, for JSON."""
-        return {
-            "shadow": [[b, *known] for b, known in self.replicas.items()],
-            "coming": [[b, *known] for b, known in self.pending.items()],
-            "earlier": [[b, *known] for b, those in self._superseded.items() for known in sorted(those)],
-            "turns": sorted(self.turns.items()),
-        }
+    def state(self) -> SavedReplicas:
+        """Return what a controller that takes over needs."""
+        superseded = [(block, one) for block, these in self._superseded.items() for one in sorted(these)]
+        return SavedReplicas(
+            complete=tuple(self.replicas.items()),
+            pending=tuple(self.pending.items()),
+            superseded=tuple(superseded),
+            turns=tuple(sorted(self.turns.items())),
+        )
 
-    def take_over(self, state: Mapping[str, Any]) -> None:
+    def take_over(self, state: SavedReplicas) -> None:
         """Restore what `state` returned."""
-        self.replicas = {block: Replica(name, turn) for block, name, turn in state["shadow"]}
-        self.pending = {block: Replica(name, turn) for block, name, turn in state["coming"]}
-        for block, name, turn in state["earlier"]:
-            self._superseded.setdefault(block, set()).add(Replica(name, turn))
-        self.turns = dict(state["turns"])
+        self.replicas, self.pending, self.turns = dict(state.complete), dict(state.pending), dict(state.turns)
+        for block, one in state.superseded:
+            self._superseded.setdefault(block, set()).add(one)
 
 
 def _grouped(rows: Iterable[tuple[str, str, int]]) -> dict[tuple[str, str], list[int]]:

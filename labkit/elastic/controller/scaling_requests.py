@@ -11,15 +11,9 @@ from labkit.elastic.controller.command_buffer import CommandBuffer
 from labkit.elastic.controller.controller_state import ControllerState, Member
 from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of_role
 from labkit.elastic.controller.replica_placement import LEAST_SERVERS
+from labkit.elastic.controller.saved_controller import SavedRequests, SavedScaling, SiteMembers
+from labkit.elastic.controller.strategies import Strategy
 from labkit.elastic.protocol.roles import Role
-
-STRATEGIES = ("handover", "suspend", "checkpoint")
-
-
-def check_strategy(name: str) -> None:
-    """Raise InputError unless there is such a way to rescale."""
-    if name not in STRATEGIES:
-        raise unknown("strategy", name, STRATEGIES)
 
 
 @dataclass(slots=True)
@@ -63,7 +57,7 @@ class ScalingRequest:
     servers: int = 0
     workers: int = 0
     replace: tuple[str, ...] = ()
-    strategy: str = "handover"
+    strategy: Strategy = "handover"
     phase: str = "asked"
     new: list[str] = field(default_factory=list)
     going: list[str] = field(default_factory=list)
@@ -139,7 +133,6 @@ class ScalingQueue:
         InputError
             If a role would have no member, there would be more servers than blocks, or a site is unknown or lost.
         """
-        check_strategy(request.strategy)
         for n in (request.servers, request.workers):
             if isinstance(n, bool) or not isinstance(n, int):
                 raise InputError(f"{n!r} servers or workers more; expected whole numbers, below 0 for fewer.")
@@ -254,24 +247,30 @@ class ScalingQueue:
 
     # --- for the next controller
 
-    def state(self) -> dict[str, Any]:
-        """Return what a controller that takes over needs, for JSON."""
+    def state(self) -> SavedRequests:
+        """Return what a controller that takes over needs."""
         waiting = [s for s in (self.current, *self.waiting) if s is not None]
-        return {
-            "n_scalings": self.n_asked,
-            "scaling": [s.number for s in waiting if not s.repair and s.again() is None],
-            "again": [[s.number, s.place, s.strategy, s.last] for s in waiting if s.again() is not None],
-            "repairs": [[] if s.new else s.at for s in waiting if s.repair],
-        }
+        return SavedRequests(
+            n_asked=self.n_asked,
+            dropped=tuple(s.number for s in waiting if not s.repair and s.again() is None),
+            again=tuple(_saved(s) for s in waiting if s.again() is not None),
+            repairs=tuple(() if s.new else s.at for s in waiting if s.repair),
+        )
 
-    def take_over(self, state: Mapping[str, Any]) -> None:
+    def take_over(self, state: SavedRequests) -> None:
         """Queue the requests of an earlier controller that mean the same now; record that the others are dropped."""
         why = "the controller died"
-        for number in state["scaling"]:
+        for number in state.dropped:
             self._out.note("dropped", scaling=number, why=why)
-        for number, place, strategy, last in state["again"]:
-            self._out.note("again", scaling=number, why=why)
-            seats = None if place is None else {site: (workers, servers) for site, (workers, servers) in place.items()}
-            self.waiting.append(ScalingRequest(strategy=strategy, number=number, place=seats, last=last))
-        for at in state["repairs"]:
+        for one in state.again:
+            self._out.note("again", scaling=one.number, why=why)
+            request = ScalingRequest(strategy=one.strategy, number=one.number, place=one.placement, last=one.last)
+            self.waiting.append(request)
+        for at in state.repairs:
             self.repair(at)
+
+
+def _saved(request: ScalingRequest) -> SavedScaling:
+    place = request.place
+    rows = None if place is None else tuple(SiteMembers(site, *n) for site, n in place.items())
+    return SavedScaling(request.number, rows, request.strategy, request.last)

@@ -11,7 +11,6 @@ go in one direction, from the last in this list to the first: `ScalingQueue`, `J
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
@@ -30,14 +29,16 @@ from labkit.elastic.controller.placement import first_members
 from labkit.elastic.controller.progress import TrainingProgress
 from labkit.elastic.controller.replication import Replication
 from labkit.elastic.controller.report_handlers import ReportHandlers
+from labkit.elastic.controller.saved_controller import SavedMachine
 from labkit.elastic.controller.scaling import Scaler
-from labkit.elastic.controller.scaling_requests import ScalingQueue, ScalingRequest, check_strategy
+from labkit.elastic.controller.scaling_requests import ScalingQueue, ScalingRequest
 from labkit.elastic.controller.shard_assignment import ShardAssignment
+from labkit.elastic.controller.strategies import checked_strategy
 from labkit.elastic.controller.takeover import Takeover
 from labkit.elastic.protocol.commands import Command, Keep, Tell
 from labkit.elastic.protocol.messages.orders import Stop
 from labkit.elastic.protocol.messages.reports import Report
-from labkit.elastic.shards import Journal, Record
+from labkit.elastic.shards import Journal, Record, SavedShards
 
 
 class Controller:
@@ -121,13 +122,13 @@ class Controller:
             self._out.launch(role, site)
         return self._out.take()
 
-    def state(self) -> dict[str, Any]:
-        """Return what another controller needs to take over, for JSON; members report the progress themselves."""
+    def state(self) -> SavedMachine:
+        """Return what another controller needs to take over; members report the progress themselves."""
         return self._takeover.state()
 
     def take_over(
         self,
-        state: Mapping[str, Any],
+        state: SavedMachine,
         *,
         names: Iterable[str] = (),
         records: Iterable[Record] = (),
@@ -141,7 +142,7 @@ class Controller:
 
         Parameters
         ----------
-        state : mapping
+        state : SavedMachine
             What `state` returned.
         names : iterable of str
             Names that processes have had, which no new member may get.
@@ -243,7 +244,7 @@ class Controller:
             If a role would have no member, there would be more servers than blocks, or a site is unknown or lost;
             nothing has changed then.
         """
-        self.requests.scale(ScalingRequest(servers, workers, tuple(replace), strategy), place)
+        self.requests.scale(ScalingRequest(servers, workers, tuple(replace), checked_strategy(strategy)), place)
         return self._proceed()
 
     def balance(self, *, strategy: str) -> list[Command]:
@@ -254,12 +255,12 @@ class Controller:
         InputError
             If there is no such strategy, or none by which blocks alone can move.
         """
-        check_strategy(strategy)
-        if strategy == "checkpoint":
+        chosen = checked_strategy(strategy)
+        if chosen == "checkpoint":
             raise InputError(
                 "strategy 'checkpoint' to balance servers; expected handover or suspend: no process restarts."
             )
-        self.requests.add(ScalingRequest(strategy=strategy, by_load=True))
+        self.requests.add(ScalingRequest(strategy=chosen, by_load=True))
         return self._proceed()
 
     def stop(self, *, save: bool = False) -> list[Command]:
@@ -280,7 +281,7 @@ class Controller:
 
     # --- checkpoints
 
-    def loaded(self, version: int, *, queue: Mapping[str, Any] | None = None) -> list[Command]:
+    def loaded(self, version: int, *, queue: SavedShards | None = None) -> list[Command]:
         """Handle the arrival of all blocks of a checkpoint at their owners; `queue`: its state of the shard service."""
         self._eras.on_loaded(version, queue)
         return self._proceed() if self.job.phase == "training" else self._out.take()

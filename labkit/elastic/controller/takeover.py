@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Final
 
 from labkit.elastic.controller.barrier import WorkerBarrier
 from labkit.elastic.controller.block_ownership import BlockOwnership
 from labkit.elastic.controller.checkpoint_schedule import MARGIN, CheckpointSchedule
 from labkit.elastic.controller.command_buffer import CommandBuffer
-from labkit.elastic.controller.controller_state import ControllerState, Member
+from labkit.elastic.controller.controller_state import ControllerState, JobPhase, Member
 from labkit.elastic.controller.data_leases import DataLeases
 from labkit.elastic.controller.era_start import EraStart
 from labkit.elastic.controller.member_loss import MemberLoss
 from labkit.elastic.controller.outcome import JobOutcome
 from labkit.elastic.controller.replication import Replication
+from labkit.elastic.controller.saved_controller import SavedMachine, SavedMember
 from labkit.elastic.controller.scaling import Scaler
 from labkit.elastic.controller.scaling_requests import ScalingQueue
 from labkit.elastic.controller.shard_assignment import ShardAssignment
-from labkit.elastic.process.causes import cause_named, name_of
 from labkit.elastic.protocol.messages.orders import BeginEra, Resume, SetOwners
 from labkit.elastic.protocol.messages.reports import StateReported, Transferring, TransferUnconfirmed
 from labkit.elastic.shards import Record
+
+RESTORED: Final[dict[JobPhase, JobPhase]] = {"training": "taking_over", "starting": "starting"}
+"""Phase of a controller that takes over, by that of the one that died; else it is "restoring"."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,50 +62,61 @@ class Takeover:
 
     # --- the state between controllers
 
-    def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, for JSON; members report the progress of training themselves."""
+    def state(self) -> SavedMachine:
+        """Return what `restore` needs; members report the progress of training themselves."""
         job = self.job
-        return {
-            "members": [[m.name, m.role, m.address, m.leaving, m.site, m.ever_joined] for m in job.members.values()],
-            "lost": sorted(job.lost),
-            "owner": sorted(job.owner.items()), "moves": sorted(job.moves.items()), "era": job.era,
-            "phase": job.phase, "saved": self.checkpoints.saved, "deaths": self.member_loss.deaths.state(),
-            "shortages": self.member_loss.shortages.state(), "numbers": job.numbers,
-            "failure": self.outcome.failure, "cause": name_of(self.outcome.cause), "load": job.load,
-            **self.requests.state(), **self.replication.state(),
-        }  # fmt: skip
+        blocks = sorted(job.owner)
+        return SavedMachine(
+            phase=job.phase,
+            era=job.era,
+            saved=self.checkpoints.saved,
+            members=tuple([_saved(member) for member in job.members.values()]),
+            next_server=job.numbers["server"],
+            next_worker=job.numbers["worker"],
+            lost=tuple(sorted(job.lost)),
+            owners=tuple([job.owner[block] for block in blocks]),
+            moves=tuple([job.moves[block] for block in blocks]),
+            load=None if job.load is None else tuple(job.load),
+            deaths=self.member_loss.deaths.state(),
+            shortages=self.member_loss.shortages.state(),
+            failure=self.outcome.failure,
+            cause=self.outcome.cause,
+            requests=self.requests.state(),
+            replicas=self.replication.state(),
+        )
 
-    def restore(
-        self, state: Mapping[str, Any], *, names: Iterable[str], records: Iterable[Record], now_s: float
-    ) -> None:
+    def restore(self, state: SavedMachine, *, names: Iterable[str], records: Iterable[Record], now_s: float) -> None:
         """Restore the state of the controller that died; see `Controller.take_over`."""
         job = self.job
         self._restore_job(state)
         job.reserve(names)
-        if state["phase"] == "over":
-            self.outcome.end(state["failure"], cause=cause_named(state["cause"]))
+        if state.phase == "over":
+            self.outcome.end(state.failure, cause=state.cause)
             return
         for member in job.members.values():
             if member.leaving:  # it has nothing any more that the job needs
                 self.out.end(member.name, kill=True)
-        job.phase = {"training": "taking_over", "starting": "starting"}.get(state["phase"], "restoring")
-        self.out.note("taken_over", era=job.era, phase=state["phase"])
+        job.phase = RESTORED.get(state.phase, "restoring")
+        self.out.note("taken_over", era=job.era, phase=state.phase)
         if job.phase == "taking_over" and not job.terms.sync:
             self.leases.replay(records, now_s=now_s)
-        self.requests.take_over(state)
+        self.requests.take_over(state.requests)
 
-    def _restore_job(self, state: Mapping[str, Any]) -> None:
+    def _restore_job(self, state: SavedMachine) -> None:
         job = self.job
-        for name, role, address, leaving, site, ever_joined in state["members"]:
-            job.members[name] = Member(name, role, address, leaving=leaving, site=site, ever_joined=ever_joined)
-        job.lost = set(state["lost"])
-        job.owner, job.moves = dict(state["owner"]), dict(state["moves"])
-        job.era, job.load, job.numbers = state["era"], state.get("load"), dict(state["numbers"])
-        self.checkpoints.saved = state["saved"]
-        self.member_loss.deaths.take_over(state["deaths"])
-        self.member_loss.shortages.take_over(state.get("shortages", ()))
-        self.replication.take_over(state)
-        self.requests.n_asked = state["n_scalings"]
+        for one in state.members:
+            job.members[one.name] = Member(
+                one.name, one.role, one.address, leaving=one.leaving, site=one.site, ever_joined=one.ever_joined
+            )
+        job.lost = set(state.lost)
+        job.owner, job.moves = dict(enumerate(state.owners)), dict(enumerate(state.moves))
+        job.era, job.load = state.era, None if state.load is None else list(state.load)
+        job.numbers = {"server": state.next_server, "worker": state.next_worker}
+        self.checkpoints.saved = state.saved
+        self.member_loss.deaths.take_over(state.deaths)
+        self.member_loss.shortages.take_over(state.shortages)
+        self.replication.take_over(state.replicas)
+        self.requests.n_asked = state.requests.n_asked
 
     # --- reports of members
 
@@ -197,3 +211,7 @@ class Takeover:
             self.eras.go_back()
         else:
             self.out.tell(server.name, BeginEra(self.job.era))
+
+
+def _saved(member: Member) -> SavedMember:
+    return SavedMember(member.name, member.role, member.address, member.leaving, member.site, member.ever_joined)

@@ -9,6 +9,7 @@ from typing import Any
 from labkit.core.events import Cause
 from labkit.elastic.protocol.messages.orders import Order
 from labkit.elastic.protocol.roles import HERE, Role
+from labkit.elastic.shards import SavedShards
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Keep:
     """Write a checkpoint of the copies of a version, with the state of the shard queue, if the job has one."""
 
     version: int
-    queue: Any = None
+    queue: SavedShards | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,17 @@ def load_struct(path: Path, kind: type[S]) -> S:
     Raises
     ------
     JobFileError
-        If it has no such struct: the message names the file and the field.
+        If it has no such struct: the message names the file, the field and its value.
     """
     try:
-        return from_json(kind, path.read_bytes())
+        return from_json(kind, path.read_bytes(), show_value=True)
     except MessageError as error:
-        fault = str(error).removesuffix(".")
-        raise JobFileError(
-            f"{path} is damaged, or of another version of labkit: {fault}; start the job in its folder again, and it "
-            "goes on from the newest checkpoint."
-        ) from None
+        raise damaged(path, str(error)) from None
+
+
+def damaged(path: Path, fault: str) -> JobFileError:
+    """Return the error of a file with a fault: a field, its value, and what was expected."""
+    return JobFileError(
+        f"{path} is damaged, or of another version of labkit: {fault.removesuffix('.')}; start the job in its folder "
+        "again, and it goes on from the newest checkpoint."
+    )

@@ -17,6 +17,7 @@ from labkit.elastic.shards.ledger import prove
 from labkit.elastic.shards.nouns import Commit, Fate, PendingRange, ReturnReason, ShardLease, ShardStatus, Worker
 from labkit.elastic.shards.order import order
 from labkit.elastic.shards.plan import ShardPlan
+from labkit.elastic.shards.saved import SavedShards
 from labkit.elastic.shards.service import Journal, ShardService
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "PoisonShardError",
     "Record",
     "ReturnReason",
+    "SavedShards",
     "ShardLease",
     "ShardPlan",
     "ShardService",

@@ -1,67 +1,127 @@
-"""A shard service as plain lists and numbers, for checkpoints and journals, and back."""
+"""A shard service as checkpoints and journals keep it, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Final
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple
 
-from labkit.core.errors import InputError
+from labkit.elastic.protocol.messages.codec import MessageError, from_json, to_json
+from labkit.elastic.protocol.messages.struct import Count, Struct
 from labkit.elastic.shards.book import Record, ShardLog, WorkerPace
 from labkit.elastic.shards.errors import JournalError
-from labkit.elastic.shards.nouns import Commit, Fate, PendingRange, ReturnReason, ShardLease
+from labkit.elastic.shards.nouns import Commit, Fate, PendingRange, ShardLease, Worker
 from labkit.elastic.shards.plan import ShardPlan
 
 FORMAT: Final = "labkit shards 1"
 
 
-def to_state(book: ShardLog, *, ledger: bool) -> dict[str, Any]:
-    """Return the state of a shard log, for JSON."""
-    state = {
-        "format": FORMAT,
-        "plan": asdict(book.plan),
-        "generation": book.generation,
-        "n_tokens": book.n_tokens,
-        "n_records": book.n_records,
-        "epoch": book.epoch,
-        "cursor": book.cursor,
-        "todo": [_plain(piece) for piece in book.todo],
-        "held": [_plain(lease) for lease in book.held.values()],
-        "dead": [_plain(piece) for piece in book.dead],
-        "lost": [[token, str(fate)] for token, fate in book.lost.items()],
-        "workers": [[worker, seen.speed, seen.last_s] for worker, seen in book.workers.items()],
-    }
-    if ledger:
-        state["ledger"] = [list(row) for row in book.ledger]
-    return state
+class SavedPace(NamedTuple):
+    """The speed of a worker, in samples per second, and the time of its last commit."""
+
+    worker: Worker
+    speed: float | None
+    last_s: float | None
 
 
-def forgiven(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state in which no range has failed: earlier failures are forgotten, ranges set aside wait first."""
-    return {**state, "todo": [[*row[:3], []] for row in (*state["dead"], *state["todo"])], "dead": []}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedShards(Struct):
+    """State of a shard service; the fields are those of `ShardLog`.
+
+    Attributes
+    ----------
+    format : str
+        `FORMAT` of the labkit that has written it.
+    ledger : tuple of Commit, optional
+        None: the ledger starts with anonymous rows for all earlier commits.
+    """
+
+    format: Literal["labkit shards 1"]
+    plan: ShardPlan
+    generation: Count
+    n_tokens: Count
+    n_records: Count
+    epoch: Count
+    cursor: Count
+    todo: tuple[PendingRange, ...]
+    held: tuple[ShardLease, ...]
+    dead: tuple[PendingRange, ...]
+    lost: tuple[tuple[Count, Fate], ...]
+    workers: tuple[SavedPace, ...]
+    ledger: tuple[Commit, ...] | None = None
 
 
-def from_state(state: Mapping[str, Any]) -> ShardLog:
-    """Return the shard log of a state.
+def to_state(book: ShardLog, *, ledger: bool) -> SavedShards:
+    """Return the state of a shard log."""
+    return SavedShards(
+        format=FORMAT,
+        plan=book.plan,
+        generation=book.generation,
+        n_tokens=book.n_tokens,
+        n_records=book.n_records,
+        epoch=book.epoch,
+        cursor=book.cursor,
+        todo=tuple(book.todo),
+        held=tuple(book.held.values()),
+        dead=tuple(book.dead),
+        lost=tuple(book.lost.items()),
+        workers=tuple([SavedPace(worker, seen.speed, seen.last_s) for worker, seen in book.workers.items()]),
+        ledger=tuple(book.ledger) if ledger else None,
+    )
 
-    If the state has no ledger, the ledger starts with anonymous rows for all earlier commits.
+
+def parsed(raw: bytes) -> SavedShards:
+    """Return the state that was saved as JSON.
 
     Raises
     ------
     JournalError
-        If it is not such a state, or contradicts itself.
+        If it is no such state: the message names the field and its value.
     """
     try:
-        found = state["format"]
-        if found != FORMAT:
-            raise JournalError(f"a saved shard queue has format {found!r}; expected {FORMAT!r}.")
-        book = _read(state)
-        before = opening(book)
-    except InputError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise JournalError(f"not a saved shard queue: {type(error).__name__} {error}; it was cut or changed.") from None
-    book.ledger = [Commit(*row) for row in state["ledger"]] if "ledger" in state else before
+        return from_json(SavedShards, raw, show_value=True)
+    except MessageError as error:
+        fault = str(error).removesuffix(".")
+        raise JournalError(
+            f"not a saved shard queue: {fault}; it was cut or changed, or is of another version of labkit."
+        ) from None
+
+
+def opening_record(book: ShardLog) -> Record:
+    """Return the first record of a journal: the state with its ledger, of plain numbers and strings."""
+    return book.n_records, "opened", json.loads(to_json(to_state(book, ledger=True)))
+
+
+def forgiven(state: SavedShards) -> SavedShards:
+    """Return a state in which no range has failed: earlier failures are forgotten, ranges set aside wait first."""
+    return replace(state, todo=tuple(piece._replace(faults=()) for piece in (*state.dead, *state.todo)), dead=())
+
+
+def from_state(state: SavedShards) -> ShardLog:
+    """Return the shard log of a state.
+
+    Raises
+    ------
+    JournalError
+        If the state contradicts itself.
+    """
+    book = ShardLog(
+        plan=state.plan,
+        generation=state.generation,
+        n_tokens=state.n_tokens,
+        n_records=state.n_records,
+        epoch=state.epoch,
+        cursor=state.cursor,
+        todo=sorted(state.todo),
+        held={lease.token: lease for lease in state.held},
+        dead=sorted(state.dead),
+        lost=dict(state.lost),
+        workers={one.worker: WorkerPace(one.speed, one.last_s) for one in state.workers},
+        n_waiting=sum(piece.end - piece.start for piece in state.todo),
+    )
+    before = opening(book)
+    book.ledger = before if state.ledger is None else list(state.ledger)
     return book
 
 
@@ -76,11 +136,8 @@ def opening(book: ShardLog) -> list[Commit]:
     n = book.plan.n_samples
     if not (0 <= book.epoch < book.plan.epochs and 0 <= book.cursor <= n):
         raise JournalError(f"a saved shard queue is at {book.cursor} of epoch {book.epoch}, beyond its {n} samples.")
-    holes: dict[int, list[PendingRange]] = {epoch: [] for epoch in range(book.epoch + 1)}
-    for piece in book.exceptions():
-        holes[piece.epoch].append(piece)
     rows: list[Commit] = []
-    for epoch, pieces in holes.items():
+    for epoch, pieces in _holes(book).items():
         last, so_far = book.cursor if epoch == book.epoch else n, 0
         for piece in sorted(pieces):
             if not so_far <= piece.start < piece.end <= last:
@@ -91,6 +148,16 @@ def opening(book: ShardLog) -> list[Commit]:
         if so_far < last:
             rows.append(Commit(epoch, so_far, last, "", -1))
     return rows
+
+
+def _holes(book: ShardLog) -> dict[int, list[PendingRange]]:
+    """Return the ranges that are not committed, by epoch."""
+    holes: dict[int, list[PendingRange]] = {epoch: [] for epoch in range(book.epoch + 1)}
+    for piece in book.exceptions():
+        if piece.epoch not in holes:
+            raise JournalError(f"a saved shard queue has {piece}, and is at epoch {book.epoch}.")
+        holes[piece.epoch].append(piece)
+    return holes
 
 
 def replayed(records: Iterable[Record]) -> ShardLog:
@@ -105,7 +172,7 @@ def replayed(records: Iterable[Record]) -> ShardLog:
     for line, record in enumerate(records, start=1):
         try:
             if record[1] == "opened":
-                book = from_state(record[2])
+                book = from_state(parsed(json.dumps(record[2]).encode()))
             elif book is None:
                 raise JournalError("a journal begins with what was opened.")
             else:
@@ -115,42 +182,6 @@ def replayed(records: Iterable[Record]) -> ShardLog:
     if book is None:
         raise JournalError("the journal has no records; it begins with what was opened.")
     return book
-
-
-def _read(state: Mapping[str, Any]) -> ShardLog:
-    for name in ("generation", "n_tokens", "n_records", "epoch", "cursor"):
-        if not isinstance(state[name], int) or state[name] < 0:
-            raise JournalError(f"a saved shard queue has {name} {state[name]!r}; expected a whole number from 0.")
-    leases = [_lease(row) for row in state["held"]]
-    todo = [_piece(row) for row in state["todo"]]
-    return ShardLog(
-        plan=ShardPlan(**state["plan"]),
-        generation=state["generation"],
-        n_tokens=state["n_tokens"],
-        n_records=state["n_records"],
-        epoch=state["epoch"],
-        cursor=state["cursor"],
-        todo=sorted(todo),
-        held={lease.token: lease for lease in leases},
-        dead=sorted(_piece(row) for row in state["dead"]),
-        lost={token: Fate(fate) for token, fate in state["lost"]},
-        workers={worker: WorkerPace(speed, last_s) for worker, speed, last_s in state["workers"]},
-        n_waiting=sum(piece.end - piece.start for piece in todo),
-    )
-
-
-def _plain(row: PendingRange | ShardLease) -> list[Any]:
-    return [[list(fault) for fault in each] if isinstance(each, tuple) else each for each in row]
-
-
-def _piece(row: Sequence[Any]) -> PendingRange:
-    epoch, start, end, faults = row
-    return PendingRange(epoch, start, end, tuple(ReturnReason(*fault) for fault in faults))
-
-
-def _lease(row: Sequence[Any]) -> ShardLease:
-    lease = ShardLease(*row)
-    return lease._replace(faults=tuple(ReturnReason(*fault) for fault in lease.faults))
 
 
 def _short(record: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Self
 
 from labkit.core.errors import InputError
@@ -11,7 +11,7 @@ from labkit.elastic.shards.book import Record, ShardLog
 from labkit.elastic.shards.choice import next_piece, size
 from labkit.elastic.shards.nouns import TOKEN_BITS, Fate, ShardLease, Worker
 from labkit.elastic.shards.plan import Poison, ShardPlan
-from labkit.elastic.shards.saved import from_state, replayed, to_state
+from labkit.elastic.shards.saved import SavedShards, from_state, opening_record, replayed
 from labkit.elastic.shards.view import View
 
 Journal = Callable[[Record], object]
@@ -112,7 +112,7 @@ class ShardService(View):
     @classmethod
     def from_state(
         cls,
-        state: Mapping[str, Any],
+        state: SavedShards,
         *,
         generation: int | None = None,
         n_samples: int | None = None,
@@ -122,8 +122,8 @@ class ShardService(View):
 
         Parameters
         ----------
-        state : mapping
-            What `state` returned, as such or after JSON.
+        state : SavedShards
+            What `state` returned.
         generation : int, optional
             A number above all earlier ones, when training goes back to a checkpoint. Ranges that were leased then wait
             again, first in the queue and without a failed try, and all earlier tokens are stale. By default leases stay
@@ -136,7 +136,7 @@ class ShardService(View):
         Raises
         ------
         JournalError
-            If the state was cut or changed.
+            If the state contradicts itself.
         InputError
             If it is of another dataset, or the generation is not above the saved one.
         """
@@ -173,7 +173,7 @@ class ShardService(View):
         self._earliest_s = min((lease.deadline_s for lease in book.held.values()), default=float("inf"))
         self.counts: Counter[str] = Counter()
         if journal is not None:
-            journal((book.n_records, "opened", to_state(book, ledger=True)))
+            journal(opening_record(book))
 
     def _do(self, kind: str, *columns: Any) -> None:
         number = self._book.n_records + (kind != "renewed")

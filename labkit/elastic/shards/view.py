@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from labkit.elastic.shards.ledger import prove
 from labkit.elastic.shards.nouns import TOKEN_BITS, Commit, Fate, PendingRange, ShardLease, ShardStatus, Worker
 from labkit.elastic.shards.order import order
 from labkit.elastic.shards.plan import ShardPlan
-from labkit.elastic.shards.saved import to_state
+from labkit.elastic.shards.saved import SavedShards, to_state
 
 
 class View:
@@ -39,8 +38,8 @@ class View:
         plan = self.plan
         return order(plan.n_samples, plan.seed, lease.epoch, plan.shuffle)[lease.start : lease.end]
 
-    def state(self, *, ledger: bool = False) -> dict[str, Any]:
-        """Return the state for a checkpoint, as JSON; its size is that of the exceptions to the cursor.
+    def state(self, *, ledger: bool = False) -> SavedShards:
+        """Return the state for a checkpoint; its size is that of the exceptions to the cursor.
 
         Without `ledger`, the ledger of a restored service starts with anonymous rows for earlier commits.
         """

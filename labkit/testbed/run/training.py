@@ -88,9 +88,9 @@ class TrainingTable:
             With the first unknown model, and the known ones.
         """
         from labkit.elastic import models
-        from labkit.elastic.controller.scaling_requests import check_strategy
+        from labkit.elastic.controller.strategies import checked_strategy
 
-        check_strategy(self.strategy)
+        checked_strategy(self.strategy)
         if odd := next((name for name in self.scripts if name not in jobs.models), None):
             raise unknown("model of the trace, for a script", odd, jobs.models)
         for name in jobs.models:

@@ -265,7 +265,7 @@ class Story:
         return self
 
     def owners(self) -> dict[int, str]:
-        """Return who has which block, as events tell."""
+        """Return which server has which block, as events tell."""
         found: dict[int, str] = {}
         for event in self.job.events(follow=False):
             if event["event"] == "owns":
@@ -287,7 +287,7 @@ class Story:
     # --- the judgement
 
     def finish(self, *, twice: int = 0) -> Result:
-        """Let training run to its end, and judge it: the same bits, every loss, every effect once, nobody left.
+        """Let training run to its end, and judge it: the same bits, every loss, every effect once, no process left.
 
         Parameters
         ----------
@@ -309,7 +309,7 @@ class Story:
         return result
 
     def ends_with(self, what: str) -> str:
-        """Let the job come to its end by itself, with an error that says `what`, and judge that nobody is left."""
+        """Let the job come to its end by itself, with an error that says `what`, and judge that no process is left."""
         for event in self._stream:
             self.events.append(event)
             if event["event"] in ("joined", "left", "stuck"):
@@ -363,7 +363,7 @@ class Story:
 
 
 def alive(pid: int) -> bool:
-    """Tell whether a process runs; one whose parent died may wait for long until somebody asks for its end."""
+    """Tell whether a process runs; one whose parent died may wait for long until another process asks for its end."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
@@ -378,10 +378,10 @@ OF_A_LINK = ("cut", "unsure", "unmet", "expired", *NOTICED)
 def costs(events: list[Event], faults: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
     """Return what each fault cost; what comes after the next fault is not counted to the one before."""
     told = sorted(faults, key=lambda fault: fault[1])
-    nobody = ("", float("inf"))
+    end_of_all = ("", float("inf"))
     return [
         after(events, when, end, noticed_by=OF_A_LINK if name == "link" else NOTICED)
-        for (name, when), (_, end) in pairwise([*told, nobody])
+        for (name, when), (_, end) in pairwise([*told, end_of_all])
     ]
 
 

@@ -51,7 +51,7 @@ def test_whatever_is_scaled_each_update_is_made_once(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("seed", many(1))
-def test_whoever_dies_while_it_scales_updates_are_made_once(seed: int) -> None:
+def test_whichever_member_dies_while_it_scales_updates_are_made_once(seed: int) -> None:
     """A server: back to the checkpoint with its shard queue. The controller: workers go on with what they have."""
     rng = np.random.default_rng(seed)
     with story_of("N4 deaths", save_every=40) as story:
@@ -77,7 +77,7 @@ def test_what_a_killed_worker_had_leased_is_done_by_others(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", many(1))
 def test_a_worker_that_the_controller_cannot_hear_does_no_more_than_it_had_leased(seed: int) -> None:
-    """Its link is dead for longer than its leases; it reaches all servers, and nobody hears what it does.
+    """Its link is dead for longer than its leases; it reaches all servers, and the controller does not hear it.
 
     What it has leased is of one epoch, so each sample has its effect at most once more.
     """
@@ -114,7 +114,7 @@ def test_a_straggler_gets_fewer_samples_and_each_is_done_once_in_each_epoch() ->
     assert done["worker-1"] < done["worker-0"] / 2
 
 
-def test_a_sample_that_kills_whoever_reads_it_ends_the_job_by_name() -> None:
+def test_a_sample_that_kills_each_worker_that_reads_it_ends_the_job_by_name() -> None:
     """S3: never silence, and never an end that looks like success."""
     with story_of("S3 deadly sample", data={"deadly": 77}) as story:
         why = story.ends_with("failed 3 times")

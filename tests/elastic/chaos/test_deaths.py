@@ -1,4 +1,4 @@
-"""W1, P1, P2, M1: kill -9 of anybody at any point; the same bits, every effect once, nobody left."""
+"""W1, P1, P2, M1: kill -9 of any process at any point; the same bits, every effect once, no process left."""
 
 from __future__ import annotations
 
@@ -80,13 +80,15 @@ def test_a_server_that_dies_idle_amid_a_sum_or_a_reply_costs_steps_but_no_bit(se
 
 @pytest.mark.parametrize("strategy", list(POINTS))
 @pytest.mark.parametrize("seed", many(1))
-def test_whoever_dies_while_it_scales_costs_no_bit(strategy: str, seed: int) -> None:
+def test_whichever_process_dies_while_it_scales_it_costs_no_bit(strategy: str, seed: int) -> None:
     """The old owner, the new one, the controller, one after the other at points that the seed draws.
 
     Either the move is undone, or done, or training goes back: never has a block two owners, never does it hang.
     """
     rng = np.random.default_rng(seed)
-    faults = [InjectedFault(who, str(rng.choice(points)), int(rng.integers(1, 3))) for who, points in POINTS[strategy]]
+    faults = [
+        InjectedFault(process, str(rng.choice(points)), int(rng.integers(1, 3))) for process, points in POINTS[strategy]
+    ]
     with Story(f"P2 {strategy}", faults=faults, save_every=5, steps=200) as story:
         for number in rng.permutation(len(faults)):
             scale_until_struck(story, int(number), strategy)

@@ -54,7 +54,9 @@ AMID = [
 
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("seed", many(1))
-def test_whoever_dies_between_the_copies_of_a_checkpoint_it_is_whole_or_not_there(seed: int, sync: bool) -> None:
+def test_whichever_process_dies_between_the_copies_of_a_checkpoint_it_is_whole_or_not_there(
+    seed: int, sync: bool
+) -> None:
     """The controller and servers, at blocks that the seed draws; the next checkpoint is good, and so is training."""
     rng = np.random.default_rng(seed)
     drawn = [(str(AMID[i][0]), str(AMID[i][1]), int(rng.integers(5, 40))) for i in rng.permutation(len(AMID))[:2]]
@@ -93,7 +95,7 @@ print("judged")
 """
 
 
-def test_a_file_system_that_is_really_full_stops_nobody(tmp_path: Path) -> None:
+def test_a_file_system_that_is_really_full_stops_no_process(tmp_path: Path) -> None:
     """A tmpfs of 3 MB, mounted where only this test sees it."""
     with tempfile.TemporaryDirectory(prefix="lkt") as folder:
         mount = f'mount -t tmpfs -o size=3m,mode=700 none {folder} && exec "$@"'
@@ -103,7 +105,7 @@ def test_a_file_system_that_is_really_full_stops_nobody(tmp_path: Path) -> None:
             capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "PYTHONPATH": os.getcwd()},
         )  # fmt: skip
     if "unshare:" in mounted.stderr or "mount:" in mounted.stderr:
-        pytest.skip(f"this machine lets nobody mount in a name space of its own: {mounted.stderr.strip()[:200]}")
+        pytest.skip(f"this machine lets no process mount in a name space of its own: {mounted.stderr.strip()[:200]}")
     assert mounted.returncode == 0, mounted.stderr[-4000:]
     assert mounted.stdout.startswith("full: No space left on device")
     assert "could not be written" in mounted.stdout

@@ -11,7 +11,7 @@ from tests.elastic.chaos.test_links import wait
 START_S = 25.0
 
 
-def test_who_never_comes_is_given_up_a_newcomer_with_its_request_a_replacement_for_another() -> None:
+def test_a_process_that_never_comes_is_given_up_a_newcomer_with_its_request_a_replacement_for_another() -> None:
     """They stand still before they have said a word."""
     faults = [
         InjectedFault("ps-2", "member.begins", what="stop"),
@@ -47,7 +47,7 @@ def test_training_goes_on_while_the_controller_is_dead(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", many(1))
 def test_a_controller_that_could_not_write_and_died_leaves_no_block_without_owner(seed: int) -> None:
-    """What the next one reads is old: it knows neither the newcomers nor who has what, and goes back."""
+    """What the next one reads is old: it knows neither the newcomers nor which server has what, and goes back."""
     faults = [InjectedFault("controller", "controller.write", 9 + seed, "ENOSPC", times=40)]
     with Story("M1 old state", faults=faults, save_every=5, steps=200) as story:
         story.at(3).scale(servers=1, workers=1).struck(0)
@@ -62,7 +62,7 @@ def test_a_controller_that_could_not_write_and_died_leaves_no_block_without_owne
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_controller_that_stood_still_for_ten_leases_begins_again_from_a_checkpoint(sync: bool) -> None:
-    """By then everybody has ended itself."""
+    """By then all members have ended themselves."""
     lease_s = 0.8
     with Story("M1 controller stopped for ten leases", lease_s=lease_s, save_every=10, steps=320, sync=sync) as story:
         story.happens("saved")

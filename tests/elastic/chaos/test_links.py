@@ -25,7 +25,7 @@ BLOCK = slice(12, 16)
 
 @contextlib.contextmanager
 def between(story: Story, *, framed: bool = False, **links: tuple[str, str]) -> Iterator[dict[str, Proxy]]:
-    """Put a proxy before each (who connects, to whom); enter it before the story."""
+    """Put a proxy before each (which process connects, and to which); enter it before the story."""
     proxies, routes = {}, {}
     for seed, (name, (of, to)) in enumerate(links.items()):
         there, here = Address.parse(f"unix:{story.folder}/{to}.sock"), Address.parse(f"unix:{story.folder}/via-{name}")
@@ -43,8 +43,8 @@ def wait(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def nobody_was_ended(story: Story) -> None:
-    """Nobody was believed dead, and training did not go back."""
+def no_member_was_ended(story: Story) -> None:
+    """No member was believed dead, and training did not go back."""
     assert not [e for e in story.events if e["event"] in ("goes_back", "missed")]
     assert not [e for e in story.events if e["event"] == "left" and not e["expected"]]
 
@@ -74,7 +74,7 @@ def test_a_link_between_worker_and_server_may_break_crawl_and_freeze(seed: int) 
             link.thaw()
             story.stepped(3)
         story.finish()
-        nobody_was_ended(story)
+        no_member_was_ended(story)
 
 
 @pytest.mark.parametrize("seed", many(1))
@@ -98,7 +98,7 @@ def test_a_link_may_be_dead_in_one_direction_or_pass_a_byte_a_second(seed: int) 
         wait(1.4 * LEASE_S)
         link.chunk_bytes, link.delay_s = 1 << 16, 0.0
         story.stepped(4).finish()
-        nobody_was_ended(story)
+        no_member_was_ended(story)
 
 
 @pytest.mark.parametrize("seed", many(1))
@@ -119,7 +119,7 @@ def test_connections_that_overtake_each_other_change_nothing(seed: int) -> None:
         for proxy in proxies.values():
             proxy.jitter_s = 0.0
         story.finish()
-        nobody_was_ended(story)
+        no_member_was_ended(story)
 
 
 def twice(frame: bytes, _from_near: bool, _held: list[bytes]) -> list[bytes]:
@@ -137,7 +137,7 @@ def test_frames_that_come_twice_have_their_effect_once(sync: bool) -> None:
             story.gone(lambda proxy=proxy: setattr(proxy, "meddle", twice))
         story.at(5).scale(servers=1).happens("scaled")
         story.stepped(3).finish()
-        nobody_was_ended(story)
+        no_member_was_ended(story)
         assert not [e for e in story.events if e["event"] == "cut"]
 
 
@@ -184,7 +184,7 @@ def test_frames_that_are_swapped_on_one_connection_end_it_and_it_is_made_again(s
             assert "what lies between is missing" in cut["why"]
             story.stepped(3)
         story.finish()
-        nobody_was_ended(story)
+        no_member_was_ended(story)
 
 
 @pytest.mark.parametrize("seed", many(1))
@@ -235,8 +235,8 @@ def test_servers_that_cannot_reach_each_other_for_good_do_not_share_blocks(seed:
 
 
 @pytest.mark.parametrize("seed", many(1))
-def test_a_link_to_the_controller_may_break_and_freeze_and_nobody_is_ended(seed: int) -> None:
-    """Training does not notice; who was cut off comes back and is told what it has missed."""
+def test_a_link_to_the_controller_may_break_and_freeze_and_no_member_is_ended(seed: int) -> None:
+    """Training does not notice; a member that was cut off comes back and is told what it has missed."""
     rng = np.random.default_rng(seed)
     story = Story("X1 controller: cut, frozen", scheme="unix", lease_s=LEASE_S, steps=160)
     with between(story, ps=("ps-0", "controller"), worker=("worker-1", "controller")) as proxies, story:
@@ -256,12 +256,12 @@ def test_a_link_to_the_controller_may_break_and_freeze_and_nobody_is_ended(seed:
             story.happens("rejoined")
             story.stepped(3)
         story.finish()
-        nobody_was_ended(story)
+        no_member_was_ended(story)
 
 
 @pytest.mark.parametrize("seed", many(1))
-def test_who_stands_still_below_the_lease_is_not_dead_and_beyond_it_is_replaced(seed: int) -> None:
-    """Whoever it is, worker or server."""
+def test_a_member_that_stands_still_below_the_lease_is_not_dead_and_beyond_it_is_replaced(seed: int) -> None:
+    """Any member, worker or server."""
     rng = np.random.default_rng(seed)
     with Story("X2 stopped below the lease", lease_s=LEASE_S, save_every=5, steps=240) as story:
         story.at(3)
@@ -299,4 +299,4 @@ def test_of_two_controllers_the_second_names_the_first_and_ends(seed: int) -> No
         assert f"process {story.job.pid} is the controller of the job in {story.folder}: end it first." in second.stderr
         story.stepped(5).scale(servers=1).happens("scaled")
         story.stepped(3).finish()
-        nobody_was_ended(story)
+        no_member_was_ended(story)

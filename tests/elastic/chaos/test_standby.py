@@ -71,7 +71,7 @@ def test_owner_and_follower_together_cost_the_steps_since_the_checkpoint() -> No
 
 
 @pytest.mark.parametrize("strategy", ["handover", "suspend", "checkpoint"])
-def test_scaling_moves_blocks_and_those_who_follow_them(strategy: str) -> None:
+def test_scaling_moves_blocks_and_their_replicas(strategy: str) -> None:
     """More, fewer, others; at the end a death costs nothing."""
     with Story(f"N1 {strategy}, followed", standby=True, save_every=10, steps=200) as story:
         redundant(story).scale(servers=2, workers=1, strategy=strategy)
@@ -88,7 +88,7 @@ def test_scaling_moves_blocks_and_those_who_follow_them(strategy: str) -> None:
 
 @pytest.mark.parametrize("seed", many(1))
 def test_a_server_may_die_while_it_scales(seed: int) -> None:
-    """The source or the destination of a move that is under way: it goes on from whoever has the block then."""
+    """The source or the destination of a move that is under way: it goes on from the server that has the block then."""
     rng = np.random.default_rng(seed)
     point = str(rng.choice(["ps.handover.announced", "ps.handover.streaming", "ps.install.placed"]))
     with Story(

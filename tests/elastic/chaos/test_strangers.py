@@ -1,4 +1,4 @@
-"""Q1: whoever knocks at the doors of a running job, and whatever it says, changes nothing."""
+"""Q1: a process that knocks at the doors of a running job, whatever it says, changes nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def hostile(rng: np.random.Generator) -> list[bytes]:
 
 @pytest.mark.parametrize("seed", many(1))
 def test_strangers_at_every_door_change_nothing(seed: int) -> None:
-    """Garbage; a worker that nobody knows, which gives a server a block and commands the controller."""
+    """Garbage; a worker that no process knows, which gives a server a block and commands the controller."""
     rng = np.random.default_rng(seed)
     with Story("Q1 strangers", scheme="unix", lease_s=1.5) as story:
         story.at(3)

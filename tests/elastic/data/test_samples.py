@@ -72,7 +72,7 @@ def test_parts_are_what_the_model_takes(name):
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_batch_is_its_own_memory(name):
-    """A worker may write into its batch: nobody else's changes."""
+    """A worker may write into its batch: no other one's changes."""
     samples = dataset(name, n=N, width=WIDTH)
     for part in samples.fetch(range(5)):
         part.zero_()

@@ -22,7 +22,7 @@ def samples_of(name: str):
 
 
 def guessing(targets: np.ndarray) -> float:
-    """Return the loss of who knows how often each target occurs, and nothing else."""
+    """Return the loss of a model that knows how often each target occurs, and nothing else."""
     share = np.unique(targets, return_counts=True)[1] / targets.size
     return float(-(share * np.log(share)).sum())
 
@@ -61,7 +61,7 @@ def test_sgd_with_momentum_learns_too(name):
 
 
 def test_word_model_cannot_know_more_than_its_teacher():
-    """Each word follows one of four with 0.9 x (1/2, 1/4, 1/8, 1/8), else any: who knows that has 1.65 nats left."""
+    """Each word follows one of four with 0.9 x (1/2, 1/4, 1/8, 1/8), else any: knowing that leaves 1.65 nats."""
     samples = samples_of("wlm")
     n_words = samples.size.n_words
     rank = np.arange(n_words)

@@ -1,4 +1,4 @@
-"""Nobody gets in: a wrong key, token, uid, name or folder is refused in under a second, by name."""
+"""No stranger gets in: a wrong key, token, uid, name or folder is refused in under a second, by name."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_server_that_does_not_know_the_token_learns_nothing(listening):
 
 
 def test_a_recorded_greeting_opens_nothing(listening, accesses):
-    """Whoever heard a whole greeting on the network, and repeats it, meets another challenge."""
+    """A process that heard a whole greeting on the network, and repeats it, meets another challenge."""
     listener, heard = listening("tcp", accesses["tcp"]), []
     proxy = Proxy(listener.address, address=Address.parse("tcp://127.0.0.1:0"))
     proxy.tamper = lambda chunk, from_client: (heard.append(chunk) if from_client else None, chunk)[1]
@@ -159,7 +159,7 @@ def test_a_process_of_another_user_is_refused_by_either_end(listening, scheme):
         join(listener, Access(uid=os.getuid() + 1))
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_a_real_stranger_cannot_even_reach_the_socket(listening):
     listener = listening("unix", Access())
     assert stat.S_IMODE(os.stat(listener.address.path).st_mode) == 0o600
@@ -172,7 +172,7 @@ def test_a_real_stranger_cannot_even_reach_the_socket(listening):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_whoever_welcomes_may_refuse_and_say_why(listening, accesses, scheme):
+def test_the_welcome_may_refuse_and_say_why(listening, accesses, scheme):
     def welcome(peer):
         if peer.hello.get("generation", 0) < 5:
             raise AccessError(f"generation {peer.hello['generation']} is over; this is 5.")

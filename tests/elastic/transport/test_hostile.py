@@ -136,7 +136,7 @@ def test_a_missing_frame_ends_the_connection():
         assert pair.connection.counts.refused == {"replayed": 1}
 
 
-def test_an_answer_that_nobody_asked_for_is_dropped_and_counted():
+def test_an_answer_without_a_request_is_dropped_and_counted():
     with Pair() as pair:
         pair.say(frame(1, flags=REPLY, request=77, payload=b"x" * 100_000), frame(2, payload=b"next"))
         assert pair.handler.next()[2] == b"next"
@@ -223,7 +223,7 @@ def test_an_idle_connection_lives_on_and_a_cut_is_noticed_at_once(address, acces
     proxy.close()
 
 
-def test_a_handler_that_is_busy_for_longer_than_the_lease_loses_nobody(ends):
+def test_a_handler_that_is_busy_for_longer_than_the_lease_loses_no_connection(ends):
     never = threading.Event()
 
     class Busy(Noting):
@@ -308,7 +308,7 @@ def test_a_greeting_of_garbage_is_refused_and_the_door_stays_open(doorway, raw):
     channel.close()
 
 
-def test_strangers_who_say_nothing_are_few_and_soon_gone(doorway):
+def test_strangers_that_say_nothing_are_few_and_soon_gone(doorway):
     refused = doorway.counts.refused
     before, lost = refused["full"], refused["lost"]
     silent = [stranger(doorway) for _ in range(10)]

@@ -59,7 +59,7 @@ def test_an_answer_that_comes_twice_is_taken_once(through):
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_after_a_gap_nothing_is_believed_and_the_connection_ends(through, lost):
-    """A frame that is missing, and two that are swapped, are the same to who receives."""
+    """A frame that is missing, and two that are swapped, are the same to the receiver."""
     channel, server, proxy = through("unix", Noting())
     channel.send(20, step=0)
     assert server.next()[0].step == 0
@@ -81,7 +81,7 @@ def test_after_a_gap_nothing_is_believed_and_the_connection_ends(through, lost):
 
 @pytest.mark.parametrize("from_near", [True, False])
 def test_a_link_of_which_one_direction_is_dead_ends_at_both_ends(through, from_near):
-    """Who hears nothing ends it; the other sees the end, or hears nothing either."""
+    """The end that hears nothing ends it; the other sees that, or hears nothing either."""
     channel, server, proxy = through("unix", Noting(), lease=Lease(0.6))
     proxy.freeze(from_near=from_near)
     assert isinstance(server.end(), PeerLostError)

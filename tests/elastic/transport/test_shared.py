@@ -102,7 +102,7 @@ def test_regions_are_few_and_not_too_large():
         Regions(limits).accept(Region(5000).fileno(), {"region": 0, "n_bytes": 5000})
 
 
-def test_memory_goes_back_when_nobody_looks_at_it_any_more():
+def test_memory_goes_back_when_no_reader_has_it_any_more():
     def n_regions() -> int:
         with open("/proc/self/maps") as maps:
             return maps.read().count("memfd:labkit")

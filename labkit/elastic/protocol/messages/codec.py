@@ -20,6 +20,9 @@ VERSION: Final = 1
 _DOUBTFUL: Final = (b"NaN", b"Infinity")
 """In a text, or a number that is not finite, which a receiver would refuse."""
 
+_WITHOUT_VALUE: Final = ("missing", "json_invalid")
+"""Faults of the whole object: the value would be all of it."""
+
 M = TypeVar("M", bound=Struct)
 
 
@@ -106,8 +109,18 @@ def decode(kinds: Any, raw: bytes) -> Any:
     return from_json(kind, body)
 
 
-def from_json(kind: type[M], raw: bytes) -> M:
+def from_json(kind: type[M], raw: bytes, *, show_value: bool = False) -> M:
     """Return the struct that `to_json` encoded.
+
+    Parameters
+    ----------
+    kind : type
+        Of the struct.
+    raw : bytes
+        What `to_json` returned.
+    show_value : bool
+        Whether the error has the value of the field, too: for files, since what strangers send is not repeated to
+        users.
 
     Raises
     ------
@@ -118,7 +131,7 @@ def from_json(kind: type[M], raw: bytes) -> M:
     try:
         value: M = _adapter(hashed).validate_json(raw)
     except ValueError as error:
-        raise MessageError(_invalid(kind.__name__, error)) from None
+        raise MessageError(_invalid(kind.__name__, error, show_value=show_value)) from None
     return value
 
 
@@ -146,14 +159,16 @@ def _names(known: dict[bytes, Any]) -> str:
     return ", ".join(sorted(name.decode() for name in known))
 
 
-def _invalid(name: str, error: ValueError) -> str:
-    """Return the first fault of a message in one line: message, field, and what was expected."""
+def _invalid(name: str, error: ValueError, *, show_value: bool) -> str:
+    """Return the first fault of a message in one line: message, field, its value, and what was expected."""
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):
         return f"{name}: {_line(error)}"
-    fault = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join([name, *(str(part)[:40] for part in fault["loc"][:6])])
+    fault = error.errors(include_url=False, include_input=show_value)[0]
+    where = ".".join([name, *(str(part)[:40] for part in fault["loc"][:8])])
+    if show_value and fault["type"] not in _WITHOUT_VALUE:
+        where += f" is {repr(fault['input'])[:60]}"
     return f"{where}: {fault['msg'][:200]}."
 
 
