@@ -52,6 +52,15 @@ Quotas = Annotated[
         help="The most GPUs that the jobs of each user may hold: vision=8,*=4 (*: each other one), or a TOML FILE."
     ),
 ]
+Reserved = Annotated[
+    Path | None,
+    typer.Option(
+        "--reservations",
+        help="Hosts that are kept for some users, or for nobody, from a start to an end: a TOML file with tables "
+        "[reservation.NAME].",
+        metavar="FILE",
+    ),
+]
 Lease = Annotated[
     float | None,
     typer.Option(help="Seconds that hosts keep it alive without a sign of life from here; else 600.", min=5.0),

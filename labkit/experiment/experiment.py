@@ -26,7 +26,7 @@ from labkit.core.protocols import Backend, Scheduler, SpeedModel
 from labkit.core.quotas import BEYOND, Quotas
 from labkit.core.resources import Floats
 from labkit.experiment import provenance
-from labkit.experiment.asked import arriving, jobs_of, refuse_endless, refuse_odd, refuse_unknown
+from labkit.experiment.asked import KINDS, arriving, jobs_of, refuse_endless, refuse_odd, refuse_unknown
 from labkit.experiment.bound import jct_bound_s
 from labkit.experiment.bound_gangs import rests_on_faster
 from labkit.experiment.cadence import Cadence, at_events
@@ -38,6 +38,7 @@ from labkit.experiment.plain import plain, slug
 from labkit.experiment.profile import slower_on_slowest_type
 from labkit.experiment.profiled import interference_of, profiled
 from labkit.experiment.progress_bar import ProgressBar
+from labkit.experiment.reservations import KEPT, Reservation, Reservations
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model, with_steps
 from labkit.results.bound import BOUND, FASTER
@@ -52,16 +53,6 @@ from labkit.speed.interference.levels import Level, level
 from labkit.speed.profiled import ProfiledSpeed, TestbedProfile
 from labkit.topology import presets
 from labkit.topology.routes import refuse_unsound_network
-
-KINDS: Final[dict[str, tuple[type, str]]] = {
-    "cadence": (Cadence, "every_slot(600) or at_events()"),
-    "overheads": (Overheads, "Overheads(start_s=20)"),
-    "variation": (Variation, "Variation(period_s=600, error=0.1)"),
-    "faults": (Faults, "Faults(mtbf_s=86400, mttr_s=600, checkpoint_s=60)"),
-    "losses": (Losses, "Losses()"),
-    "troubles": (Troubles, "Troubles.drawn(jobs, rng=rng)"),
-}
-"""What makes a run less than ideal, and its cadence: the type of each, and an example."""
 
 TROUBLE_STREAM: Final = 4
 """The simulator has streams 0, 1 and 2 of a seed, epochs of a sweep stream 3."""
@@ -106,6 +97,8 @@ class Experiment:
         Dollars per GPU and hour by device type, for runs whose schedulers know of none.
     quotas : Quotas or None
         The most GPUs that the jobs of each user may hold together, under every scheduler.
+    reservations : Reservations or None
+        Hosts that are kept for some jobs, or for nobody, from a start to an end, under every scheduler.
     load : float
         How many times as fast as in the trace `jobs` arrive, for headers.
     """
@@ -128,6 +121,7 @@ class Experiment:
     measure_every_s: float | None = None
     history: Path | None = None
     quotas: Quotas | None = None
+    reservations: Reservations | None = None
     load: float = 1.0
 
     def __post_init__(self) -> None:
@@ -148,6 +142,7 @@ class Experiment:
         sharding: str = "dynamic",
         troubles: Troubles | str | Path | None = None,
         quotas: Quotas | Mapping[str, float] | str | Path | None = None,
+        reservations: Reservations | Sequence[Reservation] | Mapping[str, Any] | str | Path | None = None,
         **options: Any,
     ) -> Experiment:
         """Return an experiment; a trace may be a path, a cluster a preset or an expression, a speed model a name.
@@ -155,8 +150,8 @@ class Experiment:
         A profile of a testbed (`labkit profile`) gives cluster, speeds and overheads, unless they are given too.
         Interference is a level by name ("none", "mild", "calibrated") or a file (`labkit.speed.interference.level`).
         Troubles are a CSV file or parts of the jobs ("hot_ps=0.13,slow_ps=0.06"), drawn with the seed; overheads may be
-        named ("dlrover"). Quotas are GPUs by user ("vision=8,*=4"), or a TOML file. With `sharding="static"` workers
-        have their samples in advance, for speeds that know of it.
+        named ("dlrover"). Quotas are GPUs by user ("vision=8,*=4"), or a TOML file; reservations a list, tables by
+        name, or a TOML file. With `sharding="static"` workers have their samples in advance, for speeds that know it.
         """
         jobs, known = arriving(jobs_of(jobs), load=options.get("load", 1.0)), level(interference)
         refuse_unknown(options, known=[*inspect.signature(cls.of).parameters, *(field.name for field in fields(cls))])
@@ -195,7 +190,7 @@ class Experiment:
         said += "" if some is None else f"; troubles: {some.said}"
         return cls(
             jobs=jobs, cluster=cluster, speed=speed, interference=told, troubles=some, quotas=Quotas.given(quotas),
-            **{"speeds": said, **options},
+            reservations=Reservations.given(reservations), **{"speeds": said, **options},
         )  # fmt: skip
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:
@@ -252,7 +247,8 @@ class Experiment:
             refuse_endless(self.jobs, every_s=min(cadence.slot_s, lease_s or math.inf, period_s, every_s or math.inf))
             backend = self.simulator(lease_s=lease_s, measure_every_s=every_s)
         return Session(
-            backend, cadence=cadence, runs_on=runs_on, observers=observers, reasons=reasons, quotas=self.quotas
+            backend, cadence=cadence, runs_on=runs_on, observers=observers, reasons=reasons, quotas=self.quotas,
+            reservations=self.reservations,
         )  # fmt: skip
 
     def config(self, scheduler: Scheduler) -> dict[str, Any]:
@@ -267,8 +263,7 @@ class Experiment:
             parts[TYPES_DIFFER] = round(self._slower, 3)
         if getattr(self.speed, "amounts", False):
             parts[AMOUNTS_COUNT] = True
-        if self.quotas is not None:
-            parts["quotas"] = str(self.quotas)
+        parts |= {name: str(rule) for name in ("quotas", "reservations") if (rule := getattr(self, name)) is not None}
         if self.load != 1:
             parts[LOAD] = self.load
         if self.interference is not None:
@@ -281,7 +276,8 @@ class Experiment:
     @property
     def _rules(self) -> list[str]:
         """What was asked for and holds for every scheduler: notes that need no warning."""
-        return [] if self.quotas is None else [f"quotas: {self.quotas}; {BEYOND}"]
+        rules = [] if self.quotas is None else [f"quotas: {self.quotas}; {BEYOND}"]
+        return rules if self.reservations is None else [*rules, f"reservations: {self.reservations}; {KEPT}"]
 
     def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
         """Return what a reader of this scheduler's numbers has to know, a sentence each."""
