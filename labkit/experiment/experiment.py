@@ -23,7 +23,7 @@ from labkit.core.events import Kind
 from labkit.core.jobs import Jobs
 from labkit.core.life import Traits, begin
 from labkit.core.protocols import Backend, Scheduler, SpeedModel
-from labkit.core.quotas import BEYOND, Quotas
+from labkit.core.quotas import Quotas
 from labkit.core.resources import Floats
 from labkit.experiment import provenance
 from labkit.experiment.asked import KINDS, arriving, jobs_of, refuse_endless, refuse_odd, refuse_unknown
@@ -38,7 +38,8 @@ from labkit.experiment.plain import plain, slug
 from labkit.experiment.profile import slower_on_slowest_type
 from labkit.experiment.profiled import interference_of, profiled
 from labkit.experiment.progress_bar import ProgressBar
-from labkit.experiment.reservations import KEPT, Reservation, Reservations
+from labkit.experiment.reservations import Reservation, Reservations, unmet
+from labkit.experiment.rules import refuse_without_hosts, rules
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model, with_steps
 from labkit.results.bound import BOUND, FASTER
@@ -273,18 +274,13 @@ class Experiment:
             told["prices"] = dict(prices)
         return told | {"speed": type(self.speed).__name__, "speeds": self.speeds}
 
-    @property
-    def _rules(self) -> list[str]:
-        """What was asked for and holds for every scheduler: notes that need no warning."""
-        rules = [] if self.quotas is None else [f"quotas: {self.quotas}; {BEYOND}"]
-        return rules if self.reservations is None else [*rules, f"reservations: {self.reservations}; {KEPT}"]
-
     def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
         """Return what a reader of this scheduler's numbers has to know, a sentence each."""
-        return caveats(
+        found = caveats(
             self.jobs, self.cluster, speed=self.speed, scheduler=scheduler, name=name, speeds=self.speeds,
             fails=self.faults is not None,
         )  # fmt: skip
+        return [*found, *unmet(self.jobs, self.reservations)]
 
     @cached_property
     def job_bounds_s(self) -> Floats | None:
@@ -310,7 +306,7 @@ class Experiment:
 
     def info(self, scheduler: Scheduler, *, name: str) -> RunInfo:
         """Return the row of a run in the table of runs."""
-        notes = self._rules + self.caveats(scheduler, name=name)
+        notes = rules(self.quotas, self.reservations) + self.caveats(scheduler, name=name)
         return RunInfo(
             run=f"{slug(name)}-{slug(self.jobs.name)}-{self.seed}",
             scheduler=name,
@@ -352,6 +348,7 @@ class Experiment:
             With all events, a table of jobs and a summary.
         """
         scheduler, called = named(scheduler, name)
+        refuse_without_hosts(scheduler, self.reservations, name=called)
         experiment = self
         if Traits.of(scheduler).ideal:
             jobs, cluster, speed = fluid(self.jobs, self.cluster, self.speed)
@@ -382,7 +379,7 @@ class Experiment:
             compiled = stack.enter_context(kernel_cache.watched())
             began = time.perf_counter()
             session = self.session(scheduler, observers=watchers, reasons=reasons)
-            for note in info.config.get("notes", ())[len(self._rules) :]:
+            for note in info.config.get("notes", ())[len(rules(self.quotas, self.reservations)) :]:
                 warnings.warn(note, Caveat, stacklevel=4)
             rows = session.run(scheduler)
             wall_s = time.perf_counter() - began - compiled.seconds

@@ -14,6 +14,7 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
+from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools
 from labkit.core.text import shortened
 from labkit.topology.host_ranges import listed
@@ -21,7 +22,6 @@ from labkit.topology.host_ranges import listed
 DAY_S: Final = 86400.0
 RUNNING: Final = {"preempt": "jobs of others there are preempted at its start", "finish": "jobs of others there go on"}
 """What becomes of the jobs of others that run on the hosts when a reservation starts."""
-KEPT: Final = "no other job starts there while one holds, under every scheduler"
 EXPECTED: Final = (
     'expected a TOML file with a table for each: [reservation.night], hosts = "gpu[01-02]", start_s = 3600, '
     'end_s = 7200, users = ["vision"]'
@@ -237,6 +237,19 @@ class Reservations:
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.each))
+
+
+def unmet(jobs: Jobs, reservations: Reservations | None) -> list[str]:
+    """Return a sentence if jobs belong to reservations that a run does not have."""
+    known = [] if reservations is None else [one.name for one in reservations.each]
+    names = [name for name in jobs.reservation if name and name not in known]
+    if not names:
+        return []
+    told = shortened(", ".join(dict.fromkeys(names)), most=60)
+    return [
+        f"jobs that belong to a reservation which the run does not have: {len(names):,} ({told}); they run like any "
+        "other. --reservations FILE gives some."
+    ]
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -16,8 +16,10 @@ from labkit.core.placement import Placement, Reason
 from labkit.core.protocols import Scheduler
 from labkit.core.resources import Bools, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.core.text import shortened
 from labkit.experiment.fitting import fitting_on
 from labkit.experiment.reservations import Reservation, Reservations
+from labkit.results.notes import LOST_TO, WAITS_FOR
 
 REST, NOWHERE = -1, -2
 """The part of the cluster that no reservation holds; and the part of a job that has tasks in several."""
@@ -73,11 +75,13 @@ class ReservationControl:
         self._each, self._ledger, self._cluster = reservations.each, ledger, ledger.cluster
         self._all, self._runs_on = reservations, runs_on
         self._machines = reservations.machines(ledger.cluster)
-        self._own = np.full(len(ledger.jobs), REST, np.int32)
+        names = [one.name for one in self._each]
+        self._own = np.array([names.index(own) if own in names else REST for own in ledger.jobs.reservation], np.int32)
         self._may = np.array([self._users_of(one) for one in self._each])
         self._fits: dict[bytes, Bools] = {}
         self._parts: dict[tuple[bool, ...], Parts] = {}
         self._smallest = _smallest(ledger.jobs)
+        self._waiting: set[int] = set()
         self._scheduler: Scheduler | None = None
         self._copies: list[Scheduler] = []
         self._refuse_never()
@@ -94,7 +98,7 @@ class ReservationControl:
         for r, one in enumerate(self._each):
             if r in parts.may and one.running == "preempt":
                 for job in np.unique(jobs[(part == r) & ~parts.may[r][jobs]]).tolist():
-                    reasons.append(Reason(job, f"reservation {one.name} holds hosts that it had"))
+                    reasons.append(Reason(job, f"{LOST_TO}{one.name}"))
         return Placement.of(list(dict.fromkeys(reason.job for reason in reasons)), reasons=reasons)
 
     def within(self, placement: Placement, now_s: float) -> Placement:
@@ -131,7 +135,18 @@ class ReservationControl:
             view = PartSnapshot(snapshot, machines=self._machines_of(parts, p), jobs=mine)
             answers.append((copies[p] if p != REST else scheduler).schedule(view))
             waits &= ~np.isin(active, getattr(answers[-1], "set_jobs", ()))
-        return Placement.joined(answers)
+        waiting = active[waits & ~np.logical_or.reduce([shown[active] for shown in parts.shown.values()])]
+        return Placement.joined([*answers, Placement.of([], reasons=self._news_of(waiting, parts))])
+
+    def _news_of(self, waiting: Ints, parts: Parts) -> list[Reason]:
+        """Return for what jobs wait that no part of the cluster may have now, of each job once."""
+        new = [job for job in waiting.tolist() if job not in self._waiting]
+        self._waiting.update(new)
+        held = ", ".join(self._each[p].name for p in sorted(parts.shown) if p != REST)
+        return [
+            Reason(job, f"{WAITS_FOR}{self._each[own].name if (own := self._own[job]) != REST else held}")
+            for job in new
+        ]
 
     def _copies_of(self, scheduler: Scheduler) -> list[Scheduler]:
         """Return a copy of a scheduler for each reservation, made when it is first asked about."""
@@ -187,12 +202,21 @@ class ReservationControl:
         return np.repeat(holding, np.diff(first)), first[:-1], group
 
     def _users_of(self, one: Reservation) -> Bools:
-        """Return which jobs may use a reservation, (N,)."""
+        """Return which jobs may use a reservation, (N,): its own, and those of its users that belong to none."""
         jobs = self._ledger.jobs
         for user in one.users:
             if user not in jobs.users:
                 raise unknown(f"user of reservation {one.name}", user, jobs.users)
-        return np.isin(jobs.user, [jobs.users.index(user) for user in one.users])
+        theirs = np.isin(jobs.user, [jobs.users.index(user) for user in one.users])
+        own = jobs.reservation == one.name
+        if one.users and (own & ~theirs).any():
+            job = int((own & ~theirs).argmax())
+            raise InputError(
+                f"job {jobs.id[job]} of '{jobs.users[jobs.user[job]]}' belongs to reservation {one.name}, whose users "
+                f"are {shortened(', '.join(one.users))}; add its user, or give no users, for its own jobs alone."
+            )
+        may: Bools = np.where(self._own == REST, theirs, own)
+        return may
 
     def _refuse_never(self) -> None:
         """Raise if a job has no hosts even when all is over that ever will be."""

@@ -18,6 +18,7 @@ from labkit.core.events import Kind
 from labkit.core.resources import amounts
 from labkit.experiment import Experiment, Session, every_slot
 from labkit.experiment.reservations import DAY_S, Reservation, Reservations
+from labkit.results.notes import reserved
 from labkit.schedulers import make
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
@@ -88,6 +89,21 @@ def test_with_slots_a_start_between_two_of_them_takes_hosts_at_once_and_gives_th
     night = {"night": {"hosts": "m1", "start_s": 50, "end_s": 170, "users": "b"}}
     found = completions(jobs, night, cadence=every_slot(60))
     assert found == pytest.approx([180 + 50, 160])  # job 1 from 60 on; job 0 with its other 50 steps from 180 on
+
+
+def test_a_job_that_belongs_to_one_waits_for_it_and_runs_on_its_hosts_alone() -> None:
+    """Job 0 waits for m1 from 50 s on; job 1 waits for job 0 there, though m0 is free. After its end all may run."""
+    jobs = jobs_of("aab", [4, 4, 4], arrival_s=[0, 0, 0], reservation=["night", "night", ""])
+    night = {"night": {"hosts": "m1", "start_s": 50, "end_s": 400}}
+    assert completions(jobs, night) == pytest.approx([150, 250, 100])
+    night["night"]["end_s"] = 120  # job 0 goes on after it, and job 1 finds m0 then
+    assert completions(jobs, night) == pytest.approx([150, 220, 100])
+
+
+def test_a_job_that_belongs_to_none_of_the_run_runs_like_any_other_and_is_counted() -> None:
+    jobs = jobs_of("ab", [4, 4], arrival_s=[0, 0], reservation=["old", ""])
+    with pytest.warns(UserWarning, match=r"which the run does not have: 1 \(old\); they run like any other"):
+        assert completions(jobs, None) == pytest.approx([100, 100])
 
 
 # --- properties
@@ -181,6 +197,22 @@ def test_one_that_never_holds_while_jobs_run_changes_no_event(scheduler: str) ->
     assert plain.events.tobytes() == late.events.tobytes()
 
 
+def test_notes_count_the_jobs_that_lost_hosts_and_those_that_waited() -> None:
+    jobs = jobs_of("aab", [4, 4, 8], arrival_s=[0, 0, 60])
+    night = {"night": {"hosts": "m1", "start_s": 50, "end_s": 250, "users": "b"}}
+    record = Experiment.of(jobs, cluster="no_network(2)", reservations=night).run("fifo")
+    assert reserved(record, name="fifo") == [
+        "fifo: reservation night: 1 job lost hosts when it started.",
+        "fifo: reservation night: 1 job waited for it, having no other hosts.",
+    ]
+    assert record.decisions["job"].tolist() == ["1", "2"]
+
+
+def test_a_scheduler_to_which_the_cluster_is_one_machine_is_refused() -> None:
+    with pytest.raises(InputError, match="divides the cluster at will and knows no hosts"):
+        completions(jobs_of("a", [1]), {"r": {"hosts": 1, "end_s": 5}}, "gavel_las(ideal=True)")
+
+
 def test_they_are_in_the_notes_of_a_run() -> None:
     record = Experiment.of(
         jobs_of("ab", [2, 2]), cluster="no_network(2)", reservations={"n": {"hosts": 1, "start_s": 5, "users": "b"}}
@@ -221,6 +253,12 @@ def test_what_cannot_be_is_refused_in_one_line(given: dict[str, Any], what: str)
         Experiment.of(jobs, cluster="no_network(2)", reservations={"r": given}).run("fifo")
     assert what in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_job_of_another_user_cannot_belong_to_it() -> None:
+    jobs = jobs_of("ab", [1, 1], reservation="r")
+    with pytest.raises(InputError, match="job 1 of 'b' belongs to reservation r, whose users are a; add its user"):
+        completions(jobs, {"r": {"hosts": 1, "users": "a"}})
 
 
 def test_two_that_hold_a_host_at_a_time_are_refused() -> None:
