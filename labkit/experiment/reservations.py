@@ -155,8 +155,8 @@ class Reservation:
         return np.isin(np.arange(cluster.n_machines), found[-n:])
 
     def __str__(self) -> str:
-        n_of = f"{self.hosts} hosts" if isinstance(self.hosts, int) else shortened(",".join(self.hosts), most=40)
-        kind = f" of {self.device_type}" if self.device_type else ""
+        n_of = f"the last {self.hosts}" if isinstance(self.hosts, int) else shortened(",".join(self.hosts), most=40)
+        kind = f" with {self.device_type}" if self.device_type else ""
         end = "on" if math.isinf(self.end_s) else f"to {self.end_s:g} s"
         who = f" for {', '.join(self.users)}" if self.users else ""
         return f"{self.name}: {n_of}{kind} from {self.start_s:g} s {end}{' daily' * self.daily}{who}"

@@ -19,10 +19,11 @@ from labkit.core.resources import amounts
 from labkit.experiment import Experiment, Session, every_slot
 from labkit.experiment.reservations import DAY_S, Reservation, Reservations
 from labkit.results.notes import reserved
-from labkit.schedulers import make
+from labkit.schedulers import available, make
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
 from labkit.topology import no_network
+from labkit.workloads.expressions import trace
 
 
 def jobs_of(user: Iterable[str], n_workers: Iterable[int], **more: Any) -> Jobs:
@@ -152,6 +153,26 @@ def keeps_off(session: Session, reservations: list[Reservation], rows: Any) -> N
             assert {jobs.users[user] for user in jobs.user[there]} <= set(one.users), (one, now_s)
 
 
+@pytest.mark.parametrize("scheduler", available())
+def test_every_scheduler_keeps_off_and_completes_all_jobs(scheduler: str) -> None:
+    jobs = trace("poisson(40, per_hour=60, median_s=900, mean_s=1200)", seed=1)
+    jobs = jobs.with_columns(users=("a", "b", "c"), user=np.arange(len(jobs), dtype=np.int32) % 3)
+    some = [
+        Reservation("team", ("m0", "m1"), start_s=600, end_s=5000, users=("a",)),
+        Reservation("repair", ("m7",), start_s=1000, end_s=3000),
+        Reservation("course", ("m2",), start_s=500, end_s=900, daily=True, users=("b",), running="finish"),
+    ]
+    policy = make(scheduler)
+    seen: list[Session] = []
+    session = Experiment.of(jobs, cluster="demo", reservations=some).session(
+        policy, observers=[lambda rows: keeps_off(seen[0], some[:2], rows) if seen else None]
+    )
+    seen.append(session)
+    session.run(policy)
+    assert np.count_nonzero(session.log.rows["kind"] == Kind.COMPLETED) == len(jobs)
+    assert not any(reason.startswith("a reservation") for reason in session.reasons), "it was asked about its own part"
+
+
 @given(
     start_s=st.floats(0, 1e6), length_s=st.floats(1, DAY_S - 1), daily=st.booleans(), other=st.floats(0, 1e6),
     other_s=st.floats(1, 1e6),
@@ -217,9 +238,10 @@ def test_they_are_in_the_notes_of_a_run() -> None:
     record = Experiment.of(
         jobs_of("ab", [2, 2]), cluster="no_network(2)", reservations={"n": {"hosts": 1, "start_s": 5, "users": "b"}}
     ).run("fifo")
-    assert record.info.config["reservations"] == "n: 1 hosts from 5 s on for b"
+    assert record.info.config["reservations"] == "n: the last 1 from 5 s on for b"
     assert any(
-        note.startswith("reservations: n: 1 hosts from 5 s on for b; no other") for note in record.info.config["notes"]
+        note.startswith("reservations: n: the last 1 from 5 s on for b; no other")
+        for note in record.info.config["notes"]
     )
 
 
