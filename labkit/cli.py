@@ -25,7 +25,7 @@ from labkit.cli_watch import watch
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.core.raised import raised_at
-from labkit.experiment.command import Interference, Quotas, attach
+from labkit.experiment.command import Interference, Quotas, Reserved, attach
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.train_command import train
@@ -156,6 +156,7 @@ def compare(
     ] = "auto",
     interference: Interference = "none",
     quotas: Quotas = None,
+    reservations: Reserved = None,
     load: Annotated[float, typer.Option(help="2: jobs arrive twice as fast.")] = 1.0,
     slot: Annotated[float | None, typer.Option(help="Decide every so many seconds, instead of at every event.")] = None,
     first: Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)] = None,
@@ -203,7 +204,7 @@ def compare(
             schedulers=schedulers, seeds=seeds, against=against, workers=workers, as_json=as_json, speed=speed,
             throughputs=throughputs, strict=strict, interference=interference, load=load, slot_s=slot, first=first,
             start_s=start, restart_s=restart, rescale_s=rescale, overheads=overheads, troubles=troubles,
-            sharding=sharding, quotas=quotas, drop_too_large=drop_too_large, usual=usual,
+            sharding=sharding, quotas=quotas, reservations=reservations, drop_too_large=drop_too_large, usual=usual,
             left_out={"--checkpoint": checkpoint, "--seed": seed, "--profile": profile is not None,
                       "--prices": prices is not None},
         )  # fmt: skip
@@ -220,7 +221,8 @@ def compare(
     jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
     options: dict[str, Any] = {
         "profile": profile, "speed": speed, "throughputs": throughputs, "strict": strict, "seed": seed, "load": load,
-        "interference": interference, "quotas": quotas, "prices": None if prices is None else prices_of(prices),
+        "interference": interference, "quotas": quotas, "reservations": reservations,
+        "prices": None if prices is None else prices_of(prices),
         "overheads": overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale),
         "troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint, "drop_too_large": drop_too_large,
         "cadence": None if slot is None else every_slot(slot),

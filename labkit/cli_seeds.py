@@ -14,7 +14,8 @@ from labkit.core.text import labelled
 USUAL: Final = {
     "speed": "auto", "interference": "none", "load": 1.0, "throughputs": None, "strict": False, "slot_s": None,
     "first": None, "start_s": 0.0, "restart_s": 0.0, "rescale_s": 0.0,
-    "overheads": None, "troubles": "none", "sharding": "dynamic", "quotas": None, "drop_too_large": False,
+    "overheads": None, "troubles": "none", "sharding": "dynamic", "quotas": None, "reservations": None,
+    "drop_too_large": False,
 }  # fmt: skip
 """Options of runs, and their values where nothing was typed."""
 

@@ -126,6 +126,9 @@ class JobColumns:
         "measured_on", "(J,) device type on which its seconds were recorded; '': not told."
     )
     priority: cached_property[Floats] = _declared("priority", "(J,) as its trace has it; larger: more urgent.")
+    reservation: cached_property[NDArray[np.object_]] = _declared(
+        "reservation", "(J,) reservation that a job belongs to; '': none."
+    )
     home: cached_property[Ints] = _declared("home", "(J,) pod where each job arrived; -1: it may go anywhere.")
 
     # --- what has happened

@@ -81,6 +81,8 @@ class Jobs:
         (N,) the kind of GPU on which `duration_s` was recorded; "": not known.
     priority : array
         (N,) what the trace says; a higher number is more urgent. For schedulers that look at it.
+    reservation : array of str
+        (N,) the reservation that the job belongs to, of those that a run may have; "": none.
     ps_memory_base_gb, ps_memory_growth_gb : array
         (N,) memory that all parameter servers of a job hold together at its beginning, and what they take more of in
         each 1,000 steps; 0: as much as is declared. Only the simulator may look.
@@ -114,6 +116,7 @@ class Jobs:
     device_type: NDArray[np.object_]
     measured_on: NDArray[np.object_]
     priority: Floats
+    reservation: NDArray[np.object_]
     ps_memory_base_gb: Floats
     ps_memory_growth_gb: Floats
     notes: tuple[str, ...] = ()
@@ -146,6 +149,7 @@ class Jobs:
         device_type: Sequence[str] | str = "",
         measured_on: Sequence[str] | str = "",
         priority: ArrayLike = 0.0,
+        reservation: Sequence[str] | str = "",
         ps_memory_base_gb: ArrayLike = 0.0,
         ps_memory_growth_gb: ArrayLike = 0.0,
         notes: Sequence[str] = (),
@@ -188,6 +192,7 @@ class Jobs:
             home=of.counts("home", home),
             device_type=of.texts("device_type", device_type),
             measured_on=of.texts("measured_on", measured_on),
+            reservation=of.texts("reservation", reservation),
             notes=tuple(notes),
             **columns,
         )._checked_in_order()

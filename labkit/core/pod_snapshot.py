@@ -90,18 +90,21 @@ class PodSnapshot(Snapshot):
     @cached_property
     def free(self) -> Floats:
         """(G, R) what no task holds in the pod; 0 outside."""
-        free = self._fresh().book.free if self.trial is None else self.trial.free
+        free = self.whole.free if self.trial is None else self.trial.free
         return self._only_inside(free.copy())
 
     @property
     def offered(self) -> Floats:
         """(G, R) what each device group of the pod has when it is empty; 0 outside."""
-        return offered_in(self.cluster, self.pod)
+        whole = self.whole.offered
+        if whole is self.cluster.capacity:
+            return offered_in(self.cluster, self.pod)
+        return self._only_inside(np.array(whole))
 
     @cached_property
     def up(self) -> Bools:
         """(M,) machines of the pod that are there."""
-        up: Bools = self._fresh().up & (self.cluster.partition == self.pod)
+        up: Bools = self.whole.up & (self.cluster.partition == self.pod)
         return up
 
     @cached_property
@@ -119,9 +122,9 @@ class PodSnapshot(Snapshot):
 
     def free_without(self, jobs: Ints) -> Floats:
         """Return what would be free in the pod if these jobs held nothing, a new (G, R)."""
-        free = super().free_without(jobs)
+        free = self.whole.free_without(jobs)
         if self.trial is not None:
-            free += self.trial.free - self._fresh().book.free
+            free += self.trial.free - self.whole.free
         return self._only_inside(free)
 
     def holds(self, jobs: Ints) -> Bools:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,8 +13,20 @@ from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.core.text import split_names
+from labkit.experiment.cadence import Cadence
+from labkit.simulator import Faults, Losses, Overheads, Troubles, Variation
 from labkit.workloads import scaled
 from labkit.workloads.expressions import trace
+
+KINDS: Final[dict[str, tuple[type, str]]] = {
+    "cadence": (Cadence, "every_slot(600) or at_events()"),
+    "overheads": (Overheads, "Overheads(start_s=20)"),
+    "variation": (Variation, "Variation(period_s=600, error=0.1)"),
+    "faults": (Faults, "Faults(mtbf_s=86400, mttr_s=600, checkpoint_s=60)"),
+    "losses": (Losses, "Losses()"),
+    "troubles": (Troubles, "Troubles.drawn(jobs, rng=rng)"),
+}
+"""What makes a run less than ideal, and its cadence: the type of each, and an example."""
 
 
 def jobs_of(given: Any, *, seed: int = 0) -> Jobs:

@@ -41,8 +41,8 @@ PARTS: Final[dict[str, tuple[Callable[..., Any], dict[str, str]]]] = {
 }
 """What makes a run less than ideal: option of a cell -> attribute."""
 
-OF_SPEED: Final = ("speed", "throughputs", "strict", "interference", "sharding", "troubles", "quotas")
-FILES: Final = ("throughputs", "interference", "troubles", "quotas")
+OF_SPEED: Final = ("speed", "throughputs", "strict", "interference", "sharding", "troubles", "quotas", "reservations")
+FILES: Final = ("throughputs", "interference", "troubles", "quotas", "reservations")
 """Those that may name a file."""
 OF_JOBS: Final = ("first", "load", "epoch_error", "drop_too_large")
 OPTIONS: Final = (*OF_JOBS, "slot_s", "overheads", *OF_SPEED, *(name for _, names in PARTS.values() for name in names))

@@ -52,6 +52,15 @@ Quotas = Annotated[
         help="The most GPUs that the jobs of each user may hold: vision=8,*=4 (*: each other one), or a TOML FILE."
     ),
 ]
+Reserved = Annotated[
+    Path | None,
+    typer.Option(
+        "--reservations",
+        help="Hosts that are kept for some users, or for nobody, from a start to an end: a TOML file with tables "
+        "[reservation.NAME].",
+        metavar="FILE",
+    ),
+]
 Lease = Annotated[
     float | None,
     typer.Option(help="Seconds that hosts keep it alive without a sign of life from here; else 600.", min=5.0),
@@ -99,7 +108,7 @@ def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:
         clean = {key: None if value != value else value for key, value in told.items()}
         run = {"run": record.info.run, "scheduler": record.info.scheduler}
         rest = {"speeds": record.info.config.get("speeds", "")}
-        rest |= {"notes": [*record.info.config.get("notes", []), *_fallbacks(record)]}
+        rest |= {"notes": [*record.info.config.get("notes", []), *_found(record)]}
         print(json.dumps({**run, **clean, **rest, "dropped": dict(record.info.dropped)}))
         return
     if speeds := record.info.config.get("speeds"):
@@ -107,7 +116,7 @@ def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:
     if record.info.backend == "testbed":  # a simulation has warned of them
         for note in record.info.config.get("notes", ()):
             print(f"note: {note}")
-    for note in _fallbacks(record):
+    for note in _found(record):
         print(f"note: {note}")
     if record.info.state == "stopped" and (limit_s := record.info.config.get("time_limit_s")):
         print(f"note: ended at its time limit of {limit_s:g} s; labkit attach {record.info.run} goes on without one")
@@ -120,11 +129,12 @@ def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:
     )
 
 
-def _fallbacks(record: RunRecord) -> list[str]:
-    """Return that a fallback decided in the place of the scheduler, if one did."""
-    from labkit.results.notes import fallback_of, fallbacks
+def _found(record: RunRecord) -> list[str]:
+    """Return that a fallback decided in the place of the scheduler, if one did, and what reservations did."""
+    from labkit.results.notes import fallback_of, fallbacks, reserved
 
-    return fallbacks(record.events, name=record.info.scheduler, fallback=fallback_of(record))
+    name = record.info.scheduler
+    return [*fallbacks(record.events, name=name, fallback=fallback_of(record)), *reserved(record, name=name)]
 
 
 def _given_up(record: RunRecord) -> str:

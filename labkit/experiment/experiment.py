@@ -23,10 +23,10 @@ from labkit.core.events import Kind
 from labkit.core.jobs import Jobs
 from labkit.core.life import Traits, begin
 from labkit.core.protocols import Backend, Scheduler, SpeedModel
-from labkit.core.quotas import BEYOND, Quotas
+from labkit.core.quotas import Quotas
 from labkit.core.resources import Floats
 from labkit.experiment import provenance
-from labkit.experiment.asked import arriving, jobs_of, refuse_endless, refuse_odd, refuse_unknown
+from labkit.experiment.asked import KINDS, arriving, jobs_of, refuse_endless, refuse_odd, refuse_unknown
 from labkit.experiment.bound import jct_bound_s
 from labkit.experiment.bound_gangs import rests_on_faster
 from labkit.experiment.cadence import Cadence, at_events
@@ -38,6 +38,8 @@ from labkit.experiment.plain import plain, slug
 from labkit.experiment.profile import slower_on_slowest_type
 from labkit.experiment.profiled import interference_of, profiled
 from labkit.experiment.progress_bar import ProgressBar
+from labkit.experiment.reservations import Reservation, Reservations, unmet
+from labkit.experiment.rules import refuse_without_hosts, rules
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import asked_speed, declared
 from labkit.results.bound import BOUND, FASTER
@@ -52,16 +54,6 @@ from labkit.speed.interference.levels import Level, level
 from labkit.speed.profiled import ProfiledSpeed, TestbedProfile
 from labkit.topology import presets
 from labkit.topology.routes import refuse_unsound_network
-
-KINDS: Final[dict[str, tuple[type, str]]] = {
-    "cadence": (Cadence, "every_slot(600) or at_events()"),
-    "overheads": (Overheads, "Overheads(start_s=20)"),
-    "variation": (Variation, "Variation(period_s=600, error=0.1)"),
-    "faults": (Faults, "Faults(mtbf_s=86400, mttr_s=600, checkpoint_s=60)"),
-    "losses": (Losses, "Losses()"),
-    "troubles": (Troubles, "Troubles.drawn(jobs, rng=rng)"),
-}
-"""What makes a run less than ideal, and its cadence: the type of each, and an example."""
 
 TROUBLE_STREAM: Final = 4
 """The simulator has streams 0, 1 and 2 of a seed, epochs of a sweep stream 3."""
@@ -106,6 +98,8 @@ class Experiment:
         Dollars per GPU and hour by device type, for runs whose schedulers know of none.
     quotas : Quotas or None
         The most GPUs that the jobs of each user may hold together, under every scheduler.
+    reservations : Reservations or None
+        Hosts that are kept for some jobs, or for nobody, from a start to an end, under every scheduler.
     load : float
         How many times as fast as in the trace `jobs` arrive, for headers.
     """
@@ -128,6 +122,7 @@ class Experiment:
     measure_every_s: float | None = None
     history: Path | None = None
     quotas: Quotas | None = None
+    reservations: Reservations | None = None
     load: float = 1.0
 
     def __post_init__(self) -> None:
@@ -148,6 +143,7 @@ class Experiment:
         sharding: str = "dynamic",
         troubles: Troubles | str | Path | None = None,
         quotas: Quotas | Mapping[str, float] | str | Path | None = None,
+        reservations: Reservations | Sequence[Reservation] | Mapping[str, Any] | str | Path | None = None,
         **options: Any,
     ) -> Experiment:
         """Return an experiment; a trace may be a path, trace and cluster expressions, a speed model a name.
@@ -155,8 +151,8 @@ class Experiment:
         A profile of a testbed (`labkit profile`) gives cluster, speeds and overheads, unless they are given too.
         Interference is a level by name ("none", "mild", "calibrated") or a file (`labkit.speed.interference.level`).
         Troubles are a CSV file or parts of the jobs ("hot_ps=0.13,slow_ps=0.06"), drawn with the seed; overheads may be
-        named ("dlrover"). Quotas are GPUs by user ("vision=8,*=4"), or a TOML file. With `sharding="static"` workers
-        have their samples in advance, for speeds that know of it.
+        named ("dlrover"). Quotas are GPUs by user ("vision=8,*=4"), or a TOML file; reservations a list, tables by
+        name, or a TOML file. With `sharding="static"` workers have their samples in advance, for speeds that know it.
         """
         jobs, known = jobs_of(jobs, seed=_seed(options)), level(interference)
         jobs = arriving(jobs, load=options.get("load", 1.0))
@@ -181,7 +177,7 @@ class Experiment:
         said += "" if some is None else f"; troubles: {some.said}"
         return cls(
             jobs=jobs, cluster=cluster, speed=speed, interference=told, troubles=some, quotas=Quotas.given(quotas),
-            **{"speeds": said, **options},
+            reservations=Reservations.given(reservations), **{"speeds": said, **options},
         )  # fmt: skip
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:
@@ -238,7 +234,8 @@ class Experiment:
             refuse_endless(self.jobs, every_s=min(cadence.slot_s, lease_s or math.inf, period_s, every_s or math.inf))
             backend = self.simulator(lease_s=lease_s, measure_every_s=every_s)
         return Session(
-            backend, cadence=cadence, runs_on=runs_on, observers=observers, reasons=reasons, quotas=self.quotas
+            backend, cadence=cadence, runs_on=runs_on, observers=observers, reasons=reasons, quotas=self.quotas,
+            reservations=self.reservations,
         )  # fmt: skip
 
     def config(self, scheduler: Scheduler) -> dict[str, Any]:
@@ -253,8 +250,7 @@ class Experiment:
             parts[TYPES_DIFFER] = round(self._slower, 3)
         if getattr(self.speed, "amounts", False):
             parts[AMOUNTS_COUNT] = True
-        if self.quotas is not None:
-            parts["quotas"] = str(self.quotas)
+        parts |= {name: str(rule) for name in ("quotas", "reservations") if (rule := getattr(self, name)) is not None}
         if self.load != 1:
             parts[LOAD] = self.load
         if self.interference is not None:
@@ -264,17 +260,13 @@ class Experiment:
             told["prices"] = dict(prices)
         return told | {"speed": type(self.speed).__name__, "speeds": self.speeds}
 
-    @property
-    def _rules(self) -> list[str]:
-        """What was asked for and holds for every scheduler: notes that need no warning."""
-        return [] if self.quotas is None else [f"quotas: {self.quotas}; {BEYOND}"]
-
     def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
         """Return what a reader of this scheduler's numbers has to know, a sentence each."""
-        return caveats(
+        found = caveats(
             self.jobs, self.cluster, speed=self.speed, scheduler=scheduler, name=name, speeds=self.speeds,
             fails=self.faults is not None,
         )  # fmt: skip
+        return [*found, *unmet(self.jobs, self.reservations)]
 
     @cached_property
     def job_bounds_s(self) -> Floats | None:
@@ -300,7 +292,7 @@ class Experiment:
 
     def info(self, scheduler: Scheduler, *, name: str) -> RunInfo:
         """Return the row of a run in the table of runs."""
-        notes = self._rules + self.caveats(scheduler, name=name)
+        notes = rules(self.quotas, self.reservations) + self.caveats(scheduler, name=name)
         return RunInfo(
             run=f"{slug(name)}-{slug(self.jobs.name)}-{self.seed}",
             scheduler=name,
@@ -342,6 +334,7 @@ class Experiment:
             With all events, a table of jobs and a summary.
         """
         scheduler, called = named(scheduler, name)
+        refuse_without_hosts(scheduler, self.reservations, name=called)
         experiment = self
         if Traits.of(scheduler).ideal:
             jobs, cluster, speed = fluid(self.jobs, self.cluster, self.speed)
@@ -372,7 +365,7 @@ class Experiment:
             compiled = stack.enter_context(kernel_cache.watched())
             began = time.perf_counter()
             session = self.session(scheduler, observers=watchers, reasons=reasons)
-            for note in info.config.get("notes", ())[len(self._rules) :]:
+            for note in info.config.get("notes", ())[len(rules(self.quotas, self.reservations)) :]:
                 warnings.warn(note, Caveat, stacklevel=4)
             rows = session.run(scheduler)
             wall_s = time.perf_counter() - began - compiled.seconds

@@ -54,6 +54,15 @@ def without_too_large(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Jobs:
     return replace(jobs.take(fits), notes=(*jobs.notes, note))
 
 
+def fitting_on(jobs: Jobs, cluster: Cluster, runs_on: Bools, *, machines: Bools) -> Bools:
+    """Return which jobs some machines hold when they are empty, (N,)."""
+    here = machines[cluster.group_machine]
+    part = replace(cluster, capacity=np.where(here[:, None], cluster.capacity, 0.0))
+    firsts, kind_of = _kinds(jobs, runs_on)
+    fits: Bools = np.array([not _misfit(int(number), jobs, part, runs_on) for number in firsts], np.bool_)[kind_of]
+    return fits
+
+
 def _kinds(jobs: Jobs, runs_on: Bools) -> tuple[Ints, Ints]:
     """Return where each kind of job is first, in their order, and of which of these kinds each job is."""
     asked = np.column_stack([jobs.worker_demand, jobs.ps_demand, runs_on, jobs.n_workers, jobs.n_ps])

@@ -55,7 +55,7 @@ class Inputs:
         paths += [str(name) for name in grid.axes.get("throughputs", ()) if name is not None]
         paths += [str(name) for name in grid.axes.get("interference", ()) if is_file(name)]
         paths += [str(file_of(what)) for what in schedulers.values() if isinstance(what, str) and file_of(what)]
-        for axis in ("troubles", "quotas"):
+        for axis in ("troubles", "quotas", "reservations"):
             paths += [str(name) for name in grid.axes.get(axis, ()) if name is not None and Path(str(name)).is_file()]
         made = cls(traces, schedulers, {path: _contents(path) for path in paths})
         for name in grid.axes["cluster"]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.experiment.command import AsJson, Interference, Inventory, Quotas, Runs, tell
+from labkit.experiment.command import AsJson, Interference, Inventory, Quotas, Reserved, Runs, tell
 from labkit.experiment.truth_options import Checkpoint, Published, Sharding, TooLarge, Troubles
 
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
@@ -26,6 +26,7 @@ def simulate(
     ] = None,
     interference: Interference = "none",
     quotas: Quotas = None,
+    reservations: Reserved = None,
     overheads: Published = None,
     troubles: Troubles = "none",
     sharding: Sharding = "dynamic",
@@ -46,7 +47,7 @@ def simulate(
     record = run(
         trace, cluster=cluster, scheduler=scheduler, profile=profile, runs=runs, seed=seed, progress=shown,
         interference=interference, troubles=troubles, sharding=sharding, checkpoint_s=checkpoint,
-        quotas=quotas, drop_too_large=drop_too_large, overheads=overheads,
+        quotas=quotas, reservations=reservations, drop_too_large=drop_too_large, overheads=overheads,
     )  # fmt: skip
     tell(record, runs=runs, as_json=as_json)
 

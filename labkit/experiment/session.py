@@ -23,6 +23,8 @@ from labkit.core.snapshot import Snapshot
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.classic import Stretches
 from labkit.experiment.fitting import DROPPING, refuse_unfit
+from labkit.experiment.reservations import Reservations
+from labkit.experiment.reserving import ReservationControl
 
 Observer = Callable[[Events], None]
 MEASURED = int(Kind.MEASURED)  # numbers of numpy are compared with a member of an enumeration ten times as slowly
@@ -58,6 +60,8 @@ class Session:
         default runs of many jobs do: with few it takes longer to load that code.
     quotas : Quotas, optional
         The most GPUs of each user: jobs beyond them are hidden from the scheduler, and do not start.
+    reservations : Reservations, optional
+        Hosts that are kept for some jobs from a start to an end.
     reasons : list of str, optional
         Texts that earlier events of the run name; those of new decisions are added to this very list.
 
@@ -103,6 +107,7 @@ class Session:
         compiled: bool | None = None,
         reasons: list[str] | None = None,
         quotas: Quotas | None = None,
+        reservations: Reservations | None = None,
     ) -> None:
         if on_stall not in STALLS:
             raise InputError(f"on_stall is {on_stall!r}; expected {STALLS[0]!r} or {STALLS[1]!r}.")
@@ -115,12 +120,16 @@ class Session:
         refuse_unfit(backend.jobs, backend.cluster, self.runs_on, remedy=DROPPING)
         self.ledger = Ledger(backend.jobs, backend.cluster)
         self._admission = None if quotas is None else AdmissionControl(quotas, self.ledger)
+        self._reserving = (
+            None if reservations is None else ReservationControl(reservations, self.ledger, runs_on=self.runs_on)
+        )
         self.log = EventLog()
         self.decide_s: list[float] = []
         self.n_decisions = 0
         self.stalled = ""
         self.n_quiet, self.patience, self._on_stall = 0, patience, on_stall
-        self.compiled = quotas is None and (len(backend.jobs) >= MANY_JOBS if compiled is None else compiled)
+        plain = quotas is None and reservations is None
+        self.compiled = plain and (len(backend.jobs) >= MANY_JOBS if compiled is None else compiled)
         self.observers = list(observers)
         self.reasons: list[str] = [] if reasons is None else reasons
         self._number_of = {text: number for number, text in enumerate(self.reasons)}
@@ -180,18 +189,24 @@ class Session:
     def _step(self, placement: Placement, source: str) -> None:
         n_before, n_active = len(self.log), self.ledger.n_active
         placement = placement_of(placement, source=source)
+        placement = placement if self._reserving is None else self._reserving.within(placement, self.now_s)
         placement = placement if self._admission is None else self._admission.within(placement)
+        n_said = self._apply(placement)
+        turned = self._advance()
+        self.n_quiet = self.n_quiet + 1 if len(self.log) <= n_before + n_said and not turned else 0
+        if self.n_quiet > (0 if math.isinf(self.cadence.slot_s) else self.patience) and not self.done:
+            self._refuse_standstill()
+        if not (self.cadence.when_empty and n_active):  # else the next decision may see the empty cluster
+            self._wait_for_work()
+
+    def _apply(self, placement: Placement) -> int:
+        """Apply a decision; return how many events say no more than that it was made, and why."""
         refuse_reasons(placement, len(self.backend.jobs))
         happened = self.backend.apply(placement)
         why = self._explained(placement, happened) if placement.reasons else NO_EVENTS
         self._note(joined([happened, why]) if len(why) else happened)
         self.n_decisions += 1
-        self._advance()
-        self.n_quiet = self.n_quiet + 1 if len(self.log) <= n_before + 1 + len(why) else 0
-        if self.n_quiet > (0 if math.isinf(self.cadence.slot_s) else self.patience) and not self.done:
-            self._refuse_standstill()
-        if not (self.cadence.when_empty and n_active):  # else the next decision may see the empty cluster
-            self._wait_for_work()
+        return 1 + len(why)
 
     def look(self, seconds: float) -> None:
         """Let time pass without a decision, and take note of what happens: jobs on machines wait for nobody."""
@@ -215,13 +230,19 @@ class Session:
             snapshot = self.snapshot()
             began = clock()
             try:
-                placement = scheduler.schedule(snapshot)
+                placement = self._decision(scheduler, snapshot)
             except Exception as error:
                 note_decision(error, number=snapshot.number, now_s=snapshot.now_s)
                 raise
             decide_s(clock() - began)
             self.step(placement, source=f"{type(scheduler).__name__}.schedule()")
         return self.log.rows
+
+    def _decision(self, scheduler: Scheduler, snapshot: Snapshot) -> Placement:
+        """Return what a scheduler answers, about each part of the cluster where reservations divide it."""
+        if self._reserving is None:
+            return scheduler.schedule(snapshot)
+        return self._reserving.schedule(scheduler, snapshot)
 
     def went(self, happened: Events, *, n_decisions: int, n_quiet: int, took_s: float, stands: bool) -> None:
         """Take note of a stretch that compiled code went through, and that the ledger knows of already.
@@ -269,9 +290,27 @@ class Session:
         for observer in self.observers:
             observer(happened)
 
-    def _advance(self) -> None:
+    def _advance(self) -> bool:
+        """Let time pass until the next decision is due; return whether a reservation started or ended meanwhile."""
+        now_s = self.backend.now_s
+        slot_end_s = math.inf if self.cadence.slot_s == math.inf else self.cadence.next_slot_s(now_s)
+        if self._reserving is None:
+            self._pass_until(slot_end_s)
+            return False
+        turned = False
+        while True:
+            turn_s = self._reserving.next_turn_s(self.backend.now_s)
+            self._pass_until(min(slot_end_s, turn_s))
+            if self.backend.now_s < turn_s or self.done:
+                return turned
+            turned = True
+            if len((evicted := self._reserving.evicted(self.backend.now_s)).set_jobs):
+                self._apply(evicted)
+            if self.cadence.events or self.backend.now_s >= slot_end_s:
+                return turned
+
+    def _pass_until(self, slot_end_s: float) -> None:
         cadence, now_s = self.cadence, self.backend.now_s
-        slot_end_s = math.inf if cadence.slot_s == math.inf else cadence.next_slot_s(now_s)
         if not cadence.events:
             self._pass(slot_end_s, stop_at_event=False)
             return
@@ -300,6 +339,8 @@ class Session:
                 self._pass(self.cadence.this_slot_s(self.backend.now_s), stop_at_event=False)
 
     def _refuse_standstill(self) -> None:
+        if self._reserving is not None and self._reserving.next_turn_s(self.now_s) < math.inf:
+            return
         if self.backend.idle and not self.ledger.n_holding:
             raise self._stalled()
         ids = self.ledger.active()

@@ -18,6 +18,10 @@ TYPES_DIFFER = "times_slower_on_slowest_type"
 AMOUNTS_COUNT = "amounts_count"
 """In the configuration of a run whose speed model looks at the cores and memory that tasks are given."""
 
+LOST_TO: Final = "its hosts are kept from now on for reservation "
+WAITS_FOR: Final = "no hosts are left that it may have: waits for reservation "
+"""How reasons begin that reservations give in the place of a scheduler; the name follows."""
+
 
 def notes(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence for each thing to know of some runs.
@@ -25,8 +29,8 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     What was noted when they began (`labkit.experiment.caveats`); fallbacks that decided in the place of a policy; gangs
     that were placed with fewer tasks than their scheduler gave them; cores or memory that were given and change no
     speed; schedulers that give a job GPUs of any type although types differ in speed; jobs that were given up, so that
-    means are over the others; preemptions and changes that took no time; a mean JCT far above the best one; runs in
-    which no job waited.
+    means are over the others; jobs that reservations stopped or held up; preemptions and changes that took no time; a
+    mean JCT far above the best one; runs in which no job waited.
     """
     named = list(zip(labels(records), records, strict=True))
     told = list(dict.fromkeys(note for record in records for note in record.info.config.get("notes", ())))
@@ -39,7 +43,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
                 "were left out."
             )
         told += fallbacks(record.events, name=label, fallback=fallback_of(record))
-        told += given_up(record, name=label)
+        told += [*given_up(record, name=label), *reserved(record, name=label)]
     told += [_unseen(label, record) for label, record in named if _gives_in_vain(record)]
     times = {label: float(record.info.config.get(TYPES_DIFFER, 1.0)) for label, record in named}
     told += [*_free_changes(named), *_far_behind(named), *_never_waited(records)]
@@ -50,6 +54,18 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
             f"{max(times.values()):.3g} times slower on one type than on another; gavel_ schedulers look at that."
         )
     return told
+
+
+def reserved(record: RunRecord, *, name: str) -> list[str]:
+    """Return a sentence for each thing that reservations did to the jobs of a run."""
+    told = record.events[record.events["kind"] == Kind.EXPLAINED] if record.reasons else record.events[:0]
+    found = []
+    for begins, what in ((LOST_TO, "lost hosts when it started"), (WAITS_FOR, "waited for it, having no other hosts")):
+        for number, text in enumerate(record.reasons):
+            n = len(np.unique(told["job"][told["value"] == number])) if text.startswith(begins) else 0
+            if n:
+                found.append(f"{name}: reservation {text.removeprefix(begins)}: {n} job{'s' * (n != 1)} {what}.")
+    return found
 
 
 FAR: Final = 10.0

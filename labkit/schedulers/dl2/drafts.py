@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core import draft
+from labkit.core.capacity import SLACK
 from labkit.core.errors import InputError
 from labkit.core.ledger import WAITING
 from labkit.core.placement import Placement
@@ -33,7 +34,8 @@ def draft_of(snapshot: Snapshot, models: Sequence[str]) -> draft.Batch:
     episode["n_jobs"], episode["n_groups"], episode["n_arrived"] = n, n_groups, n
     episode["now_s"] = snapshot.now_s
     up = snapshot.up[cluster.group_machine]
-    batch.capacity[0] = np.where(up[:, None], cluster.capacity, 0.0)
+    empty, left = np.where(up[:, None], cluster.capacity, 0.0), snapshot.free_without(jobs.number)
+    batch.capacity[0] = np.where(empty - left > SLACK, left, empty)  # less where jobs hold tasks that are not shown
     batch.there[0] = batch.capacity[0].sum(axis=0)
     column = {name: k for k, name in enumerate(models)}
     rows["model"] = np.array([column.get(name, -1) for name in jobs.models], np.int32)[jobs.model]

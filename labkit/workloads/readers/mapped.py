@@ -271,6 +271,7 @@ def _jobs(
         worker_demand=np.stack([gpus / workers, cores / workers, memory_gb / workers], axis=-1),
         device_type=text("device_type", ""),
         measured_on=text("measured_on", ""),
+        reservation=text("reservation", ""),
         priority=np.nan_to_num(columns["priority"][keep]) if "priority" in columns else 0.0,
         notes=tally.notes(),
     )

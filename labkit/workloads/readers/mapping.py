@@ -130,6 +130,7 @@ FIELDS: Final = {
         _named("device, gpu kind, board, card type, card model, accelerator"),
     ),
     "priority": Field("number", "priority, higher is more urgent", _named("priority, prio")),
+    "reservation": Field("name", "reservation that it belongs to", _named("reservation, reservation name")),
 }  # fmt: skip
 """What may be told of a job, by the name that `--map` takes."""
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _TEXT: Final = ("id", "model", "user")
-_TYPES: Final = ("device_type", "measured_on")
+_NAMES: Final = ("device_type", "measured_on", "reservation")
 _COUNTS: Final = {"n_workers": 1, "max_workers": 1, "n_ps": 0, "max_ps": 0, "home": -1}
 _POSITIVE: Final = ("total_steps", "true_steps", "steps_per_epoch", "weight")
 _OPTIONAL: Final = ("samples_per_step", "duration_s", "slo_s", "loss_delta")
 _AMOUNTS: Final = ("ps_memory_base_gb", "ps_memory_growth_gb")
 _DEMANDS: Final = tuple(f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb"))
 KNOWN: Final = frozenset(
-    (*_TEXT, *_TYPES, *_COUNTS, *_POSITIVE, *_OPTIONAL, *_AMOUNTS, *_DEMANDS, "arrival_s", "sync", "priority")
+    (*_TEXT, *_NAMES, *_COUNTS, *_POSITIVE, *_OPTIONAL, *_AMOUNTS, *_DEMANDS, "arrival_s", "sync", "priority")
 )
 REQUIRED: Final = ("arrival_s", "total_steps")
 EXPECTED: Final = "a labkit trace with columns arrival_s, total_steps and any of those in docs/trace-formats.md"
@@ -47,7 +47,7 @@ def read_csv(path: str | Path) -> Jobs:
         if name not in KNOWN:
             raise TraceError(f"{path}: {unknown('column', name, KNOWN)}")
     needed = tuple(dict.fromkeys((*REQUIRED, *names)))
-    text = [name for name in (*_TEXT, *_TYPES) if name in names]
+    text = [name for name in (*_TEXT, *_NAMES) if name in names]
     return _jobs(table_of(path, columns=needed, names=text, header=True, expected=EXPECTED))
 
 
@@ -124,7 +124,7 @@ def _jobs(table: TraceTable) -> Jobs:
 def _column(table: TraceTable, name: str) -> Any:
     if name in _TEXT:
         return table.texts(name)
-    if name in _TYPES:
+    if name in _NAMES:
         return names_of(table.frame[name])
     if name == "priority":
         return table.numbers(name, low=-MAX_NUMBER)
@@ -154,6 +154,7 @@ def _compact(frame: pd.DataFrame) -> pd.DataFrame:
         "device_type": "",
         "measured_on": "",
         "priority": 0.0,
+        "reservation": "",
         "weight": 1.0,
         "user": "user",
         "model": "job",

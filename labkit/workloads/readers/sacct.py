@@ -84,6 +84,7 @@ def _columns(table: TraceTable, which: Bools) -> pd.DataFrame:
     rows["cpus"] = _first_number(table, ("AllocCPUS", "NCPUS", "ReqCPUS"))
     rows["restarts"] = _first_number(table, ("Restarts",))
     rows["priority"] = np.nan_to_num(_first_number(table, ("Priority",)))
+    rows["reservation"] = names_of(frame["Reservation"]) if "Reservation" in given else ""
     rows["user"] = _first_name(frame, ("User", "Account", "UID", "Partition"), otherwise="user")
     rows["model"] = _first_name(frame, ("JobName",), otherwise="job")
     return _with_resources(rows[which], table)
@@ -215,6 +216,7 @@ def _jobs(rows: pd.DataFrame, *, name: str, notes: list[str]) -> Jobs:
         device_type=rows["asked"].tolist(),
         measured_on=rows["kind"].tolist(),
         priority=rows["priority"].to_numpy(np.float64),
+        reservation=rows["reservation"].tolist(),
         notes=notes,
     )
 

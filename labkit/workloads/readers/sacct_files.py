@@ -16,11 +16,13 @@ from labkit.workloads.readers.files import lines_of, text_of
 COLUMNS: Final = (
     "JobID", "Submit", "Start", "End", "Elapsed", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "AllocCPUS", "NCPUS",
     "ReqCPUS", "User", "Account", "UID", "Partition", "JobName", "Priority", "Restarts",
+    "Reservation",
 )  # fmt: skip
 """What is looked at, of what sacct can print; others may stand beside them."""
 
 ASKED: Final = (
-    "sacct -a -X -P -S 2024-01-01 -o JobID,JobName,User,Submit,Start,End,Elapsed,State,AllocTRES,ReqTRES,Priority"
+    "sacct -a -X -P -S 2024-01-01 -o JobID,JobName,User,Submit,Start,End,Elapsed,State,AllocTRES,ReqTRES,Priority,"
+    "Reservation"
 )
 EXPECTED: Final = f"what `{ASKED}` prints, or `sacct --json`"
 SEPARATORS: Final = "|,;\t^~#"
@@ -122,7 +124,7 @@ def entries_of(path: Path, text: str, *, key: str, expected: str) -> list[Any]:
 
 _KEPT: Final = frozenset(
     {"JobID", "Submit", "Start", "End", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "ReqCPUS", "User", "Account",
-     "Partition", "JobName", "Priority", "Restarts"}
+     "Partition", "JobName", "Priority", "Restarts", "Reservation"}
 )  # fmt: skip
 
 
@@ -150,6 +152,7 @@ def _row(i: int, entry: object, faults: list[str]) -> dict[str, Any] | None:
         "JobName": _text(entry.get("name")),
         "Priority": _number(entry.get("priority")),
         "Restarts": _number(entry.get("restart_cnt")),
+        "Reservation": _text(_mapping(entry.get("reservation")).get("name")),
     }
 
 

@@ -1,0 +1,78 @@
+"""A snapshot in which only some machines and some jobs are there: what a scheduler of a part of the cluster sees."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from labkit.core.job_columns import JobColumns
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.snapshot import Snapshot
+
+
+class PartSnapshot(Snapshot):
+    """A snapshot in which only some machines are there, and only some of the active jobs.
+
+    Numbers of jobs, machines and device groups are those of the whole, so that an answer can be carried out as it is.
+    On the other machines nothing is free, and none is up.
+
+    Parameters
+    ----------
+    whole : Snapshot
+        What it is a part of.
+    machines : array of bool
+        (M,) which machines are there.
+    jobs : array
+        Numbers of the active jobs that are there, by arrival.
+    """
+
+    def __init__(self, whole: Snapshot, *, machines: Bools, jobs: Ints) -> None:
+        super().__init__(whole._fresh(), now_s=whole.now_s, number=whole.number, runs_on=whole.runs_on)
+        self.whole, self._machines, self._number = whole, machines, jobs
+        self._outside: Bools = ~machines[whole.cluster.group_machine]
+
+    @cached_property
+    def jobs(self) -> JobColumns:
+        """The jobs that are there, by arrival."""
+        return JobColumns(self._fresh(), self.now_s, number=self._number)
+
+    @cached_property
+    def waiting(self) -> Ints:
+        """Numbers of its jobs that hold no tasks, by arrival."""
+        waiting: Ints = self._number[~self.holds(self._number)]
+        return waiting
+
+    @cached_property
+    def n_running(self) -> int:
+        """Number of its jobs that hold tasks."""
+        return int(self.holds(self._number).sum())
+
+    @cached_property
+    def free(self) -> Floats:
+        """(G, R) what no task holds on its machines; 0 elsewhere."""
+        return self._only_here(self.whole.free.copy())
+
+    @cached_property
+    def offered(self) -> Floats:
+        """(G, R) what each device group of its machines has when it is empty; 0 elsewhere; for reading only."""
+        offered = self.whole.offered
+        if not self._outside.any():
+            return offered
+        mine = self._only_here(np.array(offered))
+        mine.flags.writeable = False
+        return mine
+
+    @cached_property
+    def up(self) -> Bools:
+        """(M,) its machines that are there now."""
+        up: Bools = self.whole.up & self._machines
+        return up
+
+    def free_without(self, jobs: Ints) -> Floats:
+        """Return what would be free on its machines if these jobs held nothing, a new (G, R)."""
+        return self._only_here(self.whole.free_without(jobs))
+
+    def _only_here(self, amounts: Floats) -> Floats:
+        amounts[self._outside] = 0.0
+        return amounts

@@ -1,0 +1,260 @@
+"""What reservations do in a run: which jobs a scheduler sees on which hosts, and which lose theirs at a start."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from labkit.core.errors import InputError, unknown
+from labkit.core.jobs import Jobs
+from labkit.core.ledger import HOLDING, Ledger
+from labkit.core.part_snapshot import PartSnapshot
+from labkit.core.placement import Placement, Reason
+from labkit.core.protocols import Scheduler
+from labkit.core.resources import Bools, Ints
+from labkit.core.snapshot import Snapshot
+from labkit.core.text import shortened
+from labkit.experiment.fitting import fitting_on
+from labkit.experiment.reservations import Reservation, Reservations
+from labkit.results.notes import LOST_TO, WAITS_FOR
+
+REST, NOWHERE = -1, -2
+"""The part of the cluster that no reservation holds; and the part of a job that has tasks in several."""
+
+
+@dataclass(eq=False)
+class Parts:
+    """Into which parts reservations divide a cluster at a moment; a part is the number of a reservation, or `REST`.
+
+    Attributes
+    ----------
+    of_group : array
+        (G,) the part of each device group.
+    may : dict
+        Part -> (N,) which jobs may be placed there.
+    shown : dict
+        Part -> (N,) which of them fit there, and are shown to its scheduler.
+    plain : bool
+        Whether the whole cluster is open to all jobs.
+    """
+
+    of_group: Ints
+    may: dict[int, Bools] = field(default_factory=dict)
+    shown: dict[int, Bools] = field(default_factory=dict)
+    plain: bool = False
+
+
+class ReservationControl:
+    """Divides a cluster by its reservations, and asks a scheduler about each part.
+
+    While a reservation holds, its hosts are a cluster of their own. A copy of the scheduler places jobs there that may
+    use it, the scheduler itself all others on the other hosts, and also those for which the reservation had no room. A
+    job that belongs to a reservation is placed nowhere else until that is over for good. A job that cannot fit in a
+    part of the cluster is not shown there. What holds tasks in several parts goes on as it is.
+
+    Parameters
+    ----------
+    reservations : Reservations
+        All of the run.
+    ledger : Ledger
+        What the run's jobs hold.
+    runs_on : array of bool
+        (N, T) which jobs run on which device types.
+
+    Raises
+    ------
+    InputError
+        If a host, a user or a reservation that is named does not exist, two reservations hold the same host at the
+        same moment, or a job can never run because of them.
+    """
+
+    def __init__(self, reservations: Reservations, ledger: Ledger, *, runs_on: Bools) -> None:
+        self._each, self._ledger, self._cluster = reservations.each, ledger, ledger.cluster
+        self._all, self._runs_on = reservations, runs_on
+        self._machines = reservations.machines(ledger.cluster)
+        names = [one.name for one in self._each]
+        self._own = np.array([names.index(own) if own in names else REST for own in ledger.jobs.reservation], np.int32)
+        self._may = np.array([self._users_of(one) for one in self._each])
+        self._fits: dict[bytes, Bools] = {}
+        self._parts: dict[tuple[bool, ...], Parts] = {}
+        self._smallest = _smallest(ledger.jobs)
+        self._waiting: set[int] = set()
+        self._scheduler: Scheduler | None = None
+        self._copies: list[Scheduler] = []
+        self._refuse_never()
+
+    def next_turn_s(self, now_s: float) -> float:
+        """Return the next moment at which a reservation starts or ends; inf: never."""
+        return self._all.next_turn_s(now_s)
+
+    def evicted(self, now_s: float) -> Placement:
+        """Return the decision that takes the tasks of jobs from hosts of which a reservation holds others off."""
+        parts = self._now(now_s)
+        jobs, _, group = self._held()
+        part, reasons = parts.of_group[group], []
+        for r, one in enumerate(self._each):
+            if r in parts.may and one.running == "preempt":
+                for job in np.unique(jobs[(part == r) & ~parts.may[r][jobs]]).tolist():
+                    reasons.append(Reason(job, f"{LOST_TO}{one.name}"))
+        return Placement.of(list(dict.fromkeys(reason.job for reason in reasons)), reasons=reasons)
+
+    def within(self, placement: Placement, now_s: float) -> Placement:
+        """Return a placement in which jobs that would be placed where they may not be get nothing, with reasons."""
+        parts = self._now(now_s)
+        named, groups = placement.job, placement.group
+        if parts.plain or not len(named) or ((named < 0) | (named >= len(self._own))).any():
+            return placement
+        if ((groups < 0) | (groups >= len(parts.of_group))).any():
+            return placement  # the backend says what is wrong
+        part, wrong = parts.of_group[groups], np.zeros(len(named), np.bool_)
+        for p in np.unique(part).tolist():
+            wrong |= (part == p) & ~parts.may[p][named]
+        return _without(placement, np.unique(named[wrong])) if wrong.any() else placement
+
+    def schedule(self, scheduler: Scheduler, snapshot: Snapshot) -> Placement:
+        """Return what a scheduler answers about each part of the cluster."""
+        parts = self._now(snapshot.now_s)
+        if parts.plain:
+            return scheduler.schedule(snapshot)
+        active = snapshot.jobs.number
+        at = np.full(len(self._own), NOWHERE, np.int32)
+        jobs, first, group = self._held()
+        if len(jobs):
+            part = parts.of_group[group]
+            low, high = np.minimum.reduceat(part, first), np.maximum.reduceat(part, first)
+            at[jobs[first]] = np.where(low == high, low, NOWHERE)
+        waits = ~snapshot.holds(active)
+        answers, copies = [], self._copies_of(scheduler)
+        for p in [*sorted(p for p in parts.shown if p != REST), REST]:
+            mine = active[(waits | (at[active] == p)) & parts.shown[p][active]]
+            if not len(mine) and p != REST:
+                continue
+            view = PartSnapshot(snapshot, machines=self._machines_of(parts, p), jobs=mine)
+            answers.append((copies[p] if p != REST else scheduler).schedule(view))
+            waits &= ~np.isin(active, getattr(answers[-1], "set_jobs", ()))
+        waiting = active[waits & ~np.logical_or.reduce([shown[active] for shown in parts.shown.values()])]
+        return Placement.joined([*answers, Placement.of([], reasons=self._news_of(waiting, parts))])
+
+    def _news_of(self, waiting: Ints, parts: Parts) -> list[Reason]:
+        """Return for what jobs wait that no part of the cluster may have now, of each job once."""
+        new = [job for job in waiting.tolist() if job not in self._waiting]
+        self._waiting.update(new)
+        held = ", ".join(self._each[p].name for p in sorted(parts.shown) if p != REST)
+        return [
+            Reason(job, f"{WAITS_FOR}{self._each[own].name if (own := self._own[job]) != REST else held}")
+            for job in new
+        ]
+
+    def _copies_of(self, scheduler: Scheduler) -> list[Scheduler]:
+        """Return a copy of a scheduler for each reservation, made when it is first asked about."""
+        if scheduler is not self._scheduler:
+            known = {id(one): one for one in (self._ledger.jobs, self._cluster)}
+            try:
+                self._copies = [copy.deepcopy(scheduler, dict(known)) for _ in self._each]
+            except Exception as error:
+                raise InputError(
+                    f"{type(scheduler).__name__} cannot be copied ({type(error).__name__}: {error}), and the hosts of "
+                    "each reservation are scheduled by a copy; give it a __deepcopy__, or leave reservations out."
+                ) from error
+            self._scheduler = scheduler
+        return self._copies
+
+    def _now(self, now_s: float) -> Parts:
+        """Return the parts at a moment; they change only where a reservation starts or ends."""
+        holds, over = [one.holds(now_s) for one in self._each], [one.over(now_s) for one in self._each]
+        key = (*holds, *over)
+        if key not in self._parts:
+            self._parts[key] = self._divided(np.array(holds, np.bool_), np.array(over, np.bool_))
+        return self._parts[key]
+
+    def _divided(self, holds: Bools, over: Bools) -> Parts:
+        of_machine = np.full(self._cluster.n_machines, REST, np.int32)
+        for r in np.flatnonzero(holds).tolist():
+            of_machine[self._machines[r]] = r
+        free = (self._own == REST) | over[self._own]
+        parts = Parts(of_machine[self._cluster.group_machine], plain=bool(not holds.any() and free.all()))
+        for r in np.flatnonzero(holds).tolist():
+            parts.may[r], parts.shown[r] = self._may[r], self._may[r] & self._fitting(self._machines[r])
+        parts.may[REST], parts.shown[REST] = free, free & self._fitting(of_machine == REST)
+        return parts
+
+    def _machines_of(self, parts: Parts, part: int) -> Bools:
+        there = np.zeros(self._cluster.n_machines, np.bool_)
+        there[self._cluster.group_machine[parts.of_group == part]] = True
+        return there
+
+    def _fitting(self, machines: Bools) -> Bools:
+        """Return which jobs some machines hold when they are empty, with their smallest gang, (N,)."""
+        key = machines.tobytes()
+        if key not in self._fits:
+            self._fits[key] = fitting_on(self._smallest, self._cluster, self._runs_on, machines=machines)
+        return self._fits[key]
+
+    def _held(self) -> tuple[Ints, Ints, Ints]:
+        """Return the job of each row of tasks that are held, where the rows of each job begin, and device groups."""
+        ledger = self._ledger
+        active = ledger.active()
+        holding = active[ledger.belief["phase"][active] == HOLDING]
+        first, _, group, _ = ledger.book.of(holding)
+        return np.repeat(holding, np.diff(first)), first[:-1], group
+
+    def _users_of(self, one: Reservation) -> Bools:
+        """Return which jobs may use a reservation, (N,): its own, and those of its users that belong to none."""
+        jobs = self._ledger.jobs
+        for user in one.users:
+            if user not in jobs.users:
+                raise unknown(f"user of reservation {one.name}", user, jobs.users)
+        theirs = np.isin(jobs.user, [jobs.users.index(user) for user in one.users])
+        own = jobs.reservation == one.name
+        if one.users and (own & ~theirs).any():
+            job = int((own & ~theirs).argmax())
+            raise InputError(
+                f"job {jobs.id[job]} of '{jobs.users[jobs.user[job]]}' belongs to reservation {one.name}, whose users "
+                f"are {shortened(', '.join(one.users))}; add its user, or give no users, for its own jobs alone."
+            )
+        may: Bools = np.where(self._own == REST, theirs, own)
+        return may
+
+    def _refuse_never(self) -> None:
+        """Raise if a job has no hosts even when all is over that ever will be."""
+        for_ever = np.array([one.for_ever for one in self._each], np.bool_)
+        start_s = np.array([one.start_s if math.isinf(one.end_s) else math.inf for one in self._each])
+        free, some = (self._own == REST) | ~for_ever[self._own], np.zeros(len(self._own), np.bool_)
+        for at_s in np.unique([0.0, *start_s[start_s < math.inf]]):  # a job of before may run before
+            rest = ~np.asarray(self._machines[start_s <= at_s].any(axis=0), np.bool_)
+            later = self._ledger.jobs.arrival_s >= at_s
+            some = np.where(later, free & self._fitting(rest), some)
+        for r in np.flatnonzero(for_ever).tolist():
+            some |= self._may[r] & self._fitting(self._machines[r])
+        if len(never := np.flatnonzero(~some)):
+            job = int(never[0])
+            raise InputError(
+                f"{len(never)} jobs can never run because of the reservations, which leave no hosts for them: job "
+                f"{self._ledger.jobs.id[job]} of '{self._ledger.jobs.users[self._ledger.jobs.user[job]]}' asks for "
+                f"{self._ledger.jobs.gpus[job]:g} GPUs. Let its user use one of them, give one an end, or leave it out."
+            )
+
+
+def _smallest(jobs: Jobs) -> Jobs:
+    """Return jobs with the smallest gangs that they train with."""
+    n_workers = np.where(jobs.malleable, 1, jobs.n_workers).astype(np.int32)
+    return jobs.with_columns(n_workers=n_workers, n_ps=np.where(jobs.malleable, np.minimum(jobs.n_ps, 1), jobs.n_ps))
+
+
+def _without(placement: Placement, jobs: Ints) -> Placement:
+    """Return a placement in which some jobs, and those that would share their GPUs, get nothing."""
+    if len(placement.partner):
+        mates = placement.partner[np.isin(placement.set_jobs, jobs)]
+        jobs = np.union1d(jobs, mates[mates >= 0])
+    rows, gone = ~np.isin(placement.job, jobs), np.isin(placement.set_jobs, jobs)
+    parts = {name: getattr(placement, name)[rows] for name in ("job", "role", "group", "count")}
+    parts |= {n: getattr(placement, n)[rows] for n in ("cpus", "memory_gb") if len(getattr(placement, n))}
+    if len(placement.partner):
+        parts["partner"] = np.where(gone, -1, placement.partner)
+    if len(placement.repairs):
+        parts["repairs"] = placement.repairs[~np.isin(placement.repairs["job"], jobs)]
+    reasons = [Reason(int(job), "a reservation holds hosts that it was to have") for job in jobs]
+    return replace(placement, reasons=(*placement.reasons, *reasons), **parts)

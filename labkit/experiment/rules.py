@@ -1,0 +1,31 @@
+"""What was asked for and holds for every scheduler, in the words of a run's notes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from labkit.core.errors import InputError
+from labkit.core.life import Traits
+from labkit.core.protocols import Scheduler
+from labkit.core.quotas import BEYOND, Quotas
+from labkit.experiment.reservations import Reservations
+
+KEPT: Final = "no other job starts there while one holds, under every scheduler"
+
+
+def rules(quotas: Quotas | None, reservations: Reservations | None) -> list[str]:
+    """Return a sentence for each rule; they need no warning."""
+    said = [] if quotas is None else [f"quotas: {quotas}; {BEYOND}"]
+    return said if reservations is None else [*said, f"reservations: {reservations}; {KEPT}"]
+
+
+def refuse_without_hosts(scheduler: Scheduler, reservations: Reservations | None, *, name: str) -> None:
+    """Raise if there are reservations, and a scheduler that divides the cluster at will, to which it is one machine.
+
+    Raises
+    ------
+    InputError
+        It names the scheduler.
+    """
+    if reservations is not None and Traits.of(scheduler).ideal:
+        raise InputError(f"{name} divides the cluster at will and knows no hosts; leave it or --reservations out.")
