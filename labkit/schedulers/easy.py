@@ -16,6 +16,7 @@ from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial_rows import rooms
 from labkit.placers import ByNetwork
+from labkit.placers.base import of_one_type
 from labkit.schedulers.base import asked, place, start_in_order
 
 
@@ -109,15 +110,20 @@ def _free_without(snapshot: Snapshot, started: Placement, gone: Ints) -> Floats:
 
 
 def _first_fit(snapshot: Snapshot, free: Floats, job: int) -> Floats | None:
-    """Return what the gang that a job asked for takes of the first groups with room, (G, R); None: it does not fit."""
-    cluster, taken = snapshot.cluster, np.zeros_like(free)
+    """Return what the gang that a job asked for takes of the first groups with room, (G, R); None: it does not fit.
+
+    Its workers are on one device type, as placers put them.
+    """
+    cluster, taken, gang = snapshot.cluster, np.zeros_like(free), asked(snapshot, np.array([job], np.int32))
     up = snapshot.up[cluster.group_machine]
-    for role, wanted in ((Role.WORKER, snapshot.table.n_workers[job]), (Role.PS, snapshot.table.n_ps[job])):
+    for role, wanted in ((Role.WORKER, gang.n_workers[0]), (Role.PS, gang.n_ps[0])):
         demand = snapshot.demand[role, job]
         room = rooms(free - taken, demand, snapshot.runs_on[job], cluster.group_type, up)
-        if room.sum() < wanted:
+        if role == Role.WORKER:
+            room = np.where(of_one_type(snapshot, gang, 0, room), room, 0)
+        if room.sum(dtype=np.int64) < wanted:
             return None
-        taken += np.diff(np.minimum(np.cumsum(room), wanted), prepend=0)[:, None] * demand
+        taken += np.diff(np.minimum(np.cumsum(room, dtype=np.int64), wanted), prepend=0)[:, None] * demand
     return taken
 
 

@@ -13,6 +13,8 @@ from labkit.core.placement import Placement
 from labkit.experiment import Experiment
 from labkit.schedulers import make
 from labkit.schedulers.easy import Easy, reservation
+from labkit.topology import no_network
+from labkit.topology.servers import server
 
 
 def jobs_of(*rows):
@@ -42,6 +44,13 @@ def test_without_a_reservation_the_long_one_puts_the_first_off_and_without_backf
 def test_a_long_job_passes_where_it_leaves_the_place_free():
     long = jobs_of((0, 100, 3), (1, 50, 3), (2, 1000, 1))  # at 100 the second job needs three of four GPUs
     assert starts(long, "easy") == [0, 100, 2]
+
+
+def test_the_place_that_is_kept_is_on_one_device_type():
+    """Of four V100 two are held until 100 and two until 120, of four K80 two until 50 and two until 200."""
+    cluster = no_network(2, servers=[(1, server("gavel-v100")), (1, server("gavel-k80"))])
+    jobs = jobs_of((0, 100, 2), (0, 120, 2), (0, 50, 2), (0, 200, 2), (1, 10, 4), (60, 300, 2))
+    assert starts(jobs, "easy", cluster=cluster) == [0, 0, 0, 0, 120, 60]  # not two of each at 100
 
 
 def test_only_as_many_jobs_are_looked_at_as_asked_for():
