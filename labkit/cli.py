@@ -29,7 +29,7 @@ from labkit.experiment.command import Interference, Quotas, Reserved, attach
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.train_command import train
-from labkit.experiment.truth_options import Checkpoint, Published, Sharding, TooLarge, Troubles, overheads_of
+from labkit.experiment.truth_options import AnyType, Checkpoint, Published, Sharding, TooLarge, Troubles, overheads_of
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
@@ -161,6 +161,7 @@ def compare(
     slot: Annotated[float | None, typer.Option(help="Decide every so many seconds, instead of at every event.")] = None,
     first: Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)] = None,
     drop_too_large: TooLarge = False,
+    any_type: AnyType = False,
     format: Annotated[
         str | None, typer.Option(help="The trace's format, where it cannot be told from the file.")
     ] = None,
@@ -204,7 +205,8 @@ def compare(
             schedulers=schedulers, seeds=seeds, against=against, workers=workers, as_json=as_json, speed=speed,
             throughputs=throughputs, strict=strict, interference=interference, load=load, slot_s=slot, first=first,
             start_s=start, restart_s=restart, rescale_s=rescale, overheads=overheads, troubles=troubles,
-            sharding=sharding, quotas=quotas, reservations=reservations, drop_too_large=drop_too_large, usual=usual,
+            sharding=sharding, quotas=quotas, reservations=reservations, drop_too_large=drop_too_large,
+            any_type=any_type, usual=usual,
             left_out={"--checkpoint": checkpoint, "--seed": seed, "--profile": profile is not None,
                       "--prices": prices is not None},
         )  # fmt: skip
@@ -221,7 +223,7 @@ def compare(
     jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
     options: dict[str, Any] = {
         "profile": profile, "speed": speed, "throughputs": throughputs, "strict": strict, "seed": seed, "load": load,
-        "interference": interference, "quotas": quotas, "reservations": reservations,
+        "interference": interference, "any_type": any_type, "quotas": quotas, "reservations": reservations,
         "prices": None if prices is None else prices_of(prices),
         "overheads": overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale),
         "troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint, "drop_too_large": drop_too_large,

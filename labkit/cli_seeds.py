@@ -15,7 +15,7 @@ USUAL: Final = {
     "speed": "auto", "interference": "none", "load": 1.0, "throughputs": None, "strict": False, "slot_s": None,
     "first": None, "start_s": 0.0, "restart_s": 0.0, "rescale_s": 0.0,
     "overheads": None, "troubles": "none", "sharding": "dynamic", "quotas": None, "reservations": None,
-    "drop_too_large": False,
+    "drop_too_large": False, "any_type": False,
 }  # fmt: skip
 """Options of runs, and their values where nothing was typed."""
 

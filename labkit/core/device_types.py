@@ -55,6 +55,17 @@ def could_run_on(jobs: Jobs, cluster: Cluster) -> Bools:
     return may_run_on(jobs, cluster) & there
 
 
+def of_any_type(jobs: Jobs) -> tuple[Jobs, int]:
+    """Return the same jobs without the device types that they demand, and how many demanded one.
+
+    >>> jobs, n = of_any_type(Jobs.of(arrival_s=[0, 0], total_steps=60, device_type=["v100", ""]))
+    >>> jobs.device_type.tolist(), n
+    (['', ''], 1)
+    """
+    demanding = jobs.device_type != ""
+    return jobs.with_columns(device_type=np.full(len(jobs), "", object)), int(demanding.sum())
+
+
 def unmet_types(jobs: Jobs, cluster: Cluster) -> list[str]:
     """Return a sentence if jobs demand device types that a cluster lacks."""
     asked = Counter(jobs.device_type.tolist())

@@ -44,7 +44,7 @@ PARTS: Final[dict[str, tuple[Callable[..., Any], dict[str, str]]]] = {
 OF_SPEED: Final = ("speed", "throughputs", "strict", "interference", "sharding", "troubles", "quotas", "reservations")
 FILES: Final = ("throughputs", "interference", "troubles", "quotas", "reservations")
 """Those that may name a file."""
-OF_JOBS: Final = ("first", "load", "epoch_error", "drop_too_large")
+OF_JOBS: Final = ("first", "load", "epoch_error", "drop_too_large", "any_type")
 OPTIONS: Final = (*OF_JOBS, "slot_s", "overheads", *OF_SPEED, *(name for _, names in PARTS.values() for name in names))
 """Parameters that belong to the run; every other one is an option of the schedulers."""
 
@@ -138,7 +138,7 @@ def _record(cell: Cell, inputs: Inputs) -> RunRecord:
         of_speed = {name: mine[name] for name in OF_SPEED if name in mine}
         experiment = experiment_of(
             jobs, cluster=cluster, seed=cell.seed, load=load, drop_too_large=bool(mine.get("drop_too_large")),
-            **of_speed, **disturbances(mine),
+            any_type=bool(mine.get("any_type")), **of_speed, **disturbances(mine),
         )  # fmt: skip
     return experiment.run(scheduler, name=label)
 

@@ -18,6 +18,7 @@ import numpy as np
 from labkit import kernel_cache
 from labkit.core.answers import refuse_unsound_model
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import of_any_type
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.core.jobs import Jobs
@@ -143,6 +144,7 @@ class Experiment:
         sharding: str = "dynamic",
         troubles: Troubles | str | Path | None = None,
         quotas: Quotas | Mapping[str, float] | str | Path | None = None,
+        any_type: bool = False,
         reservations: Reservations | Sequence[Reservation] | Mapping[str, Any] | str | Path | None = None,
         **options: Any,
     ) -> Experiment:
@@ -152,10 +154,13 @@ class Experiment:
         Interference is a level by name ("none", "mild", "calibrated") or a file (`labkit.speed.interference.level`).
         Troubles are a CSV file or parts of the jobs ("hot_ps=0.13,slow_ps=0.06"), drawn with the seed; overheads may be
         named ("dlrover"). Quotas are GPUs by user ("vision=8,*=4"), or a TOML file; reservations a list, tables by
-        name, or a TOML file. With `sharding="static"` workers have their samples in advance, for speeds that know it.
+        name, or a TOML file. With
+        `any_type` jobs may run on every device type, whatever they demand. With `sharding="static"` workers have their
+        samples in advance, for speeds that know it.
         """
         jobs, known = jobs_of(jobs, seed=_seed(options)), level(interference)
         jobs = arriving(jobs, load=options.get("load", 1.0))
+        jobs, n_freed = of_any_type(jobs) if any_type else (jobs, 0)
         refuse_unknown(options, known=[*inspect.signature(cls.of).parameters, *(field.name for field in fields(cls))])
         if profile is not None:
             cluster, speed, options = profiled(jobs, profile, cluster=cluster, speed=speed, options=options)
@@ -169,6 +174,7 @@ class Experiment:
         said = speeds_in_words(jobs, cluster, speed=speed, source=throughputs)
         said += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
         said += f"; {stretched}" * bool(stretched) + f"; {sharding} sharding" * (sharding != "dynamic")
+        said += f"; jobs may have any device type ({n_freed:,} ask for one)" * any_type
         told = interference_of(speed) if known is None else known
         if isinstance(options.get("overheads"), str):
             options["overheads"] = Overheads.published(options["overheads"])

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from labkit.experiment.command import AsJson, Interference, Inventory, Quotas, Reserved, Runs, tell
-from labkit.experiment.truth_options import Checkpoint, Published, Sharding, TooLarge, Troubles
+from labkit.experiment.truth_options import AnyType, Checkpoint, Published, Sharding, TooLarge, Troubles
 
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
 
@@ -32,6 +32,7 @@ def simulate(
     sharding: Sharding = "dynamic",
     checkpoint: Checkpoint = 0.0,
     drop_too_large: TooLarge = False,
+    any_type: AnyType = False,
     runs: Runs = Path("runs"),
     seed: Annotated[int, typer.Option(help="Of the simulator.", min=0)] = 0,
     as_json: AsJson = False,
@@ -48,6 +49,7 @@ def simulate(
         trace, cluster=cluster, scheduler=scheduler, profile=profile, runs=runs, seed=seed, progress=shown,
         interference=interference, troubles=troubles, sharding=sharding, checkpoint_s=checkpoint,
         quotas=quotas, reservations=reservations, drop_too_large=drop_too_large, overheads=overheads,
+        any_type=any_type,
     )  # fmt: skip
     tell(record, runs=runs, as_json=as_json)
 

@@ -209,7 +209,7 @@ class Session:
         return 1 + len(why)
 
     def look(self, seconds: float) -> None:
-        """Let time pass without a decision, and take note of what happens: jobs on machines wait for nobody."""
+        """Let time pass without a decision, and take note of what happens: jobs on machines do not wait."""
         self._note(self.backend.advance(self.backend.now_s + seconds, stop_at_event=True))
 
     def run(self, scheduler: Scheduler, *, until_s: float = math.inf) -> Events:

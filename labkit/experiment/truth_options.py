@@ -10,6 +10,7 @@ Troubles = Annotated[
     str, typer.Option(help="Slow and hot tasks: a CSV file, or parts of the jobs: hot_ps=0.13,slow_ps=0.06.")
 ]
 Sharding = Annotated[str, typer.Option(help="dynamic; or static: workers have their shares of the samples in advance.")]
+AnyType = Annotated[bool, typer.Option("--any-type", help="Jobs may run on every device type, whatever they demand.")]
 TooLarge = Annotated[
     bool,
     typer.Option("--drop-too-large", help="Leave out jobs that the empty cluster cannot hold; a note tells."),
