@@ -212,6 +212,8 @@ class ControllerProcess:
         if self._state_file.exists:
             self._take_over(self._state_file.read(self._spec))
             return
+        if any(self._folder.glob("*-*.log")):  # a controller died before its first state; new members get their names
+            end_members(self._folder, timeout_s=self._lease.base_s)
         config = self._config
         if config.differs:
             self._events.write("differs", {"from": config.differs})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from labkit.elastic.process.credentials import MEMBERS
-from labkit.proc import all_pids, command_line
+from labkit.proc import all_pids, command_line, wait_for_end
 
 MODULES: Final = ("labkit.elastic.process.member", "labkit.elastic.process.newcomer")
 """Programs of members: the second gets ready at a low priority first."""
@@ -75,10 +75,15 @@ def _is_led(folder: Path) -> bool:
     return False
 
 
-def end_members(folder: Path, *, but: int = 0) -> list[str]:
-    """Kill the members of a job that run on this machine, except process `but`; return their names."""
+def end_members(folder: Path, *, but: int = 0, timeout_s: float = 0.0) -> list[str]:
+    """Kill the members of a job that run on this machine, except process `but`; return their names.
+
+    They may still be ending when it returns, unless `timeout_s` is given: the longest time to wait for each.
+    """
     found = {name: pid for name, pid in running(folder).items() if pid != but}
     for pid in found.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    for pid in found.values():
+        wait_for_end(pid, timeout_s=timeout_s)
     return sorted(found)

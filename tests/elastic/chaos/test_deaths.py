@@ -78,6 +78,15 @@ def test_a_server_that_dies_idle_amid_a_sum_or_a_reply_costs_steps_but_no_bit(se
         story.stepped().finish()
 
 
+@pytest.mark.parametrize("point", at("controller", ["started", "write", "wrote"]))
+def test_a_controller_that_dies_before_its_first_state_leaves_no_member_in_the_way_of_the_next_ones(point: str) -> None:
+    """Members of both have the same names, and listen under them."""
+    with Story("M1 controller, before its first state", faults=[InjectedFault("controller", point)]) as story:
+        story.struck(0)
+        story.happens("began")
+        story.stepped().finish()
+
+
 @pytest.mark.parametrize("strategy", list(POINTS))
 @pytest.mark.parametrize("seed", many(1))
 def test_whichever_process_dies_while_it_scales_it_costs_no_bit(strategy: str, seed: int) -> None:
