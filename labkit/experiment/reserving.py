@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from labkit.core.errors import InputError, unknown
-from labkit.core.jobs import Jobs
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.part_snapshot import PartSnapshot
 from labkit.core.placement import Placement, Reason
@@ -36,7 +35,7 @@ class Parts:
     may : dict
         Part -> (N,) which jobs may be placed there.
     shown : dict
-        Part -> (N,) which of them fit there, and are shown to its scheduler.
+        Part -> (N,) which of them fit there, and are shown to its scheduler while they wait.
     plain : bool
         Whether the whole cluster is open to all jobs.
     """
@@ -80,7 +79,6 @@ class ReservationControl:
         self._may = np.array([self._users_of(one) for one in self._each])
         self._fits: dict[bytes, Bools] = {}
         self._parts: dict[tuple[bool, ...], Parts] = {}
-        self._smallest = _smallest(ledger.jobs)
         self._waiting: set[int] = set()
         self._scheduler: Scheduler | None = None
         self._copies: list[Scheduler] = []
@@ -129,7 +127,7 @@ class ReservationControl:
         waits = ~snapshot.holds(active)
         answers, copies = [], self._copies_of(scheduler)
         for p in [*sorted(p for p in parts.shown if p != REST), REST]:
-            mine = active[(waits | (at[active] == p)) & parts.shown[p][active]]
+            mine = active[(waits & parts.shown[p][active]) | ((at[active] == p) & parts.may[p][active])]
             if not len(mine) and p != REST:
                 continue
             view = PartSnapshot(snapshot, machines=self._machines_of(parts, p), jobs=mine)
@@ -187,10 +185,10 @@ class ReservationControl:
         return there
 
     def _fitting(self, machines: Bools) -> Bools:
-        """Return which jobs some machines hold when they are empty, with their smallest gang, (N,)."""
+        """Return which jobs some machines hold when they are empty, (N,)."""
         key = machines.tobytes()
         if key not in self._fits:
-            self._fits[key] = fitting_on(self._smallest, self._cluster, self._runs_on, machines=machines)
+            self._fits[key] = fitting_on(self._ledger.jobs, self._cluster, self._runs_on, machines=machines)
         return self._fits[key]
 
     def _held(self) -> tuple[Ints, Ints, Ints]:
@@ -236,12 +234,6 @@ class ReservationControl:
                 f"{self._ledger.jobs.id[job]} of '{self._ledger.jobs.users[self._ledger.jobs.user[job]]}' asks for "
                 f"{self._ledger.jobs.gpus[job]:g} GPUs. Let its user use one of them, give one an end, or leave it out."
             )
-
-
-def _smallest(jobs: Jobs) -> Jobs:
-    """Return jobs with the smallest gangs that they train with."""
-    n_workers = np.where(jobs.malleable, 1, jobs.n_workers).astype(np.int32)
-    return jobs.with_columns(n_workers=n_workers, n_ps=np.where(jobs.malleable, np.minimum(jobs.n_ps, 1), jobs.n_ps))
 
 
 def _without(placement: Placement, jobs: Ints) -> Placement:

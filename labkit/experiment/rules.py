@@ -19,13 +19,18 @@ def rules(quotas: Quotas | None, reservations: Reservations | None) -> list[str]
     return said if reservations is None else [*said, f"reservations: {reservations}; {KEPT}"]
 
 
-def refuse_without_hosts(scheduler: Scheduler, reservations: Reservations | None, *, name: str) -> None:
-    """Raise if there are reservations, and a scheduler that divides the cluster at will, to which it is one machine.
+def refuse_undivided(scheduler: Scheduler, reservations: Reservations | None, *, name: str) -> None:
+    """Raise if there are reservations, and a scheduler that cannot be asked about a part of the cluster.
 
     Raises
     ------
     InputError
-        It names the scheduler.
+        It names the scheduler, and says why.
     """
-    if reservations is not None and Traits.of(scheduler).ideal:
-        raise InputError(f"{name} divides the cluster at will and knows no hosts; leave it or --reservations out.")
+    traits = Traits.of(scheduler)
+    if reservations is None or not (traits.ideal or traits.lease_s is not None):
+        return
+    why = "divides the cluster at will and knows no hosts"
+    if not traits.ideal:
+        why = "has leases, between which it cannot be asked, and takes jobs that it is not shown for done"
+    raise InputError(f"{name} {why}; leave it or --reservations out.")

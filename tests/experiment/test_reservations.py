@@ -18,6 +18,7 @@ from labkit.core.events import Kind
 from labkit.core.resources import amounts
 from labkit.experiment import Experiment, Session, every_slot
 from labkit.experiment.reservations import DAY_S, Reservation, Reservations
+from labkit.experiment.run import replay
 from labkit.results.notes import reserved
 from labkit.schedulers import available, make
 from labkit.simulator import Simulator
@@ -229,9 +230,25 @@ def test_notes_count_the_jobs_that_lost_hosts_and_those_that_waited() -> None:
     assert record.decisions["job"].tolist() == ["1", "2"]
 
 
-def test_a_scheduler_to_which_the_cluster_is_one_machine_is_refused() -> None:
-    with pytest.raises(InputError, match="divides the cluster at will and knows no hosts"):
-        completions(jobs_of("a", [1]), {"r": {"hosts": 1, "end_s": 5}}, "gavel_las(ideal=True)")
+@pytest.mark.parametrize(
+    ("scheduler", "why"),
+    [
+        ("gavel_las(ideal=True)", "divides the cluster at will and knows no hosts"),
+        ("gavel_las(published=True)", "has leases, between which it cannot be asked"),
+    ],
+)
+def test_a_scheduler_that_cannot_be_asked_about_a_part_is_refused(scheduler: str, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        completions(jobs_of("a", [1]), {"r": {"hosts": 1, "end_s": 5}}, scheduler)
+
+
+@pytest.mark.parametrize("scheduler", ["fifo", "gavel_las", "optimus"])
+def test_a_replay_tells_the_same_events(scheduler: str) -> None:
+    night = {"night": {"hosts": "m1", "start_s": 50, "end_s": 250, "users": "b"}}
+    record = Experiment.of(jobs_of("aabab", [4, 4, 4, 2, 3]), cluster="no_network(2)", reservations=night).run(
+        scheduler
+    )
+    assert replay(record).run(make("fifo")).tobytes() == record.events.tobytes()
 
 
 def test_they_are_in_the_notes_of_a_run() -> None:
