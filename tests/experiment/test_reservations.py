@@ -154,6 +154,20 @@ def keeps_off(session: Session, reservations: list[Reservation], rows: Any) -> N
             assert {jobs.users[user] for user in jobs.user[there]} <= set(one.users), (one, now_s)
 
 
+@pytest.mark.parametrize(
+    "scheduler", ["fifo", "fifo(backfill=True)", "srtf", "las", "tetris", "gavel_las", "gavel_ftf"]
+)
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_hosts_that_nobody_ever_has_are_as_good_as_none(scheduler: str, data: st.DataObject) -> None:
+    n = data.draw(st.integers(2, 10))
+    workers = data.draw(st.lists(st.integers(1, 6), min_size=n, max_size=n))
+    jobs = jobs_of("a" * n, workers, duration_s=data.draw(st.lists(st.integers(5, 400), min_size=n, max_size=n)))
+    smaller = Experiment.of(jobs, cluster="no_network(2)").run(scheduler)
+    closed = Experiment.of(jobs, cluster="no_network(3)", reservations={"closed": {"hosts": 1}}).run(scheduler)
+    assert closed.table["completion_s"].tolist() == pytest.approx(smaller.table["completion_s"].tolist())
+
+
 @pytest.mark.parametrize("scheduler", available())
 def test_every_scheduler_keeps_off_and_completes_all_jobs(scheduler: str) -> None:
     jobs = trace("poisson(40, per_hour=60, median_s=900, mean_s=1200)", seed=1)

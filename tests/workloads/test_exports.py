@@ -319,3 +319,22 @@ def test_any_text_is_proposed_and_read_or_refused(text):
             mapped(path, mapping)
         except InputError:
             return
+
+
+# Reservations
+
+
+def test_the_reservation_of_a_job_is_read_from_text_json_a_table_and_labkits_own(tmp_path):
+    text = SACCT_HEADER + "|Reservation\n" + "\n".join(row + "|" + "night" * ("|bert|" in row) for row in SACCT_ROWS)
+    jobs = read(put(tmp_path, "export.txt", text))
+    assert dict(zip(jobs.id, jobs.reservation, strict=True))["100"] == "night"
+    assert sorted(set(jobs.reservation)) == ["", "night"]
+    first, second = SACCT_JSON["jobs"]
+    told = {**SACCT_JSON, "jobs": [{**first, "reservation": {"id": 3, "name": "night"}}, {**second, "reservation": {}}]}
+    assert read(put(tmp_path, "x.json", told)).reservation.tolist() == ["night", ""]
+    jobs = read(put(tmp_path, "own.csv", "arrival_s,total_steps,reservation\n0,5,night\n1,5,\n"))
+    assert jobs.reservation.tolist() == ["night", ""]
+    assert type(jobs).from_frame(jobs.to_frame()).reservation.tolist() == ["night", ""]
+    path = put(tmp_path, "mine.csv", "submitted,runtime,gpus,reservation\n0,60,1,night\n60,60,1,\n")
+    keep(proposed(*table(path)), path)
+    assert read(path).reservation.tolist() == ["night", ""]
