@@ -83,8 +83,11 @@ class Service:
         self.devices = Devices(runs)
         self._meter = Meter(folder, processes=runs.processes, sessions=runs.ender.sessions)
         self._verbs: dict[str, Callable[[ClientRequest, RequestArguments], Any]] = {
-            name.removeprefix("do_"): getattr(self, name) for name in dir(self) if name.startswith("do_")
-        }
+            "hello": self.hello, "shutdown": self.shutdown, "restart": self.restart, "start": self.start,
+            "claim": self.claim, "tell": self.tell, "stop": self.stop, "renew": self.renew, "list": self.list,
+            "watch": self.watch, "follow": self.follow, "more": self.more, "cancel": self.cancel, "read": self.read,
+            "measure": self.measure, "gc": self.gc,
+        }  # fmt: skip
 
     def serve(self, request: ClientRequest, given: dict[str, Any]) -> None:
         """Answer a request, now or later."""
@@ -112,7 +115,7 @@ class Service:
 
     # --- the agent itself
 
-    def do_hello(self, request: ClientRequest, arguments: RequestArguments) -> Any:
+    def hello(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Describe agent and host; refuse a client of another protocol."""
         protocol = arguments.whole("protocol", default=0, low=0, high=10**6)
         arguments.done()
@@ -131,7 +134,7 @@ class Service:
             gpus=_held_gpus(reading, self.devices.holders()), gpus_absent=reading.absent,
         )  # fmt: skip
 
-    def do_shutdown(self, request: ClientRequest, arguments: RequestArguments) -> Any:
+    def shutdown(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """End the agent; refused while a task runs."""
         arguments.done()
         if self._runs.busy:
@@ -142,7 +145,7 @@ class Service:
         self._leave(None, {})
         return Later
 
-    def do_restart(self, request: ClientRequest, arguments: RequestArguments) -> Any:
+    def restart(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Become the agent of another labkit; tasks go on."""
         python, path = arguments.maybe_text("python"), arguments.maybe_text("path")
         arguments.done()
@@ -155,7 +158,7 @@ class Service:
 
     # --- tasks
 
-    def do_start(self, request: ClientRequest, arguments: RequestArguments) -> Any:
+    def start(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Start a task; one that requests GPUs after the driver has reported them."""
         run = arguments.name("run")
         task = TaskRequest(
@@ -190,7 +193,7 @@ class Service:
         self._log(f"started {run}/{task.name} as {task.pid}")
         return StartedTask(task.pid, str(self._runs.get(run).folder / task.name))
 
-    def do_claim(self, request: ClientRequest, arguments: RequestArguments) -> Any:
+    def claim(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Give a running task other GPUs."""
         key = Key(arguments.name("run"), arguments.name("task"))
         asks: list[GpuRequest] = arguments.gpus("gpus") or []
@@ -204,7 +207,7 @@ class Service:
         self._sampler.ask(lambda reading: self.serve_later(request, lambda: change(reading)))
         return Later
 
-    def do_tell(self, request: ClientRequest, arguments: RequestArguments) -> Any:
+    def tell(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Forward a message to a task."""
         run, name = self._runs.get(arguments.name("run")), arguments.name("task")
         message = arguments.anything("message")
@@ -222,7 +225,7 @@ class Service:
         )
         return Later
 
-    def do_stop(self, request: ClientRequest, arguments: RequestArguments) -> Any:
+    def stop(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """End a task or a run; answer when no process of it is left."""
         run, task = arguments.name("run"), arguments.maybe_name("task")
         grace_s = arguments.number("grace_s", default=GRACE_S, low=0.0, high=3600.0)
@@ -239,7 +242,7 @@ class Service:
         self._runs.ender.when_gone(left if wait else [], reply, request.refuse)
         return Later
 
-    def do_renew(self, _: ClientRequest, arguments: RequestArguments) -> Any:
+    def renew(self, _: ClientRequest, arguments: RequestArguments) -> Any:
         """Extend the lease of a run."""
         run = arguments.name("run")
         lease_s = arguments.number("lease_s", default=LEASE_S, low=0.0, high=30 * DAY_S)
@@ -247,7 +250,7 @@ class Service:
         self._runs.renew(run, lease_s)
         return {"lease_left_s": lease_s}
 
-    def do_list(self, _: ClientRequest, arguments: RequestArguments) -> Any:
+    def list(self, _: ClientRequest, arguments: RequestArguments) -> Any:
         """List runs and their tasks."""
         run = arguments.maybe_name("run")
         arguments.done()
@@ -255,7 +258,7 @@ class Service:
 
     # --- streams and files
 
-    def do_watch(self, request: ClientRequest, arguments: RequestArguments) -> Any:
+    def watch(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Send the events of a run after a number, until it is over."""
         run = self._runs.get(arguments.name("run"))
         since = arguments.whole("since", default=0, low=0, high=2**53)
@@ -264,7 +267,7 @@ class Service:
         request.connection.attach(request, EventStream(request, run, since=since, ahead=ahead))
         return Later
 
-    def do_follow(self, request: ClientRequest, arguments: RequestArguments) -> Any:
+    def follow(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Send the lines of a file of a task, until it has ended."""
         run = self._runs.get(arguments.name("run"))
         task, names = run.task(arguments.name("task")), arguments.path("file")
@@ -275,7 +278,7 @@ class Service:
         request.connection.attach(request, stream)
         return Later
 
-    def do_more(self, request: ClientRequest, arguments: RequestArguments) -> Any:
+    def more(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Let a stream send n more items."""
         number = arguments.whole("request", default=0, low=0, high=2**53)
         n = arguments.whole("n", default=1, low=1, high=10**6)
@@ -285,14 +288,14 @@ class Service:
             stream.more(n)
         return {}
 
-    def do_cancel(self, request: ClientRequest, arguments: RequestArguments) -> Any:
+    def cancel(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """End a stream."""
         number = arguments.whole("request", default=0, low=0, high=2**53)
         arguments.done()
         request.connection.cancel(number)
         return {}
 
-    def do_read(self, _: ClientRequest, arguments: RequestArguments) -> Any:
+    def read(self, _: ClientRequest, arguments: RequestArguments) -> Any:
         """Return a piece of a file of a task."""
         run = self._runs.get(arguments.name("run"))
         task, names = run.task(arguments.name("task")), arguments.path("file")
@@ -307,7 +310,7 @@ class Service:
 
     # --- measurements
 
-    def do_measure(self, request: ClientRequest, arguments: RequestArguments) -> Any:
+    def measure(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Measure tasks and host, once or at an interval."""
         every_s = arguments.number("every_s", default=0.0, low=0.0, high=3600.0)
         pss, each = arguments.flag("pss", default=False), arguments.flag("each", default=False)
@@ -323,7 +326,7 @@ class Service:
         self._loop.after(SHORT_S, lambda: self._sampler.ask(lambda _: request.reply(sample(pss=pss, each=each))))
         return Later
 
-    def do_gc(self, request: ClientRequest, arguments: RequestArguments) -> Any:
+    def gc(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Remove the folders of runs that have been over for long enough."""
         older_s = arguments.number("older_s", default=DAY_S, low=0.0, high=1e9)
         dry_run = arguments.flag("dry_run", default=False)
