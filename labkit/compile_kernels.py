@@ -11,7 +11,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 from labkit import kernel_cache, placers, schedulers
 from labkit.core import Jobs
 from labkit.experiment import Experiment, every_slot
+from labkit.progress_lines import ProgressLines
 from labkit.simulator import Faults, Losses, Overheads, Variation
 from labkit.speed.dl2 import fitted
 from labkit.speed.measured import MeasuredSpeed
@@ -28,6 +29,9 @@ from labkit.topology import build
 from labkit.workloads import dl2_jobs, marl_jobs
 from labkit.workloads.catalogue import DL2_MODELS
 from labkit.workloads.expressions import trace
+
+EVERY_S = 10.0
+"""Seconds from one line about the parts that are done to the next."""
 
 PUBLISHED = ("drf", "fifo", "srtf", "tetris", "optimus")
 
@@ -37,10 +41,13 @@ def compile_all() -> None:
 
     What all parts share comes first: two processes that need the same kernel at the same time both compile it.
     """
-    _compile(_placers)
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        for done in [pool.submit(_compile, part) for part in PARTS]:
-            done.result()
+    with ProgressLines(1 + len(PARTS), unit="parts of the kernels", every_s=EVERY_S) as lines:
+        _compile(_placers)
+        lines.done = 1
+        with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+            for done in as_completed([pool.submit(_compile, part) for part in PARTS]):
+                done.result()
+                lines.done += 1
 
 
 def _compile(part: Callable[[], None]) -> None:
@@ -176,5 +183,5 @@ if find_spec("torch") is not None:  # without it nothing is trained
 
 
 if __name__ == "__main__":
-    print("compiling kernels: a minute or two, once after an install or an update ...", file=sys.stderr, flush=True)
+    print("compiling kernels: some minutes, once after an install or an update ...", file=sys.stderr, flush=True)
     compile_all()

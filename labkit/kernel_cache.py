@@ -128,7 +128,7 @@ _told: list[bool] = []
 def _tell_once() -> None:
     """Say, once in a process, what the user waits for."""
     if not _told:
-        print("compiling kernels: once after an install or an update, up to a minute or two ...", file=sys.stderr)
+        print("compiling kernels: once after an install or an update, up to some minutes ...", file=sys.stderr)
     _told.append(True)
 
 

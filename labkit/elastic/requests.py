@@ -79,12 +79,12 @@ def follow(job: Job, requests: Iterable[ScaleRequest], *, strategy: str, told: o
     for event in job.events():
         if began is None and event["event"] == "began":
             began = event["time"]
-        if callable(told):
-            told(event)
         if event["event"] == "loss" and began is not None:
             step, seconds = event["version"] + 1, event["time"] - began
             due = [r for r in todo if r.when <= (seconds if r.in_seconds else step)]
             for request in due:
                 job.scale(servers=request.servers, workers=request.workers, strategy=strategy)
             todo = [r for r in todo if r not in due]
+        if callable(told):  # last: a picture takes its time to draw
+            told(event)
     return job.wait()

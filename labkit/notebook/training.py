@@ -6,12 +6,16 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
+from labkit.elastic.controller.job_files import now
 from labkit.elastic.job import Job
 from labkit.elastic.requests import ScaleRequest, follow
 from labkit.elastic.result import Result
 
 REDRAW_S: Final = 0.5
 """Drawing costs the kernel some hundredths of a second."""
+BEHIND_S: Final = 0.3
+RARELY: Final = 4
+"""When events are read so long after they happened, the picture is drawn so many times as rarely: requests go first."""
 
 
 def watch(
@@ -63,7 +67,10 @@ class _Picture:
         """Take an event."""
         if event["event"] not in ("stepped", "handed_over", "moved", "owns"):
             self._events.append(event)
-        if event["event"] == "loss" and time.monotonic() - self._drawn_s >= self._redraw_s:
+        if event["event"] != "loss":
+            return
+        behind = now() - event["time"] > BEHIND_S
+        if self._shown is None or time.monotonic() - self._drawn_s >= self._redraw_s * (RARELY if behind else 1):
             self.draw()
 
     def draw(self) -> None:

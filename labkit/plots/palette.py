@@ -15,7 +15,6 @@ HEAT: Final = ("#eef3fb", "#b9d3f4", "#6fa6e8", "#2f6fce", "#163f86")
 
 COLOURS: Final = {
     "fifo": "#7b8798",
-    "easy": "#5d7f3f",
     "sjf": "#4fb3d9",
     "srtf": "#2563d8",
     "las": "#0f9d9a",

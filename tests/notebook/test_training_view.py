@@ -31,7 +31,7 @@ def test_a_job_is_drawn_while_it_trains_and_scaled_on_the_way(monkeypatch: pytes
     job = start(models.build("digits"), dataset("digits-like", n=256), loss, steps=600, batch=32, lr=0.1)
     result = watch(job, ["50:+1ps"], n_steps=600, redraw_s=0.2)
     assert result.version == 600
-    assert len(shown.charts) > 2
+    assert len(shown.charts) >= 2
     drawn = [max(row.get("step", 0) for rows in chart["datasets"].values() for row in rows) for chart in shown.charts]
     assert drawn == sorted(drawn)
     assert drawn[0] < drawn[-1] == 599
