@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from threading import Event, Thread
 from typing import Any, Final, cast
 
-from labkit.elastic.controller.job_files import now
 from labkit.elastic.job import Job
 from labkit.elastic.requests import ScaleRequest, follow
 from labkit.elastic.result import Result
 
 REDRAW_S: Final = 0.5
-"""Drawing costs the kernel some hundredths of a second."""
-BEHIND_S: Final = 0.3
-RARELY: Final = 4
-"""When events are read so long after they happened, the picture is drawn so many times as rarely: requests go first."""
+"""Drawing costs the kernel some hundredths of a second, and more where the machine is busy."""
 
 
 def watch(
@@ -48,8 +45,28 @@ def watch(
     >>> job = start(models.build("digits"), dataset("digits"), models.loss("digits"), steps=900)  # doctest: +SKIP
     >>> watch(job, ["200:+1ps", "500:-1worker"])  # doctest: +SKIP
     """
-    picture = _Picture(n_steps, redraw_s=redraw_s)
-    result = follow(job, [ScaleRequest.parse(line) for line in at], strategy=strategy, told=picture.told)
+    picture, over, followed = _Picture(n_steps), Event(), Future[Result]()
+
+    def told(event: Mapping[str, Any]) -> None:
+        if over.is_set():
+            raise RuntimeError("the cell was interrupted")
+        picture.told(event)
+
+    def run() -> None:
+        try:
+            followed.set_result(follow(job, requests, strategy=strategy, told=told))
+        except BaseException as error:
+            followed.set_exception(error)
+        over.set()
+
+    requests = [ScaleRequest.parse(line) for line in at]
+    Thread(target=run, name="labkit-follow", daemon=True).start()  # requests are not to wait for a picture
+    try:
+        while not over.wait(redraw_s):
+            picture.draw_new()
+    finally:
+        over.set()
+    result = followed.result()
     picture.draw()
     return result
 
@@ -57,20 +74,21 @@ def watch(
 class _Picture:
     """The figure in a cell's output, drawn anew now and then."""
 
-    def __init__(self, n_steps: int | None, *, redraw_s: float) -> None:
-        self._n_steps, self._redraw_s = n_steps, redraw_s
+    def __init__(self, n_steps: int | None) -> None:
+        self._n_steps = n_steps
         self._events: list[Mapping[str, Any]] = []
         self._shown: Any = None
-        self._drawn_s = time.monotonic()
+        self._n_losses = self._n_drawn = 0
 
     def told(self, event: Mapping[str, Any]) -> None:
-        """Take an event."""
+        """Take an event; from any thread."""
         if event["event"] not in ("stepped", "handed_over", "moved", "owns"):
             self._events.append(event)
-        if event["event"] != "loss":
-            return
-        behind = now() - event["time"] > BEHIND_S
-        if self._shown is None or time.monotonic() - self._drawn_s >= self._redraw_s * (RARELY if behind else 1):
+        self._n_losses += event["event"] == "loss"
+
+    def draw_new(self) -> None:
+        """Draw, if there are losses that the last picture does not have."""
+        if self._n_losses > self._n_drawn:
             self.draw()
 
     def draw(self) -> None:
@@ -79,9 +97,9 @@ class _Picture:
 
         from labkit.plots.training import plot_training
 
-        chart, show = plot_training(self._events, n_steps=self._n_steps), cast(Any, display)
+        self._n_drawn = self._n_losses
+        chart, show = plot_training(list(self._events), n_steps=self._n_steps), cast(Any, display)
         if self._shown is None:
             self._shown = show(chart, display_id=True)
         else:
             self._shown.update(chart)
-        self._drawn_s = time.monotonic()
