@@ -9,9 +9,11 @@ from typing import Any, Final
 import numpy as np
 
 from labkit.core.bounds import MAX_DECISIONS
+from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
+from labkit.core.resources import GPUS
 from labkit.core.text import split_names
 from labkit.experiment.cadence import Cadence
 from labkit.simulator import Faults, Losses, Overheads, Troubles, Variation
@@ -122,4 +124,27 @@ def refuse_endless(jobs: Jobs, *, every_s: float) -> None:
         raise InputError(
             f"a decision every {every_s:g} s over the {span_s:,.0f} s of {jobs.name} is {span_s / every_s:.3g} "
             f"decisions; expected at most {MAX_DECISIONS:,}: decide every {span_s / MAX_DECISIONS:.2g} s or less often."
+        )
+
+
+def seed_of(options: Mapping[str, Any]) -> int:
+    """Return the seed of an experiment and of a generated trace; what is no seed is told later."""
+    seed = options.get("seed", 0)
+    return int(seed) if isinstance(seed, int | np.integer) and seed >= 0 else 0
+
+
+def refuse_no_flag(name: str, given: object) -> None:
+    """Raise if an option that is on or off is neither: "no" would count as on."""
+    if not isinstance(given, bool):
+        raise InputError(f"{name} is {given!r}; expected True or False.")
+
+
+def refuse_unpriced(prices: Mapping[str, float] | None, cluster: Cluster) -> None:
+    """Raise if prices were given, and some GPUs of a cluster have none: what runs cost could not be told."""
+    types = [cluster.device_types[t] for t in np.unique(cluster.group_type[cluster.capacity[:, GPUS] > 0])]
+    missing = [kind for kind in types if prices is not None and kind not in prices]
+    if missing:
+        raise InputError(
+            f"prices: {', '.join(missing)} of {cluster.name} has none; given: {', '.join(prices or ())}. Expected "
+            f"dollars per GPU and hour for each of {', '.join(types)}."
         )

@@ -19,6 +19,7 @@ from labkit.core.raised import raised_at
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
+from labkit.experiment.rules import RULES
 from labkit.experiment.run import experiment_of
 from labkit.results.bound import BOUND, FASTER
 from labkit.results.record import RunRecord
@@ -104,17 +105,18 @@ def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:
             record = _record(cell, inputs)
             kept = _portable(record) if keep else None
             told = record.info.config
+            rules = [note for note in told.get("notes", ()) if note.startswith(RULES)]
             outcome = CellOutcome(
                 cell, _plain(record.summary), record=kept, speeds=told["speeds"],
                 bound_jct_s=told.get(BOUND, float("nan")), bound_faster=told.get(FASTER, False),
             )  # fmt: skip
         except Exception as error:
-            outcome = failed(cell, error)
+            outcome, rules = failed(cell, error), []
     return replace(
         outcome,
         cpu_s=time.thread_time() - worked_s,
         wall_s=time.perf_counter() - began_s,
-        notes=tuple(dict.fromkeys(str(each.message) for each in caught)),
+        notes=tuple(dict.fromkeys([*rules, *(str(each.message) for each in caught)])),
     )
 
 
@@ -137,8 +139,8 @@ def _record(cell: Cell, inputs: Inputs) -> RunRecord:
         cluster = inputs.cluster(str(cell.keys["cluster"]))
         of_speed = {name: mine[name] for name in OF_SPEED if name in mine}
         experiment = experiment_of(
-            jobs, cluster=cluster, seed=cell.seed, load=load, drop_too_large=bool(mine.get("drop_too_large")),
-            any_type=bool(mine.get("any_type")), **of_speed, **disturbances(mine),
+            jobs, cluster=cluster, seed=cell.seed, load=load, drop_too_large=mine.get("drop_too_large", False),
+            any_type=mine.get("any_type", False), **of_speed, **disturbances(mine),
         )  # fmt: skip
     return experiment.run(scheduler, name=label)
 

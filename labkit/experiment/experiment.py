@@ -27,7 +27,16 @@ from labkit.core.protocols import Backend, Scheduler, SpeedModel
 from labkit.core.quotas import Quotas
 from labkit.core.resources import Floats
 from labkit.experiment import provenance
-from labkit.experiment.asked import KINDS, arriving, jobs_of, refuse_endless, refuse_odd, refuse_unknown
+from labkit.experiment.asked import (
+    KINDS,
+    arriving,
+    jobs_of,
+    refuse_endless,
+    refuse_no_flag,
+    refuse_odd,
+    refuse_unknown,
+    seed_of,
+)
 from labkit.experiment.bound import jct_bound_s
 from labkit.experiment.bound_gangs import rests_on_faster
 from labkit.experiment.cadence import Cadence, at_events
@@ -158,7 +167,8 @@ class Experiment:
         `any_type` jobs may run on every device type, whatever they demand. With `sharding="static"` workers have their
         samples in advance, for speeds that know it.
         """
-        jobs, known = jobs_of(jobs, seed=_seed(options)), level(interference)
+        refuse_no_flag("any_type", any_type)
+        jobs, known = jobs_of(jobs, seed=seed_of(options)), level(interference)
         jobs = arriving(jobs, load=options.get("load", 1.0))
         jobs, n_freed = of_any_type(jobs) if any_type else (jobs, 0)
         refuse_unknown(options, known=[*inspect.signature(cls.of).parameters, *(field.name for field in fields(cls))])
@@ -178,7 +188,7 @@ class Experiment:
         told = interference_of(speed) if known is None else known
         if isinstance(options.get("overheads"), str):
             options["overheads"] = Overheads.published(options["overheads"])
-        rng = np.random.default_rng(np.random.SeedSequence(_seed(options), spawn_key=(TROUBLE_STREAM,)))
+        rng = np.random.default_rng(np.random.SeedSequence(seed_of(options), spawn_key=(TROUBLE_STREAM,)))
         some = troubles_of(troubles, jobs, rng=rng)
         said += "" if some is None else f"; troubles: {some.said}"
         return cls(
@@ -379,9 +389,3 @@ class Experiment:
                 warnings.warn(fell_back(called, scheduler), Caveat, stacklevel=4)
         info = replace(info, state=RunState.DONE, wall_s=wall_s)
         return RunRecord(info=info, jobs=self.jobs, cluster=self.cluster, events=rows, reasons=reasons)
-
-
-def _seed(options: Mapping[str, Any]) -> int:
-    """Return the seed of an experiment and of a generated trace; what is no seed is told later."""
-    seed = options.get("seed", 0)
-    return int(seed) if isinstance(seed, int | np.integer) and seed >= 0 else 0

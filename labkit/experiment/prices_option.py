@@ -34,6 +34,7 @@ def prices_of(text: str) -> dict[str, float]:
             raise InputError(f"--prices {text}: there is no such file; {_EXPECTED}.") from None
         parts = [line.split("#")[0].replace(",", "=") for line in lines]
     told = [part.strip() for part in parts if part.strip()]
+    _refuse_twice(told)
     prices: dict[str, float] = {}
     for i, part in enumerate(told):
         kind, _, price = (word.strip() for word in part.partition("="))
@@ -48,3 +49,9 @@ def prices_of(text: str) -> dict[str, float]:
     if not prices:
         raise InputError(f"--prices {text}: it holds no price; {_EXPECTED}.")
     return prices
+
+
+def _refuse_twice(parts: list[str]) -> None:
+    kinds = [part.partition("=")[0].strip() for part in parts]
+    if twice := next((kind for kind in kinds if kinds.count(kind) > 1), None):
+        raise InputError(f"--prices: {twice} has {kinds.count(twice)} prices; leave one.")

@@ -79,7 +79,9 @@ class Reservation:
                 f"{what} ends at {self.end_s:g} s, and starts at {self.start_s:g} s; expected a later end."
             )
         if self.daily and not self.end_s - self.start_s < DAY_S:
-            raise InputError(f"{what} is daily and lasts {self.end_s - self.start_s:g} s; expected less than a day.")
+            raise InputError(
+                f"{what} is daily and lasts {self.end_s - self.start_s:g} s; expected an end_s less than a day later."
+            )
         if self.running not in RUNNING:
             raise unknown(f"running of {what}", self.running, RUNNING)
         if self.device_type and not isinstance(self.hosts, int):
@@ -201,6 +203,11 @@ class Reservations:
             return cls(tuple(_made(name, given) for name, given in _read(Path(said)).items()))
         if isinstance(said, Mapping):
             return cls(tuple(_made(name, given) for name, given in said.items()))
+        if odd := next((one for one in said if not isinstance(one, Reservation)), None):
+            raise InputError(
+                f"reservations has {shortened(repr(odd))}; expected Reservation(name, hosts, ...), a mapping by name, "
+                "or a TOML file."
+            )
         return cls(tuple(said))
 
     @classmethod
@@ -284,7 +291,7 @@ def _value(name: str, key: str, value: Any) -> Any:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     texts = (value,) if isinstance(value, str) else value
     some_texts = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
-    expected = "names"
+    expected = "names, or how many hosts" if key == "hosts" else "names"
     if key == "hosts" and (some_texts or (number and isinstance(value, int))):
         return value if number else tuple(dict.fromkeys(one for text in texts for one in listed(text)))
     if key == "users" and some_texts:

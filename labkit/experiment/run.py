@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import may_run_on
 from labkit.core.errors import ComparisonError, InputError
 from labkit.core.jobs import Jobs
 from labkit.core.life import Traits
 from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.core.resources import Bools
-from labkit.experiment.asked import jobs_of, schedulers_of
+from labkit.experiment.asked import jobs_of, refuse_no_flag, refuse_unpriced, schedulers_of, seed_of
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.fitting import without_too_large
 from labkit.experiment.session import Session
@@ -78,6 +79,7 @@ def compare(
     experiment = experiment_of(
         jobs, drop_too_large=drop_too_large, cluster=cluster, **{"prices": prices, **options}
     )  # fmt: skip
+    refuse_unpriced(given, experiment.cluster)
     records: list[RunRecord] = []
     failed: dict[str, Exception] = {}
     for scheduler in chosen:
@@ -116,11 +118,13 @@ def experiment_of(
     InputError
         As `Experiment.of`; or if some are to be left out of a speed model that was made for all jobs.
     """
-    given = jobs_of(jobs, seed=options.get("seed", 0)) if drop_too_large else jobs
+    refuse_no_flag("drop_too_large", drop_too_large)
+    given = jobs_of(jobs, seed=seed_of(options)) if drop_too_large else jobs
     made = Experiment.of(given, speed=speed, **options)
     if not isinstance(given, Jobs) or not drop_too_large:
         return made
-    kept = without_too_large(given, made.cluster, made.speed.runs_on())
+    by_demand = may_run_on(given, made.cluster)  # the same jobs with any_type as without
+    kept = without_too_large(given, made.cluster, made.speed.runs_on() & by_demand)
     if kept is not given and not isinstance(speed, str):
         raise InputError("drop_too_large and a speed model, which is made for all jobs, are given; name a model.")
     return made if kept is given else Experiment.of(kept, speed=speed, **options)

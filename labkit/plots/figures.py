@@ -8,6 +8,7 @@ from typing import Final
 import altair as alt
 
 from labkit.core.errors import InputError, unknown
+from labkit.core.text import shortened
 from labkit.plots.fairness import plot_fairness
 from labkit.plots.gantt import plot_gantt_stack
 from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
@@ -76,12 +77,21 @@ def _seeds(records: Sequence[RunRecord], *, base: str | None = None) -> alt.TopL
     table = table_of(records)
     if table is None:
         raise InputError(
-            "these are not the same schedulers on the same seeds, at least two; keep such runs with "
-            "'labkit compare ... --seeds 10 --runs runs'."
+            f"these are not the same schedulers on the same seeds, at least two: {_seeds_of(records)}. Keep such runs "
+            "in a folder of their own: 'labkit compare ... --seeds 10 --runs runs/seeds'."
         )
     if base is not None and base not in set(table["scheduler"]):
         raise unknown("scheduler to compare --against", base, table["scheduler"].unique())
     return plot_sweep_differences(table, base=base) if table["scheduler"].nunique() > 1 else plot_sweep(table)
+
+
+def _seeds_of(records: Sequence[RunRecord]) -> str:
+    """Return schedulers with traces and seeds, in words."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        trace = record.info.trace.rpartition(" seed ")[0] or record.info.trace
+        found.setdefault(f"{record.info.scheduler} on {trace}", []).append(str(record.info.seed))
+    return shortened("; ".join(f"{name}: {', '.join(seeds)}" for name, seeds in found.items()), most=300)
 
 
 KINDS: Final[dict[str, Callable[[Sequence[RunRecord]], alt.TopLevelMixin]]] = {

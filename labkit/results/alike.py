@@ -46,7 +46,6 @@ def _note(part: pd.DataFrame, setting: dict[str, object]) -> str:
     where = " with " + ", ".join(f"{key} {value}" for key, value in setting.items()) if setting else ""
     queued_s = part["mean_queueing_s"] if "mean_queueing_s" in part else part["mean_jct_s"]
     waited = "" if (queued_s > 0).any() else " (no job ever waited)"
-    return (
-        f"{names} gave identical results on every {pairs_called(part)}{where}{waited}: raise --load or take a smaller "
-        "cluster"
+    return f"{names} gave identical results on every {pairs_called(part)}{where}{waited}" + (
+        "" if (queued_s > 0).any() else ": more load (--load, --set load=2) or a smaller cluster would tell them apart"
     )

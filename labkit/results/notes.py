@@ -60,7 +60,7 @@ def reserved(record: RunRecord, *, name: str) -> list[str]:
     """Return a sentence for each thing that reservations did to the jobs of a run."""
     told = record.events[record.events["kind"] == Kind.EXPLAINED] if record.reasons else record.events[:0]
     found = []
-    for begins, what in ((LOST_TO, "lost hosts when it started"), (WAITS_FOR, "waited for it, having no other hosts")):
+    for begins, what in ((LOST_TO, "lost hosts when it started"), (WAITS_FOR, "waited, having no other hosts")):
         for number, text in enumerate(record.reasons):
             n = len(np.unique(told["job"][told["value"] == number])) if text.startswith(begins) else 0
             if n:

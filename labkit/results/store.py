@@ -35,7 +35,7 @@ REASONS = "reasons.json"
 FAN_IN = 32
 """Event files of one size that are joined into a larger one."""
 OFFERED = 5
-"""Runs that are named to who gave the beginning of their ids."""
+"""The most runs that are listed where an id is unknown and is the beginning of others."""
 READS = 20
 """Attempts to read a run whose writer joins its files meanwhile."""
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")

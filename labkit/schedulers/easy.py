@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
 from labkit.core.capacity import SLACK
 from labkit.core.errors import InputError
-from labkit.core.events import Role
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.core.trial_rows import rooms
 from labkit.placers import ByNetwork
-from labkit.placers.base import of_one_type
 from labkit.schedulers.base import asked, place, start_in_order
 
 
@@ -26,7 +24,8 @@ class Easy:
 
     This is the aggressive (EASY) backfilling of batch systems [1]_ [2]_, nearest to what Slurm does. When the first job
     that waits will fit is computed from the declared durations of those that run: the *reservation*. A later job
-    starts if it fits now, and either ends before then, or leaves that place free. It preempts none.
+    starts if it fits now, and either ends before then, or leaves that place free. Where no such moment can be told,
+    none passes. It preempts none. Where speeds depend on the device type, declared durations are only nearly right.
 
     Attributes
     ----------
@@ -53,16 +52,18 @@ class Easy:
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start."""
-        waiting = snapshot.waiting
+        waiting, table = snapshot.waiting, snapshot.table
         started = start_in_order(snapshot, waiting, self.placer, backfill=False)
-        n, table = len(started.set_jobs), snapshot.table
+        n = len(started.set_jobs)
         n_free = snapshot.free[:, GPUS].sum() - table.gpus[started.set_jobs].sum() + SLACK
         behind = waiting[n + 1 : n + 1 + self.depth]
         behind = behind[table.gpus[behind] <= n_free]
         if not len(behind):
             return started
-        in_s, free = reservation(snapshot, started, int(waiting[n]))
-        short = table.duration_s[behind] <= in_s
+        in_s, free = reservation(snapshot, started, int(waiting[n]), placer=self.placer)
+        if np.isinf(in_s):
+            return started
+        short = remaining_s(snapshot, behind) <= in_s
         behind = behind[short | (table.gang_demand[behind] <= free.sum(axis=0) + SLACK).all(axis=1)]
         while len(behind):
             placement = place(self.placer, snapshot, asked(snapshot, np.concatenate([waiting[:n], behind])))
@@ -74,29 +75,77 @@ class Easy:
         return started
 
 
-def reservation(snapshot: Snapshot, started: Placement, head: int) -> tuple[float, Floats]:
-    """Return in how many seconds a job will fit by declared durations, and what is free then beside it, (G, R).
+class LaterSnapshot(Snapshot):
+    """A snapshot of a moment to come, in which other amounts are free and nothing else has changed.
 
-    Infinite if that cannot be told: a duration is not known, or the machines that are there will never hold it.
+    Parameters
+    ----------
+    now : Snapshot
+        What is known now.
+    free : array
+        (G, R) what will be free then.
+    """
+
+    def __init__(self, now: Snapshot, free: Floats) -> None:
+        super().__init__(now._fresh(), now_s=now.now_s, number=now.number, runs_on=now.runs_on)
+        self._now, self._free = now, free
+
+    @cached_property
+    def free(self) -> Floats:
+        """(G, R) what will be free."""
+        return self._free.copy()
+
+    @property
+    def offered(self) -> Floats:
+        """(G, R) what each device group has when it is empty; for reading only."""
+        return self._now.offered
+
+    @cached_property
+    def up(self) -> Bools:
+        """(M,) machines that are there."""
+        return self._now.up
+
+    def free_without(self, jobs: Ints) -> Floats:  # noqa: ARG002 - asked for jobs that wait, which hold nothing
+        """Return what will be free, a new (G, R)."""
+        return self._free.copy()
+
+
+def remaining_s(snapshot: Snapshot, number: Ints) -> Floats:
+    """Return the seconds that active jobs still need by their declarations, (K,); of a restarted one what is left."""
+    jobs = snapshot.jobs
+    left: Floats = jobs.remaining_s[np.searchsorted(jobs.number, number)]
+    return left
+
+
+def reservation(snapshot: Snapshot, started: Placement, head: int, *, placer: Placer) -> tuple[float, Floats]:
+    """Return in how many seconds a placer will have room for a job by declared durations, and what is free beside it.
+
+    Infinite if that cannot be told: a duration is not known, or the end of no job that is seen here makes room.
 
     Parameters
     ----------
     started : Placement
         Jobs that start now, before it.
+
+    Returns
+    -------
+    in_s : float
+    free : array
+        (G, R) once the job is placed.
     """
     table, jobs = snapshot.table, snapshot.jobs
-    holding = snapshot.holds(jobs.number)
-    number = np.concatenate([jobs.number[holding], started.set_jobs])
-    left_s = np.concatenate([jobs.remaining_s[holding], table.duration_s[started.set_jobs]])
+    number = np.sort(np.concatenate([jobs.number[snapshot.holds(jobs.number)], started.set_jobs]))
+    left_s = np.nan_to_num(remaining_s(snapshot, number), nan=np.inf)
     order = np.argsort(left_s, kind="stable")
-    number, left_s = number[order], np.nan_to_num(left_s[order], nan=np.inf)
+    number, left_s = number[order], left_s[order]
     n_free = snapshot.free[:, GPUS].sum() - table.gpus[started.set_jobs].sum()
     enough = n_free + np.cumsum(table.gpus[number]) + SLACK >= table.gpus[head]
+    gang = asked(snapshot, np.array([head], np.int32))
     for k in np.flatnonzero(enough).tolist():
         free = _free_without(snapshot, started, number[: k + 1])
-        taken = _first_fit(snapshot, free, head)
-        if taken is not None:
-            return float(left_s[k]), free - taken
+        answer = place(placer, LaterSnapshot(snapshot, free), gang)
+        if len(answer.set_jobs):
+            return float(left_s[k]), free - _taken(snapshot, answer, head)
     return np.inf, _free_without(snapshot, started, number)
 
 
@@ -109,34 +158,18 @@ def _free_without(snapshot: Snapshot, started: Placement, gone: Ints) -> Floats:
     return free
 
 
-def _first_fit(snapshot: Snapshot, free: Floats, job: int) -> Floats | None:
-    """Return what the gang that a job asked for takes of the first groups with room, (G, R); None: it does not fit.
-
-    Its workers are on one device type, as placers put them.
-    """
-    cluster, taken, gang = snapshot.cluster, np.zeros_like(free), asked(snapshot, np.array([job], np.int32))
-    up = snapshot.up[cluster.group_machine]
-    for role, wanted in ((Role.WORKER, gang.n_workers[0]), (Role.PS, gang.n_ps[0])):
-        demand = snapshot.demand[role, job]
-        room = rooms(free - taken, demand, snapshot.runs_on[job], cluster.group_type, up)
-        if role == Role.WORKER:
-            room = np.where(of_one_type(snapshot, gang, 0, room), room, 0)
-        if room.sum(dtype=np.int64) < wanted:
-            return None
-        taken += np.diff(np.minimum(np.cumsum(room, dtype=np.int64), wanted), prepend=0)[:, None] * demand
+def _taken(snapshot: Snapshot, placement: Placement, job: int) -> Floats:
+    """Return what a job takes of each device group in a placement, (G, R)."""
+    rows, taken = placement.job == job, np.zeros_like(snapshot.free)
+    np.add.at(taken, placement.group[rows], placement.count[rows, None] * snapshot.demand[placement.role[rows], job])
     return taken
 
 
 def _puts_off(snapshot: Snapshot, placement: Placement, *, in_s: float, free: Floats) -> Bools:
     """Tell which jobs that a placement starts are still there in so many seconds and find no room in `free` then."""
     left, late = free + SLACK, np.zeros(len(placement.set_jobs), np.bool_)
-    for i, job in enumerate(placement.set_jobs.tolist()):
-        if snapshot.table.duration_s[job] <= in_s or np.isinf(in_s):
-            continue
-        rows = placement.job == job
-        taken = np.zeros_like(left)
-        needs = placement.count[rows, None] * snapshot.demand[placement.role[rows], job]
-        np.add.at(taken, placement.group[rows], needs)
+    for i in np.flatnonzero(~(remaining_s(snapshot, placement.set_jobs) <= in_s)).tolist():
+        taken = _taken(snapshot, placement, int(placement.set_jobs[i]))
         late[i] = bool((taken > left).any())
         if not late[i]:
             left -= taken

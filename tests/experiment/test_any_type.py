@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labkit import simulate
-from labkit.core import Jobs
+from labkit.core import InputError, Jobs
 from labkit.experiment import Grid, sweep
 
 CLUSTER = "gavel-36x3"
@@ -38,3 +38,20 @@ def test_a_sweep_has_both(speeds, tmp_path):
     pinned, free = table.set_index("any_type")["mean_jct_s"]
     assert table["error"].tolist() == ["", ""]
     assert pinned > 1.5 * free
+
+
+def test_what_is_neither_on_nor_off_is_refused(speeds):
+    with pytest.raises(InputError, match="any_type is 'no'; expected True or False"):
+        simulate(PINNED, cluster=CLUSTER, scheduler="fifo", any_type="no")
+    with pytest.raises(InputError, match="drop_too_large is 'no'; expected True or False"):
+        simulate(PINNED, cluster=CLUSTER, scheduler="fifo", drop_too_large="no")
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+def test_the_same_jobs_are_too_large_with_and_without():
+    jobs = Jobs.of(arrival_s=[0, 0], total_steps=60, duration_s=60, n_workers=[40, 1], device_type=["k80", "k80"])
+    both = [
+        simulate(jobs, cluster="gavel-36x3", scheduler="fifo", drop_too_large=True, any_type=any_type)
+        for any_type in (False, True)
+    ]
+    assert [len(run.jobs) for run in both] == [1, 1]

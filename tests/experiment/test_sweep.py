@@ -422,3 +422,8 @@ def test_done_and_failed_cells_are_told_with_and_without_a_terminal(terminal, ca
     assert ("4/4" if terminal else "4 of 4 cells done") in said
     assert "2 failed" in said
     assert "scheduler raising, seed 1: RuntimeError: the file is there" in said
+
+
+def test_quotas_of_a_sweep_are_told(tmp_path):
+    with pytest.warns(Warning, match="quotas: each user 2 GPUs"):
+        sweep(small(seeds=1, quotas="*=2"), folder=tmp_path / "s", workers=0, progress=False)

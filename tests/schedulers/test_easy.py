@@ -11,9 +11,10 @@ from labkit import compare, simulate
 from labkit.core import InputError, Jobs
 from labkit.core.placement import Placement
 from labkit.experiment import Experiment
+from labkit.placers import Pack
 from labkit.schedulers import make
 from labkit.schedulers.easy import Easy, reservation
-from labkit.topology import no_network
+from labkit.topology import no_network, single_switch
 from labkit.topology.servers import server
 
 
@@ -24,7 +25,7 @@ def jobs_of(*rows):
 
 
 def starts(jobs, scheduler, *, cluster="no_network(1)"):
-    run = simulate(jobs, cluster=cluster, scheduler=scheduler)
+    run = simulate(jobs, cluster=cluster, scheduler=scheduler, speed="recorded")
     return run.table["first_start_s"].tolist()
 
 
@@ -53,6 +54,29 @@ def test_the_place_that_is_kept_is_on_one_device_type():
     assert starts(jobs, "easy", cluster=cluster) == [0, 0, 0, 0, 120, 60]  # not two of each at 100
 
 
+def test_the_place_is_where_the_placer_would_put_the_job_on_a_network():
+    """Evenly over two hosts of eight: twelve need six free on each, as when the first job ends, not the second."""
+    cluster = single_switch(2, gbps=100, servers=server("dgx1"))
+    jobs = jobs_of((0, 1000, 4), (1, 300, 8), (2, 100, 12), (3, 5000, 4))
+    assert starts(jobs, "easy", cluster=cluster)[2] == starts(jobs, "fifo", cluster=cluster)[2] == 1000
+
+
+def test_a_job_that_was_preempted_counts_with_what_is_left_of_it():
+    """Maintenance from 901 to 950: of the first job 99 s are left then, so the second starts at 1049."""
+    jobs = jobs_of((0, 1000, 6), (902, 1000, 8), (903, 900, 2))
+    kept = {"m": {"hosts": 1, "start_s": 901, "end_s": 950}}
+    run = simulate(jobs, cluster=no_network(1, servers=server("dgx1")), scheduler="easy", reservations=kept)
+    assert run.table["first_start_s"].tolist() == [0, 1049, 2049]
+
+
+def test_none_passes_where_jobs_that_are_not_seen_hold_the_place():
+    """The first job goes on on hosts that others have from 100 on: when it ends is not known to their scheduler."""
+    jobs = jobs_of((0, 1000, 6), (101, 100, 8), (102, 5000, 2)).with_columns(user=[0, 1, 1], users=("v", "u"))
+    kept = {"m": {"hosts": 1, "start_s": 100, "running": "finish", "users": ["u"]}}
+    run = simulate(jobs, cluster=no_network(1, servers=server("dgx1")), scheduler="easy", reservations=kept)
+    assert run.table["first_start_s"].tolist() == [0, 1000, 1100]
+
+
 def test_only_as_many_jobs_are_looked_at_as_asked_for():
     some = jobs_of((0, 100, 3), (1, 50, 4), (2, 200, 1), (3, 90, 1))
     assert starts(some, "easy(depth=1)") == [0, 100, 150, 150]
@@ -64,7 +88,7 @@ def test_only_as_many_jobs_are_looked_at_as_asked_for():
 
 def test_there_is_no_reservation_where_no_end_makes_room():
     session = Experiment.of(jobs_of((0, 100, 3), (1, 50, 4)), cluster="no_network(1)").session(make("easy"))
-    in_s, free = reservation(session.snapshot(), Placement.nothing(), 1)  # nothing runs yet
+    in_s, free = reservation(session.snapshot(), Placement.nothing(), 1, placer=Pack())  # nothing runs yet
     assert in_s == np.inf
     assert free.tolist() == session.snapshot().offered.tolist()
 
@@ -72,23 +96,23 @@ def test_there_is_no_reservation_where_no_end_makes_room():
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400), st.integers(1, 8)), min_size=3, max_size=25),
-    st.sampled_from(["pack", "spread", "first_fit"]),
+    st.sampled_from(["pack", "spread", "first_fit", "by_network"]),
+    st.sampled_from(["no_network(2)", "single_switch(2)"]),
 )
-def test_the_first_job_that_waits_starts_no_later_than_its_reservation(rows, placer):
+def test_the_first_job_that_waits_starts_no_later_than_its_reservation(rows, placer, cluster):
     jobs = jobs_of(*sorted(rows))
     scheduler = make("easy", placer=placer)
-    session = Experiment.of(jobs, cluster="no_network(2)").session(scheduler)
+    session = Experiment.of(jobs, cluster=cluster, speed="recorded").session(scheduler)
     promised: dict[int, float] = {}
     while not session.done:
         snapshot = session.snapshot()
         decided = scheduler.schedule(snapshot)
         left = [job for job in snapshot.waiting.tolist() if job not in decided.set_jobs.tolist()]
         if left:
-            in_s, _ = reservation(snapshot, decided, left[0])
+            in_s, _ = reservation(snapshot, decided, left[0], placer=scheduler.placer)
             promised.setdefault(left[0], snapshot.now_s + in_s)
         session.step(decided)
-    run = simulate(jobs, cluster="no_network(2)", scheduler=scheduler)
-    began = run.table["first_start_s"]
+    began = simulate(jobs, cluster=cluster, scheduler=scheduler, speed="recorded").table["first_start_s"]
     assert all(began[job] <= at_s + 1e-6 for job, at_s in promised.items())
 
 
