@@ -193,10 +193,11 @@ class LiveRun(traitlets.HasTraits):
         await self._until(lambda: self.over)
         return self
 
-    async def _until(self, true: Callable[[], bool]) -> None:
+    async def _until(self, true: Callable[[], bool], *, limit_s: float = math.inf) -> None:
         self._refuse_unstarted()
+        latest_s = time.monotonic() + limit_s
         with self._told_if_interrupted():
-            while not true() and not self.over:
+            while not true() and not self.over and time.monotonic() < latest_s:
                 await asyncio.sleep(TICK_S)
 
     @contextmanager
@@ -208,8 +209,10 @@ class LiveRun(traitlets.HasTraits):
             self._set(aside=INTERRUPTED)
             raise
 
-    async def happened(self, kind: str, *, n: int = 1) -> int:
+    async def happened(self, kind: str, *, n: int = 1, limit_s: float = math.inf) -> int:
         """Wait until so many events of a kind were heard, or the run is over; return how many were.
+
+        With `limit_s` it waits for so many seconds at most.
 
         >>> await run.happened("started", n=3)                                               # doctest: +SKIP
 
@@ -221,7 +224,7 @@ class LiveRun(traitlets.HasTraits):
         kinds = {each.name.lower(): each for each in Kind}
         if kind not in kinds:
             raise unknown("kind of event", kind, kinds)
-        await self._until(lambda: self._count(kinds[kind]) >= n)
+        await self._until(lambda: self._count(kinds[kind]) >= n, limit_s=limit_s)
         return self._count(kinds[kind])
 
     async def until(self, now_s: float) -> LiveRun:

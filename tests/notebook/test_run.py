@@ -139,6 +139,18 @@ def test_waiting_for_a_run_that_was_never_started_says_so(experiment):
         LiveRun(experiment, scheduler="fifo").wait()
 
 
+def test_waiting_for_what_does_not_happen_has_a_limit(experiment):
+    async def notebook():
+        live = LiveRun(experiment, scheduler="fifo", speedup=1.0).start()
+        n = await live.happened("repaired", limit_s=0.1)
+        over = live.over
+        live.stop()
+        await live
+        return n, over
+
+    assert asyncio.run(notebook()) == (0, False)
+
+
 def test_errors_of_a_scheduler_come_in_one_line(experiment):
     live = LiveRun(experiment, scheduler=Broken()).start().wait()
     assert live.state == "failed"
