@@ -291,7 +291,7 @@ def test_they_are_in_the_notes_of_a_run() -> None:
         ({"hosts": "m0", "start_s": 9, "end_s": 5}, "ends at 5 s, and starts at 9 s; expected a later end"),
         ({"hosts": "m0", "start_s": -1}, "starts at -1.0 s; expected seconds >= 0"),
         ({"hosts": "m0", "start_s": "noon"}, "start_s of reservation r is 'noon'; expected seconds"),
-        ({"hosts": "m0", "end_s": 1e6, "daily": True}, "daily and lasts 1e+06 s; expected an end_s less than a day later"),
+        ({"hosts": "m0", "end_s": 1e6, "daily": True}, "lasts 1e+06 s; expected an end_s less than a day later"),
         ({"hosts": "m0", "daily": 1}, "daily of reservation r is 1; expected true or false"),
         ({"hosts": "m0", "user": "b"}, "unknown key of reservation r 'user'. Did you mean 'users'"),
         ({"hosts": "m0", "users": "c"}, "unknown user of reservation r 'c'"),
