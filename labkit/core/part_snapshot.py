@@ -6,12 +6,12 @@ from functools import cached_property
 
 import numpy as np
 
-from labkit.core.job_columns import JobColumns
+from labkit.core.admitted_snapshot import AdmittedSnapshot
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 
 
-class PartSnapshot(Snapshot):
+class PartSnapshot(AdmittedSnapshot):
     """A snapshot in which only some machines are there, and only some of the active jobs.
 
     Numbers of jobs, machines and device groups are those of the whole, so that an answer can be carried out as it is.
@@ -28,20 +28,10 @@ class PartSnapshot(Snapshot):
     """
 
     def __init__(self, whole: Snapshot, *, machines: Bools, jobs: Ints) -> None:
-        super().__init__(whole._fresh(), now_s=whole.now_s, number=whole.number, runs_on=whole.runs_on)
-        self.whole, self._machines, self._number = whole, machines, jobs
+        ledger = whole._fresh()
+        super().__init__(ledger, now_s=whole.now_s, number=whole.number, runs_on=whole.runs_on, admitted=jobs)
+        self.whole, self._machines = whole, machines
         self._outside: Bools = ~machines[whole.cluster.group_machine]
-
-    @cached_property
-    def jobs(self) -> JobColumns:
-        """The jobs that are there, by arrival."""
-        return JobColumns(self._fresh(), self.now_s, number=self._number)
-
-    @cached_property
-    def waiting(self) -> Ints:
-        """Numbers of its jobs that hold no tasks, by arrival."""
-        waiting: Ints = self._number[~self.holds(self._number)]
-        return waiting
 
     @cached_property
     def n_running(self) -> int:

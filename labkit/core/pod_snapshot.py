@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from labkit.core.book import Records
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
-from labkit.core.job_columns import JobColumns
+from labkit.core.part_snapshot import PartSnapshot
 from labkit.core.resources import Amounts, Bools, Floats, Ints
 from labkit.core.running import Running
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 
 
-class PodSnapshot(Snapshot):
+class PodSnapshot(PartSnapshot):
     """A snapshot in which only one pod has machines, and only some jobs are there.
 
     Schedulers and placers take it like the whole; device groups keep their numbers, so that what they answer can be
@@ -49,63 +49,28 @@ class PodSnapshot(Snapshot):
     """
 
     def __init__(self, whole: Snapshot, pod: int, *, jobs: Ints | None = None, trial: Trial | None = None) -> None:
-        super().__init__(whole._fresh(), now_s=whole.now_s, number=whole.number, runs_on=whole.runs_on)
         cluster = whole.cluster
         if not 0 <= pod <= cluster.partition.max():
             raise InputError(f"{cluster.name} has no pod {pod}; it has 0 to {cluster.partition.max()}.")
-        self.whole, self.pod, self.trial = whole, pod, trial
-        self._inside: Bools = cluster.partition[cluster.group_machine] == pod
-        self.groups: Ints = np.flatnonzero(self._inside).astype(np.int32)
-        if jobs is not None:
-            self._number = np.sort(np.asarray(jobs, np.int32))
-
-    @cached_property
-    def _number(self) -> Ints:
-        """The active jobs that hold tasks here, and those that belong here and hold none, by arrival."""
-        active = self.whole.jobs.number
-        first, _, group, _ = self.tasks_of(active)
-        here = np.zeros(len(active), np.bool_)
-        rows = np.repeat(np.arange(len(active)), np.diff(first))
-        here[rows[self._inside[group]]] = True
-        holding = np.diff(first) > 0
-        mine: Ints = active[here | (~holding & (self.pod_of(active) == self.pod))]
-        return mine
-
-    @cached_property
-    def jobs(self) -> JobColumns:
-        """The jobs of the pod, by arrival."""
-        return JobColumns(self._fresh(), self.now_s, number=self._number)
-
-    @cached_property
-    def waiting(self) -> Ints:
-        """Numbers of its jobs that hold no tasks, by arrival."""
-        waiting: Ints = self._number[~self.holds(self._number)]
-        return waiting
-
-    @cached_property
-    def n_running(self) -> int:
-        """Number of its jobs that hold tasks."""
-        return int(self.holds(self._number).sum())
+        inside = cluster.partition == pod
+        mine = _belonging(whole, inside, pod=pod, trial=trial) if jobs is None else np.sort(np.asarray(jobs, np.int32))
+        super().__init__(whole, machines=inside, jobs=mine)
+        self.pod, self.trial = pod, trial
+        self.groups: Ints = np.flatnonzero(~self._outside).astype(np.int32)
 
     @cached_property
     def free(self) -> Floats:
         """(G, R) what no task holds in the pod; 0 outside."""
         free = self.whole.free if self.trial is None else self.trial.free
-        return self._only_inside(free.copy())
+        return self._only_here(free.copy())
 
-    @property
+    @cached_property
     def offered(self) -> Floats:
         """(G, R) what each device group of the pod has when it is empty; 0 outside."""
         whole = self.whole.offered
         if whole is self.cluster.capacity:
             return offered_in(self.cluster, self.pod)
-        return self._only_inside(np.array(whole))
-
-    @cached_property
-    def up(self) -> Bools:
-        """(M,) machines of the pod that are there."""
-        up: Bools = self.whole.up & (self.cluster.partition == self.pod)
-        return up
+        return self._only_here(np.array(whole))
 
     @cached_property
     def links(self) -> Ints:
@@ -125,7 +90,7 @@ class PodSnapshot(Snapshot):
         free = self.whole.free_without(jobs)
         if self.trial is not None:
             free += self.trial.free - self.whole.free
-        return self._only_inside(free)
+        return self._only_here(free)
 
     def holds(self, jobs: Ints) -> Bools:
         """Tell which of some jobs hold tasks now."""
@@ -145,8 +110,7 @@ class PodSnapshot(Snapshot):
         """Return what some jobs hold: `first` (J + 1,), role, group, count (P,)."""
         if self.trial is None:
             return super().tasks_of(jobs)
-        they = self.trial.running(jobs)
-        return they.first, they.role, they.group, they.count
+        return _held(self.trial.running(jobs))
 
     def amounts_of(self, jobs: Ints) -> tuple[Amounts, Amounts]:
         """Return cores and GB that the tasks of some jobs were given, (P,) in the order of `tasks_of`; see there."""
@@ -165,9 +129,21 @@ class PodSnapshot(Snapshot):
             held.flags.writeable = False
         return held
 
-    def _only_inside(self, free: Floats) -> Floats:
-        free[~self._inside] = 0.0
-        return free
+
+def _belonging(whole: Snapshot, machines: Bools, *, pod: int, trial: Trial | None) -> Ints:
+    """Return the active jobs that hold tasks on a pod's machines, and those that belong there and hold none."""
+    active = whole.jobs.number
+    first, _, group, _ = whole.tasks_of(active) if trial is None else _held(trial.running(active))
+    here = np.zeros(len(active), np.bool_)
+    rows = np.repeat(np.arange(len(active)), np.diff(first))
+    here[rows[machines[whole.cluster.group_machine[group]]]] = True
+    holding = np.diff(first) > 0
+    mine: Ints = active[here | (~holding & (whole.pod_of(active) == pod))]
+    return mine
+
+
+def _held(they: Running) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
+    return they.first, they.role, they.group, they.count
 
 
 @lru_cache(maxsize=256)
