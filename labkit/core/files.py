@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from labkit.core.errors import InputError
 
@@ -43,6 +44,31 @@ def refuse_unreadable(path: str | Path, *, expected: str, error: type[InputError
 def too_large(path: str | Path, *, expected: str, error: type[InputError] = InputError) -> InputError:
     """Return the error for a file whose contents would not fit."""
     return error(f"{path} holds more than {MAX_BYTES >> 30} GiB; expected {expected}. Cut it into parts.")
+
+
+def read_table(path: Path, *, key: str, what: str, expected: str) -> dict[str, Any]:
+    """Return the one table that a TOML file has, [key] or [key.NAME].
+
+    Parameters
+    ----------
+    what, expected : str
+        What the file holds, and what it should be, for errors.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, or has anything else.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"{what} '{path}': {error.strerror}; {expected}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{what} {path}: {error}; {expected}.") from None
+    table = content.get(key)
+    if not isinstance(table, dict) or set(content) - {key}:
+        raise InputError(f"{what} {path} has {', '.join(content) or 'nothing'}; {expected}.")
+    return table
 
 
 def refuse_unwritable(path: str | Path, *, endings: Sequence[str] = ()) -> None:

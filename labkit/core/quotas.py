@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from labkit.core.capacity import SLACK
 from labkit.core.errors import InputError, unknown
+from labkit.core.files import read_table
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.placement import Placement, Reason
@@ -76,12 +76,9 @@ class Quotas:
             return cls(said.gpus)
         if isinstance(said, Mapping):
             return cls(dict(said))
-        return cls(_read(Path(said)) if "=" not in str(said) else _parsed(str(said)))
-
-    @classmethod
-    def given(cls, said: Quotas | Mapping[str, float] | str | Path | None) -> Self | None:
-        """Return quotas as `of` does, and None for None."""
-        return None if said is None else cls.of(said)
+        if "=" in str(said):
+            return cls(_parsed(str(said)))
+        return cls(read_table(Path(said), key="quota", what="quotas", expected=EXPECTED))
 
     def limits(self, jobs: Jobs) -> Floats:
         """Return the most GPUs of each user of some jobs, (U,); inf: no limit.
@@ -252,17 +249,3 @@ def _parsed(said: str) -> dict[str, float]:
             raise InputError(f"user '{user}' has two quotas, {found[user]:g} and {number:g}; give one.")
         found[user] = number
     return found
-
-
-def _read(path: Path) -> dict[str, float]:
-    """Return the quotas of a file."""
-    try:
-        table = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InputError(f"quotas '{path}': {error.strerror}; {EXPECTED}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"quotas {path}: {error}; {EXPECTED}.") from None
-    quota = table.get("quota")
-    if not isinstance(quota, dict) or set(table) - {"quota"}:
-        raise InputError(f"quotas {path} has {', '.join(table) or 'nothing'}; {EXPECTED}.")
-    return quota

@@ -15,11 +15,12 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
+from labkit.core.protocols import Scheduler
 from labkit.core.raised import raised_at
 from labkit.experiment.cadence import every_slot
+from labkit.experiment.experiment import Experiment
 from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
-from labkit.experiment.rules import RULES
 from labkit.experiment.run import experiment_of
 from labkit.results.bound import BOUND, FASTER
 from labkit.results.record import RunRecord
@@ -102,10 +103,11 @@ def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            record = _record(cell, inputs)
+            experiment, scheduler = _asked(cell, inputs)
+            record = experiment.run(scheduler, name=str(cell.keys["scheduler"]))
             kept = _portable(record) if keep else None
             told = record.info.config
-            rules = [note for note in told.get("notes", ()) if note.startswith(RULES)]
+            rules = experiment.rules
             outcome = CellOutcome(
                 cell, _plain(record.summary), record=kept, speeds=told["speeds"],
                 bound_jct_s=told.get(BOUND, float("nan")), bound_faster=told.get(FASTER, False),
@@ -126,7 +128,8 @@ def failed(cell: Cell, error: BaseException) -> CellOutcome:
     return CellOutcome(cell, {}, error=said, trace="".join(traceback.format_exception(error)))
 
 
-def _record(cell: Cell, inputs: Inputs) -> RunRecord:
+def _asked(cell: Cell, inputs: Inputs) -> tuple[Experiment, Scheduler]:
+    """Return the experiment of a cell, and its scheduler."""
     mine, theirs = split(cell.keys)
     label = str(cell.keys["scheduler"])
     scheduler = inputs.scheduler(label, **theirs, **_seed_of(label, inputs, theirs, cell.seed))
@@ -142,7 +145,7 @@ def _record(cell: Cell, inputs: Inputs) -> RunRecord:
             jobs, cluster=cluster, seed=cell.seed, load=load, drop_too_large=mine.get("drop_too_large", False),
             any_type=mine.get("any_type", False), **of_speed, **disturbances(mine),
         )  # fmt: skip
-    return experiment.run(scheduler, name=label)
+    return experiment, scheduler
 
 
 def split(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

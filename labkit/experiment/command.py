@@ -56,7 +56,7 @@ Reserved = Annotated[
     Path | None,
     typer.Option(
         "--reservations",
-        help="Hosts that are kept for some users, or for nobody, from a start to an end: a TOML file with tables "
+        help="Hosts that are kept for some users, or for none, from a start to an end: a TOML file with tables "
         "[reservation.NAME].",
         metavar="FILE",
     ),

@@ -109,7 +109,7 @@ class Experiment:
     quotas : Quotas or None
         The most GPUs that the jobs of each user may hold together, under every scheduler.
     reservations : Reservations or None
-        Hosts that are kept for some jobs, or for nobody, from a start to an end, under every scheduler.
+        Hosts that are kept for some jobs, or for none, from a start to an end, under every scheduler.
     load : float
         How many times as fast as in the trace `jobs` arrive, for headers.
     """
@@ -163,9 +163,8 @@ class Experiment:
         Interference is a level by name ("none", "mild", "calibrated") or a file (`labkit.speed.interference.level`).
         Troubles are a CSV file or parts of the jobs ("hot_ps=0.13,slow_ps=0.06"), drawn with the seed; overheads may be
         named ("dlrover"). Quotas are GPUs by user ("vision=8,*=4"), or a TOML file; reservations a list, tables by
-        name, or a TOML file. With
-        `any_type` jobs may run on every device type, whatever they demand. With `sharding="static"` workers have their
-        samples in advance, for speeds that know it.
+        name, or a TOML file. With `any_type` jobs may run on every device type, whatever they demand. With
+        `sharding="static"` workers have their samples in advance, for speeds that know it.
         """
         refuse_no_flag("any_type", any_type)
         jobs, known = jobs_of(jobs, seed=seed_of(options)), level(interference)
@@ -192,8 +191,9 @@ class Experiment:
         some = troubles_of(troubles, jobs, rng=rng)
         said += "" if some is None else f"; troubles: {some.said}"
         return cls(
-            jobs=jobs, cluster=cluster, speed=speed, interference=told, troubles=some, quotas=Quotas.given(quotas),
-            reservations=Reservations.given(reservations), **{"speeds": said, **options},
+            jobs=jobs, cluster=cluster, speed=speed, interference=told, troubles=some,
+            quotas=None if quotas is None else Quotas.of(quotas),
+            reservations=None if reservations is None else Reservations.of(reservations), **{"speeds": said, **options},
         )  # fmt: skip
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:
@@ -276,6 +276,11 @@ class Experiment:
             told["prices"] = dict(prices)
         return told | {"speed": type(self.speed).__name__, "speeds": self.speeds}
 
+    @cached_property
+    def rules(self) -> list[str]:
+        """What was asked for and holds for every scheduler, a sentence each: notes that need no warning."""
+        return rules(self.quotas, self.reservations)
+
     def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
         """Return what a reader of this scheduler's numbers has to know, a sentence each."""
         found = caveats(
@@ -308,7 +313,7 @@ class Experiment:
 
     def info(self, scheduler: Scheduler, *, name: str) -> RunInfo:
         """Return the row of a run in the table of runs."""
-        notes = rules(self.quotas, self.reservations) + self.caveats(scheduler, name=name)
+        notes = self.rules + self.caveats(scheduler, name=name)
         return RunInfo(
             run=f"{slug(name)}-{slug(self.jobs.name)}-{self.seed}",
             scheduler=name,
@@ -381,7 +386,7 @@ class Experiment:
             compiled = stack.enter_context(kernel_cache.watched())
             began = time.perf_counter()
             session = self.session(scheduler, observers=watchers, reasons=reasons)
-            for note in info.config.get("notes", ())[len(rules(self.quotas, self.reservations)) :]:
+            for note in info.config.get("notes", ())[len(self.rules) :]:
                 warnings.warn(note, Caveat, stacklevel=4)
             rows = session.run(scheduler)
             wall_s = time.perf_counter() - began - compiled.seconds

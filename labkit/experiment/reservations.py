@@ -1,9 +1,8 @@
-"""Reservations: hosts that are kept for some jobs, or for nobody, from a start to an end, whatever the scheduler."""
+"""Reservations: hosts that are kept for some jobs, or for none, from a start to an end, whatever the scheduler."""
 
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import combinations
@@ -14,6 +13,7 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
+from labkit.core.files import read_table
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools
 from labkit.core.text import shortened
@@ -41,7 +41,7 @@ class Reservation:
     start_s, end_s : float
         Seconds since the run began; inf: it has no end.
     users : tuple of str
-        Whose jobs may use it without belonging to it; empty: only jobs that belong to it, or nobody (maintenance).
+        Whose jobs may use it without belonging to it; empty: only jobs that belong to it, or none (maintenance).
     device_type : str
         Where `hosts` is a number: of which device type they are; "": of any.
     daily : bool
@@ -200,7 +200,7 @@ class Reservations:
         if isinstance(said, Reservations):
             return cls(said.each)
         if isinstance(said, str | Path):
-            return cls(tuple(_made(name, given) for name, given in _read(Path(said)).items()))
+            said = read_table(Path(said), key="reservation", what="reservations", expected=EXPECTED)
         if isinstance(said, Mapping):
             return cls(tuple(_made(name, given) for name, given in said.items()))
         if odd := next((one for one in said if not isinstance(one, Reservation)), None):
@@ -209,13 +209,6 @@ class Reservations:
                 "or a TOML file."
             )
         return cls(tuple(said))
-
-    @classmethod
-    def given(
-        cls, said: Reservations | Sequence[Reservation] | Mapping[str, Mapping[str, Any]] | str | Path | None
-    ) -> Self | None:
-        """Return reservations as `of` does, and None for None."""
-        return None if said is None else cls.of(said)
 
     def machines(self, cluster: Cluster) -> Bools:
         """Return which machines each holds, (R, M).
@@ -257,20 +250,6 @@ def unmet(jobs: Jobs, reservations: Reservations | None) -> list[str]:
         f"jobs that belong to a reservation which the run does not have: {len(names):,} ({told}); they run like any "
         "other. --reservations FILE gives some."
     ]
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    """Return the tables of a file by name."""
-    try:
-        table = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InputError(f"reservations '{path}': {error.strerror}; {EXPECTED}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"reservations {path}: {error}; {EXPECTED}.") from None
-    found = table.get("reservation")
-    if not isinstance(found, dict) or set(table) - {"reservation"}:
-        raise InputError(f"reservations {path} has {', '.join(table) or 'nothing'}; {EXPECTED}.")
-    return found
 
 
 def _made(name: str, given: Any) -> Reservation:

@@ -10,8 +10,6 @@ from labkit.core.protocols import Scheduler
 from labkit.core.quotas import BEYOND, Quotas
 from labkit.experiment.reservations import Reservations
 
-RULES: Final = ("quotas: ", "reservations: ")
-"""Beginnings of these sentences."""
 KEPT: Final = "no other job starts there while one holds, under every scheduler"
 
 
