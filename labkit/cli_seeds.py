@@ -20,7 +20,14 @@ USUAL: Final = {
 """Options of runs, and their values where nothing was typed."""
 
 
-def refuse_unknown_base(against: str | None, schedulers: str | list[str]) -> None:
+def _called(schedulers: str) -> list[str]:
+    """Return what some schedulers are called: by their labels, or as they are named."""
+    from labkit.experiment.asked import schedulers_of
+
+    return [label or plain for label, plain in map(labelled, map(str, schedulers_of(schedulers)))]
+
+
+def refuse_unknown_base(against: str | None, schedulers: str) -> None:
     """Raise if the scheduler that others are to be compared with is none of them.
 
     Raises
@@ -28,11 +35,7 @@ def refuse_unknown_base(against: str | None, schedulers: str | list[str]) -> Non
     InputError
         With the nearest name.
     """
-    from labkit.experiment.asked import schedulers_of
-
-    chosen = map(str, schedulers_of(schedulers)) if against is not None else ()
-    names = [label or plain for label, plain in map(labelled, chosen)]
-    if against is not None and against not in names:
+    if against is not None and against not in (names := _called(schedulers)):
         raise unknown("scheduler to compare --against", against, names)
 
 
@@ -74,9 +77,8 @@ def compare_on_seeds(
     if odd := next((name for name, value in left_out.items() if value), None):
         raise InputError(f"{odd} does not go with --seeds; leave it out, or take a single --seed.")
     chosen = [str(name) for name in schedulers_of(schedulers)]
-    names = [label or plain for label, plain in map(labelled, chosen)]
-    refuse_unknown_base(against, names)
-    base = against or names[0]
+    refuse_unknown_base(against, schedulers)
+    base = against or _called(schedulers)[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if as_json else "default", Caveat)
         found = run_all(

@@ -45,6 +45,7 @@ def watch(
     >>> job = start(models.build("digits"), dataset("digits"), models.loss("digits"), steps=900)  # doctest: +SKIP
     >>> watch(job, ["200:+1ps", "500:-1worker"])  # doctest: +SKIP
     """
+    requests = [ScaleRequest.parse(line) for line in at]
     picture, over, followed = _Picture(n_steps), Event(), Future[Result]()
 
     def told(event: Mapping[str, Any]) -> None:
@@ -59,7 +60,6 @@ def watch(
             followed.set_exception(error)
         over.set()
 
-    requests = [ScaleRequest.parse(line) for line in at]
     Thread(target=run, name="labkit-follow", daemon=True).start()  # requests are not to wait for a picture
     try:
         while not over.wait(redraw_s):

@@ -14,7 +14,7 @@ from labkit.plots.gantt import plot_gantt_stack
 from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
 from labkit.plots.overheads import plot_overheads
 from labkit.plots.report import rho_of
-from labkit.plots.report_seeds import table_of
+from labkit.plots.report_seeds import table_of, without_seed
 from labkit.plots.sweep import plot_sweep, plot_sweep_differences
 from labkit.plots.utilisation import plot_utilisation
 from labkit.results import RunRecord, jct_cdf, labels, run_table, utilisation
@@ -88,9 +88,8 @@ def _seeds(records: Sequence[RunRecord], *, base: str | None = None) -> alt.TopL
 def _seeds_of(records: Sequence[RunRecord]) -> str:
     """Return schedulers with traces and seeds, in words."""
     found: dict[str, list[str]] = {}
-    for record in records:
-        trace = record.info.trace.rpartition(" seed ")[0] or record.info.trace
-        found.setdefault(f"{record.info.scheduler} on {trace}", []).append(str(record.info.seed))
+    for info in (record.info for record in records):
+        found.setdefault(f"{info.scheduler} on {without_seed(info.trace)}", []).append(str(info.seed))
     return shortened("; ".join(f"{name}: {', '.join(seeds)}" for name, seeds in found.items()), most=300)
 
 

@@ -34,7 +34,7 @@ def table_of(records: Sequence[RunRecord]) -> pd.DataFrame | None:
     if len(seeds) < 2 or len(set(map(_setting, infos))) > 1 or not is_whole:
         return None
     order = list(dict.fromkeys(info.scheduler for info in infos))
-    axes: dict[str, Sequence[Any]] = {"trace": [_without_seed(infos[0].trace)], "cluster": [infos[0].cluster]}
+    axes: dict[str, Sequence[Any]] = {"trace": [without_seed(infos[0].trace)], "cluster": [infos[0].cluster]}
     axes |= {"scheduler": order, "seed": sorted(seeds)}
     rows = [
         {
@@ -49,11 +49,16 @@ def table_of(records: Sequence[RunRecord]) -> pd.DataFrame | None:
 
 def _setting(info: RunInfo) -> str:
     """Return what must be the same in runs whose seeds are compared, as text."""
-    told = [_without_seed(info.trace), info.cluster, info.backend, *(info.config.get(name) for name in OF_RUN)]
+    told = [without_seed(info.trace), info.cluster, info.backend, *(info.config.get(name) for name in OF_RUN)]
     return json.dumps(told, sort_keys=True, default=str)
 
 
-def _without_seed(trace: str) -> str:
+def without_seed(trace: str) -> str:
+    """Return the name of a trace without the seed that it was generated with.
+
+    >>> without_seed("poisson(8, per_hour=30) seed 3"), without_seed("demo")
+    ('poisson(8, per_hour=30)', 'demo')
+    """
     return trace.rpartition(" seed ")[0] or trace
 
 

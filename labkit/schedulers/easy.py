@@ -145,23 +145,19 @@ def reservation(snapshot: Snapshot, started: Placement, head: int, *, placer: Pl
         free = _free_without(snapshot, started, number[: k + 1])
         answer = place(placer, LaterSnapshot(snapshot, free), gang)
         if len(answer.set_jobs):
-            return float(left_s[k]), free - _taken(snapshot, answer, head)
+            return float(left_s[k]), free - _taken(snapshot, answer, answer.job == head)
     return np.inf, _free_without(snapshot, started, number)
 
 
 def _free_without(snapshot: Snapshot, started: Placement, gone: Ints) -> Floats:
     """Return what is free once jobs have started and some have ended, (G, R)."""
-    free = snapshot.free_without(gone[snapshot.holds(gone)])
-    stay = ~np.isin(started.job, gone)
-    needs = started.count[stay, None] * snapshot.demand[started.role[stay], started.job[stay]]
-    np.subtract.at(free, started.group[stay], needs)
-    return free
+    return snapshot.free_without(gone[snapshot.holds(gone)]) - _taken(snapshot, started, ~np.isin(started.job, gone))
 
 
-def _taken(snapshot: Snapshot, placement: Placement, job: int) -> Floats:
-    """Return what a job takes of each device group in a placement, (G, R)."""
-    rows, taken = placement.job == job, np.zeros_like(snapshot.free)
-    np.add.at(taken, placement.group[rows], placement.count[rows, None] * snapshot.demand[placement.role[rows], job])
+def _taken(snapshot: Snapshot, placement: Placement, rows: Bools) -> Floats:
+    """Return what some rows of a placement take of each device group, (G, R)."""
+    taken, demand = np.zeros_like(snapshot.free), snapshot.demand[placement.role[rows], placement.job[rows]]
+    np.add.at(taken, placement.group[rows], placement.count[rows, None] * demand)
     return taken
 
 
@@ -169,7 +165,7 @@ def _puts_off(snapshot: Snapshot, placement: Placement, *, in_s: float, free: Fl
     """Tell which jobs that a placement starts are still there in so many seconds and find no room in `free` then."""
     left, late = free + SLACK, np.zeros(len(placement.set_jobs), np.bool_)
     for i in np.flatnonzero(~(remaining_s(snapshot, placement.set_jobs) <= in_s)).tolist():
-        taken = _taken(snapshot, placement, int(placement.set_jobs[i]))
+        taken = _taken(snapshot, placement, placement.job == placement.set_jobs[i])
         late[i] = bool((taken > left).any())
         if not late[i]:
             left -= taken
