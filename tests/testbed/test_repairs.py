@@ -57,16 +57,26 @@ def test_a_server_is_replaced_and_blocks_are_balanced_while_every_sample_counts_
 
 KEEPS_ITS_PLAN = (
     "dlrover(total_cores=0.8, most_cores=0.8, unit=0.04, gap_s=6, quantum_s=2, measure_every_s=2, min_gain=9, frees=1, "
-    "back=9, n_more=0, watch_memory=False)"
+    "back=9, n_more=0, hopeless=0.5, watch_memory=False)"
 )
 TWO_SERVERS = Plan(3, 0.12, 2, 0.16)
+ONE_WORKER = Plan(1, 0.4, 2, 0.16)
 
 
 @pytest.mark.slow
-def test_a_server_at_a_quarter_of_its_cores_is_found_and_replaced_and_speed_comes_back(tmp_path: Path) -> None:
-    """Servers time their updates: that is found within 30 s. How much speed comes back: `benchmarks dlrover_real`."""
+@pytest.mark.parametrize(
+    ("plan", "name", "cores", "told"),
+    [
+        pytest.param(TWO_SERVERS, "ps-1", TWO_SERVERS.ps_cores, "ps-1 updates at 0.", id="server"),
+        pytest.param(ONE_WORKER, "worker-0", ONE_WORKER.worker_cores, "worker-0 computes at 0.", id="only worker"),
+    ],
+)
+def test_what_has_a_quarter_of_its_cores_is_found_and_replaced_and_speed_comes_back(
+    tmp_path: Path, plan: Plan, name: str, cores: float, told: str
+) -> None:
+    """Tasks time their work: that is found within 30 s. How much speed comes back: `benchmarks dlrover_real`."""
     training = TrainingTable(width=0.3, batch=256, samples=2048)
-    add(tmp_path / "plans.jsonl", Likeness("wide-deep", 256.0, "generated"), TWO_SERVERS)
+    add(tmp_path / "plans.jsonl", Likeness("wide-deep", 256.0, "generated"), plan)
 
     async def story() -> None:
         run = live_auto(
@@ -76,8 +86,8 @@ def test_a_server_at_a_quarter_of_its_cores_is_found_and_replaced_and_speed_come
         try:
             await run.happened("progressed", n=20)
             began_s = run.now_s
-            (victim,) = (member for member in run.members() if member.name == "ps-1")
-            with Slowed(victim.pid, share=TWO_SERVERS.ps_cores / 4):
+            (victim,) = (member for member in run.members() if member.name == name)
+            with Slowed(victim.pid, share=cores / 4):
                 await asyncio.wait_for(run.happened("repaired"), timeout=60)
             mended_s = run.now_s
             await run.until(mended_s + 12)
@@ -89,7 +99,7 @@ def test_a_server_at_a_quarter_of_its_cores_is_found_and_replaced_and_speed_come
             )
             print(f"found after {mended_s - began_s:.0f} s: {reason}; {before:.1f}, {slow:.1f}, {after:.1f} steps/s")
             assert mended_s - began_s < 30
-            assert reason.startswith("ps-1 updates at 0.")
+            assert reason.startswith(told)
             assert slow < 0.7 * before
             assert after > 2 * slow
         finally:

@@ -13,7 +13,7 @@ from math import ceil, nan
 from typing import Final
 
 from labkit.schedulers.dlrover.plan import Plan
-from labkit.schedulers.dlrover.rules import Rules
+from labkit.schedulers.dlrover.rules import LEARNS, Rules
 
 NAN: Final = nan
 
@@ -132,11 +132,15 @@ class Watch:
         How many repairs were made of each.
     told : frozenset
         Signs of which it was told that nothing is done about them.
+    worker : Task, optional
+        The usual worker, with the seconds of a gradient averaged over what was measured at its limit, as long as it was
+        not slow: what a job's only worker is compared with.
     """
 
     signs: Mapping[Sign, int] = field(default_factory=dict)
     tried: Mapping[Sign, int] = field(default_factory=dict)
     told: frozenset[Sign] = frozenset()
+    worker: Task | None = None
 
 
 Predicted = Callable[[int], float]
@@ -155,7 +159,10 @@ def adjust(
     free : bool
         Whether the job may be changed now; where it may not, signs are only counted.
     """
+    measured, report = report.worker, _with_former_worker(report, watch.worker)
     seen = [sign for find in (_slow, _hot, _stragglers, _idle) for sign in find(report, rules, predicted)]
+    if report.workers and measured.compute_s > 0 and not (_alone(report) and (Trouble.STRAGGLER, 0) in seen):
+        watch = replace(watch, worker=_averaged(watch.worker, measured))
     if seen or watch.signs:
         watch = replace(watch, signs={sign: watch.signs.get(sign, 0) + 1 for sign in seen})
     if not free:
@@ -180,14 +187,14 @@ def pace_of_server(task: Task, usual: Task) -> float:
 
     Where updates are not timed, by the updates that it takes in per core that it uses.
     """
-    by_time = usual.compute_s * usual.limit / (task.compute_s * task.limit)
-    return by_time if by_time == by_time else _part(task.load / usual.load, task.used / usual.used)
+    by_time = _part(usual.compute_s * usual.limit, task.compute_s * task.limit)
+    return by_time if by_time == by_time else _part(_part(task.load, usual.load), _part(task.used, usual.used))
 
 
 def pace_of_worker(task: Task, usual: Task) -> float:
     """Return how fast a worker computes against the usual one; where it is not timed, by the cores that it uses."""
-    by_time = usual.compute_s / task.compute_s
-    return by_time if by_time == by_time else task.used / usual.used
+    by_time = _part(usual.compute_s, task.compute_s)
+    return by_time if by_time == by_time else _part(task.used, usual.used)
 
 
 def _part(a: float, b: float) -> float:
@@ -222,8 +229,29 @@ def _stragglers(report: Report, rules: Rules, _: Predicted) -> list[Sign]:
     return [
         (Trouble.STRAGGLER, task.number)
         for task in report.workers
-        if report.plan.n_workers > 1 and pace_of_worker(task, report.worker) <= rules.slow_pace
+        if pace_of_worker(task, report.worker) <= rules.slow_pace
     ]
+
+
+def _alone(report: Report) -> bool:
+    return report.plan.n_workers == 1
+
+
+def _with_former_worker(report: Report, former: Task | None) -> Report:
+    """Return the report of a job whose only worker is compared with what it was: it has no others.
+
+    More cores do not make a gradient take longer, and fewer cores not by more than in proportion.
+    """
+    if not _alone(report) or former is None:
+        return report
+    expected_s = former.compute_s * max(1.0, former.limit / report.worker.limit)
+    return replace(report, worker=replace(report.worker, compute_s=expected_s))
+
+
+def _averaged(former: Task | None, now: Task) -> Task:
+    if former is None or former.limit != now.limit:
+        return now
+    return replace(now, compute_s=former.compute_s + LEARNS * (now.compute_s - former.compute_s))
 
 
 def _idle(report: Report, rules: Rules, predicted: Predicted) -> list[Sign]:
@@ -308,7 +336,8 @@ def _cores_for(server: Task, report: Report) -> float:
 def _mend_straggler(watch: Watch, report: Report, rules: Rules, _: Predicted, task: int) -> Action:
     pace, n = pace_of_worker(_task(report.workers, task), report.worker), report.plan.n_workers
     lost_s = report.left_s * (1 - pace) / n
-    told = f"worker-{task} computes at {pace:.2f} of the middle and gets as few shards; over {report.left_s:.0f} s"
+    others = "its former pace" if _alone(report) else "the middle and gets as few shards"
+    told = f"worker-{task} computes at {pace:.2f} of {others}; over {report.left_s:.0f} s"
     told += f" that costs (1 - {pace:.2f}) / {n} of them, {lost_s:.0f} s"
     if watch.tried.get((Trouble.STRAGGLER, task), 0) >= rules.n_tries:
         return Action(Do.NOTHING, (task,), f"{told}: replaced {rules.n_tries} times, it is left alone")

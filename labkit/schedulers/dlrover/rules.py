@@ -7,6 +7,9 @@ from typing import Final
 
 from labkit.core.errors import InputError
 
+LEARNS: Final = 0.3
+"""Part of a new measurement in an average of measurements."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:

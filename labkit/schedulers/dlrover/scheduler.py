@@ -23,16 +23,13 @@ from labkit.schedulers.dlrover.front import PlanLimits
 from labkit.schedulers.dlrover.history import History
 from labkit.schedulers.dlrover.mend import Mender
 from labkit.schedulers.dlrover.plan import in_units
-from labkit.schedulers.dlrover.rules import USUAL, Rules
+from labkit.schedulers.dlrover.rules import LEARNS, USUAL, Rules
 from labkit.schedulers.dlrover.share import FEWER, TAKEN_BACK, Beliefs, Known, Wish, back_to, limits_of, wishes
 from labkit.schedulers.dlrover.sight import Sight
 from labkit.schedulers.dlrover.stages import JobState, Stage, look, may_change
 from labkit.schedulers.dlrover.start import COLD_CORES, cut, give_as_asked, likeness, start
 from labkit.schedulers.dlrover.turn import PlanEntry, Turn
 from labkit.schedulers.recall import Recall
-
-LEARNS = 0.3
-"""Part of a new measurement in what changes are believed to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +191,9 @@ class Dlrover:
         suspects, final = sight.told_apart.copy(), dict[int, int]()
         may_grow = self.rules.n_more > 0 and turn.spare_cores > 0
         jobs = sight.running.job.tolist()
+        for i in np.flatnonzero(sight.only_worker & ~suspects).tolist():
+            state = turn.states.get(jobs[i])
+            suspects[i] = state is not None and sight.slowed(i, state.watch.worker, state.plan, self.rules)
         for i in np.flatnonzero(sight.idle(self.rules) & ~suspects).tolist() if may_grow else ():
             state = turn.states.get(jobs[i])
             if state is None or state.stage is not Stage.FINAL or (Trouble.IDLE, -1) in state.watch.told:

@@ -117,6 +117,56 @@ def test_a_slow_worker_is_replaced_where_what_it_loses_is_more_than_a_change_tak
     assert f"(1 - {pace:.2f}) / {n_workers}" in done[0].why
 
 
+def alone(pace: float = 1.0, *, cores: float = 20.0) -> Report:
+    worker = Task(0, cores, 5.0, compute_s=0.2 / pace)
+    return replace(
+        CALM, plan=Plan(1, cores, 2, 16), most_workers=1, workers=(worker,), worker=replace(worker, number=-1)
+    )
+
+
+def test_an_only_worker_is_compared_with_what_it_was():
+    watch, done = seen(alone(), times=4)
+    assert done == []
+    _, done = seen(alone(0.25), times=30, watch=watch)
+    assert [a.do for a in done] == [Do.REPLACE_WORKER, Do.REPLACE_WORKER, Do.NOTHING]
+    told = "worker-0 computes at 0.25 of its former pace; over 3600 s that costs (1 - 0.25) / 1 of them, 2700 s"
+    assert done[0].why.startswith(told)
+
+
+def test_an_only_worker_that_gets_slower_by_and_by_is_not_taken_for_a_slow_one():
+    watch, done = Watch(), []
+    for k in range(60):
+        watch, more = seen(alone(0.97**k), times=1, watch=watch)
+        done += more
+    assert done == []
+
+
+@given(st.floats(0.01, 2.0), st.floats(1, 40), st.floats(0.0, 1.0))
+def test_an_only_worker_that_has_other_cores_now_is_not_taken_for_a_slow_one(factor, cores, parallel):
+    """By Amdahl: of a gradient's time a part is shortened by cores."""
+
+    def report(n):
+        took = (1 - parallel) + parallel / n
+        return alone(0.2 / took, cores=n)
+
+    watch, _ = seen(report(cores), times=2)
+    assert seen(report(cores * factor), times=6, watch=watch)[1] == []
+
+
+def test_the_worker_that_is_left_of_two_is_compared_with_the_faster_one():
+    two = replace(
+        CALM, plan=Plan(2, 20, 2, 16), workers=(Task(0, 20, 18.0, compute_s=0.8), Task(1, 20, 18, compute_s=0.2))
+    )
+    watch, _ = seen(two, times=1)
+    assert seen(alone(0.25), times=3, watch=watch)[1][0].do == Do.REPLACE_WORKER
+
+
+def test_a_worker_of_which_no_time_and_no_use_is_known_is_no_trouble():
+    nothing = Task(0, 20, 0.0)
+    report = replace(CALM, workers=(nothing,), worker=replace(nothing, number=-1))
+    assert seen(report, times=9)[1] == []
+
+
 def test_idle_servers_get_up_to_four_workers_a_few_times():
     idle = replace(CALM, server=replace(CALM.server, used=8.0), most_workers=60)
     done = seen(idle, times=30)[1]

@@ -135,6 +135,18 @@ def test_a_hopeless_worker_is_replaced_and_a_slow_one_of_many_is_left_alone_with
     assert "less than 5%, it is left alone" in told[0]
 
 
+def test_an_only_worker_that_becomes_slow_is_replaced():
+    """It has no others to be compared with, but it was faster before."""
+    alone = job_of("xdeepfm", n_workers=1, max_workers=1, total_steps=10_000)
+    slowed = Troubles.of([(0, int(Role.WORKER), 0, 600.0, 0.25, 1.0)])
+    _, with_rule = run(alone, troubles=slowed)
+    _, without = run(alone, "dlrover(slow_pace=0.0)", troubles=slowed)
+    assert repairs(with_rule, Repair.REPLACE) == 1
+    assert repairs(without, Repair.REPLACE) == 0
+    assert jct(with_rule) <= 0.6 * jct(without)
+    assert any("worker-0 computes at 0.25 of its former pace" in why for why in with_rule.decisions["reason"])
+
+
 GROWS = {"ps_memory_base_gb": 20.0, "ps_memory_growth_gb": 0.3}
 """GB of all servers at the beginning, and in each 1,000 steps: 200 GB at the end of Wide&Deep, 64 were declared."""
 
