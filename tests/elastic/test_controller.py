@@ -646,8 +646,10 @@ def test_when_no_process_comes_the_job_ends_once_and_starts_no_more() -> None:
 class TakenOver(Play):
     """A play whose controller died, and whose processes tell the next one what they have."""
 
-    def __init__(self, *, state: SavedMachine | None = None, names: list[str] | None = None, servers: int = 2) -> None:
-        super().__init__(servers=servers)
+    def __init__(
+        self, *, state: SavedMachine | None = None, names: list[str] | None = None, servers: int = 2, **terms: Any
+    ) -> None:
+        super().__init__(servers=servers, **terms)
         self.train()
         state = state or self.machine.state()
         self.owned = dict(self.machine.job.owner)
@@ -672,6 +674,17 @@ def test_a_controller_that_takes_over_goes_on_if_every_block_is_told() -> None:
     play.tell(era=1)
     assert play.notes()[-1] == "resumed"
     assert not play.told(Halt)
+
+
+def test_a_controller_that_takes_over_orders_no_checkpoint_of_which_servers_would_not_hear() -> None:
+    """Workers may be back some steps before servers are; the order would be lost, and no later one would follow."""
+    play = TakenOver(save_every=2)
+    play.done(play.machine.reported("worker-0", StateReported(version=3, has=1, training=True)))
+    play.step(3)
+    assert not [tell for tell in play.told(CopyBlocks) if tell.order.version < 100]
+    play.tell(era=1)
+    play.step(4)
+    assert [tell.to for tell in play.told(CopyBlocks) if tell.order.version == 7] == ["ps-0", "ps-1"]
 
 
 def test_a_block_that_no_server_has_any_more_takes_all_members_back() -> None:

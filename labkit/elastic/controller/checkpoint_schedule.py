@@ -96,9 +96,13 @@ class CheckpointSchedule:
             self.save_paused(lambda: self.save(self.job.progress), needed=self.leases.done)
 
     def on_step(self) -> None:
-        """Order a periodic checkpoint of synchronous training when the step before it is near."""
+        """Order a periodic checkpoint of synchronous training when the step before it is near.
+
+        Not during a takeover: servers that have not reported yet would miss the order.
+        """
         terms, progress = self.job.terms, self.job.progress
-        if terms.save_every and self.saving is None and self.requests.settled and progress < terms.n_steps:
+        ready = self.job.phase == "training" and self.saving is None and self.requests.settled
+        if terms.save_every and ready and progress < terms.n_steps:
             due = max(self.saved + terms.save_every, progress + MARGIN)
             if progress >= due - MARGIN and due < terms.n_steps:
                 self.save(due)
