@@ -63,7 +63,10 @@ Reserved = Annotated[
 ]
 Lease = Annotated[
     float | None,
-    typer.Option(help="Seconds that hosts keep it alive without a sign of life from here; else 600.", min=5.0),
+    typer.Option(
+        help="Seconds that hosts keep it alive without a sign of life from here; else 600, or on `attach` as before.",
+        min=5.0,
+    ),
 ]
 Failures = Annotated[int | None, typer.Option(help="Failures of a job on end before it is given up; else 5.", min=1)]
 Spread = Annotated[
