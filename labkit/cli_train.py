@@ -60,11 +60,12 @@ def train_policy(
     published: Annotated[
         bool,
         typer.Option(
-            "--published", help="Train DL2's own network: lessons are hundreds of mini-batches, rounds traces."
+            "--published",
+            help="Train the paper's own network: rounds are traces; dl2's lessons are a hundred mini-batches each.",
         ),
     ] = False,
     warm_up: Annotated[
-        str | None, typer.Option(help="With --published: the scheduler that it imitates; '' for none.")
+        str | None, typer.Option(help="Of dl2, with --published: the scheduler that it imitates; '' for none.")
     ] = None,
     switch: Annotated[
         list[str],

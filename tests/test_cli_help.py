@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.text import Text
 
 from labkit import cli_help
 from labkit.cli import app
@@ -96,6 +97,15 @@ def test_the_help_groups_commands_and_shows_examples():
     places = [shown.index(f"─ {panel} ─") for panel in panels]
     assert places == sorted(places)
     assert "labkit traces info demo" in ran("traces", "info", "--help").stdout
+
+
+@pytest.mark.parametrize(("name", "command"), ALL, ids=[name for name, _ in ALL])
+def test_options_of_a_command_differ_and_its_help_is_shown_whole(name, command):
+    options = [option for param in command.params for option in (*param.opts, *param.secondary_opts)]
+    assert sorted(options) == sorted(set(options))
+    told = [command.help, *(getattr(param, "help", None) for param in command.params)]
+    texts = [text.partition(" [default: ")[0] for text in told if text]  # typer shows a default as it is
+    assert [text for text in texts if Text.from_markup(text).plain != text] == []  # "[x]" would be a style
 
 
 @pytest.mark.parametrize(

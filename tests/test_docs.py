@@ -13,6 +13,7 @@ import labkit
 from labkit import placers, schedulers
 from labkit.core import Jobs, Kind
 from labkit.workloads.readers import FORMATS, alibaba2020, alibaba2023, gavel, google2011, helios, own, philly
+from tests.test_cli_help import parsed
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -61,6 +62,16 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, monkeypatch):
     namespace = {"__name__": "__main__"}
     for line, block in code_of(page):
         exec(compile("\n" * (line - 1) + block, str(DOCS / page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_commands_of_a_page_can_be_typed_as_they_stand(page):
+    """Lines of its blocks that begin with labkit are read by the command line as they would be; nothing is run."""
+    blocks = re.findall(r"^```(?:sh|bash|text)?\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL)
+    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    for line in lines:
+        if line.startswith("labkit ") and "-completion" not in line:  # that option acts as soon as it is read
+            parsed(re.split(r"\s+# ", line)[0])
 
 
 def test_the_scheduler_that_a_page_promises_to_be_eight_lines_is():

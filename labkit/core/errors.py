@@ -5,6 +5,7 @@ LabkitError
 │   ├── TraceError      faults of a trace, gathered, each with file, line and column
 │   └── ProfileError    measurements that cannot be fitted
 ├── PlacementError      a placement that overfills a device group or names an unknown job
+├── EndedError          a run on machines was ended on its hosts from elsewhere
 ├── StalledError        jobs wait, nothing runs and nothing will arrive, or all that happens leads nowhere
 ├── StaleSnapshotError  a snapshot was read after its session had moved on
 ├── TruthError          a scheduler read what only a backend may know

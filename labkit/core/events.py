@@ -30,7 +30,7 @@ class Kind(IntEnum):
     ARRIVED = 0
     """A job was submitted."""
     DECIDED = 1
-    """A scheduler answered; value: the number of jobs whose gang it set."""
+    """A scheduler answered; value: the number of jobs whose tasks it changed; on machines, of those that it named."""
     PLACED = 2
     """`value` tasks of a role now sit in a device group; a job's rows come together and replace its earlier ones.
     `partner`: the job that shares the GPUs of its workers, until one of the two is placed anew or gives its tasks back.
@@ -48,7 +48,7 @@ class Kind(IntEnum):
     COMPLETED = 8
     """A job is done and gave its tasks back; value: steps done."""
     FAILED = 9
-    """A job lost its tasks because a machine failed; value: steps done that are safe."""
+    """A job lost its tasks because a machine or the job itself failed: `cause`; value: steps done that are safe."""
     LEFT = 10
     """A machine is gone."""
     JOINED = 11

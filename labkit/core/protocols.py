@@ -109,7 +109,7 @@ class Scheduler(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """Where jobs run: simulated time, wall-clock rehearsal, a recording, or machines over SSH."""
+    """Where jobs run: simulated time, the same at the wall clock's pace, a recording, or machines over SSH."""
 
     jobs: Jobs
     cluster: Cluster

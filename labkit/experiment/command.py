@@ -56,14 +56,17 @@ Reserved = Annotated[
     Path | None,
     typer.Option(
         "--reservations",
-        help="Hosts that are kept for some users, or for none, from a start to an end: a TOML file with tables "
-        "[reservation.NAME].",
+        help="Hosts that are kept for some users, or for none, from a start to an end: a TOML file, with a table "
+        "reservation.NAME for each.",
         metavar="FILE",
     ),
 ]
 Lease = Annotated[
     float | None,
-    typer.Option(help="Seconds that hosts keep it alive without a sign of life from here; else 600.", min=5.0),
+    typer.Option(
+        help="Seconds that hosts keep it alive without a sign of life from here; else 600, or on `attach` as before.",
+        min=5.0,
+    ),
 ]
 Failures = Annotated[int | None, typer.Option(help="Failures of a job on end before it is given up; else 5.", min=1)]
 Spread = Annotated[

@@ -151,8 +151,12 @@ def attach(
     ----------
     run : str or Path
         Its folder, or its id under `runs`.
+    runs : path
+        Where runs are kept, each in a folder of its own.
     scheduler : Scheduler or str, optional
         By default that of the run, by its name.
+    progress, observers, retries
+        As for `deploy`.
     lease_s : float, optional
         By default that of the run.
     time_limit_s : float, optional

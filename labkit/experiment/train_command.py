@@ -105,7 +105,7 @@ def train(
         float, typer.Option("--start-limit", help="A process may take so long to start.", metavar="SECONDS")
     ] = 300.0,
     patience_s: Annotated[
-        float, typer.Option("--patience", help="A worker may take so long for one gradient.", metavar="SECONDS")
+        float, typer.Option("--gradient-limit", help="A worker may take so long for one gradient.", metavar="SECONDS")
     ] = 300.0,
     folder: Annotated[
         Path | None,

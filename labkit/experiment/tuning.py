@@ -125,10 +125,16 @@ def tune(
         A name that `labkit.schedulers.make` takes.
     ranges : sequence of Range
         The options to search.
+    trace, cluster : str or Jobs, str
+        What each trial runs: one of each, as an axis of `Grid` takes them.
     folder : path
         Where trials are kept; the same call goes on from there, also with more trials.
+    metric : str
+        What is compared, by its mean over the seeds: a name of `RunRecord.summary`.
     highest : bool, optional
         Look for the highest value; by default only of metrics of which more is better.
+    n_trials : int
+        How many trials there are in the end, those that are done among them.
     seeds, check_seeds : iterable of int
         Of the trials, and of the check; no seed may be in both.
     seed : int

@@ -1,4 +1,4 @@
-"""From counts to device groups. To add a placer: a file here with a class that has `place` (labkit.core.Placer)."""
+"""From counts to device groups. To add a placer: a file here with a class that has `place`, and its name below."""
 
 from typing import Final
 

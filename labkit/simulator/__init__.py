@@ -1,4 +1,4 @@
-"""Backends without machines: virtual time (`Simulator`), wall-clock rehearsal (`Paced`), a recording (`Replay`)."""
+"""Backends without machines: virtual time (`Simulator`), the same as time passes (`Paced`), a recording (`Replay`)."""
 
 from labkit.simulator.backend import Simulator
 from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation, loss_targets

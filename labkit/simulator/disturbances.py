@@ -77,7 +77,7 @@ class Variation:
     period_s : float
         How long a drawn speed lasts.
     error : float
-        Speed is multiplied by 1 + error * U(-1, 1), as DL2's simulator does (facts: TRAIN_SPEED_ERROR).
+        Speed is multiplied by 1 + error * U(-1, 1), as DL2's simulator does (its TRAIN_SPEED_ERROR).
     straggler_probability : float
         Chance that a job is slowed by a straggler during a period.
     straggler_factor : float

@@ -42,6 +42,8 @@ def check_scheduler(
         As a user would pass it to a session.
     scenes : iterable of DecisionScene, optional
         Where to try it; random ones of `seed` by default, ten without pairs and, for answers only, ten with some.
+    seed : int
+        Of these scenes.
     quick : bool
         Take three of each instead of ten: for the tests that one runs after each change.
 

@@ -30,7 +30,7 @@ _TYPES: Final = ("k80", "p100", "v100")
 
 
 def demo() -> Jobs:
-    """Return 80 malleable parameter-server jobs that arrive within half a day, at times too many for 48 GPUs."""
+    """Return 80 malleable parameter-server jobs that arrive within half a day, at times too many for 32 GPUs."""
     rng = np.random.default_rng(7)
     arrival_s = diurnal(80, per_hour=12, rng=rng, swing=0.8)
     return catalogue_jobs(

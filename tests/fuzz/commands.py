@@ -44,7 +44,8 @@ OWN = (
 )
 TRAIN = (
     "--batch", "--shards", "--workers", "--servers", "--lr", "--clip-value", "--precision", "--validate-every",
-    "--patience", "--metric", "--best", "--csv", "--tensorboard", "--out", "--at", "--seed", "--optimizer",
+    "--patience", "--gradient-limit", "--metric", "--best", "--csv", "--tensorboard", "--out", "--at", "--seed",
+    "--optimizer",
 )  # fmt: skip
 MINE = """import torch
 
