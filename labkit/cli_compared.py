@@ -168,10 +168,14 @@ def print_table(records: list[RunRecord]) -> None:
 
 
 def print_against(records: list[RunRecord], *, base: str | None) -> None:
-    """Print how each run compares with one of them."""
+    """Print how each run compares with one of them, or why it does not."""
     from labkit.results.comparison import labels
     from labkit.results.conclusion import against
 
     whole = {label: record for label, record in zip(labels(records), records, strict=True) if record.complete}
-    for said in against(whole, base=base):
+    told = against(whole, base=base)
+    if base is not None and not told:
+        why = "no other scheduler has done all jobs" if base in whole else "it has not done all jobs"
+        told = [f"note: nothing is compared with {base}: {why}."]
+    for said in told:
         print(said)

@@ -56,8 +56,8 @@ Reserved = Annotated[
     Path | None,
     typer.Option(
         "--reservations",
-        help="Hosts that are kept for some users, or for none, from a start to an end: a TOML file with tables "
-        "[reservation.NAME].",
+        help="Hosts that are kept for some users, or for none, from a start to an end: a TOML file with a table "
+        "reservation.NAME for each.",
         metavar="FILE",
     ),
 ]
