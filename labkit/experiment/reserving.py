@@ -17,6 +17,7 @@ from labkit.core.protocols import Scheduler
 from labkit.core.resources import Bools, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.core.text import shortened
+from labkit.experiment.cadence import Cadence
 from labkit.experiment.fitting import fitting_on
 from labkit.experiment.reservations import DAY_S, Reservation, Reservations
 from labkit.results.notes import LOST_TO, WAITS_FOR
@@ -25,6 +26,8 @@ REST, NOWHERE = -1, -2
 """The part of the cluster that no reservation holds; and the part of a job that has tasks in several."""
 QUIET_DAYS: Final = 2
 """Days of daily reservations in which nothing happens, after which a run counts as stalled."""
+UNSEEN_DAYS: Final = 400
+"""Days on which no decision falls into a daily reservation, after which none is expected to."""
 
 
 @dataclass(eq=False)
@@ -91,6 +94,20 @@ class ReservationControl:
         edges = [edge for one in self._each if not one.daily for edge in (one.start_s, one.end_s)]
         self._last_single_s = max((edge for edge in edges if math.isfinite(edge)), default=-math.inf)
         self._refuse_never()
+
+    def refuse_unseen(self, cadence: Cadence) -> None:
+        """Raise if a job belongs to a daily reservation that is over each day before a decision falls into it."""
+        for r, one in enumerate(self._each):
+            if not one.daily or cadence.events or not (self._own == r).any():
+                continue
+            starts_s = one.start_s + DAY_S * np.arange(UNSEEN_DAYS)
+            if not any(cadence.this_slot_s(s) < s + one.end_s - one.start_s for s in starts_s.tolist()):
+                job = int((self._own == r).argmax())
+                raise InputError(
+                    f"job {self._ledger.jobs.id[job]} belongs to reservation {one.name}, which is over each day before "
+                    f"a decision falls into it: it lasts {one.end_s - one.start_s:g} s, and slots {cadence.slot_s:g} "
+                    "s. Give shorter slots, or a longer reservation."
+                )
 
     def next_turn_s(self, now_s: float) -> float:
         """Return the next moment at which a reservation starts or ends; inf: never."""

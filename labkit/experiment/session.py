@@ -123,6 +123,8 @@ class Session:
         self._reserving = (
             None if reservations is None else ReservationControl(reservations, self.ledger, runs_on=self.runs_on)
         )
+        if self._reserving is not None:
+            self._reserving.refuse_unseen(self.cadence)
         self.log = EventLog()
         self.decide_s: list[float] = []
         self.n_decisions = 0

@@ -122,6 +122,17 @@ def test_a_daily_one_keeps_no_run_going_in_which_nothing_happens(more: dict[str,
         completions(jobs_of("a", [1]), daily, Idle(), **more)  # type: ignore[arg-type]
 
 
+def test_a_daily_one_into_which_no_slot_falls_is_refused_if_a_job_belongs_to_it() -> None:
+    jobs = jobs_of("a", [4], reservation="short")
+    short = {"short": {"hosts": "m0", "start_s": 121, "end_s": 179, "daily": True}}
+    with pytest.raises(
+        InputError, match="job 0 belongs to reservation short, which is over each day before a decision"
+    ):
+        completions(jobs, short, cadence=every_slot(60))
+    assert completions(jobs, short) == pytest.approx([221])  # at its end it goes on
+    assert completions(jobs, short, cadence=every_slot(50)) == pytest.approx([250])
+
+
 def test_a_job_may_wait_for_many_single_ones_and_then_for_the_second_day_of_a_daily_one() -> None:
     """All is closed for 30 days, each in a reservation of its own. Then b has m0 in the second hour of each day."""
     closed = [Reservation(f"c{k}", 2, start_s=k * DAY_S, end_s=(k + 1) * DAY_S) for k in range(30)]
