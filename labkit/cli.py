@@ -259,7 +259,7 @@ def _compare(
     if not as_json:
         print_header(records, usual=usual)
         print_table(records)
-        print_against(records, base=against)
+    print_against(records, base=against, as_json=as_json)
     if report is not None:
         from labkit.plots.report import write_report
 

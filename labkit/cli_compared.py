@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,11 +168,19 @@ def print_table(records: list[RunRecord]) -> None:
         print(bound)
 
 
-def print_against(records: list[RunRecord], *, base: str | None) -> None:
-    """Print how each run compares with one of them."""
+def print_against(records: list[RunRecord], *, base: str | None, as_json: bool) -> None:
+    """Print how each run compares with one of them, or why it does not."""
     from labkit.results.comparison import labels
     from labkit.results.conclusion import against
 
+    if as_json:
+        if base is not None:
+            print(f"labkit: note: --json compares with {base} only with --seeds; the table does", file=sys.stderr)
+        return
     whole = {label: record for label, record in zip(labels(records), records, strict=True) if record.complete}
-    for said in against(whole, base=base):
+    told = against(whole, base=base)
+    if base is not None and not told:
+        why = "no other scheduler has done all jobs" if base in whole else "it has not done all jobs"
+        told = [f"note: nothing is compared with {base}: {why}."]
+    for said in told:
         print(said)

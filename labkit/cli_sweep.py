@@ -76,6 +76,8 @@ def sweep(
             grid, folder=folder, workers=workers, client=client, keep=keep, strict=strict,
             progress=not as_json,
         )  # fmt: skip
+    if (table["error"] != "").all():
+        exit_if_failed(table, keys=grid.axes, rest="; cells.jsonl has all of them")
     tell(table, metric=metric, base=base, as_json=as_json)
     if figure is not None:
         from labkit.plots.sweep import plot_sweep

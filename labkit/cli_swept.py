@@ -11,7 +11,7 @@ import typer
 
 from labkit.core.bounds import MAX_CELLS
 from labkit.core.errors import InputError
-from labkit.core.text import shortened
+from labkit.core.text import none_told, shortened
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +79,7 @@ def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> N
         numbers(table, "times\nbound")
     for row in told.to_dict("records"):
         table.add_row(
-            *(str(row[key]) for key in shown), str(row["n"]), str(row["n_failed"] or ""),
+            *(none_told(row[key]) for key in shown), str(row["n"]), str(row["n_failed"] or ""),
             _value(row["mean"], scale), _interval(row["low"], row["high"], scale),
             "" if row["relative"] != row["relative"] else f"{row['relative']:+.1%}",
             _interval(row["relative_low"], row["relative_high"], 1.0, percent=True), _lower_on(row),
@@ -115,7 +115,7 @@ def exit_if_failed(table: pd.DataFrame, *, keys: Iterable[str], rest: str = "") 
         return
     keys = list(keys)
     for _, row in failed.head(10).iterrows():
-        told = ", ".join(f"{key} {row[key]}" for key in keys)
+        told = ", ".join(f"{key} {none_told(row[key])}" for key in keys)
         print(f"labkit: failed: {told}: {row['error']}", file=sys.stderr)
     if len(failed) > 10:
         print(f"labkit: and {len(failed) - 10} more{rest}", file=sys.stderr)

@@ -65,6 +65,46 @@ def test_a_sweep_and_seeds_take_a_file(folder: Path) -> None:
     assert free.stdout != narrow.stdout
 
 
+def test_seeds_and_sweeps_count_the_jobs_of_all_runs_also_of_those_that_are_not_run_again(folder: Path) -> None:
+    """On file jobs as for a single run: fifo stops job 1 at 50 s with either speed model."""
+    words = ("sweep", "--trace", *GIVEN[:3], "--schedulers", "fifo", "--workers", "0", "--folder", "s")
+    given = ("--set", "reservations=None,night.toml", "--set", "speed=auto,recorded")
+    for _ in range(2):
+        done = labkit(*words, *given, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert "labkit: note: fifo: reservation night: 2 jobs in 2 runs lost hosts when it started" in done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if " fifo " in line]
+    assert [row[0] for row in rows if "speed" not in row] == ["None", "None", "night.toml", "night.toml"]
+    seeds = ("compare", "poisson(40, per_hour=600)", "--cluster", "no_network(2)", "--seeds", "2", "--workers", "0")
+    (folder / "night.toml").write_text('[reservation.repair]\nhosts = "m1"\nstart_s = 200\nend_s = 400\n')
+    done = labkit(*seeds, "--schedulers", "fifo,las", *GIVEN[3:], cwd=folder)
+    assert "note: fifo: reservation repair: " in done.stderr
+    assert "jobs in 2 runs lost hosts when it started" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ("reservations=none.toml", "none.toml': No such file or directory"),
+        ("quotas=a", "quotas 'a'"),
+        ("any_type=yes", "any_type is 'yes'; expected True or False"),
+        ("drop_too_large=1", "drop_too_large is 1; expected True or False"),
+    ],
+)
+def test_a_sweep_refuses_what_cannot_be_read_before_it_begins(folder: Path, given: str, what: str) -> None:
+    words = ("--schedulers", "fifo", "--workers", "0", "--folder", "s", "--set", given)
+    done = labkit("sweep", "--trace", *GIVEN[:3], *words, cwd=folder)
+    assert done.returncode == 2
+    assert what in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (folder / "s").exists()
+
+
+def test_the_help_says_what_a_table_is_called(folder: Path) -> None:
+    told = " ".join(labkit("compare", "--help", cwd=folder).stdout.replace("│", " ").split())
+    assert "a TOML file with a table reservation.NAME for each." in told
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [

@@ -145,6 +145,35 @@ def test_single_runs_are_compared_with_the_one_that_is_named():
     assert not any(said.startswith("Against") for said in conclusion(records()))
 
 
+def test_a_comparison_that_was_asked_for_and_cannot_be_is_told(tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    words = (TRACE, "--cluster", "no_network(1)", "--schedulers", "fifo,b=broken.py:Broken", "--against")
+    done = labkit("compare", *words, "b", cwd=tmp_path)
+    assert "note: nothing is compared with b: it has not done all jobs." in done.stdout
+    done = labkit("compare", *words, "fifo", cwd=tmp_path)
+    assert "note: nothing is compared with fifo: no other scheduler has done all jobs." in done.stdout
+
+
+def test_json_of_single_runs_says_that_it_compares_with_none(tmp_path):
+    words = ("compare", TRACE, "--cluster", "no_network(1)", "--schedulers", "fifo,srtf", "--against", "fifo", "--json")
+    done = labkit(*words, cwd=tmp_path)
+    assert [json.loads(line)["scheduler"] for line in done.stdout.splitlines()] == ["fifo", "srtf"]
+    assert "note: --json compares with fifo only with --seeds" in done.stderr
+
+
+def test_none_is_called_lowest_where_all_are_the_same_on_each_seed():
+    assert over_seeds(table(a=[1.0, 2.0], b=[1.0, 2.0])) == [
+        "No scheduler is lower than another: all have the same mean JCT on each seed."
+    ]
+
+
+@pytest.mark.parametrize("chosen", ["fifo,srtf,fifo", "a=fifo,a=srtf"])
+def test_two_schedulers_of_one_name_are_refused(chosen, tmp_path):
+    done = labkit("compare", TRACE, "--cluster", "no_network(1)", "--schedulers", chosen, cwd=tmp_path)
+    assert done.returncode == 2
+    assert re.search(r"scheduler has '(fifo|a)' twice; name it once, or give the two different labels", done.stderr)
+
+
 def _mean() -> str:
     from labkit.core.text import human_s
 

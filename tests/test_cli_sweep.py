@@ -72,6 +72,14 @@ def test_cells_that_failed_are_told_and_the_exit_code_is_1(tmp_path):
     assert row[-2:] == ["1", "–"]
 
 
+def test_a_sweep_of_which_every_cell_failed_tells_why_and_nothing_else(tmp_path):
+    given = ("--trace", "poisson(3, per_hour=60, gangs=(16,))", "--cluster", "no_network(1)", "--schedulers", "fifo")
+    done = labkit("sweep", *given, "--folder", "s", "--workers", "0", "--figure", "f.svg", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "metric" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("labkit: failed: trace poisson(3")
+
+
 def test_others_are_compared_with_the_scheduler_that_is_named_and_the_bound_stands_below_them(tmp_path):
     words = ("--trace", TRACE, "--cluster", "no_network(2)", "--folder", "s", "--workers", "0", "--seeds", "3",
              "--schedulers", "fifo,srtf", "--set", "speed=recorded", "--against", "srtf")  # fmt: skip

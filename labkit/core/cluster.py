@@ -104,6 +104,11 @@ class Cluster:
         """Number of GPUs in all."""
         return int(self.capacity[:, 0].sum())
 
+    @property
+    def gpu_types(self) -> list[str]:
+        """Device types of which it has GPUs: not those of machines without one."""
+        return [kind for kind, n in zip(self.device_types, self.gpus_of_type(), strict=True) if n > 0]
+
     def gpus_of_type(self) -> Floats:
         """Return the number of GPUs of each device type, (T,)."""
         counts: Floats = np.bincount(self.group_type, self.capacity[:, 0], len(self.device_types)).astype(np.float64)

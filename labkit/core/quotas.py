@@ -17,7 +17,7 @@ from labkit.core.files import read_table
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.placement import Placement, Reason
-from labkit.core.resources import GPUS, Floats, Ints
+from labkit.core.resources import GPUS, Bools, Floats, Ints
 
 OTHERS: Final = "*"
 """Stands for each user that no quota names."""
@@ -31,8 +31,9 @@ class Quotas:
 
     Jobs are admitted before the scheduler sees them, in order of priority and then of arrival: a user's jobs that wait
     are hidden from the first one on whose gang, with those of the user's jobs that run or were admitted, would exceed
-    the quota. An elastic job may grow into what its user's other jobs leave. It is what queues in front of a scheduler
-    do, such as Kueue's [1]_.
+    the quota. A job that waits for hosts which a reservation keeps from it takes none of the quota meanwhile. An
+    elastic job may grow into what its user's other jobs leave. It is what queues in front of a scheduler do, such as
+    Kueue's [1]_.
 
     Attributes
     ----------
@@ -132,18 +133,24 @@ class AdmissionControl:
         self._gang, self._gpus = _gangs(jobs), np.stack([jobs.worker_demand[:, GPUS], jobs.ps_demand[:, GPUS]])
         self._rank = np.lexsort((np.arange(len(jobs)), -jobs.priority)).argsort()
         """Each job's place in the order of priority and arrival."""
-        self._version, self._admitted = -1, self._ledger.active()
+        self._version, self._admitted = (-1, 0), self._ledger.active()
+        self._able: Bools | None = None
 
-    def admitted(self) -> Ints:
-        """Return the active jobs that hold tasks or are within their user's quota, by arrival."""
-        if self._version != self._ledger.version:  # a decision and the snapshot before it ask at the same moment
-            self._version, self._admitted = self._ledger.version, self._find()
+    def admitted(self, *, able: Bools | None = None) -> Ints:
+        """Return the active jobs that hold tasks or are within their user's quota, by arrival.
+
+        Jobs that no host is open to now are among them too, and count for nothing: (N,) `able` tells which others are.
+        """
+        version = self._ledger.version, id(able)
+        if self._version != version:  # a decision and the snapshot before it ask at the same moment
+            self._version, self._able, self._admitted = version, able, self._find(able)
         return self._admitted
 
-    def _find(self) -> Ints:
+    def _find(self, able: Bools | None) -> Ints:
         active = self._ledger.active()
         holding = self._ledger.belief["phase"][active] == HOLDING
-        waiting = active[~holding]
+        counts = ~holding if able is None else ~holding & able[active]
+        waiting = active[counts]
         waiting = waiting[np.lexsort((self._rank[waiting], self._user[waiting]))]
         user, gang = self._user[waiting], self._gang[waiting]
         taken = self._by_user(active[holding], self._gang[active[holding]])
@@ -151,21 +158,21 @@ class AdmissionControl:
         first = np.r_[True, user[1:] != user[:-1]] if len(user) else np.empty(0, np.bool_)
         earlier = before - np.maximum.accumulate(np.where(first, before, 0.0))
         fits = taken[user] + earlier + gang <= self._limit[user] + SLACK
-        shown = holding.copy()
+        shown = ~counts
         shown[np.searchsorted(active, waiting[fits])] = True
         admitted: Ints = active[shown]
         return admitted
 
-    def within(self, placement: Placement) -> Placement:
+    def within(self, placement: Placement, *, able: Bools | None = None) -> Placement:
         """Return a placement without what exceeds a quota, with the reasons: growth first, then jobs that would start.
 
-        A job that is not admitted does not start.
+        A job that is not admitted does not start; `able` is as `admitted` takes it.
         """
         jobs = placement.set_jobs
         if not len(jobs) or ((jobs < 0) | (jobs >= len(self._user))).any():
             return placement  # the backend says what is wrong
         waits = self._held(jobs) == 0
-        hidden = waits & ~np.isin(jobs, self.admitted())
+        hidden = waits & ~np.isin(jobs, self.admitted(able=able))
         count = placement.count.copy()
         count[np.isin(placement.job, jobs[hidden])] = 0
         over = self._excess(jobs, placement, count)

@@ -35,6 +35,15 @@ def labelled(text: str) -> tuple[str | None, str]:
     return (found[1], found[2].strip()) if found else (None, text)
 
 
+def none_told(value: object) -> str:
+    """Return a value of a table as text; pandas makes NaN of None.
+
+    >>> none_told(float("nan")), none_told(None), none_told(2)
+    ('None', 'None', '2')
+    """
+    return "None" if value is None or value != value else str(value)
+
+
 def shortened(text: str, *, most: int = 100) -> str:
     """Return a text that fits into a message.
 

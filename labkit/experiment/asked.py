@@ -13,8 +13,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
-from labkit.core.resources import GPUS
-from labkit.core.text import split_names
+from labkit.core.text import labelled, split_names
 from labkit.experiment.cadence import Cadence
 from labkit.simulator import Faults, Losses, Overheads, Troubles, Variation
 from labkit.workloads import scaled
@@ -62,13 +61,16 @@ def schedulers_of(given: Any) -> list[Scheduler | str]:
     Raises
     ------
     InputError
-        If there is none, or it is no list.
+        If there is none, one is named twice, or it is no list.
     """
     chosen = split_names(given) if isinstance(given, str) else [given] if hasattr(given, "schedule") else given
     if not isinstance(chosen, Iterable):
         raise InputError(f"schedulers is a {type(given).__name__}; expected a list of names or schedulers.")
     if not (found := list(chosen)):
         raise InputError("no scheduler is named; name at least one, e.g. fifo,srtf.")
+    names = [label or plain for label, plain in (labelled(part) for part in found if isinstance(part, str))]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"scheduler has '{twice}' twice; name it once, or give the two different labels: a={twice}.")
     return found
 
 
@@ -141,7 +143,7 @@ def refuse_no_flag(name: str, given: object) -> None:
 
 def refuse_unpriced(prices: Mapping[str, float] | None, cluster: Cluster) -> None:
     """Raise if prices were given, and some GPUs of a cluster have none: what runs cost could not be told."""
-    types = [cluster.device_types[t] for t in np.unique(cluster.group_type[cluster.capacity[:, GPUS] > 0])]
+    types = cluster.gpu_types
     missing = [kind for kind in types if prices is not None and kind not in prices]
     if missing:
         raise InputError(

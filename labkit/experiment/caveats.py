@@ -53,13 +53,13 @@ def speeds_in_words(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, source: 
         said += f" ({profile.name})"
     elif source is not None:
         said += f" ({source})"
-    n_types = len(cluster.device_types)
+    n_types = len(cluster.gpu_types)
     return f"{said}; all {n_types} device types equally fast" if types_alike(jobs, cluster, speed=speed) else said
 
 
 def types_alike(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> bool:
     """Tell whether a cluster has several device types, and every job is as fast on one as on any other it runs on."""
-    if len(cluster.device_types) < 2 or not len(jobs):
+    if len(cluster.gpu_types) < 2 or not len(jobs):
         return False
     if isinstance(speed, Recorded):
         return True
@@ -100,7 +100,7 @@ def caveats(
     """
     traits, found = Traits.of(scheduler), [*jobs.notes, *unmet_types(jobs, cluster), *_unheard(jobs, cluster, speed)]
     if traits.lives_on_types and types_alike(jobs, cluster, speed=speed):
-        kinds, source = ", ".join(cluster.device_types), speeds.partition(";")[0]
+        kinds, source = ", ".join(cluster.gpu_types), speeds.partition(";")[0]
         so = "by price alone" if traits.pays is not None else "as its agnostic version would"
         found.append(
             f"{name} lives on differences in speed between device types, and here {kinds} are equally fast (speeds: "

@@ -6,7 +6,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
@@ -16,13 +16,17 @@ import numpy as np
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
+from labkit.core.quotas import Quotas
 from labkit.core.raised import raised_at
+from labkit.experiment.asked import refuse_no_flag
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
+from labkit.experiment.reservations import Reservations
 from labkit.experiment.run import experiment_of
 from labkit.results.bound import BOUND, FASTER
+from labkit.results.notes import held_up
 from labkit.results.record import RunRecord
 from labkit.schedulers import open_options, options_of
 from labkit.simulator import Faults, Overheads, Variation
@@ -82,6 +86,8 @@ class CellOutcome:
         Mean JCT in seconds that no scheduler can go below there; NaN: it is not known.
     bound_faster : bool
         Whether that rests on gangs faster than those that jobs ask for.
+    reserved : tuple
+        What reservations did to its jobs: `labkit.results.notes.held_up`.
     """
 
     cell: Cell
@@ -95,6 +101,7 @@ class CellOutcome:
     speeds: str = ""
     bound_jct_s: float = float("nan")
     bound_faster: bool = False
+    reserved: tuple[tuple[str, str, int], ...] = ()
 
 
 def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:
@@ -111,6 +118,7 @@ def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:
             outcome = CellOutcome(
                 cell, _plain(record.summary), record=kept, speeds=told["speeds"],
                 bound_jct_s=told.get(BOUND, float("nan")), bound_faster=told.get(FASTER, False),
+                reserved=tuple(held_up(record)),
             )  # fmt: skip
         except Exception as error:
             outcome, rules = failed(cell, error), []
@@ -243,9 +251,21 @@ def check(grid: Grid, inputs: Inputs) -> None:
     for combination in combinations:
         mine = split(combination)[0]
         disturbances(mine)
+        _check_rules(mine, inputs)
         for each in jobs.values():
             jobs_of(each, mine, seed=0)
     _refuse_idle_seeds(grid, inputs)
+
+
+def _check_rules(options: Mapping[str, Any], inputs: Inputs) -> None:
+    """Raise if quotas or reservations cannot be read, or an option that is on or off is neither."""
+    for name in ("drop_too_large", "any_type"):
+        refuse_no_flag(name, options.get(name, False))
+    rules: dict[str, Callable[[Any], Any]] = {"quotas": Quotas.of, "reservations": Reservations.of}
+    for name, read in rules.items():
+        if (given := options.get(name)) is not None:
+            with inputs.file(str(given)) if str(given) in inputs.files else nullcontext(str(given)) as source:
+                read(source)
 
 
 def _combinations(grid: Grid) -> list[dict[str, Any]]:

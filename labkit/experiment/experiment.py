@@ -49,7 +49,7 @@ from labkit.experiment.profile import slower_on_slowest_type
 from labkit.experiment.profiled import interference_of, profiled
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.reservations import Reservation, Reservations, unmet
-from labkit.experiment.rules import refuse_undivided, rules
+from labkit.experiment.rules import refuse_unruly, rules
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import asked_speed, declared
 from labkit.results.bound import BOUND, FASTER
@@ -355,7 +355,7 @@ class Experiment:
             With all events, a table of jobs and a summary.
         """
         scheduler, called = named(scheduler, name)
-        refuse_undivided(scheduler, self.reservations, name=called)
+        refuse_unruly(scheduler, self.quotas, self.reservations, name=called)
         experiment = self
         if Traits.of(scheduler).ideal:
             jobs, cluster, speed = fluid(self.jobs, self.cluster, self.speed)

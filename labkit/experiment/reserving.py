@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
@@ -16,12 +17,17 @@ from labkit.core.protocols import Scheduler
 from labkit.core.resources import Bools, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.core.text import shortened
+from labkit.experiment.cadence import Cadence
 from labkit.experiment.fitting import fitting_on
-from labkit.experiment.reservations import Reservation, Reservations
+from labkit.experiment.reservations import DAY_S, Reservation, Reservations
 from labkit.results.notes import LOST_TO, WAITS_FOR
 
 REST, NOWHERE = -1, -2
 """The part of the cluster that no reservation holds; and the part of a job that has tasks in several."""
+QUIET_DAYS: Final = 2
+"""Days of daily reservations in which nothing happens, after which a run counts as stalled."""
+UNSEEN_DAYS: Final = 400
+"""Days on which no decision falls into a daily reservation, after which none is expected to."""
 
 
 @dataclass(eq=False)
@@ -36,6 +42,8 @@ class Parts:
         Part -> (N,) which jobs may be placed there.
     shown : dict
         Part -> (N,) which of them fit there, and are shown to its scheduler while they wait.
+    able : array
+        (N,) which jobs are shown anywhere; the others wait unseen.
     plain : bool
         Whether the whole cluster is open to all jobs.
     """
@@ -43,6 +51,7 @@ class Parts:
     of_group: Ints
     may: dict[int, Bools] = field(default_factory=dict)
     shown: dict[int, Bools] = field(default_factory=dict)
+    able: Bools = field(default_factory=lambda: np.empty(0, np.bool_))
     plain: bool = False
 
 
@@ -82,11 +91,41 @@ class ReservationControl:
         self._waiting: set[int] = set()
         self._scheduler: Scheduler | None = None
         self._copies: list[Scheduler] = []
+        edges = [edge for one in self._each if not one.daily for edge in (one.start_s, one.end_s)]
+        self._last_single_s = max((edge for edge in edges if math.isfinite(edge)), default=-math.inf)
         self._refuse_never()
+
+    def refuse_unseen(self, cadence: Cadence) -> None:
+        """Raise if a job belongs to a daily reservation that is over each day before a decision falls into it."""
+        for r, one in enumerate(self._each):
+            if not one.daily or cadence.events or not (self._own == r).any():
+                continue
+            starts_s = one.start_s + DAY_S * np.arange(UNSEEN_DAYS)
+            if not any(cadence.this_slot_s(s) < s + one.end_s - one.start_s for s in starts_s.tolist()):
+                job = int((self._own == r).argmax())
+                raise InputError(
+                    f"job {self._ledger.jobs.id[job]} belongs to reservation {one.name}, which is over each day before "
+                    f"a decision falls into it: it lasts {one.end_s - one.start_s:g} s, and slots {cadence.slot_s:g} "
+                    "s. Give shorter slots, or a longer reservation."
+                )
 
     def next_turn_s(self, now_s: float) -> float:
         """Return the next moment at which a reservation starts or ends; inf: never."""
         return self._all.next_turn_s(now_s)
+
+    def brings_more(self, now_s: float, *, quiet_since_s: float) -> bool:
+        """Tell whether hosts become free or reserved that a run in which nothing happens has not yet seen so.
+
+        Daily reservations go on for ever: what nobody did in `QUIET_DAYS` of them, nobody will ever do.
+        """
+        if any(math.isfinite(one.next_turn_s(now_s)) for one in self._each if not one.daily):
+            return True
+        begun_s = max((one.start_s for one in self._each if one.daily), default=-math.inf)
+        return now_s < max(quiet_since_s, begun_s, self._last_single_s) + QUIET_DAYS * DAY_S
+
+    def able(self, now_s: float) -> Bools:
+        """Return which jobs some hosts are open to at a moment, (N,); the same array as long as nothing turns."""
+        return self._now(now_s).able
 
     def evicted(self, now_s: float) -> Placement:
         """Return the decision that takes the tasks of jobs from hosts of which a reservation holds others off."""
@@ -133,7 +172,7 @@ class ReservationControl:
             view = PartSnapshot(snapshot, machines=self._machines_of(parts, p), jobs=mine)
             answers.append((copies[p] if p != REST else scheduler).schedule(view))
             waits &= ~np.isin(active, getattr(answers[-1], "set_jobs", ()))
-        waiting = active[waits & ~np.logical_or.reduce([shown[active] for shown in parts.shown.values()])]
+        waiting = active[waits & ~parts.able[active]]
         return Placement.joined([*answers, Placement.of([], reasons=self._news_of(waiting, parts))])
 
     def _news_of(self, waiting: Ints, parts: Parts) -> list[Reason]:
@@ -177,6 +216,7 @@ class ReservationControl:
         for r in np.flatnonzero(holds).tolist():
             parts.may[r], parts.shown[r] = self._may[r], self._may[r] & self._fitting(self._machines[r])
         parts.may[REST], parts.shown[REST] = free, free & self._fitting(of_machine == REST)
+        parts.able = np.logical_or.reduce([*parts.shown.values()])
         return parts
 
     def _machines_of(self, parts: Parts, part: int) -> Bools:

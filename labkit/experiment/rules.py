@@ -19,6 +19,23 @@ def rules(quotas: Quotas | None, reservations: Reservations | None) -> list[str]
     return said if reservations is None else [*said, f"reservations: {reservations}; {KEPT}"]
 
 
+def refuse_unruly(scheduler: Scheduler, quotas: Quotas | None, reservations: Reservations | None, *, name: str) -> None:
+    """Raise if there are rules that a scheduler cannot be held to.
+
+    Raises
+    ------
+    InputError
+        It names the scheduler, and says why.
+    """
+    refuse_undivided(scheduler, reservations, name=name)
+    traits = Traits.of(scheduler)
+    if quotas is not None and not traits.ideal and traits.lease_s is not None:
+        raise InputError(
+            f"{name} takes jobs that it is not shown for done, and quotas hide those that it has stopped; leave it or "
+            "--quotas out."
+        )
+
+
 def refuse_undivided(scheduler: Scheduler, reservations: Reservations | None, *, name: str) -> None:
     """Raise if there are reservations, and a scheduler that cannot be asked about a part of the cluster.
 

@@ -123,11 +123,13 @@ class Session:
         self._reserving = (
             None if reservations is None else ReservationControl(reservations, self.ledger, runs_on=self.runs_on)
         )
+        if self._reserving is not None:
+            self._reserving.refuse_unseen(self.cadence)
         self.log = EventLog()
         self.decide_s: list[float] = []
         self.n_decisions = 0
         self.stalled = ""
-        self.n_quiet, self.patience, self._on_stall = 0, patience, on_stall
+        self.n_quiet, self.patience, self._on_stall, self._news_s = 0, patience, on_stall, 0.0
         plain = quotas is None and reservations is None
         self.compiled = plain and (len(backend.jobs) >= MANY_JOBS if compiled is None else compiled)
         self.observers = list(observers)
@@ -151,8 +153,12 @@ class Session:
         now_s, number = self.backend.now_s, self.n_decisions
         if self._admission is None:
             return Snapshot(self.ledger, now_s=now_s, number=number, runs_on=self.runs_on)
-        admitted = self._admission.admitted()
+        admitted = self._admission.admitted(able=self._able())
         return AdmittedSnapshot(self.ledger, now_s=now_s, number=number, runs_on=self.runs_on, admitted=admitted)
+
+    def _able(self) -> Bools | None:
+        """Return which jobs some hosts are open to now, (N,); None: all."""
+        return None if self._reserving is None else self._reserving.able(self.now_s)
 
     def step(self, placement: Placement, *, source: str = "schedule()") -> Events:
         """Apply a decision, let time pass until the next one is due, and return what happened.
@@ -190,10 +196,11 @@ class Session:
         n_before, n_active = len(self.log), self.ledger.n_active
         placement = placement_of(placement, source=source)
         placement = placement if self._reserving is None else self._reserving.within(placement, self.now_s)
-        placement = placement if self._admission is None else self._admission.within(placement)
+        placement = placement if self._admission is None else self._admission.within(placement, able=self._able())
         n_said = self._apply(placement)
-        turned = self._advance()
-        self.n_quiet = self.n_quiet + 1 if len(self.log) <= n_before + n_said and not turned else 0
+        self._advance()
+        self.n_quiet = self.n_quiet + 1 if len(self.log) <= n_before + n_said else 0
+        self._news_s = self._news_s if self.n_quiet else self.now_s
         if self.n_quiet > (0 if math.isinf(self.cadence.slot_s) else self.patience) and not self.done:
             self._refuse_standstill()
         if not (self.cadence.when_empty and n_active):  # else the next decision may see the empty cluster
@@ -290,24 +297,22 @@ class Session:
         for observer in self.observers:
             observer(happened)
 
-    def _advance(self) -> bool:
-        """Let time pass until the next decision is due; return whether a reservation started or ended meanwhile."""
+    def _advance(self) -> None:
+        """Let time pass until the next decision is due: at the latest where a reservation starts or ends."""
         now_s = self.backend.now_s
         slot_end_s = math.inf if self.cadence.slot_s == math.inf else self.cadence.next_slot_s(now_s)
         if self._reserving is None:
             self._pass_until(slot_end_s)
-            return False
-        turned = False
+            return
         while True:
             turn_s = self._reserving.next_turn_s(self.backend.now_s)
             self._pass_until(min(slot_end_s, turn_s))
             if self.backend.now_s < turn_s or self.done:
-                return turned
-            turned = True
+                return
             if len((evicted := self._reserving.evicted(self.backend.now_s)).set_jobs):
                 self._apply(evicted)
             if self.cadence.events or self.backend.now_s >= slot_end_s:
-                return turned
+                return
 
     def _pass_until(self, slot_end_s: float) -> None:
         cadence, now_s = self.cadence, self.backend.now_s
@@ -339,7 +344,7 @@ class Session:
                 self._pass(self.cadence.this_slot_s(self.backend.now_s), stop_at_event=False)
 
     def _refuse_standstill(self) -> None:
-        if self._reserving is not None and self._reserving.next_turn_s(self.now_s) < math.inf:
+        if self._reserving is not None and self._reserving.brings_more(self.now_s, quiet_since_s=self._news_s):
             return
         if self.backend.idle and not self.ledger.n_holding:
             raise self._stalled()

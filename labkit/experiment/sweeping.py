@@ -21,6 +21,7 @@ from labkit.experiment.pool import on_pool
 from labkit.progress import counter, in_notebook
 from labkit.progress_lines import ProgressLines
 from labkit.results.bound import BOUND, FASTER
+from labkit.results.notes import reserved_in
 from labkit.results.record import RunRecord
 from labkit.results.sweep_folder import SweepFolder
 from labkit.results.sweeps import cell_table, idle_seeds
@@ -132,7 +133,7 @@ def sweep(
             print(_how_to_resume(grid, store, folder), file=sys.stderr)
             raise
         table = cell_table(store.rows.values(), axes=grid.axes, folder=None if folder is None else Path(folder))
-    for note in [*notes, *_idle_notes(table)]:
+    for note in [*notes, *_reserved_notes(grid, store), *_idle_notes(table)]:
         warnings.warn(note, stacklevel=2)
     return table
 
@@ -150,6 +151,7 @@ def row_of(outcome: CellOutcome, store: Store) -> dict[str, Any]:
     row: dict[str, Any] = {"cell": cell.id, "keys": dict(cell.keys), "error": outcome.error, "run": run}
     row |= {"metrics": metrics, "cpu_s": outcome.cpu_s, "wall_s": outcome.wall_s, "speeds": outcome.speeds}
     row |= {FASTER: True} if outcome.bound_faster else {}
+    row |= {"reserved": [list(told) for told in outcome.reserved]} if outcome.reserved else {}
     row |= {BOUND: _plain(outcome.bound_jct_s)} | ({"notes": list(outcome.notes)} if outcome.notes else {})
     return row | ({"trace": outcome.trace} if outcome.trace else {})
 
@@ -204,6 +206,11 @@ def _age_notes(store: Store) -> list[str]:
 def _notes_of_done(grid: Grid, store: Store) -> list[str]:
     """Return what was noted of the cells that are not run again."""
     return [note for cell in grid.cells for note in store.rows.get(cell.id, {}).get("notes", ())]
+
+
+def _reserved_notes(grid: Grid, store: Store) -> list[str]:
+    """Return what reservations did to the jobs of all cells."""
+    return reserved_in(store.rows[cell.id] for cell in grid.cells if cell.id in store.rows)
 
 
 def _idle_notes(table: pd.DataFrame) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from labkit.core.text import none_told
 from labkit.results.bound import BOUND_LABEL
 from labkit.results.sweeps import keys_of, pairs_called
 
@@ -43,7 +44,7 @@ def _same(part: pd.DataFrame, known: list[str]) -> bool:
 
 def _note(part: pd.DataFrame, setting: dict[str, object]) -> str:
     names = ", ".join(dict.fromkeys(part["scheduler"]))
-    where = " with " + ", ".join(f"{key} {value}" for key, value in setting.items()) if setting else ""
+    where = " with " + ", ".join(f"{key} {none_told(value)}" for key, value in setting.items()) if setting else ""
     queued_s = part["mean_queueing_s"] if "mean_queueing_s" in part else part["mean_jct_s"]
     waited = "" if (queued_s > 0).any() else " (no job ever waited)"
     return f"{names} gave identical results on every {pairs_called(part)}{where}{waited}" + (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.core.text import human_s, time_unit
+from labkit.results.alike import alike
 from labkit.results.bound import BOUND_LABEL, bound_jct_s
 from labkit.results.comparison import labels
 from labkit.results.cost import bills, in_time
@@ -54,6 +55,8 @@ def over_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float 
         return [f"No scheduler completed on every {pair}; nothing can be compared."]
     if same := same_on_all(table):
         return [same]
+    if len(whole) > 1 and alike(table):
+        return [f"No scheduler is lower than another: all have the same {_words(metric)} on each {pair}."]
     best = whole.iloc[int(whole["mean"].to_numpy().argmin())]
     what = _words(metric)
     n = int(best["n"])

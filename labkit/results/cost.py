@@ -18,12 +18,12 @@ def dollars(record: RunRecord, *, prices: Mapping[str, float]) -> float:
     Raises
     ------
     InputError
-        If the price of a device type of the cluster is not given.
+        If the price of a device type of the cluster's GPUs is not given.
     """
-    for kind in record.cluster.device_types:
+    for kind in record.cluster.gpu_types:
         if kind not in prices:
             raise unknown("price of device type", kind, prices)
-    price = np.array([prices[kind] for kind in record.cluster.device_types])
+    price = np.array([prices.get(kind, 0.0) for kind in record.cluster.device_types])
     held = holdings(record.events, record.jobs)
     return float(price[record.cluster.group_type[held.group]] @ held.gpu_s) / 3600
 
@@ -66,4 +66,4 @@ def bills(records: Sequence[RunRecord]) -> list[float]:
 
 
 def _bill(record: RunRecord, prices: Mapping[str, float]) -> float:
-    return dollars(record, prices=prices) if set(record.cluster.device_types) <= set(prices) else np.nan
+    return dollars(record, prices=prices) if set(record.cluster.gpu_types) <= set(prices) else np.nan

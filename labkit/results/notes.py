@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -56,16 +56,34 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     return told
 
 
-def reserved(record: RunRecord, *, name: str) -> list[str]:
-    """Return a sentence for each thing that reservations did to the jobs of a run."""
+def held_up(record: RunRecord) -> list[tuple[str, str, int]]:
+    """Return what reservations did to the jobs of a run: which one, what, and to how many jobs."""
     told = record.events[record.events["kind"] == Kind.EXPLAINED] if record.reasons else record.events[:0]
     found = []
     for begins, what in ((LOST_TO, "lost hosts when it started"), (WAITS_FOR, "waited, having no other hosts")):
         for number, text in enumerate(record.reasons):
             n = len(np.unique(told["job"][told["value"] == number])) if text.startswith(begins) else 0
             if n:
-                found.append(f"{name}: reservation {text.removeprefix(begins)}: {n} job{'s' * (n != 1)} {what}.")
+                found.append((text.removeprefix(begins), what, n))
     return found
+
+
+def reserved(record: RunRecord, *, name: str) -> list[str]:
+    """Return a sentence for each thing that reservations did to the jobs of a run."""
+    return [f"{name}: reservation {one}: {n} job{'s' * (n != 1)} {what}." for one, what, n in held_up(record)]
+
+
+def reserved_in(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the same sentences of rows of a sweep, each of all runs of a scheduler together."""
+    counts: dict[tuple[str, str, str], list[int]] = {}
+    for row in rows:
+        for one, what, n in row.get("reserved", ()):
+            counts.setdefault((str(row["keys"]["scheduler"]), one, what), []).append(n)
+    return [
+        f"{name}: reservation {one}: {sum(each)} job{'s' * (sum(each) != 1)} in {len(each)} "
+        f"run{'s' * (len(each) != 1)} {what}"
+        for (name, one, what), each in counts.items()
+    ]
 
 
 FAR: Final = 10.0

@@ -79,16 +79,17 @@ class SweepFolder:
     def add(self, row: Row) -> None:
         """Write the row of a cell; it is on the disk when this returns."""
         line = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode()
-        size = os.fstat(self._descriptor).st_size
+        size, cell = os.fstat(self._descriptor).st_size, str(row["cell"])
         try:
             written = os.write(self._descriptor, line)
             if written < len(line):
                 raise OSError(28, "no space left for a whole line", str(self.path / CELLS))
+            self.rows[cell] = row  # before the wait for the disk: Ctrl-C meanwhile finds the cell done
             os.fsync(self._descriptor)
         except OSError:
+            self.rows.pop(cell, None)
             os.ftruncate(self._descriptor, size)
             raise
-        self.rows[str(row["cell"])] = row
 
     def keep(self, record: RunRecord, *, run: str) -> str:
         """Write a whole run, and return where it is within the folder; one of an earlier try gives way."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from labkit.core.errors import InputError
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
@@ -38,6 +39,10 @@ class Fifo:
     backfill: bool = False
     priority: bool = False
     published: bool = False
+
+    def __post_init__(self) -> None:
+        if self.published and (self.backfill or self.priority):
+            raise InputError("fifo: published=True goes alone, without backfill and priority, which DL2's has not.")
 
     def rule(self) -> Rule | None:
         """Return how compiled code decides the same."""

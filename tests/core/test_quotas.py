@@ -15,6 +15,7 @@ from labkit.core.events import Kind
 from labkit.core.quotas import Quotas
 from labkit.core.resources import GPUS, amounts
 from labkit.experiment import Experiment, Session, every_slot
+from labkit.schedulers import make
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
 from labkit.topology import build, no_network
@@ -147,3 +148,17 @@ def test_a_higher_priority_goes_first_under_fifo() -> None:
     jobs = jobs_of(["a"] * 3, [8, 8, 8], priority=[0, 0, 1])
     record = Experiment.of(jobs, cluster=build("no_network(2)")).run("fifo(priority=True)")
     assert record.table["completion_s"].rank().tolist() == [1, 3, 2]
+
+
+def test_a_scheduler_with_leases_is_refused_beside_quotas() -> None:
+    """It takes jobs that it is not shown for done, and a quota hides one that it has stopped."""
+    jobs = jobs_of(["a", "a", "b", "a", "b"], [2, 4, 2, 3, 1])
+    experiment = Experiment.of(jobs, cluster="no_network(2)", quotas="a=4")
+    with pytest.raises(InputError, match=r"gavel_las\(published=True\) takes jobs that it is not shown for done"):
+        experiment.run("gavel_las(published=True)")
+
+
+@pytest.mark.parametrize("other", ["backfill", "priority"])
+def test_fifo_as_published_has_neither_backfill_nor_priorities(other: str) -> None:
+    with pytest.raises(InputError, match="fifo: published=True goes alone"):
+        make(f"fifo(published=True,{other}=True)")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.core import Jobs, Placement
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, StalledError
 from labkit.core.events import Kind
 from labkit.core.resources import amounts
 from labkit.experiment import Experiment, Session, every_slot
@@ -106,6 +106,70 @@ def test_a_job_that_belongs_to_none_of_the_run_runs_like_any_other_and_is_counte
     jobs = jobs_of("ab", [4, 4], arrival_s=[0, 0], reservation=["old", ""])
     with pytest.warns(UserWarning, match=r"which the run does not have: 1 \(old\); they run like any other"):
         assert completions(jobs, None) == pytest.approx([100, 100])
+
+
+class Idle:
+    """Starts no job."""
+
+    def schedule(self, snapshot: Any) -> Placement:
+        return Placement.nothing()
+
+
+@pytest.mark.parametrize("more", [{}, {"cadence": every_slot(3600)}])
+def test_a_daily_one_keeps_no_run_going_in_which_nothing_happens(more: dict[str, Any]) -> None:
+    daily = {"clean": {"hosts": 1, "end_s": 3600, "daily": True}}
+    with pytest.raises(StalledError, match="1 jobs wait for ever: the scheduler started none of them"):
+        completions(jobs_of("a", [1]), daily, Idle(), **more)  # type: ignore[arg-type]
+
+
+def test_a_daily_one_into_which_no_slot_falls_is_refused_if_a_job_belongs_to_it() -> None:
+    jobs = jobs_of("a", [4], reservation="short")
+    short = {"short": {"hosts": "m0", "start_s": 121, "end_s": 179, "daily": True}}
+    with pytest.raises(
+        InputError, match="job 0 belongs to reservation short, which is over each day before a decision"
+    ):
+        completions(jobs, short, cadence=every_slot(60))
+    assert completions(jobs, short) == pytest.approx([221])  # at its end it goes on
+    assert completions(jobs, short, cadence=every_slot(50)) == pytest.approx([250])
+
+
+def test_a_job_may_wait_for_many_single_ones_and_then_for_the_second_day_of_a_daily_one() -> None:
+    """All is closed for 30 days, each in a reservation of its own. Then b has m0 in the second hour of each day."""
+    closed = [Reservation(f"c{k}", 2, start_s=k * DAY_S, end_s=(k + 1) * DAY_S) for k in range(30)]
+    from_s = 30 * DAY_S
+    shift = Reservation("shift", ("m0",), start_s=from_s + 3600, end_s=from_s + 7200, users=("b",), daily=True)
+    between = Reservation("between", ("m0",), start_s=from_s + 7200, end_s=from_s + DAY_S + 3600)
+    rest = [Reservation("first", ("m0",), start_s=from_s, end_s=from_s + 3600), Reservation("m1", ("m1",), from_s)]
+    jobs = jobs_of("b", [4], duration_s=5400)
+    found = completions(jobs, [*closed, shift, between, *rest])
+    assert found == pytest.approx([from_s + DAY_S + 3600 + 1800])
+
+
+def test_a_quota_is_not_used_up_by_jobs_that_wait_for_a_reservation() -> None:
+    """Job 0 of a waits for m1 from 1,000 s on; job 1 of a is within the quota until then, and runs at once."""
+    jobs = jobs_of("aa", [4, 4], arrival_s=[0, 0], reservation=["night", ""])
+    night = {"night": {"hosts": "m1", "start_s": 1000, "end_s": 2000}}
+    assert completions(jobs, night, quotas={"a": 4}) == pytest.approx([1100, 100])
+    jobs = jobs_of("aa", [8, 4], arrival_s=[0, 1])  # nor by one that the hosts which are left do not hold
+    assert completions(jobs, {"repair": {"hosts": "m1", "end_s": 300}}, quotas={"a": 8}) == pytest.approx([400, 101])
+    long = jobs_of("aa", [4, 4], arrival_s=[0, 0], reservation=["night", ""], duration_s=[100, 1500])
+    assert completions(long, night, quotas={"a": 4}) == pytest.approx([1600, 1500])  # it holds when job 1 runs
+
+
+@pytest.mark.parametrize("scheduler", ["gavel_las", "gavel_ftf", "gavel_makespan"])
+def test_rounds_go_on_with_the_jobs_that_ran_in_a_reservation_when_it_is_over(scheduler: str) -> None:
+    """Job 0 of b runs on m1 when that is free for all at 100 s; it is in its round until 360 s, as those of others."""
+    jobs = jobs_of("baaaa", [4, 4, 4, 4, 4], arrival_s=[0, 0, 1, 2, 3], duration_s=2000)
+    policy = make(scheduler)
+    team = {"team": {"hosts": "m1", "end_s": 100, "users": "b"}}
+    session = Experiment.of(jobs, cluster="no_network(2)", reservations=team).session(policy)
+    session.run(policy, until_s=100.5)
+    column = policy._run.column  # type: ignore[attr-defined]
+    holds = session.ledger.book.held["n_workers"] > 0
+    assert holds.tolist() == [True, True, False, False, False]
+    assert ((column >= 0) == holds).all()
+    rows = session.run(policy, until_s=359)
+    assert not (rows["kind"] == Kind.PREEMPTED).any()
 
 
 # --- properties

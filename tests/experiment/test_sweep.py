@@ -22,6 +22,7 @@ from labkit.core.errors import InputError, SweepError
 from labkit.experiment import Grid, simulate, sweep
 from labkit.experiment.cell import EPOCH_STREAM
 from labkit.results import read_sweep
+from labkit.results.sweep_folder import SweepFolder
 from labkit.simulator import Faults
 from labkit.workloads import with_epoch_error
 from labkit.workloads.expressions import trace
@@ -427,3 +428,16 @@ def test_done_and_failed_cells_are_told_with_and_without_a_terminal(terminal, ca
 def test_quotas_of_a_sweep_are_told(tmp_path):
     with pytest.warns(Warning, match="quotas: each user 2 GPUs"):
         sweep(small(seeds=1, quotas="*=2"), folder=tmp_path / "s", workers=0, progress=False)
+
+
+def test_ctrl_c_while_a_row_is_written_counts_its_cell_as_done(tmp_path, monkeypatch):
+    def interrupted(_descriptor):
+        raise KeyboardInterrupt
+
+    with SweepFolder.open(tmp_path / "s", plan={"axes": {}, "meanings": {}}) as folder:
+        monkeypatch.setattr("labkit.results.sweep_folder.os.fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            folder.add({"cell": "a", "error": ""})
+        monkeypatch.undo()
+        assert list(folder.rows) == ["a"]
+        assert lines(tmp_path / "s") != []

@@ -38,6 +38,19 @@ def test_a_type_without_a_price_is_named(run):
         dollars(run, prices={"k80": 0.45})
 
 
+@pytest.mark.parametrize("scheduler", ["fifo", "gavel_cost"])
+def test_hosts_without_gpus_need_no_price(scheduler, tmp_path):
+    """The type of a host without GPUs is "gpu", of which nobody has a price: 4 V100 for an hour at $ 2.5."""
+    hosts = tmp_path / "hosts.toml"
+    of_each = "cpus = 16\nmemory_gb = 64\n"
+    hosts.write_text(
+        f'[[hosts]]\nname = "g"\ngpus = 4\ndevice_type = "v100"\n{of_each}[[hosts]]\nname = "c"\ngpus = 0\n{of_each}'
+    )
+    jobs = Jobs.of(arrival_s=[0], total_steps=3600, duration_s=3600, n_workers=4)
+    priced = compare(jobs, cluster=str(hosts), schedulers=[scheduler], prices={"v100": 2.5})
+    assert run_table(priced)["dollars"].tolist() == pytest.approx([10])
+
+
 def test_lateness_counts_from_arrival_for_those_who_have_an_slo(run):
     assert late_by_s(run).tolist() == pytest.approx([0, 3600, np.nan], nan_ok=True)
     assert late_by_s(run, slo_s=np.array([7200.0, 7200.0, 7200.0])).tolist() == pytest.approx([-3600, 0, 3600])

@@ -329,6 +329,8 @@ def test_the_reservation_of_a_job_is_read_from_text_json_a_table_and_labkits_own
     jobs = read(put(tmp_path, "export.txt", text))
     assert dict(zip(jobs.id, jobs.reservation, strict=True))["100"] == "night"
     assert sorted(set(jobs.reservation)) == ["", "night"]
+    jobs = read(put(tmp_path, "null.txt", text.replace("|\n", "|(null)\n")))
+    assert sorted(set(jobs.reservation)) == ["", "night"]
     first, second = SACCT_JSON["jobs"]
     told = {**SACCT_JSON, "jobs": [{**first, "reservation": {"id": 3, "name": "night"}}, {**second, "reservation": {}}]}
     assert read(put(tmp_path, "x.json", told)).reservation.tolist() == ["night", ""]

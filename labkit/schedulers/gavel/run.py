@@ -95,7 +95,8 @@ class RoundState:
         self.round_speed = self.speed if self.aware_rounds else (self.speed > 0).astype(np.float64)
         self.shared = _shared(profile, self.type_of) if options.space_sharing else None
         self.n_gpus = np.where(table.gpus > 0, table.gpus, NO_GPU)
-        self.price = prices_of(cluster.device_types, options.prices, policy=options.policy)
+        none = dict.fromkeys(set(cluster.device_types) - set(cluster.gpu_types), 1.0)  # any price: nothing runs there
+        self.price = prices_of(cluster.device_types, none | dict(options.prices), policy=options.policy)
         self.share, self.lag_s = np.zeros_like(self.speed), np.zeros_like(self.speed)
         if not self.aware_rounds:  # a job that fits anywhere begins anywhere, not where its share is largest
             each = np.arange(self.speed.size, dtype=np.int32)
@@ -115,13 +116,11 @@ class RoundState:
         self.number = snapshot.number
         self._relaxed: list[int] = []
         self._told: set[int] = set()
-        self._adopt(snapshot)
         self.fill = getattr(options.policy, "fill", True) if options.fill is None else options.fill
         self.rounds = options.published and published_rounds(n, cluster.device_types, options)
 
-    def _adopt(self, snapshot: Snapshot) -> None:
-        """Note in which column each job is that runs already: a run may be taken over on its way."""
-        jobs = snapshot.jobs.number
+    def _adopt(self, snapshot: Snapshot, jobs: Ints) -> None:
+        """Note in which column those of some jobs are that run: others may have started them, as in a reservation."""
         running = jobs[snapshot.holds(jobs)]
         if not len(running):
             return
@@ -175,6 +174,7 @@ class RoundState:
             self.typical_speed = self._typical_speed()
         jobs = snapshot.jobs.number
         if not np.array_equal(jobs, self.jobs):
+            self._adopt(snapshot, jobs[~np.isin(jobs, self.jobs)])
             self.jobs, self.stale = jobs, True
         return self.stale
 

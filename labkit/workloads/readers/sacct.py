@@ -84,7 +84,8 @@ def _columns(table: TraceTable, which: Bools) -> pd.DataFrame:
     rows["cpus"] = _first_number(table, ("AllocCPUS", "NCPUS", "ReqCPUS"))
     rows["restarts"] = _first_number(table, ("Restarts",))
     rows["priority"] = np.nan_to_num(_first_number(table, ("Priority",)))
-    rows["reservation"] = names_of(frame["Reservation"]) if "Reservation" in given else ""
+    kept = names_of(frame["Reservation"]) if "Reservation" in given else [""] * len(frame)
+    rows["reservation"] = [name.removeprefix("(null)") for name in kept]
     rows["user"] = _first_name(frame, ("User", "Account", "UID", "Partition"), otherwise="user")
     rows["model"] = _first_name(frame, ("JobName",), otherwise="job")
     return _with_resources(rows[which], table)
