@@ -150,8 +150,9 @@ class Snapshot:
     def measured_tasks(self, jobs: Ints | None = None) -> TaskMeasures:
         """Return what was measured last of single tasks of some jobs, all active ones by default.
 
-        A simulation tells of a task only where it differs from the others of its role; machines tell of all. What was
-        told is forgotten when a job is placed anew, and of what is repaired.
+        A simulation tells of a task only where it differs from the others of its role or has no others, in runs with
+        troubles or growing memory; machines tell of all. What was told is forgotten when a job is placed anew, and of
+        what is repaired.
         """
         asked = self.jobs.number if jobs is None else jobs
         return self._fresh().use.of_tasks(asked.tolist())

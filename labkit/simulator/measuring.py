@@ -125,7 +125,8 @@ class DetailedMeasuring:
         """Return what is measured of running jobs.
 
         Of each job, role and quantity a row of all tasks. Then rows of single tasks: of all tasks of a role where some
-        are slower than others, else of those that use another amount or have another load than most.
+        are slower than others, else of those that use another amount or have another load than most, and of a task
+        that has no others beside it.
 
         Parameters
         ----------
@@ -200,7 +201,7 @@ def _differing(values: Mapping[Quantity, Floats], each: EachTask) -> Bools:
         differs |= other
         if quantity == Quantity.COMPUTE_S:
             slow = np.repeat(np.maximum.reduceat(other, begins), sizes)
-    return differs | slow
+    return differs | slow | (np.repeat(sizes, sizes) == 1)
 
 
 ALIKE: Final = 1e-9

@@ -191,9 +191,6 @@ class Dlrover:
         suspects, final = sight.told_apart.copy(), dict[int, int]()
         may_grow = self.rules.n_more > 0 and turn.spare_cores > 0
         jobs = sight.running.job.tolist()
-        for i in np.flatnonzero(sight.only_worker & ~suspects).tolist():
-            state = turn.states.get(jobs[i])
-            suspects[i] = state is not None and sight.slowed(i, state.watch.worker, state.plan, self.rules)
         for i in np.flatnonzero(sight.idle(self.rules) & ~suspects).tolist() if may_grow else ():
             state = turn.states.get(jobs[i])
             if state is None or state.stage is not Stage.FINAL or (Trouble.IDLE, -1) in state.watch.told:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -129,11 +129,6 @@ class Sight:
         gb = np.where(declared, np.nan, self._memory)
         return list(zip(self.steps.tolist(), gb.tolist(), part.tolist(), strict=True))
 
-    @property
-    def only_worker(self) -> Bools:
-        """Which jobs have one worker, of which it is known how long it computes, (J,)."""
-        return np.asarray((self.running.n_workers == 1) & (self._compute_s > 0))
-
     def idle(self, rules: Rules) -> Bools:
         """Return which jobs have servers that use too few of their cores, (J,)."""
         busiest = self._used[:, Role.PS] * np.fmax(self._load, 1 / self.running.n_ps) / self._most[:, Role.PS]
@@ -156,14 +151,7 @@ class Sight:
         if len(tasks) == n:
             used, load, compute_s = (_middle([getattr(t, q) for t in tasks]) for q in ("used", "load", "compute_s"))
             return tasks, Task(-1, limit, used, load, compute_s)
-        usual = self._usual(i, role, n - len(tasks), limit, tasks)
-        return ((replace(usual, number=0),) if (role, n) == (Role.WORKER, 1) else tasks), usual
-
-    def slowed(self, i: int, former: Task | None, plan: Plan, rules: Rules) -> bool:
-        """Tell whether the only worker of a job may have become slow, or has other cores than what is known of it."""
-        if former is None or former.limit != plan.worker_cores:
-            return True
-        return former.compute_s <= rules.slow_pace * float(self._compute_s[i])
+        return tasks, self._usual(i, role, n - len(tasks), limit, tasks)
 
     def _usual(self, i: int, role: Role, n: int, limit: float, others: tuple[Task, ...]) -> Task:
         """Return what the n tasks of a role of a job have in common of which nothing of their own is told."""
