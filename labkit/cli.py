@@ -25,11 +25,11 @@ from labkit.cli_watch import watch
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.core.raised import raised_at
+from labkit.experiment import simulation_options as given
 from labkit.experiment.command import Interference, Quotas, Reserved, attach
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.train_command import train
-from labkit.experiment.truth_options import AnyType, Checkpoint, Published, Sharding, TooLarge, Troubles, overheads_of
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
@@ -138,40 +138,25 @@ def compare(
         ),
     ] = DEMO_SCHEDULERS,
     cluster: Cluster = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(help="Of a testbed, from `labkit profile`: its hosts, speeds and overheads.", metavar="FILE"),
-    ] = None,
-    throughputs: Annotated[
-        Path | None,
-        typer.Option(
-            help="Speeds: a CSV by model, gpus and type, or by type alone; Gavel's JSON; a table by (PS, workers)."
-        ),
-    ] = None,
-    speed: Annotated[
-        str,
-        typer.Option(
-            help="auto, bottleneck, dl2, flops (a guess), gavel, measured, step-time, recorded, or own: file.py:Class."
-        ),
-    ] = "auto",
+    profile: given.TestbedProfile = None,
+    throughputs: given.Throughputs = None,
+    speed: given.Speed = "auto",
     interference: Interference = "none",
     quotas: Quotas = None,
     reservations: Reserved = None,
-    load: Annotated[float, typer.Option(help="2: jobs arrive twice as fast.")] = 1.0,
-    slot: Annotated[float | None, typer.Option(help="Decide every so many seconds, instead of at every event.")] = None,
-    first: Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)] = None,
-    drop_too_large: TooLarge = False,
-    any_type: AnyType = False,
-    format: Annotated[
-        str | None, typer.Option(help="The trace's format, where it cannot be told from the file.")
-    ] = None,
-    start: Annotated[float, typer.Option(help="Seconds that a first start takes.")] = 0.0,
-    restart: Annotated[float, typer.Option(help="Seconds that a restart from a checkpoint takes.")] = 0.0,
-    rescale: Annotated[float, typer.Option(help="Seconds that a change of a running gang takes.")] = 0.0,
-    overheads: Published = None,
-    troubles: Troubles = "none",
-    sharding: Sharding = "dynamic",
-    checkpoint: Checkpoint = 0.0,
+    load: given.Load = 1.0,
+    slot: given.Slot = None,
+    first: given.First = None,
+    drop_too_large: given.TooLarge = False,
+    any_type: given.AnyType = False,
+    format: given.Format = None,
+    start: given.Start = 0.0,
+    restart: given.Restart = 0.0,
+    rescale: given.Rescale = 0.0,
+    overheads: given.Published = None,
+    troubles: given.Troubles = "none",
+    sharding: given.Sharding = "dynamic",
+    checkpoint: given.Checkpoint = 0.0,
     seed: Annotated[int, typer.Option(help="Of a generated trace, and of the simulator.", min=0)] = 0,
     seeds: Annotated[
         str | None,
@@ -187,7 +172,7 @@ def compare(
         str | None,
         typer.Option(help="Dollars per GPU and hour: v100=2.48,a100=3.2, or a file of such lines.", metavar="PRICES"),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse throughputs that were not measured.")] = False,
+    strict: given.Strict = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and scheduler.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")] = None,
     runs: Annotated[
@@ -213,21 +198,16 @@ def compare(
         return
     if workers is not None:
         raise typer.BadParameter("--workers goes with --seeds N.")
-    import numpy as np
-
-    from labkit.experiment.cadence import every_slot
     from labkit.experiment.prices_option import prices_of
-    from labkit.workloads.expressions import trace as jobs_of
 
-    jobs = jobs_of(trace, seed=seed, format=format)
-    jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
+    jobs = given.first_jobs(trace, seed=seed, format=format, first=first)
     options: dict[str, Any] = {
         "profile": profile, "speed": speed, "throughputs": throughputs, "strict": strict, "seed": seed, "load": load,
         "interference": interference, "any_type": any_type, "quotas": quotas, "reservations": reservations,
         "prices": None if prices is None else prices_of(prices),
-        "overheads": overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale),
+        "overheads": given.overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale),
         "troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint, "drop_too_large": drop_too_large,
-        "cadence": None if slot is None else every_slot(slot),
+        "cadence": given.cadence_of(slot),
     }  # fmt: skip
     _compare(
         jobs, cluster=cluster, schedulers=schedulers, report=report, command=sys.argv, options=options,

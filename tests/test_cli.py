@@ -48,6 +48,18 @@ def test_estimated_throughputs_are_told_once_in_one_line(tmp_path):
     assert done.stderr.startswith("labkit: no measured throughput on 2 GPUs: A3C")
 
 
+def test_simulate_takes_what_compare_takes_and_says_the_same(tmp_path):
+    given = ("poisson(40, per_hour=60)", "--cluster", "demo", "--load", "2", "--first", "30", "--seed", "3", "--json")
+    given += ("--slot", "600", "--start", "20", "--restart", "40", "--rescale", "10")
+    compared = labkit("compare", *given, "--schedulers", "las", cwd=tmp_path)
+    simulated = labkit("simulate", *given, "--scheduler", "las", cwd=tmp_path)
+    assert simulated.returncode == 0, simulated.stderr
+    one, other = json.loads(compared.stdout), json.loads(simulated.stdout)
+    assert other["n_jobs"] == 30
+    same = ("mean_jct_s", "makespan_s", "n_preemptions", "utilisation")
+    assert {key: other[key] for key in same} == {key: one[key] for key in same}
+
+
 def test_load_2_makes_jobs_arrive_twice_as_fast(tmp_path):
     makespans = []
     for factor in ("1", "4"):

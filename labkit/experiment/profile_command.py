@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from labkit.experiment import simulation_options as given
 from labkit.experiment.command import AsJson, Interference, Inventory, Quotas, Reserved, Runs, tell
-from labkit.experiment.truth_options import AnyType, Checkpoint, Published, Sharding, TooLarge, Troubles
 
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
 
@@ -17,24 +17,31 @@ Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit 
 def simulate(
     trace: Trace,
     scheduler: Annotated[str, typer.Option(help="A name, with options in brackets: drf(placer=pack).")] = "optimus",
-    profile: Annotated[
-        Path | None,
-        typer.Option(help="Of a testbed, from `labkit profile`: its hosts, speeds and overheads.", metavar="FILE"),
-    ] = None,
+    profile: given.TestbedProfile = None,
     cluster: Annotated[
         str | None, typer.Option(help="Another cluster than the profile's: a preset, an expression, or hosts.toml.")
     ] = None,
+    throughputs: given.Throughputs = None,
+    speed: given.Speed = "auto",
     interference: Interference = "none",
     quotas: Quotas = None,
     reservations: Reserved = None,
-    overheads: Published = None,
-    troubles: Troubles = "none",
-    sharding: Sharding = "dynamic",
-    checkpoint: Checkpoint = 0.0,
-    drop_too_large: TooLarge = False,
-    any_type: AnyType = False,
+    load: given.Load = 1.0,
+    slot: given.Slot = None,
+    first: given.First = None,
+    format: given.Format = None,
+    start: given.Start = 0.0,
+    restart: given.Restart = 0.0,
+    rescale: given.Rescale = 0.0,
+    overheads: given.Published = None,
+    troubles: given.Troubles = "none",
+    sharding: given.Sharding = "dynamic",
+    checkpoint: given.Checkpoint = 0.0,
+    drop_too_large: given.TooLarge = False,
+    any_type: given.AnyType = False,
+    strict: given.Strict = False,
     runs: Runs = Path("runs"),
-    seed: Annotated[int, typer.Option(help="Of the simulator.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of a generated trace, and of the simulator.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Simulate one scheduler on a trace, and keep the run."""
@@ -46,10 +53,12 @@ def simulate(
 
     shown = not as_json and sys.stderr.isatty()
     record = run(
-        trace, cluster=cluster, scheduler=scheduler, profile=profile, runs=runs, seed=seed, progress=shown,
-        interference=interference, troubles=troubles, sharding=sharding, checkpoint_s=checkpoint,
-        quotas=quotas, reservations=reservations, drop_too_large=drop_too_large, overheads=overheads,
-        any_type=any_type,
+        given.first_jobs(trace, seed=seed, format=format, first=first), cluster=cluster, scheduler=scheduler,
+        profile=profile, speed=speed, throughputs=throughputs, strict=strict, seed=seed, load=load,
+        interference=interference, troubles=troubles, sharding=sharding, checkpoint_s=checkpoint, quotas=quotas,
+        reservations=reservations, drop_too_large=drop_too_large, any_type=any_type, cadence=given.cadence_of(slot),
+        overheads=given.overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale), runs=runs,
+        progress=shown,
     )  # fmt: skip
     tell(record, runs=runs, as_json=as_json)
 
