@@ -56,8 +56,16 @@ def test_simulate_takes_what_compare_takes_and_says_the_same(tmp_path):
     assert simulated.returncode == 0, simulated.stderr
     one, other = json.loads(compared.stdout), json.loads(simulated.stdout)
     assert other["n_jobs"] == 30
-    same = ("mean_jct_s", "makespan_s", "n_preemptions", "utilisation")
+    same = ("mean_jct_s", "makespan_s")
     assert {key: other[key] for key in same} == {key: one[key] for key in same}
+
+
+def test_compare_charges_what_a_profile_has_measured_of_starts_and_changes(tmp_path):
+    given = (str(DEMO.with_name("testbed.csv")), "--profile", str(DEMO.with_name("testbed-profile.json")), "--json")
+    compared = json.loads(labkit("compare", *given, "--schedulers", "optimus", cwd=tmp_path).stdout)
+    simulated = json.loads(labkit("simulate", *given, "--scheduler", "optimus", cwd=tmp_path).stdout)
+    free = json.loads(labkit("compare", *given, "--schedulers", "optimus", "--start", "1e-9", cwd=tmp_path).stdout)
+    assert compared["mean_jct_s"] == simulated["mean_jct_s"] > free["mean_jct_s"]
 
 
 def test_load_2_makes_jobs_arrive_twice_as_fast(tmp_path):

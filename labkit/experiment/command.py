@@ -56,7 +56,7 @@ Reserved = Annotated[
     Path | None,
     typer.Option(
         "--reservations",
-        help="Hosts that are kept for some users, or for none, from a start to an end: a TOML file, with a table "
+        help="Hosts that are kept for some users, or for none, from a start to an end: a TOML file with a table "
         "reservation.NAME for each.",
         metavar="FILE",
     ),

@@ -53,7 +53,7 @@ Published = Annotated[
 
 
 def overheads_of(name: str | None, *, start_s: float = 0.0, restart_s: float = 0.0, rescale_s: float = 0.0) -> Any:
-    """Return overheads as a paper tells them, or of so many seconds each.
+    """Return overheads as a paper tells them, or of so many seconds each; None: none are given, a profile may have some.
 
     Raises
     ------
@@ -63,9 +63,10 @@ def overheads_of(name: str | None, *, start_s: float = 0.0, restart_s: float = 0
     from labkit.core.errors import InputError
     from labkit.simulator import Overheads
 
+    given = bool(start_s or restart_s or rescale_s)
     if name is None:
-        return Overheads(start_s=start_s, restart_s=restart_s, rescale_s=rescale_s)
-    if start_s or restart_s or rescale_s:
+        return Overheads(start_s=start_s, restart_s=restart_s, rescale_s=rescale_s) if given else None
+    if given:
         raise InputError(f"--overheads {name} and --start, --restart or --rescale are given; expected one of them.")
     return Overheads.published(name)
 

@@ -201,7 +201,8 @@ def _differing(values: Mapping[Quantity, Floats], each: EachTask) -> Bools:
         differs |= other
         if quantity == Quantity.COMPUTE_S:
             slow = np.repeat(np.maximum.reduceat(other, begins), sizes)
-    return differs | slow | (np.repeat(sizes, sizes) == 1)
+    alone: Bools = np.repeat(sizes, sizes) == 1
+    return differs | slow | alone
 
 
 ALIKE: Final = 1e-9
