@@ -53,7 +53,7 @@ Published = Annotated[
 
 
 def overheads_of(name: str | None, *, start_s: float = 0.0, restart_s: float = 0.0, rescale_s: float = 0.0) -> Any:
-    """Return overheads as a paper tells them, or of so many seconds each; None: none are given, a profile may have some.
+    """Return overheads as a paper tells them, or of so many seconds each; None: none given, so that a profile counts.
 
     Raises
     ------
