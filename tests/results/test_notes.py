@@ -117,6 +117,9 @@ def test_that_no_job_ever_waited_is_told_once():
     assert not any(
         "waited" in note for note in notes(compare(SHORT, cluster="no_network(1)", schedulers=["fifo", "srtf"]))
     )
+    grown = compare("poisson(1, per_hour=1)", cluster="demo", schedulers=["fifo", "drf"])
+    assert grown[0].summary["mean_jct_s"] > 1.1 * grown[1].summary["mean_jct_s"]
+    assert any("differ only by the gangs and places that they give" in note for note in notes(grown))
 
 
 def test_arrivals_that_are_not_as_in_the_trace_are_told_wherever_the_trace_is_named(tmp_path):
