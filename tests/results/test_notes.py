@@ -118,7 +118,7 @@ def test_that_no_job_ever_waited_is_told_once():
         "waited" in note for note in notes(compare(SHORT, cluster="no_network(1)", schedulers=["fifo", "srtf"]))
     )
     grown = compare("poisson(1, per_hour=1)", cluster="demo", schedulers=["fifo", "drf"])
-    assert grown[0].summary["mean_jct_s"] > 1.1 * grown[1].summary["mean_jct_s"]
+    assert grown[1].summary["mean_jct_s"] > 1.1 * grown[0].summary["mean_jct_s"]  # drf does not keep the asked gang
     assert any("differ only by the gangs and places that they give" in note for note in notes(grown))
 
 
