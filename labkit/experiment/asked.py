@@ -61,17 +61,21 @@ def schedulers_of(given: Any) -> list[Scheduler | str]:
     Raises
     ------
     InputError
-        If there is none, one is named twice, or it is no list.
+        If there is none, or it is no list.
     """
     chosen = split_names(given) if isinstance(given, str) else [given] if hasattr(given, "schedule") else given
     if not isinstance(chosen, Iterable):
         raise InputError(f"schedulers is a {type(given).__name__}; expected a list of names or schedulers.")
     if not (found := list(chosen)):
         raise InputError("no scheduler is named; name at least one, e.g. fifo,srtf.")
-    names = [label or plain for label, plain in (labelled(part) for part in found if isinstance(part, str))]
+    return found
+
+
+def refuse_twice(schedulers: Iterable[Scheduler | str]) -> None:
+    """Raise if two schedulers to compare have one name."""
+    names = [label or plain for label, plain in (labelled(part) for part in schedulers if isinstance(part, str))]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"scheduler has '{twice}' twice; name it once, or give the two different labels: a={twice}.")
-    return found
 
 
 def refuse_unknown(options: Iterable[str], *, known: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.life import Traits
 from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.core.resources import Bools
-from labkit.experiment.asked import jobs_of, refuse_no_flag, refuse_unpriced, schedulers_of, seed_of
+from labkit.experiment.asked import jobs_of, refuse_no_flag, refuse_twice, refuse_unpriced, schedulers_of, seed_of
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.fitting import without_too_large
 from labkit.experiment.session import Session
@@ -67,11 +67,12 @@ def compare(
     Raises
     ------
     InputError
-        If a scheduler is not known, before anything is simulated.
+        If a scheduler is not known, or named twice, before anything is simulated.
     ComparisonError
         If a scheduler fails, after all others have been simulated; its `records` are theirs.
     """
     chosen = schedulers_of(schedulers)
+    refuse_twice(chosen)
     given = options.pop("prices", None)
     prices = given or next(
         (known for known in (Traits.of(named(scheduler)[0]).pays for scheduler in chosen) if known), None
