@@ -19,10 +19,12 @@ from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.experiment import Session, deploy
 from labkit.notebook import live_deploy
+from labkit.testbed.errors import OverdueError, ShellError
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.laptop import Bed
 from labkit.testbed.laptop.processes import await_that, process
 from labkit.testbed.run.backend import SshBackend
+from labkit.testbed.ssh.command import RemoteCommand
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.upkeep import gc
 from tests.testbed import trouble
@@ -269,3 +271,26 @@ def test_gc_removes_runs_with_all_they_left_and_nothing_beside_them(own_folder: 
         assert sorted(path.name for path in runs.iterdir()) == ["copy", "mine", "notes.txt"]
         assert all(path.read_text() == "years" for path in foreign)
         assert not list((up.home("h0") / ".labkit/runs").iterdir())
+
+
+class _Gone:
+    """A transport whose connection ends while a channel is open, and the channel."""
+
+    def open_session(self, **_: object) -> _Gone:
+        return self
+
+    def exec_command(self, _: str) -> None:
+        raise ShellError("the shell wrote too much")
+
+    def close(self) -> None:
+        raise EOFError
+
+
+def test_a_connection_that_ends_meanwhile_hides_no_error_of_a_command() -> None:
+    """paramiko raises EOFError where a channel is closed after its connection has ended."""
+    command = RemoteCommand(_Gone(), ["true"])  # type: ignore[arg-type]
+    command.open(timeout_s=1)
+    with pytest.raises(ShellError, match="wrote too much"):
+        command.run(timeout_s=60)
+    with pytest.raises(OverdueError, match="no time left"):
+        command.run(timeout_s=0)

@@ -15,6 +15,7 @@ from typing import Any
 import paramiko
 
 from labkit.testbed.errors import CutError, HostError, OverdueError
+from labkit.testbed.ssh.closing import close
 from labkit.testbed.ssh.frames import readable
 from labkit.testbed.ssh.shell import Opening, for_any_shell
 
@@ -118,7 +119,7 @@ class RemoteCommand:
             If its output is larger than `MOST_BYTES`.
         """
         if timeout_s <= 0:
-            self._channel.close()
+            close(self._channel)
             raise OverdueError(f"there was no time left for the command ({timeout_s:g} s); it was not begun.")
         channel, until_s = self._channel, time.monotonic() + timeout_s
         watchdog = threading.Timer(timeout_s + 6 * GRACE_S, _cut, (self.transport,))  # a server that hangs, too
@@ -137,7 +138,7 @@ class RemoteCommand:
             raise CutError(f"the connection broke while the command ran ({error or type(error).__name__}).") from None
         finally:
             watchdog.cancel()
-            channel.close()
+            close(channel)
 
     def _feed(self, stdin: bytes | Iterable[bytes]) -> None:
         """Send the command's input, while its output is read."""

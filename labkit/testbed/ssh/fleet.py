@@ -17,6 +17,7 @@ from labkit.testbed.errors import CutError, HostError, ShellError
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.ssh import files
 from labkit.testbed.ssh.answers import Answers, HostAnswer
+from labkit.testbed.ssh.closing import close
 from labkit.testbed.ssh.command import RemoteCommand, StopRequest
 from labkit.testbed.ssh.connect import CONNECT_S, SshConnection
 from labkit.testbed.ssh.parallel import awaited
@@ -193,10 +194,10 @@ class Fleet:
         try:
             return RemoteStream(channel, argv, host=link.machine.name)
         except ShellError:
-            channel.close()
+            close(channel)
             raise
         except (paramiko.SSHException, EOFError, OSError) as error:
-            channel.close()
+            close(channel)
             raise CutError(f"host {link.machine.name}: the program could not be started ({error}).") from None
 
     def _begin(self, machine: Machine, words: Command, **options: Any) -> RemoteCommand:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import paramiko
 
 from labkit.testbed.errors import ShellError
+from labkit.testbed.ssh.closing import close
 from labkit.testbed.ssh.shell import Opening
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class RemoteStream(io.RawIOBase):
     def close(self) -> None:
         """Close the stream; the program sees the end of its input."""
         if not self.closed:
-            self._channel.close()
+            close(self._channel)
         super().close()
 
     def _drain(self) -> None:
