@@ -35,6 +35,15 @@ def labelled(text: str) -> tuple[str | None, str]:
     return (found[1], found[2].strip()) if found else (None, text)
 
 
+def without_seed(trace: str) -> str:
+    """Return the name of a trace without the seed that it was generated with.
+
+    >>> without_seed("poisson(8, per_hour=30) seed 3"), without_seed("demo")
+    ('poisson(8, per_hour=30)', 'demo')
+    """
+    return trace.rpartition(" seed ")[0] or trace
+
+
 def none_told(value: object) -> str:
     """Return a value of a table as text; pandas makes NaN of None.
 

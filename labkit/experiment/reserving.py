@@ -116,7 +116,7 @@ class ReservationControl:
     def brings_more(self, now_s: float, *, quiet_since_s: float) -> bool:
         """Tell whether hosts become free or reserved that a run in which nothing happens has not yet seen so.
 
-        Daily reservations go on for ever: what nobody did in `QUIET_DAYS` of them, nobody will ever do.
+        Daily reservations go on for ever: what has not happened in `QUIET_DAYS` of them will not happen later.
         """
         if any(math.isfinite(one.next_turn_s(now_s)) for one in self._each if not one.daily):
             return True

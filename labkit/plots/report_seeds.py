@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from labkit.core.text import time_unit
+from labkit.core.text import time_unit, without_seed
 from labkit.plots import page
 from labkit.plots.sweep import plot_sweep
 from labkit.results.bound import BOUND_LABEL
@@ -51,15 +51,6 @@ def _setting(info: RunInfo) -> str:
     """Return what must be the same in runs whose seeds are compared, as text."""
     told = [without_seed(info.trace), info.cluster, info.backend, *(info.config.get(name) for name in OF_RUN)]
     return json.dumps(told, sort_keys=True, default=str)
-
-
-def without_seed(trace: str) -> str:
-    """Return the name of a trace without the seed that it was generated with.
-
-    >>> without_seed("poisson(8, per_hour=30) seed 3"), without_seed("demo")
-    ('poisson(8, per_hour=30)', 'demo')
-    """
-    return trace.rpartition(" seed ")[0] or trace
 
 
 def _bound(record: RunRecord) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def _note(part: pd.DataFrame, setting: dict[str, object]) -> str:
     names = ", ".join(dict.fromkeys(part["scheduler"]))
     where = " with " + ", ".join(f"{key} {none_told(value)}" for key, value in setting.items()) if setting else ""
     queued_s = part["mean_queueing_s"] if "mean_queueing_s" in part else part["mean_jct_s"]
-    waited = "" if (queued_s > 0).any() else " (no job ever waited)"
-    return f"{names} gave identical results on every {pairs_called(part)}{where}{waited}" + (
-        "" if (queued_s > 0).any() else ": more load (--load, --set load=2) or a smaller cluster would tell them apart"
-    )
+    told = f"{names} gave identical results on every {pairs_called(part)}{where}"
+    if (queued_s > 0).any():
+        return told
+    return f"{told} (no job ever waited): more load (--load, --set load=2) or a smaller cluster would tell them apart"

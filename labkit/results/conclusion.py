@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.core.text import human_s, time_unit
+from labkit.core.text import human_s, time_unit, without_seed
 from labkit.results.alike import alike
 from labkit.results.bound import BOUND_LABEL, bound_jct_s
 from labkit.results.comparison import labels
@@ -119,7 +119,7 @@ def one_run_each(records: Sequence[RunRecord], *, base: str | None = None) -> li
 
 def _more(record: RunRecord) -> str:
     """Return what would tell more: other seeds of a generated trace; a trace from a file has none."""
-    if is_generated((record.info.trace or record.jobs.name).rpartition(" seed ")[0]):
+    if is_generated(without_seed(record.info.trace or record.jobs.name)):
         return "--seeds 10 would tell"
     return "the same comparison on the trace of another period would tell"
 
