@@ -59,11 +59,12 @@ def prices_of(record: RunRecord) -> dict[str, float]:
 
 
 def bills(records: Sequence[RunRecord]) -> list[float]:
-    """Return what each run cost: at its own prices, else at those of the first run that has some; NaN: no prices."""
+    """Return what each run cost, at its own prices, else those of the first run that has some; NaN: none, or no GPUs."""
     known = [prices_of(record) for record in records]
     usual = next((prices for prices in known if prices), {})
     return [_bill(record, own or usual) for record, own in zip(records, known, strict=True)]
 
 
 def _bill(record: RunRecord, prices: Mapping[str, float]) -> float:
-    return dollars(record, prices=prices) if set(record.cluster.gpu_types) <= set(prices) else np.nan
+    types = record.cluster.gpu_types
+    return dollars(record, prices=prices) if types and set(types) <= set(prices) else np.nan

@@ -14,6 +14,7 @@ from labkit.plots.cost import cost_table, dollars, late_by_s, plot_cost
 from labkit.plots.device_types import gpu_hours, plot_gpu_hours
 from labkit.plots.theme import offline_renderer
 from labkit.results import run_table
+from labkit.results.cost import bills
 from labkit.topology import no_network
 from labkit.workloads import gavel_jobs
 
@@ -105,6 +106,11 @@ def test_gpu_hours_of_each_type_come_to_what_jobs_held(priced):
     cheapest = told[(told["scheduler"] == "gavel_cost") & (told["device_type"] == "v100")]
     assert cheapest["gpu_h"].item() == 0, "at these prices a V100 never pays"
     assert "GPU-hours" in offline_renderer(plot_gpu_hours(told).to_dict())["image/svg+xml"]
+
+
+def test_a_cluster_without_gpus_has_no_costs():
+    runs = compare("dlrover-small", cluster="dlrover-512", schedulers=["static"])
+    assert np.isnan(bills(runs)).all()
 
 
 def test_prices_are_read_as_they_are_typed_and_from_a_file(tmp_path):
