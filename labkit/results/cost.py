@@ -59,7 +59,7 @@ def prices_of(record: RunRecord) -> dict[str, float]:
 
 
 def bills(records: Sequence[RunRecord]) -> list[float]:
-    """Return what each run cost, at its own prices, else those of the first run that has some; NaN: none, or no GPUs."""
+    """Return what each run cost, at its own prices, else those of the first run that has some; NaN: none or no GPUs."""
     known = [prices_of(record) for record in records]
     usual = next((prices for prices in known if prices), {})
     return [_bill(record, own or usual) for record, own in zip(records, known, strict=True)]
