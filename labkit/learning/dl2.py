@@ -32,7 +32,7 @@ USUAL_SLOTS: Final = 80
 """Of an episode, for which there is room at first."""
 MOST_BETTER: Final = 4.0
 """Branches are better or worse by at most so many standard deviations, for learning."""
-LEAST_SPREAD: Final = 0.01
+LEAST_SPREAD: Final = 0.001
 """Of speeds around their coefficients."""
 FEWEST_GANGS: Final = 2 * len(THETA)
 """Of a model, for coefficients that do not give its speeds back."""

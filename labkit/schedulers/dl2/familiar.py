@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import log
 
 import numpy as np
 
@@ -23,9 +22,9 @@ class Familiar:
 
     A policy knows how fast its models are by heart, so one that was trained on other speeds gives tasks to the wrong
     jobs. It carries a smooth fit f of each model's speeds in training, and their spread b around it. A gang that showed
-    a mean log speed y in n observations counts as |y - log f| / s + log 2s, minus the logarithm of a Laplace density;
-    s^2 = b^2 + e^2 / n, and e is the scatter of observations of one gang: a speed that varies from slot to slot is no
-    sign of a rugged table. The policy with the smallest mean over gangs decides, the first one until something is
+    a mean log speed y in n observations counts as (y - log f)^2 / v + log v, as in the logarithm of a normal density;
+    v = 2 b^2 + e^2 / n, and e^2 is the variance of observations of one gang: a speed that varies from slot to slot is
+    no sign of a rugged table. The policy with the smallest mean over gangs decides, the first one until something is
     observed.
 
     Attributes
@@ -78,5 +77,5 @@ class Familiar:
             return np.nan
         k, model, n_ps, n_workers = np.array(known).T
         fitted = -np.log((terms(n_ps, n_workers, batch=1.0) * theta[model]).sum(axis=1))
-        scale = np.sqrt(spread[model] ** 2 + noise[k])
-        return float((np.abs(mean[k] - fitted) / scale + np.log(scale)).mean()) + log(2)
+        variance = 2 * spread[model] ** 2 + noise[k]
+        return float(((mean[k] - fitted) ** 2 / variance + np.log(variance)).mean())
