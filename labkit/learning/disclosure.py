@@ -144,6 +144,6 @@ def _readable(metadata: Mapping[str, str], shared: str, fault: str) -> str:
     rest = (
         "What else its tensors hold is not known: no policy here takes it."
         if fault
-        else "Its network holds no single job or measurement, but what it decides depends on all of them."
+        else "No job or measurement is stored in it as such, but what its network decides depends on all of them."
     )
     return f"Whoever has this file can read: {found}. {rest}"
