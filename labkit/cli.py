@@ -13,7 +13,7 @@ import typer
 
 from labkit import cli_help, cli_new, cli_renamed, cli_runs, early, release
 from labkit.cli_compared import usual_cluster
-from labkit.cli_data import clusters, schedulers, traces
+from labkit.cli_data import clusters, schedulers, traces, weights
 from labkit.cli_deploy import deploy
 from labkit.cli_doctor import doctor
 from labkit.cli_figure import figure
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.add_typer(traces, name="traces")
+app.add_typer(weights, name="weights")
 traces.command("import")(traces_import)
 app.command()(clusters)
 app.command()(schedulers)

@@ -1,15 +1,22 @@
-"""`labkit traces`, `labkit clusters`, `labkit schedulers`: what there is to simulate."""
+"""`labkit traces`, `labkit clusters`, `labkit schedulers`, `labkit weights`: what there is to simulate."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labkit import cli_help
+from labkit.core.text import printable
 
+if TYPE_CHECKING:
+    from labkit.learning.disclosure import TensorSummary
+
+weights = typer.Typer(help="Show what files of trained policies hold.", no_args_is_help=True)
 traces = typer.Typer(help="Describe, list and download traces of jobs.", no_args_is_help=True)
 Trace = Annotated[
     Path, typer.Argument(help="A file, a name of `labkit traces list`, or a generator.", autocompletion=cli_help.traces)
@@ -78,3 +85,46 @@ def traces_list() -> None:
     print("public, by `labkit traces fetch NAME`, and from then on by name too:")
     for name, trace in PUBLIC.items():
         print(f"  {name:20} {trace}{' (fetched)' if kept(name) is not None else ''}")
+
+
+@weights.command("show")
+def weights_show(
+    name: Annotated[
+        str, typer.Argument(help="A .safetensors file, or weights that come with labkit.", metavar="FILE|NAME")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """List what a trained policy's file holds, and what of its training's data others can read from it."""
+    from dataclasses import asdict
+
+    from labkit.learning.disclosure import METADATA, disclosure
+
+    found = disclosure(name)
+    if as_json:
+        print(json.dumps(asdict(found) | {"path": str(found.path)}))
+        return
+    print(printable(str(found.path)))
+    for key, value in sorted(found.metadata.items()):
+        print(f"  {printable(key)}: {printable(value)}" + (f"  [{METADATA[key]}]" if key in METADATA else ""))
+    _show_tensors(found.tensors)
+    if found.fault:
+        print(f"note: {printable(found.fault)}")
+    print(printable(found.readable))
+
+
+def _show_tensors(tensors: Sequence[TensorSummary]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from labkit.cli_table import numbers, show, words
+
+    table = Table(box=None, header_style="bold")
+    words(table, "tensor")
+    numbers(table, "shape", "type", "least", "greatest")
+    words(table, "holds")
+    for each in tensors:
+        least, greatest = ("" if end is None else f"{end:.4g}" for end in (each.least, each.greatest))
+        table.add_row(
+            Text(printable(each.name)), " x ".join(map(str, each.shape)), each.dtype, least, greatest, each.holds
+        )
+    show(table)

@@ -92,6 +92,8 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         ),
     ),
     "train-policy": (TRAIN, ("labkit train-policy dl2 --cluster dl2-16n --out mine.safetensors",)),
+    "weights": (TRAIN, ("labkit weights show dl2",)),
+    "weights show": ("", ("labkit weights show dl2", "labkit weights show mine.safetensors --json")),
     "traces": (DATA, ("labkit traces list", "labkit traces info demo")),
     "traces list": ("", ("labkit traces list",)),
     "traces info": ("", ("labkit traces info demo",)),

@@ -45,7 +45,7 @@ def test_the_papers_own_network_is_trained_and_compared(tmp_path):
     )  # fmt: skip
     assert compared.returncode == 0, compared.stderr
     assert len([json.loads(line) for line in compared.stdout.splitlines()]) == 2
-    with pytest.raises(InputError, match=r"expected 'dl2', '1'\. With published=True it may be what you want\."):
+    with pytest.raises(InputError, match=r"expected 'dl2', '2'\. With published=True it may be what you want\."):
         make(f"dl2(weights='{tmp_path}/mine.safetensors')")
 
 

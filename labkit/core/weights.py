@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_unreadable
+from labkit.core.text import printable
 
 Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 
@@ -33,6 +35,12 @@ class WeightsFiles:
         What a file holds, in errors.
     other : mapping
         The remedy where a file is for the policy of that name.
+    former : mapping
+        The remedy where a file is of that version.
+    tensors : mapping
+        What tensors hold that are no weights of the network, in words.
+    reveals : mapping
+        What of the data of a training can be read from a tensor; the first one that a file has counts.
     """
 
     policy: str
@@ -41,6 +49,9 @@ class WeightsFiles:
     folder: Path | None = None
     of: str = "weights of a policy"
     other: Mapping[str, str] = field(default_factory=dict)
+    former: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    reveals: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, path: str | Path, tensors: Mapping[str, np.ndarray[Any, Any]], **about: str) -> None:
         """Write a file in single precision, whole or not at all."""
@@ -83,21 +94,15 @@ class WeightsFiles:
         InputError
             If it cannot be read, is of another format, or is for another policy or version.
         """
-        refuse_unreadable(path, expected=f"{self.of} (safetensors)", error=InputError)
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, framework="numpy") as file:
-                about: dict[str, str] = file.metadata() or {}
-                tensors = {key: np.ascontiguousarray(file.get_tensor(key), np.float32) for key in file.keys()}  # noqa: SIM118
-        except FileNotFoundError:
-            raise InputError(f"{path}: there is no such file; expected {self.of}. {self.remedy}") from None
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path}: not a safetensors file ({error}); expected {self.of}.") from None
-        if about.get("policy") != self.policy or about.get("version") != self.version:
+        with opened(path, of=self.of, remedy=self.remedy) as file:
+            about: dict[str, str] = file.metadata() or {}
+            tensors = {key: np.ascontiguousarray(file.get_tensor(key), np.float32) for key in file.keys()}  # noqa: SIM118
+        policy, version = about.get("policy"), about.get("version")
+        if policy != self.policy or version != self.version:
+            remedies, key = (self.former, version) if policy == self.policy else (self.other, policy)
             raise InputError(
-                f"{path}: policy {about.get('policy')!r}, version {about.get('version')!r}; expected {self.policy!r}, "
-                f"{self.version!r}. {self.other.get(about.get('policy', ''), self.remedy)}"
+                f"{path}: policy {policy!r}, version {version!r}; expected {self.policy!r}, {self.version!r}. "
+                f"{remedies.get(key or '', self.remedy)}"
             )
         return about, tensors
 
@@ -127,7 +132,28 @@ class WeightsFiles:
             If `fault` is not empty.
         """
         if fault:
-            raise InputError(f"{path}: {fault}. {self.remedy}")
+            raise InputError(f"{path}: {printable(fault)}. {self.remedy}")
+
+
+@contextmanager
+def opened(path: Path, *, of: str, remedy: str) -> Iterator[Any]:
+    """Lend what reads a file of tensors; it is data alone, nothing in it is executed.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read or is of another format, also where a tensor has a type that numpy has not.
+    """
+    refuse_unreadable(path, expected=f"{of} (safetensors)", error=InputError)
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file; expected {of}. {remedy}") from None
+    except (SafetensorError, OSError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: not a safetensors file ({error}); expected {of}.") from None
 
 
 def fault_of(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], *, why: str = "") -> str:

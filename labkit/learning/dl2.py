@@ -15,21 +15,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labkit.core.resources import Ints
+from labkit.core.resources import Floats, Ints
 from labkit.learning.branches import explore, play
 from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
 from labkit.learning.training import Training, copied, refuse_not_finite
 from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
 from labkit.schedulers.dl2.policy import BEST, NOTHING, DecisionRecord, How, record
-from labkit.schedulers.dl2.weights import Weights
+from labkit.schedulers.dl2.weights import SpeedFit, Weights
 from labkit.speed.by_counts import ByCounts
+from labkit.speed.dl2 import THETA, terms
+from labkit.speed.dl2_fit import fit
 
 PATIENCE: Final = 100
 USUAL_SLOTS: Final = 80
 """Of an episode, for which there is room at first."""
 MOST_BETTER: Final = 4.0
 """Branches are better or worse by at most so many standard deviations, for learning."""
+LEAST_SPREAD: Final = 0.001
+"""Of speeds around their coefficients."""
+FEWEST_GANGS: Final = 2 * len(THETA)
+"""Of a model, for coefficients that do not give its speeds back."""
+FAILED: Final = 1e-3
+"""Of the fastest gang's speed: what is slower does not train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +234,7 @@ class Trainer(Training):
     # --- what is kept
 
     @cached_property
-    def _speeds(self) -> NDArray[np.float32]:
+    def _speeds(self) -> SpeedFit:
         return speeds_of(self.experiments, self.models)
 
     def weights(self, source: str) -> Weights:
@@ -325,24 +333,35 @@ def _whole(values: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, np.int64))
 
 
-def speeds_of(experiments: ExperimentOf, models: Sequence[str], *, n: int = 20) -> NDArray[np.float32]:
-    """Return how fast each model runs by numbers of PSs and workers, (L, P, W): geometric means over some episodes."""
+def speeds_of(experiments: ExperimentOf, models: Sequence[str], *, n: int = 20) -> SpeedFit:
+    """Return how fast each model runs in some episodes: coefficients, and the spread of its speeds around them.
+
+    A model has none where its episodes have too few gangs, since coefficients would give these speeds back.
+    """
     rng = np.random.default_rng(0)
-    grids: dict[int, list[NDArray[np.float64]]] = {}
+    grids: dict[str, list[Floats]] = {}
     for _ in range(n):
         made = experiments(rng)
         if isinstance(made.speed, ByCounts):
-            for name in set(made.jobs.models) & set(models):
-                first = np.flatnonzero(made.jobs.model == made.jobs.models.index(name))[:1]
-                for j in first:
-                    grids.setdefault(models.index(name), []).append(made.speed.grid[made.speed.row[j]])
-    shape = np.max([grid.shape for several in grids.values() for grid in several] or [(1, 1)], axis=0)
-    speeds = np.zeros((len(models), *shape), np.float32)
-    for model, several in grids.items():
-        p, w = np.min([grid.shape for grid in several], axis=0)
-        with np.errstate(divide="ignore"):
-            speeds[model, :p, :w] = np.exp(np.mean([np.log(grid[:p, :w]) for grid in several], axis=0))
-    return speeds
+            for code in np.unique(made.jobs.model).tolist():
+                row = made.speed.row[np.argmax(made.jobs.model == code)]
+                grids.setdefault(made.jobs.models[code], []).append(made.speed.grid[row])
+    theta, spread = np.zeros((len(models), len(THETA))), np.full(len(models), LEAST_SPREAD)
+    for model, name in enumerate(models):
+        found = [_gangs(grid) for grid in grids.get(name, [])]
+        if not found or max(len(seconds) for _, seconds in found) < FEWEST_GANGS:
+            continue
+        gangs, seconds = (np.concatenate(part) for part in zip(*found, strict=True))
+        theta[model] = fit(gangs, seconds)
+        spread[model] = max(np.abs(np.log(seconds / (gangs @ theta[model]))).mean(), LEAST_SPREAD)
+    return SpeedFit(theta, spread)
+
+
+def _gangs(grid: Floats) -> tuple[Floats, Floats]:
+    """Return the terms (n, 6) and the seconds of a step (n,) of gangs that train, from steps/s by PSs and workers."""
+    rate = grid[1:, 1:]
+    p, w = np.nonzero(rate > FAILED * rate.max(initial=0.0))
+    return terms(p + 1, w + 1, batch=1.0), 1 / rate[p, w]
 
 
 def mean_jct(

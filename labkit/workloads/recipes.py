@@ -21,11 +21,6 @@ from labkit.workloads.gavel_traces import gavel_jobs, write_gavel
 from labkit.workloads.generators import catalogue_jobs, philly_like
 from labkit.workloads.readers import write
 
-_HEADER: Final = """\
-# Steps per second of whole jobs, alone on their GPUs, as measured and published by the authors of Gavel
-# (Narayanan et al., OSDI 2020, Table 2). Extracted from simulation_throughputs.json in the public repository
-# stanford-futuredata/gavel, commit c4fa400. Copyright (c) 2020 Stanford Future Data Systems, MIT License.
-"""
 _TYPES: Final = ("k80", "p100", "v100")
 
 
@@ -144,7 +139,7 @@ def write_traces(folder: Path) -> None:
 
 
 def throughputs_csv(path: str | Path) -> str:
-    """Return the text of `gavel_throughputs.csv`, from Gavel's own file."""
+    """Return the text of `gavel_throughputs.csv`, from Gavel's own file; source and licence stay as they are."""
     table = Throughputs.read(path)
     columns = [table.device_types.index(kind) for kind in _TYPES]
     lines = [f"model,n_gpus,{','.join(_TYPES)}"]
@@ -153,7 +148,8 @@ def throughputs_csv(path: str | Path) -> str:
             values = table.alone[k, s, columns]
             if not np.isnan(values).any():
                 lines.append(f"{model},{n},{','.join(repr(float(value)) for value in values)}")
-    return _HEADER + "\n".join(lines) + "\n"
+    header = [line for line in PUBLISHED.read_text("utf-8").splitlines() if line.startswith("#")]
+    return "\n".join([*header, *lines]) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -140,14 +140,14 @@ def test_weights_come_back_from_a_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
 
 
-ABOUT = {"policy": "dl2", "version": "1", "models": json.dumps(DL2_MODELS), "slot_s": "1200.0", "source": ""}
+ABOUT = {"policy": "dl2", "version": "2", "models": json.dumps(DL2_MODELS), "slot_s": "1200.0", "source": ""}
 
 
 @pytest.mark.parametrize(
     ("tensors", "about", "told"),
     [
         ({"x": np.zeros(2, np.float32)}, ABOUT, r"it holds x; expected bias, .*Train it again: labkit train-policy"),
-        (weights().net._asdict(), {**ABOUT, "version": "0"}, r"policy 'dl2', version '0'; expected 'dl2', '1'"),
+        (weights().net._asdict(), {**ABOUT, "version": "0"}, r"policy 'dl2', version '0'; expected 'dl2', '2'"),
         (weights().net._asdict(), {**ABOUT, "models": '["a", "b"]'}, r"seen is of shape \(31, 16\); expected \(13,"),
         (
             weights().net._replace(stop=np.full(1, np.nan, np.float32))._asdict(), ABOUT,

@@ -10,15 +10,22 @@ import numpy as np
 from labkit.core.resources import Floats
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.dl2.weights import Weights
+from labkit.speed.dl2 import terms
+
+Gang = tuple[str, int, int]
+"""Model, parameter servers, workers."""
 
 
 @dataclass(eq=False)
 class Familiar:
-    """Policies of which one decides: that whose training is least far from what running jobs show.
+    """Policies of which one decides: that under whose training the speeds of running jobs are most likely.
 
     A policy knows how fast its models are by heart, so one that was trained on other speeds gives tasks to the wrong
-    jobs. What a job shows in a slot counts as |log(observed speed / speed in training)|; the policy with the smallest
-    mean of these so far decides, the first one until something is observed.
+    jobs. It carries a smooth fit f of each model's speeds in training, and their spread b around it. A gang that showed
+    a mean log speed y in n observations counts as (y - log f)^2 / v + log v, as in the logarithm of a normal density;
+    v = 2 b^2 + e^2 / n, and e^2 is the variance of observations of one gang: a speed that varies from slot to slot is
+    no sign of a rugged table. The policy with the smallest mean over gangs decides, the first one until something is
+    observed.
 
     Attributes
     ----------
@@ -27,37 +34,48 @@ class Familiar:
     """
 
     policies: Sequence[Weights]
-    _far: Floats = field(init=False, repr=False)
-    _n: Floats = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._far, self._n = np.zeros(len(self.policies)), np.zeros(len(self.policies))
-
-    @property
-    def distances(self) -> Floats:
-        """Mean distance of each policy's speeds from those observed, (K,), in factors of e; NaN: nothing to compare."""
-        distances: Floats = np.divide(self._far, self._n, out=np.full(len(self._n), np.nan), where=self._n > 0)
-        return distances
+    _observed: dict[Gang, tuple[int, float, float]] = field(default_factory=dict, init=False, repr=False)
+    _best: int = field(default=0, init=False, repr=False)
 
     @property
     def best(self) -> Weights:
         """The policy to follow."""
-        distances = self.distances
-        return self.policies[0 if np.isnan(distances).all() else int(np.nanargmin(distances))]
+        return self.policies[self._best]
 
     def note(self, snapshot: Snapshot) -> None:
         """Take the speeds of running jobs into account."""
+        if len(self.policies) < 2:
+            return
         jobs = snapshot.jobs
-        seen = np.flatnonzero(jobs.running & (jobs.speed > 0))
-        for k, policy in enumerate(self.policies):
-            if policy.speeds is None or not len(seen):
-                continue
-            column = {name: m for m, name in enumerate(policy.models)}
-            model = np.array([column.get(name, -1) for name in jobs.models], np.int32)[jobs.model[seen]]
-            _, n_ps, n_workers = policy.speeds.shape
-            known = policy.speeds[
-                model, np.minimum(jobs.n_ps[seen], n_ps - 1), np.minimum(jobs.n_workers[seen], n_workers - 1)
-            ]
-            both = (model >= 0) & (known > 0)
-            self._far[k] += np.abs(np.log(jobs.speed[seen][both] / known[both])).sum()
-            self._n[k] += both.sum()
+        seen = np.flatnonzero(jobs.running & (jobs.speed > 0) & (jobs.n_ps > 0) & (jobs.n_workers > 0))
+        columns = (jobs.model[seen], jobs.n_ps[seen], jobs.n_workers[seen], np.log(jobs.speed[seen]))
+        for model, n_ps, n_workers, y in zip(*(column.tolist() for column in columns), strict=True):
+            gang = jobs.models[model], n_ps, n_workers
+            n, total, square = self._observed.get(gang, (0, 0.0, 0.0))
+            self._observed[gang] = n + 1, total + y, square + y * y
+        misfits = self.misfits
+        self._best = 0 if np.isnan(misfits).all() else int(np.nanargmin(misfits))
+
+    @property
+    def misfits(self) -> Floats:
+        """How unlikely the observed speeds are under the training of each policy, (K,); NaN: nothing to compare."""
+        if not self._observed:
+            return np.full(len(self.policies), np.nan)
+        n, total, square = np.array([*self._observed.values()]).T
+        mean, again = total / n, n.sum() - len(n)
+        noise = max(float((square - n * mean**2).sum()), 0.0) / max(again, 1.0)
+        return np.array([self._misfit(policy, mean, noise / n) for policy in self.policies])
+
+    def _misfit(self, policy: Weights, mean: Floats, noise: Floats) -> float:
+        """Return the misfit of one policy to gangs with these mean log speeds, of which noise is a variance."""
+        if policy.speeds is None:
+            return np.nan
+        theta, spread = policy.speeds
+        column = {name: m for m, name in enumerate(policy.models) if theta[m].any()}
+        known = [(k, column[name], p, w) for k, (name, p, w) in enumerate(self._observed) if name in column]
+        if not known:
+            return np.nan
+        k, model, n_ps, n_workers = np.array(known).T
+        fitted = -np.log((terms(n_ps, n_workers, batch=1.0) * theta[model]).sum(axis=1))
+        variance = 2 * spread[model] ** 2 + noise[k]
+        return float(((mean[k] - fitted) ** 2 / variance + np.log(variance)).mean())

@@ -5,21 +5,48 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-import numpy as np
-
-from labkit.core.errors import InputError
+from labkit.core.resources import Floats
 from labkit.core.weights import Tensors, WeightsFiles, fault_of, names, other_names, seconds
-from labkit.schedulers.dl2.network import N_HELD, Net, Numbers, n_seen
+from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
+from labkit.speed.dl2 import THETA
 
 FILES: Final = WeightsFiles(
     policy="dl2",
-    version="1",
+    version="2",
     remedy="Train it again: labkit train-policy dl2.",
     other={"dl2 as published": "With published=True it may be what you want."},
+    former={
+        "1": "It holds the whole speed table of its training: do not pass it on. The same train-policy command "
+        "writes the file anew, within seconds where its .state file still lies beside it.",
+    },
     folder=Path(__file__).with_name("weights"),
+    tensors={
+        "theta": "coefficients of your speeds: six per model, from which the speed of every gang follows",
+        "spread": "how far the speeds of the training were from those coefficients, one number per model",
+        "speeds": "THE WHOLE SPEED TABLE of the training, value by value (files of version 1)",
+    },
+    reveals={
+        "speeds": "the whole speed table of the training, value by value, so do not pass it on",
+        "theta": "how fast each of its models runs with any numbers of workers and servers, within about its spread",
+    },
 )
+
+
+class SpeedFit(NamedTuple):
+    """How fast L models ran in a training: a smooth approximation, from which the table of speeds cannot be read.
+
+    Attributes
+    ----------
+    theta : array
+        (L, 6) coefficients of the seconds of a step (`labkit.speed.dl2.terms`, batch 1); all 0: not known.
+    spread : array
+        (L,) mean |log(speed / approximation)| over the gangs of the training, > 0.
+    """
+
+    theta: Floats
+    spread: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,20 +63,19 @@ class Weights:
         Seconds of a slot in its training.
     source : str
         How it was made: the command, and what came of it.
-    speeds : array or None
-        (L, P, W) steps per second of each model in its training with p parameter servers and w workers, 0 where it met
-        none; None: not told.
+    speeds : SpeedFit or None
+        How fast its models ran in training; None: not known.
     """
 
     net: Net
     models: tuple[str, ...]
     slot_s: float
     source: str
-    speeds: Numbers | None = None
+    speeds: SpeedFit | None = None
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""
-        tensors = self.net._asdict() | ({} if self.speeds is None else {"speeds": self.speeds})
+        tensors = self.net._asdict() | ({} if self.speeds is None else self.speeds._asdict())
         FILES.write(path, tensors, models=json.dumps(self.models), slot_s=repr(self.slot_s), source=self.source)
 
 
@@ -69,20 +95,25 @@ def load(name: str | Path) -> Weights:
     path = FILES.find(name)
     about, tensors = FILES.read(path)
     models, slot_s = FILES.told(path, about, models=names, slot_s=seconds)
-    speeds = tensors.pop("speeds", None)
     FILES.refuse(path, _fault(tensors, n_models=len(models)))
-    if speeds is not None and (speeds.ndim != 3 or len(speeds) != len(models) or not np.isfinite(speeds).all()):
-        raise InputError(f"{path}: speeds are of shape {speeds.shape}; expected finite ones of {len(models)} models.")
-    return Weights(Net(**tensors), models, slot_s, about.get("source", ""), speeds)
+    net = Net(**{name: tensors[name] for name in Net._fields})
+    speeds = SpeedFit(*(tensors[name].astype(float) for name in SpeedFit._fields)) if "theta" in tensors else None
+    return Weights(net, models, slot_s, about.get("source", ""), speeds)
 
 
 def _fault(tensors: Tensors, *, n_models: int) -> str:
     """Return what is wrong with the tensors of a file; empty: nothing."""
-    if fault := other_names(tensors, Net._fields):
+    has_speeds = bool(tensors.keys() & set(SpeedFit._fields))
+    if fault := other_names(tensors, (*Net._fields, *(SpeedFit._fields if has_speeds else ()))):
         return fault
     n = tensors["bias"].size
     expected = {
         "seen": (n_seen(n_models), n), "held": (n_models + 1, N_HELD, n), "bias": (n,), "middle": (n, n),
         "middle_bias": (n,), "worth": (n, 3), "worth_bias": (3,), "stop": (1,),
     }  # fmt: skip
-    return fault_of(tensors, expected, why=f" for {n_models} models")
+    if has_speeds:
+        expected |= {"theta": (n_models, len(THETA)), "spread": (n_models,)}
+    fault = fault_of(tensors, expected, why=f" for {n_models} models")
+    if not fault and has_speeds and ((tensors["theta"] < 0).any() or (tensors["spread"] <= 0).any()):
+        return "theta or spread holds a number that is out of range; expected theta >= 0, spread > 0"
+    return fault

@@ -12,7 +12,7 @@ import numpy as np
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats, Ints
-from labkit.core.weights import WeightsFiles
+from labkit.core.weights import WeightsFiles, other_names
 from labkit.workloads import catalogue
 
 MODELS: Final = catalogue.DL2_MODELS
@@ -135,10 +135,8 @@ def load(path: str = "") -> Predictor:
     file = FILES.find(path or "deepsys")
     about, single = FILES.read(file)
     tensors = {name: tensor.astype(np.float64) for name, tensor in single.items()}
-    try:
-        layers = tuple((tensors[f"weights{i}"], tensors[f"bias{i}"]) for i in range(3))
-    except KeyError as error:
-        raise InputError(f"{file}: {error} is missing; expected three layers. Train it again: {HOW}.") from None
+    FILES.refuse(file, other_names(tensors, tuple(f"{kind}{i}" for kind in ("weights", "bias") for i in range(3))))
+    layers = tuple((tensors[f"weights{i}"], tensors[f"bias{i}"]) for i in range(3))
     sizes = [N_FEATURES, *(len(bias) for _, bias in layers)]
     fits = all(w.shape == (a, b) for (w, _), a, b in zip(layers, sizes, sizes[1:], strict=False))
     if not fits or sizes[-1] != 1 or not all(np.isfinite(t).all() for t in tensors.values()):
