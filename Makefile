@@ -1,14 +1,18 @@
 # Everything starts here: `make demo` on a machine with python3 (3.11 or newer, with venv), git and make.
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed
+# Each target installs what it needs and no more: .venv/.with-EXTRAS says that these extras are there.
+DEMO := .venv/.with-testbed,train
+LAB := .venv/.with-lab,testbed,train,tune
+DOCS := .venv/.with-docs
+ALL := .venv/.with-dev
 
-.PHONY: help demo test thorough check chaos lab bench docs wheel doctor notebooks clean
+.PHONY: help demo test thorough check chaos lab bench docs wheel pythons lock doctor notebooks clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
 
-demo: $(STAMP)  ## compare schedulers on a small trace, and write reports/demo.html
+demo: $(DEMO)  ## compare schedulers on a small trace, and write reports/demo.html
 	$(BIN)/labkit demo
 
 # Many tests wait for something: three workers keep two cores busy.
@@ -21,15 +25,15 @@ TESTS ?= -m "not slow"
 NBVAL := $(BIN)/pytest -c tests/nbval.ini --rootdir .
 # Tests need no nbval: its import takes each worker a second.
 PYTEST := $(BIN)/pytest -p no:nbval -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-test: $(STAMP)  ## run notebooks and tests, all but those of `make thorough`
+test: $(ALL)  ## run notebooks and tests, all but those of `make thorough`
 	$(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS))
 	$(PYTEST) $(TESTS)
 
-thorough: $(STAMP)  ## run what takes long: notebooks and jobs on machines, policies that learn, each benchmark in short
+thorough: $(ALL)  ## run what takes long: notebooks and jobs on machines, policies that learn, each benchmark in short
 	$(if $(NOTEBOOKS),$(NBVAL) $(LONG))
 	$(PYTEST) -m slow
 
-check: $(STAMP)  ## format, lint, types, layers
+check: $(ALL)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -37,43 +41,45 @@ check: $(STAMP)  ## format, lint, types, layers
 
 N ?= 10
 CHAOS := .chaos.jsonl
-chaos: $(STAMP)  ## kill, cut and stop what trains, N times each (N=10), fuzz the commands; writes the table of docs/elastic-faults.md
+chaos: $(ALL)  ## kill, cut and stop what trains, N times each (N=10), fuzz the commands; writes the table of docs/elastic-faults.md
 	rm -f $(CHAOS)
 	LABKIT_CHAOS=$(N) LABKIT_CHAOS_RECORDS=$(CURDIR)/$(CHAOS) $(BIN)/pytest -n 2 tests/elastic/chaos tests/fuzz
 	$(BIN)/python -m tests.elastic.chaos.table $(CHAOS) "make chaos N=$(N)"
 
-lab: $(STAMP)  ## open JupyterLab
-	$(BIN)/jupyter lab notebooks/00_start.ipynb
+lab: $(LAB)  ## open JupyterLab
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start.ipynb
 
-bench: $(STAMP)  ## measure, write benchmarks/results.json, print it as a table
+bench: $(ALL)  ## measure, write benchmarks/results.json, print it as a table
 	$(BIN)/python -m benchmarks
 
-docs: $(STAMP)  ## build the documentation site into site/, with its links checked; open site/index.html
+docs: $(DOCS)  ## build the documentation site into site/, with its links checked; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-wheel: $(STAMP)  ## build a wheel into dist/, and try it in an empty venv, in an empty folder
+wheel: .venv/.with-base  ## build a wheel into dist/, and try it in an empty venv, in an empty folder
 	.ci/wheel $(BIN)/python
 
-doctor:  ## say what this machine lacks and how to get it; installs nothing
-	@if [ -e $(STAMP) ]; then $(BIN)/python -m labkit.doctor; else $(PYTHON) labkit/doctor.py; fi
+# PYTHONS="python3.12 python3.13" names others than those that are found.
+pythons:  ## install into an empty venv of each Python at hand, and compare schedulers there
+	.ci/pythons $(PYTHONS)
 
-notebooks: $(STAMP)  ## run all notebooks and keep their outputs
+lock:  ## write constraints.txt anew: one set of versions for every Python that pyproject.toml allows
+	.ci/lock $(PYTHON)
+
+doctor:  ## say what this machine lacks and how to get it; installs nothing
+	@if [ -e .venv/.with-base ]; then $(BIN)/python -m labkit.doctor; else $(PYTHON) labkit/doctor.py; fi
+
+notebooks: $(ALL)  ## run all notebooks and keep their outputs
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False notebooks/*.ipynb
 
 clean:  ## remove what make made; runs/ stays
 	rm -rf .venv reports site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch is the largest part. Without an NVIDIA GPU its CPU build is enough and far smaller: point pip at an index that
-# has it (pip config, or PIP_EXTRA_INDEX_URL) before the first make; the pinned version takes either build.
-$(STAMP): pyproject.toml constraints.txt
+# What `.ci/install.py` installs stays, so each target adds what the ones before it did not need.
+.venv/.with-%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "labkit needs Python 3.11 or newer; '$(PYTHON)' is older or missing. Install it, or: make PYTHON=python3.12"; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "labkit needs Python's venv with pip: apt-get install python3-venv (Debian, Ubuntu)"; exit 2; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@echo "building .venv: a few minutes the first time"
-	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
-	$(BIN)/python -m labkit.compile_kernels
+	@$(PYTHON) .ci/install.py $(filter-out base,$*)
 	@touch $@

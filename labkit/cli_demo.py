@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from labkit.core.errors import LabkitError
-from labkit.release import EVERYTHING
+from labkit.release import how_to_get
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +24,7 @@ def trained() -> Twins | None:
     try:
         twins = train(say=lambda line: print(line, flush=True), progress=sys.stderr.isatty())
     except ImportError as error:
-        _refuse(f"{error.name or error} is missing; {EVERYTHING}")
+        _refuse(f"the package {error.name or error} is missing; {how_to_get(error.name or '')}")
         return None
     except (LabkitError, OSError) as error:
         _refuse(str(error))

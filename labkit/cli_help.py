@@ -9,7 +9,7 @@ from typing import Final
 import typer
 
 from labkit.core.errors import InputError
-from labkit.release import EVERYTHING
+from labkit.release import how_to_get
 
 BEGIN: Final = """\
 labkit {version}: a laboratory for deep-learning cluster scheduling
@@ -147,10 +147,10 @@ def add_refused(app: typer.Typer, name: str, *, missing: str) -> None:
 def lacking(package: str) -> InputError:
     """Return the error for a package that an extra of labkit brings.
 
-    >>> str(lacking("altair"))
-    "the package altair is missing; pip install 'cluster-labkit[lab]'"
+    >>> str(lacking("optuna.samplers"))
+    "the package optuna is missing; pip install 'cluster-labkit[tune]'"
     """
-    return InputError(f"the package {package.partition('.')[0]} is missing; {EVERYTHING}")
+    return InputError(f"the package {package.partition('.')[0]} is missing; {how_to_get(package)}")
 
 
 def named(entry: Entry) -> str:

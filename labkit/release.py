@@ -14,8 +14,24 @@ DISTRIBUTION: Final = "cluster-labkit"
 ON_HOSTS: Final = "labkit"
 """What the wheel is called that a testbed's hosts get; it is on no index."""
 
-EVERYTHING: Final = f"pip install '{DISTRIBUTION}[lab]'"
-"""How to get what notebooks, figures, training and machines need."""
+EXTRAS: Final = {
+    "lab": ("jupyterlab", "ipywidgets", "anywidget", "IPython", "traitlets"),
+    "testbed": ("fabric", "paramiko", "invoke", "distributed", "dask", "pynvml"),
+    "train": ("torch", "gymnasium", "tensorboardX", "sklearn", "cryptography"),
+    "tune": ("optuna",),
+}
+"""The modules that each extra of pyproject.toml brings."""
+
+
+def how_to_get(module: str) -> str:
+    """Return the command that installs a module which is missing.
+
+    >>> how_to_get("torch.nn")
+    "pip install 'cluster-labkit[train]'"
+    """
+    top = module.partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if top in modules), "")
+    return f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {DISTRIBUTION}"
 
 
 def version() -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from labkit.core.errors import InputError
 from labkit.elastic.log_rows import LogRow, rows_of
+from labkit.release import how_to_get
 
 if TYPE_CHECKING:
     from labkit.elastic.job import Job
@@ -101,7 +102,7 @@ def _summary_writer(folder: Path) -> Any:
         from tensorboardX import SummaryWriter
     except ImportError:
         raise InputError(
-            f"{folder}: TensorBoard's files cannot be written without tensorboardX (pip install tensorboardX); a CSV "
+            f"{folder}: TensorBoard's files cannot be written without tensorboardX ({how_to_get('tensorboardX')}); a CSV "
             "file has the same numbers."
         ) from None
     try:

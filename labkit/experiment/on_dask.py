@@ -18,7 +18,7 @@ from labkit.experiment.cell import CellOutcome, failed, run_cell
 from labkit.experiment.grid import Cell
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.lengths import Lengths
-from labkit.release import EVERYTHING
+from labkit.release import how_to_get
 
 if TYPE_CHECKING:
     from distributed import Client, Security, Worker
@@ -147,7 +147,7 @@ def connect(address: str) -> Iterator[Client]:
     try:
         from distributed import Client
     except ImportError:
-        raise InputError(f"a Dask cluster needs the package distributed: {EVERYTHING}.") from None
+        raise InputError(f"a Dask cluster needs the package distributed: {how_to_get('distributed')}.") from None
     folder = Path(address)
     security = None
     if folder.is_dir():

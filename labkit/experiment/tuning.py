@@ -26,6 +26,7 @@ from labkit.experiment.grid import Grid
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.ranges import Range, Value
 from labkit.experiment.sweeping import sweep
+from labkit.release import how_to_get
 from labkit.results import files
 from labkit.results.lock import RunLock
 from labkit.results.sweeps import refuse_unknown_metric, sweep_differences
@@ -334,9 +335,7 @@ def _optuna() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "optuna":
             raise
-        raise InputError(
-            "searching options needs Optuna; install it with: pip install 'cluster-labkit[tune]'."
-        ) from None
+        raise InputError(f"searching options needs Optuna; {how_to_get('optuna')}.") from None
     return optuna
 
 

@@ -21,7 +21,7 @@ from invoke.exceptions import Exit
 
 from labkit import early
 from labkit.core.errors import LabkitError, unknown
-from labkit.release import EVERYTHING
+from labkit.release import how_to_get
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.terminal import plain
@@ -94,7 +94,7 @@ def _exit_for(error: BaseException) -> Exit:
         sys.stderr.close()
         return Exit(code=BROKEN_PIPE)
     if isinstance(error, ImportError):
-        return Exit(f"fab: {error.name or error} is missing; {EVERYTHING}.", code=WRONG)
+        return Exit(f"fab: {error.name or error} is missing; {how_to_get(error.name or '')}.", code=WRONG)
     if isinstance(error, OSError) and not isinstance(error, LabkitError):
         where = f"{error.filename or 'a file'}: {error.strerror or error}"
         return Exit(f"fab: {where}; check the path and its permissions.", code=WRONG)

@@ -17,7 +17,7 @@ from labkit.core.life import Context, Traits, begin
 from labkit.core.placement import Placement
 from labkit.core.protocols import Scheduler
 from labkit.core.snapshot import Snapshot
-from labkit.release import EVERYTHING
+from labkit.release import how_to_get
 from labkit.schedulers.dl2.drafts import draft_of
 from labkit.schedulers.dl2.familiar import Familiar
 from labkit.schedulers.dl2.keeping import keep
@@ -212,7 +212,9 @@ def _learner(weights: Weights, rng: np.random.Generator) -> Learner:
     try:
         made: Learner = import_module("labkit.learning.online").Learner(weights, rng=rng)
     except ModuleNotFoundError as error:
-        raise InputError(f"dl2(learns=True) needs {error.name}; {EVERYTHING}, or leave it out.") from None
+        raise InputError(
+            f"dl2(learns=True) needs {error.name}; {how_to_get(str(error.name))}, or leave it out."
+        ) from None
     return made
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from annotated_types import Ge, Le, Len
 
 from labkit.core.errors import InputError
-from labkit.release import EVERYTHING
+from labkit.release import how_to_get
 from labkit.testbed.ssh.config_include import expanded
 from labkit.topology.inventory import fault_told
 
@@ -147,7 +147,7 @@ class SshConfig:
         try:
             import paramiko
         except ImportError:
-            raise InputError(f"{file} can only be read with paramiko: {EVERYTHING}.") from None
+            raise InputError(f"{file} can only be read with paramiko: {how_to_get('paramiko')}.") from None
         try:
             return cls(paramiko.SSHConfig.from_text(expanded(file))), []
         except InputError as error:
