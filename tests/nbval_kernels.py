@@ -3,6 +3,7 @@
 * jupyter_client picks ports that are free, and the kernel binds them a second later: of kernels that start side by
   side, one in hundreds finds a port taken, and dies.
 * nbval hears a kernel only after a cell has ended, and ZeroMQ keeps 1000 messages: fewer than a live view says.
+* nbval gives up when the last words of a cell take five seconds, as they do beside other work.
 * nbval compares numbers to the last digit, in which processors differ: `tests.numbers_alike` says by how much they may.
 """
 
@@ -53,5 +54,6 @@ def _by_type(cell: IPyNbCell, outputs: list[Any]) -> dict[str, list[Any]]:
 
 
 IPyNbCell.compare_outputs = _compare
+IPyNbCell.output_timeout = property(lambda cell: 600, lambda cell, seconds: None)
 nbval.kernel.KernelManager = _KernelManager
 ConnectionFileMixin._create_connected_socket = _unlimited  # type: ignore[method-assign]
