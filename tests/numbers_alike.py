@@ -2,6 +2,7 @@
 
 * A number with decimals may differ by one in its last printed digit, which is how 0.125 is rounded here and there, or
   by a ten-thousandth of itself. A whole number may differ by the latter alone: counts of fewer than 10,000 are exact.
+* Data of charts may differ by a ten-thousandth of themselves, or in the fourth decimal, to which charts round.
 * Names of datasets in a Vega-Lite chart are hashes of what they hold: their rows are compared, their names are not.
 """
 
@@ -11,7 +12,7 @@ import re
 from math import isclose
 from typing import Any
 
-RELATIVE, ABSOLUTE = 1e-4, 1e-9
+RELATIVE, ABSOLUTE, ROUNDED = 1e-4, 1e-9, 1.001e-4
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:e[-+]?\d+)?(?![\d_]|\.\d)")
 """A number in a text; digits within a name, a version or an address are words."""
 
@@ -90,7 +91,8 @@ def _unit(number: str) -> float:
 def _close(stored: Any, new: Any) -> bool:
     if isinstance(stored, float | int) and isinstance(new, float | int):
         both_nan = stored != stored and new != new
-        return both_nan or isclose(stored, new, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+        decimals = min(len(repr(number).partition(".")[2]) for number in (stored, new))
+        return both_nan or isclose(stored, new, rel_tol=RELATIVE, abs_tol=ROUNDED if decimals <= 5 else ABSOLUTE)
     return False
 
 

@@ -36,6 +36,7 @@ def chart(name="data-0a1b", rows=({"scheduler": "srtf", "mean_s": 12.5}, {"sched
         ("<td>NaN</td>", "<td>NaN</td>"),
         ([1.0, NAN, None, True], [1.00005, NAN, None, True]),
         ([0.0, 1e-17], [-1e-17, 0.0]),
+        ([0.4837, 0.24185], [0.4838, 0.2419]),  # a chance rounded to four decimals, and half of it
         ([12], [12.0]),
     ],
 )
@@ -60,6 +61,8 @@ def test_a_difference_that_a_processor_makes_is_none(stored, new):
         ("srtf\nfifo", "fifo\nsrtf"),
         ("0.12", "nan"),
         ([1.0], [1.001]),
+        ([0.4837], [0.4839]),
+        ([1.2345678e-6], [1.2545678e-6]),
         ([100_000], [100_001]),
         ([1.0], [NAN]),
         ([1.0], [None]),
