@@ -42,7 +42,7 @@ def steps(events: Iterable[Event]) -> pd.DataFrame:
     rows = [{**e, "at_s": e["time"] - told[0]["time"]} for e in told if e["event"] == "stepped"]
     table = pd.DataFrame(rows, columns=None if rows else STEP_COLUMNS).drop(columns=["time", "event"], errors="ignore")
     more = [name for name in table.columns if name not in STEP_COLUMNS]
-    return table[[*STEP_COLUMNS, *more]].sort_values("at_s", ignore_index=True)
+    return table[[*STEP_COLUMNS, *more]].sort_values("at_s", kind="stable", ignore_index=True)
 
 
 class _Done(NamedTuple):
@@ -58,7 +58,7 @@ class _Done(NamedTuple):
         table = steps(events)
         first = table.drop_duplicates(["name", "version"])
         whole = first.groupby("version").agg(at_s=("at_s", "max"), wait_s=("wait_s", "max")).reset_index()
-        whole = whole.sort_values("at_s")
+        whole = whole.sort_values("at_s", kind="stable")
         return cls(*(whole[column].to_numpy() for column in ("at_s", "version", "wait_s")))
 
     def usual_s(self, before: float) -> float:

@@ -229,4 +229,4 @@ def compare_models(
         for kind in models
     }
     table = pd.DataFrame({"model": list(errors), "held_out_error": list(errors.values())})
-    return table.sort_values("held_out_error", ignore_index=True)
+    return table.sort_values("held_out_error", kind="stable", ignore_index=True)

@@ -37,7 +37,7 @@ def max_min(demand: Floats, capacity: float, *, weight: Floats | None = None) ->
     if demand.sum() <= capacity:
         return demand.copy()
     weight = np.ones_like(demand) if weight is None else weight
-    order = np.argsort(demand / weight)  # the smallest demands first
+    order = np.argsort(demand / weight, kind="stable")  # the smallest demands first
     d, w = demand[order], weight[order]
     before = np.concatenate([[0.0], np.cumsum(d)[:-1]])
     left = w[::-1].cumsum()[::-1]  # weights from here on
