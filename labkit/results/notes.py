@@ -39,8 +39,8 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
         if n_cuts:
             were = "1 job was" if n_jobs == 1 else f"{n_jobs} jobs were"
             told.append(
-                f"{label}: {were} allocated more tasks than the machines had room for ({n_cuts} times); the extra tasks "
-                "were not started."
+                f"{label}: {were} allocated more tasks than the machines had room for ({n_cuts} times); the extra "
+                "tasks were not started."
             )
         told += fallbacks(record.events, name=label, fallback=fallback_of(record))
         told += [*given_up(record, name=label), *reserved(record, name=label)]

@@ -37,14 +37,10 @@ def demo() -> Jobs:
     """
     rng = np.random.default_rng(7)
     arrival_s = diurnal(80, per_hour=12, rng=rng, swing=0.8)
-    jobs = catalogue_jobs(
+    return catalogue_jobs(
         arrival_s, rng=rng, models=[each.name for each in models() if each.worker_demand.gpus], gangs=(2, 4, 8),
-        max_tasks=16, median_s=1800.0, mean_s=5000.0, name="demo",
+        max_tasks=16, max_ps=8, task_cpus=1.0, median_s=1800.0, mean_s=5000.0, name="demo",
     )  # fmt: skip
-    each_task = np.ones(len(jobs))
-    return jobs.with_columns(
-        max_ps=np.full(len(jobs), 8), worker_demand=amounts(gpus=each_task, cpus=1), ps_demand=amounts(cpus=each_task)
-    )
 
 
 def gavel_small() -> Jobs:
