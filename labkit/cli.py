@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from labkit import cli_help, cli_new, cli_renamed, cli_runs, early, release
-from labkit.cli_compared import usual_cluster
+from labkit.cli_compared import print_finding, print_header, print_table, usual_cluster
 from labkit.cli_data import clusters, schedulers, traces, weights
 from labkit.cli_deploy import deploy
 from labkit.cli_doctor import doctor
@@ -30,6 +30,7 @@ from labkit.experiment.command import Interference, Quotas, Reserved, attach
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.train_command import train
+from labkit.progress_lines import StageLines
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
@@ -102,21 +103,39 @@ def demo(
     The exit code is 1 where the testbed did not work; all the rest is done then all the same.
     """
     from labkit.cli_demo import trained
-    from labkit.experiment.demo import CLUSTER, trace
-    from labkit.plots.report import write_report
+    from labkit.experiment.demo import CLUSTER
 
-    _refuse_unwritable(folder / "demo.html", None)
-    records = _compare(trace(), cluster=CLUSTER, schedulers=DEMO_SCHEDULERS, report=None, command=[], options={})
+    with StageLines("comparing six schedulers") as lines:
+        records = _demo_records(folder, lines)
+    print_header(records)
+    print_table(records)
     twins = trained() if testbed else None
     command = command_line(["labkit", "demo", "--folder", str(folder), *([] if testbed else ["--no-testbed"])])
     pair, rests_on = ((twins.real, twins.simulated), twins.rests_on) if twins else (None, "")
-    written = write_report(
-        records, folder / "demo.html", title=f"Schedulers on the trace demo, cluster {CLUSTER}", command=command,
-        pair=pair, pair_note=rests_on,
-    )  # fmt: skip
-    print(f"report: {written.resolve()}")
-    print(f"figure: {_save_figure(records, folder / 'demo.svg').resolve()}")
+    with StageLines("writing the report"):
+        from labkit.plots.report import write_report
+
+        written = write_report(
+            records, folder / "demo.html", title=f"Schedulers on the trace demo, cluster {CLUSTER}", command=command,
+            pair=pair, pair_note=rests_on,
+        )  # fmt: skip
+        figure = _save_figure(records, folder / "demo.svg")
+    print(f"report: {written.resolve()}\nfigure: {figure.resolve()}")
+    print_finding(records)
     raise typer.Exit(0 if twins or not testbed else 1)
+
+
+def _demo_records(folder: Path, lines: StageLines) -> list[RunRecord]:
+    """Simulate, and say how many schedulers are done."""
+    from labkit.experiment.demo import CLUSTER, trace
+
+    _refuse_unwritable(folder / "demo.html", None)
+    done: list[RunRecord] = []
+    lines.detail = lambda: f"{len(done)} done"
+    records, failed = _all_but_failed(trace(), after_each=done.append, cluster=CLUSTER, schedulers=DEMO_SCHEDULERS)
+    if failed:
+        _tell_failed(failed)
+    return records
 
 
 def _save_figure(records: list[RunRecord], path: Path) -> Path:
@@ -210,10 +229,12 @@ def compare(
         "troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint, "drop_too_large": drop_too_large,
         "cadence": given.cadence_of(slot),
     }  # fmt: skip
-    _compare(
+    records = _compare(
         jobs, cluster=cluster, schedulers=schedulers, report=report, command=sys.argv, options=options,
         as_json=as_json, runs=runs, against=against, usual=usual,
     )  # fmt: skip
+    if not as_json:
+        print_finding(records)
 
 
 def _compare(
@@ -229,7 +250,7 @@ def _compare(
     against: str | None = None,
     usual: str = "",
 ) -> list[RunRecord]:
-    from labkit.cli_compared import print_against, print_header, print_table
+    from labkit.cli_compared import print_against
     from labkit.cli_seeds import refuse_unknown_base
 
     _refuse_unwritable(report, runs)
@@ -259,17 +280,19 @@ def _compare(
     return records
 
 
-def _all_but_failed(jobs: Any, *, as_json: bool, **options: Any) -> tuple[list[RunRecord], Mapping[str, Exception]]:
+def _all_but_failed(
+    jobs: Any, *, as_json: bool = False, after_each: Callable[[RunRecord], None] | None = None, **options: Any
+) -> tuple[list[RunRecord], Mapping[str, Exception]]:
     """Simulate; return the records, and the errors of schedulers that failed beside others that did not."""
     from labkit.experiment import compare as run_all
     from labkit.experiment.caveats import Caveat
 
-    after_each = _tell_json if as_json else None
+    after_each = _tell_json if as_json else after_each
     with warnings.catch_warnings():
         if not as_json:
             warnings.simplefilter("ignore", Caveat)  # they stand above the table
         try:
-            shown = not as_json and sys.stderr.isatty()
+            shown = after_each is None and sys.stderr.isatty()
             return run_all(jobs, after_each=after_each, progress=shown, **options), {}
         except ComparisonError as error:
             if not error.records:

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from labkit.core.errors import LabkitError
+from labkit.progress_lines import StageLines
 from labkit.release import how_to_get
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 def trained() -> Twins | None:
     """Train the jobs, and print what came out; where that does not work, say why in one line and return None."""
     from labkit.experiment.demo import train
-    from labkit.results import fidelity_summary
 
     print()
     try:
-        twins = train(say=lambda line: print(line, flush=True), progress=sys.stderr.isatty())
+        with StageLines("starting a laptop testbed") as lines:
+            twins = train(lines)
     except ImportError as error:
         _refuse(f"the package {error.name or error} is missing; {how_to_get(error.name or '')}")
         return None
@@ -30,8 +31,6 @@ def trained() -> Twins | None:
         _refuse(str(error))
         return None
     show(twins)
-    gap = fidelity_summary(twins.real, twins.simulated)["gap_percent"]
-    print(f"mean JCT: {gap:+.1f} % against the simulation. {twins.rests_on}")
     if n_left := int(twins.real.summary["n_unfinished"]):
         _refuse(f"{n_left} of {len(twins.real.jobs)} jobs were given up; {twins.notes[0] if twins.notes else ''}")
         return None
@@ -43,10 +42,17 @@ def _refuse(why: str) -> None:
 
 
 def show(twins: Twins) -> None:
-    """Print a row for each job: when it was done, there and in the simulation, and how it was rescaled."""
+    """Print a row for each job: its JCT, there and in the simulation, and how it was rescaled; then the means."""
+    from labkit.cli_table import say
     from labkit.cli_table import show as print_table
+    from labkit.results import fidelity_summary
 
     print_table(table_of(twins))
+    means = fidelity_summary(twins.real, twins.simulated)
+    if means["n_jobs"]:
+        real_s, simulated_s = means["real_mean_jct_s"], means["simulated_mean_jct_s"]
+        far = f"{abs(real_s / simulated_s - 1):.1%} {'more' if real_s > simulated_s else 'less'}"
+        say(f"The mean JCT was {real_s:.1f} s: {far} than simulated ({simulated_s:.1f} s). {twins.rests_on}")
 
 
 def table_of(twins: Twins) -> Table:

@@ -1,15 +1,50 @@
-"""Progress where no terminal shows a bar: a line every half minute, for logs and pipes."""
+"""Progress in lines on stderr: how many of all are done, for logs and pipes; or what a command is at."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from threading import Event, Thread
 from typing import Final, Self
 
 EVERY_S: Final = 30.0
 
+STAGE_S: Final = 2.0
+"""Seconds from one line about a stage to the next: a user who sees nothing for longer thinks that it hangs."""
 
-class ProgressLines:
+
+class _Lines:
+    """Say a line on stderr every so often, as long as the context lasts."""
+
+    end = "\n"
+
+    def __init__(self, *, every_s: float) -> None:
+        self._every_s = every_s
+        self._over = Event()
+        self._teller = Thread(target=self._tell, name="labkit-progress", daemon=True)
+
+    def _tell(self) -> None:
+        while not self._over.wait(self._every_s):
+            self._print()
+
+    def _print(self) -> None:
+        print(self.line(), end=self.end, file=sys.stderr, flush=True)
+
+    def line(self) -> str:
+        """Return what is said now."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self._teller.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._teller.join()
+
+
+class ProgressLines(_Lines):
     """Say on stderr every so often how many of all are done, as long as the context lasts.
 
     Parameters
@@ -23,24 +58,63 @@ class ProgressLines:
     """
 
     def __init__(self, total: int, *, unit: str, done: int = 0, every_s: float = EVERY_S) -> None:
-        self._total, self._unit, self._every_s = total, unit, every_s
+        super().__init__(every_s=every_s)
+        self._total, self._unit = total, unit
         self.done, self.n_failed = done, 0
-        self._over = Event()
-        self._teller = Thread(target=self._tell, name="labkit-progress", daemon=True)
-
-    def _tell(self) -> None:
-        while not self._over.wait(self._every_s):
-            print(self.line(), file=sys.stderr, flush=True)
 
     def line(self) -> str:
         """Return what is said now."""
         failed = f", {self.n_failed} failed" if self.n_failed else ""
         return f"labkit: {self.done:,} of {self._total:,} {self._unit} done{failed}"
 
-    def __enter__(self) -> Self:
-        self._teller.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._teller.join()
+class StageLines(_Lines):
+    """Say on stderr at once, and then every two seconds, what a command is at; in a terminal in one line that changes.
+
+    Parameters
+    ----------
+    stage : str
+        The first stage; `stage` may be set.
+    every_s : float
+        Seconds from one line to the next.
+    clock : callable
+        Returns seconds.
+
+    Attributes
+    ----------
+    stage : str
+        What goes on now.
+    detail : callable
+        Returns how far it came.
+    """
+
+    def __init__(self, stage: str, *, every_s: float = STAGE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(every_s=every_s)
+        self.stage = stage
+        self.detail: Callable[[], str] = str
+        self._clock, self._began_s = clock, clock()
+        self._in_place = sys.stderr.isatty()
+        self.end = "\r" if self._in_place else "\n"
+
+    def line(self) -> str:
+        """Return what is said now."""
+        detail = self.detail()
+        said = f"labkit: {self.stage}, {self._clock() - self._began_s:.0f} s{': ' * bool(detail)}{detail}"
+        return f"\x1b[K{said}" if self._in_place else said
+
+    def say(self, text: str) -> None:
+        """Print a line of the command's own output."""
+        self._clear()
+        print(text, flush=True)
+
+    def __enter__(self) -> Self:
+        self._print()
+        return super().__enter__()
+
+    def _clear(self) -> None:
+        if self._in_place:
+            print("\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._clear()

@@ -13,8 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from labkit.core.text import human_s
 from labkit.results import load
-from labkit.results.conclusion import conclusion, over_seeds
+from labkit.results.bound import bound_jct_s
+from labkit.results.conclusion import conclusion, finding, over_seeds
 from labkit.results.sweeps import comparison, sweep_differences
 
 from .plots.runs import record, records
@@ -131,7 +133,7 @@ def test_other_seeds_are_recommended_only_for_a_trace_that_has_some():
 def test_one_run_of_each_concludes_nothing_about_other_traces():
     told = conclusion(records())
     best = min(records(), key=lambda run: run.summary["mean_jct_s"])
-    assert told[0].startswith(f"On this trace {best.info.scheduler} has the shortest mean JCT")
+    assert told[0].startswith(f"On this trace {best.info.scheduler} has the lowest mean JCT")
     assert re.search(r"; \d+ of 40 jobs are done sooner than with \w+, \d+ later\.$", told[0])
     assert told[1].startswith("It is one run of each: whether the difference would hold on other traces is not known")
     assert conclusion([record("fifo")]) == [f"fifo: the mean JCT of 40 jobs is {_mean()}."]
@@ -143,6 +145,15 @@ def test_single_runs_are_compared_with_the_one_that_is_named():
     assert told.count("mean JCT") == len(records()) - 1
     assert re.search(r"fifo mean JCT [+-][\d.]+%, \d+ of 40 jobs sooner, \d+ later", told)
     assert not any(said.startswith("Against") for said in conclusion(records()))
+
+
+def test_the_finding_names_the_lowest_mean_jct_how_far_it_is_from_the_highest_and_the_bound():
+    told = {record.info.scheduler: record.summary["mean_jct_s"] for record in records()}
+    best, worst = min(told, key=told.get), max(told, key=told.get)
+    below = f"{1 - told[best] / told[worst]:.1%} below {worst}"
+    assert finding(records()).startswith(f"{best} has the lowest mean JCT: {human_s(told[best])}, {below}")
+    assert finding(records()).endswith(f"; the lower bound is {human_s(bound_jct_s(records()[0]))}.")
+    assert finding(records()[:1]) == ""
 
 
 def test_a_comparison_that_was_asked_for_and_cannot_be_is_told(tmp_path):

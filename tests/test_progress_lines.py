@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from threading import Event
 
-from labkit.progress_lines import ProgressLines
+import pytest
+
+from labkit.progress_lines import ProgressLines, StageLines
 
 
 def test_a_line_comes_again_and_again_until_the_end(monkeypatch):
@@ -28,3 +30,17 @@ def test_a_line_comes_again_and_again_until_the_end(monkeypatch):
     n = len(said)
     assert lines.line() == "labkit: 3 of 10 cells done, 1 failed"
     assert len(said) == n
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_stage_is_one_line_that_changes_in_a_terminal_and_lines_elsewhere(terminal, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    times = iter([10.0, 10.0, 17.2])
+    with StageLines("comparing", every_s=1e6, clock=lambda: next(times)) as lines:
+        lines.stage, lines.detail = "training", lambda: "3 of 5 steps"
+        assert lines.line().removeprefix("\x1b[K") == "labkit: training, 7 s: 3 of 5 steps"
+        lines.say("calibrated")
+    heard = capsys.readouterr()
+    assert heard.out == "calibrated\n"
+    clear = "\x1b[K"
+    assert heard.err == (f"{clear}labkit: comparing, 0 s\r{clear}{clear}" if terminal else "labkit: comparing, 0 s\n")

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 from labkit.cli import DEMO_SCHEDULERS
-from labkit.cli_compared import print_header, print_table
+from labkit.cli_compared import print_finding, print_header, print_table
 from labkit.experiment import compare
 from labkit.experiment.caveats import Caveat
 from labkit.experiment.demo import CLUSTER, trace
@@ -24,6 +24,7 @@ def test_what_it_shows_is_what_the_demo_prints(capsys):
         records = compare(trace(), cluster=CLUSTER, schedulers=DEMO_SCHEDULERS)
     print_header(records)
     print_table(records)
+    print_finding(records)
     assert difference(without_times(shown[1]), without_times(capsys.readouterr().out)) is None
 
 

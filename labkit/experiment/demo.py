@@ -11,8 +11,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from labkit.core.errors import InputError, LabkitError
+from labkit.core.events import Events, Kind
 from labkit.core.jobs import Jobs
+from labkit.progress_lines import StageLines
 from labkit.workloads import readers, shipped
 
 if TYPE_CHECKING:
@@ -61,7 +65,7 @@ def trace() -> Jobs:
     return _shipped(TRACE)
 
 
-def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
+def train(lines: StageLines) -> Twins:
     """Train three jobs on a laptop testbed of their own, and simulate the same.
 
     What the simulation knows of the testbed is a shipped profile of another machine, scaled by one job that trains here
@@ -69,10 +73,8 @@ def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
 
     Parameters
     ----------
-    say : callable
-        Hears in a line what goes on.
-    progress : bool
-        Show a progress bar.
+    lines : StageLines
+        Is told the stages, and prints what is worth a line.
 
     Raises
     ------
@@ -88,37 +90,58 @@ def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
     with _bed_folder() as folder:
         bed = Bed.up(N_HOSTS, folder=folder, gpus=1)
         for note in bed.notes:
-            say(f"note: {note}")
-        profile, rests_on = _calibrated(bed.inventory, model=jobs.models[jobs.model[0]], say=say)
-        say(f"{len(jobs)} jobs train on a laptop testbed of {N_HOSTS} hosts ({bed.plan.server}), under {SCHEDULER} ...")
+            lines.say(f"note: {note}")
+        profile, rests_on = _calibrated(bed.inventory, model=jobs.models[jobs.model[0]], lines=lines)
+        steps = _Steps(jobs)
+        lines.stage, lines.detail = f"training {len(jobs)} jobs", steps.line
+        lines.say(
+            f"{len(jobs)} jobs train on a laptop testbed of {N_HOSTS} hosts ({bed.plan.server}), under {SCHEDULER} ..."
+        )
         real = deploy(
             jobs, inventory=bed.inventory, scheduler=SCHEDULER, runs=folder.with_name("runs"), speed="recorded",
-            progress=progress,
+            observers=[steps],
         )  # fmt: skip
         notes = folder.with_name("runs") / real.info.run / NOTES
         told = notes.read_text().splitlines() if notes.exists() else []
     return Twins(real, predict(real, profile=profile), told, rests_on)
 
 
-def _calibrated(inventory: Inventory, *, model: str, say: Callable[[str], None]) -> tuple[TestbedProfile, str]:
+class _Steps:
+    """An observer of a run: how many steps each job has done."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs, self._steps = jobs, np.zeros(len(jobs))
+
+    def __call__(self, batch: Events) -> None:
+        trains = batch[np.isin(batch["kind"], (Kind.STARTED, Kind.RESCALED, Kind.PROGRESSED, Kind.COMPLETED))]
+        self._steps[trains["job"]] = trains["value"]
+
+    def line(self) -> str:
+        """Return the steps of each job."""
+        done = zip(self._jobs.id.tolist(), self._steps.tolist(), self._jobs.total_steps.tolist(), strict=True)
+        return ", ".join(f"{name} {n:,.0f} of {total:,.0f} steps" for name, n, total in done)
+
+
+def _calibrated(inventory: Inventory, *, model: str, lines: StageLines) -> tuple[TestbedProfile, str]:
     """Return the shipped profile scaled to this machine, and what that rests on; as it is where that fails."""
     from labkit.speed.profiled import read
     from labkit.testbed.profiling.calibrate import calibrated
 
     shipped = read(PROFILE)
-    say("calibrating: one job trains alone on this machine for a few seconds ...")
+    lines.stage = "calibrating"
+    lines.say("calibrating: one job trains alone on this machine for a few seconds ...")
     try:
         profile, ratios = calibrated(inventory, shipped, model=model)
     except (LabkitError, OSError) as error:
         said = f"{_OTHER_MACHINE}, and this one could not be measured ({' '.join(str(error).split())})"
-        say(f"note: {said}; the simulation will be off")
-        return shipped, f"{said}. So the gap tells of the two machines, not of the simulator. {_IN_FULL}"
-    say(f"calibrated: {ratios}")
+        lines.say(f"note: {said}; the simulation will be off")
+        return shipped, f"{said}. So the difference is that of the two machines, not of the simulator. {_IN_FULL}"
+    lines.say(f"calibrated: {ratios}")
     return profile, f"{_OTHER_MACHINE}, scaled by one job that trained here for a few seconds: {ratios}. {_IN_FULL}"
 
 
-_OTHER_MACHINE: Final = "The simulation knows speeds and starts from a profile of another machine"
-_IN_FULL: Final = "`labkit profile` measures a machine in full, in about three minutes: docs/testbed-fidelity.md."
+_OTHER_MACHINE: Final = "The simulation uses speeds and start times of another machine"
+_IN_FULL: Final = "`labkit profile` measures this one in full, in about three minutes (docs/testbed-fidelity.md)."
 
 
 def _shipped(path: Path) -> Jobs:

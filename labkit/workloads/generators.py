@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, cast
 
 import numpy as np
@@ -39,6 +40,8 @@ def catalogue_jobs(
     models: Sequence[str] = DL2_MODELS,
     gangs: Sequence[int] = (1,),
     max_tasks: int = 16,
+    max_ps: int | None = None,
+    task_cpus: float | None = None,
     median_s: float = DL2_MEDIAN_S,
     mean_s: float = DL2_MEAN_S,
     name: str = "catalogue",
@@ -57,13 +60,18 @@ def catalogue_jobs(
         Numbers of workers, and as many parameter servers, that jobs ask for, with equal chance.
     max_tasks : int
         Most useful workers, and most useful parameter servers.
+    max_ps : int, optional
+        Most useful parameter servers, where they are fewer.
+    task_cpus : float, optional
+        Cores of each task; by default those of the catalogue.
     median_s, mean_s : float
         Of the log-normal durations (`mean_s` > `median_s`) that jobs would have with the gang they ask for, by the
         rule of thumb `labkit.workloads.catalogue.step_s`; rounded to whole epochs, at least one.
     name : str
         Name of the trace.
     """
-    _check_catalogue(models, gangs, max_tasks, median_s=median_s, mean_s=mean_s)
+    max_ps = max_tasks if max_ps is None else max_ps
+    _check_catalogue(models, gangs, max_tasks, max_ps=max_ps, median_s=median_s, mean_s=mean_s)
     arrival = np.round(np.atleast_1d(np.asarray(arrival_s, np.float64)), 1)
     n = len(arrival)
     chosen = [model(models[i]) for i in rng.integers(len(models), size=n)]
@@ -73,6 +81,9 @@ def catalogue_jobs(
     seconds = np.array([step_s(m.name, n_workers=w, n_ps=w) for m, w in zip(chosen, workers.tolist(), strict=True)])
     epoch = np.array([m.steps_per_epoch for m in chosen], np.float64)
     steps = np.maximum(np.round(wanted_s / seconds / epoch), 1.0) * epoch
+    tasks = [(m.worker_demand, m.ps_demand) for m in chosen]
+    if task_cpus is not None:
+        tasks = [(replace(worker, cpus=task_cpus), replace(ps, cpus=task_cpus)) for worker, ps in tasks]
     return Jobs.of(
         name=name,
         model=[m.name for m in chosen],
@@ -83,14 +94,16 @@ def catalogue_jobs(
         n_workers=workers,
         n_ps=workers,
         max_workers=np.maximum(workers, max_tasks),
-        max_ps=np.maximum(workers, max_tasks),
-        worker_demand=[m.worker_demand.amounts() for m in chosen],
-        ps_demand=[m.ps_demand.amounts() for m in chosen],
+        max_ps=np.maximum(workers, max_ps),
+        worker_demand=[worker.amounts() for worker, _ in tasks],
+        ps_demand=[ps.amounts() for _, ps in tasks],
     )
 
 
-def _check_catalogue(models: object, gangs: object, max_tasks: int, *, median_s: float, mean_s: float) -> None:
-    whole("catalogue_jobs", at_most=MAX_TASKS, max_tasks=max_tasks)
+def _check_catalogue(
+    models: object, gangs: object, max_tasks: int, *, max_ps: int, median_s: float, mean_s: float
+) -> None:
+    whole("catalogue_jobs", at_most=MAX_TASKS, max_tasks=max_tasks, max_ps=max_ps)
     for name, given, expected in (("models", models, "('cnn', 'vgg')"), ("gangs", gangs, "(1, 2, 4)")):
         if isinstance(given, str) or not isinstance(given, Sequence) or not len(given):
             raise InputError(f"catalogue_jobs: {name} is {given!r}; expected at least one, such as {expected}.")

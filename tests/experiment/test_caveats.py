@@ -87,7 +87,8 @@ def test_compare_prints_speeds_prices_notes_cost_and_slos_above_and_in_the_table
             options={"speed": "recorded"},
         )  # fmt: skip
     head, speeds, prices, note, *rest = capsys.readouterr().out.splitlines()
-    table = [line for line in rest if not line.startswith("note: ")]
+    last = max(number for number, line in enumerate(rest) if line.endswith("."))  # of the notes
+    table = rest[last + 1 :]
     assert head.startswith("3 jobs of three on gavel-8-16-24")
     assert speeds == "speeds: the trace's own durations; all 3 device types equally fast"
     assert prices == "prices: v100 2.48 $, p100 1.46 $, k80 0.45 $ per GPU and hour"

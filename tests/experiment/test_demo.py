@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,14 +18,15 @@ import typer
 from labkit import cli, cli_demo
 from labkit.core.events import Kind
 from labkit.doctor import which
-from labkit.experiment import demo
+from labkit.experiment import compare, demo
 from labkit.plots.report import write_report
+from labkit.progress_lines import STAGE_S, StageLines
 from labkit.results import rescalings
 from labkit.testbed.errors import BedError
 from labkit.testbed.laptop import bed as beds
 from labkit.testbed.laptop.processes import processes
 
-SCRIPT = "from labkit.experiment.demo import train; train(say=lambda line: print(line, flush=True))"
+SCRIPT = "from labkit.experiment.demo import train; from labkit.progress_lines import StageLines as S; train(S(''))"
 
 
 def marked(mark: str) -> list[tuple[str, str]]:
@@ -47,11 +50,16 @@ def gone(mark: str) -> bool:
     return not marked(mark)
 
 
-def test_three_jobs_train_where_there_is_no_sshd_and_one_is_rescaled_on_the_way(monkeypatch, tmp_path):
+def test_three_jobs_train_where_there_is_no_sshd_and_one_is_rescaled_on_the_way(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(beds, "sshd_program", lambda: "")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    said: list[str] = []
-    twins = demo.train(say=said.append)
+    with StageLines("starting", every_s=0.01) as lines:
+        twins = demo.train(lines)
+    heard = capsys.readouterr()
+    said = heard.out.splitlines()
+    for stage in ("starting, ", "calibrating, ", "training 3 jobs, "):
+        assert f"labkit: {stage}" in heard.err
+    assert re.search(r"training 3 jobs, .* s: search \d+ of 1,500 steps, .*language [1-9]\d* of 500 steps", heard.err)
     assert said[0].startswith("note: no sshd for this user here")
     assert said[1].startswith("calibrating: one job trains alone")
     assert said[2].startswith("calibrated: an update takes ")
@@ -99,7 +107,7 @@ def test_ctrl_c_in_the_middle_leaves_no_process_and_no_file(tmp_path):
 
 
 def test_where_the_testbed_does_not_come_up_it_is_said_in_one_line_and_the_rest_is_done(monkeypatch, tmp_path, capsys):
-    def refuse(**_: object) -> None:
+    def refuse(_: object) -> None:
         raise BedError("no bed\nfor you.")
 
     monkeypatch.setattr(demo, "train", refuse)
@@ -107,9 +115,63 @@ def test_where_the_testbed_does_not_come_up_it_is_said_in_one_line_and_the_rest_
         cli.demo(folder=tmp_path, testbed=True)
     assert left.value.exit_code == 1
     said = capsys.readouterr()
-    assert said.err.splitlines() == ["labkit: nothing from the testbed in the report: no bed for you."]
-    assert "report: " in said.out
+    refused = [line for line in said.err.splitlines() if line.startswith("labkit: nothing")]
+    assert refused == ["labkit: nothing from the testbed in the report: no bed for you."]
+    *_, report, figure, last = said.out.splitlines()
+    assert (report[:8], figure[:8]) == ("report: ", "figure: ")
+    assert last.startswith("optimus has the lowest mean JCT: ")
+    assert max(map(len, said.out.splitlines()[:-3])) <= 100
+    assert " %" not in said.out
     assert "Jobs that really trained" not in (tmp_path / "demo.html").read_text()
     with pytest.raises(typer.Exit) as left:
         cli.demo(folder=tmp_path, testbed=False)
     assert left.value.exit_code == 0
+
+
+class Log:
+    """A stderr that is no terminal, on which one can wait for a text to come several times."""
+
+    def __init__(self) -> None:
+        self.text, self.grown = "", threading.Condition()
+
+    def write(self, text: str) -> None:
+        with self.grown:
+            self.text += text
+            self.grown.notify_all()
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+    def comes(self, text: str, *, times: int) -> bool:
+        with self.grown:
+            return self.grown.wait_for(lambda: self.text.count(text) >= times, 60)
+
+
+def test_a_line_comes_again_and_again_in_each_stage_also_where_there_is_no_terminal(monkeypatch, tmp_path):
+    """Each stage lasts until it was told three times: one that is silent ends the test."""
+    assert STAGE_S <= 3
+    monkeypatch.setitem(StageLines.__init__.__kwdefaults__, "every_s", 0.01)
+    records = compare("poisson(2, per_hour=60)", cluster="no_network(1)", schedulers="fifo,srtf")
+    log = Log()
+    monkeypatch.setattr(sys, "stderr", log)
+
+    def simulated(*_: object, **__: object) -> object:
+        assert log.comes("labkit: comparing six schedulers, ", times=3)
+        return records, {}
+
+    def training(_: object) -> None:
+        assert log.comes("labkit: starting a laptop testbed, ", times=3)
+        raise BedError("none")
+
+    def written(*_: object, **__: object) -> Path:
+        assert log.comes("labkit: writing the report, ", times=3)
+        return tmp_path
+
+    monkeypatch.setattr(cli, "_all_but_failed", simulated)
+    monkeypatch.setattr(demo, "train", training)
+    monkeypatch.setattr("labkit.plots.report.write_report", written)
+    with pytest.raises(typer.Exit):
+        cli.demo(folder=tmp_path, testbed=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from labkit.experiment import compare
+from labkit.results.intervals import holdings
 from labkit.workloads.readers import read
 from labkit.workloads.recipes import TRACES, main
 
@@ -37,6 +40,24 @@ def test_the_demo_is_some_eighty_malleable_jobs_with_servers():
     assert 60 <= len(jobs) <= 100
     assert (jobs.max_workers > jobs.n_workers).all()
     assert (jobs.n_ps > 0).all()
+
+
+def test_the_jobs_of_the_demo_wait_for_gpus_and_never_for_cores():
+    """While jobs wait, nearly all GPUs are in use, and half of the cores are free."""
+    for run in compare("demo", cluster="demo", schedulers="srtf,las"):
+        waits = np.zeros(3)
+        held, arrived = holdings(run.events, run.jobs), run.jobs.arrival_s
+        done = arrived + run.table["jct_s"].to_numpy()
+        times = np.unique([*arrived, *done, *held.start_s, *held.end_s])
+        for start_s, end_s in itertools.pairwise(times.tolist()):
+            now = (held.start_s <= start_s) & (held.end_s >= end_s)
+            n_there = ((arrived <= start_s) & (done >= end_s)).sum()
+            waiting_s = (n_there - len(set(held.job[now].tolist()))) * (end_s - start_s)
+            gpus, cpus = held.gpus[now].sum(), held.cpus[now].sum()
+            waits += waiting_s * np.array([1, gpus >= 32, cpus > 64])
+        assert waits[0] > 24 * 3600
+        assert waits[1] > 0.75 * waits[0]
+        assert waits[2] == 0
 
 
 def test_the_gavel_trace_is_in_ten_columns_with_gangs():
