@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from labkit import cli_help, cli_new, cli_renamed, cli_runs, early, release
-from labkit.cli_compared import usual_cluster
+from labkit.cli_compared import print_finding, usual_cluster
 from labkit.cli_data import clusters, schedulers, traces
 from labkit.cli_deploy import deploy
 from labkit.cli_doctor import doctor
@@ -209,10 +209,12 @@ def compare(
         "troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint, "drop_too_large": drop_too_large,
         "cadence": given.cadence_of(slot),
     }  # fmt: skip
-    _compare(
+    records = _compare(
         jobs, cluster=cluster, schedulers=schedulers, report=report, command=sys.argv, options=options,
         as_json=as_json, runs=runs, against=against, usual=usual,
     )  # fmt: skip
+    if not as_json:
+        print_finding(records)
 
 
 def _compare(

@@ -89,17 +89,18 @@ def print_header(records: list[RunRecord], *, usual: str = "") -> None:
 
     `usual` tells which cluster was taken, if none was named.
     """
+    from labkit.cli_table import say
     from labkit.results.notes import notes
 
     first = records[0]
-    print(f"{len(first.jobs)} jobs of {first.jobs.name}{first.arrivals}{',' * bool(first.arrivals)} on {first.cluster}")
+    say(f"{len(first.jobs)} jobs of {first.jobs.name}{first.arrivals}{',' * bool(first.arrivals)} on {first.cluster}")
     if usual:
-        print(usual)
-    print(f"speeds: {first.info.config['speeds']}")
+        say(usual)
+    say(f"speeds: {first.info.config['speeds']}")
     for said in dict.fromkeys(filter(None, map(_prices, records))):
-        print(said)
+        say(said)
     for note in notes(records):
-        print(f"note: {note}")
+        say(f"note: {note}")
 
 
 def _bound(record: RunRecord) -> str | None:
@@ -141,7 +142,7 @@ def print_table(records: list[RunRecord]) -> None:
     """Print a row for each run, the best one in bold, and below which mean JCT no scheduler can be."""
     from rich.table import Table
 
-    from labkit.cli_table import numbers, show, words
+    from labkit.cli_table import numbers, say, show, words
     from labkit.core.text import time_unit
 
     frame, best = _compared(records)
@@ -165,11 +166,21 @@ def print_table(records: list[RunRecord]) -> None:
         table.add_row(*row, style="bold" if i == best else None)
     show(table)
     if (bound := _bound(records[0])) is not None:
-        print(bound)
+        say(bound)
+
+
+def print_finding(records: list[RunRecord]) -> None:
+    """Print which run has the lowest mean JCT: the last line."""
+    from labkit.cli_table import say
+    from labkit.results.conclusion import finding
+
+    if said := finding(records):
+        say(said)
 
 
 def print_against(records: list[RunRecord], *, base: str | None, as_json: bool) -> None:
     """Print how each run compares with one of them, or why it does not."""
+    from labkit.cli_table import say
     from labkit.results.comparison import labels
     from labkit.results.conclusion import against
 
@@ -183,4 +194,4 @@ def print_against(records: list[RunRecord], *, base: str | None, as_json: bool) 
         why = "no other scheduler has done all jobs" if base in whole else "it has not done all jobs"
         told = [f"note: nothing is compared with {base}: {why}."]
     for said in told:
-        print(said)
+        say(said)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from rich.table import Column, Table
 
-PIPED: Final = 120
-"""Characters in a line where there is no terminal; more where numbers need them."""
+PIPED: Final = 100
+"""Characters in a line of text, and of a table where there is no terminal; more where numbers need them."""
 
 FOLDED: Final = 24
 """Characters that a column of words keeps at least."""
@@ -24,6 +25,11 @@ def numbers(table: Table, *headings: str) -> None:
 def words(table: Table, heading: str = "") -> None:
     """Add a column of words that may be folded."""
     table.add_column(heading, overflow="fold")
+
+
+def say(text: str) -> None:
+    """Print a text in lines of at most `PIPED` characters; no word is cut."""
+    print(textwrap.fill(text, PIPED, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
 
 
 def show(table: Table) -> None:

@@ -131,7 +131,7 @@ def test_other_seeds_are_recommended_only_for_a_trace_that_has_some():
 def test_one_run_of_each_concludes_nothing_about_other_traces():
     told = conclusion(records())
     best = min(records(), key=lambda run: run.summary["mean_jct_s"])
-    assert told[0].startswith(f"On this trace {best.info.scheduler} has the shortest mean JCT")
+    assert told[0].startswith(f"On this trace {best.info.scheduler} has the lowest mean JCT")
     assert re.search(r"; \d+ of 40 jobs are done sooner than with \w+, \d+ later\.$", told[0])
     assert told[1].startswith("It is one run of each: whether the difference would hold on other traces is not known")
     assert conclusion([record("fifo")]) == [f"fifo: the mean JCT of 40 jobs is {_mean()}."]

@@ -17,11 +17,11 @@ FASTER: Final = "bound_faster"
 BOUND_LABEL: Final = "(bound)"
 """What stands in the column of schedulers."""
 
-WHAT: Final = "each job alone on its fastest gang from its arrival on, in a cluster without end"
+WHAT: Final = "each job alone on its fastest gang from its arrival on, in an infinite cluster"
 """What the bound is, in words (`labkit.experiment.bound`)."""
 
 
-UNREACHED: Final = "; schedulers that keep the gang that was asked for cannot reach it"
+UNREACHED: Final = "; schedulers that keep the requested gang cannot reach it"
 """What is told where the bound rests on faster gangs."""
 
 
@@ -35,7 +35,7 @@ def told_bound(value: str, *, faster: bool = False) -> str:
 
     >>> told_bound("44 min")[:44]
     'bound: no scheduler can be below 44 min (eac'
-    >>> told_bound("44 min", faster=True)[-34:]
-    'that was asked for cannot reach it'
+    >>> told_bound("44 min", faster=True)[-31:]
+    'requested gang cannot reach it'
     """
     return f"bound: no scheduler can be below {value} ({WHAT}){UNREACHED * faster}"

@@ -128,12 +128,24 @@ def _ranked(whole: dict[str, RunRecord], means: dict[str, float], best: str, wor
     if means[best] == means[worst]:
         return f"All have the same mean JCT on this trace, {human_s(means[best])}."
     second = min((name for name in means if name != best), key=means.__getitem__)
-    said = f"On this trace {best} has the shortest mean JCT: {human_s(means[best])}, {_below(means, best, second)}"
+    said = f"On this trace {best} has the lowest mean JCT: {human_s(means[best])}, {_below(means, best, second)}"
     said += f" and {_below(means, best, worst)}" if worst != second else ""
     if moved := _moved(whole[best], whole[second]):
         sooner, later = moved
         said += f"; {sooner:,} of {len(whole[best].table):,} jobs are done sooner than with {second}, {later:,} later"
     return said + "."
+
+
+def finding(records: Sequence[RunRecord]) -> str:
+    """Return in a sentence which run has the lowest mean JCT, and the bound; "" where no two runs differ."""
+    whole = {label: record for label, record in zip(labels(records), records, strict=True) if record.complete}
+    means = {name: record.summary["mean_jct_s"] for name, record in whole.items()}
+    if len(set(means.values())) < 2:
+        return ""
+    best, worst = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    bound_s = bound_jct_s(whole[best])
+    bound = f"; the lower bound is {human_s(bound_s)}" if bound_s == bound_s else ""
+    return f"{best} has the lowest mean JCT: {human_s(means[best])}, {_below(means, best, worst)}{bound}."
 
 
 def against(whole: Mapping[str, RunRecord], *, base: str | None) -> list[str]:

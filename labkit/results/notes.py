@@ -39,8 +39,8 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
         if n_cuts:
             were = "1 job was" if n_jobs == 1 else f"{n_jobs} jobs were"
             told.append(
-                f"{label}: {were} given more tasks than could be placed, {n_cuts} times; the tasks that did not fit "
-                "were left out."
+                f"{label}: {were} allocated more tasks than the machines had room for ({n_cuts} times); the extra tasks "
+                "were not started."
             )
         told += fallbacks(record.events, name=label, fallback=fallback_of(record))
         told += [*given_up(record, name=label), *reserved(record, name=label)]
@@ -101,8 +101,8 @@ def _free_changes(named: Sequence[tuple[str, RunRecord]]) -> list[str]:
     if not counts:
         return []
     return [
-        f"nothing was charged for stopping or changing jobs ({shortened('; '.join(counts), most=300)}); --restart and "
-        "--rescale charge seconds, --overheads dlrover what a paper tells (in Python: overheads=)."
+        f"preemption and rescaling cost no time here ({shortened('; '.join(counts), most=300)}); --restart S and "
+        "--rescale S charge seconds, --overheads dlrover those of the DLRover paper (in Python: overheads=)."
     ]
 
 

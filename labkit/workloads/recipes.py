@@ -15,6 +15,7 @@ import numpy as np
 from labkit.core.jobs import Jobs
 from labkit.core.resources import amounts
 from labkit.workloads.arrivals import diurnal
+from labkit.workloads.catalogue import models
 from labkit.workloads.dl2_traces import dl2_jobs
 from labkit.workloads.gavel import PUBLISHED, Throughputs
 from labkit.workloads.gavel_traces import gavel_jobs, write_gavel
@@ -30,11 +31,19 @@ _TYPES: Final = ("k80", "p100", "v100")
 
 
 def demo() -> Jobs:
-    """Return 80 malleable parameter-server jobs that arrive within half a day, at times too many for 32 GPUs."""
+    """Return 80 malleable parameter-server jobs that arrive within half a day and wait for the 32 GPUs of `demo`.
+
+    Every model trains on GPUs, and a task takes one core: a machine of 4 GPUs and 16 cores runs out of GPUs first.
+    """
     rng = np.random.default_rng(7)
     arrival_s = diurnal(80, per_hour=12, rng=rng, swing=0.8)
-    return catalogue_jobs(
-        arrival_s, rng=rng, gangs=(1, 2, 4), max_tasks=12, median_s=3600.0, mean_s=6000.0, name="demo"
+    jobs = catalogue_jobs(
+        arrival_s, rng=rng, models=[each.name for each in models() if each.worker_demand.gpus], gangs=(2, 4, 8),
+        max_tasks=16, median_s=1800.0, mean_s=5000.0, name="demo",
+    )  # fmt: skip
+    each_task = np.ones(len(jobs))
+    return jobs.with_columns(
+        max_ps=np.full(len(jobs), 8), worker_demand=amounts(gpus=each_task, cpus=1), ps_demand=amounts(cpus=each_task)
     )
 
 

@@ -32,7 +32,7 @@ BARE = """() => {
 COMPLETED = """least => [...document.querySelectorAll('.labkit-card')].some(card =>
   card.innerText.includes('completed') && parseInt(card.querySelector('b').textContent) >= least)"""
 MOST_MS = 300_000
-"""A first run compiles kernels."""
+"""For each step: a first run compiles kernels."""
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def run(box: Any, *, scheduler: str, pace: str, until: str) -> None:
         box.locator("select").nth(field).select_option(value)
     box.locator(".labkit-status", has_text="ready").wait_for()
     box.locator("button", has_text="Run").click()
-    box.locator(".labkit-status", has_text=until).wait_for(timeout=MOST_MS)
+    box.locator(".labkit-status", has_text=until).wait_for()
 
 
 @contextmanager
@@ -84,11 +84,12 @@ def lab() -> Iterator[Any]:
         with jupyter_lab(folder, home=home) as address, sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=chromium(), args=OPTIONS)
             page = browser.new_page(viewport=SIZE, device_scale_factor=2)
+            page.set_default_timeout(MOST_MS)
             page.goto(address.format("lab.ipynb"))
-            page.wait_for_function(IDLE, timeout=MOST_MS)
+            page.wait_for_function(IDLE)
             page.evaluate(BARE)
             page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
-            page.locator(".labkit-app canvas:visible").first.wait_for(timeout=MOST_MS)
+            page.locator(".labkit-app canvas:visible").first.wait_for()
             yield page
             browser.close()
 

@@ -96,7 +96,7 @@ def test_a_gang_that_was_cut_is_an_event_a_count_and_a_note() -> None:
     assert first["value"].sum() + cuts["value"][0] == 4
     assert record.summary["n_cuts"] == len(cuts) > 0
     assert record.table["n_cuts"].tolist() == [len(cuts), 0]
-    assert notes([record])[0].startswith(f"mine: 1 job was given more tasks than could be placed, {len(cuts)} times;")
+    assert notes([record])[0].startswith(f"mine: 1 job was allocated more tasks than the machines had room for ({len(cuts)} times);")
 
 
 @pytest.mark.parametrize("placer", [FirstFit(), Pack(), Even(keep_order=True)], ids=repr)

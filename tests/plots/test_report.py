@@ -111,7 +111,7 @@ def test_all_jobs_of_all_runs_are_in_the_page_as_csv(written):
 
 def test_a_report_opens_with_what_the_runs_show(written):
     words = " ".join(Reader(written.read_text()).words)
-    assert words.index("has the shortest mean JCT") < words.index("Comparison")
+    assert words.index("has the lowest mean JCT") < words.index("Comparison")
     assert "It is one run of each" in words
 
 

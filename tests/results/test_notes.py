@@ -90,7 +90,7 @@ SHORT = Jobs.of(arrival_s=[0, 10, 20], total_steps=1, duration_s=[900, 30, 30], 
 def test_preemptions_that_took_no_time_are_told_with_the_option_that_charges_them(tmp_path):
     records = compare(SHORT, cluster="no_network(1)", schedulers=["fifo", "srtf"])
     assert records[1].summary["n_preemptions"] == 1
-    (note,) = [note for note in notes(records) if note.startswith("nothing was charged")]
+    (note,) = [note for note in notes(records) if note.startswith("preemption and rescaling cost no time")]
     assert "(srtf 1 preemption)" in note
     assert "fifo" not in note
     assert "--restart" in note
