@@ -31,7 +31,7 @@ BARE = """() => {
 }"""
 COMPLETED = """least => [...document.querySelectorAll('.labkit-card')].some(card =>
   card.innerText.includes('completed') && parseInt(card.querySelector('b').textContent) >= least)"""
-MOST_MS = 300_000
+MOST_MS = 600_000
 """For each step: a first run compiles kernels."""
 
 
