@@ -1,10 +1,12 @@
-"""The README tells what really comes out."""
+"""README shows what really comes out, and stays short."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from pathlib import Path
+
+import pytest
 
 from labkit.cli import DEMO_SCHEDULERS
 from labkit.cli_compared import print_finding, print_header, print_table
@@ -14,40 +16,78 @@ from labkit.experiment.demo import CLUSTER, trace
 from tests.numbers_alike import difference
 from tests.test_cli_help import parsed
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+PICTURES = re.findall(r'(?:src|srcset)="([^"]+)"|!\[[^]]*\]\(([^)]+)\)', README)
+LINKS = sorted(set(re.findall(r"(?<!!)\[[^]]+\]\(([^)]+)\)", README)))
+MOST_WORDS = 900
+MOST_BYTES = 300_000
+ROW = 9
+"""Cells of a row of the table."""
 
 
 def test_what_it_shows_is_what_the_demo_prints(capsys):
-    shown = re.search(r"<!-- demo -->\n```\n(.*?)```", README.read_text(), re.DOTALL)
+    shown = re.search(r"<!-- demo -->\n```\n(.*?)```", README, re.DOTALL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Caveat)  # printed as notes
         records = compare(trace(), cluster=CLUSTER, schedulers=DEMO_SCHEDULERS)
     print_header(records)
     print_table(records)
     print_finding(records)
-    assert difference(without_times(shown[1]), without_times(capsys.readouterr().out)) is None
+    printed = iter(without_times(capsys.readouterr().out))  # in this order; notes are left out
+    missing = [line for line in without_times(shown[1]) if all(difference(line, out) for out in printed)]
+    assert missing == []
+    assert all(f"\n {name} " in shown[1] for name in DEMO_SCHEDULERS.split(","))
 
 
 def without_times(text: str) -> list[str]:
-    """Return lines without the last cell of each row: how long it took."""
-    rows = tuple(f" {name} " for name in DEMO_SCHEDULERS.split(","))
-    return [line.rstrip().rpartition(" ")[0].rstrip() if line.startswith(rows) else line.rstrip()
-            for line in text.splitlines()]  # fmt: skip
+    """Return the words of lines, of a row those without the last: how long it took, which widens its column, too."""
+    names = DEMO_SCHEDULERS.split(",")
+    lines = [line.split() for line in text.splitlines()]
+    return [" ".join(words[:-1] if words and words[0] in names and len(words) == ROW else words) for words in lines]
 
 
 def test_its_commands_can_be_typed_as_they_stand():
-    """Every line that begins with labkit is read by the command line as it would be; nothing is run."""
-    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", README.read_text(), re.DOTALL)).replace("\\\n", " ")
+    """Every command of labkit, in a block or in the text, is read by the command line; nothing is run."""
+    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL)).replace("\\\n", " ")
     lines = [line.partition("  #")[0].strip() for line in blocks.splitlines()]
-    typed = [line for line in lines if line.startswith("labkit")]
+    within = [" ".join(code.split()) for code in re.findall(r"`(labkit \w+ [^`]+)`", README)]
+    typed = [line for line in lines if line.startswith("labkit")] + within
     assert len(typed) > 12
     for line in typed:
         parsed(line)
 
 
+def test_the_targets_of_make_that_it_names_exist():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make ([a-z]+)\b", README, re.MULTILINE))
+    assert {"demo", "lab"} <= named <= targets
+
+
 def test_its_python_runs():
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     space: dict[str, object] = {}
     for block in blocks:
-        exec(block.replace('"traces/', f'"{README.parent}/traces/'), space)
+        exec(block, space)
     assert "SmallestFirst" in space
+
+
+def test_it_is_short():
+    assert len(README.split()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("picture", sorted({first or second for first, second in PICTURES}))
+def test_its_pictures_are_there_and_light(picture):
+    assert 0 < (ROOT / picture).stat().st_size < MOST_BYTES
+
+
+def test_it_has_a_picture_for_light_and_dark():
+    assert len(PICTURES) == 2
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_its_links_lead_somewhere(link):
+    target, _, anchor = link.partition("#")
+    assert (ROOT / target).exists()
+    headings = re.findall(r"^#+ (.+)$", (ROOT / target).read_text("utf-8"), re.MULTILINE) if anchor else []
+    assert not anchor or anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
