@@ -1,9 +1,11 @@
 # Everything starts here: `make demo` on a machine with python3 (3.11 or newer, with venv), git and make.
 PYTHON ?= python3
 BIN := .venv/bin
+# Python keeps what it compiled, whatever the caller's environment says: tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
 STAMP := .venv/.installed
 
-.PHONY: help demo test thorough check chaos lab bench docs wheel doctor notebooks clean
+.PHONY: help demo test thorough fast flaky check chaos lab bench docs wheel doctor notebooks clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
@@ -16,18 +18,23 @@ WORKERS ?= 3
 # Notebooks that set up machines, or solve for minutes.
 LONG := $(wildcard notebooks/07_*.ipynb) $(wildcard notebooks/08_*.ipynb) $(wildcard notebooks/05_*.ipynb)
 NOTEBOOKS := $(filter-out $(LONG), $(sort $(wildcard notebooks/*.ipynb)))
-# TESTS= runs all of them, as CI does.
-TESTS ?= -m "not slow"
 NBVAL := $(BIN)/pytest -c tests/nbval.ini --rootdir .
 # Tests need no nbval: its import takes each worker a second.
 PYTEST := $(BIN)/pytest -p no:nbval -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-test: $(STAMP)  ## run notebooks and tests, all but those of `make thorough`
+test: $(STAMP)  ## run notebooks, examples in docstrings and tests, all but those of `make thorough`
 	$(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS))
-	$(PYTEST) $(TESTS)
+	$(BIN)/pytest -p no:nbval --doctest-modules labkit
+	$(PYTEST) -m "not slow"
 
-thorough: $(STAMP)  ## run what takes long: notebooks and jobs on machines, policies that learn, each benchmark in short
+thorough: $(STAMP)  ## run what takes long: notebooks and jobs on machines, policies that learn, properties on more examples
 	$(if $(NOTEBOOKS),$(NBVAL) $(LONG))
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=thorough
+
+fast: $(STAMP)  ## run a few tests of each part, within a minute: the set before a commit
+	$(PYTEST) -m fast
+
+flaky: $(STAMP)  ## run the tests of `make test` three times, shuffled and under load, and list what failed
+	$(BIN)/python -m tests.flaky --workers $(WORKERS)
 
 check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("dev", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("ci" if os.environ.get("CI") else "dev")
+for name, n in {"dev": 25, "thorough": 100}.items():  # `--hypothesis-profile=thorough` takes the other one
+    settings.register_profile(name, max_examples=n, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("dev")
 
 LONGEST = (
     "testbed/test_robust", "elastic/test_sites", "testbed/test_backend", "testbed/test_profiling", "elastic/chaos/",
@@ -38,19 +38,58 @@ SLOW = (
 """Tests of `make thorough`, which `make test` leaves out, by how their names in this folder begin: real jobs that train
 for minutes, on machines that fail, and policies that learn."""
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+FAST = (
+    "core/test_ledger", "core/test_snapshot", "elastic/test_assign", "elastic/test_deaths",
+    "elastic/transport/test_frames", "experiment/test_session", "learning/test_env.py", "live/test_board",
+    "notebook/test_panels", "placers/test_machine_first", "plots/test_bars_and_lines", "plots/test_palette",
+    "results/test_metrics", "schedulers/test_optimus", "simulator/test_stories", "solvers/test_maxmin",
+    "speed/test_step_time", "test_structure", "testbed/test_inventory", "topology/test_routes",
+    "workloads/test_recipes",
+)  # fmt: skip
+"""Files of `make fast`, one or two for each part of labkit, by how their paths in this folder begin."""
+
+HERE = Path(__file__).parent
+SHARED = HERE.parents[1] / "shared" / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and tests within a file, in the order of SEED")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("--shuffle")
+    return None if seed is None else f"shuffled: --shuffle={seed}"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Collect the files of FAST alone for `-m fast`: to collect all of them takes longer than these tests."""
+    passed_by = collection_path.suffix == ".py" and not _name(collection_path).startswith(FAST)
+    return True if config.option.markexpr == "fast" and passed_by else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort files by how long they take, roughly, and mark the slow tests.
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Mark the slow tests and the fast files; sort files by how long they take, roughly, or shuffle them.
 
     `--no-loadscope-reorder` lets workers take files in this order.
     """
-    items.sort(key=lambda item: _place(item.path))
     for item in items:
-        if item.nodeid.removeprefix("tests/").startswith(SLOW):
+        name = item.nodeid.removeprefix("tests/")
+        if name.startswith(SLOW):
             item.add_marker("slow")
+        elif name.startswith(FAST):
+            item.add_marker("fast")
+    if (seed := config.getoption("--shuffle")) is None:
+        items.sort(key=lambda item: _place(item.path))
+    else:
+        _shuffle(items, np.random.default_rng(seed))
+
+
+def _shuffle(items: list[pytest.Item], rng: np.random.Generator) -> None:
+    """Shuffle the tests of each file, and the files; a file stays in one piece, as the workers take it."""
+    items[:] = [items[i] for i in rng.permutation(len(items))]
+    first = {path: i for i, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: first[item.path])
 
 
 @pytest.hookimpl(trylast=True)  # the reporter is there by then
@@ -79,9 +118,13 @@ class _AtOnce:
 
 def _place(path: Path) -> int:
     """Return the place of a file in the order: that of its entry in LONGEST, or behind all."""
-    here = Path(__file__).parent
-    name = path.relative_to(here).as_posix() if path.is_relative_to(here) else ""
+    name = _name(path)
     return next((i for i, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
+
+
+def _name(path: Path) -> str:
+    """Return the path of a file within this folder, or nothing for one outside."""
+    return path.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else ""
 
 
 @pytest.fixture(scope="session")
