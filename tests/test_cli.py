@@ -17,6 +17,7 @@ import pytest
 from labkit.core.text import split_names
 from labkit.results import load
 from labkit.schedulers import available
+from tests.hang import HANG_S
 
 DEMO = Path(__file__).parents[1] / "traces" / "demo.csv"
 
@@ -132,7 +133,7 @@ def test_ctrl_c_stops_with_130_and_marks_the_run(tmp_path):
             assert running.poll() is None, running.communicate()
             os.sched_yield()
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=60)
+        _, said = running.communicate(timeout=HANG_S)
     finally:
         running.kill()
     assert running.returncode == 130
@@ -155,7 +156,7 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line_and_130_also_twice(module, 
         for _ in range(1 + twice):
             running.send_signal(signal.SIGINT)
         said = [line for line in running.stderr if not line.startswith("import time:")]
-        running.wait(60)
+        running.wait(HANG_S)
     finally:
         running.kill()
         running.stderr.close()
