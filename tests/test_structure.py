@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,8 @@ import networkx as nx
 
 from tests.conftest import FAST, LONGEST, SLOW
 
-ROOT = Path(__file__).parents[1]
+HERE = Path(__file__).parent
+ROOT = HERE.parent
 SOURCES = {
     str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__init__"): path
     for path in sorted((ROOT / "labkit").rglob("*.py"))
@@ -112,22 +114,28 @@ def test_a_function_fits_on_a_screen() -> None:
     assert set(NOT_YET_SHORT) <= set(found), "a function that is short by now needs no exemption"
 
 
-def test_each_entry_of_the_lists_of_slow_and_fast_tests_names_tests() -> None:
-    tests = ROOT / "tests"
-    files = {path.relative_to(tests).as_posix(): path for path in tests.rglob("test_*.py")}
-    names = {
-        f"{file}::{node.name}"
-        for file, path in files.items()
+@cache
+def tests_by_name() -> set[str]:
+    """Return the names of all test functions, as `core/test_jobs.py::test_a_claim`."""
+    return {
+        f"{path.relative_to(HERE).as_posix()}::{node.name}"
+        for path in HERE.rglob("test_*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
     }
-    assert [
-        start
-        for start in (*SLOW, *FAST, *LONGEST)
-        if not any(name.startswith(start.partition("[")[0]) for name in names)
-    ] == []
+
+
+def test_each_entry_of_the_lists_of_slow_and_fast_tests_names_tests() -> None:
+    starts = {entry: entry.partition("[")[0] for entry in (*SLOW, *FAST, *LONGEST)}
+    assert [entry for entry, start in starts.items() if not any(n.startswith(start) for n in tests_by_name())] == []
     assert [one for one in SLOW if any(one.startswith(other) for other in SLOW if other != one)] == []
     assert [start for start in FAST if start.startswith(SLOW)] == [], "a slow file is not fast"
+
+
+def test_what_make_test_must_find_is_found_by_tests_that_are_not_slow() -> None:
+    named = re.findall(r"`([\w/]+\.py::\w+)`", (ROOT / "docs" / "why" / "two-suites.md").read_text())
+    assert len(named) > 10
+    assert [name for name in named if name not in tests_by_name() or name.startswith(SLOW)] == []
 
 
 def test_each_part_of_labkit_has_a_fast_test() -> None:
