@@ -167,8 +167,8 @@ def _progressed(folder: Path) -> int:
         return 0  # not begun
 
 
-def until(holds: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
-    pause, end_s = threading.Event(), time.monotonic() + timeout_s
+def until(holds: Callable[[], bool]) -> None:
+    pause, end_s = threading.Event(), time.monotonic() + HANG_S
     while not holds():
         assert time.monotonic() < end_s
         pause.wait(0.2)
