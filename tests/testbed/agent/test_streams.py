@@ -87,13 +87,13 @@ def test_a_client_that_connects_again_misses_nothing_and_gets_nothing_twice(tmp_
 
 def _through_cuts(folder, cuts, kill):
     """Watch a run and follow a log over connections that break, and agents that are killed."""
-    with Agent(LocalBridge(folder)) as agent:
+    with Agent(LocalBridge(folder), timeout_s=HANG_S) as agent:
         agent.start("run", task="w", argv=[sys.executable, "-c", WRITER, "1000"])
     worker = threading.Thread(target=_make_events, args=(folder,))
     worker.start()
     events, lines, offset = [], [], 0
     for number, n_bytes in enumerate([*cuts, 10**9]):
-        with contextlib.suppress(AgentGone), Agent(Cut(LocalBridge(folder), n_bytes)) as agent:
+        with contextlib.suppress(AgentGone), Agent(Cut(LocalBridge(folder), n_bytes), timeout_s=HANG_S) as agent:
             follow = agent.follow("run", task="w", offset=offset)
             try:
                 lines += _until_gone(follow)
@@ -105,7 +105,7 @@ def _through_cuts(folder, cuts, kill):
             worker.join()
             kill_agent(folder)
     worker.join()
-    with Agent(LocalBridge(folder)) as agent:
+    with Agent(LocalBridge(folder), timeout_s=HANG_S) as agent:
         agent.stop("run")
         events += list(agent.watch("run", since=events[-1].n if events else 0))
     return events, lines
@@ -120,7 +120,7 @@ def _until_gone(watching):
 
 
 def _make_events(folder):
-    with Agent(LocalBridge(folder)) as agent:
+    with Agent(LocalBridge(folder), timeout_s=HANG_S) as agent:
         for number in range(6):
             agent.start("run", task=f"t{number}", argv=["true"])
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from labkit.testbed.agent.errors import AgentRefused
+from tests.hang import HANG_S
 from tests.testbed.agent.looking import wait_for
 
 TASK = """
@@ -69,7 +70,7 @@ def test_a_task_that_dies_over_a_message_is_named(agent):
 
 def test_a_task_that_ends_while_it_is_called_is_named(agent):
     agent.start("run", task="t", argv=["sleep", "0.3"])
-    assert kind_of(lambda: agent.tell("run", task="t", message=1, timeout_s=20.0)) == "ended"
+    assert kind_of(lambda: agent.tell("run", task="t", message=1, timeout_s=HANG_S)) == "ended"
 
 
 def test_an_answer_of_no_use_is_named(agent, folder):
