@@ -17,13 +17,10 @@ import pytest
 from labkit.core.text import split_names
 from labkit.results import load
 from labkit.schedulers import available
+from tests.command import labkit
 from tests.hang import HANG_S
 
 DEMO = Path(__file__).parents[1] / "traces" / "demo.csv"
-
-
-def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True)
 
 
 def test_compare_prints_one_object_per_scheduler(tmp_path):

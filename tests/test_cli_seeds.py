@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 from labkit.results import load
 from labkit.results.conclusion import conclusion, over_seeds
 from labkit.results.sweeps import comparison, sweep_differences
+from tests.command import labkit
 
 from .plots.runs import record, records
 
@@ -23,10 +22,6 @@ TRACE = "poisson(12, per_hour=60, median_s=600, mean_s=700)"
 SLUG = "poisson-12--per_hour-60--median_s-600--mean_s-700--seed"
 PLAIN = (TRACE, "--cluster", "no_network(1)", "--workers", "0")
 BROKEN = "class Broken:\n    def schedule(self, snapshot):\n        raise RuntimeError('no idea')\n"
-
-
-def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True)
 
 
 def table(**by_scheduler: list[float]) -> pd.DataFrame:
