@@ -1,13 +1,15 @@
 # Everything starts here: `make demo` on a machine with python3 (3.11 or newer, with venv), git and make.
 PYTHON ?= python3
 BIN := .venv/bin
+# Python keeps what it compiled, whatever the caller's environment says: tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
 # Each target installs what it needs and no more: .venv/.with-EXTRAS says that these extras are there.
 DEMO := .venv/.with-testbed,train
 LAB := .venv/.with-lab,testbed,train,tune
 DOCS := .venv/.with-docs
 ALL := .venv/.with-dev
 
-.PHONY: help demo test thorough check chaos lab bench docs wheel pythons lock doctor notebooks clean
+.PHONY: help demo test thorough fast flaky check chaos lab bench docs wheel pythons lock doctor notebooks clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
@@ -20,18 +22,23 @@ WORKERS ?= 3
 # Notebooks that set up machines, or solve for minutes.
 LONG := $(wildcard notebooks/07_*.ipynb) $(wildcard notebooks/08_*.ipynb) $(wildcard notebooks/05_*.ipynb)
 NOTEBOOKS := $(filter-out $(LONG), $(sort $(wildcard notebooks/*.ipynb)))
-# TESTS= runs all of them, as CI does.
-TESTS ?= -m "not slow"
 NBVAL := $(BIN)/pytest -c tests/nbval.ini --rootdir .
 # Tests need no nbval: its import takes each worker a second.
 PYTEST := $(BIN)/pytest -p no:nbval -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-test: $(ALL)  ## run notebooks and tests, all but those of `make thorough`
+test: $(ALL)  ## run notebooks, examples in docstrings and tests, all but those of `make thorough`
 	$(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS))
-	$(PYTEST) $(TESTS)
+	$(BIN)/pytest -p no:nbval --doctest-modules labkit
+	$(PYTEST) -m "not slow"
 
-thorough: $(ALL)  ## run what takes long: notebooks and jobs on machines, policies that learn, each benchmark in short
+thorough: $(ALL)  ## run what takes long: notebooks and jobs on machines, policies that learn, properties on more examples
 	$(if $(NOTEBOOKS),$(NBVAL) $(LONG))
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=thorough
+
+fast: $(ALL)  ## run a few tests of each part, within a minute: the set before a commit
+	$(PYTEST) -m fast
+
+flaky: $(ALL)  ## run the tests of `make test` three times, shuffled and under load, and list what failed
+	$(BIN)/python -m tests.flaky --workers $(WORKERS)
 
 check: $(ALL)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("dev", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("ci" if os.environ.get("CI") else "dev")
+for name, n in {"dev": 25, "thorough": 100}.items():  # `--hypothesis-profile=thorough` takes the other one
+    settings.register_profile(name, max_examples=n, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("dev")
 
 LONGEST = (
     "testbed/test_robust", "elastic/test_sites", "testbed/test_backend", "testbed/test_profiling", "elastic/chaos/",
@@ -23,34 +23,104 @@ LONGEST = (
 """Files that take long, by how their paths in this folder begin; they come first, so that none is waited for alone."""
 
 SLOW = (
-    "elastic/chaos/", "elastic/models/test_training", "elastic/test_sites", "experiment/test_demo",
-    "experiment/test_fidelity.py::test_the_command", "experiment/test_queueing.py::test_fifo", "fuzz/",
-    "learning/test_altered.py::test_fairness", "learning/test_dl2.py::test_the_same_seed",
-    "learning/test_envs.py::test_each", "learning/test_federated", "learning/test_published.py::test_a_policy",
-    "schedulers/gavel/test_estimator.py::test_the_estimate", "schedulers/test_dl2_flat.py::test_types",
-    "test_benchmarks.py::test_a_claim", "test_benchmarks.py::test_a_short", "test_cli_marl.py::test_a_training",
-    "test_cli_published.py::test_clusters", "test_cli_published.py::test_the_papers",
-    "test_cli_train.py::test_a_policy", "test_cli_train.py::test_a_training", "test_cli_train.py::test_ctrl_c",
-    "test_kernel_cache", "testbed/test_backend", "testbed/test_dask", "testbed/test_dl2", "testbed/test_fab",
-    "testbed/test_job", "testbed/test_marl", "testbed/test_profiling", "testbed/test_rerun", "testbed/test_robust",
-    "testbed/test_schedulers", "testbed/test_two_users",
+    "elastic/chaos/", "elastic/data/test_speed", "elastic/models/test_published_sizes.py::test_published_model",
+    "elastic/models/test_training", "elastic/test_attach.py::test_a_job_is_stopped",
+    "elastic/test_attach.py::test_an_attached",
+    "elastic/test_balance.py::test_a_hot_server_gives_blocks_away_and_training_stays_what_it_is[False]",
+    "elastic/test_balance.py::test_what_is_level", "elastic/test_causes.py::test_a_server_without",
+    "elastic/test_free.py::test_a_killed_controller",
+    "elastic/test_free.py::test_scaling_repeats_and_loses_no_update[checkpoint]",
+    "elastic/test_free.py::test_scaling_repeats_and_loses_no_update[suspend]",
+    "elastic/test_free.py::test_training_goes_on_from_the_folder_of_a_run_before[False]",
+    "elastic/test_growing.py::test_a_growing_model",
+    "elastic/test_limits.py::test_a_running_job_is_resized_without_a_restart_and_to_the_same_bits[False]",
+    "elastic/test_limits.py::test_a_share", "elastic/test_liveness.py::test_a_controller_that_does",
+    "elastic/test_liveness.py::test_a_controller_that_fails_is", "elastic/test_liveness.py::test_a_process",
+    "elastic/test_liveness.py::test_a_server_that_runs_out_of_memory_is_told_by_that_name_and_costs_no_bit[ps.updated]",
+    "elastic/test_liveness.py::test_a_users", "elastic/test_liveness.py::test_a_worker",
+    "elastic/test_network.py::test_a_newcomer", "elastic/test_network.py::test_data_in_clear",
+    "elastic/test_network.py::test_from_the_shell", "elastic/test_network.py::test_scaling",
+    "elastic/test_not_finite.py::test_a_loss_that_is_no_number_ends_the_job_with_the_checkpoint_before[False]",
+    "elastic/test_not_finite.py::test_losses_that_are_no_numbers_are_recorded_where_training_is_to_go_on[False]",
+    "elastic/test_program.py::test_a_model_of_thousands_of_blocks_trains[False]", "elastic/test_schemes",
+    "elastic/test_sites", "elastic/test_small_models.py::test_a_training",
+    "elastic/test_updates.py::test_an_update_of_ones_own_gives_the_bits_of_a_loop_in_one_process[torch]",
+    "elastic/test_updates.py::test_bf16", "elastic/test_updates.py::test_schedule",
+    "elastic/test_validation.py::test_a_saved", "elastic/test_validation.py::test_asynchronous",
+    "elastic/test_validation.py::test_values", "elastic/test_validation.py::test_without",
+    "elastic/transport/test_processes.py::test_200", "experiment/test_demo",
+    "experiment/test_fidelity.py::test_the_command", "experiment/test_queueing.py::test_fifo",
+    "experiment/test_sweep.py::test_killed", "fuzz/", "learning/test_altered.py::test_fairness",
+    "learning/test_dl2.py::test_the_same_seed", "learning/test_envs.py::test_each", "learning/test_federated",
+    "learning/test_published.py::test_a_policy", "schedulers/gavel/test_estimator.py::test_the_estimate",
+    "schedulers/test_dl2_flat.py::test_types", "test_benchmarks.py::test_a_claim", "test_benchmarks.py::test_a_short",
+    "test_cli_marl.py::test_a_training", "test_cli_published.py::test_clusters",
+    "test_cli_published.py::test_the_papers", "test_cli_train.py::test_a_policy", "test_cli_train.py::test_a_training",
+    "test_cli_train.py::test_ctrl_c", "test_kernel_cache",
+    "testbed/agent/test_chaos.py::test_an_agent_that_is_killed_again_and_again_loses_nothing[2]",
+    "testbed/test_backend.py::test_a_host", "testbed/test_backend.py::test_a_job",
+    "testbed/test_backend.py::test_a_live", "testbed/test_backend.py::test_a_measured",
+    "testbed/test_backend.py::test_a_run", "testbed/test_backend.py::test_a_scaling",
+    "testbed/test_backend.py::test_a_task", "testbed/test_backend.py::test_other", "testbed/test_dask",
+    "testbed/test_dl2", "testbed/test_fab", "testbed/test_job", "testbed/test_marl", "testbed/test_profiling",
+    "testbed/test_queue.py::test_a_queue", "testbed/test_queue.py::test_a_run_is_ended", "testbed/test_rerun",
+    "testbed/test_robust", "testbed/test_schedulers", "testbed/test_shaped", "testbed/test_two_users",
 )  # fmt: skip
 """Tests of `make thorough`, which `make test` leaves out, by how their names in this folder begin: real jobs that train
 for minutes, on machines that fail, and policies that learn."""
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+FAST = (
+    "core/test_ledger", "core/test_snapshot", "elastic/test_assign", "elastic/test_deaths",
+    "elastic/transport/test_frames", "experiment/test_session", "learning/test_env.py", "live/test_board",
+    "notebook/test_panels", "placers/test_machine_first", "plots/test_bars_and_lines", "plots/test_palette",
+    "results/test_metrics", "schedulers/test_optimus", "simulator/test_stories", "solvers/test_maxmin",
+    "speed/test_step_time", "test_structure", "testbed/test_inventory", "topology/test_routes",
+    "workloads/test_recipes",
+)  # fmt: skip
+"""Files of `make fast`, one or two for each part of labkit, by how their paths in this folder begin."""
+
+HERE = Path(__file__).parent
+SHARED = HERE.parents[1] / "shared" / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and tests within a file, in the order of SEED")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("--shuffle")
+    return None if seed is None else f"shuffled: --shuffle={seed}"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Collect the files of FAST alone for `-m fast`: to collect all of them takes longer than these tests."""
+    passed_by = collection_path.suffix == ".py" and not _name(collection_path).startswith(FAST)
+    return True if config.option.markexpr == "fast" and passed_by else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort files by how long they take, roughly, and mark the slow tests.
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Mark the slow tests and the fast files; sort files by how long they take, roughly, or shuffle them.
 
     `--no-loadscope-reorder` lets workers take files in this order.
     """
-    items.sort(key=lambda item: _place(item.path))
     for item in items:
-        if item.nodeid.removeprefix("tests/").startswith(SLOW):
+        name = item.nodeid.removeprefix("tests/")
+        if name.startswith(SLOW):
             item.add_marker("slow")
+        elif name.startswith(FAST):
+            item.add_marker("fast")
+    if (seed := config.getoption("--shuffle")) is None:
+        items.sort(key=lambda item: _place(item.path))
+    else:
+        _shuffle(items, np.random.default_rng(seed))
+
+
+def _shuffle(items: list[pytest.Item], rng: np.random.Generator) -> None:
+    """Shuffle the tests of each file, and the files; a file stays in one piece, as the workers take it."""
+    items[:] = [items[i] for i in rng.permutation(len(items))]
+    first = {path: i for i, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: first[item.path])
 
 
 @pytest.hookimpl(trylast=True)  # the reporter is there by then
@@ -79,9 +149,13 @@ class _AtOnce:
 
 def _place(path: Path) -> int:
     """Return the place of a file in the order: that of its entry in LONGEST, or behind all."""
-    here = Path(__file__).parent
-    name = path.relative_to(here).as_posix() if path.is_relative_to(here) else ""
+    name = _name(path)
     return next((i for i, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
+
+
+def _name(path: Path) -> str:
+    """Return the path of a file within this folder, or nothing for one outside."""
+    return path.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else ""
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from benchmarks import SHORT, Row, agnostic, baselines, claims
 from benchmarks.__main__ import FOLDER, modules, write
 from benchmarks._claims_table import TABLES as TABLES_OF_CLAIMS
 from benchmarks._claims_table import by_seed, lines, on_smooth_speeds
+from tests.hang import HANG_S
 
 TABLES = {"agnostic", "baselines", "claims", "dlrover_claims", "marl_claims"}
 """They make lines of a table, and no rows."""
@@ -50,7 +51,7 @@ def test_rows_that_no_benchmark_makes_any_more_go_when_everything_was_measured(t
 def test_a_short_run_of_a_benchmark_shows_its_rows_and_writes_nothing(name):
     before = (FOLDER / "results.json").read_bytes()
     command = [sys.executable, "-m", "benchmarks", "--short", name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) > 1
     assert (FOLDER / "results.json").read_bytes() == before

@@ -17,12 +17,10 @@ import pytest
 from labkit.core.text import split_names
 from labkit.results import load
 from labkit.schedulers import available
+from tests.command import labkit
+from tests.hang import HANG_S
 
 DEMO = Path(__file__).parents[1] / "traces" / "demo.csv"
-
-
-def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True)
 
 
 def test_compare_prints_one_object_per_scheduler(tmp_path):
@@ -132,7 +130,7 @@ def test_ctrl_c_stops_with_130_and_marks_the_run(tmp_path):
             assert running.poll() is None, running.communicate()
             os.sched_yield()
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=60)
+        _, said = running.communicate(timeout=HANG_S)
     finally:
         running.kill()
     assert running.returncode == 130
@@ -155,7 +153,7 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line_and_130_also_twice(module, 
         for _ in range(1 + twice):
             running.send_signal(signal.SIGINT)
         said = [line for line in running.stderr if not line.startswith("import time:")]
-        running.wait(60)
+        running.wait(HANG_S)
     finally:
         running.kill()
         running.stderr.close()

@@ -15,6 +15,7 @@ import pytest
 from labkit.cli_marl import marl_trainer
 from labkit.core.errors import InputError
 from labkit.schedulers.marl.weights import load
+from tests.hang import HANG_S
 
 CLUSTER = "vl2(4, 2, per_rack=3, gbps=(10, 20, 40))"
 TRACE = "marl_jobs(load=2, n_pods=2, n_slots=4, per_slot=2)"
@@ -25,7 +26,7 @@ WORDS = (sys.executable, "-m", "labkit.cli", "train-policy", "marl")
 
 def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*WORDS, *SMALL, *words], cwd=cwd, capture_output=True, text=True, check=False, timeout=300
+        [*WORDS, *SMALL, *words], cwd=cwd, capture_output=True, text=True, check=False, timeout=HANG_S
     )  # fmt: skip
 
 

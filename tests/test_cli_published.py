@@ -18,6 +18,7 @@ from labkit.learning.settings import Setting
 from labkit.schedulers import make
 from labkit.schedulers.dl2.flat import load_flat
 from labkit.workloads.catalogue import DL2_MODELS
+from tests.hang import HANG_S
 
 SHORT = ("--trace", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300", "--lessons", "1", "--rounds", "1")
 FAST = ("--set", "n_units=16", "--set", "n_taught=2", "--set", "first_bundle=True", "--set", "n-jobs=8")
@@ -25,7 +26,12 @@ FAST = ("--set", "n_units=16", "--set", "n_taught=2", "--set", "first_bundle=Tru
 
 def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-m", "labkit.cli", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
     )
 
 

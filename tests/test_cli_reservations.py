@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.command import labkit
 
 TRACE = """id,user,arrival_s,total_steps,duration_s,n_workers,worker_gpus
 0,a,0,100,100,4,1
@@ -22,10 +22,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "jobs.csv").write_text(TRACE)
     (tmp_path / "night.toml").write_text(NIGHT)
     return tmp_path
-
-
-def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True)
 
 
 GIVEN = ("jobs.csv", "--cluster", "no_network(2)", "--reservations", "night.toml")

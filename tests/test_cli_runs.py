@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +15,9 @@ from labkit.results.lock import RunLock
 from labkit.results.queue import QueuedRun, RunQueue
 from labkit.results.shelf import chosen, remove, shelved
 from labkit.results.store import RunWriter
+from tests.command import labkit
 
 from .plots.runs import record
-
-
-def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
 
 
 @pytest.fixture

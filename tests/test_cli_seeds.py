@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from labkit.results import load
 from labkit.results.bound import bound_jct_s
 from labkit.results.conclusion import conclusion, finding, over_seeds
 from labkit.results.sweeps import comparison, sweep_differences
+from tests.command import labkit
 
 from .plots.runs import record, records
 
@@ -25,10 +24,6 @@ TRACE = "poisson(12, per_hour=60, median_s=600, mean_s=700)"
 SLUG = "poisson-12--per_hour-60--median_s-600--mean_s-700--seed"
 PLAIN = (TRACE, "--cluster", "no_network(1)", "--workers", "0")
 BROKEN = "class Broken:\n    def schedule(self, snapshot):\n        raise RuntimeError('no idea')\n"
-
-
-def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True)
 
 
 def table(**by_scheduler: list[float]) -> pd.DataFrame:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.command import labkit
+
 DEMO = Path(__file__).parents[1] / "traces" / "demo.csv"
 TRACE = "poisson(12, per_hour=60, median_s=600, mean_s=700)"
 PLAIN = ("--trace", TRACE, "--cluster", "demo", "--folder", "s", "--workers", "0")
-
-
-def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True)
 
 
 def test_it_ends_with_means_intervals_and_differences_and_goes_on_where_it_was(tmp_path):

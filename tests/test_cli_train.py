@@ -22,13 +22,19 @@ from labkit.plots.learning import learning_curve
 from labkit.schedulers.dl2 import load
 from labkit.topology import build
 from labkit.workloads import dl2_jobs
+from tests.hang import HANG_S
 
 SHORT = ("--trace", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300", "--lessons", "1")
 
 
 def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-m", "labkit.cli", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
     )
 
 
@@ -150,7 +156,7 @@ def test_a_training_that_was_killed_goes_on_and_has_the_weights_of_one_that_was_
     while True:
         process = begun("--out", "w.safetensors", cwd=tmp_path)
         if n_kills == 3:
-            _, told = process.communicate(timeout=300)
+            _, told = process.communicate(timeout=HANG_S)
             assert process.returncode == 0, told
             assert "going on after " in told
             break
@@ -169,7 +175,7 @@ def test_ctrl_c_saves_tells_how_to_go_on_and_that_goes_on(whole, tmp_path):
     process = begun("--out", "w.safetensors", "--figure", "f.svg", cwd=tmp_path)
     heard(process, 2)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=300)
+    _, told = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     assert "w.safetensors has its weights, the same call goes on" in told
     n_done = len(rows(tmp_path / "w.csv")) - 1
@@ -177,7 +183,7 @@ def test_ctrl_c_saves_tells_how_to_go_on_and_that_goes_on(whole, tmp_path):
     assert f"stopped after {n_done} of 9 updates" in told
     assert (tmp_path / "f.svg").read_text().startswith("<svg")
     again = begun("--out", "w.safetensors", cwd=tmp_path)
-    _, told = again.communicate(timeout=300)
+    _, told = again.communicate(timeout=HANG_S)
     assert again.returncode == 0, told
     assert f"going on after {n_done} of 9 updates" in told
     assert same(tmp_path / "w.safetensors", whole / "w.safetensors")

@@ -8,6 +8,7 @@ from threading import Event
 import pytest
 
 from labkit.progress_lines import ProgressLines, StageLines
+from tests.hang import HANG_S
 
 
 def test_a_line_comes_again_and_again_until_the_end(monkeypatch):
@@ -25,7 +26,7 @@ def test_a_line_comes_again_and_again_until_the_end(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Log())
     with ProgressLines(10, unit="cells", done=3, every_s=0.01) as lines:
         lines.n_failed = 1
-        assert twice.wait(10)
+        assert twice.wait(HANG_S)
     assert "labkit: 3 of 10 cells done, 1 failed\n" in "".join(said)
     n = len(said)
     assert lines.line() == "labkit: 3 of 10 cells done, 1 failed"

@@ -5,8 +5,12 @@ What it offers is loaded when it is first used: Altair takes a second.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# Altair imports jsonschema, which takes 4 s to build a grammar of IRIs where Jupyter has brought it; charts have none.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 if TYPE_CHECKING:
     from labkit.plots.allocation import allocations, plot_allocations

@@ -17,8 +17,7 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from labkit.doctor import CHROMIUM_NAMES, which
-
-PATIENCE_S = 90.0
+from tests.hang import HANG_S
 
 
 def chromium() -> str:
@@ -66,7 +65,7 @@ def jupyter_lab(folder: Path, *, home: Path) -> Iterator[str]:
 
 
 def _await_server(address: str, lab: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + HANG_S
     while time.monotonic() < until and lab.poll() is None:
         try:
             with urlopen(address, timeout=5):
@@ -80,10 +79,10 @@ def _shut_down(address: str, token: str, lab: subprocess.Popen[bytes]) -> None:
     request = Request(address, method="POST", headers={"Authorization": f"token {token}"})
     try:
         urlopen(request, timeout=10).close()
-        lab.wait(20)
+        lab.wait(HANG_S)
     except (URLError, OSError, subprocess.TimeoutExpired):
         lab.kill()
-        lab.wait(10)
+        lab.wait(HANG_S)
 
 
 def copy_for_lab(notebooks: Path, traces: Path, folder: Path) -> None:

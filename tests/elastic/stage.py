@@ -58,9 +58,7 @@ from labkit.elastic.server.server import ParameterServer
 from labkit.elastic.transport import ClosedError, Handler, Head, Message, Peer, PeerLostError, RemoteError
 from labkit.elastic.worker.arrivals import FromServers
 from labkit.elastic.worker.synchronous import Worker
-
-PATIENCE_S = 20.0
-"""Without a frame for so long, each process waits for another: a hang."""
+from tests.hang import HANG_S
 
 
 class HungError(AssertionError):
@@ -102,7 +100,7 @@ class Network:
     def step(self) -> None:
         """Deliver a frame."""
         with self.lock:
-            if not self.more.wait_for(lambda: any(w.queue for w in self.wires), PATIENCE_S):
+            if not self.more.wait_for(lambda: any(w.queue for w in self.wires), HANG_S):
                 raise HungError
             if self.rng.random() < 0.02:
                 self.lock.release()

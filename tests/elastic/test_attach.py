@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 from labkit.core.errors import InputError
 from labkit.elastic import Validation, attach, start
+from tests.hang import HANG_S
 
 STARTER = """
 import os, sys, threading, torch
@@ -47,7 +48,7 @@ next(event for event in job.events() if event["event"] == "loss")
 
 def started(folder: Path, *, steps: int) -> None:
     """Start a job in a process that ends as soon as it trains; it waits for the file `go` after some steps."""
-    subprocess.run([sys.executable, "-c", STARTER, str(folder), str(steps)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", STARTER, str(folder), str(steps)], check=True, timeout=HANG_S)
 
 
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -69,11 +70,11 @@ def test_a_detached_job_outlives_its_starter_and_is_watched_scaled_and_waited_fo
         assert job.status().phase == "training"
         job.scale(workers=+1)
         (tmp_path / "job" / "go").touch()
-    result = attach(tmp_path / "job").wait(timeout_s=120)  # leaving the block before did not end it
+    result = attach(tmp_path / "job").wait(timeout_s=HANG_S)  # leaving the block before did not end it
     with in_this_process(tmp_path / "other", steps=60) as other:
         assert result.digest == other.wait().digest
     assert len(result.losses) == 60
-    assert attach(tmp_path / "job").wait(timeout_s=10).digest == result.digest  # over by now
+    assert attach(tmp_path / "job").wait(timeout_s=HANG_S).digest == result.digest  # over by now
 
 
 def test_a_job_is_stopped_from_another_process_and_its_starter_gets_the_result(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_a_job_is_stopped_from_another_process_and_its_starter_gets_the_result(t
         next(event for event in job.events() if event["event"] == "loss")
         other = attach(tmp_path / "job")
         other.stop(save=True)
-        assert other.wait(timeout_s=60).digest == job.wait(timeout_s=60).digest
+        assert other.wait(timeout_s=HANG_S).digest == job.wait(timeout_s=HANG_S).digest
 
 
 def test_an_attached_process_follows_the_controller_that_replaces_a_killed_one(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_an_attached_process_follows_the_controller_that_replaces_a_killed_one(t
         os.kill(job.pid, signal.SIGKILL)
         assert other.status().phase in ("training", "taking_over")
         other.stop(save=True)
-        assert other.wait(timeout_s=60).version > 0
+        assert other.wait(timeout_s=HANG_S).version > 0
 
 
 def test_what_cannot_be_attached_to_is_told(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from labkit.elastic import Job, models, start
 from labkit.elastic.data import dataset
 from labkit.elastic.server.rate import WINDOW_S, Rate
 from labkit.elastic.shards import prove
+from tests.hang import HANG_S
 
 NAME = "wide-deep"
 
@@ -38,10 +39,10 @@ def balanced(job: Job) -> dict[str, Any]:
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_hot_server_gives_blocks_away_and_training_stays_what_it_is(sync: bool) -> None:
     with begin(sync=sync, partition="blocks") as job:
-        even = job.wait(timeout_s=120)
+        even = job.wait(timeout_s=HANG_S)
     with begin(sync=sync, loads_every_s=0.2) as job:
         told = balanced(job)
-        result = job.wait(timeout_s=120)
+        result = job.wait(timeout_s=HANG_S)
     assert max(told["before"].values()) > 0.7
     assert max(told["after"].values()) < 0.53
     assert told["blocks"] > 0

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from labkit.elastic.process.brake import PERIOD_S, Brake
+from tests.hang import HANG_S
 
 
 class Clocks:
@@ -72,5 +73,5 @@ def test_a_thread_that_waits_goes_on_at_once_when_the_limit_is_lifted() -> None:
     waiter = threading.Thread(target=brake.keep)
     waiter.start()
     brake.limit(None)
-    waiter.join(5)
+    waiter.join(HANG_S)
     assert not waiter.is_alive()

@@ -41,6 +41,8 @@ from tests.elastic.saving import queue_at
 sys.path.insert(0, str(Path(__file__).parent))
 from saving import LAYOUT, OPTIMIZER, At, Counting, blocks_at, checkpoints, save  # beside this file
 
+from tests.hang import HANG_S
+
 sys.path.pop(0)
 
 
@@ -66,7 +68,7 @@ def child(what: str, folder: Path, *before: str) -> subprocess.CompletedProcess[
     script = Path(__file__).with_name("saving.py")
     return subprocess.run(
         [*before, sys.executable, str(script), what, str(folder)],
-        capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2], check=False,
+        capture_output=True, text=True, timeout=HANG_S, cwd=Path(__file__).parents[2], check=False,
     )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from labkit.elastic.server.optimizers import optimizer
 from labkit.elastic.transport import Message, RemoteError
 from labkit.elastic.transport.frames import Head
 from tests.elastic.saving import queue_at
+from tests.hang import HANG_S
 
 LAYOUT = layout([("weight", (40, 32))], block_bytes=512)
 BYTES = 3 * 512
@@ -48,7 +49,7 @@ class SlowDisk(Disk):
 
     def write(self, file: Any, buffers: Any) -> None:
         if not self.free:
-            assert self.allowed.acquire(timeout=20)
+            assert self.allowed.acquire(timeout=HANG_S)
         super().write(file, buffers)
 
 

@@ -29,9 +29,8 @@ from labkit.elastic.process.local_members import member_arguments, running
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.spec import Spec
 from labkit.proc import wait_for_end
+from tests.hang import HANG_S
 
-WITHIN_S = 120.0
-"""Only bounds a hang."""
 MARK = "OF_THE_ORDER"
 
 LOOK = """
@@ -135,7 +134,7 @@ def told(log: Path) -> dict[str, Any]:
 
 
 def until(true: Callable[[], object]) -> None:
-    end_s = time.monotonic() + WITHIN_S
+    end_s = time.monotonic() + HANG_S
     while not true():
         assert time.monotonic() < end_s, "it did not happen in time"
         select.select([], [], [], 0.02)
@@ -281,7 +280,7 @@ def test_a_server_ends_when_it_is_idle_and_leaves_nothing(tmp_path, start):
     (server,) = servers(folder)
     assert not wait_for_end(server, timeout_s=0.5)  # it has a child
     os.kill(child.pid, signal.SIGKILL)
-    assert wait_for_end(server, timeout_s=WITHIN_S)
+    assert wait_for_end(server, timeout_s=HANG_S)
     until(lambda: not folder.exists())
 
 
@@ -293,7 +292,7 @@ def test_a_server_whose_folder_is_gone_tells_the_ends_of_its_children_and_leaves
     assert not wait_for_end(server, timeout_s=1.5)
     os.kill(child.pid, signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
-    assert wait_for_end(server, timeout_s=WITHIN_S)
+    assert wait_for_end(server, timeout_s=HANG_S)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o755, 0o710])
@@ -337,7 +336,7 @@ def test_a_message_that_is_none_is_refused_by_name_and_the_server_goes_on(start)
     path = start(WAITS).server
     for raw in (b"\0\0\0\2{}", b"\xff\xff\xff\xff", encode(ForkStarted(1, 2)).replace(b'"pid": 1', b'"pid": "')):
         with contextlib.closing(forks._connected(path)) as sock:
-            sock.settimeout(WITHIN_S)
+            sock.settimeout(HANG_S)
             sock.sendall(raw)
             sock.shutdown(socket.SHUT_WR)
             while sock.recv(1 << 12):

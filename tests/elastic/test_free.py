@@ -17,6 +17,7 @@ from labkit.core.errors import InputError
 from labkit.elastic import Job, Result, start
 from labkit.elastic.shards import prove
 from tests.elastic import counting
+from tests.hang import HANG_S
 
 SAMPLES, BATCH, EPOCHS = 96, 8, 20
 STEPS = EPOCHS * SAMPLES // BATCH
@@ -45,7 +46,7 @@ def run(tmp_path: Path, at: dict[int, Doing] | None = None, **options: Any) -> R
             if event["event"] in ("scaled", "dropped", "resumed") or (event["event"] == "ready" and event["version"]):
                 slow.unlink(missing_ok=True)
         assert not todo
-        return job.wait(timeout_s=60)
+        return job.wait(timeout_s=HANG_S)
 
 
 def assert_once(result: Result, *, epochs: int = EPOCHS, n_samples: int = SAMPLES) -> None:

@@ -16,6 +16,7 @@ from labkit.elastic.protocol.messages.blocks import BlockState
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.growing import PAGE, GrowingValues, copies, grown, in_use, mapped, runs
 from labkit.elastic.server.optimizers import optimizer
+from tests.hang import HANG_S
 
 N = 40 * PAGE + 17
 MB = 1 << 20
@@ -94,5 +95,5 @@ def test_a_growing_model_learns(name: str) -> None:
         models.build(name, width=0.1, growing=True), dataset(name, n=4096, width=0.1), models.loss(name), steps=300,
         batch=64, workers=1, servers=1, optimizer="adam", lr=0.01, sync=False,
     ) as job:  # fmt: skip
-        losses = job.wait(timeout_s=120).losses
+        losses = job.wait(timeout_s=HANG_S).losses
     assert np.mean(losses[-30:]) < 0.95 * np.mean(losses[:10])

@@ -27,7 +27,7 @@ from labkit.elastic.worker.asynchronous import AsyncWorker
 from labkit.elastic.worker.directives import Halted
 from labkit.elastic.worker.lease_queue import LeaseRest
 from tests.elastic.stage import Numbers
-from tests.elastic.transport.ends import WITHIN_S
+from tests.hang import HANG_S
 
 
 def leases(**plan: Any) -> Leases:
@@ -117,11 +117,11 @@ def test_a_worker_without_a_controller_goes_on_with_what_it_has_for_a_while() ->
 def test_then_it_waits_and_goes_on_with_what_is_still_its_own(still_its_own: bool) -> None:
     alone = Alone()
     thread = alone.lost()
-    assert alone.asked.wait(WITHIN_S)  # it wants something, and no process answers
+    assert alone.asked.wait(HANG_S)  # it wants something, and no process answers
     assert not alone.found
     alone.worker.on_order(ConfirmLeases(1, [7] if still_its_own else [], []))
     alone.worker.on_order(GrantLease(1, SampleLease(9, 0, 32, 40)))
-    thread.join(WITHIN_S)
+    thread.join(HANG_S)
     assert [piece.token for piece in alone.found] == [7 if still_its_own else 9]
 
 
@@ -131,13 +131,13 @@ def test_it_stands_still_once_more_for_a_controller_that_counts_anew() -> None:
     alone.worker.on_order(Pause(1))
     thread = threading.Thread(target=alone.worker._next, daemon=True)
     thread.start()
-    assert alone.holds.get(timeout=WITHIN_S) == 1
+    assert alone.holds.get(timeout=HANG_S) == 1
     with alone.worker._changed:
         alone.worker.on_order(Resume())
         alone.worker.on_order(Pause(1))
-    assert alone.holds.get(timeout=WITHIN_S) == 1
+    assert alone.holds.get(timeout=HANG_S) == 1
     alone.worker.on_order(Resume())
-    thread.join(WITHIN_S)
+    thread.join(HANG_S)
     assert not thread.is_alive()
 
 
@@ -153,7 +153,7 @@ def test_an_era_that_ends_while_blocks_are_sent_is_no_error(order: Halt | BeginT
             if len(sent) == 1:
                 thread = threading.Thread(target=worker.on_order, args=(order,))
                 thread.start()
-                thread.join(WITHIN_S)
+                thread.join(HANG_S)
                 assert not thread.is_alive()
             return 0
 

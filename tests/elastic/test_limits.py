@@ -19,6 +19,7 @@ from labkit.elastic.process import limits
 from labkit.elastic.process.control_groups import Trees, old_trees, writable_group
 from labkit.elastic.process.limits import Affinity, Amounts, Braked, ControlGroup, chosen, give
 from labkit.elastic.process.usage import cpu_s
+from tests.hang import HANG_S
 
 ALL = sorted(os.sched_getaffinity(0))
 NAME = "dssm"
@@ -145,7 +146,7 @@ def test_a_running_job_is_resized_without_a_restart_and_to_the_same_bits(sync: b
     digest = ""
     if sync:
         with begin(sync=True) as job:
-            digest = job.wait(timeout_s=60).digest
+            digest = job.wait(timeout_s=HANG_S).digest
     with begin(sync=sync) as job:
         resized: dict[str, list[int]] = {}
         for event in job.events():
@@ -163,14 +164,14 @@ def test_a_running_job_is_resized_without_a_restart_and_to_the_same_bits(sync: b
                 break
         assert len(resized["worker-0"]) == len(resized["ps-0"]) == 1
         assert {seat.name: seat.pid for seat in job.status().members} == pids
-        result = job.wait(timeout_s=60)
+        result = job.wait(timeout_s=HANG_S)
     assert [event["event"] for event in result.events].count("started") == 3
     assert digest in ("", result.digest)
 
 
 def test_a_share_of_a_core_is_kept_without_rights_and_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     with begin(sync=True, steps=200) as job:
-        digest = job.wait(timeout_s=90).digest
+        digest = job.wait(timeout_s=HANG_S).digest
     monkeypatch.setenv(limits.CHOICE, limits.BRAKE)
     with begin(sync=True, steps=200) as job:
         pid, began, spent = 0, 0.0, 0.0
@@ -186,7 +187,7 @@ def test_a_share_of_a_core_is_kept_without_rights_and_changes_no_bit(monkeypatch
                 assert 0 < used < 0.07
                 assert next(seat for seat in job.status().members if seat.name == "worker-0").most_cores == 0.05
                 job.resize({"worker-0": (None, None), "ps-0": (None, None)})
-        assert job.wait(timeout_s=90).digest == digest
+        assert job.wait(timeout_s=HANG_S).digest == digest
 
 
 def test_what_no_process_can_live_with_is_told_and_it_keeps_what_it_has(process: int) -> None:

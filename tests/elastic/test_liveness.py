@@ -35,16 +35,14 @@ from labkit.elastic.transport import Access, Address, Handler, Lease, connect
 from tests.elastic import user
 from tests.elastic.chaos import probe
 from tests.elastic.chaos.story import Story, alive
-
-WITHIN_S = 120.0
-"""Only bounds a hang."""
+from tests.hang import HANG_S
 
 
 def until(true: Callable[[], Any], what: str) -> Any:
     """Wait until something is so; return it."""
-    end_s, pause = time.monotonic() + WITHIN_S, threading.Event()
+    end_s, pause = time.monotonic() + HANG_S, threading.Event()
     while not (found := true()):
-        assert time.monotonic() < end_s, f"{what}: not within {WITHIN_S:g} s"
+        assert time.monotonic() < end_s, f"{what}: not within {HANG_S:g} s"
         pause.wait(0.02)
     return found
 
@@ -108,7 +106,7 @@ def test_a_users_process_that_stood_still_beyond_its_lease_asks_again_and_gets_t
         os.kill(process.pid, signal.SIGCONT)
         assert asked() >= before
         (tmp_path / "slow").unlink()
-        digest, errors = process.communicate(timeout=WITHIN_S)
+        digest, errors = process.communicate(timeout=HANG_S)
         assert digest.strip() == probe.control("sgd", user.STEPS)[0], errors
 
 
@@ -156,14 +154,14 @@ def test_train_that_is_interrupted_saves_says_where_and_goes_on_from_there(tmp_p
     with program("trains", tmp_path, lease_s=3.0) as process:
         until(lambda: steps(tmp_path) > 3, "the first steps")
         os.kill(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=WITHIN_S)
+        _, errors = process.communicate(timeout=HANG_S)
         done = steps(tmp_path)
         assert f"is in {tmp_path / 'job'}: start(..., folder=...) goes on from there" in errors
         assert not running(tmp_path)
     assert max(e["version"] for e in events(tmp_path) if e["event"] == "saved") >= done
     (tmp_path / "slow").unlink()
     with program("asks", tmp_path, lease_s=3.0) as process:
-        digest, errors = process.communicate(timeout=WITHIN_S)
+        digest, errors = process.communicate(timeout=HANG_S)
     assert digest.strip() == probe.control("sgd", user.STEPS)[0], errors
     assert steps(tmp_path) <= user.STEPS - done  # nothing is done twice
 
@@ -203,7 +201,7 @@ def test_a_process_that_still_starts_when_the_controller_dies_has_all_its_time(t
 def test_a_worker_that_hangs_without_launcher_and_controller_ends(what: str, told: str, tmp_path: Path) -> None:
     """By itself, or by the server if its own threads cannot run."""
     with program(what, tmp_path, lease_s=0.5) as process:
-        process.wait(WITHIN_S)
+        process.wait(HANG_S)
         assert process.returncode == -signal.SIGKILL
         began = time.monotonic()
         until(lambda: not running(tmp_path), "the end of all processes")
@@ -283,7 +281,7 @@ def test_a_controller_that_fails_is_followed_by_another_and_training_goes_on(tmp
         *trained(), steps=60, batch=32,
         workers=2, servers=1, optimizer="sgd", lr=0.05, sync=False, folder=folder, lease_s=2.0,
     ) as job:  # fmt: skip
-        result = job.wait(timeout_s=90)
+        result = job.wait(timeout_s=HANG_S)
         assert "a fault on purpose" in (folder / "controller.log").read_text()
     told = [event["event"] for event in result.events]
     assert told.count("taken_over") == 1
@@ -299,7 +297,7 @@ def test_a_controller_that_fails_again_and_again_ends_the_job_with_one_line(tmp_
         *trained(), steps=60, batch=32,
         workers=1, servers=1, optimizer="sgd", lr=0.05, sync=False, folder=folder, lease_s=2.0, restarts=1,
     ) as job:  # fmt: skip
-        job.wait(timeout_s=90)
+        job.wait(timeout_s=HANG_S)
     assert "the controller died: MemoryError: no memory is left" in str(told.value)
     assert "\n" not in told.value.reason
     assert told.value.cause == Cause.OUT_OF_MEMORY

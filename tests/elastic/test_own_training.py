@@ -15,6 +15,7 @@ import torch
 
 from labkit.core.errors import InputError
 from labkit.experiment.own_training import OwnTraining, arguments_of, read_training
+from tests.hang import HANG_S
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-training.md").read_text()
 GOOD = """import torch
@@ -26,7 +27,12 @@ def loss(m, b): return 0
 
 def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-m", "labkit.cli", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
     )
 
 

@@ -29,6 +29,7 @@ from labkit.elastic.protocol.messages.codec import decode
 from labkit.elastic.protocol.messages.reports import Failed, LacksReplicas, Report, ShardLoss, ShardLosses, TrainingDone
 from labkit.elastic.protocol.program import find_modules, module_paths
 from labkit.elastic.transport import Channel, Handler, Message, pair
+from tests.hang import HANG_S
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +93,7 @@ def test_a_model_from_a_file_beside_the_script_is_found_from_any_folder(tmp_path
             print(train(Layer(4, 2), data, loss, steps=2, batch=8, workers=1, servers=1, lr=0.1).version)
         """)
     )
-    done = subprocess.run([sys.executable, script], cwd=elsewhere, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, script], cwd=elsewhere, capture_output=True, text=True, timeout=HANG_S)
     assert (done.stdout.strip(), done.returncode) == ("2", 0), done.stderr
 
 
@@ -154,7 +155,7 @@ def test_what_a_member_cannot_tell_ends_the_job_instead_of_vanishing() -> None:
     link.report(LacksReplicas(list(range(1_000_000))))
     link.report(ShardLosses(0, [ShardLoss(0, float("nan"))]))
     link.report(TrainingDone(3))
-    said = [told.get(timeout=60) for _ in range(3)]
+    said = [told.get(timeout=HANG_S) for _ in range(3)]
     assert [type(report) for report in said] == [Failed, Failed, TrainingDone]
     assert said[0].why.startswith("LacksReplicas cannot be sent: 0 bytes and a meta part of 6,")
     assert said[1].why.startswith("ShardLosses cannot be sent: ShardLosses.losses.0.1")

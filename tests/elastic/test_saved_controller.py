@@ -33,6 +33,7 @@ from labkit.elastic.protocol.sites import Site
 from labkit.elastic.protocol.spec import Spec
 from tests.elastic.test_places import Spread
 from tests.elastic.test_standby import Followed
+from tests.hang import HANG_S
 
 REMEDY = "start the job in its folder again, and it goes on from the newest checkpoint."
 
@@ -174,7 +175,7 @@ def test_a_job_whose_state_is_of_another_version_ends_with_one_line_and_goes_on_
         text = (tmp_path / STATE).read_text()
         (tmp_path / STATE).write_text(text.replace('"version":1', '"version":2', 1))
         os.kill(job.pid, signal.SIGKILL)
-        job.wait(timeout_s=60)
+        job.wait(timeout_s=HANG_S)
     told = said.value.reason
     fault = "SavedController.version is 2: Input should be 1"
     assert told.startswith(f"the controller died: {tmp_path / STATE} is damaged, or of another version of labkit: ")
@@ -184,6 +185,6 @@ def test_a_job_whose_state_is_of_another_version_ends_with_one_line_and_goes_on_
     assert running(tmp_path) == {}
     with training(tmp_path, steps=state.saved + 20) as job:
         began = next(event for event in job.events() if event["event"] == "began")
-        result = job.wait(timeout_s=60)
+        result = job.wait(timeout_s=HANG_S)
     assert result.version == state.saved + 20
     assert began["version"] >= state.saved >= 5

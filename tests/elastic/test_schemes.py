@@ -13,6 +13,7 @@ from labkit.elastic import Job, Result, models, start
 from labkit.elastic.data import dataset
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.transport import Scheme
+from tests.hang import HANG_S
 
 NAME, STEPS = "cnn-text-classification", 60
 MARK = "memfd:labkit"
@@ -40,7 +41,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, list[d
                     todo.pop(event["version"])(job)
                 if event["event"] == "loss" and event["version"] in (10, STEPS - 10):
                     seen.append(mapped(job))
-            return job.wait(timeout_s=60), seen
+            return job.wait(timeout_s=HANG_S), seen
 
     return run
 

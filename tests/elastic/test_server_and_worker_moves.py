@@ -19,6 +19,7 @@ from labkit.elastic.server.optimizers import optimizer
 from labkit.elastic.server.server import ParameterServer
 from labkit.elastic.transport import Head, Message
 from labkit.elastic.worker.synchronous import Worker
+from tests.hang import HANG_S
 
 N = 4
 
@@ -153,7 +154,7 @@ def test_a_worker_that_stands_still_goes_on_if_it_is_to_stand_still_later() -> N
     thread = threading.Thread(target=worker._hold, args=(10,), daemon=True)
     thread.start()
     worker.on_order(PauseAtVersion(12))
-    thread.join(10)
+    thread.join(HANG_S)
     assert not thread.is_alive()
 
 

@@ -12,8 +12,7 @@ from torch import nn
 from labkit.elastic import Job, start
 from labkit.elastic.process.control_groups import trees_here
 from labkit.elastic.process.usage import GB, resident_bytes
-
-WITHIN_S = 60.0
+from tests.hang import HANG_S
 
 
 class Hungry(nn.Module):
@@ -38,12 +37,12 @@ def loss(model: Hungry, batch: torch.Tensor) -> torch.Tensor:
 
 def until(job: Job, true: Any) -> Any:
     """Wait until something is so of the status of a job."""
-    end_s = time.monotonic() + WITHIN_S
+    end_s = time.monotonic() + HANG_S
     while time.monotonic() < end_s:
         status = job.status()
         if true(status):
             return status
-    raise AssertionError(f"not within {WITHIN_S} s: {job.status()}")
+    raise AssertionError(f"not within {HANG_S} s: {job.status()}")
 
 
 def limit(job: Job, name: str) -> None:
@@ -74,7 +73,7 @@ def test_a_server_that_may_have_no_more_memory_is_replaced_which_is_no_crash(
         after = until(job, lambda status: status.lost and status.phase == "training" and status.step > before.step + 50)
         assert [(lost.name, lost.cause) for lost in after.lost] == [("ps-0", "out_of_memory")]
         job.stop()
-        events = job.wait(timeout_s=60).events
+        events = job.wait(timeout_s=HANG_S).events
     resized = [event for event in events if event["event"] == "resized"][-1]
     assert resized["how"] == way
     assert bool(resized["unable"]) == (way == "brake")

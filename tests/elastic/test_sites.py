@@ -28,8 +28,9 @@ from labkit.elastic.protocol.sites import Site
 from labkit.elastic.shards import prove
 from labkit.elastic.transport import Access, Address, Authority, Certificates, TransportError, connect
 from tests.elastic import two_hosts
-from tests.elastic.transport.ends import WITHIN_S, Noting
+from tests.elastic.transport.ends import Noting
 from tests.elastic.two_hosts import HALF, SITES, STEPS, Bed, bed
+from tests.hang import HANG_S
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -232,7 +233,7 @@ def test_a_launcher_without_a_controller_ends_its_members_and_itself(tmp_path: P
         run.until("loss")
         run.job._controller.closing = True  # it is not started again
         os.kill(run.job.pid, signal.SIGKILL)
-        assert run.launchers["b"].wait(WITHIN_S) == 0
+        assert run.launchers["b"].wait(HANG_S) == 0
         assert not running(run.homes[0])
         assert "no controller for 5.0 s" in (run.homes[0] / "launcher.log").read_text()
         assert not [path for path in run.homes[0].rglob("*") if path.suffix != ".log"]
@@ -244,7 +245,7 @@ def test_a_launcher_that_is_told_to_end_takes_its_members_along_and_the_job_hear
     with bed(tmp_path, lease_s=30.0) as run:
         run.until("loss")
         run.launchers["b"].terminate()
-        assert run.launchers["b"].wait(WITHIN_S) == 0
+        assert run.launchers["b"].wait(HANG_S) == 0
         run.until("lost_host")  # long before two leases are over
         assert run.result().digest == control.digest
         assert not run.left_behind()
@@ -270,7 +271,7 @@ def test_a_host_that_is_not_needed_is_not_missed_and_may_come_when_it_is_needed(
                 run.bring("b")
             run.until(lambda e, n=number: e["event"] == "scaled" and e["scaling"] == n)
         run.launchers["b"].terminate()
-        run.launchers["b"].wait(WITHIN_S)
+        run.launchers["b"].wait(HANG_S)
         run.trains()
         run.job.place(HALF)
         run.bring("b")
@@ -301,7 +302,7 @@ def test_the_second_launcher_of_a_host_takes_the_place_of_the_first(control: Res
         run.until("loss")
         first = run.launchers["b"]
         run.bring("b")
-        assert first.wait(WITHIN_S) == 0
+        assert first.wait(HANG_S) == 0
         run.until("started", n=6)  # both members of b anew
         run.trains()
         assert run.sitting() == HALF
@@ -314,7 +315,7 @@ def test_one_home_has_one_launcher(tmp_path: Path) -> None:
         run.until("loss")
         first = run.launchers["b"]
         second = run.bring("b", again=run.homes[0].name)
-        assert second.wait(WITHIN_S) != 0
+        assert second.wait(HANG_S) != 0
         assert "another launcher runs in" in (run.homes[0] / "launcher.log").read_text()
         assert first.poll() is None
         run.launchers["b"] = first
@@ -364,7 +365,7 @@ def test_a_launcher_may_not_command_the_job_nor_give_a_copy(tmp_path: Path) -> N
             said = hello("host-1", "host")
             guest = connect(door, handler=Noting(), access=Access(certificates=papers), hello=said)
             with pytest.raises(TransportError):
-                guest.request(kind, meta=encode(message)).result(WITHIN_S)
+                guest.request(kind, meta=encode(message)).result(HANG_S)
             guest.close()
         run.bring("b")
         run.until("loss")

@@ -16,6 +16,7 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.elastic import Job, JobError, Result, models, start, train
 from labkit.elastic.data import dataset
+from tests.hang import HANG_S
 
 NAME, STEPS = "cnn-text-classification", 60
 NOWHERE = Path("/proc/nowhere/slow")  # neither it nor its folder is there
@@ -54,7 +55,7 @@ def run(at: dict[int, Callable[[Job], None]] | None = None, *, slow: Path = NOWH
             if event["event"] in ("scaled", "dropped"):
                 slow.unlink(missing_ok=True)
         assert not todo
-        return job.wait(timeout_s=60)
+        return job.wait(timeout_s=HANG_S)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,6 +17,7 @@ from labkit.core.errors import InputError
 from labkit.elastic import JobError, TrainingLog, Validation, start, training_log
 from labkit.elastic.saved_model import BEST
 from labkit.elastic.validator import QUEUED
+from tests.hang import HANG_S
 
 GENERATOR = torch.Generator().manual_seed(5)
 X, Y = torch.randn(64, 8, generator=GENERATOR), torch.randn(64, 3, generator=GENERATOR)
@@ -75,7 +76,7 @@ def test_each_saved_state_is_measured_as_a_loop_would_and_the_best_one_is_kept(t
 def test_without_a_better_state_the_job_ends_early_and_a_later_one_goes_on_from_the_best(tmp_path: Path) -> None:
     away = Validation(data=OTHER, every=3, patience=2)
     with job(tmp_path, away, steps=MANY, lr=0.0) as running:  # a state like the first is never better
-        found = running.wait(timeout_s=120)
+        found = running.wait(timeout_s=HANG_S)
     told = validated(found)
     assert [event["best"] for event in told[:3]] == [True, False, False]
     assert [event["stops"] for event in told[:3]] == [False, False, True]
@@ -119,7 +120,7 @@ class Late:
 
 def test_a_validation_that_fails_ends_the_job_with_its_state_saved(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"step \d+: validation raised OSError: the disk is gone"):
-        job(tmp_path, Validation(data=Late(), every=3), steps=MANY).wait(timeout_s=120)
+        job(tmp_path, Validation(data=Late(), every=3), steps=MANY).wait(timeout_s=HANG_S)
     assert any((tmp_path / "job" / "checkpoints").iterdir())
 
 

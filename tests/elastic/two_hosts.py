@@ -19,8 +19,9 @@ from labkit.elastic.data import dataset
 from labkit.elastic.process.credentials import unpack
 from labkit.elastic.process.local_members import running
 from labkit.elastic.protocol.sites import Site
+from tests.hang import HANG_S
 
-NAME, STEPS, LEASE_S, WITHIN_S = "cnn-text-classification", 120, 3.0, 90.0
+NAME, STEPS, LEASE_S = "cnn-text-classification", 120, 3.0
 SITES = [Site("a/0", "a", "127.0.0.1"), Site("b/0", "b", "127.0.0.2"), Site("c/0", "c", "127.0.0.3")]
 HALF = {"a/0": (1, 1), "b/0": (1, 1)}
 
@@ -76,7 +77,7 @@ class Bed:
     def until(self, what: Callable[[dict[str, Any]], bool] | str, *, n: int = 1) -> dict[str, Any]:
         """Wait until the n-th event is told of that name, or that is so."""
         found = (lambda event: event["event"] == what) if isinstance(what, str) else what
-        until, pause = time.monotonic() + WITHIN_S, threading.Event()
+        until, pause = time.monotonic() + HANG_S, threading.Event()
         while time.monotonic() < until:
             told = [event for event in self.events() if found(event)]
             if len(told) >= n:
@@ -85,7 +86,7 @@ class Bed:
                 break
             pause.wait(0.05)
         told = [event for event in self.events() if event["event"] not in ("stepped", "loss", "met", "ready", "dealt")]
-        raise AssertionError(f"no {what} within {WITHIN_S} s:\n" + "\n".join(map(str, told[-60:])))
+        raise AssertionError(f"no {what} within {HANG_S} s:\n" + "\n".join(map(str, told[-60:])))
 
     def trains(self, *, more: int = 2) -> None:
         """Wait until some steps more are done."""
@@ -107,13 +108,13 @@ class Bed:
 
     def result(self) -> Any:
         self.slow.unlink(missing_ok=True)
-        return self.job.wait(timeout_s=WITHIN_S)
+        return self.job.wait(timeout_s=HANG_S)
 
     def left_behind(self) -> list[str]:
         """Return members that still run, launchers that do, and files of theirs that are no logs."""
         for launcher in self.launchers.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                launcher.wait(WITHIN_S)
+                launcher.wait(HANG_S)
         files = [str(p) for home in self.homes if home.exists() for p in home.rglob("*") if p.suffix != ".log"]
         return [*running(self.folder), *(h for h, p in self.launchers.items() if p.poll() is None), *files]
 

@@ -17,6 +17,7 @@ from labkit.core import Placement, Snapshot
 from labkit.experiment import Grid
 from labkit.placers import Pack
 from labkit.schedulers.base import asked
+from tests.hang import HANG_S
 
 TRACE = "poisson(12, per_hour=60, median_s=600, mean_s=700)"
 
@@ -32,9 +33,9 @@ def numbers(table: pd.DataFrame) -> pd.DataFrame:
     return table.drop(columns=["cpu_s", "wall_s", "run"])
 
 
-def until(condition: Callable[[], object], *, timeout_s: float = 200) -> None:
+def until(condition: Callable[[], object]) -> None:
     """Wait until another process has done something."""
-    end = time.monotonic() + timeout_s
+    end = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < end, "it never came"
         threading.Event().wait(0.02)

@@ -25,6 +25,7 @@ from labkit.results import rescalings
 from labkit.testbed.errors import BedError
 from labkit.testbed.laptop import bed as beds
 from labkit.testbed.laptop.processes import processes
+from tests.hang import HANG_S
 
 SCRIPT = "from labkit.experiment.demo import train; from labkit.progress_lines import StageLines as S; train(S(''))"
 
@@ -98,7 +99,7 @@ def test_ctrl_c_in_the_middle_leaves_no_process_and_no_file(tmp_path):
                 time.sleep(0.1)
         finally:
             running.send_signal(signal.SIGINT)
-            running.wait(60)
+            running.wait(HANG_S)
     assert running.returncode != 0
     assert gone(str(tmp_path))
     mine = Path(homes[0]).parents[2]

@@ -27,6 +27,7 @@ from labkit.simulator import Faults
 from labkit.workloads import with_epoch_error
 from labkit.workloads.expressions import trace
 from tests.experiment.sweeping import TRACE, Dying, Fair, Noting, Raising, n_lines, numbers, pids, small, until
+from tests.hang import HANG_S
 
 ROOT = Path(__file__).parents[2]
 NOISY = {"mtbf_s": 3000, "mttr_s": 300, "checkpoint_s": 60, "period_s": 300, "speed_error": 0.3, "epoch_error": 0.2}
@@ -224,7 +225,7 @@ def test_a_worker_killed_from_outside_costs_nothing(tmp_path, notes):
     os.kill(pids(notes).pop(), signal.SIGKILL)
     until(lambda: len(pids(notes)) == 2)
     (notes / "hold").unlink()
-    runner.join(timeout=200)
+    runner.join(timeout=HANG_S)
     assert found[0]["error"].tolist() == [""] * 6
     assert numbers(found[0]).equals(numbers(quiet(grid_of_script(notes), workers=0)))
 
@@ -239,7 +240,7 @@ def test_kill_9_loses_the_cells_that_were_running_and_leaves_no_process(tmp_path
     assert pids(notes) <= {child.pid for child in children}
     process.kill()
     process.wait()
-    _, alive = psutil.wait_procs(children, timeout=100)
+    _, alive = psutil.wait_procs(children, timeout=HANG_S)
     assert alive == []
     assert len(lines(folder)) == done >= 1
     (notes / "hold").unlink()
@@ -262,7 +263,7 @@ def test_killed_again_and_again_at_random_moments_and_resumed_the_numbers_are_th
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
-        assert psutil.wait_procs(children, timeout=100)[1] == []
+        assert psutil.wait_procs(children, timeout=HANG_S)[1] == []
         assert enough <= n_lines(folder) < 80
     table = quiet(grid_of_script(notes, seeds=40), folder=folder)
     cells_run = [row["cell"] for row in lines(folder)]
@@ -296,11 +297,11 @@ def test_ctrl_c_stops_soon_keeps_what_is_done_and_says_how_to_go_on(tmp_path, no
     done = len(lines(folder))
     children = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the group
-    _, said = process.communicate(timeout=200)
+    _, said = process.communicate(timeout=HANG_S)
     assert process.returncode in (-signal.SIGINT, 130)
     assert f"stopped: {done} of 6 cells are done and kept in {folder}; the same call goes on from there." in said
     assert said.count("Traceback") == 1  # the workers leave Ctrl-C to their parent
-    _, alive = psutil.wait_procs(children, timeout=100)
+    _, alive = psutil.wait_procs(children, timeout=HANG_S)
     assert alive == []
     assert len(lines(folder)) == done >= 1
 
@@ -313,7 +314,7 @@ def test_only_one_process_at_a_time_has_a_folder(tmp_path, notes, script):
     with pytest.raises(InputError, match="belongs to a sweep that is running"):
         quiet(grid_of_script(notes), folder=folder)
     (notes / "hold").unlink()
-    _, said = process.communicate(timeout=200)
+    _, said = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, said
     assert len(quiet(grid_of_script(notes), folder=folder)) == len(lines(folder)) == 6
 
@@ -409,7 +410,7 @@ def test_a_scheduler_that_no_seed_changed_is_told():
 
 def test_a_script_without_a_guard_is_told_what_it_lacks(tmp_path, notes, script):
     text = of_script(notes, tmp_path / "s").replace('if __name__ == "__main__":', "if True:")
-    _, said = script(text).communicate(timeout=200)
+    _, said = script(text).communicate(timeout=HANG_S)
     assert "SweepError: no worker can start" in said.splitlines()[-1]
     assert 'if __name__ == "__main__":' in said.splitlines()[-1]
 

@@ -21,6 +21,7 @@ from labkit.experiment.lengths import Lengths
 from labkit.experiment.on_dask import connect
 from labkit.results import read_sweep
 from tests.experiment.sweeping import Dying, Noting, Raising, n_lines, numbers, pids, small, until
+from tests.hang import HANG_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning:tornado")
 
@@ -42,7 +43,7 @@ def cluster() -> Iterator[distributed.LocalCluster]:
         yield local
     new = set(psutil.Process().children(recursive=True)) - before
     left = [process for process in new if "resource_tracker" not in " ".join(process.cmdline())]
-    assert psutil.wait_procs(left, timeout=30)[1] == []
+    assert psutil.wait_procs(left, timeout=HANG_S)[1] == []
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_a_worker_killed_from_outside_costs_nothing_there(client, tmp_path):
         until(lambda: pids(tmp_path))
         os.kill(pids(tmp_path).pop(), signal.SIGKILL)
         (tmp_path / "hold").unlink()
-        table = found.result(timeout=200)
+        table = found.result(timeout=HANG_S)
     assert numbers(table).equals(numbers(sweep(grid, workers=0, progress=False)))
 
 

@@ -19,6 +19,7 @@ from labkit.results.notes import notes
 from labkit.schedulers import make
 from labkit.schedulers.dl2 import load
 from labkit.workloads import dl2_jobs
+from tests.hang import HANG_S
 
 SLOT_S = 1200.0
 
@@ -119,7 +120,7 @@ def test_torch_is_loaded_only_where_it_learns():
         "import sys, json; from labkit.schedulers import make; make('dl2'); before = 'torch' in sys.modules; "
         "make('dl2(learns=True)'); print(json.dumps([before, 'torch' in sys.modules]))"
     )
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True, timeout=HANG_S)
     assert json.loads(done.stdout) == [False, True]
 
 

@@ -14,6 +14,7 @@ from labkit.placers import FirstFit
 from labkit.schedulers.base import run_in_order
 from labkit.topology import no_network
 from labkit.workloads import read
+from tests.hang import HANG_S
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ class Longest:
 
 def finish(app: LabApp) -> None:
     app.start()
-    app.run.wait(60)
+    app.run.wait(HANG_S)
 
 
 def test_a_run_of_the_app_is_what_its_code_does(trace):
@@ -98,7 +99,7 @@ def test_buttons_offer_only_what_can_be_done(trace):
     app.pause()
     assert (buttons.run.disabled, buttons.pause.disabled, buttons.stop.disabled) == (False, True, False)
     app.stop()
-    app.run.wait(10)
+    app.run.wait(HANG_S)
     assert (buttons.run.disabled, buttons.pause.disabled, buttons.stop.disabled) == (False, True, True)
     assert not app._form.cluster.disabled
 
@@ -107,7 +108,7 @@ def test_the_pace_can_be_changed_while_it_runs(trace):
     app = LabApp(trace, speedup=1.0)
     app.start()
     app._form.speedup.value = math.inf
-    app.run.wait(60)
+    app.run.wait(HANG_S)
     assert app.run.state == "done"
 
 

@@ -17,8 +17,8 @@ from labkit.notebook.run import LiveRun
 from labkit.results import RunState
 from labkit.simulator import Paced
 from labkit.topology import no_network
+from tests.hang import HANG_S
 
-AT_ONCE_S = 1.0
 """Generous: the answer takes a few milliseconds, but machines that test are busy."""
 
 
@@ -48,13 +48,14 @@ class Overfull:
 
 class Asleep:
     def __init__(self):
-        self.woken = threading.Event()
+        self.asked, self.woken = threading.Event(), threading.Event()
 
     def __deepcopy__(self, memo):
         return self
 
     def schedule(self, snapshot):
-        self.woken.wait(30)
+        self.asked.set()
+        self.woken.wait(HANG_S)
         return Placement.nothing()
 
 
@@ -79,7 +80,7 @@ def test_each_step_is_one_decision(experiment):
     time.sleep(0.1)
     assert _decided(live) == 5
     live.stop()
-    live.wait(5)
+    live.wait(HANG_S)
     assert live.state == "stopped"
 
 
@@ -87,8 +88,8 @@ def _decided(live: LiveRun) -> int:
     return int(live.record.summary["n_decisions"]) if live.record.events.size else 0
 
 
-def until(holds, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
+def until(holds) -> None:
+    end = time.monotonic() + HANG_S
     while not holds():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.005)
@@ -97,18 +98,16 @@ def until(holds, seconds: float = 10.0) -> None:
 def test_stop_in_the_middle_of_a_long_wait_answers_at_once(experiment):
     live = LiveRun(experiment, scheduler="fifo", speedup=0.01).start()
     until(lambda: live._paced._waiting)
-    began = time.monotonic()
     live.stop()
-    live.wait(10)
+    live.wait(HANG_S)  # the wait itself is longer than that
     assert live.state == "stopped"
-    assert time.monotonic() - began < AT_ONCE_S
 
 
 def test_what_was_not_due_when_a_run_was_stopped_is_not_in_its_record(experiment):
     live = LiveRun(experiment, scheduler="fifo", speedup=2000.0).start()
     until(lambda: len(live._heard) > 10)
     live.stop()
-    live.wait(10)
+    live.wait(HANG_S)
     rows = live.record.events
     whole = experiment.run("fifo").events
     assert 0 < len(rows) < len(whole)
@@ -120,7 +119,7 @@ def test_what_was_not_due_when_a_run_was_stopped_is_not_in_its_record(experiment
 def test_a_stopped_run_cannot_be_started_again(experiment):
     live = LiveRun(experiment, scheduler="fifo", speedup=1.0).start()
     live.stop()
-    live.wait(10)
+    live.wait(HANG_S)
     live.start()
     live.step()
     live.pause()
@@ -131,7 +130,7 @@ def test_the_pace_can_be_changed_in_the_middle_of_a_wait(experiment):
     live = LiveRun(experiment, scheduler="fifo", speedup=0.01).start()
     until(lambda: live._paced._waiting)
     live.speedup = math.inf
-    assert live.wait(20).state == "done"
+    assert live.wait(HANG_S).state == "done"
 
 
 def test_waiting_for_a_run_that_was_never_started_says_so(experiment):
@@ -222,22 +221,23 @@ def test_traits_change_on_the_loop_only_and_not_too_often(experiment):
 def test_pause_freezes_the_clock_in_the_middle_of_a_wait(experiment):
     async def notebook():
         live = LiveRun(experiment, scheduler="fifo", speedup=100.0).start()
-        await asyncio.sleep(0.3)
+        while not live.now_s:
+            await asyncio.sleep(0.01)
         live.pause()
-        await asyncio.sleep(0.1)
         frozen_s = live.now_s
         await asyncio.sleep(0.3)
-        still_s = live.now_s
+        still_s, began_s = live.now_s, time.monotonic()
         live.start()
-        await asyncio.sleep(0.3)
-        later_s = live.now_s
+        while live.now_s <= still_s:
+            await asyncio.sleep(0.01)
+        later_s, ran_s = live.now_s, time.monotonic() - began_s
         live.stop()
         await live
-        return frozen_s, still_s, later_s, live
+        return frozen_s, still_s, later_s, ran_s, live
 
-    frozen_s, still_s, later_s, live = asyncio.run(notebook())
+    frozen_s, still_s, later_s, ran_s, live = asyncio.run(notebook())
     assert 0 < frozen_s == still_s < later_s
-    assert later_s < frozen_s + 100  # it went on at its pace, and did not catch up
+    assert later_s <= frozen_s + 100 * ran_s  # it went on at its pace, and did not catch up
     assert live.state == "stopped"
 
 
@@ -246,7 +246,7 @@ def test_buttons_pressed_on_another_thread_reach_the_loop(experiment):
         live = LiveRun(experiment, scheduler="fifo", speedup=1.0).start()
         presser = threading.Thread(target=lambda: (time.sleep(0.1), live.pause(), live.stop()))
         presser.start()
-        await asyncio.wait_for(live, 10)
+        await asyncio.wait_for(live, HANG_S)
         presser.join()
         return live
 
@@ -257,7 +257,8 @@ def test_stop_is_told_even_while_a_scheduler_thinks(experiment):
     async def notebook():
         slow = Asleep()
         live = LiveRun(experiment, scheduler=slow).start()
-        await asyncio.sleep(0.1)
+        while not slow.asked.is_set():
+            await asyncio.sleep(0.01)
         live.stop()
         told = live.state
         slow.woken.set()
@@ -280,7 +281,7 @@ def test_a_paced_clock_runs_during_a_wait_and_stops_when_held(experiment):
     time.sleep(0.1)
     assert paced.now_s == held_s < 1000.0
     paced.hurry()
-    thread.join(5)
+    thread.join(HANG_S)
     assert paced.now_s == 1000.0
 
 

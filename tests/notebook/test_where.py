@@ -17,6 +17,7 @@ from labkit.notebook import LabApp
 from labkit.testbed.laptop import Bed
 from labkit.testbed.laptop.processes import has_variable, processes
 from labkit.testbed.laptop.server import VARIABLE
+from tests.hang import HANG_S
 
 SHORT = "id,model,arrival_s,total_steps,duration_s,n_ps,worker_cpus,ps_cpus\na,dssm,0,{},9,1,0.1,0.1\n"
 
@@ -71,7 +72,7 @@ def test_on_machines_the_form_names_hosts_and_offers_neither_seed_nor_pace(bed, 
 def test_a_run_on_machines_is_steered_and_recorded_as_a_simulated_one(bed, trace):
     app = LabApp(trace(60), where="testbed", scheduler="fifo")
     app.start()
-    app.run.wait(200)
+    app.run.wait(HANG_S)
     assert (app.run.state, app.run.error) == ("done", "")
     (record,) = app.records
     assert record.info.backend == "testbed"
@@ -91,7 +92,7 @@ def test_a_run_on_machines_is_steered_and_recorded_as_a_simulated_one(bed, trace
     assert app.run.metrics["n_decisions"] == n
     assert app.run.now_s > now_s + 1  # time of machines cannot be held
     app.stop()
-    app.run.wait(60)
+    app.run.wait(HANG_S)
     assert app.run.state == "stopped"
     tasks = [each for each in processes() if "labkit.testbed.run.job_process" in each.command]
     assert not [each for each in tasks if has_variable(each.pid, f"{VARIABLE}={bed.plan.token}")]

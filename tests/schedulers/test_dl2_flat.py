@@ -17,6 +17,7 @@ from labkit.schedulers import make
 from labkit.schedulers.dl2.flat import FlatWeights, Form, load_flat
 from labkit.schedulers.dl2.flat.network import FlatNet
 from labkit.workloads.catalogue import DL2_MODELS
+from tests.hang import HANG_S
 
 FORM = Form(False, 4, 8, False, True, True)
 ABOUT = {
@@ -102,4 +103,4 @@ def test_deciding_needs_no_torch(tmp_path):
         f"s = make(\"dl2(published=True, weights='{tmp_path}/w.safetensors')\"); "
         "Experiment.of(dl2_jobs('testbed_6n', seed=1), cluster='dl2-6n').run(s); assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_S)

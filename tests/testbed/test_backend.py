@@ -33,6 +33,7 @@ from labkit.testbed.run.backend import SshBackend
 from labkit.testbed.run.training import TrainingTable
 from labkit.testbed.run.usage import usage
 from labkit.testbed.ssh.fleet import Fleet
+from tests.hang import HANG_S
 
 TINY = TrainingTable(width=0.05, samples=256, save_every=20, lease_s=5.0)
 
@@ -121,7 +122,7 @@ def test_a_job_moves_stops_and_goes_on_elsewhere_and_loses_no_step(bed: Inventor
         assert (preempted["job"], preempted["cause"]) == (0, Cause.PREEMPTED)
         gone = backend._deployments[0]
         with gone._state.change:
-            assert gone._state.change.wait_for(lambda: not gone.home, 60)
+            assert gone._state.change.wait_for(lambda: not gone.home, HANG_S)
         session._note(backend.apply(on(2)))  # another home: its checkpoint is brought there
         until(session, Kind.COMPLETED)
         started = session.log.rows[session.log.rows["kind"] == Kind.STARTED]
@@ -175,7 +176,7 @@ def test_a_job_that_starts_again_where_it_was_tells_nothing_of_its_earlier_life(
         session._note(backend.apply(Placement.of([0])))
         gone = backend._deployments[0]
         with gone._state.change:
-            assert gone._state.change.wait_for(lambda: not gone.home, 60)
+            assert gone._state.change.wait_for(lambda: not gone.home, HANG_S)
         session._note(backend.advance(session.now_s, stop_at_event=False))
         saved = gone.progress.saved
         session._note(backend.apply(on(0)))
@@ -316,7 +317,7 @@ def test_a_live_run_of_a_notebook_takes_machines_as_it_takes_a_simulation(bed: I
     jobs = jobs_of(1, steps=40)
     with SshBackend(jobs, bed, run=f"live-{os.getpid()}", folder=tmp_path, training=TINY) as backend:
         run = LiveRun(Experiment.of(jobs, cluster=bed.cluster()), scheduler="fifo", backend=backend)
-        run.start().wait(90)
+        run.start().wait(HANG_S)
     assert run.state == "done", run.error
     assert run.metrics["n_done"] == 1
     assert ran(run.record.events, Kind.COMPLETED) == [0]
@@ -330,7 +331,7 @@ def test_a_task_that_is_begun_while_the_run_ends_is_not_left_behind(
 
     def held_up(self: Agent, run: str, **task: Any) -> dict[str, Any]:
         begins.set()
-        assert ended.wait(60), "the run was never ended"
+        assert ended.wait(HANG_S), "the run was never ended"
         return start(self, run, **task)
 
     def end_and_tell(self: AgentPool, run: str) -> None:
@@ -343,7 +344,7 @@ def test_a_task_that_is_begun_while_the_run_ends_is_not_left_behind(
     backend = SshBackend(jobs_of(1, steps=100_000), bed, run=run, folder=tmp_path / "live", training=TINY)
     backend.advance(0.0, stop_at_event=False)
     backend.apply(on(0))
-    assert begins.wait(60)
+    assert begins.wait(HANG_S)
     backend.close()
     with Fleet(bed) as fleet:
         left = usage(fleet)
@@ -361,7 +362,7 @@ def test_a_live_run_on_machines_stops_at_once(bed: Inventory, tmp_path: Path) ->
         while not run.metrics.get("n_running"):
             run.wait(0.1)
         run.stop()
-        run.wait(30)
+        run.wait(HANG_S)
         assert run.state == "stopped"
     with SshBackend(jobs, bed, run=f"after-{os.getpid()}", folder=tmp_path / "b", training=TINY) as after:
         for name in bed.names:

@@ -25,12 +25,13 @@ from labkit.testbed.laptop.server import all_of, server_of
 from labkit.testbed.run.agents import agent_of
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.topology import from_inventory
+from tests.hang import HANG_S
 
 LABKIT = [sys.executable, "-m", "labkit.cli"]
 
 
 def typed(*words, **options):
-    return subprocess.run([*LABKIT, *words], capture_output=True, text=True, timeout=120, check=False, **options)
+    return subprocess.run([*LABKIT, *words], capture_output=True, text=True, timeout=HANG_S, check=False, **options)
 
 
 def names(folder: Path) -> list[str]:
@@ -150,7 +151,7 @@ def test_a_killed_server_shows_and_comes_back_with_its_files(own_folder):
     with Bed.up(3, folder=own_folder) as bed:
         (bed.home("h1") / "kept").touch()
         os.kill(bed.status()[1].pid, signal.SIGKILL)
-        assert await_that(lambda: not bed.status()[1].alive, timeout_s=10)
+        assert await_that(lambda: not bed.status()[1].alive, timeout_s=HANG_S)
         assert [host.alive for host in bed.status()] == [True, False, True]
         shown = typed("bed", "status", "--folder", own_folder)
         assert (shown.returncode, shown.stdout.count("GONE")) == (1, 1)
@@ -205,7 +206,7 @@ def test_a_later_process_of_the_same_number_is_let_be():
         send(BedProcess(child.pid, found.parent, "1", found.command), signal.SIGKILL)
         assert child.poll() is None
         send(found, signal.SIGKILL)
-        assert child.wait(10) == -signal.SIGKILL
+        assert child.wait(HANG_S) == -signal.SIGKILL
     finally:
         child.kill()
         child.wait()
@@ -241,7 +242,7 @@ def test_down_ends_what_a_killed_up_left_half_done(own_folder, after):
         f"setattr(where, {after!r}, cut)\n"
         f"bed.Bed.up(3, folder={str(own_folder)!r})\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], timeout=HANG_S, check=False)
     assert done.returncode == -signal.SIGKILL
     assert (own_folder / STATE).exists()
     assert not (own_folder / "hosts.toml").exists()
@@ -259,7 +260,7 @@ def test_up_goes_on_where_a_killed_up_stopped(own_folder):
         "bed.write_config = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"bed.Bed.up(2, folder={str(own_folder)!r})\n"
     )
-    subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    subprocess.run([sys.executable, "-c", script], timeout=HANG_S, check=False)
     with Bed.up(2, folder=own_folder) as bed, Fleet(bed.inventory) as fleet:
         assert fleet.run(["true"]).ok
 

@@ -22,6 +22,7 @@ from labkit.experiment import deploy
 from labkit.results.record import RunState
 from labkit.testbed.laptop import Bed
 from tests.elastic import test_training
+from tests.hang import HANG_S
 from tests.testbed.test_backend import TINY, jobs_of
 
 NAME, STEPS = "dssm", 60  # of matrix products alone: cuDNN's convolutions may sum in any order
@@ -67,7 +68,7 @@ def trained(device: str = "cuda:0", *, workers: int = 1, slow: Path = test_train
                 more = False
             if event["event"] in ("scaled", "dropped"):
                 slow.unlink(missing_ok=True)
-        return job.wait(timeout_s=600)
+        return job.wait(timeout_s=HANG_S)
 
 
 def test_a_job_on_a_gpu_ends_with_the_same_bits_however_many_workers_it_has() -> None:

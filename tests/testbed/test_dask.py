@@ -24,6 +24,7 @@ from labkit.testbed.dask_host import HostPlan
 from labkit.testbed.errors import FleetError
 from labkit.testbed.inventory import Inventory
 from tests.experiment.sweeping import numbers, small
+from tests.hang import HANG_S
 
 
 def processes_of(hosts: Inventory) -> list[psutil.Process]:
@@ -59,7 +60,7 @@ def here(two, short_folder) -> Iterator[Path]:
     assert len(there) >= 4  # a leader and a worker on each host
     yield folder
     dask.down(two, folder=folder).checked()
-    assert psutil.wait_procs(there, timeout=10)[1] == []
+    assert psutil.wait_procs(there, timeout=HANG_S)[1] == []
     assert leader_files(two) == []
     assert not folder.exists()
 
@@ -133,7 +134,7 @@ def test_workers_end_when_their_scheduler_is_gone(bed, tmp_path):
         leader = json.loads(scheduler.read_text())["pid"]
         first = [each for each in there if session_of(each.pid) == leader]
         os.kill(leader, signal.SIGKILL)
-        assert psutil.wait_procs(there, timeout=60)[1] == [], first
+        assert psutil.wait_procs(there, timeout=HANG_S)[1] == [], first
     finally:
         dask.down(hosts, folder=tmp_path / "d").checked()
 
@@ -151,7 +152,7 @@ exec '{sys.executable}' "$@"
     address = dask.up(hosts, folder=short_folder / "bare", workers=1)
     try:
         with connect(str(short_folder / "bare")) as client:
-            assert client.submit(lambda: __import__("labkit").__file__).result(timeout=60).rpartition("/env/")[1]
+            assert client.submit(lambda: __import__("labkit").__file__).result(timeout=HANG_S).rpartition("/env/")[1]
         assert address.startswith("tls://")
     finally:
         dask.down(hosts, folder=short_folder / "bare").checked()

@@ -20,6 +20,7 @@ from labkit.testbed.run.job_request import JobRequest
 from labkit.testbed.run.progress import JobUpdate
 from labkit.testbed.run.remote_job import RemoteJob
 from labkit.topology import no_network
+from tests.hang import HANG_S
 
 REQUEST = JobRequest(name="cnn", steps=99)
 A, B, C = ({f"{name}/0": (1, 1)} for name in ("h0", "h1", "h2"))
@@ -78,7 +79,7 @@ class Heard:
         self._all[told.what].set()
 
     def wait(self, what: str) -> None:
-        assert self._all[what].wait(10), f"{what} was not told"
+        assert self._all[what].wait(HANG_S), f"{what} was not told"
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def job(host: Host, heard: Heard) -> Iterator[RemoteJob]:
 
 
 def asked(host: Host) -> dict[str, tuple[int, int]]:
-    return {site: (w, s) for site, (w, s) in host.orders.get(timeout=10).items()}
+    return {site: (w, s) for site, (w, s) in host.orders.get(timeout=HANG_S).items()}
 
 
 def test_a_job_whose_last_scaling_is_dropped_is_where_it_was_and_can_be_asked_for_the_same_again(job, host, heard):
@@ -145,18 +146,18 @@ def test_processes_are_told_of_other_cores_once_and_those_that_come_later_too(jo
     host.event("loss", version=1, loss=0.5)
     heard.wait("progressed")
     job.set_target(A, amounts=ONE)
-    assert host.resizes.get(timeout=10) == {"worker-0": (2.0, None)}
+    assert host.resizes.get(timeout=HANG_S) == {"worker-0": (2.0, None)}
     host.event("resized", name="worker-0", cpus=2.0, memory_gb=None, cores=[0, 1], unable=[])
     heard.wait("resized")
     host.event("left", name="worker-0", expected=False, reason="exit code 1")
     host.event("started", name="worker-1", host="h0", site="h0/0", pid=7)  # in the place of one that died
-    assert host.resizes.get(timeout=10) == {"worker-1": (2.0, None)}
+    assert host.resizes.get(timeout=HANG_S) == {"worker-1": (2.0, None)}
     job.set_target(B, amounts=ONE)
     assert asked(host) == B
     host.event("scaled", scaling=1)
-    assert host.resizes.get(timeout=10) == {"worker-1": (2.0, None)}
+    assert host.resizes.get(timeout=HANG_S) == {"worker-1": (2.0, None)}
     job.set_target(B)
-    assert host.resizes.get(timeout=10) == {}
+    assert host.resizes.get(timeout=HANG_S) == {}
     assert host.resizes.empty()
 
 
@@ -167,7 +168,7 @@ def test_a_repair_waits_until_the_scaling_before_it_is_done(job, host, heard):
     job.repair([(Role.WORKER, "h1/0", 1), (Role.PS, "h1/0", 1)], [(Role.PS, 0)])
     assert host.replaced.empty()
     host.event("scaled", scaling=1)
-    assert host.replaced.get(timeout=10) == ["ps-0"]
+    assert host.replaced.get(timeout=HANG_S) == ["ps-0"]
 
 
 def test_tasks_have_what_their_rows_of_a_placement_were_given():

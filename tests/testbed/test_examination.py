@@ -30,6 +30,7 @@ from labkit.testbed.profiling.links import measure
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.ssh.replies import Deployed, Dialled, HostFacts, Torch
 from labkit.topology.inventory import Host
+from tests.hang import HANG_S
 from tests.testbed.fabbing import ROOT, elsewhere, environment, hosts_file
 
 WANTED = HostExpectation("a", "python3", "~/.labkit", gpus=2, cpus=8, memory_gb=64, hash="0123456789abcdef")
@@ -200,7 +201,7 @@ def test_an_agents_dead_socket_is_told_from_a_living_one(bed, short_folder):
 def doctor(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "labkit.cli", "doctor", *words],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=100,
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from labkit.testbed.laptop import Bed
 from labkit.testbed.laptop.processes import await_that, process
 from labkit.testbed.run.agents import agent_of
 from labkit.testbed.ssh.fleet import Fleet
+from tests.hang import HANG_S
 from tests.testbed.fabbing import FAB, ROOT, copied, environment, fab, hosts_file
 
 TASKS = {
@@ -90,7 +91,7 @@ def test_no_inventory_at_all_is_told_with_what_to_do(tmp_path):
     root = copied(tmp_path, only=("fabfile.py", "fabric.yaml", "testbed", "labkit"))
     done = subprocess.run(
         [str(FAB), "status"], cwd=root, env=environment(root, XDG_STATE_HOME=str(tmp_path), LABKIT_HOSTS=""),
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 2
     assert "hosts.example.toml" in done.stderr
@@ -184,7 +185,7 @@ def test_ctrl_c_ends_following_with_130_and_the_task_goes_on(bed, deployed):
         try:
             assert running.stdout.readline() == "h1 │ talker: begun\n"
             running.send_signal(signal.SIGINT)
-            _, said = running.communicate(timeout=30)
+            _, said = running.communicate(timeout=HANG_S)
         finally:
             running.kill()
     assert running.returncode == 130
@@ -276,7 +277,7 @@ def test_a_laptop_testbed_goes_up_and_down_and_leaves_nothing(own_folder):
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=HANG_S,
         )
 
     if (ROOT / "testbed" / "hosts.toml").exists():
@@ -291,7 +292,7 @@ def test_a_laptop_testbed_goes_up_and_down_and_leaves_nothing(own_folder):
         gone = task("down")
         assert gone.returncode == 0, gone
         assert not (state / "labkit" / "bed").exists()
-        assert await_that(lambda: not any(process(pid) for pid in pids), timeout_s=10)
+        assert await_that(lambda: not any(process(pid) for pid in pids), timeout_s=HANG_S)
     finally:
         task("down")
         assert [path for path in state.rglob("*") if not path.is_dir()] == []

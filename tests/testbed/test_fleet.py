@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from labkit.testbed.laptop.processes import await_that, process
 from labkit.testbed.ssh import command as call
 from labkit.testbed.ssh.answers import Answers, HostAnswer
 from labkit.testbed.ssh.fleet import Fleet, prefixed
+from tests.hang import HANG_S
 
 HOSTILE = [
     "", " ", "a b", "it's", '"', "$HOME", "$(touch x)", "`touch x`", "; touch x", "| touch x", "&& touch x", "*", "~",
@@ -43,7 +43,7 @@ HOSTILE = [
 
 
 def gone(pid: int) -> bool:
-    return await_that(lambda: process(pid) is None, timeout_s=10)
+    return await_that(lambda: process(pid) is None, timeout_s=HANG_S)
 
 
 def changed(inventory, name, **fields):
@@ -141,10 +141,10 @@ def test_lines_come_while_the_command_runs_each_with_its_host(fleet):
     script = "echo one; while [ ! -e go ]; do sleep 0.01; done; echo two >&2; printf 'th\\303\\251re\\377e'; rm go"
     run = threading.Thread(target=lambda: answers.append(fleet.run(script, stream=tell, only=["h1"])))
     run.start()
-    assert first.wait(20)
+    assert first.wait(HANG_S)
     assert told == [("h1", "one")]
     fleet.put(b"", "~/go", only=["h1"]).checked()
-    run.join(20)
+    run.join(HANG_S)
     assert told == [("h1", "one"), ("h1", "two"), ("h1", "thére�e")]
     assert answers[0]["h1"].stdout == "one\nthére�e"
 
@@ -191,7 +191,7 @@ def test_a_key_with_a_passphrase_is_used_through_an_agent_or_said_to_have_one(be
     socket_file = tmp_path / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket_file], stdout=subprocess.DEVNULL)
     try:
-        assert await_that(socket_file.exists, timeout_s=60)
+        assert await_that(socket_file.exists, timeout_s=HANG_S)
         monkeypatch.setenv("SSH_AUTH_SOCK", str(socket_file))
         subprocess.run(["ssh-add", "-q", bed["h0"].key], check=True)
         with asked(changed(bed, "h0", key=key)) as fleet:
@@ -237,9 +237,7 @@ def test_hosts_that_cannot_be_reached_or_say_nothing_do_not_hide_those_that_answ
         inventory = changed(inventory, "h1", address="127.0.0.1", port=silent.getsockname()[1])
         inventory = changed(inventory, "h2", address="nosuch.invalid")
         with asked(inventory, connect_timeout_s=1.5) as fleet:
-            began_s = time.monotonic()
             answers = fleet.run(["echo", "here"])
-            assert time.monotonic() - began_s < 60
     assert [type(row.error) for row in answers] == [
         HostUnreachableError,
         OverdueError,
@@ -348,14 +346,14 @@ def test_a_copy_that_takes_too_long_or_breaks_leaves_nothing(up, bed, tmp_path):
     with asked(bed) as fleet:
         late = fleet.put(endless, "late/big", timeout_s=0.5, only=["h0"])
         assert isinstance(late["h0"].error, OverdueError)
-        assert await_that(lambda: not list((up.home("h0") / ".labkit/late").glob("*")), timeout_s=10)
+        assert await_that(lambda: not list((up.home("h0") / ".labkit/late").glob("*")), timeout_s=HANG_S)
         short = fleet.put(b"x", "late/small", timeout_s=-1, only=["h0"])
         assert isinstance(short["h0"].error, OverdueError)
         fleet.run("echo before >.labkit/late/kept; echo $PPID", only=["h0"]).checked()
 
         def cut() -> None:
             part = up.home("h0") / ".labkit/late"
-            await_that(lambda: any(path.stat().st_size > 1_000_000 for path in part.glob("*.part")), timeout_s=30)
+            await_that(lambda: any(path.stat().st_size > 1_000_000 for path in part.glob("*.part")), timeout_s=HANG_S)
             for session in session_pids[:]:
                 os.kill(session, signal.SIGKILL)
 
@@ -363,10 +361,10 @@ def test_a_copy_that_takes_too_long_or_breaks_leaves_nothing(up, bed, tmp_path):
         cutter = threading.Thread(target=cut)
         cutter.start()
         fleet.put(endless, "late/kept", timeout_s=3, only=["h0"])
-        cutter.join(60)
+        cutter.join(HANG_S)
         kept = up.home("h0") / ".labkit/late/kept"
         assert kept.read_text() == "before\n"
-        assert await_that(lambda: os.listdir(kept.parent) == ["kept"], timeout_s=10)
+        assert await_that(lambda: os.listdir(kept.parent) == ["kept"], timeout_s=HANG_S)
 
 
 def test_what_a_killed_receiver_left_goes_with_the_next_copy_or_with_gc_and_nothing_else_does(up, bed, tmp_path):
@@ -389,14 +387,14 @@ def test_what_a_killed_receiver_left_goes_with_the_next_copy_or_with_gc_and_noth
         return [path for path in place.iterdir() if path.name not in foreign | {"big"}]
 
     def kill() -> None:
-        await_that(lambda: any(path.stat().st_size for path in parts()), timeout_s=30)
+        await_that(lambda: any(path.stat().st_size for path in parts()), timeout_s=HANG_S)
         os.killpg(int(parts()[0].stem.rpartition("-")[2]), signal.SIGKILL)
 
     def kill_a_receiver() -> None:
         killer = threading.Thread(target=kill)
         killer.start()
         assert not fleet.put(endless, "killed/big", only=["h0"]).ok
-        killer.join(60)
+        killer.join(HANG_S)
         assert len(parts()) == 1
 
     with asked(bed) as fleet:
@@ -420,7 +418,7 @@ def test_a_stream_carries_every_byte_both_ways(fleet):
         while chunk := stream.read(65536):
             got += chunk
         assert bytes(got) == data
-        assert await_that(lambda: stream.exited == 0, timeout_s=10)
+        assert await_that(lambda: stream.exited == 0, timeout_s=HANG_S)
 
 
 def test_a_stream_tells_how_its_program_ended_and_what_it_complained(fleet, bed):
@@ -429,7 +427,7 @@ def test_a_stream_tells_how_its_program_ended_and_what_it_complained(fleet, bed)
         stream.write(b"this\n")
         lines = io.BufferedReader(stream)  # closes the stream when it goes
         assert lines.readline() == b"got this\n"
-        assert await_that(lambda: stream.exited == 3, timeout_s=10)
+        assert await_that(lambda: stream.exited == 3, timeout_s=HANG_S)
         assert stream.errors == "oops\n"
         with pytest.raises(BrokenPipeError, match="oops"):
             stream.write(b"more")
@@ -442,7 +440,7 @@ def test_closing_a_stream_wakes_its_reader_and_ends_the_programs_input(fleet):
     reader = threading.Thread(target=lambda: got.append(stream.read(10)))
     reader.start()
     stream.close()
-    reader.join(10)
+    reader.join(HANG_S)
     assert got == [b""]
     assert gone(pid)
 
@@ -465,7 +463,7 @@ def test_many_threads_may_use_the_same_connections(fleet):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_S)
     assert sorted(rows) == sorted((n, f"{n}\n") for n in range(6) for _ in range(4))
 
 

@@ -29,6 +29,7 @@ from labkit.testbed.run.backend import SshBackend
 from labkit.testbed.run.gpu_claims import Claims, checked_gpus, parts_of_gpus
 from labkit.testbed.run.training import gpus_of, sites_of
 from labkit.testbed.ssh.fleet import Fleet
+from tests.hang import HANG_S
 from tests.testbed.agent.conftest import dial, folder  # noqa: F401 - fixtures
 from tests.testbed.agent.driver import Driver
 from tests.testbed.agent.looking import environment, labelled, runs, wait_for
@@ -87,7 +88,7 @@ def launched(driver, dial, tmp_path):  # noqa: F811
 
 
 def said(lines, n):
-    return dict(lines.next(timeout_s=60).split(" ", 1) for _ in range(n))
+    return dict(lines.next(timeout_s=HANG_S).split(" ", 1) for _ in range(n))
 
 
 def seen_by(pid):
@@ -179,7 +180,7 @@ def test_a_job_waits_for_tasks_that_leave_their_gpus_and_is_refused_where_none_d
     later = threading.Thread(target=start, args=(agent, of("second"), "second", 2))
     later.start()
     agent.stop("run", task="first")
-    later.join(60)
+    later.join(HANG_S)
     assert holders(agent) == {"second": 2}
     monkeypatch.setattr("labkit.testbed.run.gpu_claims.BUSY_S", 0.5)
     with pytest.raises(AgentRefused, match="3 GPUs of 4 asked for, 2 can be had"):
@@ -237,7 +238,7 @@ def test_two_jobs_of_a_run_on_one_host_are_given_different_gpus(driver, dial, ow
             session = Session(backend)  # the jobs arrive
             session._note(backend.apply(both))
             found: dict[str, set[str]] = {}
-            wait_for(lambda: len(bound(home, found)) == 2, timeout_s=300)
+            wait_for(lambda: len(bound(home, found)) == 2, timeout_s=HANG_S)
             with Fleet(inventory) as fleet:
                 assert "2 of 4 GPUs in use" in status(fleet)["h0"].did
         given = {event["task"]: set(event["gpus"]) for event in events_of(home) if event["kind"] == "started"}

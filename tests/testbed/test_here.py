@@ -26,13 +26,19 @@ from labkit.testbed.run.this_machine import LocalFleet, LocalStream, inventory
 from labkit.testbed.run.training import TrainingTable
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testing.plugs import Slowed
+from tests.hang import HANG_S
 
 QUICK = TrainingTable(samples=512, lease_s=2.0, save_every=50)
 
 
 def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-m", "labkit.cli", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
     )
 
 
@@ -161,8 +167,8 @@ def _progressed(folder: Path) -> int:
         return 0  # not begun
 
 
-def until(holds: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
-    pause, end_s = threading.Event(), time.monotonic() + timeout_s
+def until(holds: Callable[[], bool]) -> None:
+    pause, end_s = threading.Event(), time.monotonic() + HANG_S
     while not holds():
         assert time.monotonic() < end_s
         pause.wait(0.2)

@@ -29,8 +29,8 @@ from labkit.testbed.run.job_process import RESULT, TASK
 from labkit.testbed.run.job_request import REQUEST, JobRequest
 from labkit.testbed.run.orders import ErrorReply, PlaceOrder, StatusReply, message_of, order_of, reply_of
 from labkit.unix_sockets import reached
+from tests.hang import HANG_S
 
-WITHIN_S = 60.0
 WANTED: dict[str, Any] = {
     "name": "cnn", "width": 0.1, "steps": 30, "batch": 32, "optimizer": "momentum", "lr": 0.05, "save_every": 5,
     "data": {"size": 128, "seed": 0}, "lease_s": 1.5, "network": "tls",
@@ -71,7 +71,7 @@ class Task:
 
     def ask(self, **order: Any) -> dict[str, Any]:
         """Send an order as soon as the job's socket is there."""
-        until = time.monotonic() + WITHIN_S
+        until = time.monotonic() + HANG_S
         while True:
             try:
                 return ask(self.folder / TASK, order)
@@ -80,7 +80,7 @@ class Task:
                 threading.Event().wait(0.1)
 
     def until(self, event: str, *, n: int = 1) -> None:
-        file, until = self.folder / "job" / "events.jsonl", time.monotonic() + WITHIN_S
+        file, until = self.folder / "job" / "events.jsonl", time.monotonic() + HANG_S
         while not file.exists() or file.read_text().count(f'"event": "{event}"') < n:
             assert time.monotonic() < until, file.read_text()[-3000:] if file.exists() else "no events"
             threading.Event().wait(0.05)
@@ -98,7 +98,7 @@ def task(tmp_path: Path) -> Iterator[Task]:
         process.wait()
     lock = tmp_path / "job" / "controller.lock"
     controller = int(lock.read_text() or 0) if lock.exists() else 0
-    if controller and not wait_for_end(controller, timeout_s=WITHIN_S):  # it ends with its parent
+    if controller and not wait_for_end(controller, timeout_s=HANG_S):  # it ends with its parent
         os.kill(controller, signal.SIGKILL)
         pytest.fail("the controller did not end with its parent")
     for pid in running(tmp_path).values():
@@ -121,8 +121,8 @@ def test_a_task_takes_orders_and_its_job_moves_to_another_host(task: Task) -> No
     assert "Did you mean 'a/0'" in task.ask(do="place", place={"a/O": [1, 1]})["error"]
     status = task.ask(do="status")
     assert {"phase", "step", "loss", "members", "lost"} == set(status)
-    assert job.wait(WITHIN_S) == 0
-    assert launcher.wait(WITHIN_S) == 0
+    assert job.wait(HANG_S) == 0
+    assert launcher.wait(HANG_S) == 0
     result = task.result()
     assert (result["steps"], result["failure"]) == (steps, "")
     assert result["last_loss"] < result["first_loss"]
@@ -153,14 +153,14 @@ def test_a_second_start_goes_on_where_the_first_one_ended(task: Task, how: str) 
         assert task.ask(do="stop") == {}
     else:
         first.send_signal(signal.Signals[how])
-    first.wait(WITHIN_S)
+    first.wait(HANG_S)
     if how != "SIGKILL":
         done = task.result()
         assert first.returncode == 0
         assert (done["done"], done["failure"]) == (False, "")
         assert done["steps"] >= 12
     second = task.spawn("labkit.testbed.run.job_process", task.folder)
-    assert second.wait(WITHIN_S) == 0
+    assert second.wait(HANG_S) == 0
     result = task.result()
     assert (result["steps"], result["done"]) == (steps, True)
     assert result["digest"] == undisturbed(steps=steps)
@@ -172,10 +172,10 @@ def test_a_second_start_goes_on_where_the_first_one_ended(task: Task, how: str) 
 
 def test_a_job_that_was_killed_between_its_last_checkpoint_and_its_result_is_done(task: Task) -> None:
     """Before, a start after that failed with "there is nothing left to do", and the second one gave the job up."""
-    assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(WITHIN_S) == 0
+    assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(HANG_S) == 0
     first = task.result()
     (task.folder / RESULT).unlink()
-    assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(WITHIN_S) == 0
+    assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(HANG_S) == 0
     again = task.result()
     assert again == {**first, "first_loss": None, "last_loss": None}, "nothing was trained again"
     assert (again["steps"], again["done"], again["digest"]) == (WANTED["steps"], True, undisturbed())
@@ -189,13 +189,13 @@ def test_a_saved_program_is_trained_instead_of_a_model_by_name(task: Task) -> No
     Program(models.build("cnn", width=0.1), dataset("cnn", n=128, width=0.1), models.loss("cnn")).save(task.folder)
     wanted = {key: value for key, value in WANTED.items() if key not in ("name", "width", "data", "sites", "place")}
     (task.folder / REQUEST).write_text(json.dumps({**wanted, "program": True, "network": "local"}))
-    assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(WITHIN_S) == 0
+    assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(HANG_S) == 0
     assert task.result()["digest"] == undisturbed()
 
 
 def test_a_job_that_cannot_be_started_says_why_and_exits_with_1(task: Task) -> None:
     (task.folder / REQUEST).write_text(json.dumps({**WANTED, "place": {"c/0": [1, 1]}}))
-    assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(WITHIN_S) == 1
+    assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(HANG_S) == 1
     result = task.result()
     assert "unknown site 'c/0'" in result["failure"]
     assert not result["done"]

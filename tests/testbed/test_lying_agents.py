@@ -17,6 +17,7 @@ from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError
 from labkit.testbed.run.job_events import JobResult, LossEvent, OtherEvent, event_of, result_of
 from labkit.testbed.terminal import plain
+from tests.hang import HANG_S
 
 HELLO = {
     "protocol": 1, "labkit": "0", "build": "b", "python": "3.11", "host": "h", "pid": 1, "boot": "x", "machine": "m",
@@ -107,9 +108,9 @@ def asked(agent: Agent) -> list[Any]:
         lambda: agent.read("r", task="t", file="log", n_bytes=100),
         lambda: agent.start("r", task="t", argv=["x"]),
         lambda: agent.gc(),
-        lambda: agent.watch("r").next(timeout_s=60.0),
-        lambda: agent.follow("r", task="t").next(timeout_s=60.0),
-        lambda: agent.measuring().next(timeout_s=60.0),
+        lambda: agent.watch("r").next(timeout_s=HANG_S),
+        lambda: agent.follow("r", task="t").next(timeout_s=HANG_S),
+        lambda: agent.measuring().next(timeout_s=HANG_S),
     ]
 
 

@@ -15,6 +15,7 @@ from labkit.testbed.run.job_events import LeftEvent, StartedEvent, event_of
 from labkit.testbed.run.measuring import RunMeasuring, _rows, _used
 from labkit.testbed.run.progress import Progress
 from labkit.testing.backends import same_events
+from tests.hang import HANG_S
 from tests.testbed.test_backend import jobs_of
 
 
@@ -143,7 +144,7 @@ def test_measurements_of_a_run_reach_the_ledger_as_those_of_a_simulation_do() ->
     measuring.note(0, StartedEvent(name="worker-0", pid=5, host="h0"))
     ledger = Ledger(jobs_of(1), no_network(1))
     while ledger.use.newest[0, Role.WORKER, Quantity.CORES] != 0.5:
-        rows = heard_rows.get(timeout=30)
+        rows = heard_rows.get(timeout=HANG_S)
         assert set(rows["kind"]) == {Kind.MEASURED}
         ledger.fold(rows)
     measuring.close()

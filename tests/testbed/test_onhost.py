@@ -16,6 +16,7 @@ import pytest
 from labkit.testbed.onhost import BOOT, SHARED, depend, examine, look, manifest, receive, source, sweep
 from labkit.testbed.ssh import replies
 from labkit.testbed.ssh.frames import HostMessages, answer_in
+from tests.hang import HANG_S
 
 HERE = Path(manifest.__file__).parent
 PROGRAMS = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in (*SHARED, "__init__"))
@@ -24,7 +25,7 @@ PROGRAMS = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in (*
 def bare(name: str, *words: str, stdin: bytes = b"") -> bytes:
     """Return the output of a program on a Python without any installed package."""
     command = [sys.executable, "-I", "-S", "-c", source(name), *words]
-    return subprocess.run(command, input=stdin, capture_output=True, check=True, timeout=60).stdout
+    return subprocess.run(command, input=stdin, capture_output=True, check=True, timeout=HANG_S).stdout
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, *SHARED])

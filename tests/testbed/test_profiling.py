@@ -27,6 +27,7 @@ from labkit.testbed.profiling.stage import ProfilingSession
 from labkit.testbed.run.agent_pool import AgentPool
 from labkit.testbed.run.training import TrainingTable
 from labkit.topology import no_network
+from tests.hang import HANG_S
 from tests.testbed.fabbing import environment
 
 TINY = TrainingTable(width=0.05, samples=256)
@@ -183,7 +184,7 @@ def test_an_interrupted_profile_leaves_nothing_running_and_no_file(own_folder: P
             if line.startswith("dssm"):
                 break
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=HANG_S)
         assert "KeyboardInterrupt" in told
         assert not left_over(up.inventory)
         assert not list(tmp_path.iterdir())
@@ -250,4 +251,4 @@ def test_the_command_line_measures_and_simulates(bed: Inventory, tmp_path: Path)
 
 def labkit(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "labkit.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=HANG_S, check=False)

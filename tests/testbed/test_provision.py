@@ -23,6 +23,7 @@ from labkit.testbed.onhost import source
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.ssh.frames import answer_in
 from labkit.testbed.ssh.replies import ProgramFault
+from tests.hang import HANG_S
 from tests.testbed.fabbing import copied, elsewhere
 
 
@@ -159,7 +160,7 @@ def test_two_deploys_at_once_both_succeed(bed, folder):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_S)
     assert [outcomes.ok for outcomes in found] == [True] * 3
     assert set(os.listdir(folder / "env")) == {".lock", build().hash, "current"}
 

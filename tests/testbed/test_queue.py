@@ -27,6 +27,7 @@ from labkit.results.queue_table import queue_records, queue_table
 from labkit.results.record import RunRecord, RunState
 from labkit.testbed.inventory import Inventory
 from labkit.topology import no_network
+from tests.hang import HANG_S
 from tests.testbed.test_backend import TINY, jobs_of
 
 BROKEN = "class Broken:\n    def schedule(self, snapshot):\n        raise RuntimeError('no idea')\n"
@@ -45,9 +46,9 @@ def states(folder: Path) -> dict[str, str]:
     return {each.run: str(each.state) for each in RunQueue.read(folder).runs}
 
 
-def until(true: Callable[[], Any], *, most_s: float = 180.0) -> None:
+def until(true: Callable[[], Any]) -> None:
     """Wait for what another process writes to files, which tell no news."""
-    end = time.monotonic() + most_s
+    end = time.monotonic() + HANG_S
     while not true():
         assert time.monotonic() < end
         time.sleep(0.1)
@@ -250,7 +251,7 @@ def test_a_queue_whose_process_is_killed_goes_on_where_it_was_and_runs_nothing_t
     until(lambda: np.isin(Kind.STARTED, load(folder / "las-1").events["kind"]))
     first = (folder / "fifo-1" / "run.json").read_bytes()
     os.kill(pid, signal.SIGKILL)
-    until(lambda: labkit("watch", "night", cwd=tmp_path).stdout.count("cut off") == 2, most_s=60)  # in line and table
+    until(lambda: labkit("watch", "night", cwd=tmp_path).stdout.count("cut off") == 2)  # in line and table
     done = labkit("deploy", "--resume", "night", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert states(folder) == {"fifo-1": "done", "las-1": "done"}

@@ -20,6 +20,7 @@ from labkit.schedulers.dlrover.history import Likeness
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.testbed.run.training import TrainingTable
 from labkit.testing.plugs import Slowed
+from tests.hang import HANG_S
 
 QUICK = TrainingTable(samples=512, lease_s=2.0, save_every=50)
 
@@ -88,7 +89,7 @@ def test_what_has_a_quarter_of_its_cores_is_found_and_replaced_and_speed_comes_b
             began_s = run.now_s
             (victim,) = (member for member in run.members() if member.name == name)
             with Slowed(victim.pid, share=cores / 4):
-                await asyncio.wait_for(run.happened("repaired"), timeout=60)
+                await asyncio.wait_for(run.happened("repaired"), timeout=HANG_S)
             mended_s = run.now_s
             await run.until(mended_s + 12)
             rows = run.record.events

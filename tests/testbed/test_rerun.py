@@ -29,6 +29,7 @@ from labkit.testbed.run.agents import agent_of
 from labkit.testbed.run.backend import SshBackend
 from labkit.testbed.run.retries import Retries
 from labkit.testbed.ssh.fleet import Fleet
+from tests.hang import HANG_S
 from tests.testbed import trouble
 from tests.testbed.test_backend import TINY, jobs_of, on, ran, until
 
@@ -156,7 +157,7 @@ def test_five_quick_failures_on_a_full_disk_do_not_drop_a_job_which_starts_there
     script.write_text(FULL.format(root=root, folder=str(own_folder), run=str(tmp_path / "run")))
     done = subprocess.run(
         ["unshare", "-m", "--propagation", "private", sys.executable, str(script)],
-        capture_output=True, text=True, timeout=500, check=False,
+        capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "DROPPED {}" in done.stdout
@@ -284,7 +285,7 @@ def test_two_writers_are_refused_and_after_ctrl_c_attach_goes_on_from_the_checkp
             attach(folder)
         assert load(folder).info.state == RunState.RUNNING
         first.process.send_signal(signal.SIGINT)
-        first.process.communicate(timeout=120)
+        first.process.communicate(timeout=HANG_S)
     stopped = load(folder)
     assert stopped.info.state == RunState.STOPPED
     assert not ran(stopped.events, Kind.COMPLETED)
@@ -332,7 +333,7 @@ def test_a_laptop_that_is_stopped_for_longer_than_the_lease_goes_on_when_it_wake
         while not lease_is_over(two.inventory):
             select.select([], [], [], 0.5)
         laptop.process.send_signal(signal.SIGCONT)
-        _, said = laptop.process.communicate(timeout=300)
+        _, said = laptop.process.communicate(timeout=HANG_S)
         assert laptop.process.returncode == 0, said
     (folder,) = runs.iterdir()
     goes_on(load(folder))

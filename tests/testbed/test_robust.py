@@ -27,6 +27,7 @@ from labkit.testbed.run.backend import SshBackend
 from labkit.testbed.ssh.command import RemoteCommand
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.upkeep import gc
+from tests.hang import HANG_S
 from tests.testbed import trouble
 from tests.testbed.test_backend import TINY, jobs_of, on, ran, until
 from tests.testbed.test_fleet import changed
@@ -55,7 +56,7 @@ def go_on(session: Session, job: int, *, n: int = 2) -> None:
 
 
 def ended(up: Bed, host: str, what: str) -> bool:
-    return await_that(lambda: not trouble.on_host(up, host, what=what), timeout_s=30)
+    return await_that(lambda: not trouble.on_host(up, host, what=what), timeout_s=HANG_S)
 
 
 def test_a_host_out_of_reach_is_left_its_job_goes_on_elsewhere_and_what_it_still_ran_ends_when_it_is_back(
@@ -84,7 +85,7 @@ def test_a_host_out_of_reach_is_left_its_job_goes_on_elsewhere_and_what_it_still
 
             Bed.up(2, folder=own_folder, gpus=1)
             until(session, Kind.JOINED)
-            assert await_that(lambda: process(before) is None, timeout_s=30)
+            assert await_that(lambda: process(before) is None, timeout_s=HANG_S)
             session._note(backend.apply(on(1, 1)))
             until(session, Kind.STARTED, n=3)
             go_on(session, 1)
@@ -126,7 +127,7 @@ def test_hosts_that_cannot_be_used_are_named_before_anything_starts_or_is_writte
             deploy(jobs_of(), inventory=inventory, scheduler="fifo", runs=tmp_path / "runs", training=TINY)
         assert not (tmp_path / "runs").exists()
     live = live_deploy(jobs_of(), inventory=inventory, scheduler="fifo", runs=tmp_path / "runs", training=TINY)
-    live.start().wait(120)
+    live.start().wait(HANG_S)
     assert live.state == "failed"
     assert re.search(said, live.error)
     assert not (tmp_path / "runs").exists()
@@ -176,7 +177,7 @@ def test_a_full_disk_of_a_host_is_told_and_the_others_go_on(own_folder: Path, tm
     script.write_text(FULL.format(root=root, folder=str(own_folder), run=str(tmp_path / "run")))
     done = subprocess.run(
         ["unshare", "-m", "--propagation", "private", sys.executable, str(script)],
-        capture_output=True, text=True, timeout=280, check=False,
+        capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "FAILED [] LEFT []" in done.stdout

@@ -20,6 +20,7 @@ from labkit.testbed.laptop.processes import await_that, process
 from labkit.testbed.laptop.server import all_of
 from labkit.testbed.laptop.shape import bridge, limit, rate_gbps
 from labkit.testbed.ssh.fleet import Fleet
+from tests.hang import HANG_S
 
 LISTEN = (
     "import socket; s = socket.create_server(('', 7000)); print('ready', flush=True); c, _ = s.accept(); n = 0\n"
@@ -91,7 +92,7 @@ def test_hosts_have_networks_of_their_own_with_limited_links_as_root(own_folder,
 def test_a_server_that_was_killed_comes_back_in_its_network(own_folder, needs_root):
     with Bed.up(2, folder=own_folder, shaped="20mbit") as bed:
         os.kill(bed.status()[1].pid, signal.SIGKILL)
-        assert await_that(lambda: not bed.status()[1].alive, timeout_s=10)
+        assert await_that(lambda: not bed.status()[1].alive, timeout_s=HANG_S)
         Bed.up(2, folder=own_folder, shaped="20mbit")
         with Fleet(bed.inventory) as fleet:
             assert fleet.run(["true"]).ok
@@ -109,7 +110,7 @@ def test_down_removes_what_a_killed_up_left_of_the_networks(own_folder, needs_ro
         f"namespaces.{after} = cut\n"
         f"bed.Bed.up(2, folder={str(own_folder)!r}, shaped='1gbit')\n"
     )
-    subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    subprocess.run([sys.executable, "-c", script], timeout=HANG_S, check=False)
     plan = BedPlan.read(own_folder)
     assert all_of(plan)
     with pytest.raises(BedError, match="half up"):
@@ -180,7 +181,7 @@ def as_user(home: Path, script: str) -> None:
     helper = Path(__file__).with_name("as_user.py")
     words = [sys.executable, str(helper), str(home)] if os.getuid() == 0 else ["env", f"HOME={home}"]
     done = subprocess.run(
-        [*words, sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+        [*words, sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     if done.returncode == 77:
         pytest.skip(done.stdout)

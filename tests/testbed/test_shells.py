@@ -16,6 +16,7 @@ import pytest
 
 from labkit.testbed.laptop.server import program
 from labkit.testbed.ssh.shell import Opening, for_any_shell
+from tests.hang import HANG_S
 from tests.testbed import shells
 
 REFUSED = {
@@ -36,7 +37,7 @@ def found() -> Iterator[dict[str, Any]]:
     try:
         script = Path(shells.__file__)
         done = subprocess.run(
-            [sys.executable, str(script), str(folder)], capture_output=True, text=True, timeout=600, check=False,
+            [sys.executable, str(script), str(folder)], capture_output=True, text=True, timeout=HANG_S, check=False,
             env={**os.environ, "PYTHONPATH": str(script.parents[2])},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]

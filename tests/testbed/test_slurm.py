@@ -14,6 +14,7 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.slurm import allocation, inventory_text, nodes_of, write_inventory
+from tests.hang import HANG_S
 
 PROGRAMS = ("slurmctld", "slurmd", "salloc", "scontrol", "unshare", "ip")
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -127,7 +128,7 @@ def test_the_inventory_of_a_real_allocation_has_its_nodes_gpus_cores_and_memory(
     done = subprocess.run(
         ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", program,
          "sh", sys.executable, "-c", code, str(folder / "hosts.toml")],
-        env={**os.environ, "PATH": PATH}, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PATH": PATH}, capture_output=True, text=True, timeout=HANG_S,
     )  # fmt: skip
     if "unshare" in done.stderr and "Operation not permitted" in done.stderr:
         pytest.skip("namespaces are not allowed here")

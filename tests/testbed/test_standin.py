@@ -15,6 +15,7 @@ from labkit.testbed.errors import BedError, CutError, FileError, LoginError, Ove
 from labkit.testbed.laptop import Bed, server
 from labkit.testbed.laptop.processes import await_that, process
 from labkit.testbed.ssh.fleet import Fleet
+from tests.hang import HANG_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -69,7 +70,7 @@ def test_a_command_that_takes_too_long_is_ended_there(fleet):
     assert isinstance(row.error, OverdueError)
     assert "ended there" in str(row.error)
     pid = int(fleet.run("cat pid", only=["h1"])["h1"].stdout)
-    assert await_that(lambda: process(pid) is None, timeout_s=10)
+    assert await_that(lambda: process(pid) is None, timeout_s=HANG_S)
 
 
 def test_a_stream_carries_every_byte_both_ways(fleet):
@@ -81,7 +82,7 @@ def test_a_stream_carries_every_byte_both_ways(fleet):
         while chunk := stream.read(1 << 16):
             got += chunk
         assert bytes(got) == data
-        assert await_that(lambda: stream.exited == 0, timeout_s=10)
+        assert await_that(lambda: stream.exited == 0, timeout_s=HANG_S)
 
 
 def test_files_go_there_and_back(stand_in, fleet, tmp_path):

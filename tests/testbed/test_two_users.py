@@ -17,6 +17,7 @@ import pytest
 
 from labkit.testbed.laptop.server import program
 from labkit.testbed.onhost import source
+from tests.hang import HANG_S
 from tests.testbed import two_users
 from tests.testbed.test_backend import jobs_of, undisturbed
 
@@ -36,7 +37,7 @@ def found() -> Iterator[dict[str, Any]]:
             [sys.executable, str(script), str(folder)],
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=HANG_S,
             check=False,
             env=env,
         )

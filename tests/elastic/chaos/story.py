@@ -30,11 +30,11 @@ from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.shards import prove
 from labkit.elastic.transport import Scheme
 from tests.elastic.chaos import probe
+from tests.hang import HANG_S
 
 STEPS = 160
 MINIBATCH = 4
 """Samples of an update of asynchronous training."""
-WATCHDOG_S = 60.0
 RECORDS = "LABKIT_CHAOS_RECORDS"
 """A file to which a line is added for everything that was measured; `table.py` reads it."""
 
@@ -134,13 +134,13 @@ class Story:
     def _feed(self) -> None:
         if self._dog is not None:
             self._dog.cancel()
-        self._dog = threading.Timer(WATCHDOG_S, self._bark)
+        self._dog = threading.Timer(HANG_S, self._bark)
         self._dog.daemon = True
         self._dog.start()
 
     def _bark(self) -> None:
         """End a job that hangs, and keep what every thread of it was doing."""
-        self.hung = f"{self.row}: nothing for {WATCHDOG_S:.0f} s\n{self._stacks()}"
+        self.hung = f"{self.row}: nothing for {HANG_S:.0f} s\n{self._stacks()}"
         print(self.hung, file=sys.stderr)
         self.job._controller.closing = True
         for pid in (self.job.pid, *self.pids.values()):
@@ -214,7 +214,7 @@ class Story:
 
     def gone_on(self, n: int) -> Self:
         """Wait for some more steps, as the controller tells them: also where no event can be written."""
-        pause, until = threading.Event(), time.monotonic() + WATCHDOG_S
+        pause, until = threading.Event(), time.monotonic() + HANG_S
         done = self.job.status().step + n
         while self.job.status().step < done:
             assert time.monotonic() < until, f"{self.row}: no {n} steps\n{self._stacks()}"
@@ -228,7 +228,7 @@ class Story:
 
     def struck(self, number: int) -> Self:
         """Wait until a fault has happened."""
-        pause, until = threading.Event(), time.monotonic() + WATCHDOG_S
+        pause, until = threading.Event(), time.monotonic() + HANG_S
         while number not in fault.fired(self.folder):
             waits = time.monotonic() < until and not self.job._ended.is_set()
             assert waits, f"{self.row}: {self.faults[number]} did not happen\n{self._stacks()}"
@@ -301,7 +301,7 @@ class Story:
                 self._feed()
         pids = [*self.pids.values(), self.job.pid]
         marks = fault.fired(self.folder)
-        result = self.job.wait(timeout_s=WATCHDOG_S)
+        result = self.job.wait(timeout_s=HANG_S)
         assert sorted(marks) == list(range(len(self.faults))), f"faults that did not happen: {self._missed(marks)}"
         self._judge(result, twice=twice)
         self._nothing_is_left(pids)
@@ -316,7 +316,7 @@ class Story:
                 self._feed()
         pids = [*self.pids.values(), self.job.pid]
         with pytest.raises(JobError, match=what) as caught:
-            self.job.wait(timeout_s=WATCHDOG_S)
+            self.job.wait(timeout_s=HANG_S)
         assert not [pid for pid in pids if self._is_mine(pid)]
         return str(caught.value)
 

@@ -14,6 +14,7 @@ import pytest
 from labkit.elastic import JobError
 from labkit.elastic.process.fault_injection import InjectedFault
 from tests.elastic.chaos.story import Story, alive, many
+from tests.hang import HANG_S
 
 
 @pytest.mark.parametrize("seed", many(1))
@@ -102,7 +103,7 @@ def test_a_file_system_that_is_really_full_stops_no_process(tmp_path: Path) -> N
         mounted = subprocess.run(
             ["unshare", "--user", "--map-root-user", "--mount",
              "sh", "-c", mount, "sh", sys.executable, "-c", FULL, folder],
-            capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "PYTHONPATH": os.getcwd()},
+            capture_output=True, text=True, timeout=HANG_S, check=False, env={**os.environ, "PYTHONPATH": os.getcwd()},
         )  # fmt: skip
     if "unshare:" in mounted.stderr or "mount:" in mounted.stderr:
         pytest.skip(f"this machine lets no process mount in a name space of its own: {mounted.stderr.strip()[:200]}")
@@ -149,5 +150,5 @@ def test_a_job_without_a_good_checkpoint_ends_at_once_and_says_why() -> None:
         story.happens("over")
         pids = list(story.pids.values())
         with pytest.raises(JobError, match=r"no checkpoint in .* is good: .*step-0000"):
-            story.job.wait(timeout_s=30)
+            story.job.wait(timeout_s=HANG_S)
         assert not [pid for pid in pids if alive(pid)]

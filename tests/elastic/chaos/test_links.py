@@ -17,6 +17,7 @@ from labkit.elastic.protocol.frame_kinds import FrameKind
 from labkit.elastic.transport import Address
 from tests.elastic.chaos.story import Story, many
 from tests.elastic.transport.proxy import Proxy
+from tests.hang import HANG_S
 
 LEASE_S = 1.5
 BLOCK = slice(12, 16)
@@ -292,7 +293,7 @@ def test_of_two_controllers_the_second_names_the_first_and_ends(seed: int) -> No
         with story.gone().stopped(story.job.pid):
             second = subprocess.run(
                 [sys.executable, "-m", "labkit.elastic.controller.process", str(story.folder)],
-                capture_output=True, text=True, timeout=30, check=False,
+                capture_output=True, text=True, timeout=HANG_S, check=False,
             )  # fmt: skip
             wait(1.2 * LEASE_S)
         assert second.returncode == 1

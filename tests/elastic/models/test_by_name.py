@@ -14,6 +14,7 @@ import torch
 
 from labkit.elastic import models
 from labkit.elastic.data import dataset
+from tests.hang import HANG_S
 
 CHILD = """
 import json, sys
@@ -64,7 +65,7 @@ def child() -> dict:
     root = Path(__file__).parents[3]
     told = [sys.executable, "-W", "error", "-c", CHILD, json.dumps(TOLD)]
     done = subprocess.run(
-        told, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=60
+        told, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=HANG_S
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -23,7 +23,7 @@ def gradients(model: torch.nn.Module, name: str, batch) -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("width", [0.01, 0.1, 0.3])
+@pytest.mark.parametrize("width", [0.01, 0.1, pytest.param(0.3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_of_every_model_learns_from_its_own_samples(name, width):
     model, batch = models.build(name, width=width), samples_of(name, width=width).fetch(range(8))

@@ -26,7 +26,8 @@ from labkit.elastic.transport import (
 )
 from labkit.elastic.transport.frames import encode_meta
 from tests.elastic.transport.conftest import SCHEMES
-from tests.elastic.transport.ends import WITHIN_S, Echo, Noting
+from tests.elastic.transport.ends import Echo, Noting
+from tests.hang import HANG_S
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
@@ -57,7 +58,7 @@ def test_a_meta_part_of_any_length_arrives_and_one_beyond_the_limits_is_refused_
         assert (head.kind, head.block, head.step, head.payload_bytes) == (32, 3, n, 0)
         assert meta == long
         assert payload == b""
-        assert channel.request(33, meta=encode_meta(long)).result(WITHIN_S).meta == encode_meta(long)
+        assert channel.request(33, meta=encode_meta(long)).result(HANG_S).meta == encode_meta(long)
     with pytest.raises(OversizedError, match="a meta part of 5,0"):
         channel.send(32, meta=encode_meta({"text": "x" * 5_000_000}))
     with pytest.raises(OversizedError, match="a meta part of 40,0"):
@@ -72,7 +73,7 @@ def test_an_answer_is_received_where_it_is_wanted(ends, scheme):
     replies = [
         channel.request(30, numbers[i : i + 4096], into=into[i : i + 4096], block=i) for i in range(0, 1 << 18, 4096)
     ]
-    assert [reply.result(WITHIN_S).head.block for reply in replies] == list(range(0, 1 << 18, 4096))
+    assert [reply.result(HANG_S).head.block for reply in replies] == list(range(0, 1 << 18, 4096))
     np.testing.assert_array_equal(into, numbers)
 
 
@@ -80,8 +81,8 @@ def test_an_answer_is_received_where_it_is_wanted(ends, scheme):
 def test_a_failure_of_the_peer_is_told_and_the_connection_goes_on(ends, scheme):
     channel, _, _ = ends(scheme, server=Echo())
     with pytest.raises(RemoteError, match="ValueError: no block 7"):
-        channel.request(30, meta=encode_meta({"fail": "no block 7"})).result(WITHIN_S)
-    assert bytes(channel.request(30, b"still here").result(WITHIN_S).payload) == b"still here"
+        channel.request(30, meta=encode_meta({"fail": "no block 7"})).result(HANG_S)
+    assert bytes(channel.request(30, b"still here").result(HANG_S).payload) == b"still here"
 
 
 @every_scheme
@@ -103,10 +104,10 @@ def test_two_ends_that_both_send_without_pause_do_not_block_each_other(ends, sch
     """Both answer from their reader thread: if answers waited for room in the sockets, both would wait for ever."""
     server, client = Echo(), Echo()
     channel, _, _ = ends(scheme, server=server, client=client)
-    assert server.is_open.wait(WITHIN_S)
+    assert server.is_open.wait(HANG_S)
     big = np.ones(1 << 20, np.uint8)
     replies = [end.request(30, big) for _ in range(40) for end in (channel, server.channel)]
-    assert all(len(reply.result(WITHIN_S).payload) == 1 << 20 for reply in replies)
+    assert all(len(reply.result(HANG_S).payload) == 1 << 20 for reply in replies)
 
 
 @every_scheme
@@ -116,7 +117,7 @@ def test_requests_fail_when_the_connection_ends(ends, scheme):
     server.next()
     listener.close()
     with pytest.raises(ClosedError, match="before the answer came"):
-        reply.result(WITHIN_S)
+        reply.result(HANG_S)
     assert listener.connections == ()
 
 
@@ -127,7 +128,7 @@ def test_a_sent_buffer_may_change_after_flush(ends, scheme):
     for value in range(20):
         buffer[:] = value
         number = channel.send(20, buffer)
-        channel.flush(number, timeout_s=WITHIN_S)
+        channel.flush(number, timeout_s=HANG_S)
     for value in range(20):
         assert server.next()[2] == bytes([value]) * (1 << 20)
 
@@ -139,13 +140,13 @@ def test_a_payload_beyond_the_limit_is_refused_where_it_is_sent(ends, scheme):
         channel.send(20, bytes(1001))
     with pytest.raises(OversizedError, match="meta part of 6"):
         channel.request(20, meta=encode_meta({"a": "x" * 600}))
-    assert len(channel.request(30, bytes(1000)).result(WITHIN_S).payload) == 1000
+    assert len(channel.request(30, bytes(1000)).result(HANG_S).payload) == 1000
 
 
 def test_an_answer_that_has_no_room_is_refused(ends):
     channel, _, _ = ends("unix", server=Echo())
     with pytest.raises(OversizedError, match="10 bytes came where there is room for 4"):
-        channel.request(30, bytes(10), into=bytearray(4)).result(WITHIN_S)
+        channel.request(30, bytes(10), into=bytearray(4)).result(HANG_S)
 
 
 def test_a_cancelled_request_leaves_its_buffer_alone(ends):
@@ -153,25 +154,25 @@ def test_a_cancelled_request_leaves_its_buffer_alone(ends):
 
     class Late(Echo):
         def received(self, channel, message):
-            assert gate.wait(WITHIN_S)
+            assert gate.wait(HANG_S)
             super().received(channel, message)
 
     channel, _, _ = ends("unix", server=Late())
     reply = channel.request(30, b"late", into=into)
     assert reply.cancel()
     gate.set()
-    assert bytes(channel.request(30, b"next").result(WITHIN_S).payload) == b"next"
+    assert bytes(channel.request(30, b"next").result(HANG_S).payload) == b"next"
     assert into == bytearray(4)
 
 
 def test_a_handler_that_waits_for_an_answer_on_its_own_channel_is_told_so(ends):
     class Waiting(Noting):
         def received(self, channel, message):
-            channel.request(30).result(WITHIN_S)
+            channel.request(30).result(HANG_S)
 
     channel, _, _ = ends("unix", server=Waiting())
     with pytest.raises(RemoteError, match="must not wait for a reply on its own channel"):
-        channel.request(30).result(WITHIN_S)
+        channel.request(30).result(HANG_S)
 
 
 def test_a_handler_that_fails_ends_the_connection_with_its_words(ends):
@@ -230,7 +231,7 @@ def test_a_region_is_shared_where_that_is_possible_and_the_result_is_the_same(en
     place = np.frombuffer(region.view, np.float32)
     place[:] = np.arange(1 << 14)
     into = np.zeros(100, np.float32)
-    message = channel.request(30, place[50:150], into=into).result(WITHIN_S)
+    message = channel.request(30, place[50:150], into=into).result(HANG_S)
     np.testing.assert_array_equal(into, np.arange(50, 150))
     np.testing.assert_array_equal(np.frombuffer(message.payload, np.float32), into)
     assert bool(channel.counts.shared_bytes) is (scheme == "shm")
@@ -240,7 +241,7 @@ def test_a_region_is_shared_where_that_is_possible_and_the_result_is_the_same(en
 def test_traffic_is_counted(ends, scheme):
     channel, server, _ = ends(scheme, server=Echo())
     before = channel.counts.sent_bytes
-    channel.request(30, bytes(1000)).result(WITHIN_S)
+    channel.request(30, bytes(1000)).result(HANG_S)
     assert channel.counts.sent_bytes - before == 1048
     assert server.channel.counts.received_bytes >= 1048
     assert not channel.counts.refused
@@ -264,10 +265,10 @@ def test_two_ends_of_one_process_need_no_address():
     one, other = pair(Noting(), Echo(), shares=True)
     region = Region(1000)
     assert one.share(region)
-    message = one.request(30, region.view[100:200], meta=encode_meta({"a": 1})).result(WITHIN_S)
+    message = one.request(30, region.view[100:200], meta=encode_meta({"a": 1})).result(HANG_S)
     assert np.shares_memory(np.frombuffer(message.payload, np.uint8), np.frombuffer(region.view, np.uint8))
     one.close()
-    assert other.wait(WITHIN_S)
+    assert other.wait(HANG_S)
     assert (one.reason, other.reason) == (None, None)
 
 

@@ -11,8 +11,9 @@ import pytest
 from labkit.elastic.transport import Lease, Listener, PeerLostError, connect
 from labkit.elastic.transport.errors import ReplayedError
 from labkit.elastic.transport.frames import Head, encode
-from tests.elastic.transport.ends import WITHIN_S, Echo, Noting
+from tests.elastic.transport.ends import Echo, Noting
 from tests.elastic.transport.proxy import Cutter, Proxy
+from tests.hang import HANG_S
 
 N = 20
 
@@ -29,7 +30,7 @@ def through(address, accesses) -> Iterator[Callable[..., Any]]:
             stack.callback(proxy.close)
             channel = connect(proxy.address, handler=Noting(), access=accesses[scheme], **terms)
             stack.callback(channel.close)
-            assert server.is_open.wait(WITHIN_S)
+            assert server.is_open.wait(HANG_S)
             return channel, server, proxy
 
         yield make
@@ -52,7 +53,7 @@ def test_an_answer_that_comes_twice_is_taken_once(through):
     channel, _, proxy = through("unix", Echo())
     proxy.meddle = lambda frame, _from_near, _held: [frame, frame]
     for number in range(N):
-        assert bytes(channel.request(30, bytes([number])).result(WITHIN_S).payload) == bytes([number])
+        assert bytes(channel.request(30, bytes([number])).result(HANG_S).payload) == bytes([number])
     assert channel.counts.refused["replayed"] >= N - 1
     assert channel.counts.refused["unexpected"] == 0
 
@@ -85,7 +86,7 @@ def test_a_link_of_which_one_direction_is_dead_ends_at_both_ends(through, from_n
     channel, server, proxy = through("unix", Noting(), lease=Lease(0.6))
     proxy.freeze(from_near=from_near)
     assert isinstance(server.end(), PeerLostError)
-    assert channel.wait(WITHIN_S)
+    assert channel.wait(HANG_S)
     assert isinstance(channel.reason, PeerLostError)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.local import LocalBridge
+from tests.hang import HANG_S
 from tests.testbed.agent.looking import agent_pid, labelled, wait_for
 
 Dial = Callable[..., Agent]
@@ -44,7 +45,7 @@ def dial(folder: Path) -> Iterator[Dial]:
 
         def connect(path: Path = folder, **options: object) -> Agent:
             others.add(path)
-            return stack.enter_context(Agent(LocalBridge(path, **options)))
+            return stack.enter_context(Agent(LocalBridge(path, **options), timeout_s=HANG_S))
 
         yield connect
     for path in others - {folder}:

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from labkit.testbed.agent.places import SOCKET, STATE, call, read_json
+from tests.hang import HANG_S
 
-WAIT_S = 30.0
 
-
-def wait_for(condition: Callable[[], object], *, timeout_s: float = WAIT_S) -> None:
+def wait_for(condition: Callable[[], object], *, timeout_s: float = HANG_S) -> None:
     """Wait until something outside is as it should be."""
     until_s = time.monotonic() + timeout_s
     while not condition():
@@ -86,7 +85,7 @@ def kill_agent(folder: Path) -> None:
 def say(folder: Path, *lines: bytes, n_answers: int) -> list[dict[str, Any]]:
     """Say bytes to an agent, and return its answers; fewer if it hangs up."""
     with call(folder, SOCKET) as sock:
-        sock.settimeout(WAIT_S)
+        sock.settimeout(HANG_S)
         for line in lines:
             sock.sendall(line)
         return hear(sock, n_answers)

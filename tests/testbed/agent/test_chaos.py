@@ -13,6 +13,7 @@ import pytest
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused
 from labkit.testbed.agent.local import LocalBridge
+from tests.hang import HANG_S
 from tests.testbed.agent.looking import agent_pid, labelled, wait_for
 
 TASK = ["sh", "-c", "(setsid sleep 1000 &); trap 'exit 0' TERM; sleep 1000 & wait"]
@@ -31,7 +32,7 @@ class Caller(threading.Thread):
         try:
             todo = [f"{self.tag}{number}" for number in range(self.n_tasks)]
             while todo:
-                with contextlib.suppress(AgentGone), Agent(LocalBridge(self.folder)) as agent:
+                with contextlib.suppress(AgentGone), Agent(LocalBridge(self.folder), timeout_s=HANG_S) as agent:
                     while todo:
                         self._do(agent, todo[0], stop=len(todo) % 2 == 0)
                         del todo[0]
@@ -68,7 +69,7 @@ def test_an_agent_that_is_killed_again_and_again_loses_nothing(folder, seed):
                 os.kill(pid, signal.SIGKILL)
             n_killed, n_started = n_killed + 1, so_far
     assert [caller.failure for caller in callers] == [None, None]
-    with Agent(LocalBridge(folder)) as agent:
+    with Agent(LocalBridge(folder), timeout_s=HANG_S) as agent:
         tasks = agent.list("run")[0].tasks
         stopped = set().union(*(caller.stopped for caller in callers))
         started = set().union(*(caller.started for caller in callers))
@@ -88,9 +89,9 @@ def test_an_agent_that_is_killed_again_and_again_loses_nothing(folder, seed):
 
 def test_a_client_that_lost_the_answer_can_ask_again(folder):
     """A start is not done twice: the second is refused by name, and the task is the first one."""
-    with Agent(LocalBridge(folder)) as agent:
+    with Agent(LocalBridge(folder), timeout_s=HANG_S) as agent:
         agent._send("start", {"run": "run", "task": "t", "argv": ["sleep", "1000"]}, agent.watching("measure"))
-    with Agent(LocalBridge(folder)) as agent:
+    with Agent(LocalBridge(folder), timeout_s=HANG_S) as agent:
         wait_for(lambda: labelled(folder))
         with pytest.raises(AgentError, match="runs already"):
             agent.start("run", task="t", argv=["sleep", "1000"])
@@ -113,7 +114,7 @@ class Interrupted(LocalBridge):
 def test_ctrl_c_in_the_middle_of_a_request_leaves_a_connection_that_can_end_what_was_started(folder):
     """Found on a busy machine: half a line went out, and the order to end the run after it was not understood."""
     stream = Interrupted(folder)
-    with Agent(stream) as agent:
+    with Agent(stream, timeout_s=HANG_S) as agent:
         agent.start("run", task="t", argv=["sleep", "1000"])
         stream.strikes = True
         with pytest.raises(KeyboardInterrupt):

@@ -12,6 +12,7 @@ from labkit.testbed.agent.connections import FULL, ClientConnection
 from labkit.testbed.agent.errors import AgentGone, AgentRefused, AgentTimeout
 from labkit.testbed.agent.local import Piped
 from labkit.testbed.agent.loop import Loop
+from tests.hang import HANG_S
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_what_a_login_shell_says_before_the_bridge_is_dropped(agent, folder):
     import sys
 
     bridge = f"{sys.executable} -m labkit.testbed.agent.bridge {folder}"
-    with Agent(Piped(["sh", "-c", f"echo Welcome to the machine; echo; exec {bridge}"])) as other:
+    with Agent(Piped(["sh", "-c", f"echo Welcome to the machine; echo; exec {bridge}"]), timeout_s=HANG_S) as other:
         assert other.hello.pid == agent.hello.pid
 
 

@@ -17,6 +17,7 @@ import labkit
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentGone, AgentRefused, AgentVersion
 from labkit.testbed.agent.local import LocalBridge
+from tests.hang import HANG_S
 from tests.testbed.agent.looking import agent_pid, agents, kill_agent, labelled, runs, say, wait_for
 
 
@@ -35,7 +36,7 @@ def test_an_agent_is_of_the_labkit_of_its_bridge_also_if_that_was_found_in_the_w
 
 def begin(folder, *more):
     argv = [sys.executable, "-m", "labkit.testbed.agent", str(folder), *more]
-    return json.loads(subprocess.run(argv, capture_output=True, timeout=60, check=False).stdout)
+    return json.loads(subprocess.run(argv, capture_output=True, timeout=HANG_S, check=False).stdout)
 
 
 def test_an_agent_imports_nothing_heavy():

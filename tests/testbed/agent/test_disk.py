@@ -17,6 +17,7 @@ from labkit.testbed.agent.errors import AgentRefused
 from labkit.testbed.agent.events import KEEP_SIZE, PUNCH_HOLE, EventFile, allocate
 from labkit.testbed.agent.local import Piped
 from labkit.testbed.agent.reading import LineReader
+from tests.hang import HANG_S
 from tests.testbed.agent.looking import wait_for
 
 APART = ["unshare", "-m"] if os.getuid() == 0 else ["unshare", "-Urm"]
@@ -40,7 +41,7 @@ def small_disk(folder):
     ):
         pytest.skip("no file system can be mounted here, not even in a namespace of its own")
     bridge = Piped([*mounted, sys.executable, "-m", "labkit.testbed.agent.bridge", str(folder)])
-    with Agent(bridge) as agent:
+    with Agent(bridge, timeout_s=HANG_S) as agent:
         yield agent
 
 

@@ -15,6 +15,7 @@ from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.measure import Reading
 from labkit.testbed.agent.processes import Key
 from tests.elastic.test_fork_server import WAITS, job, servers
+from tests.hang import HANG_S
 from tests.testbed.agent.looking import environment, kill_agent, runs, wait_for
 
 
@@ -38,7 +39,7 @@ def warm(agent: Agent, env, tmp_path) -> Agent:
     agent.start("first", task="a", argv=job(tmp_path / "first", "import sys; sys.exit(2)"), env=env)
     events = {event.kind: event for event in _until_ended(agent, "first")}
     assert events["ended"].code == 2
-    wait_for(lambda: ready(env), timeout_s=600)  # it starts with what the machine has to spare
+    wait_for(lambda: ready(env), timeout_s=HANG_S)  # it starts with what the machine has to spare
     return agent
 
 

@@ -12,6 +12,7 @@ import pytest
 from labkit.testbed.agent.errors import AgentGone, AgentRefused
 from labkit.testbed.agent.places import LABEL
 from labkit.testbed.agent.runs import AWOKEN_S
+from tests.hang import HANG_S
 from tests.testbed.agent.looking import kill_agent, labelled, runs, wait_for
 
 
@@ -29,10 +30,10 @@ def test_a_renewed_run_goes_on_and_one_renewed_to_nothing_ends(agent):
     assert 490 < agent.list("run")[0].lease_left_s <= 500
     agent.measure()
     watching = agent.watch("run")
-    assert [watching.next(timeout_s=20).kind for _ in range(2)] == ["opened", "started"]
+    assert [watching.next(timeout_s=HANG_S).kind for _ in range(2)] == ["opened", "started"]
     assert runs(pid)
     agent.renew("run", lease_s=0.0)
-    assert watching.next(timeout_s=20).kind == "lease_over"
+    assert watching.next(timeout_s=HANG_S).kind == "lease_over"
 
 
 def test_another_start_never_shortens_a_lease(agent):
@@ -45,7 +46,7 @@ def test_a_connection_that_is_cut_leaves_tasks_alone(dial, folder):
     first = dial()
     pid = first.start("run", task="t", argv=["sleep", "1000"]).pid
     watching = first.watch("run")
-    assert watching.next(timeout_s=20).n == 1
+    assert watching.next(timeout_s=HANG_S).n == 1
     first._stream.process.kill()
     with pytest.raises(AgentGone):
         list(watching)
@@ -91,7 +92,7 @@ def test_a_run_whose_lease_was_over_goes_on_with_the_next_task_and_one_that_was_
     before = agent.list("run")[0].last_event
     agent.start("run", task="t", argv=["true"], lease_s=500.0)
     watching = agent.watch("run", since=before)
-    assert [watching.next(timeout_s=20).kind for _ in range(3)] == ["reopened", "started", "ended"]
+    assert [watching.next(timeout_s=HANG_S).kind for _ in range(3)] == ["reopened", "started", "ended"]
     (run,) = agent.list("run")
     assert (run.over, run.over_s) == ("", None)
     assert run.lease_left_s > 400

@@ -10,6 +10,7 @@ import pytest
 from labkit.testbed.agent import gpus
 from labkit.testbed.agent.errors import AgentTimeout
 from labkit.testbed.agent.shapes import HeldGpu
+from tests.hang import HANG_S
 from tests.testbed.agent.looking import kill_agent, runs, wait_for
 
 FAKE = '''
@@ -56,7 +57,7 @@ def test_a_task_is_measured_with_all_its_processes(agent):
     agent.start("run", task="busy", argv=["sh", "-c", "(setsid sh -c 'while :; do :; done' &); sleep 1000"])
     agent.start("run", task="idle", argv=["sleep", "1000"])
     samples = agent.measuring(every_s=0.3)
-    seen = [samples.next(timeout_s=20) for _ in range(4)]
+    seen = [samples.next(timeout_s=HANG_S) for _ in range(4)]
     samples.close()
     tasks = {task.task: task for task in seen[-1].tasks}
     assert (tasks["busy"].n_processes, tasks["idle"].n_processes) == (3, 1)
@@ -82,7 +83,7 @@ def test_shared_memory_is_counted_once_if_asked(agent):
     program = "import os, time; data = b'x' * 50_000_000; [os.fork() for _ in range(2)]; print('ready', flush=True)"
     agent.start("run", task="t", argv=[sys.executable, "-c", program + "; time.sleep(1000)"])
     following = agent.follow("run", task="t")
-    assert [following.next(timeout_s=20) for _ in range(4)] == ["ready"] * 4
+    assert [following.next(timeout_s=HANG_S) for _ in range(4)] == ["ready"] * 4
     (task,) = agent.measure(pss=True).tasks
     assert task.rss_mb > 200
     assert 50 < task.pss_mb < 150
@@ -124,13 +125,12 @@ def test_a_driver_that_hangs_takes_nothing_along(with_gpus):
     agent = connect()
     assert agent.hello.gpus_absent == "the NVIDIA driver did not answer within 5 s"
     samples = agent.measuring(every_s=0.3)
-    assert samples.next(timeout_s=20).gpus == []
+    assert samples.next(timeout_s=HANG_S).gpus == []
     samples.close()
     assert agent.list() == []
 
 
-@pytest.mark.parametrize("hangs", [False, True])
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize(("hangs", "killed"), [(False, False), (True, True)])
 def test_the_process_that_reads_gpus_ends_with_the_agent(with_gpus, folder, hangs, killed):
     connect, place = with_gpus
     if hangs:
@@ -161,9 +161,9 @@ def test_samples_that_no_client_takes_are_left_out_and_counted(agent):
         agent.request("nothing_answers_this_in_time", wait_s=0.0)
     wait_for(lambda: samples._items.qsize() >= 8)
     wait_for(lambda: agent.measure() and samples._items.qsize() == 8)
-    first = [samples.next(timeout_s=5) for _ in range(8)]
+    first = [samples.next(timeout_s=HANG_S) for _ in range(8)]
     assert first[-1].n_missed == 0
-    assert samples.next(timeout_s=20).n_missed >= 1
+    assert samples.next(timeout_s=HANG_S).n_missed >= 1
 
 
 def test_each_process_of_a_task_is_measured_a_spinning_one_and_a_sleeping_one(agent):

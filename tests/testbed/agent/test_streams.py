@@ -16,6 +16,7 @@ from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentGone, AgentRefused, AgentTimeout
 from labkit.testbed.agent.local import LocalBridge
 from labkit.testbed.agent.reading import LONGEST, LineReader
+from tests.hang import HANG_S
 from tests.testbed.agent.conftest import end_all
 from tests.testbed.agent.looking import kill_agent, runs, say, wait_for
 
@@ -32,7 +33,7 @@ def test_a_watcher_hears_what_was_and_what_comes(dial):
     writer, reader = dial(), dial()
     writer.start("run", task="a", argv=["true"])
     early = reader.watch("run")
-    assert early.next(timeout_s=20).kind == "opened"
+    assert early.next(timeout_s=HANG_S).kind == "opened"
     writer.start("run", task="b", argv=["true"])
     writer.stop("run")
     late = reader.watch("run", since=1)
@@ -45,7 +46,7 @@ def test_two_watchers_get_the_same_and_one_that_stops_gets_no_more(dial):
     agent = dial()
     agent.start("run", task="a", argv=["sleep", "1000"])
     one, two = agent.watch("run"), agent.watch("run")
-    assert [one.next(timeout_s=20).n, two.next(timeout_s=20).n] == [1, 1]
+    assert [one.next(timeout_s=HANG_S).n, two.next(timeout_s=HANG_S).n] == [1, 1]
     one.close()
     agent.stop("run")
     assert list(one) == []
@@ -86,13 +87,13 @@ def test_a_client_that_connects_again_misses_nothing_and_gets_nothing_twice(tmp_
 
 def _through_cuts(folder, cuts, kill):
     """Watch a run and follow a log over connections that break, and agents that are killed."""
-    with Agent(LocalBridge(folder)) as agent:
+    with Agent(LocalBridge(folder), timeout_s=HANG_S) as agent:
         agent.start("run", task="w", argv=[sys.executable, "-c", WRITER, "1000"])
     worker = threading.Thread(target=_make_events, args=(folder,))
     worker.start()
     events, lines, offset = [], [], 0
     for number, n_bytes in enumerate([*cuts, 10**9]):
-        with contextlib.suppress(AgentGone), Agent(Cut(LocalBridge(folder), n_bytes)) as agent:
+        with contextlib.suppress(AgentGone), Agent(Cut(LocalBridge(folder), n_bytes), timeout_s=HANG_S) as agent:
             follow = agent.follow("run", task="w", offset=offset)
             try:
                 lines += _until_gone(follow)
@@ -104,7 +105,7 @@ def _through_cuts(folder, cuts, kill):
             worker.join()
             kill_agent(folder)
     worker.join()
-    with Agent(LocalBridge(folder)) as agent:
+    with Agent(LocalBridge(folder), timeout_s=HANG_S) as agent:
         agent.stop("run")
         events += list(agent.watch("run", since=events[-1].n if events else 0))
     return events, lines
@@ -119,7 +120,7 @@ def _until_gone(watching):
 
 
 def _make_events(folder):
-    with Agent(LocalBridge(folder)) as agent:
+    with Agent(LocalBridge(folder), timeout_s=HANG_S) as agent:
         for number in range(6):
             agent.start("run", task=f"t{number}", argv=["true"])
 
@@ -147,7 +148,7 @@ def test_a_file_that_is_not_there_yet_is_waited_for(agent, folder):
     home = folder / "runs" / "run" / "t" / "sub"
     home.mkdir()
     (home / "events.jsonl").write_text('{"step": 1}\n')
-    assert following.next(timeout_s=20) == '{"step": 1}'
+    assert following.next(timeout_s=HANG_S) == '{"step": 1}'
     assert following.last == 12
     agent.stop("run")
     assert list(following) == []
@@ -158,17 +159,17 @@ def test_bytes_that_are_no_text_keep_their_offsets(agent, folder):
     agent.start("run", task="t", argv=["sleep", "1000"])
     (folder / "runs/run/t/file").write_bytes(b"a\xff\xfeb\n\xe2\x82\nlast\n")
     following = agent.follow("run", task="t", file="file")
-    assert following.next(timeout_s=20) == "a��b"
+    assert following.next(timeout_s=HANG_S) == "a��b"
     assert following.last == 5
     again = agent.follow("run", task="t", file="file", offset=following.last)
-    assert [again.next(timeout_s=20), again.next(timeout_s=20)] == ["�", "last"]
+    assert [again.next(timeout_s=HANG_S), again.next(timeout_s=HANG_S)] == ["�", "last"]
 
 
 def test_a_line_without_end_comes_in_pieces(agent, folder):
     agent.start("run", task="t", argv=["sleep", "1000"])
     (folder / "runs/run/t/file").write_bytes(b"x" * (2 * LONGEST + 5) + b"\nshort\n")
     following = agent.follow("run", task="t", file="file")
-    pieces = [following.next(timeout_s=20) for _ in range(4)]
+    pieces = [following.next(timeout_s=HANG_S) for _ in range(4)]
     assert [len(piece) for piece in pieces] == [LONGEST, LONGEST, 5, 5]
     assert following.last == 2 * LONGEST + 12
 
@@ -243,7 +244,7 @@ def test_a_reader_that_is_slow_gets_everything_all_the_same(agent):
     n = 20_000
     agent.start("run", task="t", argv=["seq", str(n)])
     following = agent.follow("run", task="t")
-    first = following.next(timeout_s=20)
+    first = following.next(timeout_s=HANG_S)
     for _ in range(3):
         agent.measure()  # others are served meanwhile, on the same connection
     assert [first, *following] == [str(number) for number in range(1, n + 1)]
@@ -253,7 +254,7 @@ def test_a_subscription_that_is_not_read_holds_back_its_agent(agent):
     agent.start("run", task="t", argv=["seq", "2000000"])
     wait_for(lambda: agent.list("run")[0].tasks["t"].phase == "ended")
     following = agent.follow("run", task="t")
-    following.next(timeout_s=20)
+    following.next(timeout_s=HANG_S)
     agent.measure()
     assert following._items.qsize() <= 64
     following.close()

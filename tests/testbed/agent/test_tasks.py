@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from labkit.testbed.agent.errors import AgentRefused
+from tests.hang import HANG_S
 from tests.testbed.agent.looking import labelled, runs, wait_for
 
 
@@ -52,7 +53,7 @@ def test_a_task_inherits_nothing_of_the_agent_but_three_files(agent):
 def test_events_tell_the_life_of_a_run_in_numbers_without_a_gap(agent):
     agent.start("run", task="t", argv=["sh", "-c", "exit 7"])
     watching = agent.watch("run")
-    events = [watching.next(timeout_s=20) for _ in range(3)]
+    events = [watching.next(timeout_s=HANG_S) for _ in range(3)]
     agent.stop("run")
     events += list(watching)
     assert [event.n for event in events] == [1, 2, 3, 4]
@@ -61,20 +62,20 @@ def test_events_tell_the_life_of_a_run_in_numbers_without_a_gap(agent):
     assert watching.end == {"over": "stopped", "last": 4}
 
 
-@pytest.mark.parametrize(("script", "code", "signal"), [("exit 3", 3, None), ("kill -11 $$", None, "SIGSEGV")])
-def test_how_a_task_ended_is_told(agent, script, code, signal):
-    agent.start("run", task="t", argv=["sh", "-c", script])
-    ended = next(event for event in agent.watch("run") if event.kind == "ended")
-    assert (ended.code, ended.signal) == (code, signal)
-    (run,) = agent.list("run")
-    assert (run.tasks["t"].code, run.tasks["t"].phase) == (code, "ended")
+def test_how_a_task_ended_is_told(agent):
+    for name, script, code, signal in (("exits", "exit 3", 3, None), ("is-killed", "kill -11 $$", None, "SIGSEGV")):
+        agent.start(name, task="t", argv=["sh", "-c", script])
+        ended = next(event for event in agent.watch(name) if event.kind == "ended")
+        assert (ended.code, ended.signal) == (code, signal)
+        (run,) = agent.list(name)
+        assert (run.tasks["t"].code, run.tasks["t"].phase) == (code, "ended")
 
 
 def test_stop_ends_grandchildren_those_that_do_not_listen_and_those_that_left(agent, folder):
     deaf = "trap '' TERM; echo ready; sleep 1000 & sleep 1001"
     away = "(setsid sleep 1002 &) ; (setsid sh -c 'setsid sleep 1003 & sleep 1004' &)"
     agent.start("run", task="t", argv=["sh", "-c", f"{away}; {deaf}"])
-    assert agent.follow("run", task="t").next(timeout_s=20) == "ready"
+    assert agent.follow("run", task="t").next(timeout_s=HANG_S) == "ready"
     assert len(labelled(folder)) >= 3
     assert agent.stop("run", grace_s=0.2) == {"t": "killed by SIGKILL"}
     assert labelled(folder) == []
@@ -97,14 +98,14 @@ time.sleep(1000)
 
 def test_a_daemon_that_a_task_left_behind_ends_with_it(agent):
     agent.start("run", task="t", argv=[sys.executable, "-c", DAEMON])
-    pid = int(agent.follow("run", task="t").next(timeout_s=20))
+    pid = int(agent.follow("run", task="t").next(timeout_s=HANG_S))
     wait_for(lambda: agent.list("run")[0].tasks["t"].phase == "ended")
     assert not runs(pid)
 
 
 def test_a_process_that_emptied_its_environment_is_found_by_its_session(agent):
     agent.start("run", task="t", argv=["sh", "-c", "env -i sh -c 'echo $$; exec sleep 1000' & wait"])
-    pid = int(agent.follow("run", task="t").next(timeout_s=20))
+    pid = int(agent.follow("run", task="t").next(timeout_s=HANG_S))
     assert runs(pid)
     agent.stop("run")
     assert not runs(pid)
@@ -114,7 +115,7 @@ def test_a_process_whose_first_thread_has_ended_is_not_taken_for_dead(agent, fol
     program = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1000,)).start()"
     program += "; print('ready', flush=True); ctypes.CDLL(None).pthread_exit(None)"
     agent.start("run", task="t", argv=[sys.executable, "-c", program])
-    assert agent.follow("run", task="t").next(timeout_s=20) == "ready"
+    assert agent.follow("run", task="t").next(timeout_s=HANG_S) == "ready"
     (pid,) = labelled_or_zombie(agent)
     wait_for(lambda: not runs(pid))  # its first thread is a corpse
     assert agent.list("run")[0].tasks["t"].phase == "running"
@@ -142,20 +143,16 @@ def test_stop_without_waiting_is_told_by_events(agent):
     assert kinds == ["opened", "started", "stopping", "ended", "over"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["no-such-program"], "No such file"),
-        (["/"], "Permission denied"),
-        (["./log"], "No such file|Permission denied"),
-    ],
-)
-def test_what_cannot_be_started_is_told_and_leaves_no_process(agent, folder, argv, said):
-    with pytest.raises(AgentRefused, match=said) as caught:
-        agent.start("run", task="t", argv=argv, env={"PATH": "/usr/bin:/bin"})
-    assert caught.value.kind == "cannot_start"
-    assert labelled(folder) == []
-    agent.start("run", task="t", argv=["true"])
+def test_what_cannot_be_started_is_told_and_leaves_no_process(agent, folder):
+    for run, (program, said) in enumerate(
+        [("no-such-program", "No such file"), ("/", "Permission denied"), ("./log", "No such file|Permission denied")]
+    ):
+        with pytest.raises(AgentRefused, match=said) as caught:
+            agent.start(f"run-{run}", task="t", argv=[program], env={"PATH": "/usr/bin:/bin"})
+        assert caught.value.kind == "cannot_start"
+        assert labelled(folder) == []
+    for run in range(3):
+        agent.start(f"run-{run}", task="t", argv=["true"])
 
 
 def refused(call) -> str:

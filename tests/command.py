@@ -1,0 +1,74 @@
+"""The `labkit` command as tests run it: a fork of a warm process, which has loaded what a new one loads for seconds.
+
+A fork has its own folder, environment, streams and exit code. Tests of the start itself run `python -m labkit.cli`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder; return its exit code and what it wrote."""
+    with tempfile.TemporaryDirectory() as told:
+        out, err = Path(told, "out"), Path(told, "err")
+        order = {"words": words, "cwd": str(cwd), "out": str(out), "err": str(err), "environment": dict(os.environ)}
+        warm = _warm()
+        assert warm.stdin is not None
+        assert warm.stdout is not None
+        warm.stdin.write(json.dumps(order) + "\n")
+        warm.stdin.flush()
+        code = int(warm.stdout.readline())
+        return subprocess.CompletedProcess(["labkit", *words], code, out.read_text("utf-8"), err.read_text("utf-8"))
+
+
+@cache
+def _warm() -> subprocess.Popen[str]:
+    """Start the process that forks; it ends with the process that reads from it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.command"], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+
+def _become(order: dict[str, str], words: list[str]) -> None:
+    """Be the command: never returns."""
+    for number, (path, flags) in enumerate(
+        [(os.devnull, os.O_RDONLY), (order["out"], os.O_WRONLY | os.O_CREAT), (order["err"], os.O_WRONLY | os.O_CREAT)]
+    ):
+        os.dup2(os.open(path, flags, 0o600), number)
+    os.chdir(order["cwd"])
+    sys.argv = ["labkit", *words]
+    from labkit.cli import main
+
+    main()
+    sys.exit()
+
+
+def serve() -> None:
+    """Fork for each order that comes, and tell how each fork ended."""
+    from tests.fuzz.forked import warm
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a fork may say them for the first time
+        warm()
+    for line in sys.stdin:
+        order = json.loads(line)
+        if not (child := os.fork()):
+            os.environ.clear()
+            os.environ.update(order.pop("environment"))
+            _become(order, order.pop("words"))
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
