@@ -14,8 +14,11 @@ ALL := .venv/.with-dev
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
 
-demo: $(DEMO)  ## compare schedulers on a small trace, and write reports/demo.html
-	$(BIN)/labkit demo
+# The table needs neither torch nor SSH, so it comes before they are installed.
+demo: .venv/.with-base  ## compare schedulers on a small trace, train three jobs, and write reports/demo.html
+	@$(BIN)/labkit demo --no-testbed
+	@$(MAKE) --no-print-directory $(DEMO)
+	@$(BIN)/labkit demo --no-table
 
 # Many tests wait for something: three workers keep two cores busy.
 WORKERS ?= 3
@@ -26,6 +29,7 @@ NBVAL := $(BIN)/pytest -c tests/nbval.ini --rootdir .
 # Tests need no nbval: its import takes each worker a second.
 PYTEST := $(BIN)/pytest -p no:nbval -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(ALL)  ## run notebooks, examples in docstrings and tests, all but those of `make thorough`
+	$(BIN)/python -m labkit.compile_kernels
 	$(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS))
 	$(BIN)/pytest -p no:nbval --doctest-modules labkit
 	$(PYTEST) -m "not slow"

@@ -6,6 +6,7 @@ fails, one line that says what to do. Whatever was installed stays, so that the 
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import subprocess
@@ -149,7 +150,7 @@ def remedy(said: str) -> str:
         if found:
             free = shutil.disk_usage(ROOT).free // 2**20
             where = (found.groups() or (None,))[0] or str(ROOT)
-            return line.format(*found.groups(), free=free, where=where, python="%d.%d.%d" % sys.version_info[:3])
+            return line.format(*found.groups(), free=free, where=where, python=platform.python_version())
     return ""
 
 

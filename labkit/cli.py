@@ -97,6 +97,9 @@ def begin(
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("reports"),
     testbed: Annotated[bool, typer.Option(help="Also train three jobs on a laptop testbed.")] = True,
+    table: Annotated[
+        bool, typer.Option(help="Print the table of schedulers; else only write it to the report.")
+    ] = True,
 ) -> None:
     """Compare six schedulers on a shipped trace, train three jobs on a laptop testbed, and write a report and a figure.
 
@@ -107,8 +110,9 @@ def demo(
 
     with StageLines("comparing six schedulers") as lines:
         records = _demo_records(folder, lines)
-    print_header(records)
-    print_table(records)
+    if table:
+        print_header(records)
+        print_table(records)
     twins = trained() if testbed else None
     command = command_line(["labkit", "demo", "--folder", str(folder), *([] if testbed else ["--no-testbed"])])
     pair, rests_on = ((twins.real, twins.simulated), twins.rests_on) if twins else (None, "")

@@ -14,6 +14,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from labkit.release import EXTRAS, how_to_get
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
@@ -25,13 +27,14 @@ NOTEBOOKS = sorted(path.relative_to(ROOT) for path in (ROOT / "notebooks").glob(
 def direct_dependencies() -> list[Requirement]:
     project = PROJECT["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    found = [Requirement(line) for group in groups for line in group]
-    return [requirement for requirement in found if requirement.name != PROJECT["project"]["name"]]
+    found = {str(each): each for group in groups for line in group if (each := Requirement(line))}
+    return [each for each in found.values() if each.name != PROJECT["project"]["name"]]
 
 
 def pins() -> dict[str, str]:
     lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
     requirements = [Requirement(line) for line in lines if line]
+    assert len({canonicalize_name(each.name) for each in requirements}) == len(requirements), "one version for all"
     return {canonicalize_name(each.name): str(each.specifier).removeprefix("==") for each in requirements}
 
 
@@ -54,11 +57,15 @@ def test_pins_are_exact_and_of_no_special_build():
         assert re.fullmatch(r"\d[\w.]*", version), f"{name}=={version}"
 
 
-def test_environment_yml_adds_only_python_and_the_lab():
+def test_environment_yml_adds_only_python_and_takes_the_lock():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     oldest = PROJECT["project"]["requires-python"]
     assert environment["channels"] == ["conda-forge"]
-    assert environment["dependencies"] == [f"python{oldest}", "pip", {"pip": ["-e .[lab]"]}]
+    assert environment["dependencies"] == [
+        f"python{oldest}",
+        "pip",
+        {"pip": ["-c constraints.txt", "-e .[lab,testbed,train,tune]"]},
+    ]
 
 
 def test_the_licence_is_apache_2():
@@ -117,6 +124,64 @@ def test_make_says_what_it_can_do():
     )
 
 
+def test_the_help_for_a_missing_package_names_the_extra_that_brings_it():
+    """What the code imports of an extra's packages stands in release.EXTRAS."""
+    distributions = {"sklearn": "scikit-learn", "pynvml": "nvidia-ml-py"}
+    extras = PROJECT["project"]["optional-dependencies"]
+    brought = {extra: {canonicalize_name(Requirement(line).name) for line in extras[extra]} for extra in EXTRAS}
+    named = {canonicalize_name(distributions.get(name, name)) for modules in EXTRAS.values() for name in modules}
+    assert set().union(*brought.values()) <= named
+    assert how_to_get("torch") == "pip install 'cluster-labkit[train]'"
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """Return a folder with what make needs to install, and a Python that says what a test wants."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", ".ci/install.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    return tmp_path
+
+
+PIP_SAYS = {
+    "no network": (
+        "WARNING: Retrying after connection broken by 'NewConnectionError: Failed to establish a new connection'",
+        "the package index cannot be reached",
+    ),
+    "a full disk": (
+        "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+        "disk is full",
+    ),
+    "no torch": ("ERROR: No matching distribution found for torch==2.13.0", "has no torch==2.13.0 for this Python"),
+    "no package": ("ERROR: No matching distribution found for numba==0.68.1", "has no numba==0.68.1 for this Python"),
+    "a folder of others": ("ERROR: [Errno 13] Permission denied: '/x/y'", "/x/y cannot be written"),
+    "something else": ("ERROR: resolution is impossible", "ERROR: resolution is impossible"),
+}
+
+
+@pytest.mark.parametrize("what", PIP_SAYS)
+def test_an_install_that_fails_is_told_in_one_line_and_the_next_make_goes_on(checkout, what):
+    said, expected = PIP_SAYS[what]
+    pip = checkout / ".venv" / "bin" / "python"
+    pip.parent.mkdir(parents=True)
+
+    def make(code: int) -> subprocess.CompletedProcess[str]:
+        pip.write_text(f'#!/bin/sh\n[ "$3" = --version ] && exit 0\n[ {code} = 0 ] || echo "{said}"\nexit {code}\n')
+        pip.chmod(0o755)
+        return subprocess.run(
+            ["make", "-s", ".venv/.with-base"], cwd=checkout, capture_output=True, text=True, check=False
+        )
+
+    failed = make(1)
+    assert failed.returncode == 2
+    (line, _) = failed.stderr.splitlines()  # the other one is make's own
+    assert expected in line
+    assert "install.log has all of it" in line
+    assert not (checkout / ".venv" / ".with-base").exists()
+    assert make(0).returncode == 0
+    assert (checkout / ".venv" / ".with-base").exists()
+
+
 @pytest.mark.parametrize(
     ("program", "said"),
     [
@@ -125,19 +190,17 @@ def test_make_says_what_it_can_do():
         ('case "$2" in *ensurepip*) exit 1;; esac', "apt-get install python3-venv"),
     ],
 )
-def test_a_python_that_will_not_do_is_told_in_one_line(tmp_path, program, said):
-    fake = tmp_path / "python"
+def test_a_python_that_will_not_do_is_told_in_one_line(checkout, program, said):
+    fake = checkout / "python"
     fake.write_text(f"#!/bin/sh\n{program}\n")
     fake.chmod(0o755)
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     done = subprocess.run(
-        ["make", "-s", f"PYTHON={fake}", "check"], cwd=tmp_path, capture_output=True, text=True, check=False
+        ["make", "-s", f"PYTHON={fake}", "check"], cwd=checkout, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert said in done.stdout
     assert len(done.stdout.splitlines()) == 1
-    assert not (tmp_path / ".venv").exists()
+    assert not (checkout / ".venv").exists()
 
 
 def test_ci_runs_the_checks_and_the_tests():

@@ -102,8 +102,8 @@ def _summary_writer(folder: Path) -> Any:
         from tensorboardX import SummaryWriter
     except ImportError:
         raise InputError(
-            f"{folder}: TensorBoard's files cannot be written without tensorboardX ({how_to_get('tensorboardX')}); a CSV "
-            "file has the same numbers."
+            f"{folder}: TensorBoard's files need the package tensorboardX ({how_to_get('tensorboardX')}); a CSV file has "
+            "the same numbers."
         ) from None
     try:
         return SummaryWriter(str(folder))
