@@ -250,7 +250,7 @@ def test_without_tensorboardx_that_is_said_and_the_table_is_written(tmp_path, mo
 
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with TrainingLog(tmp_path / "w.csv", folder=tmp_path / "tb") as log:
-        assert "without tensorboardX (pip install tensorboardX)" in log.missing
+        assert "need tensorboardX (pip install 'cluster-labkit[train]')" in log.missing
     assert read(tmp_path / "w.csv") == []
     assert not (tmp_path / "tb").exists()
 

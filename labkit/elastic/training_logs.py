@@ -102,7 +102,7 @@ def _summary_writer(folder: Path) -> Any:
         from tensorboardX import SummaryWriter
     except ImportError:
         raise InputError(
-            f"{folder}: TensorBoard's files need the package tensorboardX ({how_to_get('tensorboardX')}); a CSV file has "
+            f"{folder}: TensorBoard's files need tensorboardX ({how_to_get('tensorboardX')}); a CSV file has "
             "the same numbers."
         ) from None
     try:

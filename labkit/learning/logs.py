@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from labkit.core.errors import InputError
+from labkit.release import how_to_get
 
 if TYPE_CHECKING:
     from labkit.learning.training import Update
@@ -52,10 +53,7 @@ class TrainingLog:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
-            self.missing = (
-                f"{folder}: TensorBoard's files cannot be written without tensorboardX (pip install tensorboardX); the "
-                "CSV file has the same."
-            )
+            self.missing = f"{folder}: TensorBoard's files need tensorboardX ({how_to_get('tensorboardX')}); the CSV file has the same."
             return None
         return SummaryWriter(str(folder), purge_step=n_done + 1)
 
