@@ -53,7 +53,10 @@ class TrainingLog:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
-            self.missing = f"{folder}: TensorBoard's files need tensorboardX ({how_to_get('tensorboardX')}); the CSV file has the same."
+            self.missing = (
+                f"{folder}: TensorBoard's files need tensorboardX ({how_to_get('tensorboardX')}); "
+                "the CSV file has the same."
+            )
             return None
         return SummaryWriter(str(folder), purge_step=n_done + 1)
 
