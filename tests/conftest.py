@@ -31,7 +31,7 @@ SLOW = (
     "test_benchmarks.py::test_a_claim", "test_benchmarks.py::test_a_short", "test_cli_marl.py::test_a_training",
     "test_cli_published.py::test_clusters", "test_cli_published.py::test_the_papers",
     "test_cli_train.py::test_a_policy", "test_cli_train.py::test_a_training", "test_cli_train.py::test_ctrl_c",
-    "test_kernel_cache", "testbed/test_backend", "testbed/test_dask", "testbed/test_dl2", "testbed/test_fab",
+    "testbed/test_backend", "testbed/test_dask", "testbed/test_dl2", "testbed/test_fab",
     "testbed/test_job", "testbed/test_marl", "testbed/test_profiling", "testbed/test_rerun", "testbed/test_robust",
     "testbed/test_schedulers", "testbed/test_two_users",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How inner kernels are compiled: to LLVM's code and no further, as they are optimised with each kernel that calls them.
+"""How inner kernels are compiled: to LLVM's code and no further, as they are optimised within their callers.
 
 numba would optimise an inner kernel by itself, turn it into machine code that nobody runs, and optimise it again within
 each of its callers, and of theirs.
@@ -45,7 +45,9 @@ class _InnerLowering(NativeLowering):  # type: ignore[misc]
         state.flags.no_compile = True
         super().run_pass(state)
         lowered = state["cr"]
-        entry = make_function(lowered.fndesc.lookup_module(), lowered.fndesc.qualname, "", 0, lowered.env, ())  # by it numba finds the code
+        entry = make_function(
+            lowered.fndesc.lookup_module(), lowered.fndesc.qualname, "", 0, lowered.env, ()
+        )  # by it numba finds the code
         state.targetctx.insert_user_function(entry, lowered.fndesc, [state.library])
         state["cr"] = lowered._replace(cfunc=entry)
         return True

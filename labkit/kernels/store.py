@@ -1,8 +1,8 @@
 """Where compiled kernels are kept: a file for each kernel and signature, named by what went into it.
 
 numba's own cache looks at the whole file that a kernel stands in, and not at the kernels that it calls. Here a file's
-name is a digest of the kernel's code and constants, and of those of all that it calls, so that an edited comment compiles
-nothing again, and an edited kernel that one and its callers. A file is whole or not there.
+name is a digest of the kernel's code and constants, and of those of all that it calls. So an edited comment compiles
+nothing again, and an edited kernel only that one and its callers. A file is whole or not there.
 
 Files lie beside the package, where other users and other homes find them, or else in the user's cache.
 """
@@ -17,7 +17,7 @@ import tempfile
 import time
 from contextlib import suppress
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
@@ -38,7 +38,9 @@ class Cache(caching.Cache):  # type: ignore[misc]
     """The kept code of one kernel, as its dispatcher asks for it."""
 
     def __init__(self, dispatcher: Any) -> None:
-        self._name = f"{dispatcher.__module__}.{dispatcher.__qualname__}".removeprefix("labkit.").replace("<locals>.", "")
+        self._name = f"{dispatcher.__module__}.{dispatcher.__qualname__}".removeprefix("labkit.").replace(
+            "<locals>.", ""
+        )
         self._py_func = dispatcher.py_func
         self._impl = object.__new__(caching.CompileResultCacheImpl)  # what it knows of files is not used
         self._cache_path = None
@@ -51,7 +53,7 @@ class Cache(caching.Cache):  # type: ignore[misc]
 
 
 class _Files:
-    """The files of one kernel; its digest is made when the first one is needed, as what it calls may not yet be there."""
+    """The files of one kernel; its digest is made when it is called, as what it calls may be defined below it."""
 
     def __init__(self, dispatcher: Any, name: str) -> None:
         self._dispatcher, self._name = dispatcher, name
@@ -89,7 +91,7 @@ class _Files:
 
 
 def folders(*, create: bool = False) -> list[Path]:
-    """Return the folders in which kernels may lie, the first one first; what others could write to is not among them."""
+    """Return the folders in which kernels may lie, in order, without those that others could write to."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     named = os.environ.get(NAMED)
     places = [Path(named)] if named else [BESIDE, Path(home) / "labkit" / "kernels"]
@@ -143,7 +145,7 @@ def _age_days(path: Path) -> float:
     return (time.time() - path.stat().st_mtime) / 86400  # noqa: TID251 - compared with a file's date
 
 
-@lru_cache(maxsize=None)
+@cache
 def digest(dispatcher: Any) -> str:
     """Return a digest of a kernel's code, of the constants that it uses, and of all kernels that it calls."""
     parts: list[str] = []
@@ -174,7 +176,9 @@ def _describe(function: Any, parts: list[str]) -> list[Any]:
 
 def _code(code: CodeType, doc: str | None) -> str:
     """Return what a function does, in text; neither its comments, nor its docstring, nor where it stands."""
-    constants = [_code(each, None) if isinstance(each, CodeType) else repr(each) for each in code.co_consts if each != doc]
+    constants = [
+        _code(each, None) if isinstance(each, CodeType) else repr(each) for each in code.co_consts if each != doc
+    ]
     return f"{code.co_name} {code.co_code.hex()} {constants} {code.co_names} {code.co_varnames} {code.co_freevars}"
 
 

@@ -174,7 +174,9 @@ def test_time_to_compile_is_not_the_schedulers(tmp_path):
         print(record.info.wall_s / (time.perf_counter() - began))
     """
     env = os.environ | {store.NAMED: str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=env, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=env, check=True, capture_output=True, text=True
+    )
     assert float(done.stdout) < 0.5
 
 
