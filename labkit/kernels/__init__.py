@@ -28,7 +28,7 @@ __all__ = ["by_reference", "inner", "kernel"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Inner(CPUDispatcher):  # type: ignore[misc]
+class _Inner(CPUDispatcher):
     """A kernel without the code through which Python could call it."""
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:

@@ -30,7 +30,7 @@ def by_reference(columns: C) -> C:
     return columns
 
 
-class Columns(types.Type):  # type: ignore[misc]
+class Columns(types.Type):
     """The type of a tuple of columns, as numba knows it."""
 
     def __init__(self, columns: Any, fields: tuple[types.Type, ...]) -> None:
@@ -44,14 +44,14 @@ class Columns(types.Type):  # type: ignore[misc]
 
 
 @register_model(Columns)
-class _Model(models.PrimitiveModel):  # type: ignore[misc]
+class _Model(models.PrimitiveModel):
     def __init__(self, manager: Any, of: Columns) -> None:
         block = ir.LiteralStructType([manager.lookup(field).get_data_type() for field in of.fields])
         super().__init__(manager, of, block.as_pointer())
 
 
 @infer_getattr
-class _Fields(AttributeTemplate):  # type: ignore[misc]
+class _Fields(AttributeTemplate):
     key = Columns
 
     def generic_resolve(self, of: Columns, name: str) -> types.Type | None:
@@ -59,7 +59,7 @@ class _Fields(AttributeTemplate):  # type: ignore[misc]
         return of.fields[names.index(name)] if name in names else None
 
 
-@lower_getattr_generic(Columns)  # type: ignore[untyped-decorator]
+@lower_getattr_generic(Columns)
 def _field(context: Any, builder: Any, of: Columns, block: Any, name: str) -> Any:
     index = of.columns._fields.index(name)
     read = builder.load(cgutils.gep_inbounds(builder, block, 0, index))
@@ -68,7 +68,7 @@ def _field(context: Any, builder: Any, of: Columns, block: Any, name: str) -> An
     return impl_ret_borrowed(context, builder, field, context.data_model_manager[field].from_data(builder, read))
 
 
-@unbox(Columns)  # type: ignore[untyped-decorator]
+@unbox(Columns)
 def _from_python(of: Columns, value: Any, c: Any) -> NativeValue:
     builder, manager = c.builder, c.context.data_model_manager
     block = cgutils.alloca_once(builder, manager.lookup(of).get_value_type().pointee)

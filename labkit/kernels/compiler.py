@@ -15,7 +15,7 @@ from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.typed_passes import NativeLowering
 
 
-class InnerCompiler(CompilerBase):  # type: ignore[misc]
+class InnerCompiler(CompilerBase):
     """numba's passes, with another last step."""
 
     def define_pipelines(self) -> list[PassManager]:
@@ -26,7 +26,7 @@ class InnerCompiler(CompilerBase):  # type: ignore[misc]
         return [passes]
 
 
-class _InnerLibrary(JITCodeLibrary):  # type: ignore[misc]
+class _InnerLibrary(JITCodeLibrary):
     """Code that is only ever linked into that of callers."""
 
     def _optimize_final_module(self) -> None: ...
@@ -36,8 +36,8 @@ class _InnerLibrary(JITCodeLibrary):  # type: ignore[misc]
         self._finalized = True
 
 
-@register_pass(mutates_CFG=True, analysis_only=False)  # type: ignore[untyped-decorator]
-class _InnerLowering(NativeLowering):  # type: ignore[misc]
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _InnerLowering(NativeLowering):
     _name = "inner_lowering"
 
     def run_pass(self, state: Any) -> bool:

@@ -34,7 +34,7 @@ NAMED: Final = "LABKIT_KERNELS"
 """The environment's name for a folder of the user's choice."""
 
 
-class Cache(caching.Cache):  # type: ignore[misc]
+class Cache(caching.Cache):
     """The kept code of one kernel, as its dispatcher asks for it."""
 
     def __init__(self, dispatcher: Any) -> None:
