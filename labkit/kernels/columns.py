@@ -1,8 +1,8 @@
 """NamedTuples of columns that kernels get by reference: one pointer, whatever they hold.
 
 numba passes a tuple of arrays as seven numbers or more for each of them. A call with all columns of a simulation pushed
-some 500, and each kernel on the way was compiled with code for all of them. Here a call pushes one pointer to a block on
-the caller's stack, which nothing changes while kernels run: LLVM may keep what it has read from there.
+some 500, and each kernel on the way was compiled with code for all of them. Here a call pushes one pointer, to a block
+on the caller's stack. Nothing changes that block while kernels run, so LLVM may keep what it has read from there.
 """
 
 from __future__ import annotations
