@@ -284,7 +284,7 @@ def _memory(chosen: SGD | Momentum | Adam, n: int, *, of: float = 0.0) -> dict[s
 
 def _slices(
     chosen: SGD | Momentum | Adam, param: Any, grad: Any, state: Mapping[str, Any], step: int, plus: Any
-) -> Any:  # a list of vectors, as many as the kernel takes
+) -> list[Vector]:
     """Return parameters, gradients and state as arrays that the kernels take."""
     if step < 1:
         raise InputError(f"{chosen.name}: update number {step}; expected 1 for the first.")
