@@ -16,7 +16,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from labkit import early, kernel_cache
+from labkit import early
 
 if TYPE_CHECKING:
     from labkit import core as core
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from labkit.workloads import read
 
 early.arm()
-kernel_cache.use()
 
 _HOMES = {
     "Bed": "testbed.laptop",

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit import kernel_cache, placers, schedulers
+from labkit import placers, schedulers
 from labkit.core import Jobs
 from labkit.experiment import Experiment, every_slot
+from labkit.kernels.watching import watched
 from labkit.progress_lines import ProgressLines
 from labkit.simulator import Faults, Losses, Overheads, Variation
 from labkit.speed.dl2 import fitted
@@ -52,7 +53,7 @@ def compile_all() -> None:
 
 def _compile(part: Callable[[], None]) -> None:
     """Run a part; what it has to say of the runs is of no interest."""
-    with kernel_cache.watched(), warnings.catch_warnings():
+    with watched(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         part()
 

@@ -56,7 +56,7 @@ SLOW = (
     "schedulers/test_dl2_flat.py::test_types", "test_benchmarks.py::test_a_claim", "test_benchmarks.py::test_a_short",
     "test_cli_marl.py::test_a_training", "test_cli_published.py::test_clusters",
     "test_cli_published.py::test_the_papers", "test_cli_train.py::test_a_policy", "test_cli_train.py::test_a_training",
-    "test_cli_train.py::test_ctrl_c", "test_kernel_cache",
+    "test_cli_train.py::test_ctrl_c",
     "testbed/agent/test_chaos.py::test_an_agent_that_is_killed_again_and_again_loses_nothing[2]",
     "testbed/test_backend.py::test_a_host", "testbed/test_backend.py::test_a_job",
     "testbed/test_backend.py::test_a_live", "testbed/test_backend.py::test_a_measured",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final, cast
 
 import numpy as np
-from numba import njit
 
 from labkit.core.errors import InputError, PlacementError
 from labkit.core.jobs import Jobs
@@ -13,6 +12,7 @@ from labkit.core.placement import REPAIR, Placement, Reason
 from labkit.core.protocols import ChangeModel, SpeedModel
 from labkit.core.resources import Floats, Ints
 from labkit.core.running import Running
+from labkit.kernels import kernel
 
 _FLOAT: Final = np.dtype(np.float64)
 _AMOUNT: Final = np.dtype(np.float32)
@@ -145,7 +145,7 @@ def _sound_array(values: object, n: int) -> bool:
     return bool(right and _first_unsound(cast("Floats", values)) < 0)
 
 
-@njit(cache=True)
+@kernel
 def _first_unsound(values: Floats) -> int:
     """Return where the first value is that is negative or no finite number, -1: none."""
     for i in range(len(values)):

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Floats, Ints
 from labkit.core.running import Running
+from labkit.kernels import inner, kernel
 
 TASK: Final = np.dtype(
     [
@@ -141,7 +141,7 @@ def taken_by(
     return taken(CPUS, cpus), taken(MEMORY_GB, memory_gb)
 
 
-@njit(cache=True)
+@kernel
 def _has_spare(tasks: Records, spare: Ints, n: int) -> bool:
     task = spare[0]
     for _ in range(n):
@@ -151,13 +151,13 @@ def _has_spare(tasks: Records, spare: Ints, n: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@inner
 def gpu_share(held: Records, job: int) -> float:
     """Return which part of the GPUs of its workers a job holds."""
     return 1.0 if held[job].partner < 0 else 0.5
 
 
-@njit(cache=True)
+@inner
 def takes(declared: float, amount: float) -> float:
     """Return what a task takes of a resource: what it was given, or what was declared (NaN, or the same amount)."""
     if amount != amount or amount == np.float32(declared):
@@ -165,7 +165,7 @@ def takes(declared: float, amount: float) -> float:
     return float(amount)
 
 
-@njit(cache=True)
+@inner
 def charge(free: Floats, group: int, n: float, demand: Floats, cpus: float, memory_gb: float, share: float) -> None:
     """Take n tasks (or -n, give them back) of a declared demand (R,) and amounts, and a share of their GPUs."""
     free[group, GPUS] -= share * n * demand[GPUS]
@@ -173,7 +173,7 @@ def charge(free: Floats, group: int, n: float, demand: Floats, cpus: float, memo
     free[group, MEMORY_GB] -= n * takes(demand[MEMORY_GB], memory_gb)
 
 
-@njit(cache=True)
+@inner
 def add_held(held: Records, tasks: Records, demand: Floats, job: int, free: Floats, share: float) -> None:
     """Add what a job holds to what is free (G, R), a share of the GPUs of its workers."""
     task = held[job].first
@@ -184,7 +184,7 @@ def add_held(held: Records, tasks: Records, demand: Floats, job: int, free: Floa
         task = row.next
 
 
-@njit(cache=True)
+@inner
 def _hold_alone(held: Records, tasks: Records, free: Floats, demand: Floats, job: int) -> None:
     """Let a job that shared its GPUs hold them all."""
     held[job].partner = -1
@@ -195,7 +195,7 @@ def _hold_alone(held: Records, tasks: Records, free: Floats, demand: Floats, job
         task = tasks[task].next
 
 
-@njit(cache=True)
+@kernel
 def release(held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, job: int) -> None:
     """Give back all tasks of a job; if it shared its GPUs, its partner holds them all from then on."""
     if held[job].first < 0:
@@ -214,7 +214,7 @@ def release(held: Records, tasks: Records, spare: Ints, free: Floats, demand: Fl
     held[job].n_given = 0
 
 
-@njit(cache=True)
+@inner
 def hold(
     held: Records,
     tasks: Records,
@@ -255,7 +255,7 @@ def hold(
     charge(free, group, float(count), demand[role, job], cpus, memory_gb, share)
 
 
-@njit(cache=True)
+@kernel
 def _gather(held: Records, tasks: Records, jobs: Ints) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
     first = np.zeros(len(jobs) + 1, np.int32)
     for i in range(len(jobs)):
@@ -278,7 +278,7 @@ def _gather(held: Records, tasks: Records, jobs: Ints) -> tuple[Ints, NDArray[np
     return first, role, group, count
 
 
-@njit(cache=True)
+@kernel
 def _gather_amounts(held: Records, tasks: Records, jobs: Ints) -> tuple[Amounts, Amounts]:
     n = 0
     for job in jobs:
@@ -298,7 +298,7 @@ def _gather_amounts(held: Records, tasks: Records, jobs: Ints) -> tuple[Amounts,
     return cpus, memory_gb
 
 
-@njit(cache=True)
+@kernel
 def _add_held_of_all(held: Records, tasks: Records, demand: Floats, jobs: Ints, free: Floats) -> None:
     for i in range(len(jobs)):
         job = jobs[i]
@@ -309,7 +309,7 @@ def _add_held_of_all(held: Records, tasks: Records, demand: Floats, jobs: Ints, 
         add_held(held, tasks, demand, job, free, share)
 
 
-@njit(cache=True)
+@inner
 def _among(jobs: Ints, n: int, job: int) -> bool:
     """Tell whether a job is one of the first n."""
     return bool(np.any(jobs[:n] == job))

@@ -6,16 +6,17 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from labkit.core.cluster import Cluster
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.kernels import by_reference, inner, kernel
 
 SLACK: Final = 1e-9
 MANY: Final = 1 << 30
 """So many tasks fit where a task needs nothing."""
 
 
+@by_reference
 class ClusterArrays(NamedTuple):
     """What never changes.
 
@@ -70,7 +71,7 @@ def arrays_of(cluster: Cluster) -> ClusterArrays:
     )
 
 
-@njit(cache=True)
+@inner
 def left_of(arrays: ClusterArrays, free: Floats, up: Bools, sums: bool) -> FreeCapacity:
     """Return what is left when so much is free (G, R), which is used up from then on; machines are 0 without `sums`."""
     n_machines, n_resources = arrays.per_unit.shape
@@ -83,7 +84,7 @@ def left_of(arrays: ClusterArrays, free: Floats, up: Bools, sums: bool) -> FreeC
     return FreeCapacity(free, machine, load, up)
 
 
-@njit(cache=True)
+@inner
 def room(free: Floats, demand: Floats, at_most: int) -> int:
     """Return how many tasks of a demand (R,) fit into what is free (R,), at most so many."""
     n = at_most
@@ -93,7 +94,7 @@ def room(free: Floats, demand: Floats, at_most: int) -> int:
     return max(n, 0)
 
 
-@njit(cache=True)
+@kernel
 def rooms(free: Floats, demand: Floats) -> Ints:
     """Return how many tasks of a demand (R,) fit into each group of which this is free (G, R), at most `MANY`."""
     fitting = np.empty(len(free), np.int32)
@@ -102,7 +103,7 @@ def rooms(free: Floats, demand: Floats) -> Ints:
     return fitting
 
 
-@njit(cache=True)
+@inner
 def take(arrays: ClusterArrays, left: FreeCapacity, demand: Floats, taken: Ints, group: int, n: int) -> None:
     """Put n tasks (or -n, take them back) into a group."""
     m = arrays.group_machine[group]
@@ -113,7 +114,7 @@ def take(arrays: ClusterArrays, left: FreeCapacity, demand: Floats, taken: Ints,
         left.load[m] += n * demand[r] * arrays.per_unit[m, r]
 
 
-@njit(cache=True)
+@inner
 def give_back(arrays: ClusterArrays, left: FreeCapacity, demand: Floats, taken: Ints) -> None:
     """Take back all tasks that `taken` (G,) counts."""
     for g in range(len(taken)):
@@ -121,7 +122,7 @@ def give_back(arrays: ClusterArrays, left: FreeCapacity, demand: Floats, taken: 
             take(arrays, left, demand, taken, g, -taken[g])
 
 
-@njit(cache=True)
+@inner
 def anywhere(arrays: ClusterArrays, left: FreeCapacity, demand: Floats) -> Bools:
     """Return which groups may host a task without GPUs: one that needs nothing at all still needs a machine."""
     if np.any(demand > 0):
@@ -132,7 +133,7 @@ def anywhere(arrays: ClusterArrays, left: FreeCapacity, demand: Floats) -> Bools
     return there
 
 
-@njit(cache=True)
+@inner
 def usable_groups(arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, demand: Floats) -> Bools:
     """Return which groups may host a task of a job: those of one device type, or of all (-1) that it runs on."""
     if not demand[GPUS] > 0:
@@ -146,7 +147,7 @@ def usable_groups(arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, dev
     return usable
 
 
-@njit(cache=True)
+@kernel
 def fits_one_type(arrays: ClusterArrays, runs_on: Bools, worker: Floats, n_workers: int) -> bool:
     """Tell whether the empty cluster holds all workers on one device type."""
     for kind in range(len(runs_on)):

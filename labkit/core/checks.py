@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.book import Records, add_held, charge, takes
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
+from labkit.kernels import inner, kernel
 
 OK, NO_SUCH_JOB, SET_TWICE, SCATTERED, OVERFULL, NOT_SET, BAD_ROW, DOWN, NO_PAIR, UNLIKE, APART, BAD_AMOUNT = range(12)
 SLACK = 1e-9
@@ -15,7 +15,7 @@ SINGLE = 1e-5
 """Cores and GB may be given in single precision: ten times 0.06 is a little more than 0.6 then."""
 
 
-@njit(cache=True)
+@inner
 def _check_jobs(
     set_jobs: Ints, phases: Records, over: int, held: Records, tasks: Records, demand: Floats, trial: Floats,
     first_row: Ints,
@@ -35,7 +35,7 @@ def _check_jobs(
     return OK, -1
 
 
-@njit(cache=True)
+@inner
 def _check_pairs(
     set_jobs: Ints, partner: Ints, n_jobs: int, demand: Floats, first_row: Ints, mate: Ints
 ) -> tuple[int, int]:
@@ -53,7 +53,7 @@ def _check_pairs(
     return OK, -1
 
 
-@njit(cache=True)
+@inner
 def _workers_on(j: int, g: int, first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints) -> int:
     """Return how many workers of a job the rows from `first` on put into a group."""
     n, p = 0, first
@@ -64,7 +64,7 @@ def _workers_on(j: int, g: int, first: int, job: Ints, role: NDArray[np.int8], g
     return n
 
 
-@njit(cache=True)
+@inner
 def _together(
     j: int, m: int, first_row: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints
 ) -> bool:  # fmt: skip
@@ -81,19 +81,19 @@ def _together(
     return True
 
 
-@njit(cache=True)
+@inner
 def amount_of(given: Amounts, row: int) -> float:
     """Return what a row of a placement gives each of its tasks, NaN: as declared."""
     return given[row] if len(given) else np.nan
 
 
-@njit(cache=True)
+@inner
 def _sound(amount: float) -> bool:
     """Tell whether an amount is positive and finite, or not given."""
     return bool(amount != amount or (amount > 0 and amount < np.inf))
 
 
-@njit(cache=True)
+@inner
 def _fits(trial: Floats, demand: Floats, cpus: float, memory_gb: float) -> bool:
     """Tell whether a group is not overfull in what a task takes of it; `trial` (R,) is what it has left."""
     if trial[GPUS] < -SLACK and demand[GPUS] > 0:
@@ -103,7 +103,7 @@ def _fits(trial: Floats, demand: Floats, cpus: float, memory_gb: float) -> bool:
     return bool(trial[MEMORY_GB] >= -SINGLE or not takes(demand[MEMORY_GB], memory_gb) > 0)
 
 
-@njit(cache=True)
+@kernel
 def check(  # noqa: C901 - one pass over a kernel's rows, a branch for each fault
     set_jobs: Ints, partner: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts,
     memory_gb: Amounts, phases: Records, over: int, held: Records, tasks: Records, free: Floats, demand: Floats,

@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.book import Records
@@ -21,6 +20,7 @@ from labkit.core.capacity import SLACK
 from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.ledger import DONE
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.kernels import by_reference, inner, kernel
 
 WORKER: Final = 0
 PS: Final = 1
@@ -78,6 +78,7 @@ end without an event."""
 N_FEATURES: Final = len(FEATURES)
 
 
+@by_reference
 class Batch(NamedTuple):
     """B episodes of at most N jobs, of which J are seen, on at most G device groups, with at most K kinds of tasks.
 
@@ -174,7 +175,7 @@ def empty(
     )
 
 
-@njit(cache=True)
+@kernel
 def sort_tasks(batch: Batch, b: int, demands: Floats, runs_on: Bools, group_type: Ints) -> None:
     """Find the kinds of tasks: those of a kind need the same, and may go to the same groups."""
     episode, n = batch.episode[b], 0
@@ -197,7 +198,7 @@ def sort_tasks(batch: Batch, b: int, demands: Floats, runs_on: Bools, group_type
     episode.n_kinds = n
 
 
-@njit(cache=True)
+@kernel
 def sort_pairs(batch: Batch, b: int) -> None:
     """Find the pairs of kinds that jobs have."""
     episode, n = batch.episode[b], 0
@@ -212,7 +213,7 @@ def sort_pairs(batch: Batch, b: int) -> None:
     episode.n_pairs, episode.rigid = n, not np.all(batch.malleable[b, : episode.n_jobs])
 
 
-@njit(cache=True)
+@kernel
 def begin_slot(batch: Batch, b: int) -> None:
     """Clear the cluster, and show the active jobs."""
     episode, jobs, seen = batch.episode[b], batch.job[b], batch.seen[b]
@@ -244,7 +245,7 @@ def begin_slot(batch: Batch, b: int) -> None:
     mark_all(batch, b)
 
 
-@njit(cache=True, forceinline=True)
+@inner
 def _move_on(first: Ints, usable: Bools, free: Floats, demand: Floats, b: int, kind: int, n_groups: int) -> None:
     """Go on to the first group with room for a task of a kind."""
     g = first[b, kind]
@@ -253,7 +254,7 @@ def _move_on(first: Ints, usable: Bools, free: Floats, demand: Floats, b: int, k
     first[b, kind] = g
 
 
-@njit(cache=True, forceinline=True)
+@inner
 def _fits(free: Floats, demand: Floats, b: int, group: int, kind: int) -> bool:
     """Tell whether a task of a kind fits into what is free of a group."""
     fits = True
@@ -263,7 +264,7 @@ def _fits(free: Floats, demand: Floats, b: int, group: int, kind: int) -> bool:
     return fits
 
 
-@njit(cache=True, forceinline=True)
+@inner
 def _look(batch: Batch, b: int) -> bool:
     """Find the pairs of tasks that find room; return whether that changed."""
     finds, first, n_groups, changed = batch.finds, batch.first, batch.episode[b].n_groups, False
@@ -278,7 +279,7 @@ def _look(batch: Batch, b: int) -> bool:
     return changed
 
 
-@njit(cache=True, forceinline=True)
+@inner
 def _mark(batch: Batch, b: int, i: int) -> None:
     """Mark the actions that find room for the job in row i, none if it is rigid."""
     j, mask, finds = batch.active[b, i], batch.mask, batch.finds
@@ -290,7 +291,7 @@ def _mark(batch: Batch, b: int, i: int) -> None:
     mask[b, 3 * i + BOTH] = one & other & finds[b, pair, BOTH]
 
 
-@njit(cache=True)
+@inner
 def mark_all(batch: Batch, b: int) -> None:
     """Mark the actions that find room."""
     for i in range(batch.episode[b].n_seen):
@@ -300,7 +301,7 @@ def mark_all(batch: Batch, b: int) -> None:
             batch.mask[b, 3 * i + BOTH] = batch.n[b, j, WORKER] == 0 and _fits_whole(batch, b, j)
 
 
-@njit(cache=True, forceinline=True)
+@inner
 def _fits_beside(
     first: Ints, usable: Bools, free: Floats, demand: Floats, b: int, worker: int, ps: int, n_groups: int
 ) -> bool:
@@ -316,7 +317,7 @@ def _fits_beside(
     return fits
 
 
-@njit(cache=True, forceinline=True)
+@inner
 def _fits_whole(batch: Batch, b: int, j: int) -> bool:
     """Tell whether all tasks that a rigid job asks for find room, workers first."""
     worker, ps = batch.kind[b, j, WORKER], batch.kind[b, j, PS]
@@ -328,7 +329,7 @@ def _fits_whole(batch: Batch, b: int, j: int) -> bool:
     return bool(n_workers == 0 and n_ps == 0)
 
 
-@njit(cache=True, forceinline=True)
+@inner
 def _room(batch: Batch, b: int, group: int, kind: int, at_most: int, other: int, n_other: int) -> int:
     """Return how many tasks of a kind fit into a group beside some of another one, at most so many."""
     if not batch.usable[b, kind, group]:
@@ -342,14 +343,14 @@ def _room(batch: Batch, b: int, group: int, kind: int, at_most: int, other: int,
     return max(n, 0)
 
 
-@njit(cache=True, forceinline=True)
+@kernel
 def give(batch: Batch, b: int, i: int, what: int) -> None:
     """Give tasks, for which there is room, to the job that is seen in row i."""
     if put(batch, b, i, what):
         mark_all(batch, b)
 
 
-@njit(cache=True, forceinline=True)
+@inner
 def put(batch: Batch, b: int, i: int, what: int) -> bool:
     """Give tasks, and mark what finds room for this job; return whether `mark_all` is due for the others."""
     j = batch.active[b, i]
@@ -365,7 +366,7 @@ def put(batch: Batch, b: int, i: int, what: int) -> bool:
     return bool(due)
 
 
-@njit(cache=True, forceinline=True)
+@inner
 def _place(batch: Batch, b: int, j: int, role: int, n: int) -> None:
     """Put tasks of a job on the first groups with room."""
     first, usable, free, demand = batch.first, batch.usable, batch.free, batch.demand
@@ -379,7 +380,7 @@ def _place(batch: Batch, b: int, j: int, role: int, n: int) -> None:
         batch.n[b, j, role] += 1
 
 
-@njit(cache=True, forceinline=True)
+@inner
 def _show(batch: Batch, b: int, i: int) -> None:
     """Show what the job in row i holds."""
     seen, demand, j = batch.seen, batch.demand, batch.active[b, i]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 
 from labkit.core.book import Book, Records, gpu_share, hold, release
 from labkit.core.cluster import Cluster
@@ -14,6 +13,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.pods import with_forwarding
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.use import Use
+from labkit.kernels import inner, kernel
 
 BELIEF: Final = np.dtype(
     [
@@ -196,7 +196,7 @@ class Ledger:
         return _attained(self.belief, jobs, now_s)
 
 
-@njit(cache=True)
+@kernel
 def _grown(belief: Records, jobs: Ints, now_s: float) -> Floats:
     steps = np.empty(len(jobs))
     for i in range(len(jobs)):
@@ -206,7 +206,7 @@ def _grown(belief: Records, jobs: Ints, now_s: float) -> Floats:
     return steps
 
 
-@njit(cache=True)
+@kernel
 def _attained(belief: Records, jobs: Ints, now_s: float) -> Floats:
     attained = np.empty(len(jobs))
     for i in range(len(jobs)):
@@ -215,7 +215,7 @@ def _attained(belief: Records, jobs: Ints, now_s: float) -> Floats:
     return attained
 
 
-@njit(cache=True)
+@kernel
 def _keep_active(active: Ints, counts: Ints, belief: Records) -> None:
     n = 0
     for i in range(counts[N_ACTIVE]):
@@ -226,7 +226,7 @@ def _keep_active(active: Ints, counts: Ints, belief: Records) -> None:
     counts[ACTIVE_DIRTY] = 0
 
 
-@njit(cache=True)
+@kernel
 def _keep_waiting(waiting: Ints, counts: Ints, belief: Records) -> None:
     """Take the jobs that started out of the queue; where they were its first, only its beginning moves."""
     first = counts[FIRST_WAITING]
@@ -244,7 +244,7 @@ def _keep_waiting(waiting: Ints, counts: Ints, belief: Records) -> None:
         counts[N_STARTED] = 0
 
 
-@njit(cache=True)
+@inner
 def _settle_gpus(belief: Records, held: Records, demand: Floats, job: int, now_s: float) -> None:
     """Bring a job's GPU-seconds up to now, and note how many GPUs it holds from now on."""
     at = belief[job]
@@ -254,7 +254,7 @@ def _settle_gpus(belief: Records, held: Records, demand: Floats, job: int, now_s
     at.held_gpus = workers_gpus + held[job].n_ps * demand[1, job, 0]
 
 
-@njit(cache=True)
+@inner
 def _release(
     belief: Records, held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, job: int, now_s: float
 ) -> None:
@@ -265,7 +265,7 @@ def _release(
         _settle_gpus(belief, held, demand, partner, now_s)
 
 
-@njit(cache=True, forceinline=True)
+@kernel
 def _fold(  # noqa: C901 - one branch per kind of event
     batch: Events, belief: Records, counts: Ints, active: Ints, waiting: Ints, up: Bools, group_machine: Ints,
     capacity: Floats, held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, steps_then: Floats,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.capacity import MANY, room
 from labkit.core.errors import PlacementError
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
+from labkit.kernels import inner, kernel
 
 Given = tuple[float, float]
 """Cores and GB that a task is given, in single precision; -1: as declared."""
@@ -52,7 +52,7 @@ def merged(changed: Bools, kept: NDArray[Any], new: NDArray[Any]) -> NDArray[Any
     return column
 
 
-@njit(cache=True)
+@kernel
 def rooms(free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, up: Bools) -> Ints:
     """Return how many more tasks of a demand each device group has room for, (G,)."""
     rooms = np.zeros(len(free), np.int32)
@@ -61,7 +61,7 @@ def rooms(free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, up: Bo
     return rooms
 
 
-@njit(cache=True)
+@inner
 def room_in(free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, up: Bools, group: int) -> int:
     """Return how many more tasks of a demand a device group has room for."""
     if not up[group] or (demand[GPUS] > 0 and not runs_on[group_type[group]]):
@@ -69,7 +69,7 @@ def room_in(free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, up: 
     return room(free[group], demand, MANY)
 
 
-@njit(cache=True)
+@kernel
 def take_room(
     free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, up: Bools, group: int, n: int
 ) -> bool:  # fmt: skip

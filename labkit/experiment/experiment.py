@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from labkit import kernel_cache
 from labkit.core.answers import refuse_unsound_model
 from labkit.core.cluster import Cluster
 from labkit.core.device_types import of_any_type
@@ -52,6 +51,7 @@ from labkit.experiment.reservations import Reservation, Reservations, unmet
 from labkit.experiment.rules import refuse_unruly, rules
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import asked_speed, declared
+from labkit.kernels.watching import watched
 from labkit.results.bound import BOUND, FASTER
 from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
 from labkit.results.record import LOAD, RunInfo, RunRecord, RunState
@@ -383,7 +383,7 @@ class Experiment:
                 writer = RunWriter.create(runs, info=info, jobs=self.jobs, cluster=self.cluster, numbered=True)
                 info, reasons = writer.info, writer.reasons
                 watchers.append(stack.enter_context(writer).append)
-            compiled = stack.enter_context(kernel_cache.watched())
+            compiled = stack.enter_context(watched())
             began = time.perf_counter()
             session = self.session(scheduler, observers=watchers, reasons=reasons)
             for note in info.config.get("notes", ())[len(self.rules) :]:

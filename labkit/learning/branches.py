@@ -11,15 +11,15 @@ References
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from labkit.core.draft import Batch, begin_slot
+from labkit.kernels import inner, kernel
 from labkit.learning.episodes import EpisodeRules, end_slot, worth_of
 from labkit.schedulers.dl2.network import Net
 from labkit.schedulers.dl2.policy import DecisionRecord, How, decide
 
 
-@njit(cache=True)
+@inner
 def _copy(batch: Batch, source: int, target: int) -> None:
     """Make an episode a copy of another one."""
     batch.speed[target], batch.demand[target] = batch.speed[source], batch.demand[source]
@@ -32,7 +32,7 @@ def _copy(batch: Batch, source: int, target: int) -> None:
     _go_back(batch, source, target)
 
 
-@njit(cache=True)
+@inner
 def _go_back(batch: Batch, source: int, target: int) -> None:
     """Bring an episode to where a copy of it is."""
     batch.episode[target] = batch.episode[source]
@@ -45,7 +45,7 @@ def _go_back(batch: Batch, source: int, target: int) -> None:
     batch.seen[target], batch.mask[target] = batch.seen[source], batch.mask[source]
 
 
-@njit(cache=True)
+@inner
 def slot(
     batch: Batch, b: int, rules: EpisodeRules, net: Net, how: How, rec: DecisionRecord, rng: np.random.Generator
 ) -> None:
@@ -56,12 +56,12 @@ def slot(
     begin_slot(batch, b)
 
 
-@njit(cache=True)
+@inner
 def _is_over(batch: Batch, b: int) -> bool:
     return bool(batch.episode[b].n_done == batch.episode[b].n_jobs or batch.episode[b].stalled)
 
 
-@njit(cache=True)
+@kernel
 def play(batch: Batch, rules: EpisodeRules, net: Net, how: How, rec: DecisionRecord, rng: np.random.Generator) -> None:
     """Play all episodes of a batch to their ends."""
     for b in range(len(batch.episode)):
@@ -69,7 +69,7 @@ def play(batch: Batch, rules: EpisodeRules, net: Net, how: How, rec: DecisionRec
             slot(batch, b, rules, net, how, rec, rng)
 
 
-@njit(cache=True)
+@kernel
 def explore(
     batch: Batch,
     rules: EpisodeRules,

@@ -6,14 +6,15 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.draft import PS, WORKER, Batch, begin_slot, give, sort_pairs, sort_tasks
 from labkit.core.ledger import DONE, HOLDING, UNSEEN, WAITING
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.kernels import by_reference, inner, kernel
 
 
+@by_reference
 class EpisodeRules(NamedTuple):
     """Seconds of a slot, slots without an event after which an episode is stalled, and whether time is the reward."""
 
@@ -22,7 +23,7 @@ class EpisodeRules(NamedTuple):
     timed: bool
 
 
-@njit(cache=True)
+@kernel
 def begin(batch: Batch, b: int, rules: EpisodeRules, demands: Floats, runs_on: Bools, group_type: Ints) -> None:
     """Begin the first slot of an episode; of each job `demands` (N, 2, R) and `runs_on` (N, T); `group_type` (G,)."""
     sort_tasks(batch, b, demands, runs_on, group_type)
@@ -44,7 +45,7 @@ def begin(batch: Batch, b: int, rules: EpisodeRules, demands: Floats, runs_on: B
     begin_slot(batch, b)
 
 
-@njit(cache=True)
+@kernel
 def step(batch: Batch, actions: NDArray[np.int64], rules: EpisodeRules, skip: Bools, rewards: Floats) -> None:
     """Take one action in each episode but those to `skip`; rewards (B,) are 0 but at the end of a slot."""
     n_seen = batch.seen.shape[1]
@@ -65,7 +66,7 @@ def step(batch: Batch, actions: NDArray[np.int64], rules: EpisodeRules, skip: Bo
 # --- the end of a slot, and time
 
 
-@njit(cache=True)
+@inner
 def end_slot(batch: Batch, b: int, rules: EpisodeRules) -> None:
     """Let jobs go on with what they were given, up to the next slot with a job, as `Session.step` does."""
     episode = batch.episode[b]
@@ -78,7 +79,7 @@ def end_slot(batch: Batch, b: int, rules: EpisodeRules) -> None:
     _wait_for_work(batch, b, rules)
 
 
-@njit(cache=True)
+@inner
 def _carry_out(batch: Batch, b: int) -> bool:
     """Set the tasks of active jobs; return whether one has others than before."""
     episode, jobs, changed = batch.episode[b], batch.job[b], False
@@ -105,7 +106,7 @@ def _carry_out(batch: Batch, b: int) -> bool:
     return changed
 
 
-@njit(cache=True)
+@inner
 def _is_as_before(batch: Batch, b: int, j: int) -> bool:
     n, n_held = batch.n[b, j], batch.n_held[b, j]
     if n[WORKER] != n_held[WORKER] or n[PS] != n_held[PS]:
@@ -119,7 +120,7 @@ def _is_as_before(batch: Batch, b: int, j: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@inner
 def _pass(batch: Batch, b: int, until_s: float) -> bool:
     """Let time pass; return whether a job arrived or completed."""
     episode, jobs, happened = batch.episode[b], batch.job[b], False
@@ -140,7 +141,7 @@ def _pass(batch: Batch, b: int, until_s: float) -> bool:
     return happened
 
 
-@njit(cache=True)
+@inner
 def _wait_for_work(batch: Batch, b: int, rules: EpisodeRules) -> None:
     """Pass over the time in which no job is there, up to the slot in which the next one is."""
     episode, jobs = batch.episode[b], batch.job[b]
@@ -149,7 +150,7 @@ def _wait_for_work(batch: Batch, b: int, rules: EpisodeRules) -> None:
         _pass(batch, b, rules.slot_s * math.ceil(at_s / rules.slot_s - 1e-9))
 
 
-@njit(cache=True)
+@inner
 def _stands_still(batch: Batch, b: int) -> bool:
     """Tell whether nothing will ever happen by itself: all jobs wait, or all that hold tasks make no progress."""
     episode, jobs = batch.episode[b], batch.job[b]
@@ -163,7 +164,7 @@ def _stands_still(batch: Batch, b: int) -> bool:
     return bool(episode.n_arrived == episode.n_jobs)
 
 
-@njit(cache=True)
+@inner
 def worth_of(batch: Batch, b: int, rules: EpisodeRules) -> float:
     """Return the sum of all rewards so far."""
     episode, jobs, total = batch.episode[b], batch.job[b], 0.0

@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.capacity import ClusterArrays, FreeCapacity, anywhere, fits_one_type, give_back, left_of, usable_groups
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.kernels import inner, kernel
 from labkit.placers.rules import even, first_fit, least_allocated, pack, spread, whole
 
 FIRST, SPREAD, PACK, EVEN, WHOLE, LEAST_ALLOCATED = range(6)
@@ -24,7 +24,7 @@ MANY_KINDS = 64
 """Kinds of gangs without room that are remembered while gangs are placed."""
 
 
-@njit(cache=True)
+@inner
 def _never_even(
     arrays: ClusterArrays,
     usable: Bools,
@@ -44,7 +44,7 @@ def _never_even(
     return False
 
 
-@njit(cache=True)
+@inner
 def _task_by_task(
     rule: int, arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, workers: Ints, servers: Ints,
@@ -65,7 +65,7 @@ def _task_by_task(
     return rest > 0 or (n_ps > 0 and pack(arrays, left, for_ps, ps, n_ps, servers, mine) > 0)
 
 
-@njit(cache=True)
+@inner
 def _place_on(
     rule: int, arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
@@ -85,7 +85,7 @@ def _place_on(
     return True
 
 
-@njit(cache=True)
+@inner
 def _place_one(
     rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
     n_workers: int, n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
@@ -104,7 +104,7 @@ def _place_one(
     return _place_on(rule, arrays, left, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks)
 
 
-@njit(cache=True)
+@inner
 def _place_or_shrink(
     rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
     n_workers: int, n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
@@ -121,7 +121,7 @@ def _place_or_shrink(
     return 0, 0
 
 
-@njit(cache=True)
+@inner
 def _place_pair(
     rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
     n_workers: int, n_ps: int, other_worker: Floats, other_ps: Floats, n_other_ps: int, workers: Ints, servers: Ints,
@@ -143,7 +143,7 @@ def _place_pair(
     return False
 
 
-@njit(cache=True)
+@kernel
 def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer that it fills
     rule: int, strict: bool, shrinks: Bools, arrays: ClusterArrays, free: Floats, up: Bools, jobs: Ints,
     n_workers: Ints, n_ps: Ints, device_type: Ints, partner: Ints, worker_demand: Floats, ps_demand: Floats,
@@ -212,7 +212,7 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
     return placed, job[:n], role[:n], group[:n], count[:n]
 
 
-@njit(cache=True)
+@inner
 def _like_one_of(
     i: int, others: Ints, jobs: Ints, n_workers: Ints, device_type: Ints, worker_demand: Floats, runs_on: Bools
 ) -> bool:  # fmt: skip
@@ -228,7 +228,7 @@ def _like_one_of(
     return False
 
 
-@njit(cache=True)
+@inner
 def _note(
     j: int, kind: int, taken: Ints, n: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints
 ) -> int:  # fmt: skip
@@ -240,7 +240,7 @@ def _note(
     return n
 
 
-@njit(cache=True)
+@inner
 def _grown(values: NDArray[Any], n: int, size: int) -> NDArray[Any]:
     grown = np.empty(size, values.dtype)
     grown[:n] = values[:n]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from labkit.core.capacity import ClusterArrays, arrays_of, room, rooms
 from labkit.core.events import Role
@@ -13,6 +12,7 @@ from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.kernels import inner, kernel
 from labkit.placers.base import of_one_type, place_by, settled
 from labkit.placers.kernels import PACK
 
@@ -86,7 +86,7 @@ def shortness(snapshot: Snapshot, jobs: Ints) -> Floats:
     return short
 
 
-@njit(cache=True)
+@kernel
 def fill(
     arrays: ClusterArrays, free: Floats, up: Bools, demand: Floats, wanted: Ints, usable: Bools, short: Floats
 ) -> tuple[Bools, Ints]:  # fmt: skip
@@ -122,7 +122,7 @@ def fill(
         takes_part[last] = False
 
 
-@njit(cache=True)
+@inner
 def _in_order(arrays: ClusterArrays, free: Floats, up: Bools) -> Ints:
     """Return the machines that are there: those with tasks first, the emptiest of them before the others."""
     load = np.zeros(len(up))
@@ -136,7 +136,7 @@ def _in_order(arrays: ClusterArrays, free: Floats, up: Bools) -> Ints:
     return there[np.argsort(key, kind="mergesort")].astype(np.int32)
 
 
-@njit(cache=True)
+@inner
 def _alignment(arrays: ClusterArrays, free: Floats, m: int, demand: Floats) -> float:
     """Return sum_r (demand_r / capacity_mr) (free_mr / capacity_mr)."""
     total = 0.0
@@ -148,7 +148,7 @@ def _alignment(arrays: ClusterArrays, free: Floats, m: int, demand: Floats) -> f
     return total
 
 
-@njit(cache=True)
+@inner
 def _eps(arrays: ClusterArrays, free: Floats, order: Ints, demand: Floats, short: Floats) -> float:
     """Return the mean alignment of a worker over gangs and machines, over the mean of `short`."""
     total = 0.0
@@ -159,7 +159,7 @@ def _eps(arrays: ClusterArrays, free: Floats, order: Ints, demand: Floats, short
     return eps
 
 
-@njit(cache=True)
+@inner
 def _fill_one(
     arrays: ClusterArrays, m: int, free: Floats, demand: Floats, left: Ints, usable: Bools, short: Floats, eps: float,
     tasks: Ints, n: int,
@@ -184,7 +184,7 @@ def _fill_one(
         n += 1
 
 
-@njit(cache=True)
+@inner
 def _fullest(arrays: ClusterArrays, free: Floats, m: int, demand: Floats, usable: Bools, role: int) -> int:
     """Return the group of a machine with the least room that holds one more task, or -1."""
     found, least = -1, np.inf

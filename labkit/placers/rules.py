@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from labkit.core.capacity import MANY, ClusterArrays, FreeCapacity, anywhere, give_back, room, take
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.kernels import inner
 
 
-@njit(cache=True)
+@inner
 def first_fit(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints) -> int:
     """Fill groups in their order."""
     for g in range(len(usable)):
@@ -23,7 +23,7 @@ def first_fit(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: 
     return n
 
 
-@njit(cache=True)
+@inner
 def _emptiest_group(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, m: int) -> int:
     """Return the group of a machine with room for most of n tasks, the first of equals, or -1."""
     best, best_room = -1, 0
@@ -35,7 +35,7 @@ def _emptiest_group(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, de
     return best
 
 
-@njit(cache=True)
+@inner
 def spread(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints) -> int:
     """Put each task on the least loaded machine, in its emptiest group."""
     while n:
@@ -52,7 +52,7 @@ def spread(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Flo
     return n
 
 
-@njit(cache=True)
+@inner
 def _mean_free(arrays: ClusterArrays, left: FreeCapacity, demand: Floats, m: int) -> float:
     """Return the mean fraction of a machine's resources that is free with one more task."""
     free, offered = 0.0, 0
@@ -63,7 +63,7 @@ def _mean_free(arrays: ClusterArrays, left: FreeCapacity, demand: Floats, m: int
     return free / max(offered, 1)
 
 
-@njit(cache=True)
+@inner
 def least_allocated(
     arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints
 ) -> int:  # fmt: skip
@@ -83,7 +83,7 @@ def least_allocated(
     return n
 
 
-@njit(cache=True)
+@inner
 def whole(
     arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int,
     workers: Ints, servers: Ints,
@@ -105,7 +105,7 @@ def whole(
         tried[best] = True
 
 
-@njit(cache=True)
+@inner
 def pack(
     arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints, mine: Bools
 ) -> int:
@@ -127,7 +127,7 @@ def pack(
     return n
 
 
-@njit(cache=True)
+@inner
 def _fill_machine(
     arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints, m: int
 ) -> int:
@@ -140,7 +140,7 @@ def _fill_machine(
     return n
 
 
-@njit(cache=True)
+@inner
 def _take_share(
     arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, w: int, p: int,
     workers: Ints, servers: Ints, m: int,
@@ -156,7 +156,7 @@ def _take_share(
     return False
 
 
-@njit(cache=True)
+@inner
 def _rooms(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int) -> Ints:
     """Return how many such tasks each machine holds, at most n, (M,)."""
     rooms = np.zeros(len(left.load), np.int32)
@@ -166,7 +166,7 @@ def _rooms(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Flo
     return rooms
 
 
-@njit(cache=True)
+@inner
 def _most_free_cores(
     left: FreeCapacity, for_workers: Ints, for_ps: Ints, w: int, p: int, tried: Ints, share: int
 ) -> int:
@@ -182,7 +182,7 @@ def _most_free_cores(
     return best
 
 
-@njit(cache=True)
+@inner
 def _even_on(
     k: int, arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, workers: Ints, servers: Ints, for_workers: Ints, for_ps: Ints,
@@ -205,7 +205,7 @@ def _even_on(
     return True
 
 
-@njit(cache=True)
+@inner
 def even(
     arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int,
     workers: Ints, servers: Ints,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from labkit.core.answers import placement_of
 from labkit.core.capacity import SLACK
@@ -11,6 +10,7 @@ from labkit.core.placement import Gangs, Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.kernels import inner, kernel
 
 CHUNK = 8
 BEHIND = 64
@@ -109,7 +109,7 @@ def run_in_order(snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: b
     return place(placer, snapshot, asked(snapshot, np.concatenate([wanted, behind]))) if len(behind) else placement
 
 
-@njit(cache=True)
+@kernel
 def choose(order: Ints, demand: Floats, budget: Floats, backfill: bool) -> Bools:
     """Tell which jobs of an order fit into a budget (R,) by their demand (N, R), the first ones first."""
     chosen = np.zeros(len(order), np.bool_)
@@ -127,13 +127,13 @@ def choose(order: Ints, demand: Floats, budget: Floats, backfill: bool) -> Bools
     return chosen
 
 
-@njit(cache=True)
+@inner
 def _before(a: float, b: float) -> bool:
     """Tell whether one value comes before another, NaN last."""
     return a < b or (b != b and a == a)
 
 
-@njit(cache=True)
+@kernel
 def least(jobs: Ints, by: Floats, n: int) -> Ints:
     """Return the n jobs with the least values of `by` (N,), NaN last, ties in the order given."""
     if n * 8 > len(jobs):

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
 
 from labkit.core.errors import InputError
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.kernels import inner, kernel
 from labkit.placers import ByNetwork, Even, Pack
 from labkit.schedulers.base import capacity, changed, place
 from labkit.schedulers.marginal_gain import fits
@@ -60,7 +60,7 @@ class Constant:
         return place(self.placer, snapshot, changed(snapshot, n_workers=n_workers, n_ps=n_ps))
 
 
-@njit(cache=True)
+@kernel
 def fill_evenly(
     jobs: Ints, most_workers: Ints, most_ps: Ints, worker: Floats, ps: Floats, malleable: Bools, running: Bools,
     total: Floats,
@@ -90,7 +90,7 @@ def fill_evenly(
     return n_workers, n_ps
 
 
-@njit(cache=True)
+@inner
 def next_task(
     w: int, p: int, most_w: int, most_p: int, worker: Floats, ps: Floats, left: Floats
 ) -> tuple[int, int]:  # fmt: skip

@@ -9,11 +9,11 @@ github.com/pengyanghua/DL2 at 2e54920 (scheduler_base.py, drf_env.py, tetris_env
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from labkit.core.placement import Placement
 from labkit.core.resources import Floats, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.kernels import inner, kernel
 
 SLOTS_PER_GPU = 4.0
 
@@ -70,19 +70,19 @@ def _placement(jobs: Ints, counts: Ints) -> Placement:
     return Placement.of(jobs, job=jobs[row], role=role, group=group, count=counts[row, role, group])
 
 
-@njit(cache=True)
+@inner
 def _fits(free: Floats, demand: Floats) -> bool:
     return bool(np.all(demand <= free + 1e-9))
 
 
-@njit(cache=True)
+@inner
 def _put(free: Floats, load: Floats, group: int, demand: Floats) -> None:
     for r in range(len(demand)):
         free[group, r] -= demand[r]
     load[group] += demand[1] + SLOTS_PER_GPU * demand[0]
 
 
-@njit(cache=True)
+@inner
 def _put_on_emptiest(free: Floats, load: Floats, demand: Floats) -> int:
     """Put tasks on the least loaded group; return it, or -1 if they do not fit there."""
     group = int(np.argmin(load))
@@ -92,7 +92,7 @@ def _put_on_emptiest(free: Floats, load: Floats, demand: Floats) -> int:
     return group
 
 
-@njit(cache=True)
+@kernel
 def _in_order(order: Ints, free: Floats, load: Floats, worker: Floats, ps: Floats, most: Ints) -> Ints:
     counts = np.zeros((len(order), 2, len(free)), np.int32)
     for i in range(len(order)):
@@ -106,7 +106,7 @@ def _in_order(order: Ints, free: Floats, load: Floats, worker: Floats, ps: Float
     return counts
 
 
-@njit(cache=True)
+@kernel
 def _drf(jobs: Ints, free: Floats, load: Floats, worker: Floats, ps: Floats, most: Ints, total: Floats) -> Ints:
     counts = np.zeros((len(jobs), 2, len(free)), np.int32)
     bundles = np.zeros(len(jobs))
@@ -131,13 +131,13 @@ def _drf(jobs: Ints, free: Floats, load: Floats, worker: Floats, ps: Floats, mos
     return counts
 
 
-@njit(cache=True)
+@inner
 def _slots(demand: Floats) -> Floats:
     """Return a demand or a free amount in slots of (cores, GPUs)."""
     return np.array([demand[1], SLOTS_PER_GPU * demand[0]])
 
 
-@njit(cache=True)
+@inner
 def _best_score(
     jobs: Ints, remaining: Floats, free: Floats, worker: Floats, ps: Floats, bundles: Ints, most: Ints
 ) -> int:
@@ -159,7 +159,7 @@ def _best_score(
     return best
 
 
-@njit(cache=True)
+@kernel
 def _tetris(jobs: Ints, remaining: Floats, free: Floats, load: Floats, worker: Floats, ps: Floats, most: Ints) -> Ints:
     counts = np.zeros((len(jobs), 2, len(free)), np.int32)
     bundles = np.zeros(len(jobs), np.int32)
@@ -178,7 +178,7 @@ def _tetris(jobs: Ints, remaining: Floats, free: Floats, load: Floats, worker: F
     return counts
 
 
-@njit(cache=True)
+@inner
 def _gain(left: float, speed: Floats, w: int, p: int) -> tuple[float, bool]:
     """Return how much one more worker or PS shortens a job, and whether the PS is (as good or) better."""
     if w == 0:
@@ -190,7 +190,7 @@ def _gain(left: float, speed: Floats, w: int, p: int) -> tuple[float, bool]:
     return (by_ps, True) if by_ps >= by_worker else (by_worker, False)
 
 
-@njit(cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def _optimus(
     jobs: Ints, remaining: Floats, model: Ints, speed: Floats, free: Floats, load: Floats, worker: Floats, ps: Floats,
     most: Ints,

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
 
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.kernels import inner, kernel
 from labkit.placers import ByNetwork, Even, Pack
 from labkit.schedulers import dl2_simulator
 from labkit.schedulers.base import capacity, changed, place
@@ -53,7 +53,7 @@ class Drf:
         return place(self.placer, snapshot, changed(snapshot, n_workers=n_workers, n_ps=n_ps))
 
 
-@njit(cache=True)
+@inner
 def _sift(heap: Ints, share: Floats, at: int, n: int) -> None:
     """Let a heap's entry sink to its place; ties go to the job that arrived first."""
     while True:
@@ -69,7 +69,7 @@ def _sift(heap: Ints, share: Floats, at: int, n: int) -> None:
         at = best
 
 
-@njit(cache=True)
+@inner
 def _least(
     jobs: Ints, worker: Floats, ps: Floats, asked_workers: Ints, asked_ps: Ints, max_ps: Ints, malleable: Bools
 ) -> Floats:  # fmt: skip
@@ -82,14 +82,14 @@ def _least(
     return least
 
 
-@njit(cache=True)
+@inner
 def _bundle(out: Floats, j: int, n_workers: int, n_ps: int, worker: Floats, ps: Floats) -> None:
     """Write what some tasks of a job take, (R,)."""
     for r in range(len(out)):
         out[r] = n_workers * worker[j, r] + n_ps * ps[j, r]
 
 
-@njit(cache=True)
+@inner
 def _dominant(amounts: Floats, total: Floats) -> float:
     """Return the largest share of a resource."""
     most = -np.inf
@@ -98,7 +98,7 @@ def _dominant(amounts: Floats, total: Floats) -> float:
     return most
 
 
-@njit(cache=True)
+@kernel
 def fill(
     jobs: Ints, worker: Floats, ps: Floats, asked_workers: Ints, asked_ps: Ints, max_workers: Ints, max_ps: Ints,
     malleable: Bools, running: Bools, weight: Floats, total: Floats,

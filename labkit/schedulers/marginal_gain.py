@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit
 
 from labkit.core.errors import unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.kernels import inner, kernel
 from labkit.schedulers.base import capacity
 
 NEVER_S: Final = 1e12
@@ -72,7 +72,7 @@ def by_urgency(snapshot: Snapshot, left: Floats, seconds: Floats) -> Ints:
     return np.argsort(np.nan_to_num(time_s, nan=0.0), kind="stable").astype(np.int32)
 
 
-@njit(cache=True)
+@inner
 def fits(w: int, p: int, worker: Floats, ps: Floats, left: Floats) -> bool:
     """Tell whether w workers and p PSs fit into what is left (R,)."""
     fit = True
@@ -81,7 +81,7 @@ def fits(w: int, p: int, worker: Floats, ps: Floats, left: Floats) -> bool:
     return fit
 
 
-@njit(cache=True)
+@kernel
 def best_move(
     penalty: Floats, w: int, p: int, max_w: int, max_p: int, look_ahead: int, worker: Floats, ps: Floats,
     worker_cost: float, ps_cost: float, left: Floats,
@@ -99,7 +99,7 @@ def best_move(
     return best, best_w, best_p
 
 
-@njit(cache=True)
+@kernel
 def allocate(
     order: Ints, jobs: Ints, kind: Ints, weight: Floats, penalty: Floats, look_ahead: int,
     worker: Floats, ps: Floats, asked_workers: Ints, asked_ps: Ints, max_workers: Ints, max_ps: Ints,

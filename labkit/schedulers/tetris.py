@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
 
 from labkit.core.capacity import SLACK
 from labkit.core.job_columns import OVERDUE_FRACTION
@@ -14,6 +13,7 @@ from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Floats, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.kernels import inner, kernel
 from labkit.placers import ByNetwork, Pack
 from labkit.schedulers import dl2_simulator
 from labkit.schedulers.base import asked, capacity, place
@@ -62,7 +62,7 @@ class Tetris:
         return place(self.placer, snapshot, asked(snapshot, waiting[order]))
 
 
-@njit(cache=True)
+@kernel
 def by_score(demand: Floats, left: Floats, free: Floats) -> Ints:
     """Return positions of jobs, best score first, each scored by what the ones before it leave free (R,)."""
     n = len(demand)
@@ -84,7 +84,7 @@ def by_score(demand: Floats, left: Floats, free: Floats) -> Ints:
             fitting[at] = fitting[at + 1]
 
 
-@njit(cache=True)
+@inner
 def _best_of(
     demand: Floats, left: Floats, room: Floats, eps: float, fitting: Ints, n_fitting: int
 ) -> tuple[int, int]:  # fmt: skip

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.book import Records, hold, release, takes
 from labkit.core.checks import amount_of
 from labkit.core.events import Cause, Events, Kind
 from labkit.core.resources import CPUS, MEMORY_GB, Amounts, Floats, Ints
+from labkit.kernels import inner, kernel
 from labkit.simulator.state import (
     N_OTHERS,
     WAITING,
@@ -22,7 +22,7 @@ _DECIDED, _PLACED, _RESIZED = int(Kind.DECIDED), int(Kind.PLACED), int(Kind.RESI
 _PREEMPTED, _BY_SCHEDULER = int(Kind.PREEMPTED), int(Cause.PREEMPTED)
 
 
-@njit(cache=True)
+@inner
 def _same(
     first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, held: Records, tasks: Records
 ) -> bool:
@@ -49,7 +49,7 @@ def _same(
     return bool(n_new == held[j].n_workers + held[j].n_ps)
 
 
-@njit(cache=True)
+@inner
 def _same_amounts(
     first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts,
     held: Records, tasks: Records, demand: Floats,
@@ -81,7 +81,7 @@ def _same_amounts(
     return True
 
 
-@njit(cache=True)
+@inner
 def _takes(declared: Floats, cpus: Amounts, memory_gb: Amounts, row: int, cores: float, gb: float) -> bool:
     """Tell whether each task of a row takes so many cores and GB."""
     return bool(
@@ -90,7 +90,7 @@ def _takes(declared: Floats, cpus: Amounts, memory_gb: Amounts, row: int, cores:
     )
 
 
-@njit(cache=True)
+@kernel
 def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, then which take some
     set_jobs: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts,
     now_s: float, truth: Records, running: Ints, counts: Ints, held: Records, tasks: Records, spare: Ints, free: Floats,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from labkit.core.book import Records, release
 from labkit.core.events import Cause, Events, Kind
 from labkit.core.resources import Floats, Ints
+from labkit.kernels import inner, kernel
 from labkit.simulator.state import (
     N_OTHERS,
     N_RUNNING,
@@ -28,7 +28,7 @@ _ARRIVED, _STARTED, _RESCALED, _PAUSED = int(Kind.ARRIVED), int(Kind.STARTED), i
 _DROPPED, _STALLED = int(Kind.DROPPED), int(Cause.STALLED)
 
 
-@njit(cache=True)
+@inner
 def _next_time(truth: Records, running: Ints, counts: Ints, arrival_s: Floats) -> float:
     at = arrival_s[counts[NEXT_ARRIVAL]] if counts[NEXT_ARRIVAL] < len(arrival_s) else np.inf
     for i in range(counts[N_RUNNING]):
@@ -36,7 +36,7 @@ def _next_time(truth: Records, running: Ints, counts: Ints, arrival_s: Floats) -
     return at
 
 
-@njit(cache=True)
+@kernel
 def run_until(  # noqa: C901 - the loop over time, a branch for each thing that happens
     until_s: float, stop_at_event: bool, stop_at_change: bool, lease_s: float, truth: Records, running: Ints,
     counts: Ints, arrival_s: Floats, true_steps: Floats, held: Records, tasks: Records, spare: Ints, free: Floats,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit
 
 from labkit.core.book import Records
 from labkit.core.events import Events, Kind
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.kernels import inner, kernel
 
 TRUTH: Final = np.dtype(
     [
@@ -42,7 +42,7 @@ MAX_FUTILE = 5
 _COMPLETED, _DROPPED, _PAUSED = int(Kind.COMPLETED), int(Kind.DROPPED), int(Kind.PAUSED)
 
 
-@njit(cache=True)
+@inner
 def write(
     out: Events, n: int, time_s: float, kind: int, job: int, value: float, speed: float, role: int, group: int
 ) -> int:
@@ -64,7 +64,7 @@ def write(
     return n + 1
 
 
-@njit(cache=True)
+@kernel
 def settle(truth: Records, job: int, now_s: float) -> None:
     """Bring a job's steps up to now; one that is rescaled while it goes on makes steps too."""
     at = truth[job]
@@ -73,7 +73,7 @@ def settle(truth: Records, job: int, now_s: float) -> None:
     at.since_s = now_s
 
 
-@njit(cache=True)
+@kernel
 def forget_running(running: Ints, counts: Ints, job: int) -> None:
     """Take a job out of the list of those that hold tasks, keeping the order."""
     n = counts[N_RUNNING]
@@ -85,7 +85,7 @@ def forget_running(running: Ints, counts: Ints, job: int) -> None:
     counts[N_RUNNING] = n - 1
 
 
-@njit(cache=True)
+@inner
 def go_on(truth: Records, job: int, now_s: float) -> None:
     """Let a job run from now on with its base speed and factor."""
     at = truth[job]
@@ -95,7 +95,7 @@ def go_on(truth: Records, job: int, now_s: float) -> None:
     at.next_s = now_s + (at.until_steps - at.steps) / at.speed if at.speed > 0 else np.inf
 
 
-@njit(cache=True)
+@inner
 def lease(
     truth: Records, job: int, now_s: float, lease_s: float, true_steps: Floats, held: Records, demand: Floats
 ) -> None:
@@ -117,7 +117,7 @@ def lease(
         at.until_steps = true_steps[job] if n == left else at.steps + n
 
 
-@njit(cache=True)
+@inner
 def end(truth: Records, job: int, now_s: float, true_steps: Floats) -> int:
     """End what a running job has done, or its lease; return the kind of event."""
     settle(truth, job, now_s)
@@ -135,7 +135,7 @@ def end(truth: Records, job: int, now_s: float, true_steps: Floats) -> int:
     return _COMPLETED if done else _DROPPED if over else _PAUSED
 
 
-@njit(cache=True)
+@kernel
 def round_over(truth: Records, running: Ints, counts: Ints) -> bool:
     """Tell whether jobs hold tasks and none of them makes progress, or will by itself."""
     for i in range(counts[N_RUNNING]):
@@ -144,7 +144,7 @@ def round_over(truth: Records, running: Ints, counts: Ints) -> bool:
     return bool(counts[N_RUNNING] > 0)
 
 
-@njit(cache=True)
+@kernel
 def on_groups(running: Ints, counts: Ints, held: Records, tasks: Records, hit: Bools) -> Bools:
     """Tell which of the jobs that hold tasks have one in a group that was hit."""
     touched = np.zeros(counts[N_RUNNING], np.bool_)

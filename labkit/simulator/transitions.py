@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from labkit.core.book import Records
 from labkit.core.events import Events, Kind
 from labkit.core.resources import Floats, Ints
+from labkit.kernels import inner, kernel
 from labkit.simulator.state import (
     FUTILE,
     N_RUNNING,
@@ -25,7 +25,7 @@ _STARTED, _RESCALED = int(Kind.STARTED), int(Kind.RESCALED)
 _PAUSED, _PROGRESSED = int(Kind.PAUSED), int(Kind.PROGRESSED)
 
 
-@njit(cache=True)
+@kernel
 def begin(
     changed: Ints, speeds: Floats, overheads: Floats, hot: bool, now_s: float, truth: Records, running: Ints,
     counts: Ints, out: Events, n: int,
@@ -72,7 +72,7 @@ def begin(
     return n
 
 
-@njit(cache=True)
+@inner
 def _await(truth: Records, job: int, now_s: float) -> None:
     """Let a job go on as it is until its overhead is over, or it is done before."""
     at = truth[job]
@@ -80,7 +80,7 @@ def _await(truth: Records, job: int, now_s: float) -> None:
     at.next_s = min(at.ready_s, done_s)
 
 
-@njit(cache=True)
+@kernel
 def grant(
     jobs: Ints, base_speeds: Floats, now_s: float, lease_s: float, truth: Records, true_steps: Floats, held: Records,
     demand: Floats, out: Events,
@@ -98,7 +98,7 @@ def grant(
     return n
 
 
-@njit(cache=True)
+@kernel
 def repace(jobs: Ints, base_speeds: Floats, paces: Floats, now_s: float, truth: Records, out: Events) -> int:
     """Let jobs in an overhead come along at other paces from now on; return the events of those whose speed changed."""
     n = 0
@@ -118,7 +118,7 @@ def repace(jobs: Ints, base_speeds: Floats, paces: Floats, now_s: float, truth: 
     return n
 
 
-@njit(cache=True)
+@kernel
 def retime(jobs: Ints, base_speeds: Floats, now_s: float, truth: Records, out: Events) -> int:
     """Give running jobs other speeds from now on, and report those that changed; return the events written."""
     n = 0

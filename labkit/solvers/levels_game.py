@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from labkit.core.resources import Floats, Ints
+from labkit.kernels import inner, kernel
 
 REFRESH = 20
 """Pivots between two inversions."""
@@ -14,7 +14,7 @@ SMALL_GAIN, SMALL_PIVOT = 1e-9, 1e-6
 """What gains less is not worth a pivot that is smaller, which would leave the basis all but singular."""
 
 
-@numba.njit(cache=True)
+@kernel
 def balance(over: Floats, ease: Floats, price: Floats, mixture: Floats) -> float:
     """Mix K responses so that the worst excess over capacity is least: a matrix game, by the simplex method.
 
@@ -39,7 +39,7 @@ def balance(over: Floats, ease: Floats, price: Floats, mixture: Floats) -> float
     return _mixed(over, ease, basis, inverse, mixture)
 
 
-@numba.njit(cache=True)
+@inner
 def _mixed(over: Floats, ease: Floats, basis: Ints, inverse: Floats, mixture: Floats) -> float:
     """Read the mixture off the basis, clear of rounding; return its worst excess."""
     rows = len(basis)
@@ -57,7 +57,7 @@ def _mixed(over: Floats, ease: Floats, basis: Ints, inverse: Floats, mixture: Fl
     return _worst(over, ease, basis, mixture)
 
 
-@numba.njit(cache=True)
+@inner
 def _worst(over: Floats, ease: Floats, basis: Ints, mixture: Floats) -> float:
     """Return the worst excess of a mixture over the ease of its type."""
     rows = len(basis)
@@ -71,7 +71,7 @@ def _worst(over: Floats, ease: Floats, basis: Ints, mixture: Floats) -> float:
     return worst
 
 
-@numba.njit(cache=True)
+@inner
 def _residual(over: Floats, ease: Floats, basis: Ints, n: int, x: Floats, amiss: Floats) -> None:
     """Write by how much the basic solution x misses the equations."""
     last = len(basis) - 1
@@ -87,7 +87,7 @@ def _residual(over: Floats, ease: Floats, basis: Ints, n: int, x: Floats, amiss:
             amiss[i] -= over[basis[r], i] * x[r]
 
 
-@numba.njit(cache=True)
+@inner
 def _first_basis(over: Floats, n: int, ease: Floats) -> Any:
     """Return inverse and members of the basis of the best single response; slack i is member n + i."""
     n_types = len(ease)
@@ -112,7 +112,7 @@ def _first_basis(over: Floats, n: int, ease: Floats) -> Any:
     return inverse, basis
 
 
-@numba.njit(cache=True)
+@inner
 def _entering(over: Floats, n: int, inverse: Floats, first: bool) -> Any:
     """Return the response or slack with the least reduced cost (or the first negative one; -1: none), and that cost."""
     n_types = inverse.shape[0] - 1
@@ -131,7 +131,7 @@ def _entering(over: Floats, n: int, inverse: Floats, first: bool) -> Any:
     return enter, least
 
 
-@numba.njit(cache=True)
+@inner
 def _leaving(over: Floats, n: int, enter: int, inverse: Floats, column: Floats) -> int:
     """Write the entering member in terms of the basis; return the row that it drives to 0 first. y never leaves."""
     last = len(column) - 1
@@ -150,7 +150,7 @@ def _leaving(over: Floats, n: int, enter: int, inverse: Floats, column: Floats) 
     return leave
 
 
-@numba.njit(cache=True)
+@inner
 def _pivot(inverse: Floats, column: Floats, leave: int) -> None:
     """Update the inverse of the basis in place."""
     size = len(column)
@@ -162,7 +162,7 @@ def _pivot(inverse: Floats, column: Floats, leave: int) -> None:
                 inverse[r, i] -= column[r] * inverse[leave, i]
 
 
-@numba.njit(cache=True)
+@inner
 def _refresh(over: Floats, n: int, ease: Floats, basis: Ints, inverse: Floats) -> None:
     """Invert the basis anew, by elimination with pivots in each column: many updates leave errors behind."""
     rows = len(basis)
@@ -179,7 +179,7 @@ def _refresh(over: Floats, n: int, ease: Floats, basis: Ints, inverse: Floats) -
             inverse[r, i] = both[r, rows + i] / both[r, r]
 
 
-@numba.njit(cache=True)
+@inner
 def _clear(both: Floats, c: int) -> None:
     """Take row c from the others, so that column c is 0 there."""
     for r in range(len(both)):
@@ -189,7 +189,7 @@ def _clear(both: Floats, c: int) -> None:
                 both[r, i] -= factor * both[c, i]
 
 
-@numba.njit(cache=True)
+@inner
 def _members(over: Floats, n: int, ease: Floats, basis: Ints) -> Floats:
     """Return the members of the basis as columns, beside the identity: (rows, 2 rows)."""
     rows = len(basis)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.kernels import inner, kernel
 from labkit.solvers.levels_search import (
     BASE,
     BEST,
@@ -31,7 +31,7 @@ the gap leaves in doubt: price times what could be left is at most the gap, so t
 `UNPRICED`; prices below `ROUNDING` / `SPARE` are none."""
 
 
-@numba.njit(cache=True)
+@kernel
 def fill(
     value: Floats,
     size: Floats,
@@ -86,7 +86,7 @@ def fill(
     return STUCK if y > STUCK_AT else FILLED, x, got, level, bound, first[1], n_searches
 
 
-@numba.njit(cache=True)
+@inner
 def _tabulate(value: Floats, base: Floats, slope: Floats, drag: Floats) -> Any:
     """Return the table of jobs."""
     jobs = np.zeros((len(value), N_COLUMNS))
@@ -96,7 +96,7 @@ def _tabulate(value: Floats, base: Floats, slope: Floats, drag: Floats) -> Any:
     return jobs
 
 
-@numba.njit(cache=True)
+@inner
 def _level(got: Floats, base: Floats, slope: Floats, drag: Floats) -> float:
     """Return the greatest level at which every job has what it needs."""
     level = np.inf
@@ -107,7 +107,7 @@ def _level(got: Floats, base: Floats, slope: Floats, drag: Floats) -> float:
     return level
 
 
-@numba.njit(cache=True)
+@inner
 def _caps(jobs: Floats) -> Any:
     """Return the last and the first level at which a job reaches its best."""
     last, first = 0.0, np.inf
@@ -117,7 +117,7 @@ def _caps(jobs: Floats) -> Any:
     return last, first
 
 
-@numba.njit(cache=True)
+@inner
 def _set_clocks(jobs: Floats, groups: Any, size: Floats) -> Any:
     """Set when each job starts to grow and reaches its best; return clocks as `clocks` reads them, all anew.
 
@@ -149,7 +149,7 @@ def _set_clocks(jobs: Floats, groups: Any, size: Floats) -> Any:
     return first, knots, clock, np.empty(n_entities + 1), np.empty(n_entities + 1)
 
 
-@numba.njit(cache=True)
+@inner
 def _queue(members: Ints, weight: float, jobs: Floats, size: Floats) -> None:
     """Let the jobs of an entity grow one after the other, each at all of the entity's weight."""
     level = 0.0
@@ -161,7 +161,7 @@ def _queue(members: Ints, weight: float, jobs: Floats, size: Floats) -> None:
             jobs[j, CAP] = level
 
 
-@numba.njit(cache=True)
+@inner
 def _split(members: Ints, weight: float, jobs: Floats, size: Floats, knots: Floats, n: int) -> int:
     """Let the jobs of an entity grow together; write the knots of its clock from number n on, return the next."""
     live = members[jobs[members, RATE] > 0.0]
@@ -183,7 +183,7 @@ def _split(members: Ints, weight: float, jobs: Floats, size: Floats, knots: Floa
     return n + 1 + len(live)
 
 
-@numba.njit(cache=True)
+@inner
 def _spare(t: float, found: Any, mixture: Floats) -> Any:
     """Return the fraction of each type that a mixture leaves, (T,)."""
     over = np.empty((len(mixture), found[0].shape[1]))
@@ -191,7 +191,7 @@ def _spare(t: float, found: Any, mixture: Floats) -> Any:
     return -(mixture @ over)
 
 
-@numba.njit(cache=True)
+@inner
 def _close(closed: Bools, proof: Floats, spare: Floats, gap: float) -> None:
     """Close the types that are used up; one at least, all if it is not clear which."""
     top, dearest, doubt = -1, 0.0, min(max(gap, ROUNDING) / SPARE, UNPRICED)
@@ -203,7 +203,7 @@ def _close(closed: Bools, proof: Floats, spare: Floats, gap: float) -> None:
             closed[i] = True
 
 
-@numba.njit(cache=True)
+@inner
 def _reopen(closed: Bools) -> Any:
     """Return prices to begin with, and how much of the excess that is to be least each type may take.
 
@@ -219,7 +219,7 @@ def _reopen(closed: Bools) -> Any:
     return price, ease
 
 
-@numba.njit(cache=True)
+@inner
 def _shut(closed: Bools, use: Floats) -> Any:
     """Return which columns take devices of a closed type, (V,)."""
     shut = np.zeros(len(use), np.bool_)
@@ -229,7 +229,7 @@ def _shut(closed: Bools, use: Floats) -> Any:
     return shut
 
 
-@numba.njit(cache=True)
+@inner
 def _settle(t: float, scale: float, shut: Bools, groups: Any, table: Any, timing: Any) -> int:
     """Pin the jobs that cannot have more without types that are used up; keep the others off these.
 
@@ -257,7 +257,7 @@ def _settle(t: float, scale: float, shut: Bools, groups: Any, table: Any, timing
     return n_live
 
 
-@numba.njit(cache=True)
+@inner
 def _best(value: Floats, shut: Bools) -> float:
     """Return the most that a job can get in columns that are not shut."""
     best = 0.0
@@ -267,7 +267,7 @@ def _best(value: Floats, shut: Bools) -> float:
     return best
 
 
-@numba.njit(cache=True)
+@inner
 def _fit(x: Floats, size: Floats, use: Floats) -> float:
     """Scale shares down in place so that rounding overfills neither a type nor a job's time; return the scale."""
     taken = np.zeros(x.shape[1])

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from labkit.core.resources import Floats, Ints
+from labkit.kernels import inner, kernel
 from labkit.solvers.levels_game import balance
 
 BASE, RATE, DRAG, START, BEST, CAP = range(6)
@@ -19,7 +19,7 @@ EXACT, EXTRA = 1e-3, 8
 burdens the next."""
 
 
-@numba.njit(cache=True)
+@inner
 def need(job: Floats, t: float, clock: float, pace: float) -> Any:
     """Return what a job needs at level t, when its clock shows `clock`, and how fast that grows just below t."""
     if t > job[CAP]:
@@ -31,7 +31,7 @@ def need(job: Floats, t: float, clock: float, pace: float) -> Any:
     return min(job[BASE] + job[RATE] * u / left, job[BEST]), job[RATE] * pace / (left * left)
 
 
-@numba.njit(cache=True)
+@kernel
 def mix(value: Floats, cost: Floats, need: float) -> Any:
     """Return the cheapest two columns to reach a need (-1: idle), the second one's share, and its marginal cost.
 
@@ -53,7 +53,7 @@ def mix(value: Floats, cost: Floats, need: float) -> Any:
     return low, high, (need - v_low) / (v_high - v_low), least
 
 
-@numba.njit(cache=True)
+@inner
 def _respond(
     t: float,
     jobs: Floats,
@@ -87,7 +87,7 @@ def _respond(
     return growth, cap_below
 
 
-@numba.njit(cache=True)
+@inner
 def clocks(t: float, first: Ints, knots: Floats, times: Floats, paces: Floats) -> None:
     """Read all clocks at level t, and their paces just below; knots: (level, time, pace from there on)."""
     for c in range(len(first) - 1):
@@ -102,7 +102,7 @@ def clocks(t: float, first: Ints, knots: Floats, times: Floats, paces: Floats) -
         paces[c] = knots[low, 2]
 
 
-@numba.njit(cache=True)
+@inner
 def _ask(t: float, price: Floats, table: Any, timing: Any, found: Any, n: int) -> Any:
     """Keep the response to prices at level t as number n; return its excess cost, growth, and the last cap below t."""
     jobs, value, size, use = table
@@ -126,7 +126,7 @@ def _ask(t: float, price: Floats, table: Any, timing: Any, found: Any, n: int) -
     return excess, growth, cap_below
 
 
-@numba.njit(cache=True)
+@inner
 def _lower(t: float, floor: float, answer: Any, price: Floats, table: Any, timing: Any, found: Any, n: int) -> Any:
     """Lower t, at which the response costs too much, to where prices still prove that no more can be had.
 
@@ -149,7 +149,7 @@ def _lower(t: float, floor: float, answer: Any, price: Floats, table: Any, timin
     return max(step, cap_below, floor), n
 
 
-@numba.njit(cache=True)
+@inner
 def overuse(t: float, found: Any, n: int, over: Floats) -> None:
     """Write how far the first n responses, scaled down to level t where that can be, exceed each capacity."""
     fixed, grown, level, _ = found
@@ -159,7 +159,7 @@ def overuse(t: float, found: Any, n: int, over: Floats) -> None:
             over[k, i] = fixed[k, i] + scale * grown[k, i] - 1.0
 
 
-@numba.njit(cache=True)
+@inner
 def search(
     t: float, floor: float, price: Floats, ease: Floats, tolerance: float, table: Any, timing: Any, found: Any
 ) -> Any:
@@ -185,7 +185,7 @@ def search(
     return t, y, mixture[:n], proof, proved
 
 
-@numba.njit(cache=True)
+@inner
 def shares(t: float, table: Any, timing: Any, found: Any, mixture: Floats) -> Any:
     """Return the shares (J, V) of a mixture of responses, scaled down to level t as in `overuse`."""
     jobs, value, size, use = table

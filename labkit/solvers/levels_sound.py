@@ -1,12 +1,12 @@
 """Whether the numbers of a max-min problem are sound, in one pass: most are, and what is wrong with others is told."""
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import Floats
+from labkit.kernels import inner, kernel
 
 
-@njit(cache=True)
+@inner
 def _least_and_most(numbers: Floats) -> tuple[float, float]:
     """Return the least and the greatest of some numbers (n,); NaN as the least where one is NaN."""
     least, most = np.inf, -np.inf
@@ -19,7 +19,7 @@ def _least_and_most(numbers: Floats) -> tuple[float, float]:
     return least, most
 
 
-@njit(cache=True)
+@inner
 def _rows_sound(rows: Floats) -> bool:
     """Tell whether the numbers of each row are finite and at least 0, and one of them is more."""
     for i in range(rows.shape[0]):
@@ -33,7 +33,7 @@ def _rows_sound(rows: Floats) -> bool:
     return True
 
 
-@njit(cache=True)
+@kernel
 def sound(
     value: Floats, capacity: Floats, use: Floats, size: Floats, base: Floats, slope: Floats, drag: Floats
 ) -> bool:  # fmt: skip

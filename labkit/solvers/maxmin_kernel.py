@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from labkit.core.resources import Floats, Ints
+from labkit.kernels import inner, kernel
 
 
-@numba.njit(cache=True)
+@kernel
 def fill(paths: Ints, capacity: Floats) -> Any:
     """Return max-min fair rates, (F,); the plain twin is `maxmin._max_min_plain`."""
     n_links = len(capacity)
@@ -28,7 +28,7 @@ def fill(paths: Ints, capacity: Floats) -> Any:
     return rates
 
 
-@numba.njit(cache=True)
+@inner
 def _count(paths: Ints, users: Ints) -> Any:
     """Count the users of each link in place; return the flows that use one, and how many they are."""
     active = np.empty(len(paths), np.int32)
@@ -46,7 +46,7 @@ def _count(paths: Ints, users: Ints) -> Any:
     return active, n_active
 
 
-@numba.njit(cache=True)
+@inner
 def _offer(paths: Ints, flow: int, share: Floats, least: Floats) -> float:
     """Return the least share on a path, and note it on each link."""
     smallest = np.inf
@@ -61,7 +61,7 @@ def _offer(paths: Ints, flow: int, share: Floats, least: Floats) -> float:
     return smallest
 
 
-@numba.njit(cache=True)
+@inner
 def _freeze(
     paths: Ints, rates: Floats, active: Ints, n_active: int, share: Floats, least: Floats, left: Floats, users: Ints
 ) -> int:
@@ -81,7 +81,7 @@ def _freeze(
     return kept
 
 
-@numba.njit(cache=True)
+@inner
 def _at_bottleneck(paths: Ints, flow: int, share: Floats, least: Floats) -> bool:
     """Tell whether a link of the flow offers all its flows the least that they are offered."""
     for hop in range(paths.shape[1]):

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.cluster import Cluster
@@ -15,6 +14,7 @@ from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.running import Running
+from labkit.kernels import kernel
 from labkit.speed.units import refuse_samples
 from labkit.workloads.gavel import Throughputs
 
@@ -252,7 +252,7 @@ def _fewest(cluster: Cluster, device_type: int, gpus_each: float, *, n_most: int
     return np.minimum(needed, np.count_nonzero(holds)).astype(np.int32)
 
 
-@njit(cache=True)
+@kernel
 def _slowest(
     rates: Floats, shared: Floats, counted: Ints, kind: Ints, model: Ints, group_type: Ints, job: Ints, first: Ints,
     role: NDArray[np.int8], group: Ints, n_workers: Ints, partner: Ints,
@@ -274,7 +274,7 @@ def _slowest(
     return speeds
 
 
-@njit(cache=True)
+@kernel
 def _spread(
     fewest: Ints, kind: Ints, group_type: Ints, group_machine: Ints, job: Ints, first: Ints, role: NDArray[np.int8],
     group: Ints, count: Ints,

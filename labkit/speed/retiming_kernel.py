@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.events import Role
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.kernels import inner, kernel
 from labkit.speed.interference.factors import MAX_EXPONENT
 from labkit.speed.interference.profile import NO_LOAD
 
@@ -17,7 +17,7 @@ WORKER, PS = int(Role.WORKER), int(Role.PS)
 NONE, EXPONENTIAL, LINEAR, QUADRATIC = range(4)
 
 
-@numba.njit(cache=True)
+@kernel
 def compare(  # noqa: C901 - rows of two lists, matched
     job: Ints, first: Ints, role: NDArray[np.int8], group: Ints, count: Ints, old_job: Ints, old_first: Ints,
     old_role: NDArray[np.int8], old_group: Ints, old_count: Ints, where: Ints, group_machine: Ints, touched: Bools,
@@ -63,7 +63,7 @@ def compare(  # noqa: C901 - rows of two lists, matched
     return changed, gone[:n_gone]
 
 
-@numba.njit(cache=True)
+@kernel
 def mark_links(jobs: Ints, begin: Ints, end: Ints, far: Bools, paths: Ints, marked: Bools) -> None:
     """Mark the links of the flows of some jobs; the last one of `marked` (L + 1,) stands for "no link"."""
     for j in jobs:
@@ -73,7 +73,7 @@ def mark_links(jobs: Ints, begin: Ints, end: Ints, far: Bools, paths: Ints, mark
                     marked[paths[f, hop]] = True
 
 
-@numba.njit(cache=True)
+@kernel
 def flows_on(job: Ints, begin: Ints, end: Ints, far: Bools, paths: Ints, marked: Bools) -> Any:  # noqa: C901
     """Return the flows that use a marked link, or share a link with such a flow, and so on; marks their links too."""
     none = len(marked) - 1
@@ -107,14 +107,14 @@ def flows_on(job: Ints, begin: Ints, end: Ints, far: Bools, paths: Ints, marked:
     return found[:n_found]
 
 
-@numba.njit(cache=True)
+@kernel
 def mark_owners(found: Ints, owner: Ints, dirty: Bools) -> None:
     """Mark the jobs (N,) whose flows these are."""
     for f in found:
         dirty[owner[f]] = True
 
 
-@numba.njit(cache=True)
+@inner
 def _factor(kind: int, c: Floats, own: float, other: float) -> float:
     """Return a factor of `labkit.speed.interference.factors`."""
     if kind == EXPONENTIAL:
@@ -128,7 +128,7 @@ def _factor(kind: int, c: Floats, own: float, other: float) -> float:
     return 1.0
 
 
-@numba.njit(cache=True)
+@inner
 def slowdown(
     own: float, pcie: float, co_cores: float, co_pcie: float, kinds: Ints, cpu: Floats, bus: Floats, additive: bool
 ) -> float:
@@ -147,7 +147,7 @@ def slowdown(
     return max(max(by_cpu, 1.0) * by_bus, 1.0)
 
 
-@numba.njit(cache=True)
+@kernel
 def loads(
     job: Ints, first: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cores: Floats, pcie: Floats,
     group_machine: Ints, group_cores: Floats, n_machines: int,
@@ -167,7 +167,7 @@ def loads(
     return used, moved, elsewhere
 
 
-@numba.njit(cache=True)
+@kernel
 def mark_touched(job: Ints, first: Ints, group: Ints, group_machine: Ints, touched: Bools, dirty: Bools) -> None:
     """Mark the jobs (N,) that have a task on a touched machine."""
     for i in range(len(job)):
@@ -177,7 +177,7 @@ def mark_touched(job: Ints, first: Ints, group: Ints, group_machine: Ints, touch
                 break
 
 
-@numba.njit(cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def retime(  # noqa: C901 - tasks, then their flows
     job: Ints, first: Ints, role: NDArray[np.int8], group: Ints, count: Ints, dirty: Bools, speed: Floats,
     begin: Ints, end: Ints, worker: Ints, gbit: Floats, gbps: Floats, compute_s: Floats, type_s: Floats,

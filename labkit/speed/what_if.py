@@ -8,10 +8,10 @@ machines' own network cards are not looked at; where only the cards bind, it giv
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import Floats, Ints
 from labkit.core.running import Running
+from labkit.kernels import inner, kernel
 from labkit.speed.interference.factors import MAX_EXPONENT
 from labkit.speed.interference.profile import NO_LOAD
 from labkit.speed.what_if_state import (
@@ -34,7 +34,7 @@ def fill(facts: RunFacts, slow: Slow, tasks: TaskTable, running: Running) -> Non
     _fill(facts, slow, tasks, *(np.ascontiguousarray(column, np.int64) for column in columns))
 
 
-@njit(cache=True, error_model="numpy")
+@inner(error_model="numpy")
 def _factor(kind: int, of: Floats, own: float, other: float) -> float:
     """Return one factor of a fitted model, as `labkit.speed.interference.factors`."""
     if kind == EXPONENTIAL:
@@ -47,7 +47,7 @@ def _factor(kind: int, of: Floats, own: float, other: float) -> float:
     return 1.0
 
 
-@njit(cache=True, error_model="numpy")
+@inner(error_model="numpy")
 def _predicted(slow: Slow, own: float, others: float, elsewhere: float, pcie: float, moved: float) -> float:
     """Return what the network predicts; shares of cores, and PCIe in `PCIE_UNIT`."""
     seen, total = slow.seen, 0.0
@@ -57,7 +57,7 @@ def _predicted(slow: Slow, own: float, others: float, elsewhere: float, pcie: fl
     return 1.0 + (np.log1p(np.exp(-abs(total))) + max(total, 0.0))
 
 
-@njit(cache=True, error_model="numpy")
+@inner(error_model="numpy")
 def slowdown(facts: RunFacts, slow: Slow, tasks: TaskTable, job: int, g: int) -> float:
     """Return D >= 1 of a worker of a job in a group, which is among `tasks`."""
     own, pcie, m = facts.cores[WORKER, job], facts.moved[WORKER, job], facts.group_machine[g]
@@ -84,7 +84,7 @@ def slowdown(facts: RunFacts, slow: Slow, tasks: TaskTable, job: int, g: int) ->
     return max(max(cpu, 1.0) * bus if kind != NOTHING else bus, 1.0)
 
 
-@njit(cache=True, error_model="numpy")
+@inner(error_model="numpy")
 def _gbps(facts: RunFacts, tasks: TaskTable, a: int, b: int) -> float:
     """Return the bandwidth of a flow from a group to another."""
     rate, m, o = min(facts.group_gbps[a], facts.group_gbps[b]), facts.group_machine[a], facts.group_machine[b]
@@ -93,7 +93,7 @@ def _gbps(facts: RunFacts, tasks: TaskTable, a: int, b: int) -> float:
     return min(rate, min(facts.up_gbps[m] / tasks.up[m], facts.down_gbps[o] / tasks.down[o]))
 
 
-@njit(cache=True)
+@inner
 def _next_in_ring(group: Ints, n: int, w: int) -> int:
     """Return the worker behind w on the ring that follows the groups (ties by number)."""
     best, first = -1, w
@@ -106,7 +106,7 @@ def _next_in_ring(group: Ints, n: int, w: int) -> int:
     return best if best >= 0 else first
 
 
-@njit(cache=True, error_model="numpy")
+@inner(error_model="numpy")
 def _exchange_s(facts: RunFacts, tasks: TaskTable, job: int, w: int) -> float:
     """Return seconds that a worker waits for its slowest exchange."""
     group, n_workers, n_ps = tasks.group[job], tasks.n[job, WORKER], tasks.n[job, PS]
@@ -121,7 +121,7 @@ def _exchange_s(facts: RunFacts, tasks: TaskTable, job: int, w: int) -> float:
     return 0.0
 
 
-@njit(cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def speed_of(facts: RunFacts, slow: Slow, tasks: TaskTable, job: int) -> float:
     """Return steps per second of a job as the tasks are now."""
     n_workers, n_ps = tasks.n[job, WORKER], tasks.n[job, PS]
@@ -140,7 +140,7 @@ def speed_of(facts: RunFacts, slow: Slow, tasks: TaskTable, job: int) -> float:
     return (1.0 / (compute + exchange) if sync else rate) / facts.per_update[job]
 
 
-@njit(cache=True)
+@inner
 def _count_flows(facts: RunFacts, tasks: TaskTable, job: int, sign: int) -> None:
     """Add a gang's flows to those of its machines, or take them away."""
     group, n_workers, n_ps = tasks.group[job], tasks.n[job, WORKER], tasks.n[job, PS]
@@ -158,7 +158,7 @@ def _count_flows(facts: RunFacts, tasks: TaskTable, job: int, sign: int) -> None
                 tasks.down[o] += sign
 
 
-@njit(cache=True)
+@kernel
 def put(facts: RunFacts, tasks: TaskTable, job: int, groups: Ints, n_workers: int) -> None:
     """Put a gang that holds nothing into device groups, its workers first."""
     n, width = len(groups), tasks.group.shape[1]
@@ -176,7 +176,7 @@ def put(facts: RunFacts, tasks: TaskTable, job: int, groups: Ints, n_workers: in
     _count_flows(facts, tasks, job, 1)
 
 
-@njit(cache=True)
+@kernel
 def take(facts: RunFacts, tasks: TaskTable, job: int) -> None:
     """Take a gang away."""
     n_workers, width = tasks.n[job, WORKER], tasks.group.shape[1]
@@ -198,7 +198,7 @@ def take(facts: RunFacts, tasks: TaskTable, job: int) -> None:
     tasks.n[job, WORKER] = tasks.n[job, PS] = 0
 
 
-@njit(cache=True)
+@inner
 def touched(facts: RunFacts, tasks: TaskTable, job: int, others: Ints) -> int:
     """Write which other jobs hold tasks on the machines of a job into `others` (N,); return how many."""
     tasks.stamp[-1] += 1
@@ -216,7 +216,7 @@ def touched(facts: RunFacts, tasks: TaskTable, job: int, others: Ints) -> int:
     return n
 
 
-@njit(cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def seconds_more(
     facts: RunFacts, slow: Slow, tasks: TaskTable, left: Floats, job: int, groups: Ints, n_workers: int, others: Ints
 ) -> tuple[float, float]:  # fmt: skip
@@ -240,7 +240,7 @@ def seconds_more(
     return own, more
 
 
-@njit(cache=True)
+@kernel
 def renew(facts: RunFacts, slow: Slow, tasks: TaskTable, job: int, others: Ints) -> int:
     """Note the speed of a job that was put and of those beside it; return how many of `others` those are."""
     tasks.speed[job] = speed_of(facts, slow, tasks, job)
@@ -250,7 +250,7 @@ def renew(facts: RunFacts, slow: Slow, tasks: TaskTable, job: int, others: Ints)
     return n
 
 
-@njit(cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def _fill(
     facts: RunFacts, slow: Slow, tasks: TaskTable, job: Ints, first: Ints, role: Ints, group: Ints, count: Ints
 ) -> None:  # fmt: skip

@@ -11,6 +11,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, Floats, Ints
+from labkit.kernels import by_reference
 from labkit.speed.interference.model import MODELS, InterferenceModel
 from labkit.speed.interference.use import ModelUse, task_use
 from labkit.speed.step_time import StepTime
@@ -25,6 +26,7 @@ PCIE_UNIT: Final = 16.0
 """Gbps that count as 1 for a network."""
 
 
+@by_reference
 class Slow(NamedTuple):
     """How co-located tasks slow a worker: a fitted model's coefficients, or a small network in its place.
 
@@ -45,6 +47,7 @@ class Slow(NamedTuple):
     out: Floats
 
 
+@by_reference
 class RunFacts(NamedTuple):
     """What never changes during a run: N jobs, G device groups, M machines.
 
@@ -86,6 +89,7 @@ class RunFacts(NamedTuple):
     moved: Floats
 
 
+@by_reference
 class TaskTable(NamedTuple):
     """Which job is where, and what follows for groups and cards; changed by `put` and `take`.
 

@@ -132,16 +132,16 @@ def write_inventory(folder: Path, user: str, ports: dict[str, int], *, of: str =
 @contextmanager
 def started(folder: Path, name: str) -> Iterator[subprocess.Popen[str]]:
     """Run a user's own program, as that user and nobody else."""
-    from labkit import kernel_cache
+    from labkit.kernels.store import NAMED, folders
 
     account, kernels = pwd.getpwnam(name), folder / name / "kernels"
-    compiled = Path(os.environ.get("NUMBA_CACHE_DIR") or kernel_cache.folder())
+    compiled = folders(create=True)[0]
     shutil.copytree(compiled, kernels) if compiled.is_dir() else kernels.mkdir()
     for path in (kernels, *kernels.rglob("*")):
         os.chown(path, account.pw_uid, account.pw_gid)
     env = {"HOME": account.pw_dir, "USER": name, "LOGNAME": name, "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
     env |= {
-        "NUMBA_CACHE_DIR": str(kernels),
+        NAMED: str(kernels),
         "PYTHONPATH": str(Path(__file__).parents[2]),
         "PYTHONDONTWRITEBYTECODE": "1",
     }

@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import boolean, float32, njit, types
+from numba import boolean, float32, types
 from numba.extending import intrinsic
+
+from labkit.kernels import kernel
 
 _OWN = types.Array(float32, 1, "C")
 _GIVEN = types.Array(float32, 1, "C", readonly=True)
@@ -28,10 +30,9 @@ def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:  # noqa: ARG001
 
 
 _fma: Any = intrinsic(_fused)
-_njit: Any = njit  # numba's types lack signatures
 
 
-@_njit(types.void(_OWN, _GIVEN, _GIVEN, *[float32] * 3), cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel(signature=types.void(_OWN, _GIVEN, _GIVEN, *[float32] * 3), nogil=True)
 def sgd(param: Any, grad: Any, plus: Any, scale: Any, rate: Any, decay: Any) -> None:
     """Update in place: g = scale grad + decay p; p -= rate g."""
     both = plus.size > 0
@@ -43,7 +44,7 @@ def sgd(param: Any, grad: Any, plus: Any, scale: Any, rate: Any, decay: Any) -> 
         param[i] = _fma(g, -rate, p)
 
 
-@_njit(types.void(_OWN, _GIVEN, _GIVEN, _OWN, *[float32] * 4, boolean), cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel(signature=types.void(_OWN, _GIVEN, _GIVEN, _OWN, *[float32] * 4, boolean), nogil=True)
 def momentum(
     param: Any, grad: Any, plus: Any, velocity: Any, scale: Any, rate: Any, decay: Any, keep: Any, nesterov: Any
 ) -> None:
@@ -59,7 +60,7 @@ def momentum(
         param[i] = _fma(_fma(v, keep, g) if nesterov else v, -rate, p)
 
 
-@_njit(types.void(_OWN, _GIVEN, _GIVEN, _OWN, _OWN, *[float32] * 9), cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@kernel(signature=types.void(_OWN, _GIVEN, _GIVEN, _OWN, _OWN, *[float32] * 9), nogil=True, error_model="numpy")
 def adam(
     param: Any, grad: Any, plus: Any, mean: Any, square: Any, scale: Any, rate: Any, decay: Any, shrink: Any,
     mean_part: Any, square_keep: Any, square_part: Any, root: Any, epsilon: Any,

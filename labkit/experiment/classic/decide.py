@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from labkit.core.book import add_held
 from labkit.core.capacity import SLACK
 from labkit.core.resources import GPUS, Floats, Ints
@@ -22,10 +20,11 @@ from labkit.experiment.classic.nouns import (
 from labkit.experiment.classic.order import begin_tail, comes_before, fetch, settle, turn
 from labkit.experiment.classic.queue import first_kind
 from labkit.experiment.classic.room import place, restore, touch
+from labkit.kernels import inner
 from labkit.schedulers.base import BEHIND
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _fits(gang: Floats, k: int, left: Floats) -> bool:
     fits = True
     for r in range(len(left)):
@@ -33,13 +32,13 @@ def _fits(gang: Floats, k: int, left: Floats) -> bool:
     return fits
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _take(left: Floats, gang: Floats, k: int) -> None:
     for r in range(len(left)):
         left[r] -= gang[k, r]
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def all_fit(trace: Trace, work: Scratch) -> bool:
     """Tell whether the gangs of all active jobs surely fit into the sums of what the machines offer."""
     for r in range(len(trace.budget)):
@@ -49,7 +48,7 @@ def all_fit(trace: Trace, work: Scratch) -> bool:
     return True
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _filtered(trace: Trace, queue: Queue, space: FreeTree, head: int) -> bool:
     """Leave out the kinds that ask for more GPUs than are free; tell whether that is sure.
 
@@ -67,7 +66,7 @@ def _filtered(trace: Trace, queue: Queue, space: FreeTree, head: int) -> bool:
     return True
 
 
-@njit(cache=True, _nrt=False, forceinline=True)
+@inner(_nrt=False)
 def start_waiting(  # noqa: C901 - one pass over the queue, with a way out for each reason
     space: FreeTree, trace: Trace, queue: Queue, work: Scratch, strict: bool, filters: bool
 ) -> bool:  # fmt: skip
@@ -106,7 +105,7 @@ def start_waiting(  # noqa: C901 - one pass over the queue, with a way out for e
             return True
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _needed(
     order: RunOrder, trace: Trace, mind: Belief, work: Scratch, kind: int, m: int, by: int, now_s: float,
     threshold: float,
@@ -124,7 +123,7 @@ def _needed(
     return m
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _choose_ahead(
     order: RunOrder, trace: Trace, queue: Queue, mind: Belief, work: Scratch, by: int, now_s: float, threshold: float
 ) -> tuple[int, int]:  # fmt: skip
@@ -154,7 +153,7 @@ def _choose_ahead(
         queue.at[k] += 1
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _choose(  # noqa: C901 - two ordered lists, merged
     order: RunOrder, trace: Trace, queue: Queue, mind: Belief, work: Scratch, by: int, now_s: float, threshold: float
 ) -> tuple[int, int]:  # fmt: skip
@@ -201,7 +200,7 @@ def _choose(  # noqa: C901 - two ordered lists, merged
             n_stop += 1
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _place_all(
     space: FreeTree, trace: Trace, queue: Queue, work: Scratch, jobs: Ints, runs: bool
 ) -> bool:  # fmt: skip
@@ -219,7 +218,7 @@ def _place_all(
     return True
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _behind(queue: Queue, work: Scratch, n: int) -> int:
     """Note the first jobs that wait and were not chosen behind the n that start; return how many there are."""
     queue.out[:] = False
@@ -234,7 +233,7 @@ def _behind(queue: Queue, work: Scratch, n: int) -> int:
     return more
 
 
-@njit(cache=True, _nrt=False, forceinline=True)
+@inner(_nrt=False)
 def run_by_order(
     space: FreeTree, trace: Trace, queue: Queue, order: RunOrder, work: Scratch, mind: Belief, by: int, now_s: float,
     threshold: float,

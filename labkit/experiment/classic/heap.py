@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from labkit.core.resources import Floats, Ints
+from labkit.kernels import inner
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def push(times: Floats, jobs: Ints, n: int, at_s: float, j: int) -> int:
     """Add a moment to the n that are there; return how many there are."""
     i = n
@@ -18,7 +17,7 @@ def push(times: Floats, jobs: Ints, n: int, at_s: float, j: int) -> int:
     return n + 1
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def pop(times: Floats, jobs: Ints, n: int) -> int:
     """Take the first of n moments out; return how many are left."""
     n -= 1

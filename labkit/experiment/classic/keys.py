@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.experiment.classic.nouns import Belief, Trace
+from labkit.kernels import inner, kernel
 from labkit.schedulers.rule import BY_ARRIVAL, BY_DURATION, BY_REMAINING
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _left(j: int, trace: Trace, mind: Belief, now_s: float) -> float:
     """Return the declared steps that a job has left; negative where it outlived them."""
     at = mind.belief[j]
@@ -17,7 +16,7 @@ def _left(j: int, trace: Trace, mind: Belief, now_s: float) -> float:
     return float(trace.total_steps[j] - (at.steps + rate * (now_s - at.since_s)))
 
 
-@njit(cache=True, _nrt=False)
+@kernel(_nrt=False)
 def has_turned(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> bool:
     """Tell whether the key of a job stays as it is from now on: it is overdue, or in the second queue."""
     if by == BY_REMAINING:
@@ -26,7 +25,7 @@ def has_turned(by: int, j: int, trace: Trace, mind: Belief, now_s: float, thresh
     return bool(at.attained_gpu_s + at.held_gpus * (now_s - at.held_since_s) >= threshold)
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def key_of(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> float:
     """Return what a job is ordered by, the least first."""
     if by == BY_ARRIVAL:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
 from labkit.core import ledger
 from labkit.core.book import release
@@ -39,6 +38,7 @@ from labkit.experiment.classic.nouns import (
 from labkit.experiment.classic.order import forget_all, join, leave
 from labkit.experiment.classic.queue import add, remove
 from labkit.experiment.classic.room import fill, mark, restore
+from labkit.kernels import inner, kernel
 from labkit.simulator import state
 from labkit.simulator.carry_out import carry_out
 from labkit.simulator.transitions import begin
@@ -50,17 +50,17 @@ _PREEMPTED, _COMPLETED = int(Kind.PREEMPTED), int(Kind.COMPLETED)
 # --- the heap of ends
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _push(work: Scratch, at_s: float, j: int) -> None:
     work.numbers[N_ENDS] = push(work.ends_s, work.ends, work.numbers[N_ENDS], at_s, j)
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _pop(work: Scratch) -> None:
     work.numbers[N_ENDS] = pop(work.ends_s, work.ends, work.numbers[N_ENDS])
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _await(truth: Truth, work: Scratch, j: int) -> None:
     """Note when a job that runs ends."""
     if truth.truth[j].phase != state.RUNNING or not truth.truth[j].next_s < np.inf:
@@ -74,7 +74,7 @@ def _await(truth: Truth, work: Scratch, j: int) -> None:
     _push(work, truth.truth[j].next_s, j)
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _next_end_s(truth: Truth, work: Scratch) -> float:
     """Return when the next job ends; what is out of date leaves the heap."""
     while work.numbers[N_ENDS]:
@@ -88,7 +88,7 @@ def _next_end_s(truth: Truth, work: Scratch) -> float:
 # --- what happens
 
 
-@njit(cache=True, _nrt=False, forceinline=True)
+@inner(_nrt=False)
 def _fold(batch: Events, mind: Belief, space: FreeTree, trace: Trace, work: Scratch) -> None:
     """Let the ledger take note of a batch, and the room with it."""
     for i in range(len(batch)):
@@ -107,7 +107,7 @@ def _fold(batch: Events, mind: Belief, space: FreeTree, trace: Trace, work: Scra
     restore(space, mind, trace.group_type, work.numbers)
 
 
-@njit(cache=True, _nrt=True, forceinline=True)  # `carry_out` allocates
+@inner  # `carry_out` allocates
 def _apply(  # noqa: C901 - each of the jobs that are set is looked at before and after
     truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
     threshold: float, preempts: bool, now_s: float, out: Events,
@@ -150,7 +150,7 @@ def _apply(  # noqa: C901 - each of the jobs that are set is looked at before an
             add(queue, trace.kind[j], j, key_of(by, j, trace, mind, now_s, threshold))
 
 
-@njit(cache=True, _nrt=False, forceinline=True)
+@inner(_nrt=False)
 def _end(
     truth: Truth, trace: Trace, order: RunOrder, work: Scratch, preempts: bool, j: int, now_s: float, out: Events,
     n: int,
@@ -167,7 +167,7 @@ def _end(
     return n
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _tidy(truth: Truth, work: Scratch) -> None:
     """Take the jobs that are over out of the list of those that run."""
     n = 0
@@ -180,7 +180,7 @@ def _tidy(truth: Truth, work: Scratch) -> None:
     work.numbers[N_DEAD] = 0
 
 
-@njit(cache=True, _nrt=False, forceinline=True)
+@inner(_nrt=False)
 def _pass(  # noqa: C901 - a branch for each thing that happens
     truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
     threshold: float, preempts: bool, now_s: float, until_s: float, out: Events,
@@ -227,7 +227,7 @@ def _pass(  # noqa: C901 - a branch for each thing that happens
     return now_s
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _set_up(
     truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
     threshold: float, preempts: bool, now_s: float, active: Ints,
@@ -252,7 +252,7 @@ def _set_up(
             join(order, trace, mind, by, j, now_s, threshold)
 
 
-@njit(cache=True, _nrt=False, forceinline=True)
+@inner(_nrt=False)
 def _decide(
     trace: Trace, mind: Belief, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
     threshold: float, preempts: bool, backfill: bool, now_s: float,
@@ -263,7 +263,7 @@ def _decide(
     return start_waiting(space, trace, queue, work, not (preempts or backfill), not preempts)
 
 
-@njit(cache=True, _nrt=False)
+@kernel(_nrt=False)
 def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
     truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
     threshold: float, preempts: bool, backfill: bool, slot_s: float, patience: int, now_s: float, until_s: float,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from labkit.core.book import Records
 from labkit.core.resources import Amounts, Bools, Floats, Ints
+from labkit.kernels import by_reference
 
 DONE, PAUSED, FULL, STANDS, UNSURE = range(5)
 """Why a stretch ended: no job is left; `until_s`; its events fill the buffer; nothing may ever happen again; the next
@@ -24,6 +25,7 @@ N_NEAR, N_TAIL, N_TURNS, N_NEW, REACHED = range(2, 7)
 moments in the heap of turns, jobs that are in no list yet; how many numbers these are."""
 
 
+@by_reference
 class Truth(NamedTuple):
     """The simulator's columns, as `labkit.simulator.state` has them."""
 
@@ -41,6 +43,7 @@ class Truth(NamedTuple):
     overheads: Floats
 
 
+@by_reference
 class Belief(NamedTuple):
     """The ledger's columns, as `labkit.core.ledger` has them."""
 
@@ -59,6 +62,7 @@ class Belief(NamedTuple):
     steps_then: Floats
 
 
+@by_reference
 class Trace(NamedTuple):
     """What never changes in a run.
 
@@ -106,6 +110,7 @@ class Trace(NamedTuple):
     tie: float
 
 
+@by_reference
 class FreeTree(NamedTuple):
     """What is free while a decision is made, and a tree of maxima over it for each device type.
 
@@ -130,6 +135,7 @@ class FreeTree(NamedTuple):
     is_touched: Bools
 
 
+@by_reference
 class Queue(NamedTuple):
     """The jobs that wait, of each kind by key and number.
 
@@ -159,6 +165,7 @@ class Queue(NamedTuple):
     stuck: Bools
 
 
+@by_reference
 class RunOrder(NamedTuple):
     """The jobs that run under a rule that preempts: see `labkit.experiment.classic.order`.
 
@@ -204,6 +211,7 @@ class RunOrder(NamedTuple):
     sums: Floats
 
 
+@by_reference
 class Scratch(NamedTuple):
     """What else the kernels need room for.
 

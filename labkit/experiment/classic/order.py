@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit
 
 from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.resources import Floats
 from labkit.experiment.classic.heap import pop, push
 from labkit.experiment.classic.keys import has_turned, key_of
 from labkit.experiment.classic.nouns import N_NEAR, N_NEW, N_TAIL, N_TURNS, REACHED, Belief, RunOrder, Trace
+from labkit.kernels import inner, kernel
 from labkit.schedulers.rule import BY_REMAINING
 
 TIE: Final = 1e-9
@@ -49,7 +49,7 @@ def empty_order(n_jobs: int, most: int, n_resources: int) -> RunOrder:
 # --- who runs
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def forget_all(order: RunOrder) -> None:
     """Empty the order."""
     for c in range(2):
@@ -62,7 +62,7 @@ def forget_all(order: RunOrder) -> None:
     order.held[:] = 0.0
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _where(order: RunOrder, c: int, j: int) -> int:
     """Return the first place of a list whose job does not come before job j."""
     a, b = 0, order.size[c]
@@ -76,7 +76,7 @@ def _where(order: RunOrder, c: int, j: int) -> int:
     return a
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _insert(order: RunOrder, c: int, j: int, at: float) -> None:
     order.at[j], order.part[j] = at, c
     p, n = _where(order, c, j), order.size[c]
@@ -86,7 +86,7 @@ def _insert(order: RunOrder, c: int, j: int, at: float) -> None:
     order.size[c] = n + 1
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _delete(order: RunOrder, j: int) -> None:
     c = order.part[j]
     for i in range(_where(order, c, j), order.size[c] - 1):
@@ -95,7 +95,7 @@ def _delete(order: RunOrder, j: int) -> None:
     order.size[c] -= 1
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def leave(order: RunOrder, trace: Trace, j: int) -> None:
     """Take a job out that runs no more."""
     if order.part[j] < 0:
@@ -108,7 +108,7 @@ def leave(order: RunOrder, trace: Trace, j: int) -> None:
         order.held[r] -= trace.gang[trace.kind[j], r]
 
 
-@njit(cache=True, _nrt=False, forceinline=True)
+@inner(_nrt=False)
 def join(order: RunOrder, trace: Trace, mind: Belief, by: int, j: int, now_s: float, threshold: float) -> None:
     """Add a job that runs from now on; `settle` puts it into a list."""
     for r in range(len(order.held)):
@@ -120,7 +120,7 @@ def join(order: RunOrder, trace: Trace, mind: Belief, by: int, j: int, now_s: fl
     order.reached[N_NEW] += 1
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def settle(order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, threshold: float) -> None:
     """Put the jobs into a list that have joined and are in none yet."""
     for i in range(order.reached[N_NEW]):
@@ -129,7 +129,7 @@ def settle(order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, t
     order.reached[N_NEW] = 0
 
 
-@njit(cache=True, _nrt=False, forceinline=True)
+@inner(_nrt=False)
 def _file(order: RunOrder, trace: Trace, mind: Belief, by: int, j: int, now_s: float, threshold: float) -> None:
     """Put a job into the list where it belongs."""
     key = key_of(by, j, trace, mind, now_s, threshold)
@@ -149,7 +149,7 @@ def _file(order: RunOrder, trace: Trace, mind: Belief, by: int, j: int, now_s: f
     order.reached[N_TURNS] = push(order.turns_s, order.turns, order.reached[N_TURNS], order.turn_s[j], j)
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _about(by: int, j: int, trace: Trace, mind: Belief, threshold: float) -> float:
     """Return when a job turns, but for rounding; infinite where its key stays for another reason."""
     at = mind.belief[j]
@@ -159,7 +159,7 @@ def _about(by: int, j: int, trace: Trace, mind: Belief, threshold: float) -> flo
     return float(at.held_since_s + (threshold - at.attained_gpu_s) / at.held_gpus) if at.held_gpus > 0 else np.inf
 
 
-@njit(cache=True, _nrt=False)
+@kernel(_nrt=False)
 def _turn_s(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> float:
     """Return the first moment, to the last digit, at which a job that has not turned now has."""
     before_s, after_s = now_s, max(_about(by, j, trace, mind, threshold), now_s)
@@ -185,7 +185,7 @@ def _turn_s(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold
             before_s = middle_s
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def turn(order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, threshold: float) -> None:
     """Move the jobs that have turned by now to their list."""
     while order.reached[N_TURNS] and order.turns_s[0] <= now_s:
@@ -199,14 +199,14 @@ def turn(order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, thr
 # --- the last ones first
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def begin_tail(order: RunOrder) -> None:
     """Look at the order from its end."""
     order.reached[N_TAIL] = order.reached[N_NEAR] = 0
     order.reached[0], order.reached[1] = order.size[0], order.size[1]
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _look_near(
     order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, threshold: float
 ) -> None:  # fmt: skip
@@ -228,13 +228,13 @@ def _look_near(
     order.reached[0], order.reached[N_NEAR] = first, last - first
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def comes_before(keys: Floats, j: int, other_keys: Floats, other: int) -> bool:
     """Tell whether one job comes before another, by their keys (N,) and then by number."""
     return bool(keys[j] < other_keys[other] or (keys[j] == other_keys[other] and j < other))
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def fetch(order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, threshold: float) -> bool:
     """Add the job that comes before those of the tail to it, and its gang to the sums; False: there is none."""
     reached = order.reached

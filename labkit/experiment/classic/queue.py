@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import Ints
 from labkit.experiment.classic.nouns import Queue
+from labkit.kernels import inner
 
 
 def empty_queue(kind: Ints, n_kinds: int) -> Queue:
@@ -24,7 +24,7 @@ def empty_queue(kind: Ints, n_kinds: int) -> Queue:
     )
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _where(queue: Queue, k: int, j: int, key: float) -> int:
     """Return the first place of kind k whose job does not come before job j."""
     a, b = queue.lo[k], queue.hi[k]
@@ -42,7 +42,7 @@ def _where(queue: Queue, k: int, j: int, key: float) -> int:
     return a
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def add(queue: Queue, k: int, j: int, key: float) -> None:
     """Let a job of kind k wait."""
     queue.key[j] = key
@@ -59,7 +59,7 @@ def add(queue: Queue, k: int, j: int, key: float) -> None:
     queue.lo[k] = lo - 1
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def remove(queue: Queue, k: int, j: int) -> None:
     """Take a job of kind k out."""
     at, lo, hi = _where(queue, k, j, queue.key[j]), queue.lo[k], queue.hi[k]
@@ -73,7 +73,7 @@ def remove(queue: Queue, k: int, j: int) -> None:
     queue.hi[k] = hi - 1
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def first_kind(queue: Queue) -> int:
     """Return the kind of the next job in order, among those that are not out; -1 where there is none."""
     best = -1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from labkit.core.capacity import SLACK, room
 from labkit.core.resources import Floats, Ints
 from labkit.experiment.classic.nouns import MARGIN, N_TASKS, N_TOUCHED, Belief, FreeTree, Scratch, Trace
+from labkit.kernels import inner
 
 
 def empty_room(n_groups: int, n_resources: int, n_types: int) -> FreeTree:
@@ -22,7 +22,7 @@ def empty_room(n_groups: int, n_resources: int, n_types: int) -> FreeTree:
     )
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def fill(space: FreeTree, free: Floats, group_type: Ints) -> None:
     """Copy what is free (G, R), and build the trees."""
     n_types, n_nodes, n_resources = space.tree.shape
@@ -42,7 +42,7 @@ def fill(space: FreeTree, free: Floats, group_type: Ints) -> None:
                 space.tree[c, i, r] = max(space.tree[c, 2 * i, r], space.tree[c, 2 * i + 1, r])
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _rise(tree: Floats, sums: Floats, free: Floats, g: int) -> None:
     """Bring a group's leaf of one tree (2 S, R), what stands above it, and the sums (R,) up to what is free there."""
     i = len(tree) // 2 + g
@@ -62,7 +62,7 @@ def _rise(tree: Floats, sums: Floats, free: Floats, g: int) -> None:
         i >>= 1
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _rise_all(space: FreeTree, group_type: Ints, g: int) -> None:
     """Do so in the trees that a group is in."""
     c, n_types = group_type[g], len(space.tree) - 1
@@ -71,7 +71,7 @@ def _rise_all(space: FreeTree, group_type: Ints, g: int) -> None:
         _rise(space.tree[n_types], space.sums[n_types], space.free, g)
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def touch(space: FreeTree, group_type: Ints, numbers: Ints, g: int) -> None:
     """Note that what is free in a group is another amount now."""
     _rise_all(space, group_type, g)
@@ -81,7 +81,7 @@ def touch(space: FreeTree, group_type: Ints, numbers: Ints, g: int) -> None:
         numbers[N_TOUCHED] += 1
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def mark(space: FreeTree, numbers: Ints, g: int) -> None:
     """Note that the ledger has another amount for a group, or will have."""
     if not space.is_touched[g]:
@@ -90,7 +90,7 @@ def mark(space: FreeTree, numbers: Ints, g: int) -> None:
         numbers[N_TOUCHED] += 1
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def restore(space: FreeTree, mind: Belief, group_type: Ints, numbers: Ints) -> None:
     """Bring the touched groups to what the ledger has."""
     for i in range(numbers[N_TOUCHED]):
@@ -105,7 +105,7 @@ def restore(space: FreeTree, mind: Belief, group_type: Ints, numbers: Ints) -> N
     numbers[N_TOUCHED] = 0
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _first(tree: Floats, start: int, demand: Floats) -> int:
     """Return the first group from `start` on that has room for one task of a demand (R,), or -1."""
     size = len(tree) // 2
@@ -128,14 +128,14 @@ def _first(tree: Floats, start: int, demand: Floats) -> int:
     return -1
 
 
-@njit(cache=True, _nrt=False)
+@inner(_nrt=False)
 def _take(space: FreeTree, trace: Trace, work: Scratch, demand: Floats, g: int, n: int) -> None:
     for r in range(len(demand)):
         space.free[g, r] -= n * demand[r]
     touch(space, trace.group_type, work.numbers, g)
 
 
-@njit(cache=True, _nrt=False, forceinline=True)
+@inner(_nrt=False)
 def _fit(space: FreeTree, trace: Trace, work: Scratch, k: int, j: int, of_type: int) -> bool:
     """Put all workers of a job of kind k on groups of one tree, or none; tell whether they are there."""
     n, demand, tree = trace.n_workers[k], trace.worker[k], space.tree[of_type]
@@ -162,7 +162,7 @@ def _fit(space: FreeTree, trace: Trace, work: Scratch, k: int, j: int, of_type: 
     return False
 
 
-@njit(cache=True, _nrt=False, forceinline=True)
+@inner(_nrt=False)
 def place(space: FreeTree, trace: Trace, work: Scratch, j: int) -> bool:
     """Place the gang of a job by first fit: on the first type with room, on a mixture where it is larger than any."""
     k = trace.kind[j]

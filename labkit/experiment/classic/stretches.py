@@ -7,7 +7,6 @@ import time
 from typing import Final, Protocol, Self
 
 import numpy as np
-from numba import njit
 
 from labkit.core.capacity import arrays_of, fits_one_type
 from labkit.core.events import EVENT, Events, copied
@@ -31,6 +30,7 @@ from labkit.experiment.classic.nouns import (
 from labkit.experiment.classic.order import TIE, empty_order
 from labkit.experiment.classic.queue import empty_queue
 from labkit.experiment.classic.room import empty_room
+from labkit.kernels import inner, kernel
 from labkit.schedulers.rule import Rule, rule_of
 from labkit.simulator import Simulator
 
@@ -187,7 +187,7 @@ def _work(n_jobs: int, *, n_tasks: int, n_resources: int) -> Scratch:
     )
 
 
-@njit(cache=True)
+@kernel
 def _kinds(n_workers: Ints, demand: Floats, runs_on: Bools, most: int) -> tuple[Ints, Ints]:
     """Return the kind of each job (N,), and the first job of each kind; with more than `most` kinds it gives up."""
     kind, first, n = np.zeros(len(n_workers), np.int32), np.empty(most + 1, np.int32), 0
@@ -209,7 +209,7 @@ def _kinds(n_workers: Ints, demand: Floats, runs_on: Bools, most: int) -> tuple[
     return kind, first[:n]
 
 
-@njit(cache=True)
+@inner
 def _alike(one: Floats, other: Floats) -> bool:
     alike = True
     for r in range(len(one)):

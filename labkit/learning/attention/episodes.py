@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.kernels import inner, kernel
 from labkit.learning.marl.episodes import DONE, World, begin_job, end_job, settle
 from labkit.schedulers.marl.network import Scene
 from labkit.schedulers.pods.attending import GangView, Net, Notes, Stand, place
@@ -18,7 +18,7 @@ def stand_of(scene: Scene, capacity: Floats) -> Stand:
     return Stand(scene.room.free, np.ascontiguousarray(capacity, np.float64), first, np.zeros(n), np.zeros(n))
 
 
-@njit(cache=True)
+@inner
 def _gang(scene: Scene, job: int, about: Floats, workers_on: Bools) -> GangView:
     room = scene.room
     for g in range(len(workers_on)):
@@ -28,7 +28,7 @@ def _gang(scene: Scene, job: int, about: Floats, workers_on: Bools) -> GangView:
     )
 
 
-@njit(cache=True)
+@inner
 def _free_gpus(scene: Scene, stand: Stand, pod: int) -> float:
     """Return the GPUs that are free in a pod."""
     free, room = 0.0, scene.room
@@ -39,7 +39,7 @@ def _free_gpus(scene: Scene, stand: Stand, pod: int) -> float:
     return free
 
 
-@njit(cache=True)
+@inner
 def _pods(scene: Scene, stand: Stand, home: int) -> Ints:
     """Return the pods but one, those with most free GPUs first."""
     n = len(scene.room.first_machine) - 1
@@ -49,7 +49,7 @@ def _pods(scene: Scene, stand: Stand, home: int) -> Ints:
     return others
 
 
-@njit(cache=True)
+@inner
 def _holds(scene: Scene, stand: Stand, gang: GangView, pod: int) -> bool:
     """Tell whether a pod has as many free GPUs and cores in all as a gang asks for."""
     room, free = scene.room, np.zeros(stand.free.shape[1])
@@ -60,7 +60,7 @@ def _holds(scene: Scene, stand: Stand, gang: GangView, pod: int) -> bool:
     return bool((gang.n_workers * gang.worker + gang.n_ps * gang.ps <= free + 1e-9).all())
 
 
-@njit(cache=True)
+@inner
 def _tried(
     net: Net, scene: Scene, stand: Stand, gang: GangView, pod: int, groups: Ints, draws: bool, rng: np.random.Generator,
     notes: Notes, job: int,
@@ -77,14 +77,14 @@ def _tried(
     return True
 
 
-@njit(cache=True)
+@inner
 def _note(scene: Scene, stand: Stand, length: Floats, job: int, groups: Ints, sign: int) -> None:
     for g in groups:
         stand.tasks[scene.facts.group_machine[g]] += sign
         stand.length[scene.facts.group_machine[g]] += sign * length[job]
 
 
-@njit(cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def play(  # noqa: C901 - the loop over time, whose parts share the queue and the running jobs
     net: Net, scene: Scene, world: World, stand: Stand, about: Floats, length: Floats, draws: bool,
     rng: np.random.Generator, notes: Notes,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import Floats, Ints
+from labkit.kernels import by_reference, inner, kernel
 from labkit.schedulers.marl.candidates import hold
 from labkit.schedulers.marl.network import FEATURES, N_TOP, CandidateBuffers, Net, Scene, best_of, drawn, gang_of, weigh
 from labkit.speed.what_if import put, renew, seconds_more, slowdown, speed_of, take, touched
@@ -21,6 +21,7 @@ DONE = 1e-9
 """Part of its steps that a job may lack when it ends: rounding."""
 
 
+@by_reference
 class World(NamedTuple):
     """The truth beside what the scheduler knows.
 
@@ -47,6 +48,7 @@ class World(NamedTuple):
     where: Ints
 
 
+@by_reference
 class Rec(NamedTuple):
     """What was decided, and what tasks were seen to suffer.
 
@@ -80,6 +82,7 @@ def record(n_decisions: int, n_samples: int = 1) -> Rec:
     )  # fmt: skip
 
 
+@by_reference
 class ActionRule(NamedTuple):
     """draws: actions by their chances; teaches: note what the teacher would do, and obey it with this chance."""
 
@@ -89,7 +92,7 @@ class ActionRule(NamedTuple):
     stays: bool
 
 
-@njit(cache=True, error_model="numpy")
+@inner(error_model="numpy")
 def _feel(scene: Scene, world: World, job: int, rec: Rec) -> None:
     """Note what slows the workers of a job, as declared, and how much it does, in truth."""
     facts, tasks = scene.facts, scene.tasks
@@ -109,7 +112,7 @@ def _feel(scene: Scene, world: World, job: int, rec: Rec) -> None:
         rec.n[1] += 1
 
 
-@njit(cache=True, error_model="numpy")
+@inner(error_model="numpy")
 def _taught(scene: Scene, world: World, job: int, desk: CandidateBuffers, n_top: int) -> int:
     """Return the option of least true cost, of all that were found; -1: it is none of the best predicted."""
     n_workers = scene.n_workers[job]
@@ -128,7 +131,7 @@ def _taught(scene: Scene, world: World, job: int, desk: CandidateBuffers, n_top:
     return taught
 
 
-@njit(cache=True, error_model="numpy")
+@inner(error_model="numpy")
 def _decide(
     scene: Scene,
     world: World,
@@ -168,14 +171,14 @@ def _decide(
     return desk.top[action] if action < n_top else -1
 
 
-@njit(cache=True, error_model="numpy")
+@inner(error_model="numpy")
 def settle(scene: Scene, world: World, job: int, now_s: float) -> None:
     """Note what a job has left now."""
     scene.left[job] -= (now_s - world.since_s[job]) * world.tasks.speed[job]
     world.since_s[job] = now_s
 
 
-@njit(cache=True, error_model="numpy")
+@inner(error_model="numpy")
 def end_job(scene: Scene, world: World, slow: Slow, job: int, now_s: float, others: Ints) -> None:
     """Let a job end, and note the speeds of those beside it."""
     n = scene.n_workers[job] + scene.n_ps[job]
@@ -188,7 +191,7 @@ def end_job(scene: Scene, world: World, slow: Slow, job: int, now_s: float, othe
             tasks.speed[others[i]] = speed_of(facts, truth, tasks, others[i])
 
 
-@njit(cache=True, error_model="numpy")
+@inner(error_model="numpy")
 def begin_job(scene: Scene, world: World, slow: Slow, job: int, groups: Ints, now_s: float, others: Ints) -> int:
     """Let a job begin on some groups; return how many others are beside it."""
     world.where[job, : len(groups)] = groups
@@ -200,7 +203,7 @@ def begin_job(scene: Scene, world: World, slow: Slow, job: int, groups: Ints, no
     return renew(world.facts, world.slow, world.tasks, job, others)
 
 
-@njit(cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def play(  # noqa: C901 - the loop over time, whose parts share the queue and the running jobs
     scene: Scene,
     world: World,

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.draft import Batch, begin_slot
@@ -16,6 +15,7 @@ from labkit.core.errors import InputError
 from labkit.core.ledger import DONE
 from labkit.core.resources import Floats
 from labkit.experiment.experiment import Experiment
+from labkit.kernels import kernel
 from labkit.learning.dl2 import PATIENCE
 from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
@@ -39,7 +39,7 @@ MOST_JOBS: Final = 256
 """Jobs that are active at once, in training; later ones wait."""
 
 
-@njit(cache=True)
+@kernel
 def first_state(batch: Batch, b: int, form: Form, slot_s: float, state: Numbers) -> None:
     """Write what is seen when a slot begins, (J, F)."""
     window = np.empty(form.n_jobs, np.int32)
@@ -47,7 +47,7 @@ def first_state(batch: Batch, b: int, form: Form, slot_s: float, state: Numbers)
     observe(batch, b, form, slot_s, window, state)
 
 
-@njit(cache=True)
+@kernel
 def progress_of(batch: Batch, b: int, done: Floats) -> None:
     """Write the fraction of its declared steps that each job has done, (N,)."""
     episode = batch.episode[b]
@@ -57,7 +57,7 @@ def progress_of(batch: Batch, b: int, done: Floats) -> None:
         done[j] = 1.0 if job.phase == DONE else min(steps / job.total_steps, 1.0)
 
 
-@njit(cache=True)
+@kernel
 def jain_of(batch: Batch, b: int) -> float:
     """Return how evenly dominant shares are given in a slot, as Jain's index: 1/J to 1; 0 without jobs or tasks."""
     at, n = batch.seen.shape[2] - N_SHARES, batch.episode[b].n_seen
@@ -68,7 +68,7 @@ def jain_of(batch: Batch, b: int) -> float:
     return total**2 / (n * squares) if squares > 0 else 0.0
 
 
-@njit(cache=True)
+@kernel
 def slot(
     batch: Batch,
     b: int,

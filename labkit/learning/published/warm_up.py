@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.draft import BOTH, PS, WORKER, Batch
@@ -18,6 +17,7 @@ from labkit.core.resources import Ints
 from labkit.core.snapshot import Snapshot
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.experiment import Experiment
+from labkit.kernels import by_reference, inner, kernel
 from labkit.schedulers import make
 from labkit.schedulers.dl2.drafts import draft_of
 from labkit.schedulers.dl2.flat.form import N_SHARES, Form, Numbers, allow, look, observe, open_slot, show_held, take
@@ -28,6 +28,7 @@ MOST_ACTIONS: Final = 4096
 """Of a slot that are learned from."""
 
 
+@by_reference
 class ActionModes(NamedTuple):
     """How a decision becomes actions: switches `apart`, `voids` and `shuffled` of `Published`."""
 
@@ -137,7 +138,7 @@ def wanted(snapshot: Snapshot, placement: Placement) -> Ints:
     return held[jobs.number]
 
 
-@njit(cache=True)
+@kernel
 def teach(
     batch: Batch,
     b: int,
@@ -189,13 +190,13 @@ def teach(
     return int(left_out)
 
 
-@njit(cache=True)
+@inner
 def _action(form: Form, k: int, what: int) -> int:
     """Return the number of an action."""
     return k if form.all_reduce else 3 * k + what
 
 
-@njit(cache=True)
+@inner
 def _give(
     batch: Batch,
     b: int,
@@ -229,7 +230,7 @@ def _give(
         show_held(batch, b, i)
 
 
-@njit(cache=True)
+@inner
 def _show_old(batch: Batch, b: int, window: Ints, shares: Numbers, state: Numbers) -> None:
     """Show the dominant share of an earlier slot where a job has none yet: the released heuristics do not clear it."""
     for k in range(len(window)):
@@ -237,7 +238,7 @@ def _show_old(batch: Batch, b: int, window: Ints, shares: Numbers, state: Number
             state[k, 3] = shares[window[k]]
 
 
-@njit(cache=True)
+@inner
 def _next(batch: Batch, b: int, form: Form, window: Ints, wanted: Ints, apart: bool, last: int) -> tuple[int, int]:
     """Return the row of the window whose job is next, -1: none, and what it gets."""
     best, least, at = -1, np.inf, batch.seen.shape[2] - N_SHARES
@@ -257,7 +258,7 @@ def _next(batch: Batch, b: int, form: Form, window: Ints, wanted: Ints, apart: b
     return best, _task(batch, b, form, window[best], wanted, one_by_one) if best >= 0 else WORKER
 
 
-@njit(cache=True)
+@inner
 def _task(batch: Batch, b: int, form: Form, i: int, wanted: Ints, apart: bool) -> int:
     """Return what a job that is to have more gets next."""
     n = batch.n[b, batch.active[b, i]]
@@ -269,7 +270,7 @@ def _task(batch: Batch, b: int, form: Form, i: int, wanted: Ints, apart: bool) -
     return WORKER if worker and not (ps and n[PS] < n[WORKER]) else PS
 
 
-@njit(cache=True)
+@inner
 def _fits(batch: Batch, b: int, form: Form, i: int, what: int) -> bool:
     """Tell whether an action finds room; by the paper's rules all that is allowed does."""
     if not form.released:
@@ -280,7 +281,7 @@ def _fits(batch: Batch, b: int, form: Form, i: int, what: int) -> bool:
     return fits
 
 
-@njit(cache=True)
+@inner
 def _drop(batch: Batch, b: int, i: int, wanted: Ints) -> int:
     """Give up what a job was to have more; return how many tasks that were."""
     n = batch.n[b, batch.active[b, i]]
@@ -289,7 +290,7 @@ def _drop(batch: Batch, b: int, i: int, wanted: Ints) -> int:
     return int(left_out)
 
 
-@njit(cache=True)
+@inner
 def _keep(
     kept: SlotSamples,
     state: Numbers,

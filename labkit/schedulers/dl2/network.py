@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.kernels import by_reference, inner, kernel
 
 Numbers = NDArray[np.float32]
 
@@ -20,6 +20,7 @@ N_HELD: Final = 6
 """Of what a job holds in the draft: PSs and workers, their roots, and whether there are none."""
 
 
+@by_reference
 class Net(NamedTuple):
     """The weights: two layers of H units over what is seen of a job, L models being told apart.
 
@@ -92,7 +93,7 @@ class SlotBuffers(NamedTuple):
     two: Numbers
 
 
-@njit(cache=True, forceinline=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+@inner(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 def _mix(middle: Numbers, one: Numbers, two: Numbers) -> None:
     """Add what the first layer's units give to the second's, four at a time."""
     n_units = len(one)
@@ -107,7 +108,7 @@ def _mix(middle: Numbers, one: Numbers, two: Numbers) -> None:
             two[h] += x0 * middle[k, h]
 
 
-@njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+@kernel(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 def evaluate(net: Net, desk: SlotBuffers, i: int, n_ps: int, n_workers: int) -> None:
     """Write what a worker, a PS and both are worth to the job in row i, which holds some tasks."""
     before, held, last, worth = desk.before, net.held, desk.last, desk.worth
@@ -127,7 +128,7 @@ def evaluate(net: Net, desk: SlotBuffers, i: int, n_ps: int, n_workers: int) -> 
         worth[i, action] = total
 
 
-@njit(cache=True)
+@kernel
 def desk_of(net: Net, seen: Numbers, model: Ints) -> SlotBuffers:
     """Return a desk for jobs that are seen, (J, F), of some models, (J,); -1: one that is not told apart."""
     n, n_units = len(seen), len(net.bias)

@@ -11,15 +11,16 @@ import math
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.draft import BOTH, FEATURES, PS, WORKER, Batch, give, mark_all, put
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
+from labkit.kernels import by_reference, inner, kernel
 from labkit.schedulers.dl2.network import N_AROUND, N_OWN, Net, Numbers, SlotBuffers, desk_of, evaluate
 from labkit.schedulers.dl2.teacher import advise
 
 
+@by_reference
 class DecisionRecord(NamedTuple):
     """What decisions leave for learning: S jobs seen, R rows of the network, A actions and K slots; `n` counts them.
 
@@ -107,7 +108,7 @@ NOTHING: Final = record(1, n_jobs=1, n_features=1, actions_per_slot=1)
 """Where decisions are not recorded."""
 
 
-@njit(cache=True)
+@inner
 def see(batch: Batch, b: int, slot_s: float, seen: Numbers) -> None:
     """Write what is seen of each job as its slot begins, (J, F); models are the first columns of `batch.seen`."""
     episode, shown = batch.episode[b], batch.seen[b]
@@ -138,14 +139,14 @@ def see(batch: Batch, b: int, slot_s: float, seen: Numbers) -> None:
             row[around + N_AROUND + job.model] = fraction
 
 
-@njit(cache=True)
+@inner
 def _refuse_full(at: int, room: int) -> None:
     """Raise where a record has no room: compiled code would write beyond its end."""
     if at >= room:
         raise IndexError("a record of decisions is full; episodes are longer than it has room for")
 
 
-@njit(cache=True)
+@inner
 def _open(seen: Numbers, rec: DecisionRecord) -> int:
     """Begin a slot in the record; return where its jobs are."""
     base, slot, n = int(rec.n[0]), rec.n[3], len(seen)
@@ -158,7 +159,7 @@ def _open(seen: Numbers, rec: DecisionRecord) -> int:
     return base
 
 
-@njit(cache=True, forceinline=True)
+@inner
 def _look(net: Net, desk: SlotBuffers, i: int, n_ps: int, n_workers: int, grows: bool, most_ps: int) -> bool:
     """Look at the job in row i, which holds some tasks; return whether all its worths are finite.
 
@@ -170,7 +171,7 @@ def _look(net: Net, desk: SlotBuffers, i: int, n_ps: int, n_workers: int, grows:
     return bool(np.isfinite(desk.worth[i, 0]) & np.isfinite(desk.worth[i, 1]) & np.isfinite(desk.worth[i, 2]))
 
 
-@njit(cache=True)
+@inner
 def _note(desk: SlotBuffers, i: int, n_ps: int, n_workers: int, rec: DecisionRecord, base: int) -> None:
     """Put a row of the network into the record."""
     row = int(rec.n[1])
@@ -180,7 +181,7 @@ def _note(desk: SlotBuffers, i: int, n_ps: int, n_workers: int, rec: DecisionRec
     rec.n[1] += 1
 
 
-@njit(cache=True)
+@inner
 def _show(batch: Batch, b: int, net: Net, desk: SlotBuffers, i: int, rec: DecisionRecord, base: int) -> bool:
     """Look at the job in row i as it is now, and note it; return whether all its worths are finite."""
     j = batch.active[b, i]
@@ -190,7 +191,7 @@ def _show(batch: Batch, b: int, net: Net, desk: SlotBuffers, i: int, rec: Decisi
     return bool(_look(net, desk, i, n_ps, n_workers, batch.malleable[b, j], batch.most[b, j, PS]))
 
 
-@njit(cache=True)
+@inner
 def _rank(mask: Bools, b: int, desk: SlotBuffers, i: int) -> None:
     """Find what is allowed for the job in row i, and the best of it."""
     worth, trains, allowed, best, top = desk.worth, desk.trains, desk.allowed, -1, np.float32(-np.inf)
@@ -202,7 +203,7 @@ def _rank(mask: Bools, b: int, desk: SlotBuffers, i: int) -> None:
     desk.action[i], desk.top[i] = best, top
 
 
-@njit(cache=True)
+@inner
 def _best(desk: SlotBuffers, stop: float) -> int:
     """Return the action of the most worth among those that are allowed; -1: stopping, or nothing is allowed."""
     best, top = -1, stop
@@ -212,14 +213,14 @@ def _best(desk: SlotBuffers, stop: float) -> int:
     return 3 * best + desk.action[best] if best >= 0 else -1
 
 
-@njit(cache=True)
+@inner
 def _weigh(desk: SlotBuffers, i: int) -> None:
     """Write the weights of the actions for the job in row i."""
     for a in range(3):
         desk.weight[3 * i + a] = math.exp(desk.worth[i, a] - desk.level[0])
 
 
-@njit(cache=True)
+@inner
 def _total(desk: SlotBuffers, stop: float) -> float:
     """Return the sum of the weights of what is allowed and of stopping; the largest one is near 1."""
     most = float(stop)
@@ -236,7 +237,7 @@ def _total(desk: SlotBuffers, stop: float) -> float:
     return total
 
 
-@njit(cache=True)
+@inner
 def _drawn(desk: SlotBuffers, left: float) -> int:
     """Return the action at which the weights add up to more than `left`; -1: stopping."""
     for a in range(len(desk.allowed)):
@@ -247,7 +248,7 @@ def _drawn(desk: SlotBuffers, left: float) -> int:
     return -1
 
 
-@njit(cache=True)
+@inner
 def _keep(desk: SlotBuffers, action: int, stop: float, total: float, rec: DecisionRecord) -> None:
     """Put an action into the record."""
     n, n_jobs, t = len(desk.top), rec.row.shape[1], rec.n[2]
@@ -265,7 +266,7 @@ def _keep(desk: SlotBuffers, action: int, stop: float, total: float, rec: Decisi
     rec.n[2] += 1
 
 
-@njit(cache=True)
+@inner
 def _choose(
     batch: Batch,
     b: int,
@@ -287,7 +288,7 @@ def _choose(
     return kept if how.obeys else action
 
 
-@njit(cache=True)
+@inner
 def _begin(batch: Batch, b: int, net: Net, desk: SlotBuffers, rec: DecisionRecord, base: int) -> bool:
     """Give each job its first gang, by arrival, and look at all; return whether all worths are finite."""
     n, sound = len(desk.top), True
@@ -300,7 +301,7 @@ def _begin(batch: Batch, b: int, net: Net, desk: SlotBuffers, rec: DecisionRecor
     return sound
 
 
-@njit(cache=True)
+@kernel
 def decide(
     batch: Batch, b: int, slot_s: float, net: Net, how: How, rec: DecisionRecord, rng: np.random.Generator
 ) -> bool:

@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit
 
 from labkit.core.draft import BOTH, PS, WORKER, Batch
 from labkit.core.resources import Bools, Floats
+from labkit.kernels import inner
 from labkit.schedulers.marginal_gain import ROOT
 
 SHORT: Final = 0.1
 """Slots at its fastest that a job has left, with which it is worth 2 ** ROOT of what a long one is."""
 
 
-@njit(cache=True)
+@inner
 def _gain(batch: Batch, b: int, i: int, n_tasks: int, free: Floats, slot_s: float) -> tuple[float, int]:
     """Return the best gain of up to `n_tasks` more tasks, per share of the cluster, and the action it begins with."""
     j = batch.active[b, i]
@@ -48,7 +48,7 @@ def _gain(batch: Batch, b: int, i: int, n_tasks: int, free: Floats, slot_s: floa
     return best, action
 
 
-@njit(cache=True)
+@inner
 def advise(batch: Batch, b: int, allowed: Bools, n_tasks: int, slot_s: float) -> int:
     """Return the action that a teacher takes next in a draft; -1: it stops. It looks up to `n_tasks` tasks ahead."""
     n_groups = batch.episode[b].n_groups

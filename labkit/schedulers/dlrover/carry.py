@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Final
 
 import numpy as np
-from numba import njit
 
 from labkit.core.capacity import MANY, SLACK, room
 from labkit.core.events import Role
@@ -16,6 +15,7 @@ from labkit.core.placement import Placement, Reason, Repair, repairs_of
 from labkit.core.resources import CPUS, MEMORY_GB, Bools, Floats, Ints
 from labkit.core.running import Running
 from labkit.core.snapshot import Snapshot
+from labkit.kernels import inner, kernel
 from labkit.schedulers.dlrover.plan import Plan
 
 Rows = tuple[Ints, Floats]
@@ -193,7 +193,7 @@ class CarriedRoom:
         return bool((np.abs(amounts - given[1]) < 1e-5).all())
 
 
-@njit(cache=True)
+@kernel
 def _has_room(free: Floats, up: Bools, declared: Floats, cores: float) -> bool:
     """Tell whether some group holds one more task: with so many cores, and else as declared (R,)."""
     for g in range(len(free)):
@@ -206,7 +206,7 @@ def _has_room(free: Floats, up: Bools, declared: Floats, cores: float) -> bool:
     return False
 
 
-@njit(cache=True)
+@kernel
 def _carry(
     free: Floats, up: Bools, old: Ints, taken: Floats, kinds: Ints, amounts: Floats, declared: Floats, whole: bool
 ) -> tuple[Ints, Floats, int]:  # fmt: skip
@@ -252,7 +252,7 @@ def _carry(
     return np.empty((0, 3), np.int32), np.empty((0, 2)), 0
 
 
-@njit(cache=True)
+@inner
 def _takes(declared: Floats, role: Ints, amounts: Floats) -> Floats:
     """Return what tasks of some roles (K,) take with some cores and GB (K, 2), and else as declared, (K, R)."""
     takes = np.empty((len(role), declared.shape[1]))
@@ -263,7 +263,7 @@ def _takes(declared: Floats, role: Ints, amounts: Floats) -> Floats:
     return takes
 
 
-@njit(cache=True)
+@inner
 def _stay(
     free: Floats, up: Bools, old: Ints, had: Floats, kinds: Ints, demand: Floats, put: Ints, left: Ints
 ) -> int:  # fmt: skip
@@ -283,7 +283,7 @@ def _stay(
     return rows
 
 
-@njit(cache=True)
+@inner
 def _enough(kinds: Ints, left: Ints, whole: bool) -> bool:
     """Tell whether all servers found room, and all workers, or one at least where not all are needed."""
     n_workers, missing = 0, 0
@@ -296,7 +296,7 @@ def _enough(kinds: Ints, left: Ints, whole: bool) -> bool:
     return n_workers > 0 and not (whole and missing > 0)
 
 
-@njit(cache=True)
+@inner
 def _spread(
     free: Floats, usable: Ints, demand: Floats, kind: int, n: int, put: Ints, before: Floats, rows: int
 ) -> tuple[int, int]:
@@ -321,7 +321,7 @@ def _spread(
     return n, rows
 
 
-@njit(cache=True)
+@inner
 def _usable(free: Floats, up: Bools, cores: float) -> Ints:
     """Return the groups that are up and have so many cores free."""
     groups, n = np.empty(len(free), np.int32), 0
@@ -331,7 +331,7 @@ def _usable(free: Floats, up: Bools, cores: float) -> Ints:
     return groups[:n]
 
 
-@njit(cache=True)
+@inner
 def _as_roomy(free: Floats, usable: Ints, demand: Floats, start: int, n: int) -> int:
     """Return the first of some groups from `start` on that holds n tasks; -1: none."""
     for i in range(start, len(usable)):
@@ -341,7 +341,7 @@ def _as_roomy(free: Floats, usable: Ints, demand: Floats, start: int, n: int) ->
     return -1
 
 
-@njit(cache=True)
+@inner
 def _roomiest(free: Floats, usable: Ints, demand: Floats) -> tuple[int, int]:
     """Return which of some groups holds the most tasks, and how many; -1: none holds any."""
     most, at = 0, -1
@@ -354,14 +354,14 @@ def _roomiest(free: Floats, usable: Ints, demand: Floats) -> tuple[int, int]:
     return at, most
 
 
-@njit(cache=True)
+@inner
 def _comes_before(put: Ints, i: int, j: int) -> bool:
     """Tell whether a row comes before another one: by kind, and then by group."""
     before: bool = put[i, 0] < put[j, 0] or (put[i, 0] == put[j, 0] and put[i, 1] < put[j, 1])
     return before
 
 
-@njit(cache=True)
+@inner
 def _told(put: Ints, kinds: Ints, amounts: Floats) -> tuple[Ints, Floats, int]:
     """Return what was put as rows by kind and group, each group once, their cores and GB, and the number of workers."""
     order = np.arange(len(put))

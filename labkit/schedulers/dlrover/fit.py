@@ -8,12 +8,12 @@ from math import inf
 from typing import Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 
 from labkit.core.errors import InputError
 from labkit.core.resources import Floats, Ints
+from labkit.kernels import kernel
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.speed.bottleneck import SOFTNESS, Work
 
@@ -77,7 +77,7 @@ def works_of(samples: Sequence[Sequence[Sample]]) -> Floats:
     return _works(np.array(rows, np.float64).reshape(-1, 8), first, _REST)
 
 
-@njit(cache=True)
+@kernel
 def _works(rows: Floats, first: Ints, rest: Floats) -> Floats:
     """Return core-seconds, rest and hottest share of jobs whose samples are rows `first[j]:first[j + 1]`."""
     told = np.empty((len(first) - 1, 4))

@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import Floats, Ints
+from labkit.kernels import inner, kernel
 from labkit.schedulers.dlrover.plan import FASTER, NO_SLOWER, PS_CORES, WORKER_CORES, Plan, in_units, pairs
 from labkit.speed.bottleneck import SOFTNESS
 
@@ -133,7 +133,7 @@ def _tables(limits: PlanLimits) -> Tables:
     return Tables((tables[0], tables[1]), (named[0], named[1]), within)
 
 
-@njit(cache=True)
+@inner
 def _power(x: float) -> float:
     """Return x to the exponent of the softmin, 8."""
     squared = x * x
@@ -141,7 +141,7 @@ def _power(x: float) -> float:
     return fourth * fourth
 
 
-@njit(cache=True)
+@kernel
 def _fronts(
     works: Floats, workers: Ints, servers: Ints, within: int, unit: float, equal: float
 ) -> tuple[Ints, Ints, Ints, Floats, Floats]:  # fmt: skip
@@ -169,7 +169,7 @@ def _fronts(
     return first, worker[:n], server[:n], power[:n], units[:n]
 
 
-@njit(cache=True)
+@inner
 def _best_pairs(of_workers: Floats, of_servers: Floats) -> tuple[Floats, Ints]:
     """Return the least inverse power of workers and servers with so many units in all, and the units of the servers."""
     best, which = np.full(len(of_workers), np.inf), np.zeros(len(of_workers), np.int64)
@@ -183,7 +183,7 @@ def _best_pairs(of_workers: Floats, of_servers: Floats) -> tuple[Floats, Ints]:
     return best, which
 
 
-@njit(cache=True)
+@inner
 def _best_workers(workers: Ints, within: int, c: float, t: float, equal: float) -> tuple[Floats, Ints]:
     """Return the least inverse power of what workers with so many units in all can do, and which those are."""
     best, which = np.full(within + 1, np.inf), np.zeros(within + 1, np.int32)
@@ -197,7 +197,7 @@ def _best_workers(workers: Ints, within: int, c: float, t: float, equal: float) 
     return best, which
 
 
-@njit(cache=True)
+@inner
 def _best_servers(servers: Ints, within: int, u: float, hot: float, equal: float) -> tuple[Floats, Ints]:
     """Return the same of servers: the hottest of several has `hot` times the mean of the updates."""
     best, which = np.full(within + 1, np.inf), np.zeros(within + 1, np.int32)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import Floats, Ints
+from labkit.kernels import kernel
 
 Wish = tuple[Ints | Floats, Floats]
 """Cores, rising, and what a job would gain with so many, rising: (F,) each."""
@@ -40,7 +40,7 @@ def chosen(cores: Floats, gain: Floats, first: Ints, budget: float) -> Ints:
     return at
 
 
-@njit(cache=True)
+@kernel
 def _taken(cores: Floats, first: Ints, owner: Ints, corner: Ints, budget: float) -> Ints:
     """Return the entry of each job's wish (J,), which is a row of `cores`, after steps that are taken in order."""
     n_jobs, left = len(first) - 1, budget
@@ -70,7 +70,7 @@ def _taken(cores: Floats, first: Ints, owner: Ints, corner: Ints, budget: float)
     return at
 
 
-@njit(cache=True)
+@kernel
 def _steps(cores: Floats, gain: Floats, first: Ints) -> tuple[Ints, Ints, Floats]:
     """Return all steps from corner to corner of the upper hulls: job, the corner that it leads to, gain per core."""
     owner, corner, worth = np.empty(len(cores), np.int64), np.empty(len(cores), np.int64), np.empty(len(cores))

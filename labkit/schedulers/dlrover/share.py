@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.kernels import kernel
 from labkit.schedulers.dlrover.fit import Sample, works_of
 from labkit.schedulers.dlrover.front import Front, PlanLimits, fronts
 from labkit.schedulers.dlrover.plan import NO_SLOWER, Plan
@@ -151,7 +151,7 @@ def wishes(
     return told
 
 
-@njit(cache=True)
+@kernel
 def _frugal(speed: Floats, first: Ints, at: Ints) -> Ints:
     """Return the row with the fewest cores of those of a job that are hardly slower than its row `at` (J,)."""
     told = np.empty_like(at)

@@ -7,14 +7,14 @@ Kernels, as in `labkit.schedulers.gavel.rounds`: jobs are positions among the ac
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.kernels import inner
 
 SLACK = 1e-9
 
 
-@njit(cache=True)
+@inner
 def room_for_gang(free: Floats, use: Floats) -> float:
     """Return the free GPUs of the types (T,) that a column takes its GPUs from."""
     room = SLACK
@@ -24,7 +24,7 @@ def room_for_gang(free: Floats, use: Floats) -> float:
     return room
 
 
-@njit(cache=True)
+@inner
 def take(free: Floats, use: Floats, n_gpus: float) -> None:
     """Take a gang's GPUs, or give back so many (below 0); a gang on several types takes them where most are free."""
     left = n_gpus
@@ -38,7 +38,7 @@ def take(free: Floats, use: Floats, n_gpus: float) -> None:
         left -= taken
 
 
-@njit(cache=True)
+@inner
 def _leaves(
     v: int, rate: Floats, n_gpus: Floats, use: Floats, free: Floats, column: Ints, moves: Bools
 ) -> tuple[float, int, int]:
@@ -56,7 +56,7 @@ def _leaves(
     return (least * n_gpus[leaves] if leaves >= 0 else np.inf), leaves, where
 
 
-@njit(cache=True)
+@inner
 def _clear(
     a: int, w: int, most: float, rate: Floats, n_gpus: Floats, use: Floats, free: Floats, column: Ints, moves: Bools
 ) -> float:
@@ -80,7 +80,7 @@ def _clear(
     return lost
 
 
-@njit(cache=True)
+@inner
 def make_room(rate: Floats, n_gpus: Floats, use: Floats, free: Floats, column: Ints, moves: Bools) -> bool:
     """Let a gang go where it is faster and others are in its way, if these lose less by going elsewhere than it gains.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit
 
 from labkit.core.errors import InputError
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.kernels import inner, kernel
 from labkit.schedulers.gavel.problem import Allocation, Problem
 
 NOWHERE: Final = -1
@@ -114,7 +114,7 @@ def draws(job: Ints, seed: int) -> Floats:
     return drawn
 
 
-@njit(cache=True)
+@kernel
 def start_gangs(
     order: Ints,
     speed: Floats,
@@ -148,7 +148,7 @@ def start_gangs(
     return column
 
 
-@njit(cache=True)
+@inner
 def _find_room(speed: Floats, n_gpus: float, use: Floats, left: Floats, fits: Bools) -> int:
     """Set which columns have room for a gang, (V,), and return how many do."""
     n_fit = 0
@@ -158,7 +158,7 @@ def _find_room(speed: Floats, n_gpus: float, use: Floats, left: Floats, fits: Bo
     return n_fit
 
 
-@njit(cache=True)
+@inner
 def _has_room(n_gpus: float, use: Floats, left: Floats) -> bool:
     """Tell whether any column has room for a gang, whether or not it can run there."""
     found = False
@@ -167,7 +167,7 @@ def _has_room(n_gpus: float, use: Floats, left: Floats) -> bool:
     return found
 
 
-@njit(cache=True)
+@inner
 def _fastest(speed: Floats, fits: Bools) -> int:
     best = NOWHERE
     for v in range(len(fits)):
@@ -176,13 +176,13 @@ def _fastest(speed: Floats, fits: Bools) -> int:
     return best
 
 
-@njit(cache=True)
+@inner
 def _nth(fits: Bools, n: int) -> int:
     """Return the n-th column that has room, counted from 0."""
     return int(np.flatnonzero(fits)[n])
 
 
-@njit(cache=True)
+@kernel
 def join_gangs(
     order: Ints,
     column: Ints,
@@ -221,7 +221,7 @@ def join_gangs(
     return pairs[:n_pairs], of_pair[:n_pairs]
 
 
-@njit(cache=True)
+@inner
 def _worth(mine: float, theirs: float, mine_alone: float, theirs_alone: float) -> float:
     """Return two speeds relative to alone, added up; 0 if they cannot share."""
     if min(mine, theirs, mine_alone, theirs_alone) <= 0:

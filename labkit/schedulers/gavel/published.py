@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.kernels import kernel
 
 ORDER: Final = ("v100", "p100", "k80")
 """The order in which device types are served; others follow in the cluster's own."""
@@ -186,7 +186,7 @@ def _priorities(share: Floats, time_s: Floats, type_time_s: Floats, speed: Float
     return np.where(allotted[:, None] & (share > 0) & (speed > 0), ratio, 0.0)
 
 
-@njit(cache=True)
+@kernel
 def _take(ranked: Ints, able: Bools, n_gpus: Floats, capacity: float) -> Bools:
     """Take jobs in order while they fit; the ones that do not are passed over."""
     taken = np.zeros(len(ranked), np.bool_)

@@ -7,13 +7,13 @@ run (V) that take their GPUs from device types (T).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.kernels import inner, kernel
 from labkit.schedulers.gavel.gangs import SLACK, make_room, room_for_gang, take
 
 
-@njit(cache=True)
+@kernel
 def owe(
     jobs: Ints, dt_s: float, most_s: float, fill: bool, share: Floats, lag_s: Floats, column: Ints, partner: Ints
 ) -> None:
@@ -30,7 +30,7 @@ def owe(
             lag_s[j, v] = min(max(lag_s[j, v], -most_s), most_s * (1.0 - share[j, v] if fill else 1.0))
 
 
-@njit(cache=True)
+@kernel
 def owe_pairs(
     pairs: Ints, dt_s: float, most_s: float, fill: bool, share: Floats, lag_s: Floats, column: Ints, partner: Ints
 ) -> None:
@@ -44,7 +44,7 @@ def owe_pairs(
             lag_s[p, v] = min(max(lag_s[p, v], -most_s), most_s * (1.0 - share[p, v] if fill else 1.0))
 
 
-@njit(cache=True)
+@kernel
 def hold(column: Ints, partner: Ints, n_gpus: Floats, use: Floats, free: Floats) -> None:
     """Take the GPUs of jobs that have a column out of what is free (T,); those of a pair once."""
     for j in range(len(column)):
@@ -52,7 +52,7 @@ def hold(column: Ints, partner: Ints, n_gpus: Floats, use: Floats, free: Floats)
             take(free, use[column[j]], n_gpus[j])
 
 
-@njit(cache=True)
+@kernel
 def most_overdue(
     first: Ints, second: Ints, priority: Floats, n_gpus: Floats, use: Floats, free: Floats, column: Ints, partner: Ints
 ) -> None:
@@ -88,7 +88,7 @@ def most_overdue(
             partner[a], partner[b] = b, a
 
 
-@njit(cache=True)
+@inner
 def _best_gain(speed: Floats, use: Floats, free: Floats, n_gpus: float, now: int) -> tuple[float, int]:
     """Return the most that a job gains by a column that it fits into, and the column or -1; ties: the most room."""
     best, best_v, most = 0.0, -1, 0.0
@@ -100,7 +100,7 @@ def _best_gain(speed: Floats, use: Floats, free: Floats, n_gpus: float, now: int
     return best, best_v
 
 
-@njit(cache=True)
+@kernel
 def fill_up(
     speed: Floats, worth: Floats, n_gpus: Floats, use: Floats, free: Floats, column: Ints, partner: Ints, moves: Bools
 ) -> None:
@@ -136,7 +136,7 @@ def fill_up(
         column[best_j] = best_v
 
 
-@njit(cache=True)
+@inner
 def _best_move(
     v: int, w: int, size: float, speed: Floats, worth: Floats, n_gpus: Floats, column: Ints, moves: Bools
 ) -> tuple[float, int]:
@@ -150,7 +150,7 @@ def _best_move(
     return best, best_j
 
 
-@njit(cache=True)
+@kernel
 def trade(speed: Floats, worth: Floats, n_gpus: Floats, column: Ints, moves: Bools) -> None:
     """Let two jobs of one size change places as long as one gains more by it than the other loses."""
     n_columns = speed.shape[1]
@@ -165,7 +165,7 @@ def trade(speed: Floats, worth: Floats, n_gpus: Floats, column: Ints, moves: Boo
                     column[a], column[b] = w, v
 
 
-@njit(cache=True)
+@inner
 def _positions(jobs: Ints, numbers: Ints) -> Ints:
     """Return the position of each number among the active jobs (ascending), -1 where it is none or not there."""
     where = np.full(len(numbers), -1, np.int32)
@@ -177,7 +177,7 @@ def _positions(jobs: Ints, numbers: Ints) -> Ints:
     return where
 
 
-@njit(cache=True)
+@inner
 def _rank(share: Floats, lag_s: Floats, round_s: float, stay: float, runs_on: int, priority: Floats) -> None:
     """Write a unit's priority in each column (V,): share and what it is owed, in rounds, and `stay` where it runs."""
     for v in range(len(share)):
@@ -185,7 +185,7 @@ def _rank(share: Floats, lag_s: Floats, round_s: float, stay: float, runs_on: in
             priority[v] = share[v] + lag_s[v] / round_s + (stay if v == runs_on else 0.0)
 
 
-@njit(cache=True)
+@inner
 def _units(
     jobs: Ints, share: Floats, lag_s: Floats, pairs: Ints, pair_share: Floats, pair_lag_s: Floats, round_s: float,
     stay: float, column: Ints, partner: Ints,
@@ -210,7 +210,7 @@ def _units(
     return first[:u], second[:u], priority[:u]
 
 
-@njit(cache=True)
+@inner
 def _may_move(jobs: Ints, chosen: Ints, mate: Ints, over: bool, overdue_s: float, column: Ints, lag_s: Floats) -> Bools:
     """Tell which jobs may leave their columns: alone, starting or at a round's end, and not overdue there."""
     moves = (chosen >= 0) & (mate < 0)
@@ -220,7 +220,7 @@ def _may_move(jobs: Ints, chosen: Ints, mate: Ints, over: bool, overdue_s: float
     return moves
 
 
-@njit(cache=True)
+@kernel
 def choose(
     jobs: Ints, over: bool, fill: bool, round_s: float, stay: float, share: Floats, lag_s: Floats, pairs: Ints,
     pair_share: Floats, pair_lag_s: Floats, speed: Floats, worth: Floats, n_gpus: Floats, use: Floats,
@@ -256,7 +256,7 @@ def choose(
     return chosen, mate
 
 
-@njit(cache=True)
+@inner
 def _stays(i: int, jobs: Ints, chosen: Ints, mate: Ints, column: Ints, partner: Ints) -> bool:
     """Tell whether a job keeps its place: nothing changes, or the one that shared it leaves."""
     if chosen[i] != column[jobs[i]]:
@@ -267,7 +267,7 @@ def _stays(i: int, jobs: Ints, chosen: Ints, mate: Ints, column: Ints, partner: 
     return bool(mate[i] < 0 and (i < k or mate[k] >= 0 or chosen[k] != column[jobs[k]]))
 
 
-@njit(cache=True)
+@kernel
 def changes(jobs: Ints, chosen: Ints, mate: Ints, n_gpus: Floats, column: Ints, partner: Ints) -> tuple[Ints, Ints]:
     """Return the positions of the jobs that start or move, largest gangs first, and of those that stop.
 
@@ -288,7 +288,7 @@ def changes(jobs: Ints, chosen: Ints, mate: Ints, n_gpus: Floats, column: Ints, 
     return starts[np.argsort(-n_gpus[jobs[starts]], kind="mergesort")], stops[:n_stops]
 
 
-@njit(cache=True)
+@kernel
 def note_placed(set_jobs: Ints, rows: Ints, jobs: Ints, chosen: Ints, mate: Ints, column: Ints, partner: Ints) -> None:
     """Note the column and partner (N,) of the jobs that a placement with these task rows set."""
     for j in set_jobs:

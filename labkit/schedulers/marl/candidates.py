@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from labkit.core.capacity import SLACK
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
+from labkit.kernels import by_reference, inner, kernel
 
 MOST: Final = 4096
 """Placements of a gang that are weighed at most."""
@@ -16,6 +16,7 @@ MOST_SPLIT: Final = 8
 """Machines over which a gang is split at most."""
 
 
+@by_reference
 class ClusterRoom(NamedTuple):
     """What a cluster has left, by device group; tasks are taken out of `free` as gangs are placed.
 
@@ -53,6 +54,7 @@ class GangRequest(NamedTuple):
     runs_on: Bools
 
 
+@by_reference
 class Candidates(NamedTuple):
     """Placements: (C, K) device groups, workers first; (C,) pods; (1,) how many."""
 
@@ -66,7 +68,7 @@ def found_of(most_tasks: int) -> Candidates:
     return Candidates(np.zeros((MOST, most_tasks), np.int64), np.zeros(MOST, np.int64), np.zeros(1, np.int64))
 
 
-@njit(cache=True)
+@inner
 def fits(room: ClusterRoom, gang: GangRequest, g: int, n_workers: int, n_ps: int) -> bool:
     """Tell whether a group has room for some workers and PSs of a gang."""
     if not room.up[g]:
@@ -79,7 +81,7 @@ def fits(room: ClusterRoom, gang: GangRequest, g: int, n_workers: int, n_ps: int
     return True
 
 
-@njit(cache=True)
+@inner
 def hold(room: ClusterRoom, gang: GangRequest, groups: Ints, sign: int) -> None:
     """Take a gang's tasks out of what is free, or give them back (sign -1)."""
     for t in range(len(groups)):
@@ -88,7 +90,7 @@ def hold(room: ClusterRoom, gang: GangRequest, groups: Ints, sign: int) -> None:
             room.free[groups[t], r] -= sign * demand[r]
 
 
-@njit(cache=True)
+@inner
 def _most(room: ClusterRoom, gang: GangRequest, g: int, wants_workers: bool, n: int) -> int:
     """Return how many tasks of one role a group has room for, at most n."""
     k = 0
@@ -97,7 +99,7 @@ def _most(room: ClusterRoom, gang: GangRequest, g: int, wants_workers: bool, n: 
     return k
 
 
-@njit(cache=True)
+@inner
 def _as_new(room: ClusterRoom, empty: Bools, m: int, other: int) -> bool:
     """Tell whether two machines without tasks are alike."""
     a, b = room.first_group[m], room.first_group[other]
@@ -112,7 +114,7 @@ def _as_new(room: ClusterRoom, empty: Bools, m: int, other: int) -> bool:
     return bool(empty[m] and empty[other])
 
 
-@njit(cache=True)
+@inner
 def _whole(  # noqa: C901 - all pairs of groups, all numbers of tasks on the first
     room: ClusterRoom, gang: GangRequest, m: int, pod: int, alike: bool, found: Candidates
 ) -> None:
@@ -145,7 +147,7 @@ def _whole(  # noqa: C901 - all pairs of groups, all numbers of tasks on the fir
                     found.n[0] += 1
 
 
-@njit(cache=True)
+@inner
 def _share(
     room: ClusterRoom, gang: GangRequest, m: int, n_workers: int, n_ps: int, groups: Ints, w0: int, p0: int
 ) -> bool:
@@ -170,7 +172,7 @@ def _share(
     return True
 
 
-@njit(cache=True)
+@inner
 def _split(room: ClusterRoom, gang: GangRequest, pod: int, k: int, order: Ints, found: Candidates) -> None:
     """Note the split over k machines, the first ones of an order that hold their shares."""
     c = found.n[0]
@@ -189,7 +191,7 @@ def _split(room: ClusterRoom, gang: GangRequest, pod: int, k: int, order: Ints, 
     found.n[0] += 1
 
 
-@njit(cache=True)
+@inner
 def _fill(room: ClusterRoom, gang: GangRequest, pod: int, order: Ints, found: Candidates) -> None:
     """Note the placement that fills machines in an order, for gangs that no even split holds."""
     c = found.n[0]
@@ -211,7 +213,7 @@ def _fill(room: ClusterRoom, gang: GangRequest, pod: int, order: Ints, found: Ca
         found.n[0] += 1
 
 
-@njit(cache=True)
+@kernel
 def candidates(
     room: ClusterRoom, gang: GangRequest, pod: int, empty: Bools, order: Ints, looked_at: int, found: Candidates
 ) -> None:

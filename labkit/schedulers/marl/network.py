@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
+from labkit.kernels import by_reference, inner, kernel
 from labkit.schedulers.marl.candidates import MOST, Candidates, ClusterRoom, GangRequest, candidates, found_of
 from labkit.speed.what_if import seconds_more
 from labkit.speed.what_if_state import N_SEEN, WORKER, RunFacts, Slow, TaskTable
@@ -31,6 +31,7 @@ NEVER: Final = -1e6
 """Worth of what is never taken."""
 
 
+@by_reference
 class Net(NamedTuple):
     """The weights: a network that predicts slowdowns, and a head that weighs placements, for each of A agents.
 
@@ -57,6 +58,7 @@ class Net(NamedTuple):
     sharp: Floats
 
 
+@by_reference
 class Scene(NamedTuple):
     """What a scheduler knows of jobs and cluster: N jobs, M machines, P pods.
 
@@ -86,6 +88,7 @@ class Scene(NamedTuple):
     pods: Ints
 
 
+@by_reference
 class CandidateBuffers(NamedTuple):
     """What a decision is made with: placements, their costs, the best of them, and what is seen of these.
 
@@ -126,13 +129,13 @@ def desk_of(scene: Scene) -> CandidateBuffers:
     )  # fmt: skip
 
 
-@njit(cache=True)
+@kernel
 def gang_of(scene: Scene, job: int) -> GangRequest:
     """Return the gang that a job asks for."""
     return GangRequest(scene.worker[job], scene.ps[job], scene.n_workers[job], scene.n_ps[job], scene.runs_on[job])
 
 
-@njit(cache=True)
+@inner
 def _orders(scene: Scene, pod: int) -> Ints:
     """Return a pod's machines by what is used there, and by free cores, (2, m)."""
     room = scene.room
@@ -150,7 +153,7 @@ def _orders(scene: Scene, pod: int) -> Ints:
     return order
 
 
-@njit(cache=True)
+@inner
 def _free_gpus(room: ClusterRoom, pod: int) -> tuple[float, float]:
     """Return GPUs and cores that are free in a pod."""
     gpus, cores = 0.0, 0.0
@@ -163,7 +166,7 @@ def _free_gpus(room: ClusterRoom, pod: int) -> tuple[float, float]:
     return gpus, cores
 
 
-@njit(cache=True)
+@inner
 def _find(scene: Scene, job: int, desk: CandidateBuffers, stays: bool) -> None:
     """Note placements: at home, and in those pods that have most free GPUs."""
     room, gang, desk.found.n[0] = scene.room, gang_of(scene, job), 0
@@ -189,7 +192,7 @@ def _find(scene: Scene, job: int, desk: CandidateBuffers, stays: bool) -> None:
         free[pod] = -1.0
 
 
-@njit(cache=True, error_model="numpy")
+@inner(error_model="numpy")
 def _see(scene: Scene, job: int, desk: CandidateBuffers, c: int, n_waiting: int, seen: Floats) -> None:
     """Write what the head sees of a placement."""
     room, tasks, facts = scene.room, scene.tasks, scene.facts
@@ -240,7 +243,7 @@ def _see(scene: Scene, job: int, desk: CandidateBuffers, c: int, n_waiting: int,
     seen[13] = crowd - lightest
 
 
-@njit(cache=True, error_model="numpy")
+@inner(error_model="numpy")
 def worth_of(net: Net, agent: int, seen: Floats, cost: float) -> float:
     """Return what a placement is worth to an agent."""
     worth = -net.sharp[agent] * cost
@@ -252,7 +255,7 @@ def worth_of(net: Net, agent: int, seen: Floats, cost: float) -> float:
     return worth
 
 
-@njit(cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def weigh(  # noqa: C901 - one pass: what there is, what it costs, what it is worth
     scene: Scene, slow: Slow, net: Net, job: int, now_s: float, arrival_s: float, n_waiting: int, n_running: int,
     stays: bool, desk: CandidateBuffers,
@@ -298,7 +301,7 @@ def weigh(  # noqa: C901 - one pass: what there is, what it costs, what it is wo
     return n_top
 
 
-@njit(cache=True)
+@inner
 def _see_waiting(desk: CandidateBuffers, cost: float, age: float, n_top: int) -> None:
     """Write what the head sees of leaving a job in the queue."""
     seen = desk.seen[n_top]
@@ -307,7 +310,7 @@ def _see_waiting(desk: CandidateBuffers, cost: float, age: float, n_top: int) ->
     seen[3], seen[4], seen[5] = desk.seen[0, 8], desk.seen[0, 10], 1.0
 
 
-@njit(cache=True)
+@kernel
 def best_of(desk: CandidateBuffers, n_top: int) -> int:
     """Return the option of the most worth; n_top: wait."""
     best = 0
@@ -317,7 +320,7 @@ def best_of(desk: CandidateBuffers, n_top: int) -> int:
     return best
 
 
-@njit(cache=True)
+@inner
 def drawn(desk: CandidateBuffers, n_top: int, rng: np.random.Generator) -> int:
     """Return an option by its chance."""
     most, total = desk.logit[best_of(desk, n_top)], 0.0

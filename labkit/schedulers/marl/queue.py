@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import Floats, Ints
+from labkit.kernels import kernel
 from labkit.schedulers.marl.candidates import hold
 from labkit.schedulers.marl.network import CandidateBuffers, Net, Scene, best_of, gang_of, weigh
 from labkit.speed.what_if import put, renew
 from labkit.speed.what_if_state import Slow
 
 
-@njit(cache=True, error_model="numpy")
+@kernel(error_model="numpy")
 def place_waiting(
     scene: Scene, slow: Slow, net: Net, waiting: Ints, now_s: float, arrival_s: Floats, n_running: int, stays: bool,
     desk: CandidateBuffers,

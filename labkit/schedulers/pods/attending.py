@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from labkit.core.capacity import SLACK, room
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.core.weights import WeightsFiles, fault_of, other_names
+from labkit.kernels import by_reference, inner, kernel
 from labkit.schedulers.pods.predictor import MODELS, model_kind
 
 OF_MACHINE: Final = (
@@ -38,6 +38,7 @@ FILES: Final = WeightsFiles(
 )
 
 
+@by_reference
 class Net(NamedTuple):
     """The weights: two layers for machines, two for the task, the summary of machines, and scores.
 
@@ -82,6 +83,7 @@ SHAPES: Final[dict[str, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
+@by_reference
 class Stand(NamedTuple):
     """Machines as they stand: M machines of G device groups.
 
@@ -114,6 +116,7 @@ class GangView(NamedTuple):
     about: Floats
 
 
+@by_reference
 class Notes(NamedTuple):
     """Choices that were made: n (1,) so many; what was seen, where tasks fitted, what was taken, and the job of each.
 
@@ -157,7 +160,7 @@ def about_of(jobs: Jobs) -> Floats:
     return about
 
 
-@njit(cache=True)
+@kernel
 def scores(net: Net, seen: Floats, task: Floats) -> Floats:
     """Return the score of each machine, (M,), from (M, F) and (Q,) [1]_.
 
@@ -178,7 +181,7 @@ def scores(net: Net, seen: Floats, task: Floats) -> Floats:
     return score
 
 
-@njit(cache=True)
+@kernel
 def see_machines(stand: Stand, gang: GangView, machines: Ints, left: Ints, own: Floats, seen: Floats) -> None:
     """Write what is seen of some machines, (M, F); `left`: workers and PSs to place, `own` (2, M): those placed."""
     for i in range(len(machines)):
@@ -199,7 +202,7 @@ def see_machines(stand: Stand, gang: GangView, machines: Ints, left: Ints, own: 
         seen[i, 9] = stand.tasks[m] <= 0
 
 
-@njit(cache=True)
+@inner
 def see_task(gang: GangView, role: int, left: Ints, begun: bool, seen: Floats) -> None:
     """Write what is seen of a task, (Q,)."""
     demand, at = gang.worker if role == 0 else gang.ps, len(gang.about)
@@ -208,7 +211,7 @@ def see_task(gang: GangView, role: int, left: Ints, begun: bool, seen: Floats) -
     seen[at + 3], seen[at + 4], seen[at + 5] = demand[GPUS] / 2, demand[CPUS] / 4, begun
 
 
-@njit(cache=True)
+@inner
 def _group(stand: Stand, demand: Floats, on: Bools, m: int) -> int:
     """Return the group of a machine with room for most tasks of a demand, the first of equals; -1: none."""
     best, most = -1, 0
@@ -220,7 +223,7 @@ def _group(stand: Stand, demand: Floats, on: Bools, m: int) -> int:
     return best
 
 
-@njit(cache=True)
+@inner
 def _drawn(score: Floats, fits: Bools, u: float) -> int:
     """Return a machine by the chances of its score among those where a task fits; u in [0, 1)."""
     top = -np.inf
@@ -241,7 +244,7 @@ def _drawn(score: Floats, fits: Bools, u: float) -> int:
     return last
 
 
-@njit(cache=True)
+@inner
 def _best(score: Floats, fits: Bools) -> int:
     """Return the machine of the highest score among those where a task fits, the first of equals; -1: none."""
     best = -1
@@ -251,7 +254,7 @@ def _best(score: Floats, fits: Bools) -> int:
     return best
 
 
-@njit(cache=True)
+@kernel
 def place(
     net: Net, stand: Stand, gang: GangView, machines: Ints, groups: Ints, draws: bool, rng: np.random.Generator,
     notes: Notes, job: int,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from labkit.core.capacity import SLACK, rooms
 from labkit.core.cluster import Cluster
@@ -14,6 +13,7 @@ from labkit.core.pods import n_pods, pod_of_groups
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
+from labkit.kernels import kernel
 
 
 class PodRoom:
@@ -83,7 +83,7 @@ def kinds_of(jobs: Jobs, runs_on: Bools, which: Ints) -> Ints:
     return kind.ravel().astype(np.int32)
 
 
-@njit(cache=True)
+@kernel
 def holds(
     free: Floats, up: Bools, runs_on: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int
 ) -> bool:  # fmt: skip

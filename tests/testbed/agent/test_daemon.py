@@ -164,9 +164,9 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path, dial):
 def other_labkit(tmp_path):
     """Return the environment of another labkit, whose agent speaks a later protocol."""
     tree, here = tmp_path / "other", Path(labkit.__file__).parent
-    for part in ("testbed", "elastic"):
+    for part in ("testbed", "elastic", "kernels"):
         shutil.copytree(here / part, tree / "labkit" / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "early.py", "kernel_cache.py", "proc.py", "release.py", "unix_sockets.py"):
+    for name in ("__init__.py", "early.py", "proc.py", "release.py", "unix_sockets.py"):
         shutil.copy(here / name, tree / "labkit")
     wire = tree / "labkit" / "testbed" / "agent" / "wire.py"
     wire.write_text(wire.read_text().replace("PROTOCOL: Final = 1", "PROTOCOL: Final = 2"))

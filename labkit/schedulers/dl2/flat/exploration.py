@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit
 
 from labkit.core.draft import BOTH, PS, WORKER, Batch
 from labkit.core.resources import Floats, Ints
+from labkit.kernels import inner, kernel
 
 UNEVEN: Final = 10
 """Times as many workers as parameter servers, or the other way round, that are too many."""
@@ -21,7 +21,7 @@ RARE: Final = 0.001
 """It forces kinds of actions that are fewer than this fraction of all."""
 
 
-@njit(cache=True)
+@kernel
 def better_in(batch: Batch, b: int, window: Ints, chance: Floats) -> int:
     """Return the action of the first job whose tasks train badly; -1: there is none, or it finds no room.
 
@@ -45,7 +45,7 @@ def better_in(batch: Batch, b: int, window: Ints, chance: Floats) -> int:
     return -1
 
 
-@njit(cache=True)
+@kernel
 def injected(
     batch: Batch, b: int, window: Ints, chance: Floats, action: int, ratio: int, taken: Ints, rng: np.random.Generator
 ) -> int:
@@ -79,7 +79,7 @@ def injected(
     return action
 
 
-@njit(cache=True)
+@inner
 def _less_uneven(k: int, n_workers: int, n_ps: int, chance: Floats, ratio: int, rng: np.random.Generator) -> int:
     """Return, half of the time, what makes a job's tasks less uneven; -1: nothing is forced."""
     worker, ps, both = chance[3 * k] > POSSIBLE, chance[3 * k + PS] > POSSIBLE, chance[3 * k + BOTH] > POSSIBLE
@@ -91,7 +91,7 @@ def _less_uneven(k: int, n_workers: int, n_ps: int, chance: Floats, ratio: int, 
     return -1
 
 
-@njit(cache=True)
+@inner
 def _missing(k: int, n_workers: int, n_ps: int, chance: Floats, action: int, rng: np.random.Generator) -> int:
     """Return what a job without workers or parameter servers gets; the last rule that holds is the one that counts."""
     worker = chance[3 * k] > POSSIBLE
@@ -104,7 +104,7 @@ def _missing(k: int, n_workers: int, n_ps: int, chance: Floats, action: int, rng
     return action
 
 
-@njit(cache=True)
+@inner
 def _for_the_poorest(batch: Batch, b: int, window: Ints, chance: Floats, action: int, rng: np.random.Generator) -> int:
     """Return an action for the job with the fewest tasks where another one has three to five times as many."""
     most, fewest, poorest = 0, 1 << 30, -1

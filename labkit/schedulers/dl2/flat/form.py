@@ -14,12 +14,12 @@ import math
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.capacity import SLACK
 from labkit.core.draft import BOTH, FEATURES, PS, WORKER, Batch, give
 from labkit.core.resources import CPUS, GPUS, Bools, Ints
+from labkit.kernels import by_reference, inner, kernel
 from labkit.schedulers.dl2_simulator import SLOTS_PER_GPU
 
 Numbers = NDArray[np.float32]
@@ -27,6 +27,7 @@ N_SHARES: Final = 3
 """Of a row, the last columns change within a slot: dominant share, workers and parameter servers."""
 
 
+@by_reference
 class Form(NamedTuple):
     """What a network sees and may do.
 
@@ -64,7 +65,7 @@ class Form(NamedTuple):
         return (1 if self.all_reduce else 3) * self.n_jobs + 1
 
 
-@njit(cache=True)
+@kernel
 def open_slot(batch: Batch, b: int, form: Form) -> None:
     """Give each job, by arrival, a worker and a parameter server, if that is how slots begin."""
     if not form.first_bundle:
@@ -79,7 +80,7 @@ def open_slot(batch: Batch, b: int, form: Form) -> None:
             give(batch, b, i, WORKER)
 
 
-@njit(cache=True)
+@kernel
 def look(batch: Batch, b: int, form: Form, start: int, window: Ints) -> int:
     """Write which rows of the draft are seen, (J,), -1: none; return how many. `start`: rows before the batch of J."""
     window[:] = -1
@@ -94,7 +95,7 @@ def look(batch: Batch, b: int, form: Form, start: int, window: Ints) -> int:
     return n
 
 
-@njit(cache=True)
+@inner
 def _is_full(batch: Batch, b: int, form: Form, i: int) -> bool:
     """Tell whether a job has all workers and parameter servers that it can use."""
     j = batch.active[b, i]
@@ -103,7 +104,7 @@ def _is_full(batch: Batch, b: int, form: Form, i: int) -> bool:
     return bool(form.all_reduce or batch.n[b, j, PS] >= batch.most[b, j, PS])
 
 
-@njit(cache=True)
+@kernel
 def observe(batch: Batch, b: int, form: Form, slot_s: float, window: Ints, state: Numbers) -> None:
     """Write the state, (J, F), of the jobs in a window; rows without a job are 0."""
     state[:] = 0.0
@@ -112,7 +113,7 @@ def observe(batch: Batch, b: int, form: Form, slot_s: float, window: Ints, state
             see(batch, b, form, slot_s, window[k], state[k])
 
 
-@njit(cache=True)
+@inner
 def see(batch: Batch, b: int, form: Form, slot_s: float, i: int, row: Numbers) -> None:
     """Write what is seen of the job in a row of the draft, (F,)."""
     shown, n = batch.seen[b, i], len(row)
@@ -133,7 +134,7 @@ def see(batch: Batch, b: int, form: Form, slot_s: float, i: int, row: Numbers) -
         row[4:] /= 16
 
 
-@njit(cache=True)
+@kernel
 def allow(batch: Batch, b: int, form: Form, window: Ints, allowed: Bools) -> bool:
     """Write which actions may be taken, (A - 1,) without void; return whether there is one.
 
@@ -159,7 +160,7 @@ def allow(batch: Batch, b: int, form: Form, window: Ints, allowed: Bools) -> boo
     return bool(allowed.any())
 
 
-@njit(cache=True)
+@kernel
 def take(batch: Batch, b: int, form: Form, i: int, what: int) -> bool:
     """Give tasks to the job in a row of the draft; return whether they found room."""
     if form.released:
@@ -170,7 +171,7 @@ def take(batch: Batch, b: int, form: Form, i: int, what: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@inner
 def _emptiest(batch: Batch, b: int) -> int:
     """Return the least loaded device group, by cores and four times GPUs in use; ties go to the lower number."""
     best, least = 0, np.inf
@@ -182,7 +183,7 @@ def _emptiest(batch: Batch, b: int) -> int:
     return best
 
 
-@njit(cache=True)
+@inner
 def _put(batch: Batch, b: int, i: int, what: int) -> bool:
     """Put tasks on the least loaded group; return whether they fit there."""
     j, g = batch.active[b, i], _emptiest(batch, b)
@@ -203,7 +204,7 @@ def _put(batch: Batch, b: int, i: int, what: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@inner
 def show_held(batch: Batch, b: int, i: int) -> None:
     """Show what the job in a row of the draft holds, after it changed."""
     j = batch.active[b, i]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import Bools, Floats
+from labkit.kernels import by_reference, kernel
 from labkit.schedulers.dl2.flat.form import Numbers
 
 
+@by_reference
 class FlatNet(NamedTuple):
     """The weights of M + 1 layers of H units, and of A actions.
 
@@ -37,7 +38,7 @@ class FlatNet(NamedTuple):
     last_bias: Numbers
 
 
-@njit(cache=True)
+@kernel
 def scores(net: FlatNet, before: Numbers) -> Numbers:
     """Return what each action is worth, (A,), from the first layer's units before they are cut at 0, (H,)."""
     units = np.maximum(before, np.float32(0.0)) * net.gain[0] + net.shift[0]
@@ -48,7 +49,7 @@ def scores(net: FlatNet, before: Numbers) -> Numbers:
     return worth
 
 
-@njit(cache=True)
+@kernel
 def first_layer(net: FlatNet, state: Numbers) -> Numbers:
     """Return the units of the first layer before they are cut at 0, (H,); most of a state (J, F) is often 0."""
     before = net.first_bias.copy()
@@ -60,7 +61,7 @@ def first_layer(net: FlatNet, state: Numbers) -> Numbers:
     return before
 
 
-@njit(cache=True)
+@kernel
 def row_changed(net: FlatNet, before: Numbers, k: int, old: Numbers, new: Numbers) -> None:
     """Bring the first layer's units (H,) up to date after row k of the state changed: the layer is linear."""
     for c in range(len(old)):
@@ -68,7 +69,7 @@ def row_changed(net: FlatNet, before: Numbers, k: int, old: Numbers, new: Number
             before += (new[c] - old[c]) * net.first[k * len(old) + c]
 
 
-@njit(cache=True)
+@kernel
 def chances(worth: Numbers, allowed: Bools) -> Floats:
     """Return the chance of each action, (A,): the softmax over those that are allowed, and void."""
     best = float(worth[-1])

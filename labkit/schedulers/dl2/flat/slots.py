@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from labkit.core.draft import Batch
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.kernels import by_reference, inner, kernel
 from labkit.schedulers.dl2.flat.exploration import better_in, injected
 from labkit.schedulers.dl2.flat.form import Form, Numbers, allow, look, observe, see, take
 from labkit.schedulers.dl2.flat.network import FlatNet, chances, first_layer, row_changed, scores
@@ -29,6 +29,7 @@ class How(NamedTuple):
     explores: float
 
 
+@by_reference
 class SlotSamples(NamedTuple):
     """What was decided in a slot: N samples, of which `n` counts those that are there.
 
@@ -72,7 +73,7 @@ BEST: Final = How(draws=False, explores=0.0)
 DRAWN: Final = How(draws=True, explores=0.0)
 
 
-@njit(cache=True)
+@kernel
 def decide(
     batch: Batch, b: int, slot_s: float, form: Form, net: FlatNet, how: How, kept: SlotSamples, rng: np.random.Generator
 ) -> None:
@@ -84,7 +85,7 @@ def decide(
             return
 
 
-@njit(cache=True)
+@inner
 def _decide_about(
     batch: Batch, b: int, start: int, slot_s: float, form: Form, net: FlatNet, how: How, kept: SlotSamples, ratio: int,
     rng: np.random.Generator,
@@ -118,14 +119,14 @@ def _decide_about(
             state[k] = row
 
 
-@njit(cache=True)
+@inner
 def _moved(batch: Batch, b: int, form: Form, window: Ints, n: int) -> bool:
     """Tell whether other jobs are to be seen than before, as one has all that it can use."""
     now = np.empty_like(window)
     return bool(look(batch, b, form, 0, now) != n or np.any(now != window))
 
 
-@njit(cache=True)
+@inner
 def _choose(
     batch: Batch,
     b: int,
@@ -154,7 +155,7 @@ def _choose(
     return chance, action, chance[action]
 
 
-@njit(cache=True)
+@kernel
 def best(allowed: Bools, worth: Numbers) -> int:
     """Return the action of the most worth among those that are allowed, and void; ties go to the lower number."""
     top, action = worth[-1], len(allowed)
@@ -164,7 +165,7 @@ def best(allowed: Bools, worth: Numbers) -> int:
     return action
 
 
-@njit(cache=True)
+@kernel
 def drawn(chance: Floats, rng: np.random.Generator) -> int:
     """Return an action drawn by its chance."""
     left = rng.random()
@@ -175,7 +176,7 @@ def drawn(chance: Floats, rng: np.random.Generator) -> int:
     return len(chance) - 1
 
 
-@njit(cache=True)
+@inner
 def _keep(
     kept: SlotSamples, state: Numbers, allowed: Bools, action: int, job: int, chance: Floats, behaviour: float
 ) -> None:

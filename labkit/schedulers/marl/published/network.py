@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from numba import njit
 
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.kernels import kernel
 from labkit.schedulers.marl.published.form import N_KINDS, Form
 from labkit.schedulers.marl.published.graphs import N_EDGE, Graph, Numbers
 from labkit.schedulers.marl.published.state import AgentView
@@ -62,7 +62,7 @@ def _two(name: str, n_in: int, n_hidden: int, n_out: int) -> dict[str, tuple[int
     return hidden | {f"{name}.last": (n_hidden, n_out), f"{name}.last_bias": (n_out,)}
 
 
-@njit(cache=True)
+@kernel
 def gather(h: Numbers, source: Ints, first: Ints, edges: Numbers) -> Numbers:
     """Return the mean over the edges into each node of h, e_1 h, e_2 h and e_3 h, (V, 4 F); 0 without edges."""
     n, f = len(first) - 1, h.shape[1]

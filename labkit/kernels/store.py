@@ -1,0 +1,209 @@
+"""Where compiled kernels are kept: a file for each kernel and signature, named by what went into it.
+
+numba's own cache looks at the whole file that a kernel stands in, and not at the kernels that it calls. Here a file's
+name is a digest of the kernel's code and constants, and of those of all that it calls. So an edited comment compiles
+nothing again, and an edited kernel only that one and its callers. A file is whole or not there.
+
+Files lie beside the package, where other users and other homes find them, or else in the user's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, Final
+
+import numba
+import numpy as np
+from numba.core import caching
+from numba.core.serialize import dumps
+
+PACKAGE: Final = Path(__file__).parents[1]
+BESIDE: Final = PACKAGE / "__kernels__"
+KEPT_DAYS: Final = 30
+NAMED: Final = "LABKIT_KERNELS"
+"""The environment's name for a folder of the user's choice."""
+
+
+class Cache(caching.Cache):
+    """The kept code of one kernel, as its dispatcher asks for it."""
+
+    def __init__(self, dispatcher: Any) -> None:
+        self._name = f"{dispatcher.__module__}.{dispatcher.__qualname__}".removeprefix("labkit.").replace(
+            "<locals>.", ""
+        )
+        self._py_func = dispatcher.py_func
+        self._impl = object.__new__(caching.CompileResultCacheImpl)  # what it knows of files is not used
+        self._cache_path = None
+        self._cache_file = _Files(dispatcher, self._name)
+        self.enable()
+
+    def _save_overload(self, sig: Any, data: Any) -> None:
+        if self._impl.check_cachable(data):
+            self._cache_file.save(self._index_key(sig, data.codegen), self._impl.reduce(data))
+
+
+class _Files:
+    """The files of one kernel; its digest is made when it is called, as what it calls may be defined below it."""
+
+    def __init__(self, dispatcher: Any, name: str) -> None:
+        self._dispatcher, self._name = dispatcher, name
+
+    def load(self, key: Any) -> Any:
+        """Return what was kept for a signature and processor; None: nothing."""
+        name = self._file(key)
+        for folder in folders():
+            with suppress(OSError, pickle.UnpicklingError, EOFError):
+                path = folder / name
+                found = pickle.loads(path.read_bytes())
+                _touch(path)
+                return found
+        return None
+
+    def save(self, key: Any, data: Any) -> None:
+        """Keep what was compiled for a signature and processor; where nothing can be written, do nothing."""
+        for folder in folders(create=True):
+            with suppress(OSError):
+                _write(folder / self._file(key), dumps(data))
+                _forget(folder, self._name)
+                return
+
+    def flush(self) -> None:
+        """Forget all of this kernel's files that this user may delete."""
+        for folder in folders():
+            for path in folder.glob(f"{self._name}-*"):
+                with suppress(OSError):
+                    path.unlink()
+
+    def _file(self, key: Any) -> str:
+        signature, processor, _ = key
+        asked = (digest(self._dispatcher), str(signature), processor, numba.__version__)
+        return f"{self._name}-{_hash(repr(asked))}.{sys.implementation.cache_tag}"
+
+
+def folders(*, create: bool = False) -> list[Path]:
+    """Return the folders in which kernels may lie, in order, without those that others could write to."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    named = os.environ.get(NAMED)
+    places = [Path(named)] if named else [BESIDE, Path(home) / "labkit" / "kernels"]
+    if create:
+        for place in places:
+            with suppress(OSError):
+                place.mkdir(parents=True, exist_ok=True)
+    return [place for place in places if _is_ours(place)]
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether a folder is there, and of this user, or of the package's owner, and closed to others.
+
+    A kernel that is loaded is code that runs.
+    """
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    return found.st_uid in {os.getuid(), PACKAGE.stat().st_uid} and not found.st_mode & 0o002
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=".")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.chmod(scratch, 0o644)
+        os.replace(scratch, path)
+    except BaseException:
+        os.unlink(scratch)
+        raise
+
+
+def _touch(path: Path) -> None:
+    """Note that a file is in use, once a day."""
+    with suppress(OSError):
+        if _age_days(path) > 1:
+            os.utime(path)
+
+
+def _forget(folder: Path, name: str) -> None:
+    """Delete what was kept of a kernel, and not used for a month."""
+    for path in folder.glob(f"{name}-*"):
+        with suppress(OSError):
+            if _age_days(path) > KEPT_DAYS:
+                path.unlink()
+
+
+def _age_days(path: Path) -> float:
+    return (time.time() - path.stat().st_mtime) / 86400  # noqa: TID251 - compared with a file's date
+
+
+@cache
+def digest(dispatcher: Any) -> str:
+    """Return a digest of a kernel's code, of the constants that it uses, and of all kernels that it calls."""
+    parts: list[str] = []
+    seen: set[int] = set()
+    waiting = [dispatcher]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            parts.append(repr(sorted(one.targetoptions.items(), key=str)))
+            waiting += _describe(one.py_func, parts)
+    return _hash("\n".join(parts))
+
+
+def _describe(function: Any, parts: list[str]) -> list[Any]:
+    """Add what one function is made of to `parts`, and return the kernels that it calls."""
+    called = []
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    parts += [_code(function.__code__, function.__doc__), repr(function.__defaults__)]
+    for value in (*cells, *_globals(function.__code__, function.__globals__)):
+        if hasattr(value, "py_func"):
+            called.append(value)
+            parts.append(f"{value.__module__}.{value.__qualname__}")
+        else:
+            parts.append(_value(value))
+    return called
+
+
+def _code(code: CodeType, doc: str | None) -> str:
+    """Return what a function does, in text; neither its comments, nor its docstring, nor where it stands."""
+    constants = [
+        _code(each, None) if isinstance(each, CodeType) else repr(each) for each in code.co_consts if each != doc
+    ]
+    return f"{code.co_name} {code.co_code.hex()} {constants} {code.co_names} {code.co_varnames} {code.co_freevars}"
+
+
+def _globals(code: CodeType, space: dict[str, Any]) -> list[Any]:
+    """Return the values that a function's code takes from its module, and from modules of this package named there."""
+    found = [space[name] for name in code.co_names if name in space]
+    ours = [each for each in found if isinstance(each, ModuleType) and each.__name__.startswith("labkit")]
+    found += [getattr(module, name) for module in ours for name in code.co_names if hasattr(module, name)]
+    for nested in code.co_consts:
+        if isinstance(nested, CodeType):
+            found += _globals(nested, space)
+    return found
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape} {value.tobytes().hex()}"
+    if isinstance(value, type) and issubclass(value, Enum):
+        return repr(list(value))
+    if hasattr(value, "_fields"):
+        return f"{value.__qualname__}{value._fields}"
+    if isinstance(value, np.dtype | np.generic | int | float | str | bool | tuple | type(None)):
+        return repr(value)
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

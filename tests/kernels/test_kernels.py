@@ -1,0 +1,201 @@
+"""Compiled kernels: what they may be given, where they are kept, and that none is older than its sources."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import pytest
+
+from labkit.kernels import by_reference, inner, kernel, store, watching
+
+
+@by_reference
+class Columns(NamedTuple):
+    steps: np.ndarray
+    speed: np.ndarray
+    factor: float
+
+
+@inner
+def _advance(columns, job, by_s):
+    columns.steps[job] += columns.factor * columns.speed[job] * by_s
+
+
+@kernel
+def advance(columns, by_s):
+    for job in range(len(columns.steps)):
+        _advance(columns, job, by_s)
+    return columns.steps.sum()
+
+
+def test_kernels_read_and_write_the_columns_that_they_get_by_reference():
+    columns = Columns(np.array([1.0, 2.0]), np.array([10.0, 20.0]), 0.5)
+    references = [sys.getrefcount(each) for each in columns]
+    assert advance(columns, 2.0) == 33
+    assert columns.steps.tolist() == [11, 22]
+    assert [sys.getrefcount(each) for each in columns] == references
+
+
+def test_columns_of_another_type_are_another_signature():
+    assert advance(Columns(np.array([1.0]), np.array([2], np.int32), 1.0), 1.0) == 3
+
+
+def test_an_inner_kernel_says_that_python_cannot_call_it():
+    with pytest.raises(TypeError, match="_advance is an inner kernel"):
+        _advance(Columns(np.zeros(1), np.zeros(1), 1.0), 0, 1.0)
+
+
+PROGRAM = """
+from typing import NamedTuple
+import numpy as np
+from labkit.kernels import inner, kernel, watching
+{before}
+BASE = {base}
+
+@inner
+def _more(x):
+    {comment}
+    return x + {more}
+
+@kernel
+def most(x):
+    return _more(x) + BASE
+
+@kernel
+def other(x):
+    return 2 * x
+
+with watching.watched() as seen:
+    print(most(1), other(1), end=" ")
+print(seen.n_begun)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that runs the program in a new process, and returns results and kernels compiled."""
+
+    def run(*, before: str = "", base: int = 10, comment: str = "", more: int = 1, **environment: str) -> list[int]:
+        path = tmp_path / "program.py"
+        path.write_text(PROGRAM.format(before=before, base=base, comment=comment, more=more))
+        env = os.environ | {store.NAMED: str(tmp_path / "kept")} | environment
+        done = subprocess.run([sys.executable, path], env=env, check=True, capture_output=True, text=True)
+        return [int(number) for number in done.stdout.split()]
+
+    return run
+
+
+def test_a_second_process_compiles_nothing(run):
+    assert run() == [12, 2, 3]
+    assert run() == [12, 2, 0]
+
+
+def test_neither_comments_nor_the_place_in_a_file_compile_anything_again(run):
+    run()
+    assert run(comment='"""Return more."""', before="\n\nUNUSED = 3\n") == [12, 2, 0]
+    assert run(comment="# and why", before="# a line more") == [12, 2, 0]
+
+
+def test_an_edited_kernel_is_compiled_again_with_its_callers_alone(run):
+    run()
+    assert run(more=5) == [16, 2, 2]
+
+
+def test_a_constant_that_a_kernel_uses_counts(run):
+    run()
+    assert run(base=20) == [22, 2, 2]
+
+
+def test_a_damaged_file_is_compiled_again(run, tmp_path):
+    run()
+    for path in (tmp_path / "kept").iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    assert run() == [12, 2, 3]
+    assert run() == [12, 2, 0]
+
+
+def test_a_compilation_that_was_interrupted_leaves_nothing_that_is_read(run, tmp_path):
+    run()
+    for path in (tmp_path / "kept").iterdir():
+        path.rename(path.with_name(f".{path.name}"))  # a scratch file's name begins so
+    assert run() == [12, 2, 3]
+
+
+def test_where_nothing_can_be_written_kernels_are_compiled_each_time(run, tmp_path):
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        assert run(**{store.NAMED: str(tmp_path / "file" / "below")}) == [12, 2, 3]
+
+
+def test_what_everybody_could_write_to_is_not_loaded(run, tmp_path):
+    run()
+    (tmp_path / "kept").chmod(0o777)
+    assert run() == [12, 2, 3]
+
+
+def test_kernels_lie_beside_the_package_where_other_users_and_homes_find_them(monkeypatch, tmp_path):
+    monkeypatch.delenv(store.NAMED, raising=False)
+    monkeypatch.setattr(store, "BESIDE", tmp_path / "package" / "__kernels__")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert store.folders(create=True)[0] == tmp_path / "package" / "__kernels__"
+    monkeypatch.setattr(store, "BESIDE", Path("/proc/__kernels__"))  # where nobody can make a folder
+    assert store.folders(create=True) == [tmp_path / "home" / "labkit" / "kernels"]
+
+
+def test_two_processes_that_compile_at_once_both_get_it_right(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM.format(before="", base=10, comment="", more=1))
+    env = os.environ | {store.NAMED: str(tmp_path / "kept")}
+    both = [subprocess.Popen([sys.executable, path], env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [each.communicate()[0].split()[:2] for each in both] == [["12", "2"]] * 2
+
+
+def test_time_to_compile_is_not_the_schedulers(tmp_path):
+    """An empty cache: a first run takes many seconds, next to none of which are the scheduler's."""
+    code = """
+        import time
+        from labkit.core import Jobs, Placement
+        from labkit.experiment import simulate
+
+        class OneByOne:
+            def schedule(self, snapshot):
+                return Placement.of(snapshot.waiting[:1], job=snapshot.waiting[:1], role=0, group=0, count=1)
+
+        jobs = Jobs.of(arrival_s=[0, 5], total_steps=[60, 30], duration_s=[60, 30])
+        began = time.perf_counter()
+        record = simulate(jobs, cluster="no_network(1)", scheduler=OneByOne())
+        print(record.info.wall_s / (time.perf_counter() - began))
+    """
+    env = os.environ | {store.NAMED: str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=env, check=True, capture_output=True, text=True
+    )
+    assert float(done.stdout) < 0.5
+
+
+def test_a_terminal_is_told_once_that_kernels_are_compiled(capsys, monkeypatch):
+    monkeypatch.setattr(watching, "_told", [])
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with watching.watched() as seen:
+        for _ in range(2):
+            numba.njit(lambda x: x + 1)(1)
+    assert capsys.readouterr().err.count("compiling kernels") == 1
+    assert seen.seconds > 0
+
+
+def test_a_terminal_sees_dots_while_kernels_are_compiled(capsys, monkeypatch):
+    monkeypatch.setattr(watching, "TICK_S", 0.01)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with watching.watched() as seen:
+        seen.begin()
+        shown = ""
+        while not shown.endswith(".."):
+            shown += capsys.readouterr().err
+        seen.end()
