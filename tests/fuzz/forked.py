@@ -102,10 +102,14 @@ def attempt(number: int) -> str:
 def warm() -> None:
     """Load all that commands load, kernels too, so that forks need not."""
     import altair  # noqa: F401
+    import pandas as pd  # noqa: F401
+    import typer
 
+    from labkit.cli import app
     from labkit.experiment import compare
     from labkit.workloads.expressions import trace
 
+    typer.main.get_command(app)
     compare(trace("poisson(4, per_hour=60)"), cluster="demo", schedulers=["fifo", "las", "drf", "tetris", "gavel_las"])
 
 
