@@ -224,6 +224,7 @@ def test_pause_freezes_the_clock_in_the_middle_of_a_wait(experiment):
         while not live.now_s:
             await asyncio.sleep(0.01)
         live.pause()
+        await asyncio.sleep(0.3)
         frozen_s = live.now_s
         await asyncio.sleep(0.3)
         still_s, began_s = live.now_s, time.monotonic()
