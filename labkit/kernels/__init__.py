@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, overload
 
 import numba
+from numba.core import types
 from numba.core.registry import CPUDispatcher
 
 from labkit.kernels.columns import by_reference
@@ -28,7 +29,24 @@ __all__ = ["by_reference", "inner", "kernel"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Inner(CPUDispatcher):
+class _Kernel(CPUDispatcher):
+    """A kernel that is compiled once for all whole numbers that other kernels give it.
+
+    numba would compile it for each constant, and for each size of an integer, among its arguments.
+    """
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """Return what a call from another kernel resolves to."""
+        return super().get_call_template(tuple(map(_plain, args)), {name: _plain(kind) for name, kind in kws.items()})
+
+
+def _plain(kind: types.Type) -> types.Type:
+    """Return the type as which an argument is passed: whole numbers are int64."""
+    kind = types.unliteral(kind)
+    return types.int64 if isinstance(kind, types.Integer) and kind.signed else kind
+
+
+class _Inner(_Kernel):
     """A kernel without the code through which Python could call it."""
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
@@ -53,6 +71,7 @@ def kernel(function: F | None = None, **options: Any) -> Any:
         return lambda function: kernel(function, **options)
     signature = options.pop("signature", None)
     compiled = numba.njit(function, no_cfunc_wrapper=True, **options)
+    compiled.__class__ = _Kernel
     compiled._cache = Cache(compiled)
     if signature is not None:
         compiled.compile(signature)

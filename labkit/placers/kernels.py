@@ -243,5 +243,6 @@ def _note(
 @inner
 def _grown(values: NDArray[Any], n: int, size: int) -> NDArray[Any]:
     grown = np.empty(size, values.dtype)
-    grown[:n] = values[:n]
+    for i in range(n):  # a slice would bring the text of an error about shapes, which takes seconds to compile
+        grown[i] = values[i]
     return grown
