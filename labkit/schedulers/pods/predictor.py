@@ -135,7 +135,7 @@ def load(path: str = "") -> Predictor:
     file = FILES.find(path or "deepsys")
     about, single = FILES.read(file)
     tensors = {name: tensor.astype(np.float64) for name, tensor in single.items()}
-    FILES.refuse(file, other_names(tensors, tuple(f"{kind}{i}" for kind in ("weights", "bias") for i in range(3))))
+    FILES.refuse(file, other_names(single, tuple(f"{kind}{i}" for kind in ("weights", "bias") for i in range(3))))
     layers = tuple((tensors[f"weights{i}"], tensors[f"bias{i}"]) for i in range(3))
     sizes = [N_FEATURES, *(len(bias) for _, bias in layers)]
     fits = all(w.shape == (a, b) for (w, _), a, b in zip(layers, sizes, sizes[1:], strict=False))
