@@ -1,19 +1,21 @@
-"""Parquet of labkit's own tables, written and read with numpy and zlib; other Parquet files need pyarrow.
+"""Parquet of labkit's own tables, written and read with numpy and zlib; any other Parquet file needs pyarrow.
 
-Written is a small part of the format that every reader knows: version 1, row groups of at most `GROUP` rows, one
-gzip page a column, plain numbers, and texts by a dictionary. Its parts are described at
-https://parquet.apache.org/docs/file-format; the metadata are structures of Thrift's compact protocol, here dicts from
-the number of a field to its value. Why not pyarrow: docs/why/what-a-base-install-holds.md.
+A file holds one row group, whose columns are pages of at most `PAGE` rows, packed by gzip: floats as split bytes, other
+numbers plain, texts by a dictionary. https://parquet.apache.org/docs/file-format describes these parts; the metadata
+are structures of Thrift's compact protocol, here dicts from the number of a field to its value. Between the pages and
+the footer, where other readers do not look, stands an index in JSON: labkit reads that, and never parses Thrift.
+docs/why/what-a-base-install-holds.md says why this is not left to pyarrow.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,29 +23,45 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pandas as pd
 
-T = TypeVar("T")
-GROUP: Final = 1 << 20
-"""The most rows of a row group."""
-AUTHOR: Final = "labkit, Parquet with numpy"
+PAGE: Final = 1 << 20
+"""The most rows of a page."""
 MAGIC: Final = b"PAR1"
-REMEDY: Final = "pip install pyarrow"
-_PHYSICAL: Final[Mapping[str, int]] = {"int32": 1, "int64": 2, "float32": 4, "float64": 5}
-_NUMBERS: Final = {number: np.dtype(name) for name, number in _PHYSICAL.items()}
-_BOOLEAN, _BYTES = 0, 6
-_PLAIN, _RLE, _BY_DICTIONARY = 0, 3, 8
+AUTHOR: Final = b"labkit, version 1 of its Parquet"
+"""Who wrote a file, as its footer says; another version would be another index."""
+REMEDY: Final = "pip install 'cluster-labkit[parquet]'"
+_PLAIN, _RLE, _BY_DICTIONARY, _SPLIT = 0, 3, 8, 9
+_TEXT: Final = "text"
+_TYPES: Final[Mapping[str, tuple[int, int]]] = {
+    "bool": (0, _PLAIN),
+    "int32": (1, _PLAIN),
+    "int64": (2, _PLAIN),
+    "float32": (4, _SPLIT),
+    "float64": (5, _SPLIT),
+    _TEXT: (6, _BY_DICTIONARY),
+}
+"""Parquet's numbers of a column's type and encoding."""
 _GZIP: Final = 2
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
-_DEPTH: Final = 16
-_WIDTH_MAX: Final = 8
-"""The widest number, in bytes."""
+_MOST_TEXT: Final = 1 << 28
+"""The most bytes of a column's names."""
+_FAULTS: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class ParquetError(ValueError):
-    """Bytes that cannot be read as Parquet; the message is one line."""
+    """A file that cannot be read as Parquet; the message is one line."""
 
 
 class ForeignError(ParquetError):
-    """A Parquet file of another program, where pyarrow is not installed."""
+    """A Parquet file that only pyarrow can read, where it is not installed."""
 
 
 @dataclass(frozen=True)
@@ -53,38 +71,37 @@ class Texts:
     codes: NDArray[Any]
     names: list[str]
 
-
-Columns = Mapping[str, "NDArray[Any] | Texts"]
-
-
-class _Long(int):
-    """An integer that Thrift's structures hold in 64 bits, not in 32."""
+    def __len__(self) -> int:
+        return len(self.codes)
 
 
-def encode(columns: Columns, *, notes: Mapping[str, str] | None = None) -> bytes:
+Column = NDArray[Any] | Texts
+
+
+def encode(columns: Mapping[str, Column], *, notes: Mapping[str, str] | None = None) -> bytes:
     """Return a Parquet file with columns of one length, and notes for its reader.
 
     Parameters
     ----------
     columns : mapping
-        Arrays of bool, int32, int64, float32 or float64, and `Texts`.
+        Arrays of bool, int32, int64, float32 or float64, and `Texts` whose names differ.
     """
-    out, groups = bytearray(MAGIC), []
-    n_rows = next((len(_codes(column)) for column in columns.values()), 0)
-    for start in range(0, n_rows, GROUP):
-        chunks = [_write_chunk(out, name, _slice(column, start)) for name, column in columns.items()]
-        n_bytes = _Long(sum(chunk[3][6] for chunk in chunks))
-        groups.append({1: chunks, 2: n_bytes, 3: _Long(min(GROUP, n_rows - start))})
-    schema: list[dict[int, Any]] = [{4: "schema", 5: len(columns)}]
+    out, sizes, chunks, schema = bytearray(MAGIC), [], [], [{4: "schema", 5: len(columns)}]
     for name, column in columns.items():
-        kind: dict[int, Any] = {1: _physical(column), 3: int(isinstance(column, Texts)), 4: name}
-        schema.append(kind | {6: 0} if isinstance(column, Texts) else kind)
-    pairs = [{1: key, 2: value} for key, value in (notes or {}).items()]
-    footer = _struct({1: 1, 2: schema, 3: _Long(n_rows), 4: groups, 5: pairs, 6: AUTHOR})
-    return bytes(out + footer + len(footer).to_bytes(4, "little") + MAGIC)
+        chunk = _write_column(out, sizes, name, column)
+        chunks.append({2: chunk[9], 3: chunk})
+        is_text = isinstance(column, Texts)
+        schema.append({1: chunk[1], 3: int(is_text), 4: name} | ({6: 0} if is_text else {}))
+    n_rows, notes = max(map(len, columns.values()), default=0), dict(notes or {})
+    group = {1: chunks, 2: sum((chunk[3][6] for chunk in chunks), np.int64(0)), 3: np.int64(n_rows)}
+    pairs = [{1: key, 2: value} for key, value in notes.items()]
+    footer = _struct({1: 1, 2: schema, 3: np.int64(n_rows), 4: [group], 5: pairs, 6: AUTHOR.decode()})
+    kinds = {name: _kind(column) for name, column in columns.items()}
+    index = json.dumps({"rows": n_rows, "notes": notes, "columns": kinds, "pages": sizes}).encode()
+    return b"".join([out, index, _four_bytes(len(index)), footer, _four_bytes(len(footer)), MAGIC])
 
 
-def decode(data: bytes) -> tuple[dict[str, NDArray[Any] | Texts], dict[str, str]]:
+def decode(data: bytes) -> tuple[dict[str, Column], dict[str, str]]:
     """Return the columns and the notes of a Parquet file; one that labkit did not write is read with pyarrow.
 
     Raises
@@ -92,22 +109,14 @@ def decode(data: bytes) -> tuple[dict[str, NDArray[Any] | Texts], dict[str, str]
     ParquetError
         If it is cut short or damaged, or pyarrow is needed and missing.
     """
-    if not _is_ours(data):
-        return _by_pyarrow(data, lambda table: {name: _from_arrow(table.column(name)) for name in table.column_names})
-    try:
-        footer = _footer(data)
-        notes = {pair[1].decode(): pair[2].decode() for pair in footer[5]}
-        kinds = [(kind[4].decode(), int(kind[1]), bool(kind[3])) for kind in footer[2][1:]]
-        found: list[list[NDArray[Any] | Texts]] = [[] for _ in kinds]
-        pages = _Decoder(data, len(MAGIC))
-        for group in footer[4]:
-            if not 0 < group[3] <= GROUP:
-                raise ParquetError(f"a group of {group[3]} rows")
-            for (_, physical, optional), parts in zip(kinds, found, strict=True):
-                parts.append(_read_chunk(pages, physical, group[3], optional=optional))
-        return {name: _joined(parts, kind) for (name, kind, _), parts in zip(kinds, found, strict=True)}, notes
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, zlib.error) as error:
-        raise ParquetError(str(error) or type(error).__name__) from None
+    with _told():
+        if not _is_ours(data):
+            frame, notes = _by_pyarrow(data)
+            return {str(name): _column_of(frame[name]) for name in frame.columns}, notes
+        index, end = _index(data)
+        pages = _packed_pages(data, index["pages"], end=end)
+        columns = {name: _read_column(pages, kind, index["rows"]) for name, kind in index["columns"].items()}
+        return columns, {str(key): str(value) for key, value in index["notes"].items()}
 
 
 def encode_frame(frame: pd.DataFrame, *, notes: Mapping[str, str] | None = None) -> bytes:
@@ -116,196 +125,202 @@ def encode_frame(frame: pd.DataFrame, *, notes: Mapping[str, str] | None = None)
 
 
 def decode_frame(data: bytes) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Return the table and the notes of a Parquet file.
-
-    Raises
-    ------
-    ParquetError
-        As `decode`.
-    """
+    """Return the table and the notes of a Parquet file; errors are those of `decode`."""
     import pandas as pd
 
-    if not _is_ours(data):
-        return _by_pyarrow(data, lambda table: table.to_pandas())
-    columns, notes = decode(data)
-    return pd.DataFrame({name: _values(column) for name, column in columns.items()}), notes
+    with _told():
+        if not _is_ours(data):
+            return _by_pyarrow(data)
+        columns, notes = decode(data)
+        return pd.DataFrame({name: _values(column) for name, column in columns.items()}), notes
 
 
-def _column_of(column: pd.Series[Any]) -> NDArray[Any] | Texts:
+def _column_of(column: pd.Series[Any]) -> Column:
     if column.dtype.kind in "fib":
         return column.to_numpy()
     codes, names = column.factorize()
     return Texts(codes, [str(name) for name in names])
 
 
-def _values(column: NDArray[Any] | Texts) -> NDArray[Any]:
-    if not isinstance(column, Texts):
-        return column
-    texts: NDArray[Any] = np.array([*column.names, None], dtype=object)[column.codes]
-    return texts
+def _values(column: Column) -> NDArray[Any]:
+    return np.array([*column.names, None], dtype=object)[column.codes] if isinstance(column, Texts) else column
 
 
-def _is_ours(data: bytes) -> bool:
-    return data[-len(AUTHOR) - 9 :].startswith(AUTHOR.encode())
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn whatever a damaged file leads to into a ParquetError of one line."""
+    try:
+        yield
+    except ParquetError:
+        raise
+    except (*_FAULTS, zlib.error) as error:
+        line = (str(error) or type(error).__name__).splitlines()[0]
+        raise ParquetError("".join(letter if letter.isprintable() else "?" for letter in line)) from None
 
 
-def _by_pyarrow(data: bytes, convert: Callable[[Any], T]) -> tuple[T, dict[str, str]]:
-    """Return what `convert` makes of an Arrow table, and the notes beside it."""
+def _by_pyarrow(data: bytes) -> tuple[pd.DataFrame, dict[str, str]]:
     if data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC:
         raise ParquetError("it does not begin and end as one")
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        raise ForeignError(
-            f"another program or an older labkit wrote it, and pyarrow is missing; to read it: {REMEDY}"
-        ) from None
-    faults = (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, MemoryError)
+        raise ForeignError(f"another program or an older labkit wrote it; to read it: {REMEDY}") from None
     try:
         table = pq.read_table(io.BytesIO(data))
         notes = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-        return convert(table), notes
-    except faults as error:
-        raise ParquetError((str(error) or type(error).__name__).splitlines()[0]) from None
+        return table.to_pandas(), notes
+    except pa.ArrowException as error:
+        raise ValueError(str(error)) from None
 
 
-def _from_arrow(column: Any) -> NDArray[Any] | Texts:
-    import pyarrow.types as is_a
-
-    kind = column.type
-    if not (is_a.is_dictionary(kind) or is_a.is_string(kind) or is_a.is_large_string(kind)):
-        numbers: NDArray[Any] = column.to_numpy()
-        return numbers
-    whole = (column if is_a.is_dictionary(kind) else column.dictionary_encode()).unify_dictionaries()
-    chunks = [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in whole.chunks]
-    names = [str(name) for name in whole.chunks[0].dictionary.to_pylist()] if chunks else []
-    return Texts(np.concatenate(chunks) if chunks else np.empty(0, np.int32), names)
+def _kind(column: Column) -> str:
+    return _TEXT if isinstance(column, Texts) else column.dtype.name
 
 
-def _codes(column: NDArray[Any] | Texts) -> NDArray[Any]:
-    return column.codes if isinstance(column, Texts) else column
+def _page_rows(n_rows: int) -> Iterator[slice]:
+    """Yield the rows of each page of a column; a table without rows has one page, too."""
+    return (slice(start, min(start + PAGE, n_rows)) for start in range(0, max(n_rows, 1), PAGE))
 
 
-def _slice(column: NDArray[Any] | Texts, start: int) -> NDArray[Any] | Texts:
-    part = _codes(column)[start : start + GROUP]
-    return Texts(part, column.names) if isinstance(column, Texts) else part
+def _write_column(out: bytearray, sizes: list[tuple[int, int]], name: str, column: Column) -> dict[int, Any]:
+    """Append the pages of a column, and the sizes of their heads and bodies; return what the footer says of it."""
+    physical, how = _TYPES[_kind(column)]
+    start, n_raw, starts = len(out), 0, []
+    for header, page in _pages(column, how):
+        packer = zlib.compressobj(1, wbits=31, strategy=zlib.Z_RLE)
+        body = packer.compress(page) + packer.flush()
+        head = _struct({**header, 2: len(page), 3: len(body)})
+        starts.append(np.int64(len(out)))
+        sizes.append((len(head), len(body)))
+        n_raw += len(head) + len(page)
+        out += head + body
+    described = {1: physical, 2: [how, _RLE], 3: [name], 4: _GZIP, 5: np.int64(len(column)), 6: np.int64(n_raw)}
+    places = {9: starts[1], 11: starts[0]} if isinstance(column, Texts) else {9: starts[0]}
+    return described | {7: np.int64(len(out) - start)} | places
 
 
-def _physical(column: NDArray[Any] | Texts) -> int:
+def _pages(column: Column, how: int) -> Iterator[tuple[dict[int, Any], bytes]]:
+    """Yield what the header of each page says of it, and its bytes."""
     if isinstance(column, Texts):
-        return _BYTES
-    return _BOOLEAN if column.dtype == bool else _PHYSICAL[column.dtype.name]
+        names = [name.encode() for name in column.names]
+        page = b"".join(_four_bytes(len(name)) + name for name in names)
+        yield {1: _DICTIONARY_PAGE, 7: {1: len(names), 2: _PLAIN}}, page
+    values = column.codes if isinstance(column, Texts) else column
+    for rows in _page_rows(len(values)):
+        part = np.ascontiguousarray(values[rows])
+        page = _code_page(part, len(column.names)) if isinstance(column, Texts) else _number_page(part)
+        yield {1: _DATA_PAGE, 5: {1: len(part), 2: how, 3: _RLE, 4: _RLE}}, page
 
 
-def _write_chunk(out: bytearray, name: str, column: NDArray[Any] | Texts) -> dict[int, Any]:
-    """Append the pages of a column in a group, and return what the footer says of it."""
-    start, n_rows, n_raw = len(out), len(_codes(column)), 0
-    place: dict[int, Any] = {9: _Long(start)}
-    if isinstance(column, Texts):
-        encoded = [name.encode() for name in column.names]
-        page = b"".join(len(text).to_bytes(4, "little") + text for text in encoded)
-        n_raw += _write_page(out, page, {1: _DICTIONARY_PAGE, 7: {1: len(encoded), 2: _PLAIN}})
-        place = {9: _Long(len(out)), 11: _Long(start)}
-        there = column.codes >= 0
-        levels = _bit_packed(np.packbits(there, bitorder="little").tobytes(), n_rows)
-        bits = 8 if len(encoded) <= 1 << 8 else 32
-        indices = column.codes[there].astype(f"<u{bits // 8}")
-        indices = np.pad(indices, (0, -len(indices) % 8))
-        page = len(levels).to_bytes(4, "little") + levels + bytes([bits]) + _bit_packed(indices.tobytes(), len(indices))
-    else:
-        page = (np.packbits(column, bitorder="little") if column.dtype == bool else column).tobytes()
-    how = _BY_DICTIONARY if isinstance(column, Texts) else _PLAIN
-    n_raw += _write_page(out, page, {1: _DATA_PAGE, 5: {1: n_rows, 2: how, 3: _RLE, 4: _RLE}})
-    described = {1: _physical(column), 2: [how, _RLE], 3: [name], 4: _GZIP, 5: _Long(n_rows)}
-    described |= {6: _Long(n_raw), 7: _Long(len(out) - start)} | place
-    return {2: _Long(start), 3: described}
+def _number_page(part: NDArray[Any]) -> bytes:
+    if part.dtype.kind == "b":
+        return np.packbits(part, bitorder="little").tobytes()
+    split = part.dtype.kind == "f"  # first bytes of all numbers, then second ones: half the work for zlib
+    return (part.view(np.uint8).reshape(len(part), part.itemsize).T if split else part).tobytes()
 
 
-def _write_page(out: bytearray, page: bytes, header: Mapping[int, Any]) -> int:
-    """Append a page, and return its size before compression, with its header."""
-    packer = zlib.compressobj(1, wbits=31)
-    packed = packer.compress(page) + packer.flush()
-    head = _struct(dict(sorted({**header, 2: len(page), 3: len(packed)}.items())))
-    out += head + packed
-    return len(head) + len(page)
+def _read_numbers(page: bytes, dtype: np.dtype[Any], n: int) -> NDArray[Any]:
+    if dtype.kind == "b":
+        bits = np.frombuffer(page, np.uint8, -(-n // 8))
+        return np.unpackbits(bits, count=n, bitorder="little").astype(bool)
+    if dtype.kind == "f":
+        split = np.frombuffer(page, np.uint8).reshape(dtype.itemsize, n)
+        return np.ascontiguousarray(split.T).view(dtype).reshape(n)
+    return np.frombuffer(page, dtype, n)
 
 
-def _bit_packed(values: bytes, n: int) -> bytes:
-    """Return values that are packed in groups of eight, as one run."""
-    return _varint(-(-n // 8) << 1 | 1) + values
+def _code_type(n_names: int) -> np.dtype[Any]:
+    return np.dtype(np.uint8 if n_names <= 1 << 8 else np.uint32)
 
 
-def _read_chunk(pages: _Decoder, physical: int, n: int, *, optional: bool) -> NDArray[Any] | Texts:
-    if optional:
-        names = list(_names(*_page(pages, _DICTIONARY_PAGE, most=1 << 31)))
-        page, n_found = _page(pages, _DATA_PAGE, most=16 + 5 * n + 32)
-        _expect(n_found, n)
-        return Texts(_unpacked(page, n, len(names)), names)
-    page, n_found = _page(pages, _DATA_PAGE, most=_WIDTH_MAX * n)
-    _expect(n_found, n)
-    if physical == _BOOLEAN:
-        _expect(8 * len(page), -(-n // 8) * 8)
-        return np.unpackbits(np.frombuffer(page, np.uint8), count=n, bitorder="little").astype(bool)
-    numbers = np.frombuffer(page, _NUMBERS[physical])
-    _expect(len(numbers), n)
-    return numbers
+def _code_page(codes: NDArray[Any], n_names: int) -> bytes:
+    """Return whether each code is there, then the codes that are, in whole groups of eight."""
+    there, dtype = codes >= 0, _code_type(n_names)
+    n_there = int(np.count_nonzero(there))
+    indices = np.zeros(-(-n_there // 8) * 8, dtype)
+    indices[:n_there] = codes[there]
+    levels = _run_head(len(codes)) + np.packbits(there, bitorder="little").tobytes()
+    width = bytes([8 * dtype.itemsize])
+    return b"".join([_four_bytes(len(levels)), levels, width, _run_head(n_there), indices.tobytes()])
 
 
-def _expect(found: int, n: int) -> None:
-    if found != n:
-        raise ParquetError(f"a column of {found} rows among columns of {n}")
-
-
-def _page(pages: _Decoder, kind: int, *, most: int) -> tuple[bytes, int]:
-    """Return the bytes of the next page and how many values it says that it holds."""
-    head = pages.struct()
-    if head[1] != kind or head[2] > most:
-        raise ParquetError("a page is not what stands here")
-    unpacker = zlib.decompressobj(wbits=31)
-    page = unpacker.decompress(pages.take(head[3]), max(head[2], 1))
-    if len(page) != head[2]:
-        raise ParquetError("a page is shorter than it says")
-    return page, int(head[7 if kind == _DICTIONARY_PAGE else 5][1])
-
-
-def _names(page: bytes, n: int) -> Iterator[str]:
-    reader = _Decoder(page, 0)
-    for _ in range(n):
-        yield reader.take(int.from_bytes(reader.take(4), "little")).decode()
-
-
-def _unpacked(page: bytes, n: int, n_names: int) -> NDArray[Any]:
-    """Return the codes of a page: whether each is there, then the codes that are."""
-    reader = _Decoder(page, 4)
-    reader.varint()
-    there = np.unpackbits(np.frombuffer(reader.take(-(-n // 8)), np.uint8), count=n, bitorder="little").astype(bool)
-    bits = reader.take(1)[0]
-    reader.varint()
-    indices = np.frombuffer(page, {8: "<u1", 32: "<u4"}[bits], offset=reader.at)[: int(there.sum())]
-    if len(indices) and int(indices.max()) >= n_names:
+def _read_codes(page: bytes, n: int, n_names: int) -> NDArray[np.int32]:
+    n_bytes, start = -(-n // 8), 4 + len(_run_head(n))
+    there = _read_numbers(page[start : start + n_bytes], np.dtype(bool), n)
+    n_there = int(np.count_nonzero(there))
+    indices = np.frombuffer(page, _code_type(n_names), n_there, start + n_bytes + 1 + len(_run_head(n_there)))
+    if n_there and int(indices.max()) >= n_names:
         raise ParquetError("a code has no name")
     codes = np.full(n, -1, np.int32)
     codes[there] = indices
     return codes
 
 
-def _joined(parts: list[NDArray[Any] | Texts], physical: int) -> NDArray[Any] | Texts:
-    """Return the groups of a column as one; their dictionaries are alike."""
-    if physical != _BYTES:
-        empty = np.empty(0, bool if physical == _BOOLEAN else _NUMBERS[physical])
-        return np.concatenate([empty, *map(_codes, parts)])
-    texts = [part for part in parts if isinstance(part, Texts)]
-    if any(a.names != b.names for a, b in pairwise(texts)):
-        raise ParquetError("groups name their texts differently")
-    codes = np.concatenate([np.empty(0, np.int32), *(part.codes for part in texts)])
-    return Texts(codes, texts[0].names if texts else [])
+def _run_head(n: int) -> bytes:
+    """Return what stands before a run of `n` values that are packed in groups of eight."""
+    return _varint(-(-n // 8) << 1 | 1)
 
 
-def _footer(data: bytes) -> dict[int, Any]:
-    size = int.from_bytes(data[-8:-4], "little")
-    if data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC or size > len(data) - 12:
+def _is_ours(data: bytes) -> bool:
+    return data[-len(AUTHOR) - 9 :].startswith(AUTHOR)  # the end of a structure, a size and MAGIC follow
+
+
+def _index(data: bytes) -> tuple[dict[str, Any], int]:
+    """Return the index of a file, and where the pages before it end."""
+    after = len(data) - 12 - int.from_bytes(data[-8:-4], "little")
+    end = after - int.from_bytes(data[max(after, 0) : after + 4], "little")
+    if end < len(MAGIC) or data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC:
         raise ParquetError("it does not begin and end as one")
-    return _Decoder(data, len(data) - 8 - size).struct()
+    index: dict[str, Any] = json.loads(data[end:after])
+    return index, end
+
+
+def _packed_pages(data: bytes, sizes: Iterable[tuple[int, int]], *, end: int) -> Iterator[bytes]:
+    """Yield the pages of a file as they are packed: one follows the other, so that none overlap."""
+    at = len(MAGIC)
+    for head, packed in sizes:
+        if min(head, packed) < 0 or at + head + packed > end:
+            raise ParquetError("a page lies outside of the file")
+        at += head + packed
+        yield data[at - packed : at]
+
+
+def _read_column(pages: Iterator[bytes], kind: str, n_rows: int) -> Column:
+    """Return a column from the next pages."""
+    lengths = (rows.stop - rows.start for rows in _page_rows(n_rows))
+    if kind == _TEXT:
+        names = _names(_unpacked(next(pages, b""), _MOST_TEXT))
+        parts = [_read_codes(_unpacked(next(pages, b""), 5 * n + 64), n, len(names)) for n in lengths]
+        return Texts(np.concatenate(parts), names)
+    dtype = np.dtype(kind if kind in _TYPES else "")
+    return np.concatenate([_read_numbers(_unpacked(next(pages, b""), dtype.itemsize * n), dtype, n) for n in lengths])
+
+
+def _unpacked(packed: bytes, most: int) -> bytes:
+    """Return a page of at most so many bytes; gzip's checksum tells whether it is whole."""
+    unpacker = zlib.decompressobj(wbits=31)
+    page = unpacker.decompress(packed, most + 1)
+    if len(page) > most or not unpacker.eof or unpacker.unused_data:
+        raise ParquetError("a page is not as long as its rows")
+    return page
+
+
+def _names(page: bytes) -> list[str]:
+    names: dict[str, None] = {}
+    at = 0
+    while at < len(page):
+        start = at + 4
+        at = start + int.from_bytes(page[at:start], "little")
+        name = page[start:at].decode()
+        if name in names or at > len(page):
+            raise ParquetError("its texts are cut short, or one is there twice")
+        names[name] = None
+    return list(names)
+
+
+def _four_bytes(number: int) -> bytes:
+    return number.to_bytes(4, "little")
 
 
 def _varint(number: int) -> bytes:
@@ -317,9 +332,9 @@ def _varint(number: int) -> bytes:
 
 
 def _struct(fields: Mapping[int, Any]) -> bytes:
-    """Return a structure in Thrift's compact protocol; the numbers of its fields ascend."""
+    """Return a structure in Thrift's compact protocol."""
     out, before = bytearray(), 0
-    for number, value in fields.items():
+    for number, value in sorted(fields.items()):
         kind, body = _value(value)
         out += bytes([(number - before) << 4 | kind]) + body
         before = number
@@ -327,9 +342,9 @@ def _struct(fields: Mapping[int, Any]) -> bytes:
 
 
 def _value(value: Any) -> tuple[int, bytes]:
-    """Return Thrift's number of a type, and the value."""
-    if isinstance(value, int):
-        return 6 if isinstance(value, _Long) else 5, _varint(value << 1)  # none is negative
+    """Return Thrift's number of a type, and the value; integers of numpy have 64 bits there, others 32."""
+    if isinstance(value, int | np.int64):
+        return 6 if isinstance(value, np.int64) else 5, _varint(int(value) << 1)  # none is negative
     if isinstance(value, str):
         text = value.encode()
         return 8, _varint(len(text)) + text
@@ -339,52 +354,3 @@ def _value(value: Any) -> tuple[int, bytes]:
         size = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + _varint(len(items))
         return 9, size + b"".join(body for _, body in items)
     return 12, _struct(value)
-
-
-class _Decoder:
-    """Reads bytes from a place on; what ends too early is an IndexError."""
-
-    def __init__(self, data: bytes, at: int) -> None:
-        self._data, self.at = data, at
-
-    def take(self, n: int) -> bytes:
-        """Return the next `n` bytes."""
-        if self.at + n > len(self._data):
-            raise IndexError("the file ends too early")
-        self.at += n
-        return self._data[self.at - n : self.at]
-
-    def varint(self) -> int:
-        """Return the next number without a sign."""
-        number = 0
-        for shift in range(0, 64, 7):
-            byte = self.take(1)[0]
-            number |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return number
-        raise ParquetError("a number has no end")
-
-    def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Return the next structure."""
-        fields: dict[int, Any] = {}
-        number = 0
-        while head := self.take(1)[0]:
-            step = head >> 4
-            number = number + step if step else self.varint() >> 1
-            fields[number] = self._value(head & 0xF, depth + 1)
-        return fields
-
-    def _value(self, kind: int, depth: int) -> Any:
-        if depth > _DEPTH:
-            raise ParquetError("structures are too deep")
-        if kind in {5, 6}:
-            return self.varint() >> 1
-        if kind == 8:
-            return self.take(self.varint())
-        if kind == 9:
-            head = self.take(1)[0]
-            size = head >> 4 if head >> 4 < 15 else self.varint()
-            return [self._value(head & 0xF, depth + 1) for _ in range(size)]
-        if kind == 12:
-            return self.struct(depth)
-        raise ParquetError(f"a field of type {kind}, which labkit does not write")

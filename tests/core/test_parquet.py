@@ -47,7 +47,7 @@ def test_a_file_of_pyarrow_is_read_by_it_and_without_it_the_remedy_is_named(monk
     assert decode_frame(data)[0].equals(frame)
     assert decode(data)[0]["text"].codes.tolist() == [0, -1]
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ForeignError, match="pip install pyarrow"):
+    with pytest.raises(ForeignError, match="cluster-labkit\\[parquet\\]"):
         decode_frame(data)
 
 
