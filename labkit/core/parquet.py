@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.errors import InputError
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -29,34 +31,16 @@ MAGIC: Final = b"PAR1"
 AUTHOR: Final = b"labkit, version 1 of its Parquet"
 """Who wrote a file, as its footer says; another version would be another index."""
 REMEDY: Final = "pip install 'cluster-labkit[parquet]'"
-_PLAIN, _RLE, _BY_DICTIONARY, _SPLIT = 0, 3, 8, 9
 _TEXT: Final = "text"
-_TYPES: Final[Mapping[str, tuple[int, int]]] = {
-    "bool": (0, _PLAIN),
-    "int32": (1, _PLAIN),
-    "int64": (2, _PLAIN),
-    "float32": (4, _SPLIT),
-    "float64": (5, _SPLIT),
-    _TEXT: (6, _BY_DICTIONARY),
-}
-"""Parquet's numbers of a column's type and encoding."""
+_TYPES: Final = {"bool": 0, "int32": 1, "int64": 2, "float32": 4, "float64": 5, _TEXT: 6}
+_PLAIN, _RLE, _BY_DICTIONARY, _SPLIT = 0, 3, 8, 9
 _GZIP: Final = 2
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
-_MOST_TEXT: Final = 1 << 28
-"""The most bytes of a column's names."""
-_FAULTS: Final = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+_MOST_TEXT: Final = 1 << 29
+"""The most bytes of the names of a column."""
 
 
-class ParquetError(ValueError):
+class ParquetError(InputError):
     """A file that cannot be read as Parquet; the message is one line."""
 
 
@@ -110,7 +94,9 @@ def decode(data: bytes) -> tuple[dict[str, Column], dict[str, str]]:
         If it is cut short or damaged, or pyarrow is needed and missing.
     """
     with _told():
-        if not _is_ours(data):
+        if data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC:
+            raise ParquetError("it does not begin and end as one")
+        if not data[-len(AUTHOR) - 9 :].startswith(AUTHOR):  # the end of a structure, a size and MAGIC follow
             frame, notes = _by_pyarrow(data)
             return {str(name): _column_of(frame[name]) for name in frame.columns}, notes
         index, end = _index(data)
@@ -128,22 +114,20 @@ def decode_frame(data: bytes) -> tuple[pd.DataFrame, dict[str, str]]:
     """Return the table and the notes of a Parquet file; errors are those of `decode`."""
     import pandas as pd
 
+    columns, notes = decode(data)
     with _told():
-        if not _is_ours(data):
-            return _by_pyarrow(data)
-        columns, notes = decode(data)
-        return pd.DataFrame({name: _values(column) for name, column in columns.items()}), notes
+        values = {
+            name: np.array([*column.names, None], dtype=object)[column.codes] if isinstance(column, Texts) else column
+            for name, column in columns.items()
+        }
+        return pd.DataFrame(values), notes
 
 
 def _column_of(column: pd.Series[Any]) -> Column:
-    if column.dtype.kind in "fib":
+    if column.dtype.kind in "fiub":
         return column.to_numpy()
     codes, names = column.factorize()
     return Texts(codes, [str(name) for name in names])
-
-
-def _values(column: Column) -> NDArray[Any]:
-    return np.array([*column.names, None], dtype=object)[column.codes] if isinstance(column, Texts) else column
 
 
 @contextmanager
@@ -153,25 +137,18 @@ def _told() -> Iterator[None]:
         yield
     except ParquetError:
         raise
-    except (*_FAULTS, zlib.error) as error:
+    except Exception as error:
         line = (str(error) or type(error).__name__).splitlines()[0]
         raise ParquetError("".join(letter if letter.isprintable() else "?" for letter in line)) from None
 
 
 def _by_pyarrow(data: bytes) -> tuple[pd.DataFrame, dict[str, str]]:
-    if data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC:
-        raise ParquetError("it does not begin and end as one")
     try:
-        import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise ForeignError(f"another program or an older labkit wrote it; to read it: {REMEDY}") from None
-    try:
-        table = pq.read_table(io.BytesIO(data))
-        notes = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-        return table.to_pandas(), notes
-    except pa.ArrowException as error:
-        raise ValueError(str(error)) from None
+    table = pq.read_table(io.BytesIO(data))
+    return table.to_pandas(), {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
 
 
 def _kind(column: Column) -> str:
@@ -185,8 +162,8 @@ def _page_rows(n_rows: int) -> Iterator[slice]:
 
 def _write_column(out: bytearray, sizes: list[tuple[int, int]], name: str, column: Column) -> dict[int, Any]:
     """Append the pages of a column, and the sizes of their heads and bodies; return what the footer says of it."""
-    physical, how = _TYPES[_kind(column)]
-    start, n_raw, starts = len(out), 0, []
+    kind, start, n_raw, starts = _kind(column), len(out), 0, []
+    how = _BY_DICTIONARY if kind == _TEXT else _SPLIT if kind.startswith("float") else _PLAIN
     for header, page in _pages(column, how):
         packer = zlib.compressobj(1, wbits=31, strategy=zlib.Z_RLE)
         body = packer.compress(page) + packer.flush()
@@ -195,7 +172,7 @@ def _write_column(out: bytearray, sizes: list[tuple[int, int]], name: str, colum
         sizes.append((len(head), len(body)))
         n_raw += len(head) + len(page)
         out += head + body
-    described = {1: physical, 2: [how, _RLE], 3: [name], 4: _GZIP, 5: np.int64(len(column)), 6: np.int64(n_raw)}
+    described = {1: _TYPES[kind], 2: [how, _RLE], 3: [name], 4: _GZIP, 5: np.int64(len(column)), 6: np.int64(n_raw)}
     places = {9: starts[1], 11: starts[0]} if isinstance(column, Texts) else {9: starts[0]}
     return described | {7: np.int64(len(out) - start)} | places
 
@@ -205,6 +182,8 @@ def _pages(column: Column, how: int) -> Iterator[tuple[dict[int, Any], bytes]]:
     if isinstance(column, Texts):
         names = [name.encode() for name in column.names]
         page = b"".join(_four_bytes(len(name)) + name for name in names)
+        if len(page) > _MOST_TEXT:
+            raise ParquetError(f"a column has {len(page):,} bytes of texts; expected at most {_MOST_TEXT:,}.")
         yield {1: _DICTIONARY_PAGE, 7: {1: len(names), 2: _PLAIN}}, page
     values = column.codes if isinstance(column, Texts) else column
     for rows in _page_rows(len(values)):
@@ -262,17 +241,15 @@ def _run_head(n: int) -> bytes:
     return _varint(-(-n // 8) << 1 | 1)
 
 
-def _is_ours(data: bytes) -> bool:
-    return data[-len(AUTHOR) - 9 :].startswith(AUTHOR)  # the end of a structure, a size and MAGIC follow
-
-
 def _index(data: bytes) -> tuple[dict[str, Any], int]:
     """Return the index of a file, and where the pages before it end."""
     after = len(data) - 12 - int.from_bytes(data[-8:-4], "little")
     end = after - int.from_bytes(data[max(after, 0) : after + 4], "little")
-    if end < len(MAGIC) or data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC:
-        raise ParquetError("it does not begin and end as one")
+    if not len(MAGIC) <= end < after:
+        raise ParquetError("its index lies outside of the file")
     index: dict[str, Any] = json.loads(data[end:after])
+    if index["rows"] < 0:
+        raise ParquetError("its rows are fewer than none")
     return index, end
 
 
@@ -293,7 +270,9 @@ def _read_column(pages: Iterator[bytes], kind: str, n_rows: int) -> Column:
         names = _names(_unpacked(next(pages, b""), _MOST_TEXT))
         parts = [_read_codes(_unpacked(next(pages, b""), 5 * n + 64), n, len(names)) for n in lengths]
         return Texts(np.concatenate(parts), names)
-    dtype = np.dtype(kind if kind in _TYPES else "")
+    if kind not in _TYPES:
+        raise ParquetError("a column has a type that labkit does not write")
+    dtype = np.dtype(kind)
     return np.concatenate([_read_numbers(_unpacked(next(pages, b""), dtype.itemsize * n), dtype, n) for n in lengths])
 
 
@@ -342,15 +321,14 @@ def _struct(fields: Mapping[int, Any]) -> bytes:
 
 
 def _value(value: Any) -> tuple[int, bytes]:
-    """Return Thrift's number of a type, and the value; integers of numpy have 64 bits there, others 32."""
+    """Return Thrift's number of a type, and the bytes; integers of numpy have 64 bits, others 32, none is negative."""
     if isinstance(value, int | np.int64):
-        return 6 if isinstance(value, np.int64) else 5, _varint(int(value) << 1)  # none is negative
+        return 6 if isinstance(value, np.int64) else 5, _varint(int(value) << 1)
     if isinstance(value, str):
         text = value.encode()
         return 8, _varint(len(text)) + text
     if isinstance(value, list):
         items = [_value(item) for item in value]
         kind = items[0][0] if items else 12
-        size = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + _varint(len(items))
-        return 9, size + b"".join(body for _, body in items)
+        return 9, bytes([0xF0 | kind]) + _varint(len(items)) + b"".join(body for _, body in items)
     return 12, _struct(value)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from labkit.core.errors import InputError
 from labkit.core.events import LATER, NAMED, PLAIN, Events, events, names, positions
 from labkit.core.parquet import Texts
+from labkit.core.text import shortened
 
 Columns = Mapping[str, NDArray[Any] | Texts]
 
@@ -53,6 +54,6 @@ def _codes(column: Texts, enum: type[IntEnum], *, source: str) -> NDArray[np.int
     number = {member.name.lower(): int(member) for member in enum}
     foreign = [name for name in column.names if name not in number]
     if foreign:
-        raise InputError(f"{source}: {enum.__name__.lower()} '{foreign[0]}' is not known; it is of a newer labkit.")
+        raise InputError(f"{source}: {enum.__name__.lower()} {shortened(foreign[0])!r} is not known; it is of a newer labkit.")
     codes: NDArray[np.int8] = np.array([*(number[name] for name in column.names), -1], dtype=np.int8)[column.codes]
     return codes
