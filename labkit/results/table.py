@@ -54,6 +54,8 @@ def _codes(column: Texts, enum: type[IntEnum], *, source: str) -> NDArray[np.int
     number = {member.name.lower(): int(member) for member in enum}
     foreign = [name for name in column.names if name not in number]
     if foreign:
-        raise InputError(f"{source}: {enum.__name__.lower()} {shortened(foreign[0])!r} is not known; it is of a newer labkit.")
+        raise InputError(
+            f"{source}: {enum.__name__.lower()} {shortened(foreign[0])!r} is not known; it is of a newer labkit."
+        )
     codes: NDArray[np.int8] = np.array([*(number[name] for name in column.names), -1], dtype=np.int8)[column.codes]
     return codes
