@@ -36,8 +36,8 @@ _TYPES: Final = {"bool": 0, "int32": 1, "int64": 2, "float32": 4, "float64": 5, 
 _PLAIN, _RLE, _BY_DICTIONARY, _SPLIT = 0, 3, 8, 9
 _GZIP: Final = 2
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
-_MOST_TEXT: Final = 1 << 29
-"""The most bytes of the names of a column."""
+_MOST_TEXT: Final = 1 << 27
+"""The most bytes of a column's names: two million ids of 60 letters."""
 
 
 class ParquetError(InputError):
