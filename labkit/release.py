@@ -18,6 +18,7 @@ EXTRAS: Final = {
     "lab": ("jupyterlab", "ipywidgets", "anywidget", "IPython", "traitlets"),
     "testbed": ("fabric", "paramiko", "invoke", "distributed", "dask", "pynvml"),
     "train": ("torch", "gymnasium", "tensorboardX", "sklearn", "cryptography"),
+    "parquet": ("pyarrow",),
     "tune": ("optuna",),
 }
 """The modules that each extra of pyproject.toml brings."""

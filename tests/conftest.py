@@ -71,7 +71,7 @@ for minutes, on machines that fail, and policies that learn."""
 
 FAST = (
     "core/test_ledger", "core/test_snapshot", "elastic/test_assign", "elastic/test_deaths",
-    "elastic/transport/test_frames", "experiment/test_session", "learning/test_env.py", "live/test_board",
+    "elastic/transport/test_frames", "experiment/test_session", "kernels/", "learning/test_env.py", "live/test_board",
     "notebook/test_panels", "placers/test_machine_first", "plots/test_bars_and_lines", "plots/test_palette",
     "results/test_metrics", "schedulers/test_rigid", "simulator/test_stories", "solvers/test_maxmin",
     "speed/test_step_time", "test_structure", "testbed/test_inventory", "topology/test_routes",

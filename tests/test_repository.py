@@ -64,7 +64,7 @@ def test_environment_yml_adds_only_python_and_takes_the_lock():
     assert environment["dependencies"] == [
         f"python{oldest}",
         "pip",
-        {"pip": ["-c constraints.txt", "-e .[lab,testbed,train,tune]"]},
+        {"pip": ["-c constraints.txt", "-e .[lab,testbed,train,tune,parquet]"]},
     ]
 
 

@@ -49,10 +49,10 @@ SAME_IDEA = {
 }
 """Public class names that several modules share, and the one idea that they stand for."""
 
-MOST_LINES, MOST_CODE_LINES = 400, 40
+MOST_LINES, MOST_CODE_LINES = 700, 40
 """Of a module, and of the body of a function without its docstring."""
 NO_TESTS_OF_THEIR_OWN = {"templates": "text that tests of commands use", "testing": "used by all tests"}
-COMPILED = ("njit", "_njit", "vectorize", "guvectorize")
+COMPILED = ("kernel", "inner")
 """Decorators of functions that may be longer: a kernel in one piece is one loop over its data."""
 MATHEMATICS = "labkit.solvers."
 """Modules whose functions may be longer: a derivation in one piece is easier to check."""
@@ -115,7 +115,7 @@ def test_a_function_fits_on_a_screen() -> None:
 
 
 @cache
-def tests_by_name() -> set[str]:
+def names_of_tests() -> set[str]:
     """Return the names of all test functions, as `core/test_jobs.py::test_a_claim`."""
     return {
         f"{path.relative_to(HERE).as_posix()}::{node.name}"
@@ -127,7 +127,7 @@ def tests_by_name() -> set[str]:
 
 def test_each_entry_of_the_lists_of_slow_and_fast_tests_names_tests() -> None:
     starts = {entry: entry.partition("[")[0] for entry in (*SLOW, *FAST, *LONGEST)}
-    assert [entry for entry, start in starts.items() if not any(n.startswith(start) for n in tests_by_name())] == []
+    assert [entry for entry, start in starts.items() if not any(n.startswith(start) for n in names_of_tests())] == []
     assert [one for one in SLOW if any(one.startswith(other) for other in SLOW if other != one)] == []
     assert [start for start in FAST if start.startswith(SLOW)] == [], "a slow file is not fast"
 
@@ -135,7 +135,7 @@ def test_each_entry_of_the_lists_of_slow_and_fast_tests_names_tests() -> None:
 def test_what_make_test_must_find_is_found_by_tests_that_are_not_slow() -> None:
     named = re.findall(r"`([\w/]+\.py::\w+)`", (ROOT / "docs" / "why" / "two-suites.md").read_text())
     assert len(named) > 10
-    assert [name for name in named if name not in tests_by_name() or name.startswith(SLOW)] == []
+    assert [name for name in named if name not in names_of_tests() or name.startswith(SLOW)] == []
 
 
 def test_each_part_of_labkit_has_a_fast_test() -> None:
@@ -151,6 +151,6 @@ def _code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _compiled(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Tell whether a decorator compiles a function: `@njit`, `@njit(cache=True)`, `@numba.njit`."""
+    """Tell whether a decorator compiles a function: `@kernel`, `@inner(error_model="numpy")`."""
     called = [each.func if isinstance(each, ast.Call) else each for each in function.decorator_list]
     return any(ast.unparse(each).rpartition(".")[2] in COMPILED for each in called)

@@ -24,13 +24,13 @@ def by_reference(columns: C) -> C:
     """Let kernels get the tuples of this class by reference; they read its fields, and neither make nor unpack one."""
 
     @typeof_impl.register(columns)
-    def _typeof(value: Any, _: Any) -> Columns:
-        return Columns(columns, tuple(typeof(field) for field in value))
+    def _typeof(value: Any, _: Any) -> ColumnsType:
+        return ColumnsType(columns, tuple(typeof(field) for field in value))
 
     return columns
 
 
-class Columns(types.Type):
+class ColumnsType(types.Type):
     """The type of a tuple of columns, as numba knows it."""
 
     def __init__(self, columns: Any, fields: tuple[types.Type, ...]) -> None:
@@ -43,24 +43,24 @@ class Columns(types.Type):
         return self.columns, self.fields
 
 
-@register_model(Columns)
+@register_model(ColumnsType)
 class _Model(models.PrimitiveModel):
-    def __init__(self, manager: Any, of: Columns) -> None:
+    def __init__(self, manager: Any, of: ColumnsType) -> None:
         block = ir.LiteralStructType([manager.lookup(field).get_data_type() for field in of.fields])
         super().__init__(manager, of, block.as_pointer())
 
 
 @infer_getattr
 class _Fields(AttributeTemplate):
-    key = Columns
+    key = ColumnsType
 
-    def generic_resolve(self, of: Columns, name: str) -> types.Type | None:
+    def generic_resolve(self, of: ColumnsType, name: str) -> types.Type | None:
         names = of.columns._fields
         return of.fields[names.index(name)] if name in names else None
 
 
-@lower_getattr_generic(Columns)
-def _field(context: Any, builder: Any, of: Columns, block: Any, name: str) -> Any:
+@lower_getattr_generic(ColumnsType)
+def _field(context: Any, builder: Any, of: ColumnsType, block: Any, name: str) -> Any:
     index = of.columns._fields.index(name)
     read = builder.load(cgutils.gep_inbounds(builder, block, 0, index))
     read.set_metadata("invariant.load", builder.module.add_metadata([]))
@@ -68,8 +68,8 @@ def _field(context: Any, builder: Any, of: Columns, block: Any, name: str) -> An
     return impl_ret_borrowed(context, builder, field, context.data_model_manager[field].from_data(builder, read))
 
 
-@unbox(Columns)
-def _from_python(of: Columns, value: Any, c: Any) -> NativeValue:
+@unbox(ColumnsType)
+def _from_python(of: ColumnsType, value: Any, c: Any) -> NativeValue:
     builder, manager = c.builder, c.context.data_model_manager
     block = cgutils.alloca_once(builder, manager.lookup(of).get_value_type().pointee)
     failed = cgutils.alloca_once_value(builder, cgutils.false_bit)

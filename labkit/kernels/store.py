@@ -62,7 +62,7 @@ class _Files:
         """Return what was kept for a signature and processor; None: nothing."""
         name = self._file(key)
         for folder in folders():
-            with suppress(OSError, pickle.UnpicklingError, EOFError):
+            with suppress(Exception):  # whatever is wrong with a file, the kernel can be compiled again
                 path = folder / name
                 found = pickle.loads(path.read_bytes())
                 _touch(path)
@@ -86,7 +86,7 @@ class _Files:
 
     def _file(self, key: Any) -> str:
         signature, processor, _ = key
-        asked = (digest(self._dispatcher), str(signature), processor, numba.__version__)
+        asked = (_method(), digest(self._dispatcher), str(signature), processor, numba.__version__)
         return f"{self._name}-{_hash(repr(asked))}.{sys.implementation.cache_tag}"
 
 
@@ -143,6 +143,12 @@ def _forget(folder: Path, name: str) -> None:
 
 def _age_days(path: Path) -> float:
     return (time.time() - path.stat().st_mtime) / 86400  # noqa: TID251 - compared with a file's date
+
+
+@cache
+def _method() -> str:
+    """Return a digest of this package: how kernels are compiled, and given their columns."""
+    return _hash("".join(path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))))
 
 
 @cache

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,14 +15,15 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.events import Events
 from labkit.core.jobs import Jobs
+from labkit.core.parquet import ForeignError, ParquetError, decode, decode_frame, encode, encode_frame
 from labkit.results.record import RunInfo, RunState
-from labkit.results.table import from_arrow, to_arrow
+from labkit.results.table import from_columns, to_columns
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
-NAME_KEY = b"labkit.name"
+T = TypeVar("T")
+NAME_KEY = "labkit.name"
 
 
 class MissingError(InputError):
@@ -48,32 +49,23 @@ def write_text(path: Path, text: str) -> None:
 
 def write_events(path: Path, rows: Events) -> None:
     """Write one part of the event table."""
-    import pyarrow.parquet as pq
-
-    table = to_arrow(rows)
-    write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+    _write_bytes(path, encode(to_columns(rows)))
 
 
 def read_events(path: Path) -> Events:
     """Read one part of the event table."""
-    return from_arrow(_read_table(path), source=str(path))
+    return from_columns(_read(path, decode)[0], source=str(path))
 
 
 def write_frame(path: Path, frame: pd.DataFrame, *, name: str) -> None:
     """Write a table together with a name of what it holds."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    named = table.replace_schema_metadata({**(table.schema.metadata or {}), NAME_KEY: name.encode()})
-    write_atomically(path, lambda temporary: pq.write_table(named, temporary, compression="zstd"))
+    _write_bytes(path, encode_frame(frame, notes={NAME_KEY: name}))
 
 
 def read_jobs(path: Path) -> Jobs:
     """Read the jobs of a run."""
-    table = _read_table(path)
-    name = (table.schema.metadata or {}).get(NAME_KEY, b"jobs").decode()
-    return Jobs.from_frame(table.to_pandas(), name=name)
+    frame, notes = _read(path, decode_frame)
+    return Jobs.from_frame(frame, name=notes.get(NAME_KEY, "jobs"))
 
 
 def write_info(path: Path, info: RunInfo) -> None:
@@ -147,16 +139,19 @@ def _read_json(path: Path) -> dict[str, Any]:
     return row
 
 
-def _read_table(path: Path) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _write_bytes(path: Path, data: bytes) -> None:
+    write_atomically(path, lambda temporary: temporary.write_bytes(data))
 
+
+def _read(path: Path, decoder: Callable[[bytes], T]) -> T:
     try:
-        return pq.read_table(path)
+        return decoder(path.read_bytes())
     except FileNotFoundError:
         raise MissingError(f"{path} is missing; the folder is not a whole run.") from None
-    except (pa.ArrowException, OSError) as error:
+    except ForeignError as error:
+        raise InputError(f"{path}: {error}.") from None
+    except (ParquetError, OSError) as error:
         raise InputError(
-            f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); it is cut short or damaged. "
+            f"{path} cannot be read as Parquet ({error}); it is cut short or damaged. "
             "Take it from a copy, or run again."
         ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +12,7 @@ import numpy as np
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import InputError, TraceError, unknown
 from labkit.core.jobs import Jobs
+from labkit.core.parquet import ForeignError, ParquetError, decode_frame, encode_frame
 from labkit.workloads.readers.base import MAX_NUMBER, TraceTable, names_of, table_of
 from labkit.workloads.readers.files import bytes_of, lines_of, text_of
 
@@ -53,16 +53,14 @@ def read_csv(path: str | Path) -> Jobs:
 
 def read_parquet(path: str | Path) -> Jobs:
     """Return the jobs of labkit's own Parquet; as `read_csv`, with the number of the row in place of the line."""
-    import pandas as pd
-    import pyarrow as pa
-
     path = Path(path)
     raw = bytes_of(path, expected=EXPECTED)
     try:
-        frame = pd.read_parquet(io.BytesIO(raw))
-    except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, MemoryError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TraceError(f"{path}: not a readable Parquet file ({reason}); expected {EXPECTED}.") from None
+        frame, _ = decode_frame(raw)
+    except ForeignError as error:
+        raise TraceError(f"{path}: {error}.") from None
+    except ParquetError as error:
+        raise TraceError(f"{path}: not a readable Parquet file ({error}); expected {EXPECTED}.") from None
     for name in map(str, frame.columns):
         if name not in KNOWN:
             raise TraceError(f"{path}: {unknown('column', name, KNOWN)}")
@@ -91,7 +89,7 @@ def write(jobs: Jobs, path: str | Path) -> Path:
         if path.suffix == ".csv":
             _compact(frame).to_csv(scratch, index=False, lineterminator="\n")
         else:
-            frame.to_parquet(scratch, index=False)
+            scratch.write_bytes(encode_frame(frame))
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)

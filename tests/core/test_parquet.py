@@ -1,0 +1,70 @@
+"""Parquet without pyarrow: pyarrow is the oracle of what is written, and damage is always one line."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit.core.parquet import ForeignError, ParquetError, Texts, decode, decode_frame, encode
+
+NAMES = ["a", "é\x01", "c\0"]
+
+
+def columns(n):
+    rng = np.random.default_rng(n)
+    numbers = {name: rng.integers(0, 99, n).astype(name) for name in ("int32", "int64", "float32", "float64", "bool")}
+    return {**numbers, "text": Texts(np.arange(n) % 4 - 1, NAMES)}
+
+
+@pytest.mark.parametrize("n", [0, 1, 9, (1 << 20) + 3])
+def test_pyarrow_and_labkit_read_what_was_written(n):
+    written = columns(n)
+    data = encode(written, notes={"name": "nä"})
+    frame = pd.read_parquet(io.BytesIO(data))
+    read, notes = decode(data)
+    assert notes == {"name": "nä"}
+    assert list(read) == list(frame) == list(written)
+    for name, column in written.items():
+        if isinstance(column, Texts):
+            expected = np.array([*NAMES, None], dtype=object)[column.codes]
+            assert frame[name].astype(object).where(frame[name].notna(), None).tolist() == expected.tolist()
+            np.testing.assert_array_equal(read[name].codes, column.codes)
+        else:
+            assert read[name].dtype == frame[name].dtype == column.dtype
+            np.testing.assert_array_equal(read[name], column)
+            np.testing.assert_array_equal(frame[name], column)
+
+
+def test_a_file_of_pyarrow_is_read_by_it_and_without_it_the_remedy_is_named(monkeypatch):
+    frame = pd.DataFrame({"n": [1, 2], "text": ["a", None]})
+    data = frame.to_parquet()
+    assert decode_frame(data)[0].equals(frame)
+    assert decode(data)[0]["text"].codes.tolist() == [0, -1]
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ForeignError, match="cluster-labkit\\[parquet\\]"):
+        decode_frame(data)
+
+
+SEED = encode(columns(40))
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, len(SEED) - 60), st.binary(min_size=1, max_size=4)), min_size=1, max_size=4))
+def test_mutated_bytes_are_read_or_refused_in_one_line(edits):
+    data = bytearray(SEED)
+    for at, piece in edits:
+        data[at : at + len(piece)] = piece
+    try:
+        read, _ = decode(bytes(data))
+    except ParquetError as error:
+        refusal = str(error)
+    else:
+        refusal = ""
+        assert {len(c.codes if isinstance(c, Texts) else c) for c in read.values()} <= {40}
+    assert "\n" not in refusal
