@@ -27,6 +27,7 @@ def columns(n):
 
 @pytest.mark.parametrize("n", [0, 1, 9, (1 << 20) + 3])
 def test_pyarrow_and_labkit_read_what_was_written(n):
+    pytest.importorskip("pyarrow", reason="the oracle, pyarrow, is not installed (the extra parquet)")
     written = columns(n)
     data = encode(written, notes={"name": "nä"})
     frame = pd.read_parquet(io.BytesIO(data))
@@ -45,6 +46,7 @@ def test_pyarrow_and_labkit_read_what_was_written(n):
 
 
 def test_a_file_of_pyarrow_is_read_by_it_and_without_it_the_remedy_is_named(monkeypatch):
+    pytest.importorskip("pyarrow", reason="the oracle, pyarrow, is not installed (the extra parquet)")
     frame = pd.DataFrame({"n": [1, 2], "text": ["a", None]})
     data = frame.to_parquet()
     assert decode_frame(data)[0].equals(frame)
@@ -85,8 +87,8 @@ def with_index(change):
     "change",
     [
         {"rows": 1 << 40}, {"rows": -1}, {"rows": 41}, {"rows": 0.5}, {"rows": "\n\x1b[31m"}, {"pages": []},
-        {"pages": [[0, 1 << 40]]}, {"pages": [[0, -5]]}, {"columns": {"n": "object"}}, {"columns": {"n": "\x1b"}}, {"notes": 3},
-        b"[" * 100_000, b"\xff\x1b", b"",
+        {"pages": [[0, 1 << 40]]}, {"pages": [[0, -5]]}, {"columns": {"n": "object"}}, {"columns": {"n": "\x1b"}},
+        {"notes": 3}, b"[" * 100_000, b"\xff\x1b", b"",
     ],
 )  # fmt: skip
 def test_an_index_that_claims_what_is_not_there_is_refused_in_one_line(change):
