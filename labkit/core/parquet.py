@@ -70,8 +70,9 @@ def encode(columns: Mapping[str, Column], *, notes: Mapping[str, str] | None = N
     columns : mapping
         Arrays of bool, int32, int64, float32 or float64, and `Texts` whose names differ.
     """
+    out, chunks = bytearray(MAGIC), []
     sizes: list[tuple[int, int]] = []
-    out, chunks, schema = bytearray(MAGIC), [], [{4: "schema", 5: len(columns)}]
+    schema: list[dict[int, Any]] = [{4: "schema", 5: len(columns)}]
     for name, column in columns.items():
         chunk = _write_column(out, sizes, name, column)
         chunks.append({2: chunk[9], 3: chunk})

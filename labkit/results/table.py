@@ -39,8 +39,8 @@ def from_columns(columns: Columns, *, source: str) -> Events:
     given = [name for name in (*PLAIN, *NAMED) if name in columns]
     for name in given:
         column = columns[name]
-        fits = name in NAMED if isinstance(column, Texts) else name in PLAIN and column.dtype.kind in "fi"
-        if not fits:
+        kind = "text" if isinstance(column, Texts) else column.dtype.kind
+        if kind not in ({"text"} if name in NAMED else {"f", "i"}):
             raise InputError(f"{source}: column '{name}' has another type; is it an event table of labkit?")
     first = columns[given[0]]
     rows = events(len(first))
