@@ -105,7 +105,7 @@ def demo(
 
     The exit code is 1 where the testbed did not work; all the rest is done then all the same.
     """
-    from labkit.cli_demo import trained
+    from labkit.cli_demo import save_figure, trained
     from labkit.experiment.demo import CLUSTER
 
     with StageLines("comparing six schedulers") as lines:
@@ -123,7 +123,7 @@ def demo(
             records, folder / "demo.html", title=f"Schedulers on the trace demo, cluster {CLUSTER}", command=command,
             pair=pair, pair_note=rests_on,
         )  # fmt: skip
-        figure = _save_figure(records, folder / "demo.svg")
+        figure = save_figure(records, folder / "demo.svg")
     print(f"report: {written.resolve()}\nfigure: {figure.resolve()}")
     print_finding(records)
     raise typer.Exit(0 if twins or not testbed else 1)
@@ -140,15 +140,6 @@ def _demo_records(folder: Path, lines: StageLines) -> list[RunRecord]:
     if failed:
         _tell_failed(failed)
     return records
-
-
-def _save_figure(records: list[RunRecord], path: Path) -> Path:
-    from labkit.plots.jct import plot_jct_cdf
-    from labkit.results import jct_cdf, labels
-
-    tables = {label: record.table for label, record in zip(labels(records), records, strict=True)}
-    plot_jct_cdf(jct_cdf(tables)).save(path)
-    return path
 
 
 @app.command()

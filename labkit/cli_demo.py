@@ -10,10 +10,13 @@ from labkit.progress_lines import StageLines
 from labkit.release import how_to_get
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
     from rich.table import Table
 
     from labkit.experiment.demo import Twins
+    from labkit.results.record import RunRecord
 
 
 def trained() -> Twins | None:
@@ -84,3 +87,13 @@ def _in_words(scaled: pd.DataFrame) -> str:
         f"at {time_s:.1f} s (step {steps:.0f}) to {count(n_workers, 'worker')}, {count(n_ps, 'PS')}"
         for time_s, steps, n_workers, n_ps in zip(*columns, strict=True)
     )
+
+
+def save_figure(records: list[RunRecord], path: Path) -> Path:
+    """Draw the distribution of JCTs under each scheduler; return the file."""
+    from labkit.plots.jct import plot_jct_cdf
+    from labkit.results import jct_cdf, labels
+
+    tables = {label: record.table for label, record in zip(labels(records), records, strict=True)}
+    plot_jct_cdf(jct_cdf(tables)).save(path)
+    return path
