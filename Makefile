@@ -83,7 +83,7 @@ notebooks: $(ALL)  ## run all notebooks and keep their outputs
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False notebooks/*.ipynb
 
 clean:  ## remove what make made; runs/ stays
-	rm -rf .venv reports site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache
+	rm -rf .venv reports site labkit/__kernels__ build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What `.ci/install.py` installs stays, so each target adds what the ones before it did not need.
