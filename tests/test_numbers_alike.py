@@ -111,3 +111,10 @@ def test_a_notebook_passes_with_other_last_digits_and_fails_with_other_words(tmp
     done = subprocess.run([*command, tmp_path / "two.ipynb"], cwd=root, capture_output=True, text=True, check=False)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "stdout[0] line 1: '0.125 h' is stored, '0.125 s' came out" in done.stdout
+
+
+def test_a_small_difference_of_large_numbers_is_judged_by_the_largest_in_its_field():
+    rows = [{"error": -0.0039023101, "n": 1}, {"error": 0.25, "n": 2}]
+    assert difference(rows, [{"error": -0.0039012247, "n": 1}, {"error": 0.25, "n": 2}]) is None
+    assert "error" in difference(rows, [{"error": -0.0049, "n": 1}, {"error": 0.25, "n": 2}])
+    assert "error" in difference([{"error": -0.0039023101}], [{"error": -0.0039012247}])
