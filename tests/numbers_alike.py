@@ -2,8 +2,8 @@
 
 * A number with decimals may differ by one in its last printed digit, which is how 0.125 is rounded here and there, or
   by a ten-thousandth of itself. A whole number may differ by the latter alone: counts of fewer than 10,000 are exact.
-* Data of charts may differ by a ten-thousandth of themselves, or in the fourth decimal, to which charts round. A field of
-  rows may differ by a ten-thousandth of its largest value: a small one may be the difference of two large ones.
+* Data of charts may differ by a ten-thousandth of themselves, or in the fourth decimal, to which charts round. A field
+  of rows may differ by a ten-thousandth of its largest value: a small one may be the difference of two large ones.
 * Names of datasets in a Vega-Lite chart are hashes of what they hold: their rows are compared, their names are not.
 """
 

@@ -145,7 +145,7 @@ def _sources() -> Iterator[str]:
             if each.name.endswith(".py"):
                 found = each.stat()
                 yield f"{each.path} {found.st_size} {found.st_mtime_ns}"
-            elif each.is_dir() and each.name != "__pycache__":
+            elif each.is_dir() and not each.name.startswith("__"):
                 folders.append(each.path)
 
 
