@@ -16,8 +16,8 @@ ON_HOSTS: Final = "labkit"
 
 EXTRAS: Final = {
     "lab": ("jupyterlab", "ipywidgets", "anywidget", "IPython", "traitlets"),
-    "testbed": ("fabric", "paramiko", "invoke", "distributed", "dask", "pynvml"),
-    "train": ("torch", "gymnasium", "tensorboardX", "sklearn", "cryptography"),
+    "testbed": ("fabric", "paramiko", "invoke", "cryptography", "distributed", "dask", "pynvml"),
+    "train": ("torch", "gymnasium", "tensorboardX", "sklearn"),
     "parquet": ("pyarrow",),
     "tune": ("optuna",),
 }

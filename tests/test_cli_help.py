@@ -186,10 +186,10 @@ def test_a_comparison_loads_only_what_it_uses():
 
 
 EXTRA = [
-    "altair", "anywidget", "cloudpickle", "cryptography", "distributed", "fabric", "gymnasium", "IPython", "ipywidgets",
-    "jsonschema", "paramiko", "pooch", "requests", "sklearn", "tensorboardX", "torch", "vl_convert",
+    "anywidget", "cryptography", "distributed", "fabric", "gymnasium", "IPython", "ipywidgets", "optuna", "paramiko",
+    "pyarrow", "sklearn", "tensorboardX", "torch",
 ]  # fmt: skip
-"""What only the extra `lab` brings."""
+"""What only extras bring."""
 
 
 def without_extra(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -209,16 +209,16 @@ def without_extra(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ([], 0, ""),
         (["compare", "demo", "--cluster", "demo", "--schedulers", "fifo,srtf"], 0, ""),
         (["traces", "list"], 0, ""),
+        (["compare", "demo", "--cluster", "demo", "--schedulers", "fifo", "--report", "r.html"], 0, ""),
         (
-            ["compare", "demo", "--schedulers", "fifo", "--report", "r.html"],
+            ["bed", "up", "--hosts", "3"],
             2,
-            "labkit: the package altair is missing;",
+            "labkit: the package cryptography is missing; pip install 'cluster-labkit[te",
         ),
-        (["bed", "up", "--hosts", "3"], 2, "labkit: the package cryptography is missing; pip install '"),
-        (["traces", "fetch", "philly"], 2, "labkit: the package pooch is missing;"),
+        (["train", "cnn"], 2, "labkit: the package torch is missing; pip install 'cluster-labkit[train]'"),
     ],
 )
-def test_without_the_extra_lab_it_simulates_and_says_what_else_needs(words, code, said, tmp_path):
+def test_without_extras_it_simulates_and_reports_and_says_what_else_needs(words, code, said, tmp_path):
     done = without_extra(*words, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith(said)

@@ -179,5 +179,5 @@ def test_a_log_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path, mon
     with pytest.raises(InputError, match="cannot be written: No such file or directory"):
         TrainingLog(csv=tmp_path / "nowhere" / "log.csv")
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(InputError, match=r"without tensorboardX \(pip install tensorboardX\); a CSV file has the same"):
+    with pytest.raises(InputError, match=r"need tensorboardX \(pip install 'cluster-labkit\[train\]'\); a CSV file"):
         TrainingLog(tensorboard=tmp_path / "board")
