@@ -204,7 +204,7 @@ def _value(value: Any) -> str:
         return f"{value.dtype} {value.shape} {value.tobytes().hex()}"
     if isinstance(value, type) and issubclass(value, Enum):
         return repr(list(value))
-    if hasattr(value, "_fields"):
+    if isinstance(value, type) and hasattr(value, "_fields"):
         return f"{value.__qualname__}{value._fields}"
     if isinstance(value, np.dtype | np.generic | int | float | str | bool | tuple | type(None)):
         return repr(value)
