@@ -14,6 +14,8 @@ import warnings
 from functools import cache
 from pathlib import Path
 
+from tests.hang import HANG_S
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -29,6 +31,18 @@ def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         warm.stdin.flush()
         code = int(warm.stdout.readline())
         return subprocess.CompletedProcess(["labkit", *words], code, out.read_text("utf-8"), err.read_text("utf-8"))
+
+
+def labkit_in_a_process(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a new process: for commands that train, which start processes of their own."""
+    return subprocess.run(
+        [sys.executable, "-m", "labkit.cli", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
+    )
 
 
 @cache

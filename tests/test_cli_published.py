@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,21 +15,10 @@ from labkit.learning.settings import Setting
 from labkit.schedulers import make
 from labkit.schedulers.dl2.flat import load_flat
 from labkit.workloads.catalogue import DL2_MODELS
-from tests.hang import HANG_S
+from tests.command import labkit_in_a_process as labkit
 
 SHORT = ("--trace", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300", "--lessons", "1", "--rounds", "1")
 FAST = ("--set", "n_units=16", "--set", "n_taught=2", "--set", "first_bundle=True", "--set", "n-jobs=8")
-
-
-def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "labkit.cli", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG_S,
-    )
 
 
 def test_the_papers_own_network_is_trained_and_compared(tmp_path):

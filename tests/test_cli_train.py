@@ -22,20 +22,10 @@ from labkit.plots.learning import learning_curve
 from labkit.schedulers.dl2 import load
 from labkit.topology import build
 from labkit.workloads import dl2_jobs
+from tests.command import labkit_in_a_process as labkit
 from tests.hang import HANG_S
 
 SHORT = ("--trace", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300", "--lessons", "1")
-
-
-def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "labkit.cli", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG_S,
-    )
 
 
 def test_a_policy_is_trained_and_compared_and_the_same_call_goes_on(tmp_path):

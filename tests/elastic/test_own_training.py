@@ -6,8 +6,6 @@ import csv
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ import torch
 
 from labkit.core.errors import InputError
 from labkit.experiment.own_training import OwnTraining, arguments_of, read_training
-from tests.hang import HANG_S
+from tests.command import labkit_in_a_process as labkit
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-training.md").read_text()
 GOOD = """import torch
@@ -23,17 +21,6 @@ model = torch.nn.Linear(2, 1)
 data = (torch.ones(8, 2), torch.ones(8, 1))
 def loss(m, b): return 0
 """
-
-
-def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "labkit.cli", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG_S,
-    )
 
 
 def test_the_example_of_the_page_trains_validates_logs_and_leaves_the_best_state(tmp_path: Path) -> None:

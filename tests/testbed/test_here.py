@@ -26,20 +26,10 @@ from labkit.testbed.run.this_machine import LocalFleet, LocalStream, inventory
 from labkit.testbed.run.training import TrainingTable
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testing.plugs import Slowed
+from tests.command import labkit_in_a_process as labkit
 from tests.hang import HANG_S
 
 QUICK = TrainingTable(samples=512, lease_s=2.0, save_every=50)
-
-
-def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "labkit.cli", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG_S,
-    )
 
 
 def test_a_program_of_this_machine_is_a_stream() -> None:
