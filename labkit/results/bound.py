@@ -35,7 +35,7 @@ def told_bound(value: str, *, faster: bool = False) -> str:
 
     >>> told_bound("44 min")[:44]
     'bound: no scheduler can be below 44 min (eac'
-    >>> told_bound("44 min", faster=True)[-31:]
+    >>> told_bound("44 min", faster=True)[-30:]
     'requested gang cannot reach it'
     """
     return f"bound: no scheduler can be below {value} ({WHAT}){UNREACHED * faster}"
