@@ -184,5 +184,5 @@ if find_spec("torch") is not None:  # without it nothing is trained
 
 
 if __name__ == "__main__":
-    print("compiling kernels: some minutes, once after an install or an update ...", file=sys.stderr, flush=True)
+    print("compiling kernels: once after an install or an update ...", file=sys.stderr, flush=True)
     compile_all()
