@@ -15,6 +15,7 @@ from labkit.learning.settings import Setting
 from labkit.schedulers import make
 from labkit.schedulers.dl2.flat import load_flat
 from labkit.workloads.catalogue import DL2_MODELS
+from tests.command import labkit as forked
 from tests.command import labkit_in_a_process as labkit
 
 SHORT = ("--trace", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300", "--lessons", "1", "--rounds", "1")
@@ -56,7 +57,7 @@ def test_the_papers_own_network_is_trained_and_compared(tmp_path):
     ],
 )
 def test_what_is_typed_wrong_is_one_line(words, told, tmp_path):
-    done = labkit("train-policy", "dl2", *words, cwd=tmp_path)
+    done = forked("train-policy", "dl2", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == 1

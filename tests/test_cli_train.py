@@ -22,6 +22,7 @@ from labkit.plots.learning import learning_curve
 from labkit.schedulers.dl2 import load
 from labkit.topology import build
 from labkit.workloads import dl2_jobs
+from tests.command import labkit as forked
 from tests.command import labkit_in_a_process as labkit
 from tests.hang import HANG_S
 
@@ -72,7 +73,7 @@ def test_a_policy_is_trained_and_compared_and_the_same_call_goes_on(tmp_path):
     ],
 )
 def test_what_is_typed_wrong_is_one_line(words, told, tmp_path):
-    done = labkit("train-policy", *words, cwd=tmp_path)
+    done = forked("train-policy", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == 1

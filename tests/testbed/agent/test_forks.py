@@ -19,6 +19,12 @@ from tests.hang import HANG_S
 from tests.testbed.agent.looking import environment, kill_agent, runs, wait_for
 
 
+@pytest.fixture(autouse=True)
+def _same_paths(monkeypatch):
+    """An agent that was started with PYTHONPATH forks only what asks for the same."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
 @pytest.fixture
 def env(tmp_path):
     """What tasks are given: a fork server of their own, which ends with the test."""
