@@ -8,10 +8,10 @@ import numpy as np
 
 from labkit.core.capacity import ClusterArrays, arrays_of, room, rooms
 from labkit.core.events import Role
-from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.core.work_left import steps_left
 from labkit.kernels import inner, kernel
 from labkit.placers.base import of_one_type, place_by, settled
 from labkit.placers.kernels import PACK
@@ -80,7 +80,7 @@ def _placed(snapshot: Snapshot, gangs: Gangs, strict: bool) -> tuple[Bools, list
 def shortness(snapshot: Snapshot, jobs: Ints) -> Floats:
     """Return 1 - each job's remaining time over the longest one's, (J,)."""
     table = snapshot.table
-    left = np.maximum(1 - snapshot.steps_done(jobs) / table.total_steps[jobs], OVERDUE_FRACTION)
+    left = steps_left(table.total_steps[jobs], snapshot.steps_done(jobs)) / table.total_steps[jobs]
     remaining_s = np.nan_to_num(table.duration_s[jobs] * left, nan=1.0)
     short: Floats = 1 - remaining_s / max(float(remaining_s.max()), 1e-12)
     return short
