@@ -20,7 +20,7 @@ from labkit.topology.servers import Server
 LIMITS = 40, 120
 
 
-def dlas(rows, n_gpus, promote):  # noqa: C901, PLR0912 - one loop over time, as published
+def dlas(rows, n_gpus, promote):  # noqa: C901 - one loop over time, as published
     """Return the JCT of (arrival, seconds, GPUs) as `dlas_sim_jobs` of Tiresias' simulator has it, in lists."""
     queues, jobs, now, jump = ([], [], []), {}, 0, inf
     done = {}
