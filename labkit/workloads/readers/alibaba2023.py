@@ -11,6 +11,7 @@ from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
 from labkit.workloads.readers.base import from_zero, names_of, per_gpu, table_of
+from labkit.workloads.readers.tally import Tally
 
 COLUMNS: Final = (
     "name",
@@ -24,6 +25,8 @@ COLUMNS: Final = (
     "deletion_time",
     "scheduled_time",
 )
+SEPARATOR: Final = "|"
+"""Between GPU types of which a pod demands one."""
 EXPECTED: Final = "an Alibaba 2023 pod list with columns " + ", ".join(COLUMNS)
 
 
@@ -32,7 +35,8 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
 
     A pod of one GPU may take a fraction of it (`gpu_milli`). A pod of several GPUs becomes as many workers, its cores
     and memory shared among them; a pod without GPUs is one worker. The model is the GPU type that was asked for, or
-    "any"; classes of service are the users.
+    "any"; classes of service are the users. A demand for one GPU type is kept (`device_type`); one for one of several
+    is not. What was left out and dropped stands in `Jobs.notes`.
 
     Raises
     ------
@@ -51,9 +55,21 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     names, user, model = table.texts("name"), table.texts("qos"), names_of(table.frame["gpu_spec"], blank="any")
     table.check()
     duration_s = deleted_s - scheduled_s
-    kept = np.flatnonzero(duration_s > 0).astype(np.int32)
+    tally = Tally(len(table), noun="pods")
+    jobs = tally.keep(
+        [
+            (np.isnan(scheduled_s), "never scheduled"),
+            (np.isnan(deleted_s), "not deleted when the file was written"),
+            (duration_s < 0, "that end before they start"),
+            (duration_s == 0, "of 0 seconds"),
+        ]
+    )
+    kept = np.flatnonzero(jobs).astype(np.int32)
     if not len(kept):
         raise TraceError(f"{path}: no pod was both scheduled and deleted; expected {EXPECTED}.")
+    asked = [name if gpus[i] > 0 else "" for i, name in enumerate(names_of(table.frame["gpu_spec"]))]
+    several = np.array([SEPARATOR in name for name in asked], np.bool_)
+    tally.remark(jobs & several, "demands for one of several GPU types (A|B) dropped, so that they run on any type")
     workers, demand = per_gpu(gpus, cpus=cpus, memory_gb=memory_gb)
     demand[:, GPUS] *= np.where(gpus == 1, share / 1000, 1.0)
     return Jobs.of(
@@ -66,4 +82,6 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
         duration_s=duration_s[kept],
         n_workers=workers[kept],
         worker_demand=demand[kept],
+        device_type=["" if several[i] else asked[i] for i in kept],
+        notes=tally.notes(),
     )
