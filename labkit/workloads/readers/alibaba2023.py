@@ -27,6 +27,8 @@ COLUMNS: Final = (
 )
 SEPARATOR: Final = "|"
 """Between GPU types of which a pod demands one."""
+ANY: Final = "any"
+"""The model of a pod that demands no type of GPU."""
 EXPECTED: Final = "an Alibaba 2023 pod list with columns " + ", ".join(COLUMNS)
 
 
@@ -52,7 +54,7 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     cpus = table.numbers("cpu_milli", low=0) / 1000
     memory_gb = table.numbers("memory_mib", low=0) / 1024
     table.fault((gpus > 0) & (share == 0), "gpu_milli", expected="1 to 1000 for a pod with GPUs")
-    names, user, model = table.texts("name"), table.texts("qos"), names_of(table.frame["gpu_spec"], blank="any")
+    names, user, model = table.texts("name"), table.texts("qos"), names_of(table.frame["gpu_spec"], blank=ANY)
     table.check()
     duration_s = deleted_s - scheduled_s
     tally = Tally(len(table), noun="pods")
@@ -67,9 +69,6 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     kept = np.flatnonzero(jobs).astype(np.int32)
     if not len(kept):
         raise TraceError(f"{path}: no pod was both scheduled and deleted; expected {EXPECTED}.")
-    asked = [name if gpus[i] > 0 else "" for i, name in enumerate(names_of(table.frame["gpu_spec"]))]
-    several = np.array([SEPARATOR in name for name in asked], np.bool_)
-    tally.remark(jobs & several, "demands for one of several GPU types (A|B) dropped, so that they run on any type")
     workers, demand = per_gpu(gpus, cpus=cpus, memory_gb=memory_gb)
     demand[:, GPUS] *= np.where(gpus == 1, share / 1000, 1.0)
     return Jobs.of(
@@ -82,6 +81,15 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
         duration_s=duration_s[kept],
         n_workers=workers[kept],
         worker_demand=demand[kept],
-        device_type=["" if several[i] else asked[i] for i in kept],
+        device_type=_one_type([model[i] if gpus[i] else ANY for i in kept], tally),
         notes=tally.notes(),
     )
+
+
+def _one_type(asked: list[str], tally: Tally) -> list[str]:
+    """Return the GPU type that each job demands, "" for those that have a choice, which are counted, or no demand."""
+    tally.remark(
+        [SEPARATOR in name for name in asked],
+        "demands for one of several GPU types (A|B) dropped, so that they run on any type",
+    )
+    return ["" if SEPARATOR in name or name == ANY else name for name in asked]
