@@ -34,7 +34,7 @@ def placement_of(answer: object, *, source: str) -> Placement:
     ------
     PlacementError
         If it is no placement, its columns are no arrays of whole numbers (amounts: of float32) of one length, its
-        repairs are not of dtype `REPAIR`, or its reasons are no `Reason`s.
+        repairs are not of dtype `REPAIR`, its reasons are no `Reason`s, or its `again_s` is no number.
     """
     if not isinstance(answer, Placement):
         raise PlacementError(
@@ -68,8 +68,8 @@ def placement_of(answer: object, *, source: str) -> Placement:
 
 
 def _refuse_unsound(answer: Placement, *, source: str) -> None:
-    """Raise if repairs or reasons are of another kind."""
-    repairs, reasons = answer.repairs, answer.reasons
+    """Raise if repairs, reasons or the moment of the next decision are of another kind."""
+    repairs, reasons, again_s = answer.repairs, answer.reasons, answer.again_s
     if not (isinstance(repairs, np.ndarray) and repairs.ndim == 1 and repairs.dtype == REPAIR):
         raise PlacementError(
             f"{source} returns a placement whose repairs are {_shown(repairs)}; expected an array as "
@@ -82,6 +82,11 @@ def _refuse_unsound(answer: Placement, *, source: str) -> None:
     if not sound:
         raise PlacementError(
             f"{source} returns a placement whose reasons are {_shown(reasons)}; expected a tuple of Reason(job, text)."
+        )
+    if not isinstance(again_s, int | float | np.number) or again_s != again_s:
+        raise PlacementError(
+            f"{source} returns a placement whose again_s is {_shown(again_s)}; expected seconds since the run began, "
+            "or inf."
         )
 
 

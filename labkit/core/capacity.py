@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from labkit.core.cluster import Cluster
-from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.kernels import by_reference, inner, kernel
 
 SLACK: Final = 1e-9
@@ -158,3 +158,54 @@ def fits_one_type(arrays: ClusterArrays, runs_on: Bools, worker: Floats, n_worke
         if n <= 0:
             return True
     return False
+
+
+@inner
+def share_out(
+    free: Floats, for_workers: Bools, for_ps: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int, at: Ints
+) -> bool:  # fmt: skip
+    """Put workers and then PSs into the groups of one machine, each where most cores are free; False: no room for all.
+
+    So they spread over its sockets. Where that finds no room for all of them, groups are filled in their order.
+
+    Parameters
+    ----------
+    free : array
+        (g, R) of these groups; it is not changed.
+    for_workers, for_ps : array of bool
+        (g,) where a task of each role may go.
+    worker, ps : array
+        (R,) what one task takes.
+    at : array
+        (n_workers + n_ps,) the group of each task, workers first; to be written to.
+    """
+    left = free.copy()
+    if _share_by(True, left, for_workers, for_ps, worker, ps, n_workers, n_ps, at):
+        return True
+    left[:] = free
+    return _share_by(False, left, for_workers, for_ps, worker, ps, n_workers, n_ps, at)
+
+
+@inner
+def _share_by(
+    spreads: bool, left: Floats, for_workers: Bools, for_ps: Bools, worker: Floats, ps: Floats, n_workers: int,
+    n_ps: int, at: Ints,
+) -> bool:  # fmt: skip
+    """Take tasks out of `left`, each from the group with most free cores (`spreads`) or the first with room."""
+    for t in range(n_workers + n_ps):
+        best, is_worker = -1, t < n_workers
+        for g in range(len(left)):
+            if best >= 0 and not (spreads and left[g, CPUS] > left[best, CPUS]):
+                continue
+            if is_worker:
+                holds = for_workers[g] and room(left[g], worker, 1) > 0
+            else:
+                holds = for_ps[g] and room(left[g], ps, 1) > 0
+            if holds:
+                best = g
+        if best < 0:
+            return False
+        at[t] = best
+        for r in range(left.shape[1]):
+            left[best, r] -= worker[r] if is_worker else ps[r]
+    return True

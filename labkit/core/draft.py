@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from labkit.core.book import Records
 from labkit.core.capacity import SLACK
-from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.ledger import DONE
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.work_left import believed_left
 from labkit.kernels import by_reference, inner, kernel
 
 WORKER: Final = 0
@@ -231,7 +231,7 @@ def begin_slot(batch: Batch, b: int) -> None:
     for i in range(episode.n_seen):
         job = jobs[batch.active[b, i]]
         steps = job.steps + job.speed * (episode.now_s - job.since_s)
-        left = max(job.total_steps - steps, OVERDUE_FRACTION * job.total_steps)
+        left = believed_left(job.total_steps, job.total_steps - steps)
         if job.model >= 0:
             seen[i, job.model] = 1.0
         seen[i, at] = job.n_slots_run

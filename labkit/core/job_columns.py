@@ -15,9 +15,7 @@ from labkit.core.errors import StaleSnapshotError
 from labkit.core.events import Quantity, Role
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Bools, Floats, Ints
-
-OVERDUE_FRACTION = 0.01
-"""A job that outlived its declared steps is believed to have this fraction of them left."""
+from labkit.core.work_left import steps_left
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +144,8 @@ class JobColumns:
 
     @cached_property
     def remaining_steps(self) -> Floats:
-        """(J,) declared steps that are left, at least 1 % of all: a job may outlive its declaration."""
-        return np.maximum(self.total_steps - self.steps, OVERDUE_FRACTION * self.total_steps)
+        """(J,) declared steps that are left; of a job that outlived its declaration 1 % of all."""
+        return steps_left(self.total_steps, self.steps)
 
     @cached_property
     def epochs_left(self) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from math import inf
 from typing import Any, Final, Self
 
 import numpy as np
@@ -151,6 +152,9 @@ class Placement:
         then, numbered within the role from 0 in the order of its rows.
     reasons : tuple of Reason
         Why this decision changes a job, in words, one for each job or several; empty: not told.
+    again_s : float
+        Where decisions fall at events: decide again by this moment, in seconds since the run began, although nothing
+        happens; inf: at the next event.
     """
 
     set_jobs: Ints
@@ -166,6 +170,7 @@ class Placement:
     doubts: Ints = field(default_factory=lambda: _NONE)
     repairs: Repairs = field(default_factory=lambda: _NO_REPAIRS)
     reasons: tuple[Reason, ...] = ()
+    again_s: float = inf
 
     @classmethod
     def nothing(cls) -> Self:
@@ -210,7 +215,7 @@ class Placement:
 
     @classmethod
     def joined(cls, parts: Iterable[Placement]) -> Self:
-        """Return the placement that does what several do, each of which sets other jobs, with all reasons.
+        """Return the placement that does what several do, each of which sets other jobs: all reasons, the first wish.
 
         >>> one, other = Placement.of([0], job=[0], group=3), Placement.of([2])
         >>> Placement.joined([one, other]).set_jobs.tolist()
@@ -220,7 +225,7 @@ class Placement:
         columns = {
             f.name: [getattr(nothing, f.name), *(getattr(p, f.name) for p in given)]
             for f in fields(cls)
-            if f.name != "reasons"
+            if f.name not in ("reasons", "again_s")
         }
         for name, none, of in _OPTIONAL:
             if any(map(len, columns[name])):
@@ -230,7 +235,8 @@ class Placement:
                 ]
         joined = {name: np.concatenate(column) for name, column in columns.items()}
         reasons = tuple(reason for part in given for reason in part.reasons)
-        return cls(**{**joined, "role": joined["role"].astype(np.int8)}, reasons=reasons)
+        again_s = min((part.again_s for part in given), default=inf)
+        return cls(**{**joined, "role": joined["role"].astype(np.int8)}, reasons=reasons, again_s=again_s)
 
     def __len__(self) -> int:
         return len(self.job)

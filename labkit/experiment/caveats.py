@@ -10,7 +10,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.device_types import unmet_types
 from labkit.core.jobs import Jobs
-from labkit.core.life import Traits
+from labkit.core.life import Contention, Traits
 from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.core.resources import Floats
 from labkit.core.text import shortened
@@ -84,6 +84,7 @@ def caveats(
     name: str,
     speeds: str,
     fails: bool = False,
+    interference: Contention | None = None,
 ) -> list[str]:
     """Return what a reader of this scheduler's numbers has to know, a sentence each.
 
@@ -97,6 +98,8 @@ def caveats(
         The speed model in words.
     fails : bool
         Whether machines fail.
+    interference : Contention, optional
+        What the scheduler will be told of co-located jobs.
     """
     traits, found = Traits.of(scheduler), [*jobs.notes, *unmet_types(jobs, cluster), *_unheard(jobs, cluster, speed)]
     if traits.lives_on_types and types_alike(jobs, cluster, speed=speed):
@@ -121,6 +124,8 @@ def caveats(
         )
     remarks = getattr(scheduler, "remarks", None)
     found += [f"{name}: {said}" for said in (remarks() if remarks is not None else ())]
+    cautions = getattr(scheduler, "cautions", None)
+    found += [f"{name}: {said}" for said in (cautions(jobs, cluster, interference) if cautions is not None else ())]
     unmet = getattr(scheduler, "unmet", None)  # of a scheduler that was trained
     if unmet is not None and (strange := unmet(jobs)):
         found.append(

@@ -285,7 +285,7 @@ class Experiment:
         """Return what a reader of this scheduler's numbers has to know, a sentence each."""
         found = caveats(
             self.jobs, self.cluster, speed=self.speed, scheduler=scheduler, name=name, speeds=self.speeds,
-            fails=self.faults is not None,
+            fails=self.faults is not None, interference=self.interference,
         )  # fmt: skip
         return [*found, *unmet(self.jobs, self.reservations)]
 

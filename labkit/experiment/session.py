@@ -195,13 +195,15 @@ class Session:
     def _step(self, placement: Placement, source: str) -> None:
         n_before, n_active = len(self.log), self.ledger.n_active
         placement = placement_of(placement, source=source)
+        again_s = placement.again_s if placement.again_s > self.now_s else math.inf
         placement = placement if self._reserving is None else self._reserving.within(placement, self.now_s)
         placement = placement if self._admission is None else self._admission.within(placement, able=self._able())
         n_said = self._apply(placement)
-        self._advance()
+        self._advance(again_s)
         self.n_quiet = self.n_quiet + 1 if len(self.log) <= n_before + n_said else 0
         self._news_s = self._news_s if self.n_quiet else self.now_s
-        if self.n_quiet > (0 if math.isinf(self.cadence.slot_s) else self.patience) and not self.done:
+        asks_again = not math.isinf(min(self.cadence.slot_s, again_s))
+        if self.n_quiet > (self.patience if asks_again else 0) and not self.done:
             self._refuse_standstill()
         if not (self.cadence.when_empty and n_active):  # else the next decision may see the empty cluster
             self._wait_for_work()
@@ -297,10 +299,14 @@ class Session:
         for observer in self.observers:
             observer(happened)
 
-    def _advance(self) -> None:
-        """Let time pass until the next decision is due: at the latest where a reservation starts or ends."""
+    def _advance(self, again_s: float) -> None:
+        """Let time pass until the next decision is due: at the latest where a reservation starts or ends.
+
+        With decisions at events it is due by `again_s`, too: the moment for which the last one asked.
+        """
         now_s = self.backend.now_s
         slot_end_s = math.inf if self.cadence.slot_s == math.inf else self.cadence.next_slot_s(now_s)
+        slot_end_s = min(slot_end_s, again_s) if self.cadence.events else slot_end_s
         if self._reserving is None:
             self._pass_until(slot_end_s)
             return

@@ -8,10 +8,10 @@ import numpy as np
 
 from labkit.core.capacity import ClusterArrays, arrays_of, room, rooms
 from labkit.core.events import Role
-from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.placement import Gangs, Placement
-from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.resources import CPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.core.work_left import steps_left
 from labkit.kernels import inner, kernel
 from labkit.placers.base import of_one_type, place_by, settled
 from labkit.placers.kernels import PACK
@@ -25,9 +25,10 @@ class MachineFirst:
 
     score = a + eps p: a = sum_r (demand_r / capacity_mr) (free_mr / capacity_mr) of a task on machine m; p = 1 - the
     remaining time of its job over the longest one; eps the ratio of their means. Machines that have tasks come first,
-    the emptiest of them before the others, then by number. The gangs that take part are given, so their
-    order counts only where one did not find room for all of its tasks: then the last such gang is left out and all is
-    done anew. Tasks of a gang have one device type, the first with room, unless no type ever holds it.
+    the emptiest of them before the others, then by number; within one, a task goes to the group with most free cores.
+    The gangs that take part are given, so their order counts only where one did not find room for all of its tasks:
+    then the last such gang is left out and all is done anew. Tasks of a gang have one device type, the first with
+    room, unless no type ever holds it.
 
     Chosen the other way round, a machine for each task, the same score prefers the emptiest machine and spreads.
     Gangs that may shrink or share GPUs, and all of them where no gang finds room this way, are packed (`Pack`).
@@ -80,7 +81,7 @@ def _placed(snapshot: Snapshot, gangs: Gangs, strict: bool) -> tuple[Bools, list
 def shortness(snapshot: Snapshot, jobs: Ints) -> Floats:
     """Return 1 - each job's remaining time over the longest one's, (J,)."""
     table = snapshot.table
-    left = np.maximum(1 - snapshot.steps_done(jobs) / table.total_steps[jobs], OVERDUE_FRACTION)
+    left = steps_left(table.total_steps[jobs], snapshot.steps_done(jobs)) / table.total_steps[jobs]
     remaining_s = np.nan_to_num(table.duration_s[jobs] * left, nan=1.0)
     short: Floats = 1 - remaining_s / max(float(remaining_s.max()), 1e-12)
     return short
@@ -171,7 +172,7 @@ def _fill_one(
             for role in range(2):
                 if left[i, role] == 0:
                     continue
-                group = _fullest(arrays, free, m, demand[i, role], usable[i], role)
+                group = _freest(arrays, free, m, demand[i, role], usable[i], role)
                 if group >= 0:
                     score = _alignment(arrays, free, m, demand[i, role]) + eps * short[i]
                     if score > best_score:
@@ -185,12 +186,10 @@ def _fill_one(
 
 
 @inner
-def _fullest(arrays: ClusterArrays, free: Floats, m: int, demand: Floats, usable: Bools, role: int) -> int:
-    """Return the group of a machine with the least room that holds one more task, or -1."""
-    found, least = -1, np.inf
+def _freest(arrays: ClusterArrays, free: Floats, m: int, demand: Floats, usable: Bools, role: int) -> int:
+    """Return the group of a machine with most free cores that holds one more task, or -1."""
+    found, most = -1, -np.inf
     for g in range(arrays.first_group[m], arrays.first_group[m + 1]):
-        if (role == PS or usable[g]) and room(free[g], demand, 1):
-            left = free[g].sum()
-            if left < least:
-                found, least = g, left
+        if (role == PS or usable[g]) and free[g, CPUS] > most and room(free[g], demand, 1):
+            found, most = g, free[g, CPUS]
     return found

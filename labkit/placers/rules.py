@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.core.capacity import MANY, ClusterArrays, FreeCapacity, anywhere, give_back, room, take
+from labkit.core.capacity import MANY, ClusterArrays, FreeCapacity, anywhere, give_back, room, share_out, take
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.kernels import inner
 
@@ -128,32 +128,22 @@ def pack(
 
 
 @inner
-def _fill_machine(
-    arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints, m: int
-) -> int:
-    for g in range(arrays.first_group[m], arrays.first_group[m + 1]):
-        if n and usable[g]:
-            fitting = room(left.group[g], demand, n)
-            if fitting:
-                take(arrays, left, demand, taken, g, fitting)
-                n -= fitting
-    return n
-
-
-@inner
 def _take_share(
     arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, w: int, p: int,
     workers: Ints, servers: Ints, m: int,
 ) -> bool:  # fmt: skip
-    """Put so many workers and PSs on a machine that has none of this gang yet, or none of them."""
-    if not _fill_machine(arrays, left, usable, worker, w, workers, m) and not _fill_machine(
-        arrays, left, anywhere(arrays, left, ps), ps, p, servers, m
-    ):
-        return True
-    for g in range(arrays.first_group[m], arrays.first_group[m + 1]):
-        take(arrays, left, worker, workers, g, -workers[g])
-        take(arrays, left, ps, servers, g, -servers[g])
-    return False
+    """Put so many workers and PSs on a machine, spread over its groups, or none of them."""
+    first, last, at = arrays.first_group[m], arrays.first_group[m + 1], np.empty(w + p, np.int64)
+    if not share_out(
+        left.group[first:last], usable[first:last], anywhere(arrays, left, ps)[first:last], worker, ps, w, p, at
+    ):  # fmt: skip
+        return False
+    for t in range(w + p):
+        if t < w:
+            take(arrays, left, worker, workers, first + at[t], 1)
+        else:
+            take(arrays, left, ps, servers, first + at[t], 1)
+    return True
 
 
 @inner

@@ -198,8 +198,8 @@ def named(scheduler: Scheduler | str, name: str | None = None) -> tuple[Schedule
 def open_options(name: str) -> dict[str, Any]:
     """Return the options that a scheduler still takes, with their defaults: not those that stand in its name.
 
-    >>> sorted(open_options("las(threshold_gpu_s=60)"))
-    ['placer', 'quantum_s']
+    >>> sorted(open_options("las(threshold_gpu_s=60, published=True)"))
+    ['order', 'placer', 'promote', 'quantum_s', 'thresholds_gpu_s']
 
     Raises
     ------

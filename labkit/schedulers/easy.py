@@ -65,25 +65,25 @@ class Easy:
             return started
         short = remaining_s(snapshot, behind) <= in_s
         behind = behind[short | (table.gang_demand[behind] <= free.sum(axis=0) + SLACK).all(axis=1)]
+        beside = LaterSnapshot(snapshot, _free_without(snapshot, started, np.empty(0, np.int32)))
         while len(behind):
-            placement = place(self.placer, snapshot, asked(snapshot, np.concatenate([waiting[:n], behind])))
-            late = _puts_off(snapshot, placement, in_s=in_s, free=free)
-            late &= ~np.isin(placement.set_jobs, waiting[:n])
+            passing = place(self.placer, beside, asked(snapshot, behind))
+            late = _puts_off(snapshot, passing, in_s=in_s, free=free)
             if not late.any():
-                return placement
-            behind = behind[~np.isin(behind, placement.set_jobs[late])]
+                return Placement.joined([started, passing])
+            behind = behind[~np.isin(behind, passing.set_jobs[late])]
         return started
 
 
 class LaterSnapshot(Snapshot):
-    """A snapshot of a moment to come, in which other amounts are free and nothing else has changed.
+    """A snapshot in which other amounts are free and nothing else has changed: once some jobs have started or ended.
 
     Parameters
     ----------
     now : Snapshot
         What is known now.
     free : array
-        (G, R) what will be free then.
+        (G, R) what is free then.
     """
 
     def __init__(self, now: Snapshot, free: Floats) -> None:

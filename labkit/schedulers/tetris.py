@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from labkit.core.capacity import SLACK
-from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Floats, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.core.work_left import steps_left
 from labkit.kernels import inner, kernel
 from labkit.placers import ByNetwork, Pack
 from labkit.schedulers import dl2_simulator
@@ -56,8 +56,8 @@ class Tetris:
             return Placement.nothing()
         total = np.maximum(capacity(snapshot), 1e-12)
         # a job that outlived its declaration and lost its machine waits too
-        steps_left = np.maximum(1 - snapshot.steps_done(waiting) / table.total_steps[waiting], OVERDUE_FRACTION)
-        remaining_s = np.nan_to_num(table.duration_s[waiting] * steps_left, nan=1.0)
+        left = steps_left(table.total_steps[waiting], snapshot.steps_done(waiting)) / table.total_steps[waiting]
+        remaining_s = np.nan_to_num(table.duration_s[waiting] * left, nan=1.0)
         order = by_score(table.gang_demand[waiting] / total, remaining_s / remaining_s.max(), free / total)
         return place(self.placer, snapshot, asked(snapshot, waiting[order]))
 

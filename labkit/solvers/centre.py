@@ -69,6 +69,7 @@ def centre(
     slope: ArrayLike = 1.0,
     drag: ArrayLike = 0.0,
     base: ArrayLike = 0.0,
+    level: float | None = None,
 ) -> Centred:
     """Return shares with the greatest common level t: value_j . x_j >= base_j + slope_j t / (1 - drag_j t) for all j.
 
@@ -91,6 +92,8 @@ def centre(
     slope, drag, base : array or float
         (J,) >= 0; a slope of 0 pins a job at its base. Drags in an array lead to the second program even if all are 0,
         so that the shares do not jump when the first one is not; its level must be above 0.
+    level : float, optional
+        Do not raise the level above this: the shares are in the middle of all that reach it.
 
     Raises
     ------
@@ -105,7 +108,7 @@ def centre(
     >>> answer.x.round(4).tolist(), round(answer.level, 6)
     ([[0.5, 0.5], [0.5, 0.5]], 1.0)
     """
-    return _highest(CentreColumns.alone(value, size, capacity, use), slope, drag, base)
+    return _highest(CentreColumns.alone(value, size, capacity, use), slope, drag, base, level)
 
 
 def centre_pairs(
@@ -120,6 +123,7 @@ def centre_pairs(
     slope: ArrayLike = 1.0,
     drag: ArrayLike = 0.0,
     base: ArrayLike = 0.0,
+    level: float | None = None,
 ) -> Centred:
     """Return the same where two jobs of equal size may share devices; all such pairs are variables in all columns.
 
@@ -131,7 +135,7 @@ def centre_pairs(
         (K, K, V) what all of its time beside a job of the second kind is worth to one of the first, before `scale`.
     scale : array or float
         (J,) factor of `pair_speed` for each job.
-    value, size, capacity, use, slope, drag, base
+    value, size, capacity, use, slope, drag, base, level
         As in `centre`.
 
     Examples
@@ -143,17 +147,19 @@ def centre_pairs(
     ([[0, 1]], [[1.0]], 0.8)
     """
     return _highest(
-        CentreColumns.alone(value, size, capacity, use).with_pairs(kind, pair_speed, scale), slope, drag, base
+        CentreColumns.alone(value, size, capacity, use).with_pairs(kind, pair_speed, scale), slope, drag, base, level
     )
 
 
 # --- max-min
 
 
-def _highest(ways: CentreColumns, slope: ArrayLike, drag: ArrayLike, base: ArrayLike) -> Centred:
+def _highest(ways: CentreColumns, slope: ArrayLike, drag: ArrayLike, base: ArrayLike, level: float | None) -> Centred:
     slopes, drags, bases = (column(given, ways.n_jobs) for given in (slope, drag, base))
     rising = slopes > 0
     _refuse(ways, rising)
+    if level is not None:
+        return _reaching(ways, bases + slopes * level / (1 - drags * level), level)
     solved = _hyperbolic if np.ndim(drag) > 0 or drags.any() else _linear
     if solved is _hyperbolic:
         answer = solved(ways, slopes, drags, bases)  # as published, if numbers allow it
@@ -162,6 +168,14 @@ def _highest(ways: CentreColumns, slope: ArrayLike, drag: ArrayLike, base: Array
     unit, step = _units(ways, slopes, drags)
     answer = solved(ways.in_units(unit), slopes * (step / unit), drags * step, bases / unit)
     return _checked(replace(answer, level=answer.level * step, bound=answer.bound * step))
+
+
+def _reaching(ways: CentreColumns, needs: Floats, level: float) -> Centred:
+    """Return shares in the middle of those with which each job gets what it needs."""
+    rows = ConeRows.limits(ways)
+    rows.values(ways, np.arange(ways.n_jobs), -needs)
+    s, _ = rows.solve(np.zeros(ways.n))
+    return _answer(ways, ways.fitted(s), level, level)
 
 
 def _units(ways: CentreColumns, slopes: Floats, drags: Floats) -> tuple[Floats, float]:

@@ -77,8 +77,10 @@ def slowdown(facts: RunFacts, slow: Slow, tasks: TaskTable, job: int, g: int) ->
     if kind < 0 or (load <= NO_LOAD and moved <= NO_LOAD):
         return 1.0
     load, moved = load if load > NO_LOAD else 0.0, moved if moved > NO_LOAD else 0.0
-    cpu = _factor(kind, slow.cpu, own, load)
-    bus = _factor(slow.kind[1], slow.pcie, pcie, moved) if kind == NOTHING or moved > NO_LOAD else 1.0
+    cpu = _factor(kind, slow.cpu, own, min(load, slow.most[0]))
+    bus = (
+        _factor(slow.kind[1], slow.pcie, pcie, min(moved, slow.most[1])) if kind == NOTHING or moved > NO_LOAD else 1.0
+    )
     if slow.kind[2]:
         return max(cpu + bus - 1.0, 1.0)
     return max(max(cpu, 1.0) * bus if kind != NOTHING else bus, 1.0)

@@ -36,6 +36,8 @@ class Slow(NamedTuple):
         (3,) shape of the processor's and of PCIe's factor, and whether they add up.
     cpu, pcie : array
         (6,) coefficients of the factors, as many as the shape has.
+    most : array
+        (2,) cores and Gbps beside a task above which a load counts as this much.
     seen, out : array
         (6, H) and (H,) of the network 1 + softplus(out . relu(seen . x)); H = 0: the fitted model.
     """
@@ -43,6 +45,7 @@ class Slow(NamedTuple):
     kind: Ints
     cpu: Floats
     pcie: Floats
+    most: Floats
     seen: Floats
     out: Floats
 
@@ -128,7 +131,7 @@ def slow_of(model: InterferenceModel | None) -> Slow:
     """Return a fitted model for compiled code; None: no job slows another."""
     cpu, pcie, none = np.zeros(6), np.zeros(6), np.zeros((N_SEEN, 0))
     if model is None:
-        return Slow(np.array([-1, 0, 0]), cpu, pcie, none, np.zeros(0))
+        return Slow(np.array([-1, 0, 0]), cpu, pcie, np.full(2, np.inf), none, np.zeros(0))
     if model.cpu_ is None and model.pcie_ is None:
         raise InputError(f"the {model.kind} interference model is not fitted yet; call fit(profile) first.")
     shape = MODELS[model.kind]
@@ -136,13 +139,13 @@ def slow_of(model: InterferenceModel | None) -> Slow:
         if fitted is not None:
             to[: len(fitted)] = fitted
     kind = np.array([KINDS[shape.cpu], KINDS[shape.pcie], int(shape.additive)])
-    return Slow(kind, cpu, pcie, none, np.zeros(0))
+    return Slow(kind, cpu, pcie, np.array(model.most_), none, np.zeros(0))
 
 
 def learned(seen: Floats, out: Floats) -> Slow:
     """Return a network, (6, H) and (H,), in the place of a fitted model."""
     whole = np.ascontiguousarray(seen, np.float64), np.ascontiguousarray(out, np.float64)
-    return Slow(np.zeros(3, np.int64), np.zeros(6), np.zeros(6), *whole)
+    return Slow(np.zeros(3, np.int64), np.zeros(6), np.zeros(6), np.full(2, np.inf), *whole)
 
 
 def facts_of(

@@ -11,8 +11,9 @@ from hypothesis import given
 from labkit.core import Jobs, Kind, Ledger, Placement, Role, Snapshot
 from labkit.core.errors import StaleSnapshotError
 from labkit.core.events import events
-from labkit.core.job_columns import OVERDUE_FRACTION, JobColumns
+from labkit.core.job_columns import JobColumns
 from labkit.core.jobs import TRUTH
+from labkit.core.work_left import OVERDUE_FRACTION
 from labkit.experiment import Cadence, Session, every_slot
 from labkit.schedulers import make
 from labkit.simulator import Simulator
@@ -194,6 +195,12 @@ def test_a_job_that_outlived_its_declaration_has_a_little_left() -> None:
     assert jobs.steps[0] == 300
     assert jobs.remaining_steps[0] == OVERDUE_FRACTION * 60
     assert jobs.remaining_s[0] == OVERDUE_FRACTION * 60
+
+
+def test_a_job_in_its_last_steps_has_these_left_and_no_more() -> None:
+    run = session(total_steps=60.0, arrival_s=[0, 0, 59.9])
+    run.step(make("fifo").schedule(run.snapshot()))
+    assert run.snapshot().jobs.remaining_steps[0] == pytest.approx(0.1)
 
 
 def test_rows_are_for_people() -> None:

@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from labkit.core import Jobs, Kind
-from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.resources import Bools, Floats
 from labkit.core.running import Running
 from labkit.experiment import Session, every_slot
@@ -148,7 +147,7 @@ def test_srtf_on_one_gpu_is_never_worse_than_fifo_sjf_or_las(rng: np.random.Gene
 
 @example(rng=np.random.default_rng(20501))  # a job arrives that is shorter than 1 % of the one that runs
 @given(rng=rngs())
-def test_srtf_on_one_gpu_is_the_plain_rule(rng: np.random.Generator) -> None:
+def test_srtf_on_one_gpu_is_shortest_remaining_processing_time(rng: np.random.Generator) -> None:
     jobs = poisson(rng, 25, rate=1.0)
     now_s, left, expected = 0.0, dict(enumerate(jobs.duration_s.tolist())), {}
     while left:
@@ -157,7 +156,7 @@ def test_srtf_on_one_gpu_is_the_plain_rule(rng: np.random.Generator) -> None:
         if not here:
             now_s = min(later)
             continue
-        shortest = min(here, key=lambda j: (max(here[j], OVERDUE_FRACTION * jobs.duration_s[j]), j))
+        shortest = min(here, key=lambda j: (here[j], j))
         until_s = min([now_s + here[shortest], *later])
         left[shortest] -= until_s - now_s
         if until_s == now_s + here[shortest]:

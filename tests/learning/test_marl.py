@@ -28,7 +28,7 @@ from labkit.learning.marl.worlds import world_of
 from labkit.learning.training import TrainingDivergedError
 from labkit.schedulers.marl.network import FEATURES, N_TOP, Net, desk_of
 from labkit.schedulers.marl.scheduler import Marl
-from labkit.schedulers.marl.weights import Weights
+from labkit.schedulers.marl.weights import TrainedFor, Weights
 from labkit.speed.interference.levels import level
 from labkit.speed.step_time import step_time
 from labkit.speed.what_if_state import learned
@@ -91,7 +91,7 @@ def test_a_trace_in_compiled_code_is_the_session_of_the_scheduler(tmp_path):
     assert known is not None
     net = trained(made, 1)
     net = Net(*(part.astype(np.float32).astype(np.float64) for part in net))
-    Weights(net, "labkit train-policy marl").save(tmp_path / "a.safetensors")
+    Weights(net, "labkit train-policy marl", TrainedFor.of(known)).save(tmp_path / "a.safetensors")
     jobs = trace(TRACE, seed=5)
     scene, world = world_of(jobs, cluster, model=known.model, uses=known.uses)
     play(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,18 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.core import InputError
-from labkit.core.resources import CPUS, GPUS
+from labkit import simulate
+from labkit.core import InputError, Jobs, Kind
+from labkit.core.resources import CPUS, GPUS, amounts
 from labkit.core.snapshot import Snapshot
 from labkit.experiment import Experiment
+from labkit.experiment.caveats import Caveat
 from labkit.schedulers import make
 from labkit.schedulers.marl.candidates import SLACK, GangRequest, candidates, found_of
 from labkit.schedulers.marl.network import FEATURES, WAITING, Net, Scene, best_of, desk_of, gang_of, plain, weigh
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
-from labkit.schedulers.marl.weights import FILES, Weights, load, shipped
+from labkit.schedulers.marl.weights import FILES, TrainedFor, Weights, load, shipped
+from labkit.simulator import Faults
+from labkit.speed.interference.levels import level
 from labkit.speed.what_if import put, renew
 from labkit.speed.what_if_state import N_SEEN, learned
 from labkit.topology import build
+from labkit.workloads import catalogue
+from labkit.workloads.catalogue import DL2_MODELS
 from labkit.workloads.expressions import trace
 
 CLUSTER = build("vl2(4, 2, per_rack=3, gbps=(10, 20, 40))")
@@ -140,7 +147,7 @@ def test_shipped_weights_tell_where_they_come_from():
 
 def test_weights_come_back_as_they_were(tmp_path):
     net = Net(*(part.astype(np.float32).astype(np.float64) for part in net_of(1, n_agents=3)))
-    Weights(net, "here").save(tmp_path / "a.safetensors")
+    Weights(net, "here", TrainedFor.of(None)).save(tmp_path / "a.safetensors")
     again = load(tmp_path / "a.safetensors")
     assert again.source == "here"
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(net, again.net, strict=True))
@@ -161,8 +168,8 @@ MARL = {"policy": "marl", "version": FILES.version}
 @pytest.mark.parametrize(
     ("about", "tensors", "told"),
     [
-        ({"policy": "dl2", "version": FILES.version}, {}, "policy 'dl2', version '1'; expected 'marl', '1'"),
-        ({"policy": "marl", "version": "0"}, {}, "version '0'; expected 'marl', '1'"),
+        ({"policy": "dl2", "version": FILES.version}, {}, "policy 'dl2', version '2'; expected 'marl', '2'"),
+        ({"policy": "marl", "version": "0"}, {}, "version '0'; expected 'marl', '2'"),
         (MARL, {"out": np.zeros(3)}, f"seen is of shape ({N_SEEN}, 16); expected ({N_SEEN}, 3)"),
         (MARL, {"first": np.zeros((1, 3, 16))}, f"expected (1, {len(FEATURES)}, 16)"),
         (MARL, {"wait": np.full((1, len(WAITING)), np.nan)}, "wait holds a number that is not finite"),
@@ -193,3 +200,88 @@ def test_a_snapshot_is_left_as_it_was():
     assert np.array_equal(snapshot.free, free)
     assert np.array_equal(first.group, second.group)
     assert free[:, GPUS].sum() > 0
+
+
+# --- a job is not forgotten, not sent on, and not judged by another interference
+
+
+def gangs(rows: list[tuple[float, str, float, int, int, int]]) -> Jobs:
+    """Return jobs of (arrival, model, seconds alone, workers, servers, home), as marl_jobs has them."""
+    arrival_s, names, lasts_s, workers, servers, home = (list(column) for column in zip(*rows, strict=True))
+    known = [catalogue.model(name) for name in names]
+    step_s = [m.compute_s / w + 2 * m.bytes / p * 8e-9 / 128 for m, w, p in zip(known, workers, servers, strict=True)]
+    return Jobs.of(
+        arrival_s=arrival_s, model=names, duration_s=lasts_s, n_workers=workers, n_ps=servers, home=home,
+        total_steps=np.maximum(1.0, np.round(np.array(lasts_s) / step_s)), ps_demand=amounts(cpus=2),
+        worker_demand=amounts(gpus=1, cpus=2),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("scheduler", ["marl", "look_ahead_pods(patience=1.01)"])
+def test_a_job_that_finds_room_is_not_left_in_the_queue_until_something_else_happens(scheduler):
+    """Two jobs of ten hours hold half of each pod; nothing else happens before they end."""
+    jobs = gangs(
+        [(0, "resnext-110", 36_000, 2, 2, 0), (0, "resnext-110", 36_000, 2, 2, 1), (60, "resnet-50", 600, 2, 1, 0)]
+    )
+    run = simulate(jobs, cluster="pods(2, 1)", scheduler=scheduler, speed="step-time", interference="calibrated")
+    assert run.table["queueing_s"].iloc[2] <= 2 * 600 + 1
+
+
+@pytest.mark.parametrize("scheduler", ["marl", "look_ahead_pods", "even_pods"])
+def test_no_job_is_forwarded_twice_not_even_after_its_machine_failed(scheduler):
+    for seed in range(3):
+        jobs = trace("marl_jobs(load=2, n_pods=4, per_slot=3, n_slots=6)", seed=seed)
+        faults = Faults(20_000.0, 600.0, 60.0)
+        made = Experiment.of(
+            jobs, cluster="pods(4, 2)", speed="step-time", interference="calibrated", seed=seed, faults=faults
+        )  # fmt: skip
+        rows = made.run(scheduler).events
+        sent = rows["job"][rows["kind"] == Kind.FORWARDED]
+        assert len(sent)
+        assert len(set(sent.tolist())) == len(sent)
+
+
+def measured_as(level_name: str, path: Path) -> Path:
+    """Write measurements of the eight models beside others, and of a load generator, of the truth that a level is."""
+    known, rng, rows = level(level_name), np.random.default_rng(0), []
+    assert known is not None
+    assert known.uses is not None
+    for i in range(120):
+        name, beside = str(rng.choice(DL2_MODELS)), rng.choice(DL2_MODELS, 1 + i % 3).tolist() if i % 2 else []
+        mine, theirs = known.uses[name], [known.uses[other] for other in beside]
+        cores = sum(use.worker_cores for use in theirs) if beside else float(rng.uniform(0.5, 14))
+        moved = sum(use.pcie_gbps for use in theirs)
+        slower = known.model.slowdown(mine.worker_cores, mine.pcie_gbps, co_cpu_cores=cores, co_pcie_gbps=moved)
+        rows.append((name, "+".join(beside), mine.worker_cores, mine.pcie_gbps, cores, moved, 1.0, float(slower)))
+    columns = "job,co_runners,cpu_cores,pcie_gbps,co_cpu_cores,co_pcie_gbps,alone_s,shared_s"
+    path.write_text("\n".join([columns, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def test_the_same_truth_from_a_file_is_worth_as_much_as_by_name(tmp_path):
+    same, over_even = measured_as("calibrated", tmp_path / "same.csv"), []
+    for seed in (1, 2):
+        jobs = trace("marl_jobs(load=5, n_pods=2, per_slot=1.5, n_slots=16)", seed=seed)
+        made = Experiment.of(jobs, cluster="pods(2, 10)", speed="step-time", interference=same)
+        with pytest.warns(Caveat, match=r"trained with the interference 'calibrated', and this run has 'same.csv'"):
+            mine = made.run("marl").summary["mean_jct_s"]
+        over_even.append(mine / made.run("even").summary["mean_jct_s"])
+    assert np.mean(over_even) < 0.98
+
+
+def test_weights_keep_the_interference_of_their_training(tmp_path):
+    weights = load("marl")
+    assert weights.trained == TrainedFor.of(level("calibrated"))
+    weights.save(tmp_path / "mine.safetensors")
+    assert load(tmp_path / "mine.safetensors").trained == weights.trained
+    FILES.write(tmp_path / "odd.safetensors", weights.net._asdict(), interference="x", truth="y", use="-1")
+    with pytest.raises(InputError, match="its use is '-1', which cannot be read"):
+        load(tmp_path / "odd.safetensors")
+
+
+def test_gangs_with_more_placements_than_are_weighed_are_told():
+    jobs = gangs([(0, "resnet-50", 600, 8, 8, 0), (0, "resnet-50", 600, 2, 2, 0)])
+    for name in ("marl", "look_ahead_pods"):
+        said = make(name).cautions(jobs, build("pods(2, 24)"), None)
+        assert not said
+        assert make(name).cautions(jobs, build("pods(4, 24)"), None)[0].startswith("1 jobs have gangs of up to 7,776")

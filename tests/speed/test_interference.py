@@ -162,7 +162,7 @@ def test_profiles_that_cannot_be_fitted_are_refused() -> None:
     with pytest.raises(ProfileError, match="column pcie_gbps is missing; expected job, co_runners"):
         InterferenceModel().fit(good.drop(columns="pcie_gbps"))
     with pytest.raises(
-        ProfileError, match=r"2 faults: row 3: cpu_cores is nan.*row 1: shared_s is -1\.0.*measure it again"
+        ProfileError, match=r"2 faults: row 3: cpu_cores is nan.*row 1: shared_s is -1\.0.*measure again"
     ):
         InterferenceModel().fit(
             good.assign(
@@ -175,7 +175,7 @@ def test_profiles_that_cannot_be_fitted_are_refused() -> None:
         InterferenceModel("quadratic").fit(good.head(10))
     alone = good.assign(co_cpu_cores=0.0, co_pcie_gbps=0.0)
     with pytest.raises(ProfileError, match="has 0: measure 8 more"):
-        InterferenceModel().fit(alone)
+        InterferenceModel().fit(alone.assign(shared_s=alone["alone_s"]))
 
 
 def test_misuse_is_answered_with_the_remedy() -> None:

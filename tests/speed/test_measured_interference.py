@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from labkit.core.errors import InputError, ProfileError
 from labkit.core.life import Context
 from labkit.core.placement import Placement
+from labkit.core.resources import CPUS
 from labkit.core.snapshot import Snapshot
 from labkit.experiment import Experiment, Grid, sweep
 from labkit.learning.marl.settings import Setting
@@ -23,6 +24,7 @@ from labkit.schedulers.marl.scenes import FAR, declared_speed
 from labkit.schedulers.marl.scheduler import Marl
 from labkit.speed.interference.levels import level
 from labkit.speed.interference.measured import table_of
+from labkit.speed.interference.use import task_use
 from labkit.speed.profiled import ColocationSample, GangMeasurement, Pool, TestbedProfile, write
 from labkit.topology.inventory import Host, cluster_of
 from labkit.workloads import marl_jobs
@@ -166,3 +168,52 @@ def test_jobs_of_no_catalogue_are_left_alone() -> None:
     jobs = trace("poisson(5, per_hour=10)")
     speed = declared_speed(jobs, cluster_of(HOSTS, name="lab"))
     assert (speed.compute_s > 0).all()
+
+
+COLUMNS = "job,co_runners,cpu_cores,pcie_gbps,alone_s,shared_s"
+BY_HAND = [
+    "a,,2.0,3.6,.45,.45", "b,,1.5,16,.54,.54", "c,,.5,2,.15,.15", "a,b,2.0,3.6,.45,.50", "b,a,1.5,16,.54,.57",
+    "c,b,.5,2,.15,.18", "a,c,2.0,3.6,.45,.46", "b,b,1.5,16,.54,.70", "c,a+b,.5,2,.15,.20", "a,a+a,2.0,3.6,.45,.55",
+    "b,c+c,1.5,16,.54,.58", "c,c,.5,2,.15,.155",
+]  # fmt: skip
+
+
+def table(tmp_path: Path, rows: list[str], columns: str = COLUMNS) -> str:
+    (tmp_path / "mine.csv").write_text("\n".join([columns, *rows]) + "\n")
+    return str(tmp_path / "mine.csv")
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([], "it has no rows; expected one for each measurement"),
+        ([*BY_HAND, "c,b,many,2,.15,.2"], "row 13: cpu_cores is many; expected a number >= 0"),
+        ([*BY_HAND, "c,b,.5,2,.15,150"], "row 13: shared_s is 1e+03 times alone_s; expected 0.5 to 100 times"),
+        ([*BY_HAND, "c,b,.5,2,.3,.1"], "row 13: shared_s is 0.333 times alone_s; expected 0.5 to 100 times"),
+        ([*BY_HAND, "c,,.5,2,.15,150"], "with nothing beside the job; expected 0.5 to 2 times"),
+        ([*BY_HAND[:3], *["c,b,.5,2,.15,.18"] * 9], "all 9 measurements with a co-runner are of the same load"),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused_in_a_line(tmp_path: Path, rows: list[str], told: str) -> None:
+    with pytest.raises(ProfileError) as refused:
+        level(table(tmp_path, rows))
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_no_slowdown_is_foreseen_beyond_the_largest_load_that_was_measured(tmp_path: Path) -> None:
+    known = level(table(tmp_path, BY_HAND))
+    assert known is not None
+    far = known.model.slowdown(0.5, 2, co_cpu_cores=[4.0, 40.0, 400.0], co_pcie_gbps=[32.0, 320.0, 3200.0])
+    assert far[0] == far[1] == far[2] < 3
+
+
+def test_servers_use_what_the_table_says_of_them_or_else_what_they_ask_for(tmp_path: Path) -> None:
+    known = level(
+        table(tmp_path, [f"{row},0.7" if row[0] == "a" else f"{row}," for row in BY_HAND], COLUMNS + ",ps_cores")
+    )
+    assert known is not None
+    jobs = marl_jobs(load=1, n_pods=1, n_slots=2, models=("dssm",)).with_columns(models=("a",))
+    assert task_use(jobs, uses=known.uses)[0][1].tolist() == [0.7] * len(jobs)
+    other = jobs.with_columns(models=("b",))
+    assert task_use(other, uses=known.uses)[0][1].tolist() == other.ps_demand[:, CPUS].tolist()

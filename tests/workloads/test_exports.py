@@ -93,6 +93,13 @@ def test_a_requeued_job_arrives_when_it_first_did_and_a_number_used_anew_is_anot
     assert any("number of an earlier job" in note for note in jobs.notes)
 
 
+def test_a_repeated_row_of_sacct_is_the_same_job(tmp_path):
+    once = sacct(put(tmp_path, "a", SACCT)).jobs
+    twice = sacct(put(tmp_path, "b", "\n".join([SACCT_HEADER, *SACCT_ROWS, *SACCT_ROWS])))
+    assert twice.jobs.id.tolist() == once.id.tolist()
+    assert twice.tally.merged["repeated, the same in every column"] == 10  # two are steps of jobs
+
+
 def test_sacct_json_of_either_age_says_the_same_as_its_text(tmp_path):
     path = put(tmp_path, "x.json", SACCT_JSON)
     assert sniff(path) == "sacct"

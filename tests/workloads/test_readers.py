@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from collections import Counter
 from datetime import datetime
 
 import numpy as np
 import pytest
 
-from labkit.core.errors import InputError, TraceError
+from labkit.core.errors import InputError, LabkitError, TraceError
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB
 from labkit.workloads.gavel import Throughputs
 from labkit.workloads.readers import (
@@ -180,14 +181,35 @@ LOG = [
 ]
 
 
-def test_the_philly_log_adds_up_attempts_and_leaves_out_jobs_that_never_ran(tmp_path):
+def test_the_philly_log_adds_up_attempts_and_counts_jobs_that_ran_on_and_never_ran(tmp_path):
     jobs = read(put(tmp_path, "cluster_job_log", json.dumps(LOG)))
-    assert jobs.id.tolist() == ["a", "b"]
-    assert jobs.arrival_s.tolist() == [0, 60]
-    assert jobs.duration_s.tolist() == [180, 120]
-    assert jobs.n_workers.tolist() == [4, 1]
+    assert jobs.id.tolist() == ["a", "still running", "b"]
+    assert jobs.arrival_s.tolist() == [0, 0, 60]
+    assert jobs.duration_s.tolist() == [180, 180, 120]
+    assert jobs.n_workers.tolist() == [4, 1, 1]
     assert jobs.users == ("v1", "v0")
-    assert jobs.name == "cluster_job_log without 2 jobs that never ran"
+    assert jobs.name == "cluster_job_log"
+    assert jobs.notes == (
+        "left out of 4 jobs: 1 never placed on a GPU.",
+        "still ran at the end of the log, so that their durations are too short (what they had run): 1 of 3 jobs.",
+    )
+
+
+def test_a_change_of_clocks_and_an_end_that_is_not_known_are_told_as_such(tmp_path):
+    once, twice = [attempt(T1, T0, ["g"]), attempt(T1, T2, ["g"])], [attempt(T0, T1, ["g"]), attempt(T1, None, ["g"])]
+    log = [
+        {"jobid": "back", "status": "Pass", "submitted_time": T0, "attempts": [attempt(T2, T1, ["g0"])]},
+        {"jobid": "part", "status": "Pass", "submitted_time": T0, "attempts": once},
+        {"jobid": "lost", "status": "Killed", "submitted_time": T0, "attempts": [attempt(T0, None, ["g0"])]},
+        {"jobid": "more", "status": "Running", "submitted_time": T0, "attempts": twice},
+    ]
+    jobs = read(put(tmp_path, "cluster_job_log", json.dumps(log)))
+    assert dict(zip(jobs.id.tolist(), jobs.duration_s.tolist(), strict=True)) == {"part": 120, "more": 180}
+    assert jobs.notes == (
+        "left out of 4 jobs: 1 that end before they start (a change of clocks), 1 that ended at an unknown time.",
+        "still ran at the end of the log, so that their durations are too short (what they had run): 1 of 2 jobs.",
+        "an attempt that ends before it starts (a change of clocks), which is not counted: 1 of 2 jobs.",
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,6 +251,18 @@ def test_helios_gpu_jobs_become_gangs_that_share_their_cores(tmp_path):
     assert jobs.users == ("vcJkd", "vchbv")
 
 
+def test_rows_of_helios_that_are_repeated_are_merged_and_others_of_one_id_refused(tmp_path):
+    lines = HELIOS.splitlines(keepends=True)
+    jobs = read(put(tmp_path, "cluster_log.csv", HELIOS + lines[1] + lines[3]))
+    assert jobs.id.tolist() == ["1425511", "1425512"]
+    assert jobs.notes == (
+        "left out of 6 rows: 1 of 0 seconds, 1 without GPUs.",
+        "rows that are part of the job of another one: 2 repeated, the same in every column.",
+    )
+    with pytest.raises(LabkitError, match=r"'1425511' occurs 2 times"):
+        read(put(tmp_path, "other.csv", HELIOS + lines[1].replace("36848", "36849")))
+
+
 def test_helios_cpu_jobs_come_when_asked_for(tmp_path):
     jobs = read_helios(put(tmp_path, "cluster_log.csv", HELIOS), cpu_jobs=True)
     assert len(jobs) == 3
@@ -250,6 +284,11 @@ def test_alibabas_8152_pods_of_2023(shared_data):
     ]
     jobs = read(path)
     assert len(jobs) == len(ran) == 7255
+    assert jobs.notes[0].startswith("left out of 8,152 pods: ")
+    assert sum(map(int, re.findall(r"(\d+) (?:never|not|that|of 0)", jobs.notes[0]))) == 8152 - 7255
+    asked = {row["name"]: row["gpu_spec"] for row in ran if int(row["num_gpu"])}
+    one = {name: spec for name, spec in asked.items() if spec and "|" not in spec}
+    assert {name: kind for name, kind in zip(jobs.id, jobs.device_type, strict=True) if kind} == one
     by_id = {row["name"]: row for row in ran}
     for i in range(0, len(jobs), 37):
         row = by_id[jobs.id[i]]
@@ -259,6 +298,27 @@ def test_alibabas_8152_pods_of_2023(shared_data):
         assert jobs.n_workers[i] * jobs.worker_demand[i, CPUS] == pytest.approx(int(row["cpu_milli"]) / 1000)
         assert jobs.n_workers[i] * jobs.worker_demand[i, MEMORY_GB] == pytest.approx(int(row["memory_mib"]) / 1024)
         assert jobs.duration_s[i] == float(row["deletion_time"]) - float(row["scheduled_time"])
+
+
+PODS_2023 = """\
+name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
+a,1000,1024,1,1000,T4,LS,Running,0,100,10
+b,1000,1024,1,1000,V100M16|V100M32,LS,Running,0,100,10
+c,1000,1024,1,500,,LS,Running,0,100,10
+d,1000,1024,0,0,T4,BE,Running,0,100,10
+e,1000,1024,1,1000,T4,LS,Failed,0,100,
+f,1000,1024,1,1000,T4,LS,Running,0,,10
+g,1000,1024,1,1000,T4,LS,Running,0,10,10
+"""
+
+
+def test_a_pods_demand_for_one_type_of_gpu_is_kept_and_for_one_of_several_is_told(tmp_path):
+    jobs = read(put(tmp_path, "openb.csv", PODS_2023))
+    assert jobs.device_type.tolist() == ["T4", "", "", ""]
+    assert jobs.notes == (
+        "left out of 7 pods: 1 never scheduled, 1 not deleted when the file was written, 1 of 0 seconds.",
+        "demands for one of several GPU types (A|B) dropped, so that they run on any type: 1 of 4 jobs.",
+    )
 
 
 def test_fractions_of_a_gpu_stay_fractions(shared_data):
@@ -287,6 +347,8 @@ def test_alibabas_jobs_of_2020_are_joined_with_their_tasks(tmp_path):
     assert jobs.worker_demand[1].tolist() == [0.5, 4, 20]  # as in the example of the trace's own documentation
     assert jobs.ps_demand[1].tolist() == [0, 6, 10]
     assert jobs.model_names().tolist() == ["MISC", "T4"]  # what its workers got
+    assert jobs.measured_on.tolist() == ["MISC", "T4"]
+    assert jobs.notes == ("left out of 3 jobs: 1 without a task that has ended, with a number of instances.",)
     assert read(tmp_path).id.tolist() == jobs.id.tolist()
 
 
@@ -327,6 +389,10 @@ EVENTS = "".join(
 def test_google_jobs_are_put_together_from_their_task_events(tmp_path):
     path = put(tmp_path, "part-00000-of-00500.csv", EVENTS)
     jobs = read(path)
+    assert jobs.notes == (
+        "left out of 2 jobs: 1 that do not end in these events.",
+        "requests for disk space dropped: 1 of 1 jobs.",
+    )
     assert sniff(path) == "google-2011"
     assert jobs.id.tolist() == ["7"]  # job 8 has not ended
     assert (jobs.arrival_s[0], jobs.duration_s[0], jobs.n_workers[0]) == (0, 110, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.core.job_columns import OVERDUE_FRACTION
+from labkit.core.work_left import believed_left, is_overdue
 from labkit.experiment.classic.nouns import Belief, Trace
 from labkit.kernels import inner, kernel
 from labkit.schedulers.rule import BY_ARRIVAL, BY_DURATION, BY_REMAINING
@@ -20,7 +20,7 @@ def _left(j: int, trace: Trace, mind: Belief, now_s: float) -> float:
 def has_turned(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> bool:
     """Tell whether the key of a job stays as it is from now on: it is overdue, or in the second queue."""
     if by == BY_REMAINING:
-        return bool(_left(j, trace, mind, now_s) <= OVERDUE_FRACTION * trace.total_steps[j])
+        return is_overdue(trace.total_steps[j], _left(j, trace, mind, now_s))
     at = mind.belief[j]
     return bool(at.attained_gpu_s + at.held_gpus * (now_s - at.held_since_s) >= threshold)
 
@@ -33,6 +33,6 @@ def key_of(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold:
     if by == BY_DURATION:
         return float(trace.duration_s[j])
     if by == BY_REMAINING:
-        left = max(_left(j, trace, mind, now_s), OVERDUE_FRACTION * trace.total_steps[j])
+        left = believed_left(trace.total_steps[j], _left(j, trace, mind, now_s))
         return float(trace.duration_s[j] * (left / trace.total_steps[j]))
     return 1.0 if has_turned(by, j, trace, mind, now_s, threshold) else 0.0

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.resources import Floats
+from labkit.core.work_left import ROUNDING
 from labkit.experiment.classic.heap import pop, push
 from labkit.experiment.classic.keys import has_turned, key_of
 from labkit.experiment.classic.nouns import N_NEAR, N_NEW, N_TAIL, N_TURNS, REACHED, Belief, RunOrder, Trace
@@ -154,7 +154,7 @@ def _about(by: int, j: int, trace: Trace, mind: Belief, threshold: float) -> flo
     """Return when a job turns, but for rounding; infinite where its key stays for another reason."""
     at = mind.belief[j]
     if by == BY_REMAINING:
-        left = (1 - OVERDUE_FRACTION) * trace.total_steps[j] - at.steps
+        left = (1 + ROUNDING) * trace.total_steps[j] - at.steps
         return float(at.since_s + left / at.speed) if at.speed > 0 else np.inf
     return float(at.held_since_s + (threshold - at.attained_gpu_s) / at.held_gpus) if at.held_gpus > 0 else np.inf
 
@@ -214,8 +214,9 @@ def _look_near(
     last = order.reached[0]
     first = last - 1
     while first > 0 and by == BY_REMAINING:
-        gap = order.at[order.jobs[0, first]] - order.at[order.jobs[0, first - 1]]
-        if gap > trace.tie * (1.0 + order.at[order.jobs[0, first]]):
+        at_s = order.at[order.jobs[0, first]]
+        tie_s = trace.tie * (1.0 + at_s)
+        if at_s - order.at[order.jobs[0, first - 1]] > tie_s and at_s > now_s + tie_s:  # else all are as good as done
             break
         first -= 1
     for i in range(first, last):

@@ -13,7 +13,18 @@ import numpy as np
 from labkit.core.resources import Floats, Ints
 from labkit.kernels import by_reference, inner, kernel
 from labkit.schedulers.marl.candidates import hold
-from labkit.schedulers.marl.network import FEATURES, N_TOP, CandidateBuffers, Net, Scene, best_of, drawn, gang_of, weigh
+from labkit.schedulers.marl.network import (
+    FEATURES,
+    N_TOP,
+    CandidateBuffers,
+    Net,
+    Scene,
+    best_of,
+    drawn,
+    gang_of,
+    latest_s,
+    weigh,
+)
 from labkit.speed.what_if import put, renew, seconds_more, slowdown, speed_of, take, touched
 from labkit.speed.what_if_state import N_SEEN, PCIE_UNIT, WORKER, RunFacts, Slow, TaskTable
 
@@ -223,6 +234,9 @@ def play(  # noqa: C901 - the loop over time, whose parts share the queue and th
         for i in range(n_running):
             j = running[i]
             next_s = min(next_s, world.since_s[j] + scene.left[j] / world.tasks.speed[j])
+        for i in range(n_waiting):  # a job that may wait no longer is decided about then, whatever happens
+            due_s = latest_s(world.arrival_s[queue[i]], scene.alone_s[queue[i]])
+            next_s = min(next_s, due_s if due_s > now_s else np.inf)
         if next_s == np.inf:
             return n_decided
         now_s = max(now_s, next_s)

@@ -50,7 +50,7 @@ class Setting:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return clusters and interference by content: workers elsewhere need no file."""
-        return {**self.__dict__, "_built": self._built, "_level": self._level}
+        return {**self.__dict__, "_built": self._built, "interference_level": self.interference_level}
 
     def asked(self) -> dict[str, Any]:
         """Return what makes a training in this setting another one: names, and the content of files."""
@@ -64,7 +64,8 @@ class Setting:
         return [build(name) for name in self.clusters]
 
     @cached_property
-    def _level(self) -> Level | None:
+    def interference_level(self) -> Level | None:
+        """The interference by what is known of it; None: none."""
         return level(self.interference)
 
     def __call__(self, rng: np.random.Generator) -> tuple[Scene, World]:
@@ -79,7 +80,7 @@ class Setting:
 
     def world(self, jobs: Jobs, cluster: Cluster) -> tuple[Scene, World]:
         """Return what is known of a trace on a cluster, and the truth."""
-        known = self._level
+        known = self.interference_level
         if known is None:
             return world_of(jobs, cluster, model=None, uses=None)
         return world_of(jobs, cluster, model=known.model, uses=known.uses, known_uses=known.declared)
@@ -100,5 +101,7 @@ class Setting:
         for cluster in self._built:
             for what in self.traces:
                 for seed in range(n):
-                    made = Experiment.of(trace(what, seed=FIRST_SEED + seed), cluster=cluster, interference=self._level)
+                    made = Experiment.of(
+                        trace(what, seed=FIRST_SEED + seed), cluster=cluster, interference=self.interference_level
+                    )
                     refuse_unfit(made.jobs, made.cluster, made.speed.runs_on())

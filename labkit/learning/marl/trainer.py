@@ -21,7 +21,7 @@ from labkit.learning.marl.plays import Play, Played, Submits, WorldOf, all_playe
 from labkit.learning.marl.settings import Setting
 from labkit.learning.training import Training, copied, refuse_not_finite
 from labkit.schedulers.marl.network import FEATURES, N_TOP, NEVER, WAITING, Net
-from labkit.schedulers.marl.weights import Weights
+from labkit.schedulers.marl.weights import TrainedFor, Weights
 from labkit.speed.what_if_state import N_SEEN
 
 MOST_BETTER: Final = 3.0
@@ -243,7 +243,7 @@ class Trainer(Training):
 
     def weights(self, source: str) -> Weights:
         """Return the policy as it is, for a scheduler."""
-        return Weights(self.policy.net(), source)
+        return Weights(self.policy.net(), source, TrainedFor.of(getattr(self.worlds, "interference_level", None)))
 
     def _asked(self) -> dict[str, Any]:
         told = self.worlds.asked() if isinstance(self.worlds, Setting) else {}

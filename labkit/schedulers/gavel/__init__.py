@@ -54,7 +54,7 @@ def _build(kind: type, **options: Any) -> Scheduler:
     own = options_of(kind)
     mine = {option: value for option, value in options.items() if option in own}
     if "tie" in own and options.get("published"):
-        mine.setdefault("tie", "centre")  # as the interior-point solver of the published simulator
+        mine.setdefault("tie", getattr(kind, "published_tie", "centre"))  # where the published solver ends
     rounds = options_of(Gavel)
     rest = {option: value for option, value in options.items() if option in rounds}
     return Gavel(kind(**mine), **rest)

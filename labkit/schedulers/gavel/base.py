@@ -178,6 +178,7 @@ def raise_levels(
     slope: Floats | float = 1.0,
     drag: Floats | float = 0.0,
     aware: bool = True,
+    level: float | None = None,
 ) -> Allocation:
     """Return the shares where the least level is highest; the value is that level.
 
@@ -195,10 +196,12 @@ def raise_levels(
         (J,) what a level takes.
     aware : bool
         Otherwise the speeds do not tell the columns apart, and each job's time is spread over them evenly.
+    level : float, optional
+        With "centre": do not raise the level above this, which is known to be reached.
     """
     worths = np.full(problem.n_jobs, worth) if np.isscalar(worth) else np.asarray(worth, np.float64)
     if tie == "centre":
-        return _centred(problem, worths, slope, drag)
+        return _centred(problem, worths, slope, drag, level)
     if problem.sharing is not None:
         return _raised_with_pairs(problem, problem.sharing, worths / slope, drag, leximin=tie == "leximin")
     from labkit.solvers.levels import fill
@@ -210,16 +213,20 @@ def raise_levels(
     return answer if aware or not leximin else spread_evenly(problem, answer)
 
 
-def _centred(problem: Problem, worth: Floats, slope: Floats | float, drag: Floats | float) -> Allocation:
+def _centred(
+    problem: Problem, worth: Floats, slope: Floats | float, drag: Floats | float, level: float | None
+) -> Allocation:
     from labkit.solvers.centre import centre, centre_pairs
 
     value = problem.speed * worth[:, None]
     devices: dict[str, Any] = {"size": problem.n_gpus, "capacity": problem.capacity, "use": problem.use}
     if problem.sharing is None:
-        found = centre(value, **devices, slope=slope, drag=drag)
+        found = centre(value, **devices, slope=slope, drag=drag, level=level)
     else:
         kind, speed = problem.sharing.kind, problem.sharing.speed
-        found = centre_pairs(value, kind=kind, pair_speed=speed, scale=worth, **devices, slope=slope, drag=drag)
+        found = centre_pairs(
+            value, kind=kind, pair_speed=speed, scale=worth, **devices, slope=slope, drag=drag, level=level
+        )
     answer = Allocation(
         share=np.where(problem.speed > 0, found.x, 0.0), pairs=found.pairs, value=found.level, bound=found.bound
     )

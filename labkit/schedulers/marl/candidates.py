@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from labkit.core.capacity import SLACK
-from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
+from labkit.core.capacity import SLACK, share_out
+from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.kernels import by_reference, inner, kernel
 
 MOST: Final = 4096
@@ -151,24 +151,20 @@ def _whole(  # noqa: C901 - all pairs of groups, all numbers of tasks on the fir
 def _share(
     room: ClusterRoom, gang: GangRequest, m: int, n_workers: int, n_ps: int, groups: Ints, w0: int, p0: int
 ) -> bool:
-    """Put so many workers and PSs on a machine, each in the group with most free cores; note them in `groups`."""
-    first, last = room.first_group[m], room.first_group[m + 1]
-    used_w, used_p = np.zeros(last - first, np.int64), np.zeros(last - first, np.int64)
+    """Put so many workers and PSs on a machine, spread over its groups; note them in `groups`."""
+    first, last, at = room.first_group[m], room.first_group[m + 1], np.empty(n_workers + n_ps, np.int64)
+    for_workers = np.zeros(last - first, np.bool_)
+    for g in range(first, last):
+        for_workers[g - first] = room.up[g] and (gang.worker[GPUS] <= 0 or gang.runs_on[room.group_type[g]])
+    if not share_out(
+        room.free[first:last], for_workers, room.up[first:last], gang.worker, gang.ps, n_workers, n_ps, at
+    ):  # fmt: skip
+        return False
     for t in range(n_workers + n_ps):
-        worker, best, most = t < n_workers, -1, -np.inf
-        for g in range(first, last):
-            w, p = used_w[g - first] + worker, used_p[g - first] + (not worker)
-            left = room.free[g, CPUS] - w * gang.worker[CPUS] - p * gang.ps[CPUS]
-            if left > most and fits(room, gang, g, w, p):
-                best, most = g, left
-        if best < 0:
-            return False
-        if worker:
-            groups[w0 + t] = best
-            used_w[best - first] += 1
+        if t < n_workers:
+            groups[w0 + t] = first + at[t]
         else:
-            groups[gang.n_workers + p0 + t - n_workers] = best
-            used_p[best - first] += 1
+            groups[gang.n_workers + p0 + t - n_workers] = first + at[t]
     return True
 
 

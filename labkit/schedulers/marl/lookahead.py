@@ -7,13 +7,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from labkit.core.life import Context
+from labkit.core.cluster import Cluster
+from labkit.core.jobs import Jobs
+from labkit.core.life import Contention, Context
 from labkit.core.placement import Placement
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.marl.network import NEVER, desk_of, plain
 from labkit.schedulers.marl.queue import place_waiting
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
-from labkit.schedulers.marl.scheduler import RunKnowledge, beyond_pods, placement, show
+from labkit.schedulers.marl.scheduler import RunKnowledge, beyond_pods, left_out, placement, show, with_limit
 from labkit.schedulers.pods.room import refuse_pods_without_gpus
 from labkit.speed.what_if_state import slow_of
 
@@ -31,7 +33,8 @@ class LookAheadPods:
     forwards : bool
         False: a job goes to another pod only where it finds no room at home.
     patience : float
-        A job waits that would take more than so many times its duration alone, with what the others lose; inf: never.
+        A job waits that would take more than so many times its duration alone, with what the others lose, up to twice
+        its duration; inf: never.
     """
 
     oracle: ClassVar[bool] = True
@@ -58,6 +61,10 @@ class LookAheadPods:
         net.wait[:, -1] = -net.sharp * self.patience if np.isfinite(self.patience) else NEVER
         self._known = RunKnowledge(scene, desk_of(scene), slow_of(None if level is None else level.model), net)
 
+    def cautions(self, jobs: Jobs, cluster: Cluster, interference: Contention | None) -> list[str]:  # noqa: ARG002
+        """Return what a reader of a run's numbers has to know, a sentence each."""
+        return [] if (cut := left_out(jobs, cluster)) is None else [cut]
+
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return where the waiting jobs go."""
         waiting = snapshot.waiting
@@ -72,7 +79,8 @@ class LookAheadPods:
             known.scene, known.slow, known.net, waiting.astype(np.int64), snapshot.now_s,
             snapshot.table.arrival_s, snapshot.n_running, not self.forwards, known.desk,
         )  # fmt: skip
-        return placement(known.scene, chosen, groups) if len(chosen) else beyond_pods(snapshot, known.scene)
+        answer = placement(known.scene, chosen, groups) if len(chosen) else beyond_pods(snapshot, known.scene)
+        return with_limit(answer, snapshot, known.scene)
 
 
 def _without_truth(snapshot: Snapshot) -> Context:

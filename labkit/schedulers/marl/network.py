@@ -66,12 +66,15 @@ class Scene(NamedTuple):
     ----------
     facts, tasks, room : RunFacts, TaskTable, ClusterRoom
         As declared; where jobs are; what is free.
-    left, alone_s, home : array
-        (N,) steps left, declared seconds alone, and the pod of arrival.
+    left, alone_s, home, bound : array
+        (N,) steps left, declared seconds alone, the pod that each job belongs to, and whether it was forwarded there
+        and may go nowhere else.
     worker, ps, n_workers, n_ps, runs_on : array
         (N, R), (N, R), (N,), (N,), (N, T) of the gang that each asks for.
     pods : array
         (2,) pods that are looked at beside the home, and machines of each on which a whole gang is tried.
+    unit : array
+        (1,) how many times the use that the head was trained to see the facts tell.
     """
 
     facts: RunFacts
@@ -80,12 +83,14 @@ class Scene(NamedTuple):
     left: Floats
     alone_s: Floats
     home: Ints
+    bound: Bools
     worker: Floats
     ps: Floats
     n_workers: Ints
     n_ps: Ints
     runs_on: Bools
     pods: Ints
+    unit: Floats
 
 
 @by_reference
@@ -144,7 +149,7 @@ def _orders(scene: Scene, pod: int) -> Ints:
     for i in range(len(mine)):
         m = mine[i]
         for g in range(room.first_group[m], room.first_group[m + 1]):
-            key[0, i] += scene.tasks.cores[g]
+            key[0, i] += scene.tasks.cores[g] / scene.unit[0]
             key[1, i] -= room.free[g, CPUS]
         key[0, i] += 0.5 * (scene.tasks.up[m] + scene.tasks.down[m])
     order = np.empty((2, len(mine)), np.int64)
@@ -181,7 +186,7 @@ def _find(scene: Scene, job: int, desk: CandidateBuffers, stays: bool) -> None:
     if home >= 0:
         if free[home] >= 0:
             candidates(room, gang, home, desk.empty, _orders(scene, home), scene.pods[1], desk.found)
-        if stays and desk.found.n[0]:
+        if scene.bound[job] or (stays and desk.found.n[0]):
             return
         free[home] = -1.0
     for _ in range(min(n_pods, scene.pods[0])):
@@ -221,6 +226,7 @@ def _see(scene: Scene, job: int, desk: CandidateBuffers, c: int, n_waiting: int,
                 c_left -= demand[CPUS]
                 used += facts.cores[WORKER if u < n_workers else 1, job]
         gpus, cores, stranded = gpus + g_left, cores + c_left, stranded + max(g_left - c_left / 4, 0.0)
+        used /= scene.unit[0]
         crowd, lightest = max(crowd, used / max(has, 1.0)), min(lightest, used / max(has, 1.0))
     free, _ = _free_gpus(room, pod)
     total = 0.0
@@ -236,7 +242,7 @@ def _see(scene: Scene, job: int, desk: CandidateBuffers, c: int, n_waiting: int,
     seen[6] = stranded / machines / 4
     seen[7] = 1.0 if pod == scene.home[job] else 0.0
     seen[8] = free / max(2 * total, 1.0)
-    seen[9] = np.log1p(facts.moved[WORKER, job] * n_workers / 10)
+    seen[9] = np.log1p(facts.moved[WORKER, job] / scene.unit[0] * n_workers / 10)
     seen[10] = np.log(max(alone_s, 1.0) / SLOT_S) / 2
     seen[11] = np.log1p(n_waiting) / 3
     seen[12] = crowd
@@ -295,10 +301,16 @@ def weigh(  # noqa: C901 - one pass: what there is, what it costs, what it is wo
                 desk.cost[c] = np.inf
     if n_top:
         _see_waiting(desk, desk.own[desk.top[0]], (now_s - arrival_s) / alone_s, n_top)
-        allowed = n_running > 0 and now_s - arrival_s <= MOST_WAITED * alone_s
+        allowed = n_running > 0 and now_s < latest_s(arrival_s, alone_s)
         worth = np.sum(net.wait[agent] * desk.seen[n_top, : net.wait.shape[1]])
         desk.logit[n_top] = worth if allowed else -np.inf
     return n_top
+
+
+@inner
+def latest_s(arrival_s: float, alone_s: float) -> float:
+    """Return the moment from which on a job that finds room is not left in the queue."""
+    return arrival_s + MOST_WAITED * alone_s
 
 
 @inner

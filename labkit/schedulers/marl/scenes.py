@@ -78,9 +78,10 @@ def _times_the_catalogues(jobs: Jobs, compute_s: Floats, size: Floats, per_step:
 
 
 def scene_of(
-    jobs: Jobs, cluster: Cluster, *, runs_on: Bools, speed: StepTime, uses: Mapping[str, ModelUse] | None = None
+    jobs: Jobs, cluster: Cluster, *, runs_on: Bools, speed: StepTime, uses: Mapping[str, ModelUse] | None = None,
+    unit: float = 1.0,
 ) -> Scene:  # fmt: skip
-    """Return an empty cluster as it is known; `uses`: by model, the catalogue's without it."""
+    """Return an empty cluster as it is known; `uses`: by model, the catalogue's without it; `unit`: see `Scene`."""
     facts = facts_of(jobs, cluster, speed=speed, uses=uses)
     most = int((jobs.n_workers + jobs.n_ps).max())
     order = np.argsort(cluster.partition, kind="stable").astype(np.int64)
@@ -91,9 +92,10 @@ def scene_of(
     )  # fmt: skip
     return Scene(
         facts, tasks_of(facts, most_tasks=most), room, jobs.total_steps.astype(np.float64), _alone_s(jobs),
-        np.where(jobs.home < n_pods, jobs.home, -1).astype(np.int64), jobs.worker_demand.astype(np.float64),
+        np.where(jobs.home < n_pods, jobs.home, -1).astype(np.int64), np.zeros(len(jobs), np.bool_),
+        jobs.worker_demand.astype(np.float64),
         jobs.ps_demand.astype(np.float64), jobs.n_workers.astype(np.int64), jobs.n_ps.astype(np.int64), runs_on.copy(),
-        np.array([PODS, MACHINES], np.int64),
+        np.array([PODS, MACHINES], np.int64), np.array([unit]),
     )  # fmt: skip
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -11,20 +10,21 @@ import numpy as np
 from labkit.core.capacity import SLACK
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
-from labkit.core.life import Context
+from labkit.core.life import Contention, Context
 from labkit.core.placement import Placement
 from labkit.core.resources import Bools, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import Even
 from labkit.schedulers.base import asked
-from labkit.schedulers.marl.network import CandidateBuffers, Net, Scene, desk_of
+from labkit.schedulers.marl.candidates import MOST
+from labkit.schedulers.marl.network import MOST_WAITED, CandidateBuffers, Net, Scene, desk_of
 from labkit.schedulers.marl.queue import place_waiting
-from labkit.schedulers.marl.scenes import declared_speed, scene_of
-from labkit.schedulers.marl.weights import load
+from labkit.schedulers.marl.scenes import MACHINES, PODS, declared_speed, scene_of
+from labkit.schedulers.marl.weights import TrainedFor, load
 from labkit.schedulers.pods.room import refuse_pods_without_gpus
-from labkit.speed.interference.use import ModelUse
+from labkit.speed.interference.levels import digest_of
 from labkit.speed.what_if import fill
-from labkit.speed.what_if_state import Slow, learned
+from labkit.speed.what_if_state import Slow, learned, slow_of
 
 
 class RunKnowledge(NamedTuple):
@@ -50,6 +50,9 @@ class Marl:
     where interference is a file), compute time and size of the catalogue's models, durations. All is summed over
     tasks, machines and jobs, so the same weights serve any number of pods, machines and groups, in any order.
 
+    Weights keep the interference that they were trained with. Where a run has another one, the model fitted to it takes
+    the place of the network for slowdowns, and the head sees use in the unit of its training; the run's notes say so.
+
     Attributes
     ----------
     weights : str
@@ -68,10 +71,12 @@ class Marl:
     _net: Net = field(init=False, repr=False)
     _known: RunKnowledge | None = field(default=None, init=False, repr=False)
     _of: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
-    _uses: Mapping[str, ModelUse] | None = field(default=None, init=False, repr=False)
+    _trained: TrainedFor = field(init=False, repr=False)
+    _interference: Contention | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        net = load(self.weights).net
+        weights = load(self.weights)
+        self._trained, net = weights.trained, weights.net
         if not self.waits:
             net = net._replace(wait=np.zeros_like(net.wait))
             net.wait[:, -1] = -np.inf
@@ -86,15 +91,34 @@ class Marl:
             If a pod has no GPU.
         """
         refuse_pods_without_gpus(context.cluster)
-        self._uses = None if context.interference is None else context.interference.declared
+        self._interference = context.interference
         self._known = self._made(context.jobs, context.cluster, context.runs_on)
         self._of = (id(context.jobs), id(context.cluster))
 
     def _made(self, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> RunKnowledge:
         """Return what the jobs declare, on an empty cluster."""
-        speed = declared_speed(jobs, cluster)
-        scene = scene_of(jobs, cluster, runs_on=runs_on, speed=speed, uses=self._uses)
-        return RunKnowledge(scene, desk_of(scene), learned(self._net.seen, self._net.out), self._net)
+        speed, known = declared_speed(jobs, cluster), self._interference
+        if known is not None and self._is_strange(known):
+            unit, uses, slow = self._trained.times, known.uses, slow_of(known.model)
+        else:
+            unit, uses = 1.0, None if known is None else known.declared
+            slow = learned(self._net.seen, self._net.out)
+        scene = scene_of(jobs, cluster, runs_on=runs_on, speed=speed, uses=uses, unit=unit)
+        return RunKnowledge(scene, desk_of(scene), slow, self._net)
+
+    def _is_strange(self, known: Contention) -> bool:
+        """Tell whether a run's interference is another one than that of the training."""
+        return digest_of(known) != self._trained.digest
+
+    def cautions(self, jobs: Jobs, cluster: Cluster, interference: Contention | None) -> list[str]:
+        """Return what a reader of a run's numbers has to know, a sentence each."""
+        found = [] if (cut := left_out(jobs, cluster)) is None else [cut]
+        if interference is not None and self._is_strange(interference):
+            found.append(
+                f"its weights were trained with the interference '{self._trained.name}', and this run has "
+                f"'{interference.name}'; it foresees slowdowns by the model that was fitted to the run's."
+            )
+        return found
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return where the waiting jobs go."""
@@ -110,7 +134,29 @@ class Marl:
             known.scene, known.slow, known.net, waiting.astype(np.int64), snapshot.now_s,
             snapshot.table.arrival_s, snapshot.n_running, not self.forwards, known.desk,
         )  # fmt: skip
-        return placement(known.scene, chosen, groups) if len(chosen) else beyond_pods(snapshot, known.scene)
+        answer = placement(known.scene, chosen, groups) if len(chosen) else beyond_pods(snapshot, known.scene)
+        return with_limit(answer, snapshot, known.scene)
+
+
+def left_out(jobs: Jobs, cluster: Cluster) -> str | None:
+    """Return a sentence if a gang may have more placements than are weighed."""
+    groups = np.bincount(cluster.group_machine)
+    pairs = max(int(groups.max() * (groups.max() - 1) // 2), 1)
+    machines = min(MACHINES, len(groups)) * min(PODS + 1, int(cluster.partition.max()) + 1)
+    ways = (jobs.n_workers + 1) * (jobs.n_ps + 1) * pairs * machines
+    if ways.max(initial=0) <= MOST:
+        return None
+    return (
+        f"{int((ways > MOST).sum())} jobs have gangs of up to {int(ways.max()):,} placements; it weighs the first "
+        f"{MOST:,}, those at home before those in other pods."
+    )
+
+
+def with_limit(answer: Placement, snapshot: Snapshot, scene: Scene) -> Placement:
+    """Return a decision that asks for the next one when a job that it leaves in the queue may wait no longer."""
+    left = snapshot.waiting[~np.isin(snapshot.waiting, answer.set_jobs)]
+    due_s = snapshot.table.arrival_s[left] + MOST_WAITED * scene.alone_s[left]  # as latest_s
+    return replace(answer, again_s=float(due_s[due_s > snapshot.now_s].min(initial=np.inf)))
 
 
 def beyond_pods(snapshot: Snapshot, scene: Scene) -> Placement:
@@ -136,6 +182,9 @@ def show(scene: Scene, slow: Slow, snapshot: Snapshot) -> None:
     scene.room.up[:] = snapshot.up[snapshot.cluster.group_machine]
     jobs = snapshot.jobs
     scene.left[jobs.number] = jobs.remaining_steps
+    own = snapshot.table.home[jobs.number]
+    scene.bound[jobs.number] = (own >= 0) & (jobs.pod != own)  # it was forwarded, and is not again
+    scene.home[jobs.number] = np.where(jobs.pod < len(scene.room.first_machine) - 1, jobs.pod, -1)
     fill(scene.facts, slow, tasks, snapshot.running())
 
 

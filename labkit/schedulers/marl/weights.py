@@ -3,33 +3,62 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
 from labkit.core.weights import Tensors, WeightsFiles, fault_of, other_names
 from labkit.schedulers.marl.network import FEATURES, WAITING, Net
+from labkit.speed.interference.levels import Level, digest_of
 from labkit.speed.what_if_state import N_SEEN
 
 FILES: Final = WeightsFiles(
     policy="marl",
-    version="1",
+    version="2",
     remedy="Train it again: labkit train-policy marl.",
     folder=Path(__file__).with_name("weights"),
+    former={
+        "1": "It does not tell the interference of its training, without which its inputs mean nothing. Train it again."
+    },
 )
+
+
+@dataclass(frozen=True)
+class TrainedFor:
+    """The interference that weights were trained with, which gives their inputs a meaning.
+
+    Attributes
+    ----------
+    name, digest : str
+        What it was called, and `labkit.speed.interference.levels.digest_of` it.
+    times : float
+        How many times the use that was shown tasks had in truth.
+    """
+
+    name: str
+    digest: str
+    times: float
+
+    @classmethod
+    def of(cls, known: Level | None) -> Self:
+        """Return what weights keep of an interference."""
+        return cls("none" if known is None else known.name, digest_of(known), 1.0 if known is None else known.times)
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A trained policy: its network, and how it was made (the command)."""
+    """A trained policy: its network, how it was made (the command), and with which interference."""
 
     net: Net
     source: str
+    trained: TrainedFor
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""
-        FILES.write(path, self.net._asdict(), source=self.source)
+        trained = {"interference": self.trained.name, "truth": self.trained.digest, "use": repr(self.trained.times)}
+        FILES.write(path, self.net._asdict(), source=self.source, **trained)
 
 
 def shipped() -> list[str]:
@@ -49,7 +78,16 @@ def load(name: str | Path) -> Weights:
     about, tensors = FILES.read(path)
     FILES.refuse(path, _fault(tensors))
     net = Net(**{name: tensor.astype(np.float64) for name, tensor in tensors.items()})
-    return Weights(net, about.get("source", ""))
+    name, digest, times = FILES.told(path, about, interference=str, truth=str, use=times_of)
+    return Weights(net, about.get("source", ""), TrainedFor(name, digest, times))
+
+
+def times_of(text: str) -> float:
+    """Return a factor > 0; raise ValueError if it is none."""
+    found = float(text)
+    if not 0 < found < inf:
+        raise ValueError(text)
+    return found
 
 
 def _fault(tensors: Tensors) -> str:

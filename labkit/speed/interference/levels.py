@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +15,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.errors import unknown
 from labkit.core.jobs import Jobs
+from labkit.core.life import Contention
 from labkit.speed.interference.measured import MeasuredInterference, read
 from labkit.speed.interference.model import InterferenceModel
 from labkit.speed.interference.use import Interference, ModelUse
@@ -59,6 +62,11 @@ class Level:
     measured: bool = False
 
     @property
+    def times(self) -> float:
+        """How many times the use that schedulers are shown tasks have in truth."""
+        return 1.0 if self.measured else FACTORS.get(self.name, 1.0)
+
+    @property
     def declared(self) -> Mapping[str, ModelUse] | None:
         """What is known before a run of what tasks use, as `task_use` takes it: measurements, else the catalogue's.
 
@@ -73,6 +81,21 @@ class Level:
 
     def __str__(self) -> str:
         return self.name
+
+
+def digest_of(known: Contention | None) -> str:
+    """Return what tells a truth about interference from others: the name of a level, a digest of what was measured.
+
+    >>> digest_of(None), digest_of(level("mild"))
+    ('none', 'level mild')
+    """
+    if known is None:
+        return NONE
+    if known.declared is None:  # fits differ in their last digits from machine to machine, names do not
+        return f"level {known.name}"
+    parts = [known.model.kind, *(np.asarray(c).tolist() for c in (known.model.cpu_, known.model.pcie_))]
+    uses = sorted((name, use.worker_cores, use.ps_cores, use.pcie_gbps) for name, use in (known.uses or {}).items())
+    return hashlib.sha256(json.dumps([parts, uses]).encode()).hexdigest()[:16]
 
 
 def level(what: str | Path | Level | None) -> Level | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from labkit.speed.profiled.nouns import TestbedProfile
+
+
+MIN_LOADS = 2
+"""Different loads that measurements must be of."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -58,7 +62,7 @@ def read(path: str | Path) -> MeasuredInterference:
         table = pd.read_csv(path)
     except (ValueError, OSError) as error:
         raise ProfileError(f"{path}: it cannot be read as a table: {' '.join(str(error).split())}.") from None
-    return _fitted(table, uses=_uses(table), source=str(path))
+    return _fitted(table, uses=_uses, source=str(path))
 
 
 def of_testbed(profile: TestbedProfile, *, source: str = "") -> MeasuredInterference:
@@ -79,7 +83,7 @@ def of_testbed(profile: TestbedProfile, *, source: str = "") -> MeasuredInterfer
             f"more than {QUIET:g} cores busy; {MIN_ROWS} quiet ones are needed: measure it again while nothing else "
             "runs on its hosts."
         )
-    return _fitted(table, uses=_testbed_uses(profile), source=where)
+    return _fitted(table, uses=lambda _: _testbed_uses(profile), source=where)
 
 
 def table_of(profile: TestbedProfile) -> pd.DataFrame:
@@ -94,31 +98,53 @@ def table_of(profile: TestbedProfile) -> pd.DataFrame:
     return table.assign(pcie_gbps=0.0, co_pcie_gbps=0.0)
 
 
-def _fitted(table: pd.DataFrame, *, uses: Mapping[str, ModelUse], source: str) -> MeasuredInterference:
+def _fitted(
+    table: pd.DataFrame, *, uses: Callable[[pd.DataFrame], Mapping[str, ModelUse]], source: str
+) -> MeasuredInterference:
     try:
         rows = InterferenceProfile.of(table)
+        _refuse_one_load(rows)
         moved = (rows.co_pcie_gbps > NO_LOAD).any()
-        return MeasuredInterference(InterferenceModel("two_stage" if moved else "without_pcie").fit(rows), uses)
-    except ProfileError as error:
+        model = InterferenceModel("two_stage" if moved else "without_pcie").fit(rows).up_to_measured(rows)
+        return MeasuredInterference(model, uses(table))
+    except (ProfileError, InputError) as error:
         raise ProfileError(f"{source}: {error}") from None
 
 
 def _uses(table: pd.DataFrame) -> dict[str, ModelUse]:
-    """Return what a worker of each job of a table uses: the mean of its rows; a server as the catalogue has it."""
-    if not {"job", "cpu_cores", "pcie_gbps"} <= set(table.columns):
-        return {}  # the fit says which column is missing
-    named = table.assign(job=table["job"].astype(str)).groupby("job")
-    means = named[["cpu_cores", "pcie_gbps"]].mean(numeric_only=True)
-    return {str(name): ModelUse(row.cpu_cores, _ps_cores(str(name)), row.pcie_gbps) for name, row in means.iterrows()}
+    """Return what a worker of each job of a table uses: the mean of its rows.
+
+    A server uses what the column `ps_cores` says, else what the catalogue has of its model, else the cores it asks for.
+    """
+    import pandas as pd
+
+    columns = ["cpu_cores", "pcie_gbps", *(["ps_cores"] if "ps_cores" in table.columns else [])]
+    numbers = table[columns].apply(pd.to_numeric, errors="coerce")
+    uses = {}
+    for name, row in numbers.groupby(table["job"].astype(str)).mean().iterrows():
+        told = float(row.get("ps_cores", np.nan))
+        uses[str(name)] = ModelUse(row.cpu_cores, _ps_cores(str(name)) if np.isnan(told) else told, row.pcie_gbps)
+    return uses
 
 
-def _ps_cores(name: str) -> float:
+def _refuse_one_load(rows: InterferenceProfile) -> None:
+    """Raise if all measurements beside others are of one load: nothing follows from these for another one."""
+    shared = rows.take(rows.shared)
+    loads = np.stack([shared.cpu_cores, shared.pcie_gbps, shared.co_cpu_cores, shared.co_pcie_gbps], axis=1)
+    if len(loads) and len(np.unique(loads, axis=0)) < MIN_LOADS:
+        raise ProfileError(
+            f"all {len(loads)} measurements with a co-runner are of the same load; expected {MIN_LOADS} or more "
+            "different ones: measure beside lighter and heavier jobs, too."
+        )
+
+
+def _ps_cores(name: str) -> float | None:
     from labkit.workloads import catalogue
 
     try:
         return catalogue.model(name).ps_cores
     except InputError:
-        return 0.0
+        return None
 
 
 def _testbed_uses(profile: TestbedProfile) -> dict[str, ModelUse]:

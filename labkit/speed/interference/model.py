@@ -57,11 +57,14 @@ class InterferenceModel:
     ----------
     cpu_, pcie_ : array or None
         Fitted coefficients: of "two_stage" (4,) a0 exp(a1 U + a2 U_C) + a3 and (3,) b1 P + b2 P_C + b3.
+    most_ : tuple of float
+        U_C and P_C above which a load counts as this much: no exponential is believed far beyond what was measured.
     """
 
     kind: str = "two_stage"
     cpu_: Floats | None = field(default=None, init=False)
     pcie_: Floats | None = field(default=None, init=False)
+    most_: tuple[float, float] = field(default=(np.inf, np.inf), init=False)
 
     def __post_init__(self) -> None:
         if self.kind not in MODELS:
@@ -107,6 +110,11 @@ class InterferenceModel:
             self.cpu_ = factor.fit(first.cpu_cores, first.co_cpu_cores, first.slowdown, 1 / first.slowdown)
         if shape.pcie is not None:
             self._fit_pcie(rows if shape.cpu is None else _pcie_rows(rows))
+        return self
+
+    def up_to_measured(self, rows: InterferenceProfile) -> Self:
+        """Let loads beyond those that were measured count as the largest of these."""
+        self.most_ = float(rows.co_cpu_cores.max()), float(rows.co_pcie_gbps.max())
         return self
 
     def _fit_pcie(self, rows: InterferenceProfile) -> None:
@@ -157,7 +165,7 @@ class InterferenceModel:
         u, p, co_u, co_p = np.broadcast_arrays(
             *(np.asarray(a, np.float64) for a in (cpu_cores, pcie_gbps, co_cpu_cores, co_pcie_gbps))
         )
-        cpu, pcie = self._cpu(u, co_u), self._pcie(p, co_p)
+        cpu, pcie = self._cpu(u, np.minimum(co_u, self.most_[0])), self._pcie(p, np.minimum(co_p, self.most_[1]))
         if MODELS[self.kind].additive:
             together = cpu + pcie - 1
         elif MODELS[self.kind].cpu is not None:

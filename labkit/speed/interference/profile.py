@@ -11,12 +11,17 @@ from numpy.typing import NDArray
 from labkit.core.errors import ProfileError, unknown
 from labkit.core.faults import told
 from labkit.core.resources import Bools, Floats
+from labkit.core.text import shortened
 
 if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS: Final = ("job", "co_runners", "cpu_cores", "pcie_gbps", "alone_s", "shared_s")
 LOADS: Final = ("co_cpu_cores", "co_pcie_gbps")
+MOST_SLOWDOWN: Final = 100.0
+"""Times alone_s above which a shared_s is not believed."""
+LEAST_SLOWDOWN: Final = 0.5
+"""Times alone_s below which a shared_s is not believed: a job beside others is not twice as fast."""
 NO_LOAD: Final = 1e-9
 """Cores and Gbps below which a measurement counts as unshared."""
 
@@ -55,14 +60,17 @@ class InterferenceProfile:
         Raises
         ------
         ProfileError
-            If a column is missing, a value is missing, NaN or negative, or a co-runner has no row of its own.
+            If there are no rows, a column is missing, a value is missing, no number or negative, a co-runner has no row
+            of its own, or a job is more than `MOST_SLOWDOWN` times as slow, or twice as fast, as alone.
         """
         missing = [column for column in COLUMNS if column not in table.columns]
         if missing:
             raise ProfileError(f"profile: column {missing[0]} is missing; expected {', '.join(COLUMNS)}.")
         given = [column for column in LOADS if column in table.columns]
+        if not len(table):
+            raise ProfileError("profile: it has no rows; expected one for each measurement of a job beside others.")
         numbers = {c: _numbers(table, c) for c in (*COLUMNS[2:], *given)}
-        faults = [fault for c, values in numbers.items() for fault in _faults(c, values)]
+        faults = [fault for c, values in numbers.items() for fault in _faults(c, values, table[c])]
         if faults:
             raise ProfileError(told("profile", faults))
         cpu, pcie = numbers["cpu_cores"], numbers["pcie_gbps"]
@@ -70,7 +78,21 @@ class InterferenceProfile:
             co_cpu, co_pcie = numbers["co_cpu_cores"], numbers["co_pcie_gbps"]
         else:
             co_cpu, co_pcie = _sum_of_co_runners(table, cpu, pcie)
-        return cls(cpu, pcie, co_cpu, co_pcie, numbers["shared_s"] / numbers["alone_s"])
+        found = cls(cpu, pcie, co_cpu, co_pcie, numbers["shared_s"] / numbers["alone_s"])
+        found._refuse_incredible()
+        return found
+
+    def _refuse_incredible(self) -> None:
+        """Raise where slowdowns cannot be: alone, most of all, a job is as fast as alone."""
+        odd = np.where(self.shared, self.slowdown > MOST_SLOWDOWN, self.slowdown > 1 / LEAST_SLOWDOWN)
+        if faults := [
+            f"row {i + 1}: shared_s is {self.slowdown[i]:.3g} times alone_s"
+            f"{'' if self.shared[i] else ', with nothing beside the job'}; expected "
+            f"{LEAST_SLOWDOWN:g} to {MOST_SLOWDOWN if self.shared[i] else 1 / LEAST_SLOWDOWN:g} times, both in seconds "
+            "per step: drop the row or measure it again"
+            for i in np.flatnonzero(odd | (self.slowdown < LEAST_SLOWDOWN))
+        ]:
+            raise ProfileError(told("profile", faults))
 
     def __len__(self) -> int:
         return len(self.slowdown)
@@ -94,12 +116,12 @@ def _numbers(table: pd.DataFrame, column: str) -> Floats:
     return np.asarray(pd.to_numeric(table[column], errors="coerce"), dtype=np.float64)
 
 
-def _faults(column: str, values: Floats) -> list[str]:
+def _faults(column: str, values: Floats, cells: pd.Series) -> list[str]:
     positive = column.endswith("_s")
     bad = ~np.isfinite(values) | ((values <= 0) if positive else (values < 0))
     expected = "seconds > 0" if positive else "a number >= 0"
     return [
-        f"row {i + 1}: {column} is {values[i]}; expected {expected}: drop the row or measure it again"
+        f"row {i + 1}: {column} is {shortened(str(cells.iloc[i]))}; expected {expected}: drop the row or measure again"
         for i in np.flatnonzero(bad)
     ]
 

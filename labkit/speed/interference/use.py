@@ -23,7 +23,7 @@ class ModelUse:
     Attributes
     ----------
     worker_cores, ps_cores : float
-        Cores that one worker, one parameter server keeps busy.
+        Cores that one worker, one parameter server keeps busy; None: a server keeps those busy that it asks for.
     pcie_gbps : float
         What one worker moves over its PCIe bus; parameter servers move nothing there.
 
@@ -34,12 +34,12 @@ class ModelUse:
     """
 
     worker_cores: float
-    ps_cores: float = 0.0
+    ps_cores: float | None = 0.0
     pcie_gbps: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if not 0 <= getattr(self, name) < np.inf:
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) < np.inf:
                 raise InputError(f"{name} of a task is {getattr(self, name)}; expected a number >= 0.")
 
 
@@ -59,7 +59,9 @@ def task_use(jobs: Jobs, *, uses: Mapping[str, ModelUse] | None = None) -> tuple
     for k, name in enumerate(jobs.models):
         use = (uses or {}).get(name) or _published(name)
         if use is not None:
-            cores[:, jobs.model == k] = [[use.worker_cores], [use.ps_cores]]
+            cores[0, jobs.model == k] = use.worker_cores
+            if use.ps_cores is not None:
+                cores[1, jobs.model == k] = use.ps_cores
             pcie[0, jobs.model == k] = use.pcie_gbps
     return cores, pcie
 

@@ -11,6 +11,7 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
 from labkit.workloads.readers.base import from_zero, names_of, table_of
+from labkit.workloads.readers.tally import Tally
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +38,8 @@ def read_alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> J
 
     `path` is the job table or the folder of both. Instances of tasks named "ps..." are parameter servers, all others
     workers; each role takes the mean of what its instances asked for (fractions of GPUs included). A job's duration is
-    from the start of its first task to the end of its last; its steps are its seconds.
+    from the start of its first task to the end of its last; its steps are its seconds. The GPU type is that which its
+    tasks were given (`measured_on`). What was left out stands in `Jobs.notes`.
 
     Raises
     ------
@@ -47,8 +49,21 @@ def read_alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> J
     jobs_path = Path(path) / "pai_job_table.csv" if Path(path).is_dir() else Path(path)
     tasks_path = jobs_path.with_name("pai_task_table.csv") if tasks is None else Path(tasks)
     jobs = _job_rows(jobs_path)
-    known = jobs.merge(_job_tasks(tasks_path), on="job_name", how="inner")
-    known = known[known["duration_s"] > 0]
+    rows = jobs.merge(_job_tasks(tasks_path), on="job_name", how="left")
+    tally, lasts_s = Tally(len(rows), noun="jobs"), rows["duration_s"].to_numpy(np.float64)
+    kept = tally.keep(
+        [
+            (rows["submitted_s"].isna().to_numpy(), "without a start"),
+            (np.isnan(lasts_s), "without a task that has ended, with a number of instances"),
+            (~(rows["n_worker"] > 0).to_numpy(), "without workers"),
+            (lasts_s < 0, "that end before they start"),
+            (lasts_s == 0, "of 0 seconds"),
+        ]
+    )
+    known = rows[kept]
+    cut = (known[["n_all_worker", "n_all_ps"]] > MAX_TASKS).any(axis=1)
+    tally.remark(cut, f"cut to {MAX_TASKS:,} tasks of a role")
+    tally.remark(known["n_types"] > 1, "tasks on several GPU types, of which none is kept as measured_on")
     if known.empty:
         raise TraceError(f"{jobs_path}: none of {len(jobs)} jobs has finished tasks in {tasks_path.name}.")
     return Jobs.of(
@@ -63,6 +78,8 @@ def read_alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> J
         n_ps=known["n_ps"].to_numpy(np.int32),
         worker_demand=known[[f"worker_{r}" for r in _RESOURCES]].to_numpy(np.float64),
         ps_demand=known[[f"ps_{r}" for r in _RESOURCES]].to_numpy(np.float64),
+        measured_on=np.where(known["n_types"] == 1, known["gpu_type"], "").tolist(),
+        notes=tally.notes(),
     )
 
 
@@ -82,7 +99,7 @@ def _job_rows(path: Path) -> pd.DataFrame:
     )
     table.fault(rows["job_name"].duplicated().to_numpy(), "job_name", expected="a name that occurs once")
     table.check()
-    return rows.dropna()
+    return rows
 
 
 def _job_tasks(path: Path) -> pd.DataFrame:
@@ -107,11 +124,12 @@ def _job_tasks(path: Path) -> pd.DataFrame:
     table.check()
     tasks = tasks.dropna(subset=["n", "start_s", "end_s"])
     whole = tasks.groupby("job_name", sort=False).agg(
-        start_s=("start_s", "min"), end_s=("end_s", "max"), gpu_type=("gpu_type", "first")
-    )
+        start_s=("start_s", "min"), end_s=("end_s", "max"), gpu_type=("gpu_type", "first"),
+        n_types=("gpu_type", "nunique"),
+    )  # fmt: skip
     whole["gpu_type"] = [name if isinstance(name, str) else "any" for name in whole["gpu_type"]]
     whole["duration_s"] = whole["end_s"] - whole["start_s"]
-    return whole.join(_role(tasks, "worker"), how="inner").join(_role(tasks, "ps")).fillna(0.0).reset_index()
+    return whole.join(_role(tasks, "worker")).join(_role(tasks, "ps")).fillna(0.0).reset_index()
 
 
 def _role(tasks: pd.DataFrame, role: str) -> pd.DataFrame:
@@ -121,4 +139,5 @@ def _role(tasks: pd.DataFrame, role: str) -> pd.DataFrame:
     sums = weighted.groupby("job_name", sort=False).sum()
     means = sums[list(_RESOURCES)].div(sums["n"], axis=0).add_prefix(f"{role}_")
     means[f"n_{role}"] = np.minimum(sums["n"], MAX_TASKS)
+    means[f"n_all_{role}"] = sums["n"]
     return means

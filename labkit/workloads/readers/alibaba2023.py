@@ -11,6 +11,7 @@ from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
 from labkit.workloads.readers.base import from_zero, names_of, per_gpu, table_of
+from labkit.workloads.readers.tally import Tally
 
 COLUMNS: Final = (
     "name",
@@ -24,6 +25,10 @@ COLUMNS: Final = (
     "deletion_time",
     "scheduled_time",
 )
+SEPARATOR: Final = "|"
+"""Between GPU types of which a pod demands one."""
+ANY: Final = "any"
+"""The model of a pod that demands no type of GPU."""
 EXPECTED: Final = "an Alibaba 2023 pod list with columns " + ", ".join(COLUMNS)
 
 
@@ -32,7 +37,8 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
 
     A pod of one GPU may take a fraction of it (`gpu_milli`). A pod of several GPUs becomes as many workers, its cores
     and memory shared among them; a pod without GPUs is one worker. The model is the GPU type that was asked for, or
-    "any"; classes of service are the users.
+    "any"; classes of service are the users. A demand for one GPU type is kept (`device_type`); one for one of several
+    is not. What was left out and dropped stands in `Jobs.notes`.
 
     Raises
     ------
@@ -48,10 +54,19 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     cpus = table.numbers("cpu_milli", low=0) / 1000
     memory_gb = table.numbers("memory_mib", low=0) / 1024
     table.fault((gpus > 0) & (share == 0), "gpu_milli", expected="1 to 1000 for a pod with GPUs")
-    names, user, model = table.texts("name"), table.texts("qos"), names_of(table.frame["gpu_spec"], blank="any")
+    names, user, model = table.texts("name"), table.texts("qos"), names_of(table.frame["gpu_spec"], blank=ANY)
     table.check()
     duration_s = deleted_s - scheduled_s
-    kept = np.flatnonzero(duration_s > 0).astype(np.int32)
+    tally = Tally(len(table), noun="pods")
+    jobs = tally.keep(
+        [
+            (np.isnan(scheduled_s), "never scheduled"),
+            (np.isnan(deleted_s), "not deleted when the file was written"),
+            (duration_s < 0, "that end before they start"),
+            (duration_s == 0, "of 0 seconds"),
+        ]
+    )
+    kept = np.flatnonzero(jobs).astype(np.int32)
     if not len(kept):
         raise TraceError(f"{path}: no pod was both scheduled and deleted; expected {EXPECTED}.")
     workers, demand = per_gpu(gpus, cpus=cpus, memory_gb=memory_gb)
@@ -66,4 +81,15 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
         duration_s=duration_s[kept],
         n_workers=workers[kept],
         worker_demand=demand[kept],
+        device_type=_one_type([model[i] if gpus[i] else ANY for i in kept], tally),
+        notes=tally.notes(),
     )
+
+
+def _one_type(asked: list[str], tally: Tally) -> list[str]:
+    """Return the GPU type that each job demands, "" for those that have a choice, which are counted, or no demand."""
+    tally.remark(
+        [SEPARATOR in name for name in asked],
+        "demands for one of several GPU types (A|B) dropped, so that they run on any type",
+    )
+    return ["" if SEPARATOR in name or name == ANY else name for name in asked]

@@ -11,6 +11,7 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
 from labkit.workloads.readers.base import from_zero, names_of, table_of
+from labkit.workloads.readers.tally import Tally
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +41,8 @@ def read_google_2011(path: str | Path, *, machine_cpus: float = 32.0, machine_me
 
     `path` is one part or a folder of parts. A job's workers are its tasks; it has no GPUs. Requests are published as
     fractions of the largest machine, whose real size is secret: `machine_cpus` and `machine_memory_gb` stand for it.
-    A job's duration is from its first start to its last end; its steps are its seconds.
+    A job's duration is from its first start to its last end; its steps are its seconds. What was left out and dropped
+    stands in `Jobs.notes`.
 
     Raises
     ------
@@ -53,7 +55,21 @@ def read_google_2011(path: str | Path, *, machine_cpus: float = 32.0, machine_me
     parts = sorted(where.glob("part-*.csv*")) if where.is_dir() else [where]
     if not parts:
         raise TraceError(f"{where}: no part-*.csv in this folder; expected {EXPECTED}.")
-    jobs = _complete(pd.concat([_events(part) for part in parts], ignore_index=True))
+    seen = _by_job(pd.concat([_events(part) for part in parts], ignore_index=True))
+    tally, lasts_s = Tally(len(seen), noun="jobs"), seen["duration_s"].to_numpy(np.float64)
+    kept = tally.keep(
+        [
+            (seen["submitted_us"].isna().to_numpy(), "submitted before these events"),
+            (seen["started_us"].isna().to_numpy(), "that do not start in these events"),
+            (seen["ended_us"].isna().to_numpy(), "that do not end in these events"),
+            (lasts_s < 0, "that end before they start"),
+            (lasts_s == 0, "of 0 seconds"),
+        ]
+    )
+    jobs = seen[kept]
+    tally.remark(jobs["n_tasks"] > MAX_TASKS, f"cut to {MAX_TASKS:,} tasks")
+    tally.remark(jobs["apart"] > 0, "demands that tasks run on different machines dropped")
+    tally.remark(jobs["disk"] > 0, "requests for disk space dropped")
     if jobs.empty:
         raise TraceError(f"{where}: no job was submitted, started and ended in these events; give more parts.")
     demand = jobs[["gpus", "cpu", "memory"]].to_numpy(np.float64) * (0.0, machine_cpus, machine_memory_gb)
@@ -64,8 +80,9 @@ def read_google_2011(path: str | Path, *, machine_cpus: float = 32.0, machine_me
         arrival_s=from_zero(jobs["submitted_us"].to_numpy(np.float64) / 1e6),
         total_steps=jobs["duration_s"].to_numpy(np.float64),
         duration_s=jobs["duration_s"].to_numpy(np.float64),
-        n_workers=jobs["n_tasks"].to_numpy(np.int32),
+        n_workers=jobs["n_tasks"].clip(upper=MAX_TASKS).to_numpy(np.int32),
         worker_demand=demand,
+        notes=tally.notes(),
     )
 
 
@@ -82,24 +99,25 @@ def _events(path: Path) -> pd.DataFrame:
             "user": names_of(table.frame["user"], blank="unknown"),
             "cpu": np.nan_to_num(table.numbers("cpu_request", low=0, high=1, blank_ok=True)),
             "memory": np.nan_to_num(table.numbers("memory_request", low=0, high=1, blank_ok=True)),
+            "disk": np.nan_to_num(table.numbers("disk_request", low=0, blank_ok=True)),
+            "apart": np.nan_to_num(table.numbers("different_machines", low=0, high=1, blank_ok=True)),
         }
     )
     table.check()
     return events[events["time_us"] < _AFTER_THE_TRACE_US]
 
 
-def _complete(events: pd.DataFrame) -> pd.DataFrame:
-    """Return per job: user, submitted_us, duration_s, n_tasks and the mean request of a task."""
+def _by_job(events: pd.DataFrame) -> pd.DataFrame:
+    """Return per job: user, submitted_us, started_us, ended_us, duration_s, n_tasks and the mean request of a task."""
     kind = events["kind"]
     jobs = events.groupby("job").agg(
-        user=("user", "first"), n_tasks=("task", "nunique"), cpu=("cpu", "mean"), memory=("memory", "mean")
-    )
+        user=("user", "first"), n_tasks=("task", "nunique"), cpu=("cpu", "mean"), memory=("memory", "mean"),
+        disk=("disk", "max"), apart=("apart", "max"),
+    )  # fmt: skip
     ends = kind.isin([EVICT, FAIL, FINISH, KILL, LOST])
     jobs["submitted_us"] = events[kind == SUBMIT].groupby("job")["time_us"].min()
     jobs["started_us"] = events[kind == SCHEDULE].groupby("job")["time_us"].min()
     jobs["ended_us"] = events[ends].groupby("job")["time_us"].max()
     jobs["duration_s"] = (jobs["ended_us"] - jobs["started_us"]) / 1e6
     jobs["gpus"] = 0.0
-    jobs["n_tasks"] = jobs["n_tasks"].clip(upper=MAX_TASKS)
-    complete = jobs.dropna()
-    return complete[complete["duration_s"] > 0]
+    return jobs

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
 from labkit.workloads.readers.base import from_zero, per_gpu, table_of
+from labkit.workloads.readers.tally import SAME, Tally
 
 COLUMNS: Final = ("job_id", "user", "vc", "gpu_num", "cpu_num", "submit_time", "duration")
 NAMES: Final = ("job_id", "user", "vc", "submit_time")
@@ -18,6 +18,8 @@ EXPECTED: Final = "a Helios cluster_log.csv with columns " + ", ".join(COLUMNS)
 
 def read_helios(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
     """Return the GPU jobs of a Helios log that ran for at least a second; `cpu_jobs` adds those without GPUs.
+
+    What was left out, or merged as the same row once more, stands in `Jobs.notes`.
 
     A job is a rigid gang of one worker per GPU, its cores shared among them; its steps are its seconds; virtual
     clusters are the users.
@@ -34,9 +36,11 @@ def read_helios(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
     cpus = table.numbers("cpu_num", low=0)
     ids, user = table.texts("job_id"), table.texts("vc")
     table.check()
-    kept = (duration_s > 0) & (cpu_jobs | (gpus > 0))
-    if not kept.any():
-        raise TraceError(f"{path}: no GPU job ran for a second or more; cpu_jobs=True takes jobs without GPUs too.")
+    tally, again = Tally(len(table), noun="rows"), table.frame.duplicated().to_numpy()
+    tally.merge(again, SAME)
+    idle = np.zeros(len(table), np.bool_) if cpu_jobs else gpus == 0
+    kept = ~again & tally.keep([(~again & (duration_s == 0), "of 0 seconds"), (~again & idle, "without GPUs")])
+    tally.refuse_none(path, "cpu_jobs=True takes jobs without GPUs too")
     workers, demand = per_gpu(gpus, cpus=cpus)
     return Jobs.of(
         name=table.path.name,
@@ -47,4 +51,5 @@ def read_helios(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
         duration_s=duration_s[kept],
         n_workers=workers[kept],
         worker_demand=demand[kept],
+        notes=tally.notes(),
     )

@@ -209,18 +209,16 @@ def _times(columns: dict[str, Floats], n: int) -> _Times:
 
 def _kept(arrival_s: Floats, duration_s: Floats, gpus: Floats, tally: Tally) -> Bools:
     """Return which rows are jobs with GPUs that ran, and count the others."""
-    keep = np.ones(len(arrival_s), np.bool_)
-    for bad, reason in (
-        (np.isnan(arrival_s), "without a time of submission"),
-        (np.isnan(duration_s), "without a duration (never started, or not ended)"),
-        (duration_s < 0, "that end before they start"),
-        (duration_s == 0, "of 0 seconds"),
-        (np.isnan(gpus), "without a number of GPUs"),
-        (gpus == 0, "without GPUs"),
-    ):
-        tally.leave_out(keep & bad, reason)
-        keep &= ~bad
-    return keep
+    return tally.keep(
+        (
+            (np.isnan(arrival_s), "without a time of submission"),
+            (np.isnan(duration_s), "without a duration (never started, or not ended)"),
+            (duration_s < 0, "that end before they start"),
+            (duration_s == 0, "of 0 seconds"),
+            (np.isnan(gpus), "without a number of GPUs"),
+            (gpus == 0, "without GPUs"),
+        )
+    )
 
 
 def _remark(cells: TraceTable, sources: dict[str, FieldSource], tally: Tally) -> None:

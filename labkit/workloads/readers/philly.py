@@ -13,11 +13,15 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.core.jobs import Jobs
+from labkit.core.resources import Bools
 from labkit.workloads.readers.base import from_zero, per_gpu, table_of
 from labkit.workloads.readers.files import text_of
+from labkit.workloads.readers.tally import Tally
 
 COLUMNS: Final = ("timestamp", "duration", "num_gpus", "cluster")
 EXPECTED: Final = "a Philly CSV with columns timestamp, duration, num_gpus, gpu_time, cluster"
+RUNNING: Final = "running"
+"""The status of a job that has not ended."""
 EXPECTED_LOG: Final = "Philly's cluster_job_log, a JSON list of jobs"
 
 
@@ -52,8 +56,8 @@ def read_philly_csv(path: str | Path) -> Jobs:
 def read_philly_log(path: str | Path) -> Jobs:
     """Return the jobs of Philly's `cluster_job_log`.
 
-    A job's duration is the time of all its attempts together, its gang the largest that an attempt had. Jobs that were
-    never placed, or have no attempt with both a start and an end, are left out (the name tells how many).
+    A job's duration is the time of all its attempts together, its gang the largest that an attempt had. An attempt
+    that still ran counts up to the last moment in the log. What was left out, or is not whole, stands in `Jobs.notes`.
 
     Raises
     ------
@@ -66,13 +70,12 @@ def read_philly_log(path: str | Path) -> Jobs:
     rows = [row for i, entry in enumerate(entries) if (row := _row(i, entry, faults)) is not None]
     if faults:
         raise TraceError(told(str(path), faults))
-    ran = [row for row in rows if row["gpus"] > 0 and row["duration_s"] > 0]
+    ran, notes = _ran(rows)
     if not ran:
         raise TraceError(f"{path}: no job of {len(rows)} ran on a GPU; expected {EXPECTED_LOG}.")
-    workers, demand = per_gpu(np.array([row["gpus"] for row in ran], np.int32))
-    left_out = f" without {len(rows) - len(ran)} jobs that never ran" if len(ran) < len(rows) else ""
+    workers, demand = per_gpu(np.minimum([row["gpus"] for row in ran], MAX_TASKS).astype(np.int32))
     return Jobs.of(
-        name=path.name + left_out,
+        name=path.name,
         id=[row["id"] for row in ran],
         user=[row["user"] for row in ran],
         arrival_s=from_zero(np.array([row["submitted_s"] for row in ran])),
@@ -80,7 +83,43 @@ def read_philly_log(path: str | Path) -> Jobs:
         duration_s=[row["duration_s"] for row in ran],
         n_workers=workers,
         worker_demand=demand,
+        notes=notes,
     )
+
+
+def _ran(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the jobs that ran on GPUs, with their duration_s, and what is to be told of them and of the others."""
+    end_s = max((max(row["last_s"], row["submitted_s"]) for row in rows), default=0.0)
+    for row in rows:
+        row["under_way"] = row["open_s"] is not None and end_s > row["open_s"]
+        row["duration_s"] = row["ended_s"] + (end_s - row["open_s"] if row["under_way"] else 0.0)
+    tally = Tally(len(rows), noun="jobs")
+
+    def column(name: str) -> Bools:
+        return np.array([bool(row[name]) for row in rows], np.bool_)
+
+    idle = ~column("duration_s")
+    kept = tally.keep(
+        [
+            (~column("gpus"), "never placed on a GPU"),
+            (idle & column("n_backwards"), "that end before they start (a change of clocks)"),
+            (idle & column("n_unknown"), "that ended at an unknown time"),
+            (idle & ~column("n_attempts"), "that never ran"),
+            (idle, "of 0 seconds"),
+        ]
+    )
+    ran = [row for row, is_job in zip(rows, kept.tolist(), strict=True) if is_job]
+    for name, said in (
+        (
+            "under_way",
+            "still ran at the end of the log, so that their durations are too short (what they had run)",
+        ),
+        ("n_backwards", "an attempt that ends before it starts (a change of clocks), which is not counted"),
+        ("n_unknown", "an attempt that ended at an unknown time, which is not counted"),
+    ):
+        tally.remark(sum(bool(row[name]) for row in ran), said)
+    tally.remark(sum(row["gpus"] > MAX_TASKS for row in ran), f"cut to {MAX_TASKS:,} GPUs")
+    return ran, tally.notes()
 
 
 def _entries(path: Path) -> list[Any]:
@@ -100,7 +139,7 @@ def _entries(path: Path) -> list[Any]:
 
 
 def _row(i: int, entry: object, faults: list[str]) -> dict[str, Any] | None:
-    """Return id, user, submitted_s, gpus and duration_s of one job, or None with its faults noted."""
+    """Return id, user, submitted_s, gpus and what attempts took, of one job, or None with its faults noted."""
     if not isinstance(entry, dict):
         faults.append(f"job {i}: is {str(entry)[:40]}; expected an object with jobid, vc, attempts, submitted_time")
         return None
@@ -119,8 +158,8 @@ def _row(i: int, entry: object, faults: list[str]) -> dict[str, Any] | None:
         "id": str(entry.get("jobid", i)),
         "user": str(entry.get("vc", "unknown")),
         "submitted_s": submitted_s,
-        "gpus": min(max((_gpus(attempt) for attempt in attempts), default=0), MAX_TASKS),
-        "duration_s": sum(_attempt_s(attempt) for attempt in attempts),
+        "gpus": max((_gpus(attempt) for attempt in attempts), default=0),
+        **_times(attempts, ends=str(entry.get("status", RUNNING)).lower() != RUNNING),
     }
 
 
@@ -130,9 +169,23 @@ def _gpus(attempt: dict[str, Any]) -> int:
     return sum(len(host["gpus"]) for host in hosts if isinstance(host.get("gpus"), list))
 
 
-def _attempt_s(attempt: dict[str, Any]) -> float:
-    start_s, end_s = _seconds(attempt.get("start_time")), _seconds(attempt.get("end_time"))
-    return 0.0 if start_s is None or end_s is None else max(0.0, end_s - start_s)
+def _times(attempts: list[dict[str, Any]], *, ends: bool) -> dict[str, Any]:
+    """Return what attempts took, ended_s; when one began that still ran, open_s; and their last moment, last_s.
+
+    n_backwards, n_unknown: attempts that end before they start, and others without an end.
+    """
+    spans = [(_seconds(attempt.get("start_time")), _seconds(attempt.get("end_time"))) for attempt in attempts]
+    begun = [(start_s, end_s) for start_s, end_s in spans if start_s is not None]
+    lasted = [end_s - start_s for start_s, end_s in begun if end_s is not None]
+    open_s = begun[-1][0] if begun and begun[-1][1] is None and not ends else None
+    return {
+        "ended_s": sum(max(0.0, span_s) for span_s in lasted),
+        "open_s": open_s,
+        "last_s": max((at_s for span in spans for at_s in span if at_s is not None), default=0.0),
+        "n_attempts": len(begun),
+        "n_backwards": sum(span_s < 0 for span_s in lasted),
+        "n_unknown": len(begun) - len(lasted) - (open_s is not None),
+    }
 
 
 def _seconds(text: object) -> float | None:

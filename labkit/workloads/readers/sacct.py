@@ -13,7 +13,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
 from labkit.workloads.readers.base import TraceTable, from_zero, names_of, per_gpu
 from labkit.workloads.readers.sacct_files import sacct_table
-from labkit.workloads.readers.tally import Read, Tally
+from labkit.workloads.readers.tally import SAME, Read, Tally
 from labkit.workloads.readers.times import moments_s, spans_s, without_offset
 from labkit.workloads.readers.tres import gpus_of, read_tres
 
@@ -54,7 +54,9 @@ def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     tally.leave_out(steps, "of steps (.batch, .extern, srun)")
     rows = _columns(table, ~steps)
     table.check()
-    rows = _ran(rows, tally)
+    again = rows.drop(columns="row").duplicated().to_numpy()
+    tally.merge(again, SAME)
+    rows = _ran(rows[~again], tally)
     tally.refuse_none(path, REMEDY)
     rows = _heterogeneous(_requeued(rows, tally), tally)
     if not cpu_jobs:

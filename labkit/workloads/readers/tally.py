@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
+from labkit.core.resources import Bools
 
 
 class Read(NamedTuple):
@@ -63,6 +65,14 @@ class Tally:
             lines.append(f"{self.noun} that are part of the job of another one: {_listed(self.merged)}.")
         return lines + [f"{said}: {n:,} of {self.n_jobs:,} jobs." for said, n in self._remarks]
 
+    def keep(self, reasons: Iterable[tuple[Bools, str]]) -> Bools:
+        """Return which rows are jobs, (N,): those for which no reason holds; of several, the first one counts."""
+        kept = np.ones(self.n_rows, np.bool_)
+        for bad, reason in reasons:
+            self.leave_out(kept & bad, reason)
+            kept &= ~bad
+        return kept
+
     def refuse_none(self, path: object, remedy: str) -> None:
         """Raise if no row is a job.
 
@@ -87,3 +97,7 @@ class Tally:
 
 def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{n:,} {reason}" for reason, n in counts.items())
+
+
+SAME = "repeated, the same in every column"
+"""Of rows that are merged into an earlier one."""
