@@ -208,4 +208,5 @@ def test_ci_runs_the_checks_and_the_tests():
     assert script.stat().st_mode & 0o111
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
     made = [line.split("  #")[0].strip() for line in script.read_text().split("\n") if line.strip().startswith("make ")]
-    assert made == ["make check", 'make test NOTEBOOKS="$(echo notebooks/*.ipynb)"']
+    pythons = 'make pythons PYTHONS="/usr/bin/python3 python3.13"'
+    assert made == ["make check &", pythons, 'make test NOTEBOOKS="$(echo notebooks/*.ipynb)"']
