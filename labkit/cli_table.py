@@ -6,6 +6,8 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Final
 
+from labkit.printing import printable, terminal
+
 if TYPE_CHECKING:
     from rich.table import Column, Table
 
@@ -34,11 +36,9 @@ def say(text: str) -> None:
 
 def show(table: Table) -> None:
     """Print a table; a terminal that is too narrow for its numbers breaks the lines itself."""
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else PIPED)
+    console = terminal(width=None if sys.stdout.isatty() else PIPED)
     if console.width < (needed := sum(map(_width, table.columns))):
-        console = Console(width=needed)
+        console = terminal(width=needed)
     console.print(table, soft_wrap=False, crop=False)
 
 
@@ -46,6 +46,5 @@ def _width(column: Column) -> int:
     """Return the characters that a column needs, with the space around it."""
     from rich.cells import cell_len
 
-    lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
-    longest = max(map(cell_len, lines), default=0)
+    longest = max(cell_len(printable(str(cell))) for cell in (column.header, *column.cells))
     return (longest if column.no_wrap else min(longest, FOLDED)) + 2

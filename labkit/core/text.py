@@ -35,15 +35,6 @@ def labelled(text: str) -> tuple[str | None, str]:
     return (found[1], found[2].strip()) if found else (None, text)
 
 
-def printable(text: str) -> str:
-    r"""Return text in which what a terminal would obey is written out: "\x1b" for the escape.
-
-    >>> print(printable("a\x1b[2Jb\u202e"))
-    a\x1b[2Jb\u202e
-    """
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-
-
 def without_seed(trace: str) -> str:
     """Return the name of a trace without the seed that it was generated with.
 
