@@ -254,6 +254,20 @@ def test_in_a_browser_tables_sort_the_jobs_are_found_and_saved(browser, written)
 
 
 @pytest.mark.browser
+def test_in_a_browser_a_spreadsheet_computes_no_text_of_a_saved_table(browser, tmp_path):
+    names = ["=1+1", "@SUM(A1)", "+cmd|x", "-2+3", "-5", "plain, quoted"]
+    runs = [replace(each, info=replace(each.info, scheduler=name)) for each, name in zip(records(), names, strict=False)]
+    tab = browser.new_page()
+    tab.goto(write_report(runs, tmp_path / "r.html").as_uri())
+    for button, column in (("Save as CSV", 0), ("Save all runs as CSV", 0)):
+        with tab.expect_download() as saved:
+            tab.get_by_role("button", name=button, exact=True).click()
+        told = pd.read_csv(saved.value.path(), dtype=str).iloc[:, column].unique()
+        assert list(told) == ["'=1+1", "'@SUM(A1)", "'+cmd|x", "'-2+3", "-5", "plain, quoted"][: len(told)]
+    tab.close()
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [800, 1280])
 def test_in_a_browser_long_labels_fit(browser, tmp_path, width):
     long = "las(quantum_s=60, threshold_gpu_s=36000, placer=" + "'own_package.module:Class'" * 2 + ")"
