@@ -256,7 +256,9 @@ def test_in_a_browser_tables_sort_the_jobs_are_found_and_saved(browser, written)
 @pytest.mark.browser
 def test_in_a_browser_a_spreadsheet_computes_no_text_of_a_saved_table(browser, tmp_path):
     names = ["=1+1", "@SUM(A1)", "+cmd|x", "-2+3", "-5", "plain, quoted"]
-    runs = [replace(each, info=replace(each.info, scheduler=name)) for each, name in zip(records(), names, strict=False)]
+    runs = [
+        replace(each, info=replace(each.info, scheduler=name)) for each, name in zip(records(), names, strict=False)
+    ]
     tab = browser.new_page()
     tab.goto(write_report(runs, tmp_path / "r.html").as_uri())
     for button, column in (("Save as CSV", 0), ("Save all runs as CSV", 0)):

@@ -151,8 +151,8 @@ def test_a_greeting_in_front_of_the_bridge_is_dropped_even_without_a_newline(lyi
 
 
 def test_letters_that_a_terminal_obeys_are_shown_instead():
-    shown = printable("a\x1b[2J\x07b\x9bc\u202ed\x7f\r\ne\tf")
-    assert shown == "a␛[2J␇b�c�d␡␍␊e\tf"
+    shown = printable("a\x1b[2J\x07b\x9bc\u202ed\x7f\r\ne\tf", keep="\t")
+    assert shown == r"a\x1b[2J\x07b\x9bc\u202ed\u007f\r\ne" "\tf"
 
 
 def test_a_noisy_line_without_end_is_not_read_for_ever(tmp_path: Path) -> None:
