@@ -123,7 +123,8 @@ def _print(found: Tuned, ranges: list[Range], *, scheduler: str, metric: str, fo
     if found.idle:
         print(f"raise load (--set load=2) or take a smaller cluster   (trials are kept in {folder})")
         return
-    print(f'use it: --schedulers "{found.name}"   (trials are kept in {folder})')
+    advice, name = ("use it", found.name) if found.is_better else ("keep the default", scheduler)
+    print(f'{advice}: --schedulers "{name}"   (trials are kept in {folder})')
 
 
 def _print_json(found: Tuned, *, scheduler: str, metric: str) -> None:
@@ -139,6 +140,7 @@ def _print_json(found: Tuned, *, scheduler: str, metric: str) -> None:
         "metric": metric,
         "best": found.best,
         "name": found.name,
+        "better": found.is_better,
         "edges": found.edges,
     }
     said |= {"searched": found.searched, "checked": found.check_seeds, "on_checked": told, "verdict": found.verdict}
