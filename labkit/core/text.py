@@ -53,7 +53,7 @@ def none_told(value: object) -> str:
     return "None" if value is None or value != value else str(value)
 
 
-def shortened(text: str, *, most: int = 100) -> str:
+def shortened(text: str, *, most: int = 60) -> str:
     """Return a text that fits into a message.
 
     >>> shortened("poisson(80)"), shortened("(" * 5000, most=4)
