@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from labkit.cli_table import numbers, show
 from labkit.cli_watch import opened
 from labkit.core import Jobs
 from labkit.experiment import simulate
@@ -148,6 +149,16 @@ def test_a_table_keeps_its_columns_and_takes_no_text_for_markup():
     assert not raw(row)
     assert row.split()[0] == printable(f"[red]{EVIL}:smile:\n{FORGED}").split()[0]
     assert head.index("n", 5) == row.rindex("1")
+
+
+def test_headings_have_lines_and_cells_have_one(capsys):
+    from rich.table import Table
+
+    table = Table(box=None)
+    numbers(table, "against\nfifo")
+    table.add_row("1\n2")
+    show(table)
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["against"], ["fifo"], ["1\\n2"]]
 
 
 def test_bars_move_their_cursor_and_names_do_not(monkeypatch):
