@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.cli_swept import seeds_of, tell
+from labkit.printing import printable
 
 if TYPE_CHECKING:
     from labkit.experiment.ranges import Range
@@ -114,7 +115,7 @@ def _print(found: Tuned, ranges: list[Range], *, scheduler: str, metric: str, fo
         table.add_row(str(row["trial"]), f"{row['value']:,.6g}", *told)
     show(table)
     for error in dict.fromkeys(failed["error"]):
-        print(f"note: a trial failed: {error}")
+        print(printable(f"note: a trial failed: {error}"))
     for name in found.edges if not found.idle else ():
         print(f"note: the best {name} is at an end of its range; what is better may lie beyond it")
     print(f"\nThe best, checked on other seeds ({_told(found.check_seeds)}), beside {scheduler} as it is by itself:")

@@ -35,6 +35,30 @@ def labelled(text: str) -> tuple[str | None, str]:
     return (found[1], found[2].strip()) if found else (None, text)
 
 
+_COMPUTED: Final = re.compile(r"'*[=+\-@\t\r]")
+
+
+def spreadsheet_text(text: str) -> str:
+    """Return a text for a cell of a CSV file: behind an apostrophe where a spreadsheet would compute it.
+
+    >>> spreadsheet_text("=1+1"), spreadsheet_text("-5"), spreadsheet_text("a=b")
+    ("'=1+1", '-5', 'a=b')
+    """
+    return f"'{text}" if _COMPUTED.match(text) and not _is_number(text) else text
+
+
+def text_of_spreadsheet(cell: str) -> str:
+    """Return the text that `spreadsheet_text` made a cell of."""
+    return cell[1:] if cell.startswith("'") and _COMPUTED.match(cell) else cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
 def without_seed(trace: str) -> str:
     """Return the name of a trace without the seed that it was generated with.
 

@@ -74,7 +74,7 @@ class TraceTable:
             value = values[row]
             remedy = " (decimals are written with a point: 30.5)" if _COMMA.fullmatch(str(value).strip()) else ""
             shown = f"{value:g}" if isinstance(value, float) and abs(value) > MAX_NUMBER else _shown(value)
-            found = "is missing" if _blank(value) else f"is '{shown}'"
+            found = "is missing" if _blank(value) else f"is '{shortened(shown)}'"
             self._faults.append((row, f"{self._unit} {self.line(row)}: {column} {found}; expected {expected}{remedy}"))
 
     def numbers(
@@ -278,7 +278,7 @@ def names_of(raw: pd.Series, *, blank: str = "") -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    return shortened(str(int(value)) if isinstance(value, float) and value.is_integer() else str(value), most=60)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def numbers_of(raw: pd.Series) -> Floats:
