@@ -183,7 +183,10 @@ def test_runs_that_completed_nothing_can_be_reported(tmp_path):
 
 @cache
 def simulated() -> list[RunRecord]:
-    return [simulate("poisson(30, per_hour=120)", cluster="no_network(2)", scheduler=name) for name in ("fifo", "las", "srtf")]
+    return [
+        simulate("poisson(30, per_hour=120)", cluster="no_network(2)", scheduler=name)
+        for name in ("fifo", "las", "srtf")
+    ]
 
 
 def test_the_bound_stands_below_the_table_and_options_say_whose_they_are(tmp_path):
