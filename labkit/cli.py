@@ -30,6 +30,7 @@ from labkit.experiment.command import Interference, Quotas, Reserved, attach
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.train_command import train
+from labkit.printing import guard
 from labkit.progress_lines import StageLines
 
 if TYPE_CHECKING:
@@ -331,6 +332,7 @@ cli_help.arrange(app)
 
 def main() -> None:
     """Run the command line; whatever is wrong with what was typed is told in one line, with exit code 2."""
+    guard()
     try:
         _main()
     except KeyboardInterrupt:  # pressed again, while the first one was being handled

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labkit import cli_help
-from labkit.core.text import printable
+from labkit.printing import printable
 
 if TYPE_CHECKING:
     from labkit.learning.disclosure import TensorSummary
@@ -114,7 +114,6 @@ def weights_show(
 
 def _show_tensors(tensors: Sequence[TensorSummary]) -> None:
     from rich.table import Table
-    from rich.text import Text
 
     from labkit.cli_table import numbers, show, words
 
@@ -124,7 +123,5 @@ def _show_tensors(tensors: Sequence[TensorSummary]) -> None:
     words(table, "holds")
     for each in tensors:
         least, greatest = ("" if end is None else f"{end:.4g}" for end in (each.least, each.greatest))
-        table.add_row(
-            Text(printable(each.name)), " x ".join(map(str, each.shape)), each.dtype, least, greatest, each.holds
-        )
+        table.add_row(each.name, " x ".join(map(str, each.shape)), each.dtype, least, greatest, each.holds)
     show(table)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from labkit.core.errors import InputError
 from labkit.core.text import human_s
+from labkit.printing import printable
 from labkit.results.lock import writer_of
 from labkit.results.queue import OVER, QueuedRun, QueueState, RunQueue, state_told, status_of_queue
 
@@ -83,7 +84,7 @@ def print_comparison(queue: RunQueue, folder: Path, *, against: str | None, as_j
                 )
     for each in queue.runs:
         if each.state in OVER and each.state != QueueState.DONE:
-            print(f"labkit: {each.run} {each.state}: {each.why}", file=sys.stderr)
+            print(printable(f"labkit: {each.run} {each.state}: {each.why}"), file=sys.stderr)
         elif each.resumed and not as_json:
             print(f"note: {each.run} was cut off and gone on with {each.resumed} x: what that cost its jobs is in it.")
 

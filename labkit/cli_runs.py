@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.experiment.command import Runs
+from labkit.printing import printable
 
 if TYPE_CHECKING:
     from labkit.results.shelf import Shelved
@@ -120,7 +121,7 @@ def _print(rows: list[tuple[Shelved, int, int, float]]) -> None:
     show(table)
     for each, *_ in rows:
         if each.why:
-            print(f"note: {each.why}")
+            print(printable(f"note: {each.why}"))
 
 
 @app.command()

@@ -12,6 +12,7 @@ import typer
 from labkit.core.bounds import MAX_CELLS
 from labkit.core.errors import InputError
 from labkit.core.text import none_told, shortened
+from labkit.printing import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +54,7 @@ def tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
             unreached = UNREACHED if table.attrs.get(FASTER) else ""
             print(f"{BOUND_LABEL}: no scheduler can be below it ({WHAT}){unreached}")
         for note in alike(table):
-            print(f"note: {note}")
+            print(printable(f"note: {note}"))
         return
     for row in told.astype(object).where(told.notna(), None).to_dict("records"):
         what = {"what": WHAT} if row["scheduler"] == BOUND_LABEL else {}
@@ -116,7 +117,7 @@ def exit_if_failed(table: pd.DataFrame, *, keys: Iterable[str], rest: str = "") 
     keys = list(keys)
     for _, row in failed.head(10).iterrows():
         told = ", ".join(f"{key} {none_told(row[key])}" for key in keys)
-        print(f"labkit: failed: {told}: {row['error']}", file=sys.stderr)
+        print(printable(f"labkit: failed: {told}: {row['error']}"), file=sys.stderr)
     if len(failed) > 10:
         print(f"labkit: and {len(failed) - 10} more{rest}", file=sys.stderr)
     raise typer.Exit(1)

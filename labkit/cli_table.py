@@ -6,8 +6,11 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Final
 
+from labkit.printing import printable, terminal
+
 if TYPE_CHECKING:
     from rich.table import Column, Table
+    from rich.text import Text
 
 PIPED: Final = 100
 """Characters in a line of text, and of a table where there is no terminal; more where numbers need them."""
@@ -19,12 +22,19 @@ FOLDED: Final = 24
 def numbers(table: Table, *headings: str) -> None:
     """Add columns of numbers: to the right, in one line."""
     for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(_lines(heading), justify="right", no_wrap=True)
 
 
 def words(table: Table, heading: str = "") -> None:
     """Add a column of words that may be folded."""
-    table.add_column(heading, overflow="fold")
+    table.add_column(_lines(heading), overflow="fold")
+
+
+def _lines(heading: str) -> Text:
+    """Return a heading, which may have lines; a cell has one."""
+    from rich.text import Text
+
+    return Text(printable(heading, keep="\n"))
 
 
 def say(text: str) -> None:
@@ -34,11 +44,9 @@ def say(text: str) -> None:
 
 def show(table: Table) -> None:
     """Print a table; a terminal that is too narrow for its numbers breaks the lines itself."""
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else PIPED)
+    console = terminal(width=None if sys.stdout.isatty() else PIPED)
     if console.width < (needed := sum(map(_width, table.columns))):
-        console = Console(width=needed)
+        console = terminal(width=needed)
     console.print(table, soft_wrap=False, crop=False)
 
 
@@ -46,6 +54,6 @@ def _width(column: Column) -> int:
     """Return the characters that a column needs, with the space around it."""
     from rich.cells import cell_len
 
-    lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
-    longest = max(map(cell_len, lines), default=0)
+    lines = [*str(column.header).split("\n"), *(printable(str(cell)) for cell in column.cells)]
+    longest = max(map(cell_len, lines))
     return (longest if column.no_wrap else min(longest, FOLDED)) + 2

@@ -15,6 +15,7 @@ from labkit.cli_marl_published import published_trainer
 from labkit.cli_published import lent_trainer, refuse_switches
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
+from labkit.printing import terminal
 
 if TYPE_CHECKING:
     from labkit.learning.course import Course
@@ -195,9 +196,7 @@ def _refuse_places(out: Path, *, log: Path | None, figure: Path | None) -> None:
 
 
 def _say(line: str) -> None:
-    from rich.console import Console
-
-    Console(stderr=True).print(line, highlight=False, soft_wrap=True, markup=False)
+    terminal(sys.stderr).print(line, soft_wrap=True)
 
 
 def _draw(course: Course, figure: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.cli_swept import seeds_of, tell
+from labkit.printing import printable
 
 if TYPE_CHECKING:
     from labkit.experiment.ranges import Range
@@ -114,7 +115,7 @@ def _print(found: Tuned, ranges: list[Range], *, scheduler: str, metric: str, fo
         table.add_row(str(row["trial"]), f"{row['value']:,.6g}", *told)
     show(table)
     for error in dict.fromkeys(failed["error"]):
-        print(f"note: a trial failed: {error}")
+        print(printable(f"note: a trial failed: {error}"))
     for name in found.edges if not found.idle else ():
         print(f"note: the best {name} is at an end of its range; what is better may lie beyond it")
     print(f"\nThe best, checked on other seeds ({_told(found.check_seeds)}), beside {scheduler} as it is by itself:")
@@ -123,7 +124,8 @@ def _print(found: Tuned, ranges: list[Range], *, scheduler: str, metric: str, fo
     if found.idle:
         print(f"raise load (--set load=2) or take a smaller cluster   (trials are kept in {folder})")
         return
-    print(f'use it: --schedulers "{found.name}"   (trials are kept in {folder})')
+    advice, name = ("use it", found.name) if found.is_better else ("keep the default", scheduler)
+    print(f'{advice}: --schedulers "{name}"   (trials are kept in {folder})')
 
 
 def _print_json(found: Tuned, *, scheduler: str, metric: str) -> None:
@@ -139,6 +141,7 @@ def _print_json(found: Tuned, *, scheduler: str, metric: str) -> None:
         "metric": metric,
         "best": found.best,
         "name": found.name,
+        "better": found.is_better,
         "edges": found.edges,
     }
     said |= {"searched": found.searched, "checked": found.check_seeds, "on_checked": told, "verdict": found.verdict}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labkit.experiment.command import Runs
+from labkit.printing import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,15 +30,13 @@ def watch(
     port: Annotated[int, typer.Option(help="Of the page, on this machine alone; 0: any that is free.")] = 0,
 ) -> None:
     """Show a run while it goes on, or as it ended; exit code 1 if it stopped before its end."""
-    from rich.console import Console
-
     from labkit.cli_table import PIPED
     from labkit.live.follow import FollowedRun
     from labkit.live.terminal import follow, shown
     from labkit.results.queue import find_queue
     from labkit.results.store import find
 
-    console = Console(width=None if sys.stdout.isatty() else PIPED)
+    console = terminal(width=None if sys.stdout.isatty() else PIPED)
     if (queue := find_queue(run, runs=runs)) is not None:
         _watch_queue(queue, console, once=once, browser=browser, port=port)
         return
@@ -96,7 +97,21 @@ def _serve(seen: FollowedRun, *, port: int) -> None:
         raise InputError(f"port {port} cannot be used ({error.strerror}); take another one, or 0 for any.") from error
     with page:
         print(f"{seen.info.run} is shown at {page.url} (this machine alone; Ctrl-C ends it)", flush=True)
-        if sys.stdout.isatty():
-            typer.launch(page.url)
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt), opened(page.url) if sys.stdout.isatty() else nullcontext():
             page.serve()
+
+
+@contextmanager
+def opened(url: str) -> Iterator[None]:
+    """Open a page by a file of this user that leads there: arguments of a browser can be read by every user.
+
+    The file is removed at the end.
+    """
+    with TemporaryDirectory(prefix="labkit-page-") as folder:  # of mode 0700
+        file = Path(folder) / "open.html"
+        file.touch(mode=0o600)
+        file.write_text(
+            f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">the run</a>\n'
+        )
+        typer.launch(str(file))
+        yield

@@ -15,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from labkit.printing import terminal
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -170,9 +172,7 @@ def main(*, look: Callable[[], list[Check]] = checks) -> int:
     """Print what is here and what is missing; return 0 unless something required is missing."""
     found = look()
     if find_spec("rich"):
-        from rich.console import Console
-
-        Console().print(table(found))
+        terminal().print(table(found))
     else:
         print(plain(found))
     print(verdict(found))

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from labkit.printing import BarStream, own
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
@@ -25,8 +27,8 @@ def counter(total: int | None, *, name: str = "", unit: str, done: int = 0, show
 
     look: dict[str, Any] = {"total": total, "desc": name, "unit": unit, "initial": done, "disable": not shown}
     if in_notebook():
-        return tqdm(file=sys.stdout, mininterval=SLOWER_S, ncols=COLUMNS, **look)
-    return tqdm(mininterval=0.1, **look)
+        return tqdm(file=BarStream(sys.stdout), mininterval=SLOWER_S, ncols=COLUMNS, **look)
+    return tqdm(file=BarStream(own(sys.stderr)), mininterval=0.1, **look)
 
 
 def counted(things: Iterable[Thing], *, name: str = "", unit: str = "run", shown: bool = True) -> Iterator[Thing]:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from threading import Event, Thread
 from typing import Final, Self
 
+from labkit.printing import own, printable
+
 EVERY_S: Final = 30.0
 
 STAGE_S: Final = 2.0
@@ -17,7 +19,7 @@ STAGE_S: Final = 2.0
 class _Lines:
     """Say a line on stderr every so often, as long as the context lasts."""
 
-    end = "\n"
+    begin, end = "", "\n"
 
     def __init__(self, *, every_s: float) -> None:
         self._every_s = every_s
@@ -29,7 +31,7 @@ class _Lines:
             self._print()
 
     def _print(self) -> None:
-        print(self.line(), end=self.end, file=sys.stderr, flush=True)
+        print(self.begin + printable(self.line()), end=self.end, file=own(sys.stderr), flush=True)
 
     def line(self) -> str:
         """Return what is said now."""
@@ -93,14 +95,13 @@ class StageLines(_Lines):
         self.stage = stage
         self.detail: Callable[[], str] = str
         self._clock, self._began_s = clock, clock()
-        self._in_place = sys.stderr.isatty()
-        self.end = "\r" if self._in_place else "\n"
+        if sys.stderr.isatty():
+            self.begin, self.end = "\x1b[K", "\r"
 
     def line(self) -> str:
         """Return what is said now."""
         detail = self.detail()
-        said = f"labkit: {self.stage}, {self._clock() - self._began_s:.0f} s{': ' * bool(detail)}{detail}"
-        return f"\x1b[K{said}" if self._in_place else said
+        return f"labkit: {self.stage}, {self._clock() - self._began_s:.0f} s{': ' * bool(detail)}{detail}"
 
     def say(self, text: str) -> None:
         """Print a line of the command's own output."""
@@ -112,8 +113,7 @@ class StageLines(_Lines):
         return super().__enter__()
 
     def _clear(self) -> None:
-        if self._in_place:
-            print("\x1b[K", end="", file=sys.stderr, flush=True)
+        print(self.begin, end="", file=own(sys.stderr), flush=True)
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)

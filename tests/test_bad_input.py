@@ -19,6 +19,7 @@ from labkit.experiment.grid import Grid
 from labkit.experiment.sweeping import sweep
 from labkit.results.sweeps import refuse_unknown_metric
 from labkit.schedulers.fifo import Fifo
+from labkit.simulator.disturbances import Overheads
 from labkit.speed import measured_files
 from labkit.topology import build, inventory
 from labkit.workloads import read
@@ -34,6 +35,25 @@ class Raises:
         raise KeyError("boom")
 
 
+@pytest.mark.parametrize("name", ["start_s", "restart_s", "rescale_s"])
+@pytest.mark.parametrize("value", [np.inf, 1e308, 2.0**63])
+def test_a_start_or_change_that_takes_longer_than_thirty_years_is_told(name, value):
+    with pytest.raises(InputError, match=rf"Overheads.{name} is .*; expected seconds, at most 1e\+09"):
+        Overheads(**{name: value})
+
+
+@pytest.mark.parametrize("column", ["arrival_s", "total_steps", "n_workers", "max_ps", "worker_gpus"])
+@pytest.mark.parametrize("value", ["1" * 400, "-" + "9" * 5000, "x" * 300])
+def test_a_cell_of_any_length_is_told_in_a_short_line(column, value, tmp_path):
+    cells = dict.fromkeys(("arrival_s", "total_steps", "duration_s", "n_workers", "max_ps", "worker_gpus"), "1")
+    rows = [cells, cells | {column: value}]
+    path = tmp_path / "t.csv"
+    pd.DataFrame(rows).to_csv(path, index=False)
+    with pytest.raises(TraceError, match=rf"line 3: {column} is '.{{60}}\.\.\. \([\d,]+ letters\)'") as told:
+        read(path)
+    assert len(str(told.value).replace(str(path), "")) < 400
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -45,6 +65,7 @@ class Raises:
         ({"overheads": 5.0}, "overheads is 5.0; expected e.g. Overheads(start_s=20)"),
         ({"speed": 5}, "speed is 5; expected a SpeedModel"),
         ({"seed": -1}, "seed is -1; expected a whole number >= 0"),
+        ({"scheduler": "las(threshold_gpu_s=1e400)"}, "'las(threshold_gpu_s=1e400)' cannot be read"),
         ({"cadnce": None}, "unknown option of a simulation 'cadnce'. Did you mean 'cadence'?"),
         ({"troubles": "hot_ps=0.5"}, "Recorded knows nothing of slow and hot tasks; take speed 'bottleneck'"),
         ({"sharding": "static"}, "sharding 'static' needs speed 'bottleneck', which tells workers apart"),

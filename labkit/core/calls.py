@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
 from labkit.core.errors import InputError
 from labkit.core.text import shortened
 
+INFINITE: Final = (math.inf, -math.inf)
+"""What a number such as 1e400 is read as."""
 MAX_LETTERS: Final = 1000
 """The longest expression that is read; what is longer was not typed by a person."""
 
@@ -79,7 +82,7 @@ def literal(text: str) -> Any:
         found = ast.literal_eval(_bounded(text))
     except _UNREADABLE:
         return text
-    if isinstance(found, int) and abs(found) > MAX_WHOLE:
+    if found in INFINITE or (isinstance(found, int) and abs(found) > MAX_WHOLE):
         return text
     return found if isinstance(found, str | int | float | bool | None) else text
 
@@ -91,4 +94,9 @@ def _bounded(text: str) -> str:
 
 
 def _literal(node: ast.expr, *, words: bool) -> Any:
-    return node.id if words and isinstance(node, ast.Name) else ast.literal_eval(node)
+    if words and isinstance(node, ast.Name):
+        return node.id
+    found = ast.literal_eval(node)
+    if found in INFINITE:
+        raise ValueError
+    return found

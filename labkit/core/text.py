@@ -35,13 +35,28 @@ def labelled(text: str) -> tuple[str | None, str]:
     return (found[1], found[2].strip()) if found else (None, text)
 
 
-def printable(text: str) -> str:
-    r"""Return text in which what a terminal would obey is written out: "\x1b" for the escape.
+_COMPUTED: Final = re.compile(r"'*[=+\-@\t\r]")
 
-    >>> print(printable("a\x1b[2Jb\u202e"))
-    a\x1b[2Jb\u202e
+
+def spreadsheet_text(text: str) -> str:
+    """Return a text for a cell of a CSV file: behind an apostrophe where a spreadsheet would compute it.
+
+    >>> spreadsheet_text("=1+1"), spreadsheet_text("-5"), spreadsheet_text("a=b")
+    ("'=1+1", '-5', 'a=b')
     """
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    return f"'{text}" if _COMPUTED.match(text) and not _is_number(text) else text
+
+
+def text_of_spreadsheet(cell: str) -> str:
+    """Return the text that `spreadsheet_text` made a cell of."""
+    return cell[1:] if cell.startswith("'") and _COMPUTED.match(cell) else cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def without_seed(trace: str) -> str:
@@ -62,7 +77,7 @@ def none_told(value: object) -> str:
     return "None" if value is None or value != value else str(value)
 
 
-def shortened(text: str, *, most: int = 100) -> str:
+def shortened(text: str, *, most: int = 60) -> str:
     """Return a text that fits into a message.
 
     >>> shortened("poisson(80)"), shortened("(" * 5000, most=4)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from labkit.core.errors import InputError
+from labkit.core.text import spreadsheet_text
 from labkit.elastic.log_rows import LogRow, rows_of
 from labkit.release import how_to_get
 
@@ -50,7 +51,7 @@ class TrainingLog:
         for row in rows_of(event):
             self.n_rows += 1
             if self._rows is not None:
-                self._rows.writerow(row)
+                self._rows.writerow(row._replace(name=spreadsheet_text(row.name)))
             if self._writer is not None:
                 self._writer.add_scalar(row.name, row.value, row.step, walltime=row.seconds)
         if self._file is not None:

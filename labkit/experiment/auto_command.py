@@ -14,6 +14,8 @@ from labkit.core.errors import InputError
 from labkit.core.events import Events, Kind
 from labkit.experiment.auto import auto
 from labkit.experiment.command import tell_watch
+from labkit.printing import printable
+from labkit.progress import counter
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
@@ -66,9 +68,7 @@ class Teller:
     """A progress bar, and above it what is decided and why, as it comes."""
 
     def __init__(self, steps: int, *, quiet: bool) -> None:
-        from tqdm.auto import tqdm
-
-        self._bar: Any = tqdm(total=steps, unit="step", disable=quiet or not sys.stderr.isatty(), smoothing=0.1)
+        self._bar = counter(steps, unit="step", shown=not quiet and sys.stderr.isatty())
         self._quiet = quiet
         self._reasons: Sequence[str] = ()
 
@@ -85,7 +85,7 @@ class Teller:
                 if row["speed"] > 0:
                     self._bar.set_postfix_str(f"{row['speed']:.1f} steps/s")
             elif row["kind"] == Kind.EXPLAINED and not self._quiet:
-                self._bar.write(f"{row['time_s']:6.1f} s  {self._reasons[int(row['value'])]}")
+                self._bar.write(printable(f"{row['time_s']:6.1f} s  {self._reasons[int(row['value'])]}"))
 
     def __enter__(self) -> Self:
         return self

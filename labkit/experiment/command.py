@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from labkit.printing import printable
+
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
     from labkit.testbed.run.retries import Retries
@@ -118,9 +120,9 @@ def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:
         print(f"speeds{' told to the scheduler' if record.info.backend == 'testbed' else ''}: {speeds}")
     if record.info.backend == "testbed":  # a simulation has warned of them
         for note in record.info.config.get("notes", ()):
-            print(f"note: {note}")
+            print(printable(f"note: {note}"))
     for note in _found(record):
-        print(f"note: {note}")
+        print(printable(f"note: {note}"))
     if record.info.state == "stopped" and (limit_s := record.info.config.get("time_limit_s")):
         print(f"note: ended at its time limit of {limit_s:g} s; labkit attach {record.info.run} goes on without one")
     n_rescales, n_preemptions = told["n_rescales"], told["n_preemptions"]

@@ -18,6 +18,7 @@ from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.on_dask import on_dask
 from labkit.experiment.pool import on_pool
+from labkit.printing import printable
 from labkit.progress import counter, in_notebook
 from labkit.progress_lines import ProgressLines
 from labkit.results.bound import BOUND, FASTER
@@ -243,9 +244,9 @@ class _Bar:
         if outcome.error:
             self._bar.set_postfix_str(f"{self._n_failed} failed")
             if self._lines is not None:
-                print(f"{outcome.cell}: {outcome.error}", file=sys.stderr, flush=True)
+                print(printable(f"{outcome.cell}: {outcome.error}"), file=sys.stderr, flush=True)
             elif not self._bar.disable:
-                self._bar.write(f"{outcome.cell}: {outcome.error}", file=sys.stderr)
+                self._bar.write(printable(f"{outcome.cell}: {outcome.error}"), file=sys.stderr)
 
     def __enter__(self) -> _Bar:
         if self._lines is not None:

@@ -22,6 +22,8 @@ from labkit.experiment.own_training import (
     read_training,
     validation_of,
 )
+from labkit.printing import printable
+from labkit.progress import counter
 
 if TYPE_CHECKING:
     from labkit.elastic import Result, TrainingLog
@@ -274,10 +276,8 @@ class _Bar:
     """A progress bar with the loss and the numbers of servers and workers."""
 
     def __init__(self, steps: int, *, quiet: bool, log: TrainingLog | None = None) -> None:
-        from tqdm.auto import tqdm
-
         self._quiet, self._log = quiet, log
-        self._bar: Any = tqdm(total=steps, unit="step", disable=quiet, smoothing=0.1)
+        self._bar = counter(steps, unit="step", shown=not quiet)
         self._here: dict[str, str] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
@@ -289,7 +289,7 @@ class _Bar:
         elif event["event"] == "left":
             self._here.pop(event["name"], None)
             if not self._quiet and not event["expected"]:
-                self._bar.write(f"lost {event['name']}: {event['cause'].replace('_', ' ')} ({event['reason']})")
+                self._say(f"lost {event['name']}: {event['cause'].replace('_', ' ')} ({event['reason']})")
         elif event["event"] == "loss":
             roles = list(self._here.values())
             self._bar.update(event["version"] + 1 - self._bar.n)
@@ -298,9 +298,12 @@ class _Bar:
             )
         elif event["event"] == "validated" and not self._quiet:
             values = ", ".join(f"{name} {value:.4g}" for name, value in event["values"].items())
-            self._bar.write(f"step {event['version']}: validation {values}{', the best so far' * event['best']}")
+            self._say(f"step {event['version']}: validation {values}{', the best so far' * event['best']}")
         elif not self._quiet and event["event"] in ("registration", "scaled", "dropped", "goes_back", "promoted"):
-            self._bar.write(" ".join(f"{key}={value}" for key, value in event.items() if key != "time"))
+            self._say(" ".join(f"{key}={value}" for key, value in event.items() if key != "time"))
+
+    def _say(self, line: str) -> None:
+        self._bar.write(printable(line))
 
     def __enter__(self) -> _Bar:
         return self

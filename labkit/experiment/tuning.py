@@ -53,7 +53,7 @@ class Tuned:
     trials : DataFrame
         A row per trial: trial, the options, value (mean of the metric over the seeds searched; NaN: it failed), error.
     best : dict
-        The options of the best trial.
+        The options of the best trial; numbers with four digits.
     checked : DataFrame
         The best trial ("tuned") and the scheduler without them ("as it is") on the other seeds: a sweep's table.
     searched, check_seeds : tuple of int
@@ -87,7 +87,7 @@ class Tuned:
         """Whether the best is better on seeds that were not searched, in one sentence."""
         if self.idle:
             return "All trials gave the same value: these options change nothing on this trace."
-        (row,) = sweep_differences(self.checked, metric=self.metric, base=DEFAULT).to_dict("records")
+        row = self._difference
         if not row["n"] or np.isnan(row["low"]):
             return "The check says nothing: it needs two seeds on which both ran."
         low, high, change = (100 * row[name] / row["base"] for name in ("low", "high", "mean"))
@@ -95,8 +95,18 @@ class Tuned:
         told = f"{change:+.1f} % ({low:+.1f} to {high:+.1f} %, 95 %), better on {n_better} of {row['n']} seeds"
         if low <= 0 <= high:
             return f"On the other seeds the best is not told apart from the scheduler as it is: {told}."
-        is_better = (low > 0) == self.highest
-        return f"On the other seeds the best is {'better' if is_better else 'worse'}: {told}."
+        return f"On the other seeds the best is {'better' if self.is_better else 'worse'}: {told}."
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the best is better on seeds that were not searched, and the whole interval says so."""
+        row = self._difference
+        return not self.idle and bool(row["low"] > 0 if self.highest else row["high"] < 0)
+
+    @property
+    def _difference(self) -> dict[str, Any]:
+        (row,) = sweep_differences(self.checked, metric=self.metric, base=DEFAULT).to_dict("records")
+        return {str(name): value for name, value in row.items()}
 
 
 def tune(
@@ -178,7 +188,7 @@ def tune(
         raise SweepError(f"every trial failed; the last: {trials['error'].iloc[-1]}")
     values = trials["value"].to_numpy(np.float64)
     row = int(np.nanargmax(values) if up else np.nanargmin(values))
-    best = {each.name: study.trials[int(trials["trial"][row])].params[each.name] for each in ranges}
+    best = {each.name: _short(each, study.trials[int(trials["trial"][row])].params[each.name]) for each in ranges}
     both = {DEFAULT: scheduler, TUNED: _with(scheduler, best)}
     told = _quiet(Grid(schedulers=both, trace=trace, cluster=cluster, seeds=checked, **options))
     edges = tuple(each.name for each in ranges if each.at_edge(best[each.name]))
@@ -225,7 +235,7 @@ def _next(
     drawn = np.random.SeedSequence([seed, number]).generate_state(1)[0]
     study.sampler = optuna.samplers.TPESampler(seed=int(drawn), multivariate=True)
     trial = study.ask({each.name: each.distribution() for each in ranges})
-    values = {each.name: trial.params[each.name] for each in ranges}
+    values = {each.name: _short(each, trial.params[each.name]) for each in ranges}
     try:
         value = run(values)
     except KeyboardInterrupt:
@@ -252,7 +262,7 @@ def _table(study: optuna.Study, ranges: Sequence[Range]) -> pd.DataFrame:
         [
             {
                 "trial": trial.number,
-                **{each.name: trial.params[each.name] for each in ranges},
+                **{each.name: _short(each, trial.params[each.name]) for each in ranges},
                 "value": np.nan if trial.value is None else trial.value,
                 "error": trial.user_attrs.get("error", ""),
             }
@@ -266,6 +276,18 @@ def _quiet(grid: Grid) -> pd.DataFrame:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return sweep(grid, workers=0, progress=False)
+
+
+def _short(each: Range, value: Value) -> Value:
+    """Return a number with as many digits as a search can tell apart: what is tried, checked and advised.
+
+    >>> _short(Range.read("a=1.0:9000.0"), 2203.549651158717), _short(Range.read("a=pack,spread"), "pack")
+    (2204.0, 'pack')
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    short = type(value)(float(f"{value:.4g}"))
+    return short if each.holds(short) else value
 
 
 def _with(scheduler: str, values: dict[str, Value]) -> str:

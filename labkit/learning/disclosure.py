@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from labkit.core.errors import InputError, unknown
-from labkit.core.text import printable
 from labkit.core.weights import WeightsFiles, opened
+from labkit.printing import printable
 from labkit.schedulers.dl2 import weights as dl2
 from labkit.schedulers.dl2.flat import weights as flat
 from labkit.schedulers.marl import weights as marl

@@ -72,6 +72,8 @@ class Board:
         Time of the last event.
     n_decisions, n_arrived, n_done, n_dropped : int
         How many so far.
+    most_held : float
+        The most GPUs that a job has held at once.
     jct_s : float
         Sum of the JCTs of the jobs that are done.
     tasks : dict
@@ -87,7 +89,7 @@ class Board:
         self.now_s = 0.0
         self.n_decisions = self.n_arrived = self.n_done = 0
         self.dropped: set[int] = set()
-        self.jct_s = 0.0
+        self.jct_s = self.most_held = 0.0
         self.tasks: dict[int, dict[int, float]] = {}
         self._doing: dict[int, JobActivity] = {}
         self._held: dict[int, dict[int, float]] = {}
@@ -183,7 +185,9 @@ class Board:
 
     def _note(self, job: int, time_s: float, doing: JobActivity) -> None:
         self._doing[job] = doing
-        row = (job, time_s, doing, sum(self._held.get(job, {}).values()))
+        held = sum(self._held.get(job, {}).values())
+        self.most_held = max(self.most_held, held)
+        row = (job, time_s, doing, held)
         _say(self.changes.jobs, row, since=self._n_told[0])
 
     def _hold(self, job: int, group: int, gpus: float, time_s: float) -> None:

@@ -16,7 +16,7 @@ from labkit.live.board import as_bytes
 from labkit.live.decisions import when
 from labkit.live.model import LiveModel, WatchedSource
 from labkit.live.signals import FIRST_LOSS, Signal
-from labkit.plots.palette import colour
+from labkit.plots.palette import HELD, NO_GPU, colour
 from labkit.results.record import RunRecord
 
 HERE: Final = Path(__file__).parent
@@ -128,17 +128,19 @@ class GanttFeed(Feed):
     def frame(self) -> dict[str, Any]:
         """Return the jobs, the colours and the earlier runs."""
         jobs, board = self.run.model.jobs, self.run.model.board
-        worker, ps = jobs.worker_demand[:, board.resource], jobs.ps_demand[:, board.resource]
-        held = np.fmax(jobs.max_workers * worker + jobs.max_ps * ps, jobs.n_workers * worker + jobs.n_ps * ps)
         shown = [ghost for ghost in self.ghosts if len(ghost.done_s) == len(jobs)]
         return {
             "title": f"Jobs over time under {self.run.name}",
-            "colour": colour(self.run.name),
+            "held": HELD,
+            "none": NO_GPU,
             "unit": board.unit,
-            "most": max(1, round(float(min(held.max(), board.cluster.capacity[:, board.resource].sum())))),
             "jobs": [[str(id), str(model)] for id, model in zip(jobs.id, jobs.model_names(), strict=True)],
             "ghosts": [{"name": g.name, "colour": g.colour, "done_s": g.done_s} for g in shown],
         }
+
+    def now(self) -> dict[str, Any]:
+        """Return the end of the scale of colours: the most that a job has held so far, as in `plot_gantt`."""
+        return {"most": max(self.run.model.board.most_held, 1.0)}
 
 
 class HeatMapFeed(Feed):

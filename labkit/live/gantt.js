@@ -10,6 +10,8 @@ class Gantt {
   }
 
   take(content, buffers) {
+    const rescaled = content.most !== this.most;
+    this.most = content.most;
     if (content.kind === "all") this.begin(content);
     const rows = floats(buffers[0]);
     const changed = [];
@@ -20,6 +22,7 @@ class Gantt {
       this.line.until = Math.max(content.over ? content.now : content.until, content.now, 1);
       this.line.repaint();
     } else {
+      if (rescaled) this.line.dress();
       this.line.moveTo(content.now, { over: content.over });
     }
   }
@@ -34,16 +37,22 @@ class Gantt {
   }
 
   keys() {
-    const { most, ghosts, unit } = this.content;
+    const { ghosts, unit, held } = this.content;
     const { look } = this.line;
-    const some = (share) => this.shade(1 + (most - 1) * share);
-    const stops = [0, 0.25, 0.5, 0.75, 1].map(some).join(",");
-    this.line.swatch(most > 1 ? `holds 1 … ${most} ${unit}` : "trains", { width: "40px", background: `linear-gradient(90deg,${stops})` });
+    const stops = held.map((colour) => bright(look, colour)).join(",");
+    this.line.swatch(`holds 0 … ${Number(this.most.toPrecision(4))} ${unit}`, { width: "40px", background: `linear-gradient(90deg,${stops})` });
     this.line.swatch("waits", { height: "2px", background: look.line });
     for (const ghost of ghosts) {
       this.line.swatch(`completed under ${ghost.name}`, { width: "3px", background: bright(look, ghost.colour) });
     }
-    this.keyed = false;
+    this.keyed = new Set();
+  }
+
+  key(text, colour) {
+    // a colour that stands in the legend as soon as something has it
+    if (!this.keyed.has(text)) this.line.swatch(text, { background: colour });
+    this.keyed.add(text);
+    return colour;
   }
 
   note([row, time, doing, gpus]) {
@@ -52,18 +61,16 @@ class Gantt {
   }
 
   shade(gpus) {
-    const { colour, most } = this.content;
+    // as plots/gantt.py: the colours in even steps from nothing to the most that a job has held
+    const { held, none, unit } = this.content;
     const { look } = this.line;
-    const share = most > 1 ? Math.log(Math.max(gpus, 1)) / Math.log(most) : 1;
-    return mix(look.paper, bright(look, colour), 0.38 + 0.62 * Math.min(share, 1));
+    if (!(gpus > 0)) return this.key(`holds tasks, no ${unit}`, bright(look, none));
+    return bright(look, ramp(held, gpus / this.most));
   }
 
   unready() {
-    // the colour of tasks that make no progress; in the legend as soon as there are some
-    const colour = mix(this.line.look.paper, this.content.colour, 0.18);
-    if (!this.keyed) this.line.swatch("starts or moves", { background: colour });
-    this.keyed = true;
-    return colour;
+    // the colour of tasks that make no progress
+    return this.key("starts or moves", mix(this.line.look.paper, this.content.held.at(-1), 0.18));
   }
 
   // --- what the timeline asks for

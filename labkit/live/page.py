@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
+import sys
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
@@ -32,6 +34,10 @@ POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+MOST_CONNECTIONS: Final = 12
+MOST_THREADS: Final = 16
+IDLE_S: Final = 10.0
+"""Seconds without a request, or without room for an answer, after which a connection is closed."""
 BEAT_S: Final = 15.0
 """Seconds after which a page that hears nothing is told so: a closed one is noticed then."""
 
@@ -147,8 +153,52 @@ class RunPage:
 
 
 class _Server(ThreadingHTTPServer):
+    """A thread for each connection, at most `MOST_THREADS`: the oldest that has not named the secret makes room."""
+
     daemon_threads = True
     page: RunPage
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._lock = threading.Lock()
+        self._n_threads = 0
+        self._strangers: dict[socket.socket, None] = {}
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread; close it where there are too many."""
+        with self._lock:
+            if self._n_threads >= MOST_CONNECTIONS and self._strangers:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end
+            taken = self._n_threads < MOST_THREADS
+            if taken:
+                self._n_threads += 1
+                self._strangers[request] = None
+        if taken:
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection to its end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._lock:
+                self._n_threads -= 1
+                self._strangers.pop(request, None)
+
+    def admit(self, request: socket.socket) -> None:
+        """Keep a connection that has named the secret."""
+        with self._lock:
+            self._strangers.pop(request, None)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a connection that broke: a terminal shows the run."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -156,15 +206,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: _Server
     protocol_version = "HTTP/1.1"
+    timeout = IDLE_S
     server_version, sys_version = "labkit", ""
 
     def do_GET(self) -> None:
         """Answer a request of the page."""
         page = self.server.page
         begin, _, name = self.path.lstrip("/").partition("/")
-        if self.headers.get("Host") != page.host or not secrets.compare_digest(begin, page.secret):
+        if self.headers.get("Host") != page.host or not secrets.compare_digest(begin.encode(), page.secret.encode()):
             self._send(HTTPStatus.NOT_FOUND, "text/plain", "no such page; the address is in the terminal\n")
-        elif name == "":
+            return
+        self.server.admit(self.connection)
+        if name == "":
             self._send(HTTPStatus.OK, "text/html", page_of(page.run))
         elif name == "events":
             self._tell(page)
@@ -195,7 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.close_connection = True
         self.end_headers()
-        with suppress(ConnectionError, LabkitError):
+        with suppress(OSError, LabkitError):
             for message in page.messages():
                 self.wfile.write(f"data: {message}\n\n".encode() if message else b": still here\n\n")
                 self.wfile.flush()

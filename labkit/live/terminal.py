@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from labkit.live.follow import EVERY_S, FollowedRun
 from labkit.live.jobs import HEADINGS, NUMBERS, job_rows
 from labkit.live.model import LiveModel
+from labkit.printing import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -62,7 +63,6 @@ def signal_lines(model: LiveModel) -> list[tuple[str, str, str]]:
 def shown(run: FollowedRun, *, height: int | None = None) -> RenderableType:
     """Return a run for a terminal of so many lines; None: all jobs."""
     from rich.console import Group
-    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
@@ -75,17 +75,17 @@ def shown(run: FollowedRun, *, height: int | None = None) -> RenderableType:
     most = None if height is None else max(LEAST_JOBS, height - len(told) - n_below - 6)
     signals = Table.grid(padding=(0, 2))
     for line in told:
-        signals.add_row(*map(escape, line))
+        signals.add_row(*line)
     table = Table(box=None, header_style="bold")
     for name in HEADINGS:
         right = name in NUMBERS
         table.add_column(name, justify="right" if right else "left", no_wrap=right)
     rows = job_rows(run.model, most=most)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*row)
     left_out = run.model.board.n_arrived - len(rows)
     more = [Text(f" and {left_out:,} more jobs", style="dim")] if left_out > 0 else []
-    return Group(Text(run.header(), style="bold"), signals, "", table, *more, *_listed(below))
+    return Group(Text(printable(run.header()), style="bold"), signals, "", table, *more, *_listed(below))
 
 
 def _listed(below: dict[str, list[str]]) -> list[RenderableType]:
@@ -95,7 +95,11 @@ def _listed(below: dict[str, list[str]]) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for heading, lines in below.items():
         if lines:
-            parts += ["", Text(heading, style="bold"), *(Text(f" {line}", overflow="fold") for line in lines)]
+            parts += [
+                "",
+                Text(heading, style="bold"),
+                *(Text(" " + printable(line), overflow="fold") for line in lines),
+            ]
     return parts
 
 

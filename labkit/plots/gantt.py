@@ -8,11 +8,9 @@ from typing import Final, cast
 import altair as alt
 import pandas as pd
 
-from labkit.plots.theme import HEAT, MAX_ROWS, MUTED, layered, time_unit, title
+from labkit.plots.palette import HELD, NO_GPU
+from labkit.plots.theme import MAX_ROWS, MUTED, layered, time_unit, title
 from labkit.results import RunRecord, gantt
-
-NO_GPU: Final = "#b08a5a"
-"""Colour of a job that holds tasks and no GPU."""
 
 WAITS: Final = "#9aa7b8"
 """Colour of the line of a job without tasks: seen on white and on dark paper, and paler than any bar."""
@@ -108,7 +106,7 @@ def _until_s(bars: pd.DataFrame, table: pd.DataFrame) -> float:
 
 def _works(held: pd.DataFrame, *, x: alt.X, y: alt.Y, unit: str, most_gpus: float) -> alt.Chart:
     """Return the bars of jobs that hold tasks."""
-    scale = alt.Scale(domain=[0, most_gpus], range=list(HEAT[1:]))
+    scale = alt.Scale(domain=[0, most_gpus], range=list(HELD))
     colour = alt.Color("gpus:Q", title="GPUs held", scale=scale, legend=alt.Legend(tickMinStep=1))
     chart = (
         alt.Chart(held)

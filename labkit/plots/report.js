@@ -2,7 +2,7 @@
 (function () {
   const dark = window.matchMedia("screen and (prefers-color-scheme: dark)").matches;
   const actions = { export: true, source: false, compiled: false, editor: false };
-  const options = { renderer: "svg", tooltip: { theme: dark ? "dark" : "light" }, actions };
+  const options = { renderer: "svg", ast: true, tooltip: { theme: dark ? "dark" : "light" }, actions };
   function enliven(figure) {
     const spec = JSON.parse(figure.querySelector("script.spec").textContent);
     const box = document.createElement("div");

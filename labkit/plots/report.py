@@ -26,8 +26,10 @@ from labkit.plots.overheads import plot_overheads
 from labkit.plots.theme import human_s
 from labkit.plots.utilisation import plot_utilisation
 from labkit.results import RunRecord, fair_share_s, forwarding, gantt, heat_map, jct_cdf, labels, run_table, utilisation
+from labkit.results.bound import BOUND, FASTER
 from labkit.results.conclusion import conclusion
 from labkit.results.cost import prices_of
+from labkit.results.record import RunInfo
 from labkit.results.sweeps import pairs_called
 
 MOST_RUNS_IN_DEPTH = 6
@@ -286,6 +288,11 @@ def _in_words(option: Any) -> str:
     return f"{option.get('kind', '')}({', '.join(given)})"
 
 
+def _options(info: RunInfo) -> set[str]:
+    """Return the options of a run, in words; the bound is no option, and stands below the table."""
+    return {f"{key}: {_in_words(value)}" for key, value in info.config.items() if key not in (BOUND, FASTER)}
+
+
 def _provenance(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
     """Return what is the same in all runs as one line each, and what differs as a list."""
 
@@ -294,13 +301,16 @@ def _provenance(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
 
     infos = [record.info for record in records]
     versions = {name: version for info in infos for name, version in info.versions.items()}
-    options = {f"{key}: {_in_words(value)}" for info in infos for key, value in info.config.items()}
+    options = [_options(info) for info in infos]
+    common = set.intersection(*options)
+    own = zip(labels(records), options, strict=True)
     rows = [
         ("Trace", all_of([info.trace or record.jobs.name for info, record in zip(infos, records, strict=True)])),
         ("Cluster", all_of([record.cluster for record in records])),
         ("Backend", all_of([info.backend for info in infos])),
         ("Seed", all_of([info.seed for info in infos])),
-        ("Options", "; ".join(sorted(options))),
+        ("Options", "; ".join(sorted(common))),
+        *((f"Options of {name}", "; ".join(sorted(each - common))) for name, each in own),
         ("Runs", all_of([f"{info.run} ({info.state})" for info in infos])),
         ("Started", all_of([info.started for info in infos])),
         ("Took", all_of([f"{info.scheduler} {info.wall_s:.2f} s" for info in infos if not np.isnan(info.wall_s)])),

@@ -8,9 +8,10 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from labkit.core.text import time_unit
+from labkit.core.text import human_s, time_unit
 from labkit.plots import page
 from labkit.results import RunRecord, notes, run_table
+from labkit.results.bound import FASTER, bound_jct_s, told_bound
 from labkit.results.cost import prices_of
 
 COLUMNS: Final[tuple[tuple[str, str, bool | None], ...]] = (
@@ -23,7 +24,8 @@ COLUMNS: Final[tuple[tuple[str, str, bool | None], ...]] = (
     ("dollars", "Cost ($)", False),
     ("in_time", "SLOs met", True),
     ("mean_stretch", "Stretch", False),
-    ("mean_rho", "Fairness ρ", False),
+    ("mean_rho", "Mean ρ", False),
+    ("max_rho", "Worst ρ", False),
     ("n_preemptions", "Preemptions", None),
     ("n_forwarded", "Forwarded", None),
     ("n_missing", "Unfinished", None),
@@ -35,6 +37,7 @@ OPTIONAL: Final = ("dollars", "in_time", "n_forwarded", "n_missing")
 
 OF_ALL_JOBS: Final = (
     "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "mean_queueing_s", "dollars", "mean_stretch", "mean_rho",
+    "max_rho",
 )  # fmt: skip
 """Means nothing beside other runs unless all jobs are done."""
 
@@ -79,7 +82,17 @@ def _table_notes(records: Sequence[RunRecord], *, cut: bool, priced: bool) -> li
     if prices and priced:
         at = ", ".join(f"{kind} {price:g} $" for kind, price in prices.items())
         told.append(f"Cost: of the GPUs that jobs held, at {at} per GPU and hour.")
-    return [*told, *notes(records)]
+    return [*told, *_bounds(records), *notes(records)]
+
+
+def _bounds(records: Sequence[RunRecord]) -> list[str]:
+    """Return the sentence on the bound of the mean JCT, where it is known."""
+    bounds = [bound_jct_s(record) for record in records]
+    if np.isnan(bounds).all():
+        return []
+    value = " to ".join(dict.fromkeys((human_s(np.nanmin(bounds)), human_s(np.nanmax(bounds)))))
+    told = told_bound(f"a mean JCT of {value}", faster=any(record.info.config.get(FASTER) for record in records))
+    return [f"{told[0].upper()}{told[1:]}."]
 
 
 def _unit(name: str, column: pd.Series[Any]) -> tuple[float, str]:

@@ -17,7 +17,13 @@
       sorted(i, down);
     }));
   }
-  const quoted = (text) => (/[",\n\r]/.test(text) ? '"' + text.replace(/"/g, '""') + '"' : text);
+  // A spreadsheet computes a text that begins so; an apostrophe makes it a text again. Numbers stay numbers.
+  const defused = (text) => (/^[=+\-@\t\r]/.test(text) && isNaN(numeric(text)) ? "'" + text : text);
+  function quoted(text) {
+    const safe = defused(text);
+    return /[",\n\r]/.test(safe) ? '"' + safe.replace(/"/g, '""') + '"' : safe;
+  }
+  const csv = (rows) => rows.map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
   function save(text, name, type) {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([text], { type }));
@@ -42,8 +48,8 @@
     const tools = document.createElement("div");
     tools.className = "tools";
     tools.append(button("Save as CSV", function () {
-      const lines = Array.from(table.rows).map((row) => Array.from(row.cells).map((cell) => quoted(valueOf(cell))));
-      save(lines.map((line) => line.join(",")).join("\r\n") + "\r\n", table.dataset.name + ".csv", "text/csv");
+      const lines = Array.from(table.rows).map((row) => Array.from(row.cells).map(valueOf));
+      save(csv(lines), table.dataset.name + ".csv", "text/csv");
     }));
     table.parentElement.after(tools);
   });
@@ -127,7 +133,7 @@
     choice.addEventListener("change", function () { order = null; draw(); });
     word.addEventListener("input", draw);
     tools.append(labelled("Show", choice), labelled("Find", word), button("Show 500 more", function () { most += 500; draw(); }),
-      button("Save all runs as CSV", () => save(text, "jobs.csv", "text/csv")));
+      button("Save all runs as CSV", () => save(csv([head, ...rows]), "jobs.csv", "text/csv")));
     draw();
   }
   unpacked().then(show).catch((error) => { jobs.querySelector(".told").textContent = "The jobs cannot be unpacked here: " + error; });

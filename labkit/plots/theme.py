@@ -15,6 +15,7 @@ import pandas as pd
 from labkit.core.text import human_s, time_unit
 from labkit.plots.embedding import embed_options
 from labkit.plots.palette import AGNOSTIC, COLOURS, FAINT, FONT, HEAT, INK, LINE, MUTED, PAPER, colour, colours
+from labkit.printing import printable
 
 __all__ = [
     "AGNOSTIC", "COLOURS", "FAINT", "FONT", "HEAT", "INK", "LINE", "MUTED", "PAPER", "colour", "colours", "human_s",
@@ -62,7 +63,7 @@ def in_lines(names: Iterable[str]) -> dict[str, str]:
     >>> in_lines(["fifo"]), sorted(in_lines(["las(quantum_s=60, threshold_gpu_s=3600)"]))
     ({}, ['labelExpr'])
     """
-    told = [_printable(name) for name in dict.fromkeys(names)]
+    told = [printable_spec(name) for name in dict.fromkeys(names)]
     lines = {name: broken(name) for name in told if len(name) > LABEL_WIDTH}
     return {"labelExpr": f"({json.dumps(lines)})[datum.label] || datum.label"} if lines else {}
 
@@ -152,25 +153,27 @@ def labkit_theme() -> alt.theme.ThemeConfig:
 
 
 def as_svg(spec: dict[str, Any]) -> str:
-    r"""Return a figure as SVG; what XML cannot hold, such as control characters in a name, is shown as U+FFFD.
+    r"""Return a figure as SVG.
 
-    The converter ends the whole process otherwise.
-
-    >>> "a\ufffdb" in as_svg({"title": "a\x1bb", "data": {"values": [{}]}, "mark": "point"})
+    >>> r"a\x1bb" in as_svg({"title": "a\x1bb", "data": {"values": [{}]}, "mark": "point"})
     True
     """
     import vl_convert
 
-    svg: str = vl_convert.vegalite_to_svg(_printable(spec))
+    svg: str = vl_convert.vegalite_to_svg(printable_spec(spec))
     return svg
 
 
-def _printable(part: Any) -> Any:
+def printable_spec(part: Any) -> Any:
+    """Return a specification in whose texts control characters are written out.
+
+    XML cannot hold them, and a separator of lines ends a text in Vega's expressions: the converter fails then.
+    """
     if isinstance(part, str):
-        return _NOT_IN_XML.sub("\ufffd", part)
+        return _NOT_IN_XML.sub("\ufffd", printable(part, keep="\n\t"))
     if isinstance(part, dict):
-        return {_printable(key): _printable(value) for key, value in part.items()}
-    return [_printable(item) for item in part] if isinstance(part, list) else part
+        return {printable_spec(key): printable_spec(value) for key, value in part.items()}
+    return [printable_spec(item) for item in part] if isinstance(part, list) else part
 
 
 def offline_renderer(spec: dict[str, Any], **_: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
@@ -13,6 +12,9 @@ from numpy.typing import NDArray
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
+
+LONGEST_S: Final = 1e9
+"""Thirty years: no start or change takes longer."""
 
 
 def _refuse_negative(thing: object, **values: float) -> None:
@@ -48,8 +50,11 @@ class Overheads:
 
     def __post_init__(self) -> None:
         _refuse_negative(self, start_s=self.start_s, restart_s=self.restart_s, rescale_s=self.rescale_s)
-        if math.inf in (self.start_s, self.restart_s, self.rescale_s):
-            raise InputError(f"{self} never ends; expected seconds.")
+        for name in ("start_s", "restart_s", "rescale_s"):
+            if getattr(self, name) > LONGEST_S:
+                raise InputError(
+                    f"Overheads.{name} is {getattr(self, name):g}; expected seconds, at most {LONGEST_S:g}."
+                )
 
     @classmethod
     def published(cls, name: str) -> Self:

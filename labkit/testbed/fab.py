@@ -21,10 +21,10 @@ from invoke.exceptions import Exit
 
 from labkit import early
 from labkit.core.errors import LabkitError, unknown
+from labkit.printing import printable
 from labkit.release import how_to_get
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.terminal import plain
 from labkit.topology.host_ranges import has_range
 
 OUTSIDE_BRACKETS = re.compile(r",(?![^\[\]]*\])")
@@ -98,7 +98,7 @@ def _exit_for(error: BaseException) -> Exit:
     if isinstance(error, OSError) and not isinstance(error, LabkitError):
         where = f"{error.filename or 'a file'}: {error.strerror or error}"
         return Exit(f"fab: {where}; check the path and its permissions.", code=WRONG)
-    return Exit(f"fab: {plain(' '.join(str(error).split()))}", code=WRONG)
+    return Exit(f"fab: {printable(' '.join(str(error).split()))}", code=WRONG)
 
 
 def refuse_former(words: Sequence[str]) -> None:

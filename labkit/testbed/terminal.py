@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
+from labkit.printing import printable, terminal
+
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
@@ -19,17 +21,12 @@ if TYPE_CHECKING:
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
 WIDE = 240
 """Columns of a table in a file."""
-TURNING = {chr(code) for code in (*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x2028, 0x2029)}
-"""Characters that control a terminal, or change the direction of writing."""
 OnLine = Callable[[str, str], None]
 
 
 def console(file: TextIO | None = None) -> Console:
     """Return the console for tables; in a file, lines are not folded to the width of a terminal."""
-    from rich.console import Console
-
-    out = file or sys.stdout
-    return Console(file=out, width=None if out.isatty() else WIDE, highlight=False, soft_wrap=False)
+    return terminal(file, width=None if (file or sys.stdout).isatty() else WIDE)
 
 
 def teller(hosts: Iterable[str], *, file: TextIO | None = None) -> OnLine:
@@ -45,29 +42,17 @@ def teller(hosts: Iterable[str], *, file: TextIO | None = None) -> OnLine:
     shown, lock = console(file), threading.Lock()
 
     def print_line(host: str, line: str) -> None:
-        text = Text(f"{host:<{width}} │ ", colours.get(host, "")).append(plain(line), "default")
+        text = Text(f"{host:<{width}} │ ", colours.get(host, "")).append(printable(line, keep="\t"), "default")
         with lock:
             shown.print(text, soft_wrap=True)
 
     return print_line
 
 
-def plain(line: str) -> str:
-    r"""Return a line with its control characters made visible.
-
-    >>> plain("a" + chr(27) + "[2Jb" + chr(9) + "c")
-    'a␛[2Jb\tc'
-    """
-    return "".join(
-        chr(0x2400 + ord(c)) if ord(c) < 32 and c != "\t" else "␡" if c == "\x7f" else "�" if c in TURNING else c
-        for c in line
-    )
-
-
 def show(outcomes: Outcomes, *, file: TextIO | None = None) -> bool:
     """Print outcomes of hosts, failures in a table of their own; return whether there is none."""
     out = console(file)
-    outcomes = type(outcomes).of(replace(row, did=plain(row.did), hint=plain(row.hint)) for row in outcomes)
+    outcomes = type(outcomes).of(replace(row, did=printable(row.did), hint=printable(row.hint)) for row in outcomes)
     if any(row.ok for row in outcomes):
         out.print(type(outcomes).of(row for row in outcomes if row.ok).table())
     if outcomes.failed:
@@ -79,7 +64,7 @@ def show(outcomes: Outcomes, *, file: TextIO | None = None) -> bool:
 def show_examined(examined: DoctorReport, *, file: TextIO | None = None) -> bool:
     """Print the findings of an examination with remedies; return whether jobs can run on every host."""
     out = console(file)
-    found = (replace(each, found=plain(each.found), hint=plain(each.hint)) for each in examined.findings)
+    found = (replace(each, found=printable(each.found), hint=printable(each.hint)) for each in examined.findings)
     examined = type(examined)(found)
     out.print(examined.table())
     if any(finding.hint for finding in examined.findings):
@@ -99,13 +84,12 @@ def show_examined(examined: DoctorReport, *, file: TextIO | None = None) -> bool
 def show_frame(frame: pd.DataFrame, *, file: TextIO | None = None) -> None:
     """Print a table of numbers."""
     from rich.table import Table
-    from rich.text import Text
 
     shown = Table(header_style="bold", box=None, pad_edge=False)
     for column in frame.columns:
         shown.add_column(str(column), justify="left" if frame[column].dtype.kind not in "fi" else "right")
     for row in frame.itertuples(index=False):
-        shown.add_row(*(Text(f"{cell:,.3g}" if isinstance(cell, float) else str(cell)) for cell in row))
+        shown.add_row(*(f"{cell:,.3g}" if isinstance(cell, float) else str(cell) for cell in row))
     console(file).print(shown)
 
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from labkit.core import Jobs, resources
 from labkit.experiment import simulate
 from labkit.live.follow import FollowedRun
 from labkit.live.page import RunPage
-from labkit.results import RunWriter
+from labkit.plots.gantt import plot_gantt
+from labkit.plots.palette import HELD, NO_GPU
+from labkit.plots.theme import as_svg
+from labkit.results import RunWriter, gantt
 
 from .lab import chromium, jupyter_lab
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 PAPER = "canvas => Array.from(canvas.getContext('2d').getImageData(1, 1, 1, 1).data.slice(0, 3))"
+COLOURS = """canvas => {
+  const all = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  const found = new Set();
+  for (let i = 0; i < all.length; i += 4) found.add((all[i] << 16) | (all[i + 1] << 8) | all[i + 2]);
+  return Array.from(found, (colour) => "#" + colour.toString(16).padStart(6, "0"));
+}"""
 DARK = """canvas => new Promise(done => {
   const ink = canvas.getContext('2d');
   const look = () => ink.getImageData(1, 1, 1, 1).data[0] < 90 ? done() : requestAnimationFrame(look);
@@ -78,6 +90,30 @@ def test_the_page_of_a_run_follows_it_in_light_and_dark(browser, tmp_path):
     shown.locator(".labkit-state[data-state=unreachable]").wait_for()
     assert [line for line in wrong if "ERR_" not in line] == []
     shown.close()
+
+
+def test_a_job_without_a_gpu_is_painted_so_and_colours_end_at_the_most_held_as_in_the_static_chart(browser, tmp_path):
+    demand = resources.amounts(gpus=np.array([0, 1, 1]), cpus=1.0)
+    jobs = Jobs.of(
+        arrival_s=[0, 0, 0], total_steps=60, duration_s=60, n_workers=[1, 3, 1], max_workers=12, worker_demand=demand
+    )
+    record = simulate(jobs, cluster="no_network(4)", scheduler="fifo")
+    info = replace(record.info, run="r")
+    with RunWriter.create(tmp_path, info=info, jobs=record.jobs, cluster=record.cluster) as writer:
+        writer.append(record.events)
+    with RunPage(FollowedRun(tmp_path / "r")) as page:
+        shown = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+        shown.goto(page.url)
+        shown.locator("#gantt").get_by_text("holds tasks, no GPUs").wait_for()
+        assert "holds 0 … 3 GPUs" in shown.locator("#gantt").inner_text(), "no job held more"
+        assert {NO_GPU, HELD[-1], HELD[1]} <= set(shown.locator("#gantt canvas").evaluate(COLOURS))
+        shown.close()
+    static = as_svg(plot_gantt(gantt(record.events, record.jobs, record.cluster), record.table).to_dict())
+    bars = {
+        "#" + "".join(f"{int(part):02x}" for part in rgb) for rgb in re.findall(r"rgb\((\d+), (\d+), (\d+)\)", static)
+    }
+    assert {HELD[-1], HELD[1]} <= bars
+    assert NO_GPU in static
 
 
 def test_an_interrupted_cell_and_a_restarted_kernel_are_shown_as_what_they_are(browser, tmp_path):

@@ -311,6 +311,25 @@ def test_a_folder_that_others_may_enter_is_not_used_and_why_is_told_once(tmp_pat
     assert f"{folder} is no folder of user {os.getuid()} alone" in said
 
 
+def test_a_folder_that_another_made_first_is_left_for_one_in_the_users_home(tmp_path):
+    usual = fork_place.default_folder({}, shared=str(tmp_path))
+    assert usual == tmp_path / f"labkit-forks-{os.getuid()}"
+    usual.mkdir()
+    usual.chmod(0o777)
+    found = fork_place.default_folder({"HOME": str(tmp_path / "home")}, shared=str(tmp_path))
+    assert found.is_relative_to(tmp_path / "home")
+    assert fork_place.own_folder(found).stat().st_mode & 0o777 == 0o700
+
+
+def test_the_process_that_begins_a_job_says_that_there_is_no_fork_server(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(forks, "_not_before_s", [0.0])
+    monkeypatch.setattr(forks, "_told", set())
+    (tmp_path / "file").write_text("")
+    for _ in range(2):
+        forks.prepare(environment(tmp_path / "file"))
+    assert capfd.readouterr().err.count("without a fork server") == 1
+
+
 def test_a_link_is_no_folder_of_ones_own(tmp_path):
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,18 @@ def test_the_best_is_checked_on_seeds_that_were_not_searched_beside_the_schedule
     assert "of 3 seeds" in found.verdict
 
 
+def test_the_best_is_advised_only_where_its_whole_interval_is_better(tmp_path):
+    found = search(tmp_path / "t")
+    for factor, better in ((0.5, True), (1.0, False), (1.5, False)):
+        table = found.checked.copy()
+        own = table[table["scheduler"] == "as it is"].set_index("seed")["mean_jct_s"]
+        tuned = table["scheduler"] == "tuned"
+        table.loc[tuned, "mean_jct_s"] = factor * own.loc[table.loc[tuned, "seed"]].to_numpy()
+        table.loc[tuned & (table["seed"] == 7), "mean_jct_s"] *= 1.01
+        assert replace(found, checked=table).is_better == better
+        assert replace(found, checked=table, highest=True).is_better == (factor == 1.5)
+
+
 def test_a_trial_that_fails_is_told_and_the_others_stay(tmp_path, monkeypatch):
     (tmp_path / "fragile.py").write_text(FRAGILE)
     monkeypatch.chdir(tmp_path)
@@ -130,7 +144,11 @@ def test_the_command_tells_best_verdict_and_how_to_use_it(tmp_path):
     assert "3 trials, each on seeds 0 to 1; the best of them:" in done.stdout
     assert "checked on other seeds (7 to 9), beside las as it is by itself" in done.stdout
     assert "On the other seeds the best is " in done.stdout
+    better = "the best is better" in done.stdout
+    assert ('use it: --schedulers "las(quantum_s=' in done.stdout) == better
+    assert ('keep the default: --schedulers "las"' in done.stdout) == (not better)
+    assert not re.search(r"quantum_s=[\d.]*\d{5}", done.stdout), "four digits are what a search can tell apart"
     again = subprocess.run([*run, "--json"], cwd=tmp_path, capture_output=True, text=True)
     told = json.loads(again.stdout)
     assert (len(told["trials"]), told["on_checked"]["n_pairs"]) == (3, 3)
-    assert told["name"] in done.stdout
+    assert (told["name"] in done.stdout) == told["better"] == better

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import socket
+import struct
+import threading
 from dataclasses import replace
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
@@ -14,8 +18,9 @@ import pytest
 from labkit.core import Jobs
 from labkit.experiment import simulate
 from labkit.live.follow import FollowedRun
-from labkit.live.page import SCRIPTS, STYLES, RunPage
+from labkit.live.page import MOST_THREADS, SCRIPTS, STYLES, RunPage
 from labkit.results import RunWriter
+from tests.hang import HANG_S
 
 HOSTILE = '<script>alert("x")</script>'
 
@@ -139,3 +144,59 @@ def test_a_page_that_is_closed_leaves_the_server_to_others(page, written, record
     page.update()
     stays.until(lambda: stays.values["status"][0] == "done")
     stays.connection.close()
+
+
+def dialled(page: RunPage) -> socket.socket:
+    place = urlsplit(page.url)
+    return socket.create_connection((place.hostname, place.port), timeout=HANG_S)
+
+
+@pytest.mark.parametrize("line", [b"GET /\xff/ HTTP/1.1", b"GET /\xe2\x80\xa8 HTTP/1.1", b"\xff\x00 / HTTP/9", b"GET"])
+def test_a_request_of_other_bytes_is_refused_without_a_word(page, line, capfd):
+    with dialled(page) as sock:
+        sock.sendall(line + f"\r\nHost: {page.host}\r\n\r\n".encode())
+        answer = sock.recv(1 << 16)
+    assert re.search(rb"\b(400|404|505)\b", answer[:400]), answer
+    assert asked(page, urlsplit(page.url).path)[0].status == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_connections_that_are_broken_off_print_nothing(page, capfd):
+    server = page._server
+    for sent in (b"", b"GET /", f"GET {urlsplit(page.url).path}events HTTP/1.1\r\nHost: {page.host}\r\n\r\n".encode()):
+        sock = dialled(page)
+        sock.sendall(sent)
+        if len(sent) > 5:
+            assert sock.recv(100)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+        sock.close()
+    page.over = True
+    page.update()
+    with page.changed:
+        page.changed.notify_all()
+    assert asked(page, "/")[0].status == 404
+    assert server._n_threads <= 4
+    assert capfd.readouterr().err == ""
+
+
+def test_idle_connections_neither_fill_the_server_nor_keep_a_reader_out(page):
+    reader = Reader(page)
+    reader.until(lambda: "heat_map" in reader.rows)
+    idle = [dialled(page) for _ in range(60)]
+    answer, _ = asked(page, urlsplit(page.url).path)
+    assert answer.status == 200, "the oldest stranger makes room"
+    assert page._server._n_threads <= MOST_THREADS
+    assert sum(thread.name.startswith("Thread-") for thread in threading.enumerate()) <= 2 * MOST_THREADS
+    for sock in idle[:40]:
+        assert sock.recv(1) == b"", "closed"
+    page.update()
+    assert not reader.answer.closed, "who named the secret stays"
+    reader.connection.close()
+    for sock in idle:
+        sock.close()
+
+
+def test_a_connection_that_asks_nothing_is_closed(page, monkeypatch):
+    monkeypatch.setattr(page._server.RequestHandlerClass, "timeout", 0.05)
+    with dialled(page) as sock:
+        assert sock.recv(1) == b""

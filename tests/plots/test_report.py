@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,9 +18,11 @@ import pandas as pd
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.core.text import time_unit
+from labkit.core.text import human_s, time_unit
+from labkit.experiment import simulate
 from labkit.plots import page, report, report_seeds
 from labkit.plots.report import write_report
+from labkit.results import RunRecord
 
 from .runs import SCHEDULERS, record, records
 
@@ -178,6 +181,36 @@ def test_runs_that_completed_nothing_can_be_reported(tmp_path):
     assert "up to 3 unfinished" in path.read_text()
 
 
+@cache
+def simulated() -> list[RunRecord]:
+    return [
+        simulate("poisson(30, per_hour=120)", cluster="no_network(2)", scheduler=name)
+        for name in ("fifo", "las", "srtf")
+    ]
+
+
+def test_the_bound_stands_below_the_table_and_options_say_whose_they_are(tmp_path):
+    runs = simulated()
+    text = write_report(runs, tmp_path / "r.html").read_text()
+    bound_s = runs[0].info.config["bound_jct_s"]
+    assert f"Bound: no scheduler can be below a mean JCT of {human_s(bound_s)}" in text
+    assert "bound_jct_s" not in text.split("<h2>Provenance</h2>")[1]
+    assert re.search(r"<dt>Options of las</dt><dd>[^<]*quantum_s", text)
+    common = re.search(r"<dt>Options</dt><dd>([^<]*)", text)
+    assert common is not None
+    assert "scheduler" not in common[1]
+
+
+def test_fairness_is_that_of_the_worst_job_with_the_mean_beside_it(tmp_path):
+    runs = simulated()
+    text = write_report(runs, tmp_path / "r.html").read_text()
+    worst = {run.info.scheduler: run.summary for run in runs}
+    best = min(worst, key=lambda name: worst[name]["max_rho"])
+    told = f"Fairest by the worst finish-time fairness of a job: {best}, ρ {worst[best]['max_rho']:.2f} at most, "
+    assert f"{told}{worst[best]['mean_rho']:.2f} on average" in text
+    assert "Worst ρ</button>" in text
+
+
 def test_one_run_has_no_best_and_no_worst():
     card_notes = [card.note for card in report._cards([record("fifo")])]
     assert not any("shorter than" in note for note in card_notes)
@@ -250,6 +283,22 @@ def test_in_a_browser_tables_sort_the_jobs_are_found_and_saved(browser, written)
     tab.emulate_media(media="print")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not tab.locator(".tools").first.is_visible()
+    tab.close()
+
+
+@pytest.mark.browser
+def test_in_a_browser_a_spreadsheet_computes_no_text_of_a_saved_table(browser, tmp_path):
+    names = ["=1+1", "@SUM(A1)", "+cmd|x", "-2+3", "-5", "plain, quoted"]
+    runs = [
+        replace(each, info=replace(each.info, scheduler=name)) for each, name in zip(records(), names, strict=False)
+    ]
+    tab = browser.new_page()
+    tab.goto(write_report(runs, tmp_path / "r.html").as_uri())
+    for button, column in (("Save as CSV", 0), ("Save all runs as CSV", 0)):
+        with tab.expect_download() as saved:
+            tab.get_by_role("button", name=button, exact=True).click()
+        told = pd.read_csv(saved.value.path(), dtype=str).iloc[:, column].unique()
+        assert list(told) == ["'=1+1", "'@SUM(A1)", "'+cmd|x", "'-2+3", "-5", "plain, quoted"][: len(told)]
     tab.close()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -196,6 +198,45 @@ def test_a_backup_replaces_the_one_before_only_once_it_is_verified(lied_to, bed,
     assert kept(honest.path("job-0"), 100) == first
     with tarfile.open(honest.path("job-0")) as archive:
         assert all(member.isreg() or member.isdir() for member in archive)
+
+
+def test_a_copy_that_is_damaged_here_is_set_aside_by_name_and_the_one_before_is_sent(tmp_path, bed, up):
+    place = tmp_path
+    there = up.home("h0") / "ckpt-damage"
+    first = checkpoint(there, 100)
+    told: list[str] = []
+    with Fleet(bed) as fleet:
+        cache = CheckpointCache(fleet, place / "kept", run="dmg")
+        brought = partial(cache.bring, bed["h0"], task="job-0", tell=told.append)
+        assert brought() == ""
+        for step in (100, 200):
+            checkpoint(there, step) if step > 100 else None
+            cache.fetch(bed["h0"], folder=str(there), task="job-0")
+        whole = cache.path("job-0").read_bytes()
+        sent = up.home("h0") / ".labkit" / brought()
+        assert sent.read_bytes() == whole
+        assert not told
+        assert subprocess.run(["tar", "-tf", sent], stdout=subprocess.PIPE, check=True).stdout.count(b"manifest") == 2
+        flipped = whole[:5000] + bytes([whole[5000] ^ 4]) + whole[5001:]
+        cache.path("job-0").write_bytes(flipped)
+        assert kept(up.home("h0") / ".labkit" / brought(), 100) == first, "the copy before has the first step alone"
+        assert told == [
+            f"damaged here: {place}/kept/job-0.tar.damaged (its SHA-256 is another one); the job goes on from the copy "
+            "before it"
+        ]
+        cache.older("job-0").write_bytes(whole[: len(whole) // 2])
+        assert brought() == ""
+        assert f"{place}/kept/job-0.older.tar.damaged (cut off)" in told[1]
+        assert told[1].endswith("the job goes on from what its host holds, else from the beginning")
+        assert brought() == ""
+        assert len(told) == 2, "each is told once"
+        cache.path("job-0").write_bytes(whole[:-32])
+        assert brought(), "a copy of an earlier labkit has no digest"
+        cache.path("job-0").write_bytes(whole[: len(whole) // 2 // 10240 * 10240])
+        assert brought() == ""
+        assert "job-0.tar.damaged (cut off)" in told[2]
+        cache.forget("job-0")
+        assert not list((place / "kept").iterdir())
 
 
 def test_a_backup_that_is_cut_off_is_none(lied_to, monkeypatch):

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from labkit.elastic.controller.losses import encoded
+from labkit.printing import printable
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError
 from labkit.testbed.run.job_events import JobResult, LossEvent, OtherEvent, event_of, result_of
-from labkit.testbed.terminal import plain
 from tests.hang import HANG_S
 
 HELLO = {
@@ -130,7 +130,7 @@ def test_an_answer_of_another_form_is_an_error_of_labkit_at_the_caller(lying, li
     streams_alone = lie in ITEMS  # a caller that waits for an answer gets no items
     told = [said(asked(lying((ANSWERS | ITEMS)[lie]))[what]) for what in range(5 if streams_alone else 0, 8)]
     assert any(told), "no call failed"
-    assert all(plain(line).isprintable() and len(line) < 1000 for line in told if line), told
+    assert all(printable(line).isprintable() and len(line) < 1000 for line in told if line), told
 
 
 def test_a_hello_that_is_none_is_refused(lying):
@@ -151,8 +151,8 @@ def test_a_greeting_in_front_of_the_bridge_is_dropped_even_without_a_newline(lyi
 
 
 def test_letters_that_a_terminal_obeys_are_shown_instead():
-    shown = plain("a\x1b[2J\x07b\x9bc\u202ed\x7f\r\ne\tf")
-    assert shown == "a␛[2J␇b�c�d␡␍␊e\tf"
+    shown = printable("a\x1b[2J\x07b\x9bc\u202ed\x7f\r\ne\tf", keep="\t")
+    assert shown == r"a\x1b[2J\x07b\x9bc\u202ed\u007f\r\ne" "\tf"
 
 
 def test_a_noisy_line_without_end_is_not_read_for_ever(tmp_path: Path) -> None:

@@ -79,6 +79,37 @@ def test_a_rebooted_host_is_back_and_takes_the_job_again_from_its_checkpoint(
         assert len(ran(session.log.rows, Kind.FAILED)) == 1
 
 
+# --- a copy here that rots
+
+
+@pytest.mark.parametrize("n_damaged", [1, 2])
+def test_a_job_whose_copies_here_are_damaged_goes_on_from_what_is_left_and_no_host_is_blamed(
+    own_folder: Path, tmp_path: Path, n_damaged: int
+) -> None:
+    copies = [tmp_path / "checkpoints" / name for name in ("job-0.tar", "job-0.older.tar")]
+    with (
+        Bed.up(2, folder=own_folder, gpus=1) as up,
+        SshBackend(jobs_of(1, steps=100_000), up.inventory, run="rot", folder=tmp_path, training=TINY) as backend,
+    ):
+        session = Session(backend)
+        session._note(backend.apply(on(0)))
+        pass_until(session, copies[1].exists)
+        up.reboot("h0", keep_files=False)
+        until(session, Kind.JOINED)
+        for copy in copies[:n_damaged]:
+            copy.write_bytes(copy.read_bytes()[: copy.stat().st_size // 2])
+        session._note(backend.apply(on(0)))
+        until(session, Kind.STARTED, n=2)
+        rows = session.log.rows
+        assert (rows[rows["kind"] == Kind.STARTED]["value"][1] > 0) == (n_damaged == 1)
+        assert ran(rows, Kind.FAILED) == [0], "the loss of the host alone"
+        assert n_of(session, Kind.LEFT) == 1
+        (note,) = [note for note in backend.notes if "damaged here" in note]
+        assert "job 0 restored: damaged here: " in note
+        assert all(f"{copy}.damaged" in note for copy in copies[:n_damaged])
+        until(session, Kind.PROGRESSED, n=n_of(session, Kind.PROGRESSED) + 1)
+
+
 # --- a host that cannot start jobs
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,6 +71,15 @@ def test_what_is_written_is_read_back_to_the_last_bit(tmp_path_factory, ending, 
     assert sniff(path) == ending
     same(jobs, read(path))
     assert [file.name for file in path.parent.iterdir()] == [path.name]  # no scratch file is left
+
+
+def test_a_name_that_a_spreadsheet_would_compute_is_text_in_a_csv_and_comes_back(tmp_path):
+    names = ["=HYPERLINK(1)", "+cmd|x", "-2+3", "@SUM(A1)", "'=1", "''", "-5", "long" * 90]
+    jobs = Jobs.of(arrival_s=range(8), total_steps=5, id=names, user=names, model=names)
+    path = write(jobs, tmp_path / "a.csv")
+    cells = pd.read_csv(path, dtype=str)
+    assert [cell for cell in cells[["id", "user", "model"]].to_numpy().ravel() if cell[0] in "=+-@"] == ["-5"] * 3
+    same(jobs, read(path))
 
 
 def test_two_columns_are_enough(tmp_path):

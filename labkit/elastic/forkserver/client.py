@@ -53,6 +53,8 @@ BOOT: Final = (
 BEHIND: Final = '"$@" &'
 """Shell command that starts the server in the background: the client need not wait for its end."""
 
+WITHOUT: Final = "processes are started without a fork server, which takes seconds each"
+
 _told: set[str] = set()
 _not_before_s = [0.0]
 
@@ -202,12 +204,12 @@ def fork(
         return _forked(order, files, settings, wait=wait, patience_s=patience_s)
     except (ForkError, OrderError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         _not_before_s[0] = time.monotonic() + AGAIN_S
-        tell(f"processes are started without a fork server, which takes seconds each: {error}")
+        tell(f"{WITHOUT}: {error}")
         return None
 
 
 def prepare(env: Mapping[str, str]) -> None:
-    """Start a server, if there is none, without waiting for it.
+    """Start a server, if there is none, without waiting for it; a fault is printed.
 
     Raises
     ------
@@ -215,11 +217,13 @@ def prepare(env: Mapping[str, str]) -> None:
         If an environment variable has an invalid value.
     """
     settings = place.Settings.read(env)
-    with contextlib.suppress(ForkError, OSError):
+    try:
         if settings.on and time.monotonic() >= _not_before_s[0]:
             path = _path(settings, env)
             if not _answers(path):
                 _begin(path, env, settings)
+    except (ForkError, OSError) as error:
+        tell(f"{WITHOUT}: {error}")
 
 
 def watched(server: Path, pid: int, start: int) -> ForkedProcess | None:

@@ -79,7 +79,19 @@ class Settings:
             idle_s = 0.0
         if not 0 < idle_s < 1e6:
             raise SettingError(f"{IDLE} is {idle!r}; expected seconds above 0, such as 60.")
-        return cls(switch == "on", Path(env.get(FOLDER) or f"/tmp/labkit-forks-{os.getuid()}"), idle_s)
+        return cls(switch == "on", Path(env.get(FOLDER) or default_folder(env)), idle_s)
+
+
+def default_folder(env: Mapping[str, str], *, shared: str = "/tmp") -> Path:
+    """Return a folder below /tmp, where sockets end with the host's start, or in HOME if another user has taken it."""
+    usual = Path(shared, f"labkit-forks-{os.getuid()}")
+    try:
+        if _is_own(usual.lstat()):
+            return usual
+    except OSError:
+        return usual
+    home = env.get("XDG_STATE_HOME") or Path(env.get("HOME") or Path.home(), ".local", "state")
+    return Path(home, "labkit", f"forks-{socket.gethostname()}")
 
 
 def own_folder(folder: Path) -> Path:
@@ -92,16 +104,20 @@ def own_folder(folder: Path) -> Path:
     """
     try:
         with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
+            folder.mkdir(mode=0o700, parents=True)
         found = folder.lstat()
     except OSError as error:
         raise ForkError(f"{folder} cannot be made: {error.strerror}; name another {FOLDER}.") from None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not _is_own(found):
         raise ForkError(
             f"{folder} is no folder of user {os.getuid()} alone (mode {stat.filemode(found.st_mode)}, "
             f"owner {found.st_uid}); remove it, or name another {FOLDER}."
         )
     return folder
+
+
+def _is_own(found: os.stat_result) -> bool:
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def is_formed_by(name: str) -> bool:

@@ -1,21 +1,23 @@
 """Copies of the newest checkpoint of each job on this machine, for a start on another host.
 
 A copy is a tar file, written from the folders and files that a host sends. It gets its name only after verification:
-lengths and SHA-256 of all files, and that a checkpoint in it has all files that its manifest names. Until then the
-earlier copy stays.
+lengths and SHA-256 of all files, and that a checkpoint in it has all files that its manifest names. The copy before it
+stays beside it. A copy ends with its own SHA-256, behind the end of the archive, where tar reads no more: it is
+verified again before it is sent to a host.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 import os
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final
 
 from labkit.elastic.checkpoint.manifest import FILE, QUEUE, BadCheckpointError, Manifest, file_of
 from labkit.testbed.errors import CutError, FileError, HostMessageError
@@ -28,6 +30,11 @@ from labkit.testbed.ssh.frames import HostMessages
 
 LOG = logging.getLogger(__name__)
 ATTEMPTS, PATIENCE_S = 3, 60.0
+DIGEST_SIZE: Final = 32
+END_SIZE: Final = 2 * tarfile.BLOCKSIZE
+"""Zeros at the end of an archive."""
+DAMAGED: Final = ".damaged"
+"""Ending of the name of a copy that was set aside."""
 MOST_BYTES: Final = 256 * 10**9
 MAX_MANIFEST: Final = 64 << 20
 SAVED = "job/checkpoints"
@@ -55,6 +62,10 @@ class CheckpointCache:
         """Return the file with the checkpoints of a task."""
         return self._folder / f"{task}.tar"
 
+    def older(self, task: str) -> Path:
+        """Return the file with the copy before the newest one."""
+        return self._folder / f"{task}.older.tar"
+
     def fetch(self, machine: Machine, *, folder: str, task: str) -> None:
         """Copy the checkpoints of a task from a host; an earlier copy stays until the new one is verified.
 
@@ -72,6 +83,8 @@ class CheckpointCache:
                 except HostMessageError as error:
                     why = str(error)
                 else:
+                    if self.path(task).exists():
+                        self.path(task).replace(self.older(task))
                     partial.replace(self.path(task))
                     return
         except TimeoutError:
@@ -92,31 +105,110 @@ class CheckpointCache:
             stream.settimeout(PATIENCE_S)
             entries = Entries(HostMessages(stream), most_bytes=MOST_BYTES, below=SAVED)
             manifests: dict[str, bytes] = {}
-            with tarfile.TarFile(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, copybufsize=CHUNK) as archive:
+            digested = _Digested(file)
+            with tarfile.TarFile(fileobj=digested, mode="w", format=tarfile.PAX_FORMAT, copybufsize=CHUNK) as archive:
                 for entry in entries:
                     _add(archive, entry, manifests)
             refuse_incomplete(entries.sizes, manifests)
+            file.write(digested.digest.digest())
             file.flush()
             os.fsync(file.fileno())
 
-    def bring(self, machine: Machine, *, task: str) -> str:
+    def bring(self, machine: Machine, *, task: str, tell: Callable[[str], None]) -> str:
         """Copy the checkpoints of a task to a host; return the path below its folder, "" if there are none.
+
+        `tell` is called where the newest copy here is damaged: with its path, and what the job goes on from.
 
         Raises
         ------
         FleetError
             If it fails.
         """
-        if not self.path(task).exists():
+        copy = self._good_copy(task, tell)
+        if copy is None:
             return ""
         there = f"incoming/{self._run}-{task}.tar"
         self._fleet.run(["mkdir", "-p", machine.path("incoming")], only=[machine.name]).checked()
-        self._fleet.put(self.path(task), there, only=[machine.name]).checked()
+        self._fleet.put(copy, there, only=[machine.name]).checked()
         return there
 
+    def _good_copy(self, task: str, tell: Callable[[str], None]) -> Path | None:
+        """Return the newest copy that is whole; damaged ones are set aside."""
+        damaged = []
+        for path in (self.path(task), self.older(task)):
+            why = damage(path) if path.exists() else "it is not there"
+            if not why:
+                break
+            if path.exists():
+                aside = path.with_name(path.name + DAMAGED)
+                path.replace(aside)
+                damaged.append(f"{aside} ({why})")
+        else:
+            path = None
+        if damaged:
+            rest = "the copy before it" if path else "what its host holds, else from the beginning"
+            tell(f"damaged here: {' and '.join(damaged)}; the job goes on from {rest}")
+        return path
+
     def forget(self, task: str) -> None:
-        """Remove the copy of a task's checkpoints."""
-        self.path(task).unlink(missing_ok=True)
+        """Remove the copies of a task's checkpoints."""
+        for path in (self.path(task), self.older(task)):
+            path.unlink(missing_ok=True)
+            path.with_name(path.name + DAMAGED).unlink(missing_ok=True)
+
+
+def damage(path: Path) -> str:
+    """Return what is wrong with a copy; empty: it is whole.
+
+    A copy without a digest of its own, from an earlier labkit, is whole if its archive has a complete checkpoint.
+    """
+    try:
+        n_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            if n_bytes % tarfile.RECORDSIZE == DIGEST_SIZE:
+                found = hashlib.sha256()
+                for at in range(0, n_bytes - DIGEST_SIZE, CHUNK):
+                    found.update(file.read(min(CHUNK, n_bytes - DIGEST_SIZE - at)))
+                return "" if file.read() == found.digest() else "its SHA-256 is another one"
+            file.seek(-min(n_bytes, END_SIZE), os.SEEK_END)
+            if n_bytes % tarfile.RECORDSIZE or any(file.read()):
+                return "cut off"
+            file.seek(0)
+            with tarfile.open(fileobj=file, mode="r:") as archive:
+                _read_through(archive)
+    except (tarfile.TarError, HostMessageError, OSError) as error:
+        return str(error).rstrip(".")
+    return ""
+
+
+def _read_through(archive: tarfile.TarFile) -> None:
+    """Raise unless an archive has a complete checkpoint and can be read to its end."""
+    sizes, manifests = {}, {}
+    for member in archive:
+        sizes[member.name] = member.size
+        content = archive.extractfile(member)
+        if content is not None and STEP.fullmatch(member.name) and member.size <= MAX_MANIFEST:
+            manifests[member.name] = content.read()
+        while content is not None and content.read(CHUNK):
+            pass
+    refuse_incomplete(sizes, manifests)
+
+
+class _Digested(io.RawIOBase):
+    """A file for writing that digests what is written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._file, self.digest = file, hashlib.sha256()
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes; return how many."""
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        """Return the place in the file."""
+        return self._file.tell()
 
 
 def _add(archive: tarfile.TarFile, entry: HostEntry, manifests: dict[str, bytes]) -> None:
@@ -167,4 +259,4 @@ def refuse_incomplete(sizes: dict[str, int], manifests: dict[str, bytes]) -> Non
             }
             if wanted.items() <= sizes.items() and folder + QUEUE in sizes:
                 return
-    raise HostMessageError("what the host sent has no complete checkpoint.")
+    raise HostMessageError("it has no complete checkpoint.")

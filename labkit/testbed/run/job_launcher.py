@@ -43,6 +43,8 @@ class JobLauncher:
         GPUs of the job.
     bring : callable
         Brings what the job needs on its home host, beside labkit.
+    tell : callable
+        Called with what it starts from, where the newest copy of its checkpoints is damaged.
 
     Attributes
     ----------
@@ -62,9 +64,10 @@ class JobLauncher:
         backups: CheckpointCache,
         claims: Claims,
         bring: Callable[[str], None] = lambda _home: None,
+        tell: Callable[[str], None] = lambda _why: None,
     ) -> None:
         self._task, self._hosts, self._backups, self._claims = task, hosts, backups, claims
-        self._bring = bring
+        self._bring, self._tell = bring, tell
         self.launchers: set[str] = set()
         self.stale: set[str] = set()
         self.host = ""
@@ -104,7 +107,7 @@ class JobLauncher:
 
     def _restore(self, home: str) -> None:
         """Bring the newest checkpoint to a host that has none, or an older one."""
-        brought = self._backups.bring(self._hosts.fleet.inventory[home], task=self._task)
+        brought = self._backups.bring(self._hosts.fleet.inventory[home], task=self._task, tell=self._tell)
         if brought:
             folder = self._hosts.agent(home).hello.folder
             self._run_to_end(home, ["/bin/sh", "-c", UNPACK, "sh", f"{folder}/{brought}"])
@@ -126,7 +129,7 @@ class JobLauncher:
             if event.task == self._task and event.kind == "ended":
                 break
         if event.code != 0:
-            raise HostError(f"host {host}: {argv[0]} ended with {event.how or event.code}.")
+            raise HostError(f"host {host}: {argv[0]} {event.how or f'ended with {event.code}'}.")
 
     def _begin(self, host: str, place: JobPlacement, *, module: str, files: dict[str, bytes]) -> None:
         """Start a module of the installed labkit, with the GPUs that a placement needs, unless it runs already."""

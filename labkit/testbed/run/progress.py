@@ -52,7 +52,8 @@ class JobUpdate:
     what : str
         began, scaled, progressed, resized (a process has other cores or memory from now on; why: what could not be
         set), lost_task (it is replaced), lost_host (the other members go on), dropped (a scaling that failed),
-        unsaved (a checkpoint that could not be written or copied here).
+        unsaved (a checkpoint that could not be written or copied here), restored (from another checkpoint than the
+        newest copy here, which is damaged).
     steps : float
         Updates done.
     speed : float

@@ -87,7 +87,12 @@ class RemoteJob:
         self._strategy = strategy
         self._state = state = RemoteJobState()
         self._claims = Claims(self.task, hosts=hosts, asks=gpus, wanted=lambda: state.scalings.target is not None)
-        self._launcher = JobLauncher(self.task, hosts=hosts, backups=backups, claims=self._claims, bring=bring)
+        self._launcher = JobLauncher(
+            self.task, hosts=hosts, backups=backups, claims=self._claims, bring=bring,
+            tell=lambda why: on_update(
+                number, JobUpdate("restored", self.progress.saved, why=why, generation=state.generation)
+            ),
+        )  # fmt: skip
         self._client = JobClient(hosts, task=self.task, home=lambda: state.home)
         self._follower = JobFollower(
             self.task, state=state, hosts=hosts, backups=backups, launcher=self._launcher, claims=self._claims,

@@ -17,6 +17,7 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.faults import MAX_FAULTS_TOLD, told
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.text import shortened
 from labkit.workloads.readers.files import lines_of, text_of
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class TraceTable:
             value = values[row]
             remedy = " (decimals are written with a point: 30.5)" if _COMMA.fullmatch(str(value).strip()) else ""
             shown = f"{value:g}" if isinstance(value, float) and abs(value) > MAX_NUMBER else _shown(value)
-            found = "is missing" if _blank(value) else f"is '{shown}'"
+            found = "is missing" if _blank(value) else f"is '{shortened(shown)}'"
             self._faults.append((row, f"{self._unit} {self.line(row)}: {column} {found}; expected {expected}{remedy}"))
 
     def numbers(
@@ -99,10 +100,8 @@ class TraceTable:
         blank_ok : bool
             An empty cell is no fault.
         """
-        import pandas as pd
-
         raw = self.frame[column]
-        values: Floats = pd.to_numeric(raw, errors="coerce").to_numpy(np.float64, na_value=np.nan).copy()
+        values = numbers_of(raw)
         good = np.isfinite(values) & (values <= high) & ((values > low) if above else (values >= low))
         if whole:
             good &= values == np.floor(values)
@@ -280,6 +279,20 @@ def names_of(raw: pd.Series, *, blank: str = "") -> list[str]:
 
 def _shown(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def numbers_of(raw: pd.Series) -> Floats:
+    """Return a column as numbers, (N,); NaN where a cell is none, and infinity where it is too large for one."""
+    import pandas as pd
+
+    try:
+        found = pd.to_numeric(raw, errors="coerce")
+    except OverflowError:  # a whole number of more than 308 digits
+        found = pd.to_numeric(
+            raw.where(~raw.astype("str").str.fullmatch(r"\s*[+-]?\d{309,}\s*"), "inf"), errors="coerce"
+        )
+    values: Floats = found.to_numpy(np.float64, na_value=np.nan).copy()
+    return values
 
 
 def _range(low: float, high: float, *, above: bool, whole: bool, blank_ok: bool) -> str:

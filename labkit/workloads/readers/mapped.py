@@ -12,7 +12,16 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
-from labkit.workloads.readers.base import MAX_NUMBER, TraceTable, from_zero, header_of, names_of, pointed, table_of
+from labkit.workloads.readers.base import (
+    MAX_NUMBER,
+    TraceTable,
+    from_zero,
+    header_of,
+    names_of,
+    numbers_of,
+    pointed,
+    table_of,
+)
 from labkit.workloads.readers.files import lines_of, text_of
 from labkit.workloads.readers.mapping import FIELDS, ColumnMap, FieldSource, kept, refuse_unfit, sureness, words_of
 from labkit.workloads.readers.tally import Read, Tally
@@ -104,22 +113,18 @@ def _holds(name: str, cells: pd.Series) -> bool:
 
 def _read(kind: str, cells: pd.Series) -> Floats | None:
     """Return cells as numbers; None for names."""
-    import pandas as pd
-
     if kind == "name":
         return None
     if kind == "moment":
         return read_moments_s(cells, unit_s=1e-6 if _largest(cells) > 1e14 else 1e-3 if _largest(cells) > 1e11 else 1.0)
     if kind == "span":
         return read_spans_s(cells)
-    numbers: Floats = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    numbers = numbers_of(cells)
     return np.where(numbers >= 0, numbers, np.nan) if kind != "number" else numbers
 
 
 def _largest(cells: pd.Series) -> float:
-    import pandas as pd
-
-    numbers = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    numbers = numbers_of(cells)
     return float(np.nanmax(numbers)) if np.isfinite(numbers).any() else 0.0
 
 

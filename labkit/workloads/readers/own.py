@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -13,6 +14,7 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import InputError, TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.parquet import ForeignError, ParquetError, decode_frame, encode_frame
+from labkit.core.text import spreadsheet_text, text_of_spreadsheet
 from labkit.workloads.readers.base import MAX_NUMBER, TraceTable, names_of, table_of
 from labkit.workloads.readers.files import bytes_of, lines_of, text_of
 
@@ -48,7 +50,9 @@ def read_csv(path: str | Path) -> Jobs:
             raise TraceError(f"{path}: {unknown('column', name, KNOWN)}")
     needed = tuple(dict.fromkeys((*REQUIRED, *names)))
     text = [name for name in (*_TEXT, *_NAMES) if name in names]
-    return _jobs(table_of(path, columns=needed, names=text, header=True, expected=EXPECTED))
+    table = table_of(path, columns=needed, names=text, header=True, expected=EXPECTED)
+    _change_texts(table.frame, text_of_spreadsheet)
+    return _jobs(table)
 
 
 def read_parquet(path: str | Path) -> Jobs:
@@ -73,7 +77,8 @@ def read_parquet(path: str | Path) -> Jobs:
 def write(jobs: Jobs, path: str | Path) -> Path:
     """Write jobs as labkit's own CSV or Parquet, by the ending of the name; nothing half-written is ever seen.
 
-    Columns that only repeat their default are left out of a CSV.
+    Columns that only repeat their default are left out of a CSV. A name that a spreadsheet would compute stands behind
+    an apostrophe there, which `read_csv` takes away.
 
     Raises
     ------
@@ -87,7 +92,9 @@ def write(jobs: Jobs, path: str | Path) -> Path:
     scratch = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         if path.suffix == ".csv":
-            _compact(frame).to_csv(scratch, index=False, lineterminator="\n")
+            frame = _compact(frame)
+            _change_texts(frame, spreadsheet_text)
+            frame.to_csv(scratch, index=False, lineterminator="\n")
         else:
             scratch.write_bytes(encode_frame(frame))
         os.replace(scratch, path)
@@ -138,6 +145,12 @@ def _flags(table: TraceTable) -> Any:
     text = table.frame["sync"].astype("str").str.strip().str.lower()
     table.fault(~text.isin(["true", "false", "0", "1"]).to_numpy(), "sync", expected="True or False")
     return text.isin(["true", "1"]).to_numpy()
+
+
+def _change_texts(frame: pd.DataFrame, change: Callable[[str], str]) -> None:
+    """Change the cells of text in a table."""
+    for name in {*_TEXT, *_NAMES} & {*frame.columns}:
+        frame[name] = [change(cell) if isinstance(cell, str) else cell for cell in frame[name]]
 
 
 def _compact(frame: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from labkit.core.resources import Bools, Floats
-from labkit.workloads.readers.base import TraceTable
+from labkit.workloads.readers.base import TraceTable, numbers_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,7 @@ def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
     """Return moments as seconds since 1970, (N,); NaN where one cannot be read."""
     import pandas as pd
 
-    numbers = _numbers(raw) * unit_s
+    numbers = numbers_of(raw) * unit_s
     text = raw.astype("str").str.strip()
     dated = np.isnan(numbers) & text.str.match(r"\d{4}-\d{2}-\d{2}").to_numpy(np.bool_)
     seconds = numbers.copy()
@@ -67,7 +67,7 @@ def spans_s(table: TraceTable, column: str, *, unit_s: float = 1.0) -> Floats:
 
 def read_spans_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
     """Return spans of time in seconds, (N,); NaN where one cannot be read."""
-    seconds = _numbers(raw) * unit_s
+    seconds = numbers_of(raw) * unit_s
     written = np.isnan(seconds)
     if written.any():
         parts = raw[written].astype("str").str.strip().str.extract(_SPAN).astype("float64")
@@ -94,10 +94,3 @@ def without_offset(raw: pd.Series) -> Bools:
     text = raw.astype("str").str.strip()
     dated = text.str.match(r"\d{4}-\d{2}-\d{2}[T ]").to_numpy(np.bool_)
     return np.asarray(dated & ~text.str.contains(_OFFSET, regex=True).to_numpy(np.bool_), np.bool_)
-
-
-def _numbers(raw: pd.Series) -> Floats:
-    import pandas as pd
-
-    values: Floats = pd.to_numeric(raw, errors="coerce").to_numpy(np.float64, na_value=np.nan).copy()
-    return values
