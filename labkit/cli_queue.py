@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from labkit.core.below import Below, read_plain, refuse_foreign
 from labkit.core.errors import InputError
 from labkit.core.text import human_s
 from labkit.results.lock import writer_of
@@ -161,7 +162,7 @@ def current_run(folder: Path) -> Path | None:
     return next((run for run in found if (run / "run.json").is_file()), None)
 
 
-def detach(folder: Path, *, again: bool = False) -> int:
+def detach(folder: Path, *, again: bool = False, trust: bool = False) -> int:
     """Start a process that works a queue and outlives this one; return its id when it has the queue.
 
     Parameters
@@ -170,14 +171,25 @@ def detach(folder: Path, *, again: bool = False) -> int:
         Of the queue.
     again : bool
         Run those that failed, too.
+    trust : bool
+        Use what the queue names outside labkit.
 
     Raises
     ------
     InputError
         If it ended, or took too long; the last line of its log.
     """
-    words = ["deploy", "--resume", folder.name, "--runs", str(folder.parent.absolute()), *(["--again"] * again)]
-    with (folder / LOG).open("ab") as log:
+    words = [
+        "deploy",
+        "--resume",
+        folder.name,
+        "--runs",
+        str(folder.parent.absolute()),
+        *(["--again"] * again),
+        *(["--trust"] * trust),
+    ]
+    refuse_foreign(folder)
+    with Below(folder) as below, below.append(LOG) as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "labkit.cli", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
@@ -192,5 +204,5 @@ def detach(folder: Path, *, again: bool = False) -> int:
         if process.poll() == 0:
             return process.pid
         time.sleep(LOOK_S)  # flock tells no news
-    said = (folder / LOG).read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+    said = read_plain(folder / LOG).decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
     raise InputError(f"queue '{folder.name}' was not taken up by the process in the background: {said[0]}")

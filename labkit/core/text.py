@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Final
 
+CONTROL: Final = r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+"""What no name of a file may hold: controls of terminals (C0, C1), marks of direction, and line ends of Unicode."""
 _LABELLED: Final = re.compile(r"\s*([A-Za-z0-9_][\w.+-]*)\s*=\s*(\S.*)", re.DOTALL)
 
 
@@ -42,6 +45,15 @@ def printable(text: str) -> str:
     a\x1b[2Jb\u202e
     """
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def odd_name(names: Iterable[object]) -> str | None:
+    r"""Return the first name with a control character, written out; None if there is none.
+
+    >>> odd_name(["a", "b\nc"]), odd_name(["a"])
+    ('b\\nc', None)
+    """
+    return next((printable(text) for text in map(str, names) if re.search(CONTROL, text)), None)
 
 
 def without_seed(trace: str) -> str:

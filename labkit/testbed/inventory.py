@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Self
 
 from labkit.core.cluster import Cluster
+from labkit.core.consent import Outside, digest_of
 from labkit.core.errors import InputError, unknown
 from labkit.core.faults import told
-from labkit.testbed.ssh.options import Options, SshConfig, checked_defaults, checked_options
+from labkit.testbed.ssh.config_include import expanded as expanded_config
+from labkit.testbed.ssh.options import NONE, Options, SshConfig, checked_defaults, checked_options
 from labkit.topology.host_ranges import expanded, listed
 from labkit.topology.inventory import Host, cluster_of, parse
 
@@ -98,12 +100,15 @@ class Inventory:
         File of the trusted host keys.
     groups : mapping
         Names for some of the machines, in the order of the file: the table [groups].
+    config : str
+        The configuration of SSH that it was read with; "none": no file.
     """
 
     path: Path
     machines: tuple[Machine, ...]
     known_hosts: Path
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    config: str = NONE
 
     @classmethod
     def read(cls, path: str | Path | None = None) -> Self:
@@ -130,12 +135,22 @@ class Inventory:
         machines, others = _machines(content.hosts, defaults=defaults, config=config, here=here)
         if faults := [*content.faults, *faults, *more, *others]:
             raise InputError(told(str(file), faults))
-        return cls(file, tuple(machines), Path(defaults.known_hosts).expanduser(), content.groups)
+        return cls(file, tuple(machines), Path(defaults.known_hosts).expanduser(), content.groups, defaults.config)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the machines, in order."""
         return tuple(machine.name for machine in self.machines)
+
+    @property
+    def outside(self) -> Outside:
+        """What a run uses with it: programs that lead to hosts, and a configuration of SSH but the user's own."""
+        texts = [("", self.path.read_bytes())]
+        config = Path(self.config)
+        if self.config not in (NONE, str(Path(Options().config).expanduser())) and config.is_file():
+            texts.append(("config", expanded_config(config).encode()))
+        where = str(self.path.absolute())
+        return Outside("inventory", where, where, digest_of(texts))
 
     def only(self, names: str | Iterable[str]) -> Self:
         """Return the inventory of some machines, in the order of the file; names may be one string with commas.

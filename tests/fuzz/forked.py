@@ -43,6 +43,7 @@ def _be(words: list[str], cwd: Path, said: Path) -> None:
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
+        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")  # pytest has its own
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
         if not any(
             word.endswith(("report", "--figure")) for word in words

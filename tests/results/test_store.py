@@ -207,7 +207,7 @@ def test_runs_that_begin_at_once_take_ids_of_their_own(tmp_path):
 def test_a_day_of_seconds_is_a_hundred_files_and_can_be_read_and_followed_at_any_time(tmp_path):
     rows = np.tile(by_hand(), 200)[:1100]
     writer, most = begin(tmp_path), 0
-    tail, followed = RunTail(writer.folder), []
+    tail, followed = RunTail(writer.folder, jobs=three_jobs(), cluster=TWO_MACHINES), []
     for i, row in enumerate(np.array_split(rows, 1100)):
         writer.append(row)
         writer.flush()

@@ -169,7 +169,7 @@ def other_labkit(tmp_path):
     for name in ("__init__.py", "early.py", "proc.py", "release.py", "unix_sockets.py"):
         shutil.copy(here / name, tree / "labkit")
     wire = tree / "labkit" / "testbed" / "agent" / "wire.py"
-    wire.write_text(wire.read_text().replace("PROTOCOL: Final = 1", "PROTOCOL: Final = 2"))
+    wire.write_text(wire.read_text().replace("PROTOCOL: Final = 2", "PROTOCOL: Final = 3"))
     return {**os.environ, "PYTHONPATH": str(tree)}
 
 
