@@ -184,6 +184,11 @@ class RunWriter:
         self._mark(state)
         self._lock.release()
 
+    def taken_over(self, by: str) -> None:
+        """Write the rest, and that another process drives the run from now on."""
+        self.tell(config={**self.info.config, TAKEN_BY: by})
+        self.close(RunState.TAKEN_OVER)
+
     def _roll(self) -> None:
         """Join the last files where there are enough of one size: 32 of a part each, 32 of 32 parts each, ..."""
         size = FAN_IN
@@ -214,8 +219,7 @@ class RunWriter:
         if kind is None:
             self.close()
         elif isinstance(error, TakenOverError):
-            self.tell(config={**self.info.config, TAKEN_BY: error.by})
-            self.close(RunState.TAKEN_OVER)
+            self.taken_over(error.by)
         else:
             self.close(RunState.STOPPED if issubclass(kind, KeyboardInterrupt | EndedError) else RunState.FAILED)
 

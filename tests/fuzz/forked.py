@@ -46,7 +46,7 @@ def _be(words: list[str], cwd: Path, said: Path) -> None:
         sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")  # pytest has its own
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
         if not any(
-            word.endswith(("report", "--figure")) for word in words
+            word.endswith(("report", "--figure", "--out", "--resume")) for word in words
         ):  # the browser engine that draws reserves more
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         signal.alarm(WALL_S)

@@ -44,7 +44,7 @@ READS = {
     "compared": ["runs", "compare", "gift", "--no-open", "--out", "out/c.html"],
     "figure": ["figure", GIFT, "--out", "out/f.svg"],
     "against": ["fidelity", "runs/honest", "--against", GIFT, "--out", "out/a.html"],
-    "as a trace": ["simulate", f"{GIFT}/jobs.parquet", "--cluster", "demo", "--scheduler", "fifo"],
+    "as a trace": ["simulate", f"{GIFT}/jobs.parquet", "--cluster", "demo", "--scheduler", "fifo", "--runs", "out"],
     "removed": ["runs", "remove", "gift", "--yes"],
 }
 
@@ -120,7 +120,8 @@ def refuse(work: Path, name: str, commands: dict[str, list[str]]) -> None:
         code, said = ran(words, cwd=work)
         assert not (work / CANARY).exists(), f"{called} ran what {name} holds:\n{said}"
         assert rest_of(work) == before, f"{called} wrote outside of the folder for {name}:\n{said}"
-        assert not complaint(code, said), f"{called}, {name}: {complaint(code, said)}\n{said}"
+        if (called, code) != ("watch", 1):  # a run that was stopped
+            assert not complaint(code, said), f"{called}, {name}: {complaint(code, said)}\n{said}"
 
 
 def test_what_a_user_began_goes_on_without_a_question(work: Path) -> None:

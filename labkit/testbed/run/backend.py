@@ -198,6 +198,11 @@ class SshBackend:
                 return self._folded(rows)
             self._inbox.wait(min([until_s, tick_s, self._next_arrival_s(), *self._run_events.aside.values()]) - now_s)
 
+    @property
+    def taken_by(self) -> str:
+        """Which process has taken the run over; empty: none."""
+        return self._fence.taken_by
+
     def members(self, job: int) -> list[MemberStatus]:
         """Return the processes that train a job: name, role, site, pid, whether it has joined, and what it uses.
 
