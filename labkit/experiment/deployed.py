@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.core.consent import Trust, is_stored, stored, typed, use
+from labkit.core.consent import Trust, is_stored, stored, typed
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import NO_EVENTS, Events
 from labkit.core.jobs import Jobs
@@ -247,7 +247,6 @@ def _hosts(memory: SavedState, record: RunRecord) -> Inventory:
         hosts = Inventory.read(memory.inventory)
     except LabkitError as error:
         raise InputError(f"run '{record.info.run}' cannot go on without its hosts: {error}") from None
-    use(hosts.outside)
     now, then = hosts.cluster(), record.cluster
     same = now.machines == then.machines and np.array_equal(now.group_machine, then.group_machine)
     same = same and np.array_equal(now.partition, then.partition)

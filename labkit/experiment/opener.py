@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from labkit.core.consent import keep, use
+from labkit.core.consent import keep
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
@@ -89,7 +89,6 @@ class Preflight:
             raise InputError(f"a lease of {lease_s:g} s; expected {SHORTEST_LEASE_S:g} s to 30 days.")
         self.lease_s, self.retries = lease_s, retries
         self.run, self.config = run, dict(config or {})
-        use(inventory.outside)
         if run is not None:
             refuse_taken(run, root=runs)
         self.experiment, self.inventory, self.runs = experiment, inventory, Path(runs)

@@ -18,6 +18,7 @@ from labkit.core.errors import InputError
 from labkit.core.events import Events
 from labkit.core.jobs import Jobs
 from labkit.core.parquet import ForeignError, ParquetError, decode, decode_frame, encode, encode_frame
+from labkit.core.resources import RESOURCES
 from labkit.core.text import odd_name, printable
 from labkit.results.record import RUN_ID, RunInfo, RunState
 from labkit.results.table import from_columns, to_columns
@@ -134,11 +135,35 @@ def read_cluster(path: Path) -> Cluster:
     types |= dict.fromkeys(("capacity", "group_pcie_gbps", "machine_socket_gbps"), np.float64)
     try:
         arrays: dict[str, Any] = {name: np.array(row[name], dtype=dtype) for name, dtype in types.items()}
-        return Cluster(
-            name=str(row["name"]), machines=tuple(row["machines"]), device_types=tuple(row["device_types"]), **arrays
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} does not describe a cluster: {error!r}.") from error
+        machines, kinds = (tuple(map(str, row[name])) for name in ("machines", "device_types"))
+        cluster = Cluster(name=str(row["name"]), machines=machines, device_types=kinds, **arrays)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{path} does not describe a cluster: {printable(str(error))}.") from error
+    if fault := _fault_of(cluster):
+        raise InputError(f"{path} does not describe a cluster: {fault}.")
+    return cluster
+
+
+def _fault_of(cluster: Cluster) -> str:
+    """Return what is wrong with a cluster, "" if nothing is."""
+    m, g = cluster.n_machines, len(cluster.group_machine) if cluster.group_machine.ndim else 0
+    shapes = {
+        "group_machine": (g,), "group_type": (g,), "capacity": (g, len(RESOURCES)), "group_pcie_gbps": (g,),
+        "machine_socket_gbps": (m,), "partition": (m,),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        column = getattr(cluster, name)
+        if column.shape != shape or not (column >= 0).all():
+            return f"{name} has the shape {column.shape}, or amounts below 0; expected {shape}"
+    if not (m and g and np.isfinite(cluster.capacity).all()):
+        return "it has no machines, no device groups, or no finite capacity"
+    if cluster.group_machine.max() >= m or (np.diff(cluster.group_machine) < 0).any():
+        return "group_machine names machines that there are none of, or not in their order"
+    if cluster.group_type.max() >= len(cluster.device_types):
+        return "group_type names device types that there are none of"
+    if odd := odd_name((cluster.name, *cluster.machines, *cluster.device_types)):
+        return f"the name '{odd}' has control characters"
+    return ""
 
 
 def write_reasons(path: Path, reasons: Sequence[str]) -> None:

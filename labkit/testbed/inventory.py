@@ -7,12 +7,13 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 from labkit.core.cluster import Cluster
-from labkit.core.consent import Outside, digest_of
+from labkit.core.consent import Outside, digest_of, use
 from labkit.core.errors import InputError, unknown
 from labkit.core.faults import told
 from labkit.testbed.ssh.config_include import expanded as expanded_config
@@ -100,15 +101,12 @@ class Inventory:
         File of the trusted host keys.
     groups : mapping
         Names for some of the machines, in the order of the file: the table [groups].
-    config : str
-        The configuration of SSH that it was read with; "none": no file.
     """
 
     path: Path
     machines: tuple[Machine, ...]
     known_hosts: Path
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    config: str = NONE
 
     @classmethod
     def read(cls, path: str | Path | None = None) -> Self:
@@ -131,26 +129,17 @@ class Inventory:
         content = parse(file)
         here = file.absolute().parent
         defaults, faults = checked_defaults(content.ssh, here=here)
+        use(_outside(file, defaults.config))  # a configuration of SSH may run programs as soon as it is looked into
         config, more = SshConfig.read(defaults.config)
         machines, others = _machines(content.hosts, defaults=defaults, config=config, here=here)
         if faults := [*content.faults, *faults, *more, *others]:
             raise InputError(told(str(file), faults))
-        return cls(file, tuple(machines), Path(defaults.known_hosts).expanduser(), content.groups, defaults.config)
+        return cls(file, tuple(machines), Path(defaults.known_hosts).expanduser(), content.groups)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the machines, in order."""
         return tuple(machine.name for machine in self.machines)
-
-    @property
-    def outside(self) -> Outside:
-        """What a run uses with it: programs that lead to hosts, and a configuration of SSH but the user's own."""
-        texts = [("", self.path.read_bytes())]
-        config = Path(self.config)
-        if self.config not in (NONE, str(Path(Options().config).expanduser())) and config.is_file():
-            texts.append(("config", expanded_config(config).encode()))
-        where = str(self.path.absolute())
-        return Outside("inventory", where, where, digest_of(texts))
 
     def only(self, names: str | Iterable[str]) -> Self:
         """Return the inventory of some machines, in the order of the file; names may be one string with commas.
@@ -192,6 +181,16 @@ class Inventory:
 
     def __len__(self) -> int:
         return len(self.machines)
+
+
+def _outside(file: Path, config: str) -> Outside:
+    """Return what is used with an inventory: programs that lead to hosts, a configuration of SSH but the user's own."""
+    texts = [("", file.read_bytes())]
+    if config not in (NONE, Options().config, str(Path(Options().config).expanduser())) and Path(config).is_file():
+        with suppress(InputError, OSError, UnicodeDecodeError):  # what cannot be read is told, and not used
+            texts.append(("config", expanded_config(Path(config)).encode()))
+    where = str(file.absolute())
+    return Outside("inventory", where, where, digest_of(texts))
 
 
 def usual() -> Path:

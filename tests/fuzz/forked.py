@@ -1,6 +1,7 @@
 """Run commands in forks of one warm process, and tell which of them ended otherwise than they may.
 
-`python -m tests.fuzz.forked FIRST N` runs commands FIRST to FIRST + N - 1 and prints a line of JSON for each bad end.
+`python -m tests.fuzz.forked FIRST N` runs commands FIRST to FIRST + N - 1 and prints a line of JSON for each bad end;
+with the word `stored` behind it, it damages stored folders instead (`tests.fuzz.stored`).
 """
 
 from __future__ import annotations
@@ -116,10 +117,12 @@ def warm() -> None:
 
 def main() -> None:
     """Run what the command line asks for."""
+    from tests.fuzz import stored
+
     first, n = int(sys.argv[1]), int(sys.argv[2])
     warm()
     for number in range(first, first + n):
-        if wrong := attempt(number):
+        if wrong := (stored.attempt if sys.argv[3:] else attempt)(number):
             print(json.dumps(wrong), flush=True)
 
 

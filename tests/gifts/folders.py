@@ -146,6 +146,12 @@ def an_inventory_with_a_configuration_of_ssh(folder: Path) -> None:
 
 
 @gift
+def an_inventory_whose_configuration_asks_a_program(folder: Path) -> None:
+    an_inventory_with_a_configuration_of_ssh(folder)
+    (folder / "config").write_text(f'Match exec "touch {CANARY}"\n  User other\n')
+
+
+@gift
 def a_training_script(folder: Path) -> None:
     digest = "0" * 64
     (folder / "staged").mkdir()

@@ -38,14 +38,16 @@ RUNS_CODE = {
 """Commands that run or write something in the folder that they are given."""
 READS = {
     "watch": ["watch", GIFT, "--once"],
-    "report": ["report", GIFT, "--out", "out/r.html"],
     "list": ["runs", "list"],
     "list within": ["runs", "list", "--runs", GIFT],
+    "as a trace": ["simulate", f"{GIFT}/jobs.parquet", "--cluster", "demo", "--scheduler", "fifo", "--runs", "out"],
+    "removed": ["runs", "remove", "gift", "--yes"],
+}
+DRAWS = {
+    "report": ["report", GIFT, "--out", "out/r.html"],
     "compared": ["runs", "compare", "gift", "--no-open", "--out", "out/c.html"],
     "figure": ["figure", GIFT, "--out", "out/f.svg"],
     "against": ["fidelity", "runs/honest", "--against", GIFT, "--out", "out/a.html"],
-    "as a trace": ["simulate", f"{GIFT}/jobs.parquet", "--cluster", "demo", "--scheduler", "fifo", "--runs", "out"],
-    "removed": ["runs", "remove", "gift", "--yes"],
 }
 
 
@@ -67,7 +69,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert code == 0, said
         (run,) = (work / "runs").iterdir()
         run.rename(work / "runs/honest")
-        consent.use(Inventory.read("hosts.toml").outside)
+        Inventory.read("hosts.toml")
         consent.keep()
         consent._agreed.clear()  # commands are forks of this process: they are to find it on the disk
     info = json.loads((work / "runs/honest/run.json").read_text())
@@ -155,3 +157,10 @@ def test_a_gift_is_refused_by_all_that_would_run_or_write_there(work: Path, name
 @pytest.mark.parametrize("name", GIFTS)
 def test_a_gift_can_be_read(work: Path, name: str) -> None:
     refuse(work, name, READS)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("LABKIT_CHAOS" not in os.environ, reason="each draws for seconds: make chaos")
+@pytest.mark.parametrize("name", GIFTS)
+def test_a_gift_can_be_drawn(work: Path, name: str) -> None:
+    refuse(work, name, DRAWS)

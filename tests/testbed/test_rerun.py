@@ -365,6 +365,9 @@ def test_attach_refuses_in_one_line_what_cannot_go_on(two: Bed, runs: Path) -> N
     told = two.hosts_file.read_text()
     two.hosts_file.write_text(told.replace("gpus = 1", "gpus = 2"))
     with pytest.raises(InputError, match=r"began on h0, h1; .* or other resources or pods. Put back"):
+        attach(folder, trust=True)
+    two.hosts_file.write_text(told + "\n# changed\n")
+    with pytest.raises(InputError, match=r"hosts\.toml .* which has changed since you agreed to it; .*--trust"):
         attach(folder)
     two.hosts_file.unlink()
     with pytest.raises(InputError, match=f"run '{folder.name}' cannot go on without its hosts"):
