@@ -11,14 +11,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from labkit.testbed.agent.places import read_json, write_whole
 from labkit.testbed.agent.shapes import Leader
 from labkit.testbed.agent.wire import Refusal, check_name, wall_s
-
-if TYPE_CHECKING:
-    from labkit.testbed.agent.connections import ClientConnection
 
 FENCES: Final = "fences"
 ORDERS: Final = ("start", "claim", "tell", "stop", "renew")
@@ -28,6 +25,14 @@ FENCED: Final = "fenced"
 OLD_S: Final = 40 * 86400.0
 """Seconds after which a fence that nobody uses is forgotten: longer than the longest lease."""
 MOST_TEXT: Final = 200
+
+
+class Connected(Protocol):
+    """A connection of a client."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class Fences:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FENCES
         self._known: dict[str, Fence] = {}
-        self._heard: dict[str, tuple[ClientConnection, int]] = {}
+        self._heard: dict[str, tuple[Connected, int]] = {}
         """By fence: the connection that its newest order came over, and the number of orders."""
         for path in self._folder.glob("*.json"):
             with suppress(Refusal, TypeError):
@@ -86,7 +91,7 @@ class Fences:
         there = connection is not None and connection.alive
         return Leader(led.generation, led.token, led.by, there, n_orders)
 
-    def lead(self, fence: Fence, connection: ClientConnection) -> Leader:
+    def lead(self, fence: Fence, connection: Connected) -> Leader:
         """Let a process lead a fence from now on.
 
         Raises
@@ -107,7 +112,7 @@ class Fences:
         self.heard(fence, connection)
         return self.look(fence.name)
 
-    def heard(self, fence: Fence, connection: ClientConnection) -> None:
+    def heard(self, fence: Fence, connection: Connected) -> None:
         """Note an order of the process that leads a fence."""
         self._heard[fence.name] = connection, self._heard.get(fence.name, (None, 0))[1] + 1
 
