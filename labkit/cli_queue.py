@@ -118,7 +118,7 @@ def queue_rows(queue: RunQueue, folder: Path) -> Table:
     worked = writer_of(folder) is not None
     for each in queue.runs:
         took = ""
-        if (path := folder / each.run / "run.json").is_file():
+        if (path := folder / each.run / "run.json").is_file() and not path.parent.is_symlink():
             took = human_s(files.read_info(path).wall_s)
         table.add_row(each.run, each.scheduler, str(each.repeat), state_told(each.state, worked=worked), took, each.why)
     return table
@@ -159,7 +159,7 @@ def current_run(folder: Path) -> Path | None:
     """Return the folder of the run that a queue carries out now, as soon as there is one."""
     queue = RunQueue.read(folder)
     found = (folder / each.run for each in queue.runs if each.state == QueueState.RUNNING)
-    return next((run for run in found if (run / "run.json").is_file()), None)
+    return next((run for run in found if (run / "run.json").is_file() and not run.is_symlink()), None)
 
 
 def detach(folder: Path, *, again: bool = False, trust: bool = False) -> int:

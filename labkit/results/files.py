@@ -186,6 +186,8 @@ def _json(path: Path) -> Any:
         return json.loads(read_plain(path).decode())
     except FileNotFoundError:
         raise InputError(f"{path} is missing; the folder is not a whole run.") from None
+    except InputError:  # it is no plain file
+        raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON ({error}); the run cannot be read.") from error
 

@@ -212,6 +212,8 @@ def _read_plan(folder: Path) -> dict[str, Any] | None:
         raise TypeError("axes and meanings are no objects")
     except FileNotFoundError:
         return None
+    except InputError:  # it is no plain file
+        raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} does not describe a sweep ({error!r}); take another folder.") from error
 

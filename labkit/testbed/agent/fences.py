@@ -57,7 +57,12 @@ class Fence:
         values: Mapping[str, Any] = given if isinstance(given, dict) else {}
         generation, token, by = values.get("generation"), values.get("token"), values.get("by", "")
         since_s = values.get("since_s", 0.0)
-        if type(generation) is not int or not 0 < generation < 1 << 53 or not isinstance(by, str):
+        if (
+            type(generation) is not int
+            or not 0 < generation < 1 << 53
+            or not isinstance(by, str)
+            or type(since_s) not in (int, float)
+        ):
             raise Refusal("argument", "a fence has a name, a generation above 0, a token, and by whom it is led")
         return cls(
             check_name(values.get("name"), "fence"), generation, check_name(token, "token"), by[:MOST_TEXT], since_s
