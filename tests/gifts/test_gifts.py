@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from labkit.core import consent
+from labkit.core.outside import _offered
 from labkit.testbed.inventory import Inventory
 from tests.fuzz.forked import complaint, ran, warm
-from tests.gifts.folders import CANARY, GIFT, GIFTS, HOSTS, change
+from tests.gifts.folders import CANARY, GIFT, GIFTS, HOSTS, change, names
 
 PROFILE = Path(__file__).parents[2] / "traces" / "testbed-profile.json"
 MINE = """
@@ -101,9 +102,9 @@ def rest_of(work: Path) -> str:
     """Return a digest of all that a command may not change: names, links and contents outside the gift and `out`."""
     whole = hashlib.sha256()
     left_out = (work / GIFT, work / "out", work / ".stderr", work / "elsewhere" / "gift")
-    for root, folders, names in os.walk(work):
+    for root, folders, files in os.walk(work):
         folders[:] = sorted(name for name in folders if Path(root) / name not in left_out and name != "__pycache__")
-        for path in (Path(root) / name for name in sorted([*folders, *names])):
+        for path in (Path(root) / name for name in sorted([*folders, *files])):
             if path not in left_out and path.name != ".stderr":
                 what = os.readlink(path) if path.is_symlink() else "" if path.is_dir() else path.read_bytes().hex()
                 whole.update(f"{path}\0{what}\n".encode())
@@ -146,6 +147,31 @@ def test_what_changed_since_is_asked_for_again_and_trusted_by_a_word(work: Path)
         for words in (["attach", "honest", "--trust"], ["attach", "honest"]):
             assert "cannot be used" in ran(words, cwd=work)[1]
     assert (work / "state/labkit/trusted").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_entry_point_of_another_package_needs_consent_to_its_version(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = work / "packages"
+    shutil.copytree(work / "runs/honest", work / GIFT)
+    names(work / GIFT, "evil")
+    for version in ("1.0", "1.1"):
+        shutil.rmtree(code, ignore_errors=True)
+        about = code / f"evilpkg-{version}.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: evilpkg\nVersion: {version}\n")
+        (about / "entry_points.txt").write_text("[labkit.schedulers]\nevil = evilpkg:S\n")
+        shutil.move(work / GIFT / "evil.py", code / "evilpkg.py")
+        shutil.copy(code / "evilpkg.py", work / GIFT / "evil.py")
+        monkeypatch.syspath_prepend(code)
+        _offered.cache_clear()
+        exit_code, said = ran(["attach", "gift"], cwd=work)
+        assert (exit_code, (work / CANARY).exists()) == (2, False), said
+        assert f"the scheduler evil in evilpkg {version} (SHA-256 " in said
+        ran(["attach", "gift", "--trust"], cwd=work)
+        assert (work / CANARY).exists(), "it runs once it is trusted"
+        (work / CANARY).unlink()
+    _offered.cache_clear()
 
 
 @pytest.mark.parametrize("name", GIFTS)

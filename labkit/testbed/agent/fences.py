@@ -27,7 +27,7 @@ OLD_S: Final = 40 * 86400.0
 MOST_TEXT: Final = 200
 
 
-class Connected(Protocol):
+class FencedConnection(Protocol):
     """A connection of a client."""
 
     @property
@@ -81,7 +81,7 @@ class Fences:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FENCES
         self._known: dict[str, Fence] = {}
-        self._heard: dict[str, tuple[Connected, int]] = {}
+        self._heard: dict[str, tuple[FencedConnection, int]] = {}
         """By fence: the connection that its newest order came over, and the number of orders."""
         for path in self._folder.glob("*.json"):
             with suppress(Refusal, TypeError):
@@ -96,7 +96,7 @@ class Fences:
         there = connection is not None and connection.alive
         return Leader(led.generation, led.token, led.by, there, n_orders)
 
-    def lead(self, fence: Fence, connection: Connected) -> Leader:
+    def lead(self, fence: Fence, connection: FencedConnection) -> Leader:
         """Let a process lead a fence from now on.
 
         Raises
@@ -117,7 +117,7 @@ class Fences:
         self.heard(fence, connection)
         return self.look(fence.name)
 
-    def heard(self, fence: Fence, connection: Connected) -> None:
+    def heard(self, fence: Fence, connection: FencedConnection) -> None:
         """Note an order of the process that leads a fence."""
         self._heard[fence.name] = connection, self._heard.get(fence.name, (None, 0))[1] + 1
 
