@@ -20,9 +20,11 @@ from labkit.experiment.command import (
     Profile,
     Runs,
     Spread,
+    Trust,
     retries_of,
     tell,
     tell_watch,
+    trust_of,
 )
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ class QueueAsk:
     again: bool
     detach: bool
     against: str | None
+    trust: bool
 
     @property
     def wanted(self) -> bool:
@@ -101,6 +104,7 @@ def deploy(
     detach: Detach = False,
     resume: Resume = None,
     again: Again = False,
+    trust: Trust = False,
     against: Against = None,
     inventory: Inventory = None,
     runs: Runs = Path("runs"),
@@ -126,7 +130,7 @@ def deploy(
     """
     ask = QueueAsk(
         schedulers=schedulers, repeat=repeat, dry_run=dry_run, resume=resume, again=again, detach=detach,
-        against=against,
+        against=against, trust=trust,
     )  # fmt: skip
     if resume is not None:
         beside = {"TRACE": trace, "--scheduler": scheduler, "--name": name, "--inventory": inventory}
@@ -140,6 +144,8 @@ def deploy(
         raise InputError(f"both --scheduler {scheduler} and --schedulers {schedulers} are given; leave one out.")
     if again:
         raise InputError("--again goes with --resume NAME.")
+    if trust:
+        raise InputError("--trust goes with --resume NAME: what is typed here needs no consent.")
     if ask.wanted:
         _queue(jobs, ask, schedulers or scheduler or ALONE, name=name, runs=runs, as_json=as_json, options=options)
         return
@@ -254,7 +260,8 @@ def _resume(ask: QueueAsk, *, runs: Path, as_json: bool) -> None:
 
     folder = queue_of(str(ask.resume), runs=runs)
     if ask.detach:
-        print(f"queue {folder.name} is worked by process {detach(folder, again=ask.again)}, in the background")
+        pid = detach(folder, again=ask.again, trust=ask.trust)
+        print(f"queue {folder.name} is worked by process {pid}, in the background")
         return
     _work(folder, ask, as_json=as_json)
 
@@ -273,7 +280,7 @@ def _work(folder: Path, ask: QueueAsk, *, as_json: bool) -> None:
     try:
         queue = work_queue(
             folder, again=ask.again, progress=not as_json and sys.stderr.isatty(),
-            tell=None if as_json else tell_run(queue),
+            tell=None if as_json else tell_run(queue), trust=trust_of(ask.trust),
         )  # fmt: skip
     except KeyboardInterrupt:
         print(f"labkit: go on with: labkit deploy --resume {folder.name} --runs {folder.parent}", file=sys.stderr)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from labkit.core.below import Below, read_plain, refuse_foreign
 from labkit.core.errors import InputError
 from labkit.core.text import human_s
 from labkit.printing import printable
@@ -118,7 +119,7 @@ def queue_rows(queue: RunQueue, folder: Path) -> Table:
     worked = writer_of(folder) is not None
     for each in queue.runs:
         took = ""
-        if (path := folder / each.run / "run.json").is_file():
+        if (path := folder / each.run / "run.json").is_file() and not path.parent.is_symlink():
             took = human_s(files.read_info(path).wall_s)
         table.add_row(each.run, each.scheduler, str(each.repeat), state_told(each.state, worked=worked), took, each.why)
     return table
@@ -159,10 +160,10 @@ def current_run(folder: Path) -> Path | None:
     """Return the folder of the run that a queue carries out now, as soon as there is one."""
     queue = RunQueue.read(folder)
     found = (folder / each.run for each in queue.runs if each.state == QueueState.RUNNING)
-    return next((run for run in found if (run / "run.json").is_file()), None)
+    return next((run for run in found if (run / "run.json").is_file() and not run.is_symlink()), None)
 
 
-def detach(folder: Path, *, again: bool = False) -> int:
+def detach(folder: Path, *, again: bool = False, trust: bool = False) -> int:
     """Start a process that works a queue and outlives this one; return its id when it has the queue.
 
     Parameters
@@ -171,14 +172,25 @@ def detach(folder: Path, *, again: bool = False) -> int:
         Of the queue.
     again : bool
         Run those that failed, too.
+    trust : bool
+        Use what the queue names outside labkit.
 
     Raises
     ------
     InputError
         If it ended, or took too long; the last line of its log.
     """
-    words = ["deploy", "--resume", folder.name, "--runs", str(folder.parent.absolute()), *(["--again"] * again)]
-    with (folder / LOG).open("ab") as log:
+    words = [
+        "deploy",
+        "--resume",
+        folder.name,
+        "--runs",
+        str(folder.parent.absolute()),
+        *(["--again"] * again),
+        *(["--trust"] * trust),
+    ]
+    refuse_foreign(folder)
+    with Below(folder) as below, below.append(LOG) as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "labkit.cli", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
@@ -193,5 +205,5 @@ def detach(folder: Path, *, again: bool = False) -> int:
         if process.poll() == 0:
             return process.pid
         time.sleep(LOOK_S)  # flock tells no news
-    said = (folder / LOG).read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+    said = read_plain(folder / LOG).decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
     raise InputError(f"queue '{folder.name}' was not taken up by the process in the background: {said[0]}")

@@ -5,6 +5,7 @@ LabkitError
 │   ├── TraceError      faults of a trace, gathered, each with file, line and column
 │   └── ProfileError    measurements that cannot be fitted
 ├── PlacementError      a placement that overfills a device group or names an unknown job
+├── TakenOverError      another process drives a run on machines from now on
 ├── EndedError          a run on machines was ended on its hosts from elsewhere
 ├── StalledError        jobs wait, nothing runs and nothing will arrive, or all that happens leads nowhere
 ├── StaleSnapshotError  a snapshot was read after its session had moved on
@@ -47,6 +48,14 @@ class ProfileError(InputError):
 
 class PlacementError(LabkitError, ValueError):
     """A placement that the cluster cannot hold."""
+
+
+class TakenOverError(LabkitError, RuntimeError):
+    """Another process drives this run on its hosts from now on; `by` says which."""
+
+    def __init__(self, run: str, by: str) -> None:
+        super().__init__(f"run '{run}' was taken over by {by}; it goes on there, and nothing more is done here.")
+        self.by = by
 
 
 class EndedError(LabkitError, RuntimeError):

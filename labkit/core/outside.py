@@ -1,4 +1,8 @@
-"""Schedulers, placers and speed models of one's own: `file.py:Name`, `package.module:Name`, or an entry point."""
+"""Schedulers, placers and speed models of one's own: `file.py:Name`, `package.module:Name`, or an entry point.
+
+What is typed is imported as Python does it. What a stored record names needs consent (`labkit.core.consent`), and then
+runs from the very bytes that were consented to: no compiled copy beside them, and no module that is not among them.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,40 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from labkit.core import consent
+from labkit.core.consent import Outside
 from labkit.core.errors import InputError, unknown
+from labkit.core.sources import Sources, installed, sources_of, sources_of_module
 from labkit.core.text import labelled, shortened
 
 GROUPS: Final = {"scheduler": "labkit.schedulers", "placer": "labkit.placers", "speed model": "labkit.speeds"}
 """What there may be of one's own, and the group of its entry points."""
 
+FILES: Final = frozenset({"learned", "weights"})
+"""Options of labkit's own schedulers that name files: to read, or to write."""
 _NAME: Final = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*")
+
+
+_whole: ContextVar[str] = ContextVar("the name that is being resolved, with its options", default="")
+
+
+@contextmanager
+def naming(text: str) -> Iterator[None]:
+    """Resolve the names within a whole one: consent to `mine.py:Mine(k=2)` is none to `mine.py:Mine(k=3)`."""
+    token = _whole.set(_whole.get() or text)
+    try:
+        yield
+    finally:
+        _whole.reset(token)
 
 
 def is_outside(name: str) -> bool:
@@ -74,13 +98,29 @@ def load(name: str, *, what: str) -> Any:
             f"{what} '{shortened(name)}' cannot be read; expected package.module:Name, such as mine:SmallestFirst, or "
             "file.py:Name."
         )
-    where, _, attribute = name.partition(":")
+    where, _, attribute = name.rpartition(":")
     file = file_of(name)
     module = _imported(where, name=name, what=what) if file is None else _read(file, name=name, what=what)
     if not hasattr(module, attribute):
         public = [known for known in vars(module) if not known.startswith("_")]
         raise unknown(f"{what} of {'module' if file is None else 'file'} {where}", attribute, public)
     return getattr(module, attribute)
+
+
+def use_file(name: object, *, what: str) -> None:
+    """Note that a scheduler reads or writes a file that an option names.
+
+    Raises
+    ------
+    InputError
+        If a stored record names it, and there is no consent.
+    """
+    for each in name if isinstance(name, list | tuple) else [name]:
+        file = Path(str(each)).expanduser().absolute()
+        if file.is_file() or "/" in str(each) or what.endswith("learned"):
+            read = file.is_file() and not what.endswith("learned")  # what a run learns is written again and again
+            data = file.read_bytes() if read else str(file).encode()
+            consent.use(Outside(what, str(file), str(file), consent.digest_of([("", data)])))
 
 
 def file_of(name: str) -> Path | None:
@@ -105,17 +145,18 @@ def _read(file: Path, *, name: str, what: str) -> ModuleType:
             f"{what} {name}: {file} cannot be read ({error.strerror}); expected a Python file, from {Path.cwd()}."
         ) from None
     path = file.resolve()
+    sources = sources_of(path, source)
+    text = (_whole.get() or name).replace(str(name.rpartition(":")[0]), str(path))
+    consent.use(Outside(what, text, str(path), sources.digest))
     called = f"labkit_outside_{path.stem}_{hashlib.sha256(source).hexdigest()[:12]}"
     if called in sys.modules:
         return sys.modules[called]
-    if (beside := str(path.parent)) not in sys.path:
-        sys.path.append(beside)
+    _look_beside(sources)
     spec = importlib.util.spec_from_file_location(called, path)
     assert spec is not None  # it ends in .py
-    assert spec.loader is not None
     module = sys.modules[called] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(source, path, "exec"), module.__dict__)
     except BaseException as error:
         del sys.modules[called]
         if not isinstance(error, Exception):
@@ -124,21 +165,41 @@ def _read(file: Path, *, name: str, what: str) -> ModuleType:
     return module
 
 
+def _look_beside(sources: Sources) -> None:
+    """Let a module import what stands beside it: what is there if its name was typed, else what was consented to."""
+    if consent.is_stored():
+        sources.offer()
+    elif (beside := str(sources.root)) not in sys.path:
+        sys.path.append(beside)
+
+
 def _imported(where: str, *, name: str, what: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:  # a command that was installed does not look there by itself
-        sys.path.append(here)
+    _agree_to(where, name=name, what=what)
     try:
         return importlib.import_module(where)
     except ModuleNotFoundError as error:
         if error.name is None or not (where == error.name or where.startswith(f"{error.name}.")):
             raise InputError(f"{what} {name}: {where} needs the module {error.name}, which is not installed.") from None
         raise InputError(
-            f"{what} {name}: there is no module {where}; expected a file {where.replace('.', '/')}.py in {here}, or an "
-            "installed package."
+            f"{what} {name}: there is no module {where}; expected a file {where.replace('.', '/')}.py in {Path.cwd()}, "
+            "or an installed package."
         ) from None
     except Exception as error:  # a user's module may raise anything
         raise _broken(error, f"{what} {name}: module {where}") from error
+
+
+def _agree_to(where: str, *, name: str, what: str) -> None:
+    """Note that a module is about to be imported, and let imports find it."""
+    sources = sources_of_module(where)
+    place, digest = installed(where) if sources is None else (str(sources.main), sources.digest)
+    if place:
+        consent.use(Outside(what, _whole.get() or name, place, digest))
+    if not consent.is_stored():
+        here = str(Path.cwd())
+        if here not in sys.path:  # a command that was installed does not look there by itself
+            sys.path.append(here)
+    elif sources is not None:
+        sources.offer(first=True)
 
 
 def _broken(error: Exception, which: str) -> InputError:
@@ -164,6 +225,9 @@ def loaded(point: EntryPoint, *, what: str) -> Any:
     InputError
         If it cannot be imported; in one line.
     """
+    package = "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+    text = _whole.get() or point.name
+    consent.use(Outside(what, text, package, consent.digest_of([(point.name, f"{package} {point.value}".encode())])))
     try:
         return point.load()
     except Exception as error:  # a package may raise anything

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Final
 
+from labkit.printing import printable
+
+CONTROL: Final = r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+"""What no name of a file may hold: controls of terminals (C0, C1), marks of direction, and line ends of Unicode."""
 _LABELLED: Final = re.compile(r"\s*([A-Za-z0-9_][\w.+-]*)\s*=\s*(\S.*)", re.DOTALL)
 
 
@@ -57,6 +62,15 @@ def _is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
+
+
+def odd_name(names: Iterable[object]) -> str | None:
+    r"""Return the first name with a control character, written out; None if there is none.
+
+    >>> odd_name(["a", "b\nc"]), odd_name(["a"])
+    ('b\\nc', None)
+    """
+    return next((printable(text) for text in map(str, names) if re.search(CONTROL, text)), None)
 
 
 def without_seed(trace: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ import typer
 from labkit.printing import printable
 
 if TYPE_CHECKING:
+    from labkit.core.consent import Outside
     from labkit.results.record import RunRecord
     from labkit.testbed.run.retries import Retries
 
@@ -77,6 +79,21 @@ Spread = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Use what the record names outside labkit: files, modules, an inventory.")
+]
+
+
+def trust_of(trust: bool) -> bool | Callable[[Outside], bool]:
+    """Return whether to use what a record names outside labkit; a question for each of them where a person can answer.
+
+    Looking at a terminal is no answer: what would run is shown first, with its digest.
+    """
+    if trust or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return trust
+    return lambda thing: typer.confirm(f"The record names the {thing}. It would run here. Use it?", err=True)
+
+
 def attach(
     run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --runs.", metavar="RUN")],
     runs: Runs = Path("runs"),
@@ -86,6 +103,10 @@ def attach(
     lease: Lease = None,
     failures: Failures = None,
     spread: Spread = None,
+    trust: Trust = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take the run from a process that drives it from a copy of its folder.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run on a testbed that was cut off, stopped, or failed; with what its jobs have, or had saved."""
@@ -94,7 +115,7 @@ def attach(
     record = go_on(
         run, runs=runs, progress=not as_json, profile=profile, interference=interference, lease_s=lease,
         scheduler=scheduler,
-        retries=retries_of(failures, spread),
+        retries=retries_of(failures, spread), trust=trust_of(trust), take_over=take_over,
     )  # fmt: skip
     tell(record, runs=runs, as_json=as_json)
     raise typer.Exit(1 if record.summary["n_unfinished"] else 0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.core.consent import Trust, is_stored, stored, typed
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import NO_EVENTS, Events
 from labkit.core.jobs import Jobs
@@ -19,7 +20,8 @@ from labkit.experiment.opener import ASKED, LEASE_S, Begun, Preflight, name_on_h
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.session import Observer
 from labkit.experiment.time_limit import TimeLimitError, checked_limit, limited
-from labkit.results.record import RunRecord, RunState
+from labkit.printing import printable
+from labkit.results.record import TAKEN_BY, RunRecord, RunState
 from labkit.results.store import RunWriter, find, load
 from labkit.schedulers import named
 from labkit.testbed.run.saved_state import SavedState
@@ -139,6 +141,8 @@ def attach(
     lease_s: float | None = None,
     retries: Retries | None = None,
     time_limit_s: float | None = None,
+    trust: Trust = False,
+    take_over: bool = False,
     **options: Any,
 ) -> RunRecord:
     """Go on with a run on a testbed that was cut off, stopped, or failed.
@@ -161,40 +165,78 @@ def attach(
         By default that of the run.
     time_limit_s : float, optional
         Seconds after which the run is ended, those before it was cut off counted too.
+    trust : bool or callable
+        Whether to use what the record names outside labkit, such as a scheduler's file or an inventory, where the user
+        has not begun the run on this machine: `labkit.core.consent`.
+    take_over : bool
+        Take the run from a process that drives it now, from another copy of its folder.
     options
         As for `deploy`.
 
     Raises
     ------
     InputError
-        If it is no run on a testbed, is over, is written by another process, has other hosts now, or none of them can
-        be reached; nothing has changed then.
+        If it is no run on a testbed, is over, is written or driven by another process, has other hosts now, or none of
+        them can be reached; or it names something that has no consent; nothing has changed then.
+    TakenOverError
+        If another process takes the run over meanwhile.
     """
     path, limit_s = find(run, runs=runs), checked_limit(time_limit_s)
     writer = RunWriter.attach(path)
-    try:
-        record, memory = load(path), SavedState.read(path)
-        if record.info.state == RunState.DONE:
-            raise InputError(f"run '{path.name}' is over; labkit report {path} shows it, labkit.load reads it.")
-        options.setdefault("history", path.parent / FILE)
-        experiment = Experiment.of(record.jobs, cluster=_hosts(memory, record).cluster(), **options)
-        made, _ = named(scheduler or record.info.config.get(ASKED) or record.info.scheduler)
-        backend = _taken_over(record, memory, path, lease_s=lease_s, retries=retries)
-    except BaseException:
-        writer.let_go()
-        raise
-    try:
-        with writer, backend:
-            writer.resume()
-            rows = _run(
-                experiment, made, backend, record.info.scheduler, writer, observers=observers, progress=progress,
-                n_written=len(record.events), limit_s=limit_s,
+    options.setdefault("history", path.parent / FILE)
+    made = None if scheduler is None else named(scheduler)[0]
+    callers = nullcontext() if is_stored() else typed()  # options are not the record's, but may be a queue's
+    with stored(trust):
+        try:
+            record, memory = load(path), SavedState.read(path)
+            _refuse_over(record, path, take_over=take_over)
+            inventory = _hosts(memory, record)
+            with callers:
+                experiment = Experiment.of(record.jobs, cluster=inventory.cluster(), **options)
+            made = made or named_in(record)
+            backend = _taken_over(
+                record, memory, path, inventory=inventory, lease_s=lease_s, retries=retries, take_over=take_over
             )  # fmt: skip
-    except TimeLimitError:
-        return load(path)
+        except BaseException:
+            writer.let_go()
+            raise
+        try:
+            with writer, backend:
+                writer.resume()
+                rows = _run(
+                    experiment, made, backend, record.info.scheduler, writer, observers=observers, progress=progress,
+                    n_written=len(record.events), limit_s=limit_s,
+                )  # fmt: skip
+        except TimeLimitError:
+            return load(path)
     return RunRecord(
         info=writer.info, jobs=record.jobs, cluster=experiment.cluster, events=rows, reasons=writer.reasons
     )  # fmt: skip
+
+
+def named_in(record: RunRecord) -> Scheduler:
+    """Return the scheduler that a record names.
+
+    Raises
+    ------
+    InputError
+        If there is none, or it is not labkit's own and has no consent.
+    """
+    asked = record.info.config.get(ASKED)
+    with stored(False) if not is_stored() else nullcontext():
+        return named(asked if isinstance(asked, str) and asked else record.info.scheduler)[0]
+
+
+def _refuse_over(record: RunRecord, path: Path, *, take_over: bool) -> None:
+    """Raise if there is nothing to go on with, or the run goes on elsewhere."""
+    if record.info.state == RunState.DONE:
+        raise InputError(f"run '{path.name}' is over; labkit report {path} shows it, labkit.load reads it.")
+    if record.info.state == RunState.TAKEN_OVER and not take_over:
+        by = printable(str(record.info.config.get(TAKEN_BY, "another process")))
+        raise InputError(
+            f"run '{path.name}' was taken over by {by}, and goes on in its folder; to go on with this "
+            "one: --take-over (take_over=True)."
+        )
 
 
 def _hosts(memory: SavedState, record: RunRecord) -> Inventory:
@@ -217,16 +259,27 @@ def _hosts(memory: SavedState, record: RunRecord) -> Inventory:
 
 
 def _taken_over(
-    record: RunRecord, memory: SavedState, path: Path, *, lease_s: float | None, retries: Retries | None
+    record: RunRecord,
+    memory: SavedState,
+    path: Path,
+    *,
+    inventory: Inventory,
+    lease_s: float | None,
+    retries: Retries | None,
+    take_over: bool,
 ) -> SshBackend:
     """Return the backend of a run that goes on; where it was ended on the hosts, under a new name there."""
     from labkit.testbed.run.backend import SshBackend
+    from labkit.testbed.run.fence import RunFence
     from labkit.testbed.run.training import TrainingTable
 
     backend = SshBackend(
-        record.jobs, _hosts(memory, record), run=name_on_hosts(record.info) if memory.ended else memory.run,
-        folder=path, training=TrainingTable(**memory.training), began_at=memory.began_at,
+        record.jobs, inventory, run=name_on_hosts(record.info) if memory.ended else memory.run,
+        folder=path, training=TrainingTable.stored(memory.training, path), began_at=memory.began_at,
         lease_s=memory.lease_s if lease_s is None else lease_s, retries=retries, some=True,
+        fence=RunFence(
+            memory.fence or memory.run, run=record.info.run, after=memory.generation, take_over=take_over
+        ),
     )  # fmt: skip
     try:
         backend.go_on(record.events, memory)

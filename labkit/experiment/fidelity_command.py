@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from labkit.core.errors import InputError
-from labkit.experiment.command import AsJson, Runs
+from labkit.experiment.command import AsJson, Runs, Trust, trust_of
 
 
 def fidelity(
@@ -29,6 +29,7 @@ def fidelity(
     out: Annotated[
         Path | None, typer.Option(help="The report; by default reports/fidelity-RUN.html.", metavar="FILE")
     ] = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a run with what was measured of its testbed, and tell the gap and what explains it."""
@@ -44,7 +45,7 @@ def fidelity(
     if against is not None:
         found = Fidelity(real, load(against, runs=runs))
     else:
-        found = compare(real, profile=profile, scheduler=scheduler, runs=runs, keep=keep)
+        found = compare(real, profile=profile, scheduler=scheduler, runs=runs, keep=keep, trust=trust_of(trust))
     target = out or Path("reports") / f"fidelity-{real.info.run}.html"
     written = found.report(target, command=shlex.join(["labkit", *sys.argv[1:]]))
     if as_json:

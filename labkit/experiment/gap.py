@@ -7,15 +7,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.core.consent import Trust, stored, typed
 from labkit.core.errors import InputError
 from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.experiment.cadence import Cadence
+from labkit.experiment.deployed import named_in
 from labkit.experiment.experiment import Experiment
-from labkit.experiment.opener import ASKED
 from labkit.experiment.speeds import speed_model
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity, refuse_others
 from labkit.results.record import RunRecord
 from labkit.results.store import load
+from labkit.schedulers import named
 
 if TYPE_CHECKING:
     import altair as alt
@@ -128,6 +130,7 @@ def fidelity(
     scheduler: Scheduler | str | None = None,
     runs: str | Path = "runs",
     keep: bool = False,
+    trust: Trust = False,
     **options: Any,
 ) -> Fidelity:
     """Simulate the trace of a run with the same scheduler, on what was measured of its testbed, and compare.
@@ -144,6 +147,8 @@ def fidelity(
         Where runs are kept, each in a folder of its own.
     keep : bool
         Keep the simulated run there too.
+    trust : bool or callable
+        Whether to run a scheduler of the record's that is not labkit's own, where the user has not begun the run here.
     options
         Anything else that `labkit.experiment.Experiment.of` takes; they override the profile.
 
@@ -158,7 +163,9 @@ def fidelity(
         If the scheduler is not known by its name, or the profile does not know a model of the jobs.
     """
     real = record if isinstance(record, RunRecord) else load(record, runs=runs)
-    simulated = predict(real, profile=profile, scheduler=scheduler, runs=runs if keep else None, **options)
+    scheduler = None if scheduler is None else named(scheduler)[0]
+    with stored(trust):
+        simulated = predict(real, profile=profile, scheduler=scheduler, runs=runs if keep else None, **options)
     return Fidelity(real, simulated)
 
 
@@ -177,12 +184,12 @@ def predict(
     if profile is None and "speed" not in options:
         raise InputError("no profile is given; labkit profile measures one, e.g. profile='profiles/laptop.json'.")
     given: dict[str, Any] = {"seed": real.info.seed, "cadence": _cadence(real), "cluster": real.cluster, **options}
-    experiment = Experiment.of(real.jobs, profile=profile, **given)
-    if "believed" not in options and (believed := _believed(real, experiment.speed)) is not None:
-        experiment = Experiment.of(real.jobs, profile=profile, **given, believed=believed)
-    return experiment.run(
-        scheduler or real.info.config.get(ASKED) or real.info.scheduler, name=real.info.scheduler, runs=runs
-    )
+    made = named_in(real) if scheduler is None else scheduler
+    with typed():  # options are not the record's
+        experiment = Experiment.of(real.jobs, profile=profile, **given)
+        if "believed" not in options and (believed := _believed(real, experiment.speed)) is not None:
+            experiment = Experiment.of(real.jobs, profile=profile, **given, believed=believed)
+    return experiment.run(made, name=real.info.scheduler, runs=runs)
 
 
 def _cadence(real: RunRecord) -> Cadence | None:

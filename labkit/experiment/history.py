@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Protocol, runtime_checkable
 
 from annotated_types import Ge, Gt
 
+from labkit.core.below import Below
 from labkit.core.errors import InputError
 from labkit.core.events import Events
 from labkit.core.files import refuse_closed, refuse_unreadable
@@ -101,9 +102,9 @@ def add(path: Path, kind: Likeness, plan: Plan) -> None:
         ps_cores=plan.ps_cores, ps_memory_gb=plan.ps_memory_gb, at=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    with Below(path.parent.resolve()) as below, below.append(path.name) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(json.dumps(asdict(line)) + "\n")
+        file.write(json.dumps(asdict(line)).encode() + b"\n")
 
 
 def kept(path: Path | None, scheduler: object) -> Callable[[Events], None] | None:

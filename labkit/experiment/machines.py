@@ -82,7 +82,10 @@ class OnMachines:
             self._backend.close()
         if self._writer is not None:
             self._writer.tell(dropped=dict(self._backend.dropped) if self._backend else {})
-            self._writer.close(RunState.DONE if self._n_over == len(self.jobs) else RunState.STOPPED)
+            if self._backend is not None and self._backend.taken_by:
+                self._writer.taken_over(self._backend.taken_by)
+            else:
+                self._writer.close(RunState.DONE if self._n_over == len(self.jobs) else RunState.STOPPED)
         self._writer = None
 
     def _opened(self) -> SshBackend:

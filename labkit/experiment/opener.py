@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from labkit.core.consent import keep
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
@@ -142,7 +143,6 @@ class Preflight:
             If a host cannot be used; nothing has been started and there is no folder then.
         """
         from labkit.testbed.run.backend import SshBackend
-        from labkit.testbed.run.own_scripts import STAGED
 
         experiment = self.experiment
         info = experiment.info(self.scheduler, name=self.name)
@@ -156,9 +156,11 @@ class Preflight:
             if begun is not None:
                 begun(writer.folder)
             _rehearse(experiment, self.scheduler)
+            training = self.training.packed(writer.folder)
+            keep()
             backend = SshBackend(
                 experiment.jobs, self.inventory, run=name_on_hosts(writer.info), folder=writer.folder,
-                training=self.training.packed(writer.folder / STAGED), lease_s=self.lease_s, retries=self.retries,
+                training=training, lease_s=self.lease_s, retries=self.retries,
             )  # fmt: skip
         except BaseException:
             writer.discard()

@@ -11,7 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from labkit.core.errors import InputError
+from labkit.core.below import refuse_foreign
+from labkit.core.consent import Trust, keep, stored
+from labkit.core.errors import InputError, TakenOverError
 from labkit.core.jobs import Jobs
 from labkit.core.text import human_s
 from labkit.experiment.asked import jobs_of, schedulers_of
@@ -19,12 +21,12 @@ from labkit.experiment.deployed import attach, run_opened
 from labkit.experiment.opener import LEASE_S, Preflight
 from labkit.experiment.provenance import command
 from labkit.experiment.time_limit import checked_limit
+from labkit.printing import printable
 from labkit.results import files
 from labkit.results.lock import RunLock
 from labkit.results.queue import FOLDER, QUEUE, TRACE, QueuedRun, QueueState, RunQueue, known_queues, ordered
 from labkit.results.record import RunRecord
 from labkit.results.store import known_runs, load
-from labkit.testbed.run.own_scripts import STAGED
 from labkit.testbed.run.saved_state import STATE
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from labkit.testbed.run.retries import Retries
     from labkit.testbed.run.training import TrainingTable
 
+_FILE: Final = re.compile(r"""(?:(?<=^)|(?<=[='"]))[^'"=(),]+\.py(?=:)""")
+"""A file of one's own in the name of a scheduler."""
 OPTIONS: Final = ("profile", "interference", "speed", "throughputs")
 """Options of `labkit.deploy` that a queue keeps for its runs."""
 Told = Callable[[QueuedRun, "RunRecord | None"], None]
@@ -130,17 +134,22 @@ def begin_queue(queue: RunQueue, jobs: Jobs, *, name: str, runs: str | Path) -> 
     InputError
         As `refuse_taken`.
     """
+    from labkit.testbed.run.training import TrainingTable
+
     refuse_taken(name, runs=runs)
     folder = Path(runs) / name
-    training = _training(queue)
+    training = TrainingTable(**queue.training)
     folder.mkdir(parents=True)
-    queue = replace(queue, training=training.packed(folder / STAGED).to_json())
+    queue = replace(queue, training=training.packed(folder).to_json())
+    keep()
     files.write_frame(folder / TRACE, jobs.to_frame(), name=jobs.name)
     queue.write(folder)  # last: without it, the folder is no queue
     return folder
 
 
-def work_queue(folder: Path, *, again: bool = False, progress: bool = False, tell: Told | None = None) -> RunQueue:
+def work_queue(
+    folder: Path, *, again: bool = False, progress: bool = False, tell: Told | None = None, trust: Trust = False
+) -> RunQueue:
     """Carry out what is left of a queue, and return it; a run that fails is kept and told, and the rest goes on.
 
     A run that was cut off is gone on with, as by `labkit.attach`: its jobs are where they were, or start again from
@@ -156,19 +165,27 @@ def work_queue(folder: Path, *, again: bool = False, progress: bool = False, tel
         Show a progress bar for each run.
     tell : callable, optional
         Called after each run.
+    trust : bool or callable
+        As `labkit.attach` takes it.
 
     Raises
     ------
     InputError
-        If another process works the queue, or it cannot be read.
+        If another process works the queue, it cannot be read, or it names something that has no consent.
     """
-    with _worked(folder):
+    with _worked(folder), stored(trust):
         queue, jobs = RunQueue.read(folder), files.read_jobs(folder / TRACE)
         if again:
             queue = _with_retries(queue, folder)
+        if queue.left:
+            _agreed(queue, jobs, folder)
         for each in queue.left:
             queue = _written(queue.changed(each.run, state=QueueState.RUNNING), folder)
-            record, columns = _outcome(each, queue, jobs, folder, progress=progress)
+            try:
+                record, columns = _outcome(each, queue, jobs, folder, progress=progress, trust=trust)
+            except TakenOverError as error:
+                _written(queue.changed(each.run, state=QueueState.STOPPED, why=str(error)), folder)
+                raise
             queue = _written(queue.changed(each.run, **columns), folder)
             if tell is not None:
                 tell(next(run for run in queue.runs if run.run == each.run), record)
@@ -177,11 +194,26 @@ def work_queue(folder: Path, *, again: bool = False, progress: bool = False, tel
     return queue
 
 
+def _agreed(queue: RunQueue, jobs: Jobs, folder: Path) -> None:
+    """Refuse a queue whose runs cannot begin, before the first one does: all that it names needs consent."""
+    from labkit.testbed.inventory import Inventory
+
+    if odd := set(queue.options) - {*OPTIONS, "lease_s"}:
+        raise InputError(f"{folder / QUEUE} has the option {printable(min(odd))!r}, which no queue has.")
+    hosts, training, retries = Inventory.read(queue.inventory), _training(queue, folder), _retries(queue)
+    for scheduler in dict.fromkeys(each.scheduler for each in queue.left):
+        Preflight.of(
+            jobs, inventory=hosts, scheduler=_found(scheduler, queue.where), training=training, retries=retries,
+            **{**queue.options, "history": None},
+        )  # fmt: skip
+
+
 @contextmanager
 def _worked(folder: Path) -> Iterator[None]:
     """Hold the lock of a queue."""
     if not (folder / QUEUE).is_file():
         RunQueue.read(folder)  # tells what is missing
+    refuse_foreign(folder)
     lock = RunLock(folder)
     try:
         yield
@@ -207,18 +239,20 @@ def _with_retries(queue: RunQueue, folder: Path) -> RunQueue:
 
 
 def _outcome(
-    each: QueuedRun, queue: RunQueue, jobs: Jobs, folder: Path, *, progress: bool
+    each: QueuedRun, queue: RunQueue, jobs: Jobs, folder: Path, *, progress: bool, trust: Trust
 ) -> tuple[RunRecord | None, dict[str, Any]]:
     """Carry out a run; return its record, and what the queue is to say of it."""
     resumed = each.resumed
     try:
         if _has_begun(folder / each.run):
             resumed += each.state != QueueState.PLANNED
-            record = _gone_on(each, queue, folder, progress=progress)
+            record = _gone_on(each, queue, folder, progress=progress, trust=trust)
         else:
             record = _run(each, queue, jobs, folder, progress=progress)
     except KeyboardInterrupt:
         return None, {"state": QueueState.STOPPED, "why": "Ctrl-C", "resumed": resumed}
+    except TakenOverError:
+        raise
     except Exception as error:  # a scheduler of one's own may raise anything; the rest goes on
         kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
         why = f"{kind}{' '.join(str(error).split())}"
@@ -253,36 +287,35 @@ def _run(each: QueuedRun, queue: RunQueue, jobs: Jobs, folder: Path, *, progress
     """Begin a run and drive it to its end."""
     opener = Preflight.of(
         jobs, inventory=queue.inventory, scheduler=_found(each.scheduler, queue.where), name=each.scheduler,
-        runs=folder, retries=_retries(queue), training=_training(queue), run=each.run,
+        runs=folder, retries=_retries(queue), training=_training(queue, folder), run=each.run,
         config={"queue": folder.name, "repeat": each.repeat, "time_limit_s": queue.time_limit_s},
         **{**queue.options, "history": None},
     )  # fmt: skip
     return run_opened(opener, progress=progress, time_limit_s=queue.time_limit_s)
 
 
-def _training(queue: RunQueue) -> TrainingTable:
+def _training(queue: RunQueue, folder: Path) -> TrainingTable:
     from labkit.testbed.run.training import TrainingTable
 
-    return TrainingTable(**queue.training)
+    return TrainingTable.stored(queue.training, folder)
 
 
 def _found(scheduler: str, where: str) -> str:
-    """Return the name of a scheduler; a file of one's own by its absolute path.
+    """Return the name of a scheduler; files of one's own by their absolute paths.
 
-    >>> _found("mine.py:Mine(k=2)", "/users/ada"), _found("las(quantum_s=60)", "/users/ada")
-    ('/users/ada/mine.py:Mine(k=2)', 'las(quantum_s=60)')
+    >>> _found("mine.py:Mine(k=2)", "/users/ada"), _found("a=drf(placer='mine.py:P')", "/users/ada")
+    ('/users/ada/mine.py:Mine(k=2)', "a=drf(placer='/users/ada/mine.py:P')")
     """
-    file, colon, name = scheduler.partition(".py:")
-    return str(Path(where) / file) + colon + name if colon else scheduler
+    return _FILE.sub(lambda file: str(Path(where) / file[0]), scheduler)
 
 
-def _gone_on(each: QueuedRun, queue: RunQueue, folder: Path, *, progress: bool) -> RunRecord:
+def _gone_on(each: QueuedRun, queue: RunQueue, folder: Path, *, progress: bool, trust: Trust) -> RunRecord:
     """Return the record of a run that had begun: as it ended, or after going on with it."""
     record = load(folder / each.run)
     if record.complete or record.info.state == "done":
         return record
     return attach(
-        folder / each.run, progress=progress, time_limit_s=queue.time_limit_s, retries=_retries(queue),
+        folder / each.run, progress=progress, time_limit_s=queue.time_limit_s, retries=_retries(queue), trust=trust,
         **{**queue.options, "history": None},
     )  # fmt: skip
 
@@ -290,4 +323,7 @@ def _gone_on(each: QueuedRun, queue: RunQueue, folder: Path, *, progress: bool) 
 def _retries(queue: RunQueue) -> Retries:
     from labkit.testbed.run.retries import Retries
 
-    return Retries(**queue.retries)
+    try:
+        return Retries(**queue.retries)
+    except TypeError as error:
+        raise InputError(f"{QUEUE}: retries cannot be used ({error}); expected failures, spread_s.") from None

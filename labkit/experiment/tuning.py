@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from labkit.core.below import read_plain, refuse_foreign
 from labkit.core.errors import InputError, SweepError, unknown
 from labkit.core.files import make_writable
 from labkit.core.jobs import Jobs
@@ -361,6 +363,14 @@ def _optuna() -> Any:
     return optuna
 
 
+def _plan_in(path: Path) -> dict[str, Any]:
+    data = read_plain(path)
+    try:
+        return dict(json.loads(data))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{path} does not describe a search ({error}); take another folder.") from None
+
+
 class _Folder:
     """The folder of one search, which one process has at a time."""
 
@@ -371,8 +381,10 @@ class _Folder:
 
     def __enter__(self) -> Path:
         plan = self._path / PLAN
+        if os.path.lexists(self._path):
+            refuse_foreign(self._path)
         if plan.exists():
-            self._refuse_other(json.loads(plan.read_text("utf-8")))
+            self._refuse_other(_plan_in(plan))
         elif self._path.is_dir() and any(self._path.iterdir()):
             raise InputError(f"{self._path} holds other files; name an empty folder, or a new one.")
         make_writable(self._path)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from labkit.core.below import read_plain
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.live.model import LiveModel
@@ -75,7 +76,7 @@ class FollowedRun:
         self.jobs, self.cluster = files.read_jobs(folder / "jobs.parquet"), files.read_cluster(folder / "cluster.json")
         self.cluster = with_network(self.cluster, files.read_info(folder / "run.json"))
         self.model = LiveModel(self.jobs, self.cluster)
-        self._tail, self._clock = RunTail(folder), clock
+        self._tail, self._clock = RunTail(folder, jobs=self.jobs, cluster=self.cluster), clock
         self._listeners: list[Listener] = []
         self._seen: Any = None
         self._heard_s, self._heard = clock(), False
@@ -164,6 +165,6 @@ class FollowedRun:
     def notes(self) -> list[str]:
         """Return the last things that went wrong, in words."""
         try:
-            return (self.folder / NOTES).read_text(errors="replace").splitlines()[-SHOWN_NOTES:]
-        except OSError:
+            return read_plain(self.folder / NOTES).decode(errors="replace").splitlines()[-SHOWN_NOTES:]
+        except (OSError, InputError):
             return []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from labkit.results.record import RunInfo, RunState
+from labkit.results.record import TAKEN_BY, RunInfo, RunState
 
 KILLED: Final = "killed"
 SILENT_S: Final = 10.0
@@ -35,7 +35,7 @@ class RunStatus:
         return self.state in (*OVER, KILLED)
 
 
-OVER: Final = tuple(str(state) for state in (RunState.DONE, RunState.STOPPED, RunState.FAILED))
+OVER: Final = tuple(str(state) for state in (RunState.DONE, RunState.STOPPED, RunState.FAILED, RunState.TAKEN_OVER))
 
 
 def status_of(
@@ -70,6 +70,8 @@ def status_of(
         return RunStatus("running", f"{connecting}{by}{silent}")
     if info.state == RunState.DONE:
         return RunStatus("done")
+    if info.state == RunState.TAKEN_OVER:
+        return RunStatus(str(info.state), f"taken over by {info.config.get(TAKEN_BY, 'another process')}")
     killed = info.state == RunState.RUNNING
     how = "its process is gone" if killed else str(info.state)
     onward = f"; go on with: labkit attach {folder}" if on_machines else ""

@@ -40,13 +40,13 @@ class RunLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         _held.add(self)
         try:
             if not _taken(self.file):
                 raise InputError(_refusal(folder))
             os.ftruncate(self.file, 0)
-            os.pwrite(self.file, json.dumps(_me()).encode(), 0)
+            os.pwrite(self.file, json.dumps(this_process()).encode(), 0)
         except BaseException:
             self.release()
             raise
@@ -85,20 +85,23 @@ def _taken(file: int) -> bool:
             return True
 
 
-def _me() -> dict[str, Any]:
+def this_process() -> dict[str, Any]:
+    """Return this process for people and programs: its id, the host's name, and the time now."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def writer_of(folder: Path) -> dict[str, Any] | None:
     """Return the process that writes a run (pid, host, since); None where none does."""
     try:
-        file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None  # never written by a labkit with locks, or not ours to read
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _said(file)
+    except OSError:  # a file system without locks
+        return None
     finally:
         os.close(file)
     return None

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
+from labkit.core.below import read_plain
 from labkit.core.errors import InputError, unknown
 from labkit.core.faults import told
 from labkit.results import files
@@ -125,7 +126,7 @@ class RunQueue:
 
         path = folder / QUEUE
         try:
-            queue = TypeAdapter(cls).validate_json(path.read_bytes())
+            queue = TypeAdapter(cls).validate_json(read_plain(path))
         except FileNotFoundError:
             raise InputError(f"{folder} holds no {QUEUE}; it is not the folder of a queue.") from None
         except ValidationError as error:

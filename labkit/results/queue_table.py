@@ -21,7 +21,7 @@ def queue_records(queue: RunQueue, folder: Path) -> dict[str, RunRecord]:
     """Return the records of the runs whose jobs are all done, by run; one that cannot be read is left out."""
     found = {}
     for each in queue.runs:
-        if each.state == QueueState.DONE:
+        if each.state == QueueState.DONE and not (folder / each.run).is_symlink():
             try:
                 found[each.run] = load(folder / each.run)
             except LabkitError:

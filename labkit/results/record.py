@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+RUN_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
+"""Ids of runs name folders."""
+
+
 class RunState(StrEnum):
     """How far a run has come."""
 
@@ -23,6 +28,7 @@ class RunState(StrEnum):
     DONE = "done"
     STOPPED = "stopped"
     FAILED = "failed"
+    TAKEN_OVER = "taken over"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +76,8 @@ class RunInfo:
     dropped: Mapping[str, str] = field(default_factory=dict)
 
 
+TAKEN_BY: Final = "taken_over_by"
+"""In the configuration of a run that another process drives from another copy of its folder: which one."""
 LOAD: Final = "load"
 """In the configuration of a run whose jobs arrive faster or slower than in the trace: how many times as fast."""
 

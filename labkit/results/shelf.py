@@ -14,8 +14,8 @@ from labkit.core.errors import InputError, unknown
 from labkit.results import files
 from labkit.results.lock import writer_of
 from labkit.results.queue import QUEUE
-from labkit.results.record import RunInfo
-from labkit.results.store import RUN_ID, known_runs, load
+from labkit.results.record import RUN_ID, RunInfo
+from labkit.results.store import known_runs, load
 
 FILTERS: Final = ("scheduler", "trace", "cluster", "state", "backend")
 

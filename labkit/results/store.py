@@ -21,14 +21,17 @@ from typing import Any, Self
 
 import numpy as np
 
+from labkit.core.below import refuse_foreign
 from labkit.core.cluster import Cluster
-from labkit.core.errors import EndedError, InputError, unknown
+from labkit.core.consent import keep
+from labkit.core.errors import EndedError, InputError, TakenOverError, unknown
 from labkit.core.events import EventLog, Events, joined
 from labkit.core.jobs import Jobs
 from labkit.results import files
 from labkit.results.lock import RunLock
 from labkit.results.queue import QUEUE
-from labkit.results.record import RunInfo, RunRecord, RunState
+from labkit.results.record import RUN_ID, TAKEN_BY, RunInfo, RunRecord, RunState
+from labkit.results.table import refuse_odd_rows
 
 FLUSH_S = 1.0
 REASONS = "reasons.json"
@@ -38,7 +41,6 @@ OFFERED = 5
 """The most runs that are listed where an id is unknown and is the beginning of others."""
 READS = 20
 """Attempts to read a run whose writer joins its files meanwhile."""
-RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 PART = re.compile(r"events-(\d{5,})(?:-(\d{5,}))?\.parquet")
 
 
@@ -101,6 +103,7 @@ class RunWriter:
             lock = RunLock(folder)
             files.write_frame(folder / "jobs.parquet", jobs.to_frame(), name=jobs.name)
             files.write_cluster(folder / "cluster.json", cluster)
+            keep()  # what it names outside labkit was typed
             writer = cls(folder, info, first_part=0, clock=clock, lock=lock)
             writer._is_first = is_first
             writer._mark(RunState.RUNNING)
@@ -124,6 +127,7 @@ class RunWriter:
         """
         path = Path(folder)
         info = files.read_info(path / "run.json")  # before the lock: what is no run gets no file
+        refuse_foreign(path)
         lock = RunLock(path)
         try:
             info = files.read_info(path / "run.json")
@@ -134,6 +138,7 @@ class RunWriter:
 
     def resume(self) -> None:
         """Say that the run goes on."""
+        self.tell(config={key: value for key, value in self.info.config.items() if key != TAKEN_BY})
         self._mark(RunState.RUNNING)
 
     def tell(self, **columns: Any) -> None:
@@ -179,6 +184,11 @@ class RunWriter:
         self._mark(state)
         self._lock.release()
 
+    def taken_over(self, by: str) -> None:
+        """Write the rest, and that another process drives the run from now on."""
+        self.tell(config={**self.info.config, TAKEN_BY: by})
+        self.close(RunState.TAKEN_OVER)
+
     def _roll(self) -> None:
         """Join the last files where there are enough of one size: 32 of a part each, 32 of 32 parts each, ..."""
         size = FAN_IN
@@ -208,6 +218,8 @@ class RunWriter:
     ) -> None:
         if kind is None:
             self.close()
+        elif isinstance(error, TakenOverError):
+            self.taken_over(error.by)
         else:
             self.close(RunState.STOPPED if issubclass(kind, KeyboardInterrupt | EndedError) else RunState.FAILED)
 
@@ -219,10 +231,12 @@ class RunTail:
     ----------
     folder : Path
         Of the run.
+    jobs, cluster : Jobs, Cluster
+        Those that its events may name.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._n_parts = folder, 0
+    def __init__(self, folder: Path, *, jobs: Jobs, cluster: Cluster) -> None:
+        self._folder, self._n_parts, self._jobs, self._cluster = folder, 0, jobs, cluster
         self._rows_before = {0: 0}
         """By number of a part at which a file began or ended: events before it."""
 
@@ -249,6 +263,7 @@ class RunTail:
             if last < self._n_parts:
                 continue
             rows = files.read_events(path)
+            refuse_odd_rows(rows, jobs=self._jobs, cluster=self._cluster, source=str(path))
             known = self._rows_before[self._n_parts] - self._rows_before[first]
             self._rows_before[last + 1] = self._rows_before[first] + len(rows)
             self._n_parts = last + 1
@@ -264,13 +279,11 @@ def load(path: Path | str, *, runs: Path | str = "runs") -> RunRecord:
         If there is no such run ("Did you mean ...?"), or a file of it is missing, cut short or not labkit's.
     """
     folder = find(path, runs=runs)
-    return RunRecord(
-        info=files.read_info(folder / "run.json"),
-        jobs=files.read_jobs(folder / "jobs.parquet"),
-        cluster=files.read_cluster(folder / "cluster.json"),
-        events=RunTail(folder).news(),
-        reasons=files.read_reasons(folder / REASONS),  # after the events: theirs are written before them
-    )
+    info, jobs = files.read_info(folder / "run.json"), files.read_jobs(folder / "jobs.parquet")
+    cluster = files.read_cluster(folder / "cluster.json")
+    events = RunTail(folder, jobs=jobs, cluster=cluster).news()
+    reasons = files.read_reasons(folder / REASONS)  # after the events: theirs are written before them
+    return RunRecord(info=info, jobs=jobs, cluster=cluster, events=events, reasons=reasons)
 
 
 def known_runs(runs: Path | str = "runs") -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from labkit.core.below import read_plain, refuse_foreign
 from labkit.core.errors import InputError
 from labkit.core.files import make_writable
 from labkit.results import files
@@ -63,9 +64,13 @@ class SweepFolder:
             are no sweep's.
         """
         folder = Path(path)
-        _refuse_foreign(folder)
+        _refuse_others(folder)
+        if os.path.lexists(folder):
+            refuse_foreign(folder)
         make_writable(folder)
-        descriptor = os.open(folder / CELLS, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        descriptor = os.open(
+            folder / CELLS, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644
+        )
         try:
             _lock(descriptor, folder)
             begun = _settle(folder, plan)
@@ -138,7 +143,7 @@ def read_rows(folder: Path) -> dict[str, Row]:
     """Return the newest row of each cell."""
     rows: dict[str, Row] = {}
     path = folder / CELLS
-    raw = path.read_bytes() if path.exists() else b""
+    raw = read_plain(path) if os.path.lexists(path) else b""
     whole = raw[: raw.rfind(b"\n") + 1]
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
@@ -201,17 +206,19 @@ def _settle(folder: Path, plan: Mapping[str, Any]) -> Mapping[str, Any]:
 def _read_plan(folder: Path) -> dict[str, Any] | None:
     path = folder / GRID
     try:
-        plan = json.loads(path.read_text("utf-8"))
+        plan = json.loads(read_plain(path))
         if isinstance(plan["axes"], dict) and isinstance(plan["meanings"], dict):
             return dict(plan)
         raise TypeError("axes and meanings are no objects")
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except InputError:  # it is no plain file
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} does not describe a sweep ({error!r}); take another folder.") from error
 
 
-def _refuse_foreign(folder: Path) -> None:
+def _refuse_others(folder: Path) -> None:
     """Raise if a folder holds files and none of a sweep: they would be mixed."""
     if not folder.is_dir() or (folder / GRID).exists() or (folder / CELLS).exists():
         return

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.events import LATER, NAMED, PLAIN, Events, events, names, positions
+from labkit.core.jobs import Jobs
 from labkit.core.parquet import Texts
 from labkit.core.text import shortened
 
@@ -48,6 +50,24 @@ def from_columns(columns: Columns, *, source: str) -> Events:
         column = columns[name]
         rows[name] = _codes(column, NAMED[name], source=source) if isinstance(column, Texts) else column
     return rows
+
+
+def refuse_odd_rows(rows: Events, *, jobs: Jobs, cluster: Cluster, source: str) -> None:
+    """Raise if events have times that are no numbers, or name jobs or machines that a run does not have.
+
+    Raises
+    ------
+    InputError
+        With the first such event.
+    """
+    limits = {"job": len(jobs), "partner": len(jobs), "machine": cluster.n_machines, "group": cluster.n_groups}
+    checks = {name: (rows[name] < -1) | (rows[name] >= n) for name, n in limits.items()}
+    checks["time_s"] = ~np.isfinite(rows["time_s"])
+    for name, wrong in checks.items():
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            expected = "seconds" if name == "time_s" else f"-1 to {limits[name] - 1}"
+            raise InputError(f"{source}: event {at} has the {name} {rows[name][at]:g}; expected {expected}.")
 
 
 def _codes(column: Texts, enum: type[IntEnum], *, source: str) -> NDArray[np.int8]:

@@ -22,7 +22,7 @@ from typing import Any, Final
 from labkit import placers
 from labkit.core.calls import read_call
 from labkit.core.errors import InputError, unknown
-from labkit.core.outside import find, from_packages
+from labkit.core.outside import FILES, find, from_packages, naming, use_file
 from labkit.core.protocols import Placer, Scheduler
 from labkit.core.text import labelled, shortened
 
@@ -97,10 +97,10 @@ def _with_option(name: str) -> list[str]:
     if get_close_matches(name.lower(), available(), n=1):
         return []
     found = []
-    for scheduler in available():
-        switches = [o for o, default in _recipe(scheduler).options.items() if isinstance(default, bool)]
+    for scheduler, recipe in sorted(_recipes().items()):
+        switches = [o for o, default in recipe.options.items() if isinstance(default, bool)]
         for option in get_close_matches(name.lower(), switches, n=1, cutoff=0.75):
-            found.append(f"{scheduler}({option}={not _recipe(scheduler).options[option]})")
+            found.append(f"{scheduler}({option}={not recipe.options[option]})")
     return found[:MOST_OFFERED]
 
 
@@ -155,6 +155,12 @@ def make(name: str, **options: Any) -> Scheduler:
     InputError
         If there is no such scheduler, option or placer; the message tells the nearest name.
     """
+    with naming(labelled(name)[1].strip()):
+        return _made(name, options)
+
+
+def _made(name: str, options: dict[str, Any]) -> Scheduler:
+    """Return the scheduler of a name with options."""
     plain, given = _parse(name)
     recipe = _recipe(plain)
     options = given | options
@@ -162,6 +168,9 @@ def make(name: str, **options: Any) -> Scheduler:
         if option not in recipe.options:
             raise unknown(f"option of {plain}", option, recipe.options)
         _refuse_wrong_type(plain, option, options[option], recipe.options[option])
+    for option in FILES & options.keys():
+        if options[option] != recipe.options[option]:
+            use_file(options[option], what=f"{plain}'s {option}")
     if "placer" in options:
         options["placer"] = _placer(plain, options["placer"])
     try:

@@ -7,14 +7,17 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 from labkit.core.cluster import Cluster
+from labkit.core.consent import Outside, digest_of, use
 from labkit.core.errors import InputError, unknown
 from labkit.core.faults import told
-from labkit.testbed.ssh.options import Options, SshConfig, checked_defaults, checked_options
+from labkit.testbed.ssh.config_include import expanded as expanded_config
+from labkit.testbed.ssh.options import NONE, Options, SshConfig, checked_defaults, checked_options
 from labkit.topology.host_ranges import expanded, listed
 from labkit.topology.inventory import Host, cluster_of, parse
 
@@ -126,6 +129,7 @@ class Inventory:
         content = parse(file)
         here = file.absolute().parent
         defaults, faults = checked_defaults(content.ssh, here=here)
+        use(_outside(file, defaults.config))  # a configuration of SSH may run programs as soon as it is looked into
         config, more = SshConfig.read(defaults.config)
         machines, others = _machines(content.hosts, defaults=defaults, config=config, here=here)
         if faults := [*content.faults, *faults, *more, *others]:
@@ -177,6 +181,16 @@ class Inventory:
 
     def __len__(self) -> int:
         return len(self.machines)
+
+
+def _outside(file: Path, config: str) -> Outside:
+    """Return what is used with an inventory: programs that lead to hosts, a configuration of SSH but the user's own."""
+    texts = [("", file.read_bytes())]
+    if config not in (NONE, Options().config, str(Path(Options().config).expanduser())) and Path(config).is_file():
+        with suppress(InputError, OSError, UnicodeDecodeError):  # what cannot be read is told, and not used
+            texts.append(("config", expanded_config(Path(config)).encode()))
+    where = str(file.absolute())
+    return Outside("inventory", where, where, digest_of(texts))
 
 
 def usual() -> Path:

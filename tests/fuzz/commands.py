@@ -71,25 +71,25 @@ def write_files(folder: Path, rng: np.random.Generator) -> None:
 
     write(trace("poisson(6, per_hour=60)"), folder / "trace.csv")
     text = (folder / "trace.csv").read_bytes()
-    (folder / "odd.csv").write_bytes(_changed(text, rng))
-    (folder / "small.trace").write_bytes(_changed(text.replace(b",", b"\t"), rng))
+    (folder / "odd.csv").write_bytes(changed(text, rng))
+    (folder / "small.trace").write_bytes(changed(text.replace(b",", b"\t"), rng))
     (folder / "binary.csv").write_bytes(rng.bytes(200))
     (folder / "empty.csv").write_bytes(b"")
     (folder / "half.csv.gz").write_bytes(b"\x1f\x8b\x08" + rng.bytes(30))
     (folder / "hosts.toml").write_text(HOSTS)
-    (folder / "odd.toml").write_bytes(_changed(HOSTS.encode(), rng))
+    (folder / "odd.toml").write_bytes(changed(HOSTS.encode(), rng))
     (folder / "ranges.toml").write_text(RANGES)
-    (folder / "odd-ranges.toml").write_bytes(_changed(RANGES.encode(), rng))
+    (folder / "odd-ranges.toml").write_bytes(changed(RANGES.encode(), rng))
     (folder / "deep.toml").write_text("x = " + "[" * 3000)
     (folder / "taken").write_text("a file where a folder is asked for")
     (folder / "mine.py").write_text(MINE)
-    (folder / "odd.py").write_bytes(_changed(MINE.encode(), rng))
+    (folder / "odd.py").write_bytes(changed(MINE.encode(), rng))
     (folder / "binary.py").write_bytes(rng.bytes(200))
     for name in ("pipe", "pipe.toml", "pipe.py"):
         os.mkfifo(folder / name)
 
 
-def _changed(raw: bytes, rng: np.random.Generator) -> bytes:
+def changed(raw: bytes, rng: np.random.Generator) -> bytes:
     """Return some bytes with a few of them replaced, dropped or doubled."""
     data = bytearray(raw)
     for _ in range(int(rng.integers(1, 4))):
@@ -140,7 +140,7 @@ def command(rng: np.random.Generator) -> list[str]:
     words = makers[int(rng.integers(len(makers)))]()
     if rng.random() < 0.2:  # a slip of the finger
         at = int(rng.integers(len(words)))
-        words[at] = _changed(words[at].encode() or b"x", rng).decode("utf-8", "replace").replace("\0", "?")
+        words[at] = changed(words[at].encode() or b"x", rng).decode("utf-8", "replace").replace("\0", "?")
     return [word.replace("\0", "?") for word in words]
 
 

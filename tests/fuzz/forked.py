@@ -1,6 +1,7 @@
 """Run commands in forks of one warm process, and tell which of them ended otherwise than they may.
 
-`python -m tests.fuzz.forked FIRST N` runs commands FIRST to FIRST + N - 1 and prints a line of JSON for each bad end.
+`python -m tests.fuzz.forked FIRST N` runs commands FIRST to FIRST + N - 1 and prints a line of JSON for each bad end;
+with the word `stored` behind it, it damages stored folders instead (`tests.fuzz.stored`).
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ def _be(words: list[str], cwd: Path, said: Path) -> None:
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
+        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")  # pytest has its own
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
         if not any(
-            word.endswith(("report", "--figure")) for word in words
+            word.endswith(("report", "--figure", "--out", "--resume")) for word in words
         ):  # the browser engine that draws reserves more
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         signal.alarm(WALL_S)
@@ -115,10 +117,12 @@ def warm() -> None:
 
 def main() -> None:
     """Run what the command line asks for."""
+    from tests.fuzz import stored
+
     first, n = int(sys.argv[1]), int(sys.argv[2])
     warm()
     for number in range(first, first + n):
-        if wrong := attempt(number):
+        if wrong := (stored.attempt if sys.argv[3:] else attempt)(number):
             print(json.dumps(wrong), flush=True)
 
 

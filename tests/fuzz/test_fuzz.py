@@ -1,4 +1,4 @@
-"""What is typed wrong ends in one line, soon, and leaves nothing behind: a fixed draw; more in `make chaos`."""
+"""What is typed wrong, or stored and damaged, ends in one line, soon, and leaves nothing: more in `make chaos`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ N_DRAWN = 150
 N_MORE = int(os.environ.get("LABKIT_CHAOS", "0")) * 500
 
 
-def wrong(first: int, n: int) -> list[str]:
+def wrong(first: int, n: int, *what: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.fuzz.forked", str(first), str(n)],
+        [sys.executable, "-W", "ignore", "-m", "tests.fuzz.forked", str(first), str(n), *what],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -32,3 +32,14 @@ def test_no_command_ends_in_a_traceback_or_hangs():
 @pytest.mark.skipif(not N_MORE, reason="many more commands: make chaos")
 def test_nor_do_many_more():
     assert not (found := wrong(N_DRAWN, N_MORE)), "\n\n".join(found)
+
+
+@pytest.mark.slow
+def test_no_command_takes_a_damaged_folder_amiss():
+    assert not (found := wrong(0, N_DRAWN, "stored")), "\n\n".join(found)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not N_MORE, reason="many more folders: make chaos")
+def test_nor_many_more_folders():
+    assert not (found := wrong(N_DRAWN, N_MORE, "stored")), "\n\n".join(found)

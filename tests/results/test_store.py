@@ -17,6 +17,7 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.core.events import Events, events, explained, from_frame, to_frame
+from labkit.core.jobs import Jobs
 from labkit.results import RunInfo, RunState, RunWriter, files, free_id, known_runs, load
 from labkit.results.lock import writer_of
 from labkit.results.store import RunTail, find, refuse_taken
@@ -32,9 +33,9 @@ class Clock:
         return self.now_s
 
 
-def begin(root: Path, *, run: str = "r1", clock: Clock | None = None) -> RunWriter:
+def begin(root: Path, *, run: str = "r1", clock: Clock | None = None, jobs: Jobs | None = None) -> RunWriter:
     info = RunInfo(run=run, scheduler="drf", seed=7, config={"load": 2.0, "slot_s": 600}, versions={"numpy": "2"})
-    return RunWriter.create(root, info=info, jobs=three_jobs(), cluster=TWO_MACHINES, clock=clock or Clock())
+    return RunWriter.create(root, info=info, jobs=jobs or three_jobs(), cluster=TWO_MACHINES, clock=clock or Clock())
 
 
 def same(a: Events, b: Events) -> bool:
@@ -71,8 +72,8 @@ def test_a_run_of_before_there_were_pairs_can_still_be_read(tmp_path):
 
 def test_parts_are_written_at_most_once_a_second_and_joined_in_order(tmp_path):
     clock = Clock()
-    rows, _ = random_log(3)
-    writer = begin(tmp_path, clock=clock)
+    rows, jobs = random_log(3)
+    writer = begin(tmp_path, jobs=jobs, clock=clock)
     for i, row in enumerate(np.array_split(rows, len(rows))):
         clock.now_s = i * 0.3
         writer.append(row)
@@ -84,8 +85,8 @@ def test_parts_are_written_at_most_once_a_second_and_joined_in_order(tmp_path):
 
 
 def test_more_than_ten_parts_keep_their_order(tmp_path):
-    rows, _ = random_log(4)
-    writer = begin(tmp_path)
+    rows, jobs = random_log(4)
+    writer = begin(tmp_path, jobs=jobs)
     for row in np.array_split(rows, 13):
         writer.append(row)
         writer.flush()
@@ -93,8 +94,8 @@ def test_more_than_ten_parts_keep_their_order(tmp_path):
 
 
 def test_a_run_that_has_ended_has_one_event_file(tmp_path):
-    rows, _ = random_log(5)
-    writer = begin(tmp_path)
+    rows, jobs = random_log(5)
+    writer = begin(tmp_path, jobs=jobs)
     for row in np.array_split(rows[:20], 5):
         writer.append(row)
         writer.flush()
@@ -207,7 +208,7 @@ def test_runs_that_begin_at_once_take_ids_of_their_own(tmp_path):
 def test_a_day_of_seconds_is_a_hundred_files_and_can_be_read_and_followed_at_any_time(tmp_path):
     rows = np.tile(by_hand(), 200)[:1100]
     writer, most = begin(tmp_path), 0
-    tail, followed = RunTail(writer.folder), []
+    tail, followed = RunTail(writer.folder, jobs=three_jobs(), cluster=TWO_MACHINES), []
     for i, row in enumerate(np.array_split(rows, 1100)):
         writer.append(row)
         writer.flush()
@@ -455,3 +456,38 @@ def test_an_id_that_is_taken_or_odd_is_refused_before_anything_is_made(tmp_path)
     with pytest.raises(InputError, match="cannot name a folder"):
         refuse_taken("../w1", root=tmp_path)
     refuse_taken("w2", root=tmp_path)
+
+
+def test_a_copy_under_another_name_is_a_run_of_that_name(tmp_path):
+    with begin(tmp_path) as writer:
+        writer.append(by_hand())
+    copy = writer.folder.rename(tmp_path / "r2")
+    assert (load(copy).info.run, load("r2", runs=tmp_path).info.run) == ("r2", "r2")
+
+
+@pytest.mark.parametrize(("column", "value"), [("time_s", np.inf), ("time_s", np.nan), ("job", 3), ("machine", 2)])
+def test_events_at_no_time_or_of_jobs_and_machines_that_there_are_none_of_are_told_in_one_line(tmp_path, column, value):
+    with begin(tmp_path) as writer:
+        writer.append(by_hand())
+    (part,) = writer.folder.glob("events-*")
+    rows = by_hand()
+    rows[column][4] = value
+    files.write_events(part, rows)
+    with pytest.raises(InputError, match=rf"event 4 has the {column} {value:g}; expected"):
+        load(tmp_path / "r1")
+
+
+def test_ids_with_control_characters_are_refused_as_by_the_reader_of_traces(tmp_path):
+    from labkit.workloads import read
+
+    for odd in ("a\nb", "a\x1b[2J", "a\x9bb", "a\u202eb", "a\u2028b"):
+        with begin(tmp_path, run=f"r{ord(odd[1])}") as writer:
+            pass
+        frame = three_jobs().to_frame()
+        frame["id"] = [odd, "b", "c"]
+        files.write_frame(writer.folder / "jobs.parquet", frame, name="jobs")
+        with pytest.raises(InputError, match="control characters"):
+            load(writer.folder)
+        frame.to_csv(tmp_path / "trace.csv", index=False)
+        with pytest.raises(InputError, match=r"control characters|cannot be read|line"):
+            read(tmp_path / "trace.csv")

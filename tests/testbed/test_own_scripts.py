@@ -124,7 +124,7 @@ def test_a_script_for_a_model_that_the_trace_lacks_is_refused(own):
 
 
 def test_a_table_with_scripts_is_read_as_it_was_written(own, tmp_path):
-    table = TABLE.changed(scripts={"mine": own}).packed(tmp_path / "staged")
+    table = TABLE.changed(scripts={"mine": own}).packed(tmp_path)
     assert TrainingTable(**table.to_json()) == table
 
 
@@ -166,7 +166,7 @@ def test_a_content_travels_once_to_a_host(bed: Inventory, fleet: Fleet, own: Own
 
 
 def test_a_script_trains_with_workers_on_two_hosts_that_have_no_code(bed: Inventory, own: OwnScript, tmp_path: Path):
-    table = TABLE.changed(scripts={"mine": own}).packed(tmp_path / "staged")
+    table = TABLE.changed(scripts={"mine": own}).packed(tmp_path)
     shutil.rmtree(own.code)
     with SshBackend(
         mine(1, steps=60), bed, run=f"own{os.getpid()}", folder=tmp_path, training=table

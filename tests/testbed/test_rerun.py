@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -394,6 +396,9 @@ def test_attach_refuses_in_one_line_what_cannot_go_on(two: Bed, runs: Path) -> N
     told = two.hosts_file.read_text()
     two.hosts_file.write_text(told.replace("gpus = 1", "gpus = 2"))
     with pytest.raises(InputError, match=r"began on h0, h1; .* or other resources or pods. Put back"):
+        attach(folder, trust=True)
+    two.hosts_file.write_text(told + "\n# changed\n")
+    with pytest.raises(InputError, match=r"hosts\.toml .* which has changed since you agreed to it; .*--trust"):
         attach(folder)
     two.hosts_file.unlink()
     with pytest.raises(InputError, match=f"run '{folder.name}' cannot go on without its hosts"):
@@ -403,3 +408,81 @@ def test_attach_refuses_in_one_line_what_cannot_go_on(two: Bed, runs: Path) -> N
     with pytest.raises(InputError, match=r"testbed.json is damaged .*labkit report"):
         attach(folder)
     assert (folder / "run.json").read_text() == before, "nothing has changed"
+
+
+# --- another copy of the folder
+
+ATTACH = "attach({folder!r}, take_over={take_over}, observers=told['observers'])"
+
+
+def copied(folder: Path) -> Path:
+    """Return a copy of a run's folder, as a backup or another laptop has it."""
+    return Path(shutil.copytree(folder, folder.parent.parent / "copies" / folder.name))
+
+
+def test_a_copy_of_a_runs_folder_is_refused_by_name_while_its_first_process_lives_and_goes_on_after_kill_9(
+    two: Bed, runs: Path
+) -> None:
+    with running(two.inventory, runs, steps=2500) as first:
+        first.hears(Kind.PROGRESSED, n=3)
+        (folder,) = runs.iterdir()
+        copy, before = copied(folder), trouble.on_host(two, "h0", what=JOB)
+        host = re.escape(socket.gethostname())
+        with pytest.raises(
+            InputError, match=rf"is driven by process {first.process.pid} on {host}, from another copy .*--take-over"
+        ):
+            attach(copy)
+        first.hears(Kind.PROGRESSED, n=2)
+        assert trouble.on_host(two, "h0", what=JOB) == before, "nothing has changed"
+        assert load(copy).info.state == RunState.RUNNING
+        first.process.kill()
+        first.process.communicate()
+    ROOT[:] = [copy.parent]
+    goes_on(attach(copy))
+
+
+def test_who_is_taken_over_learns_it_in_a_line_stops_and_none_of_its_orders_is_carried_out(
+    two: Bed, runs: Path
+) -> None:
+    with running(two.inventory, runs, steps=2500) as first:
+        first.hears(Kind.PROGRESSED, n=3)
+        (folder,) = runs.iterdir()
+        copy, before = copied(folder), trouble.on_host(two, "h0", what=JOB)
+        second = Runner("attach", ATTACH.format(folder=str(copy), take_over=True))
+        _, said = first.process.communicate(timeout=HANG_S)
+        by = f"process {second.process.pid} on {socket.gethostname()}"
+        assert first.process.returncode == 1
+        assert f"TakenOverError: run '{folder.name}' was taken over by {by}" in said.splitlines()[-1]
+        old = load(folder)
+        assert (str(old.info.state), old.info.config["taken_over_by"]) == ("taken over", by)
+        assert not np.isin(old.events["kind"], (Kind.FAILED, Kind.DROPPED, Kind.COMPLETED, Kind.LEFT)).any()
+        assert trouble.on_host(two, "h0", what=JOB) == before, "it trains on: nothing of it was stopped"
+        with pytest.raises(InputError, match=rf"was taken over by {re.escape(by)}.*--take-over"):
+            attach(folder)
+        _, said = second.process.communicate(timeout=HANG_S)
+        assert second.process.returncode == 0, said
+    ROOT[:] = [copy.parent]
+    goes_on(load(copy))
+    orders = [line for path in ("h0", "h1") for line in told_by_agent(two, path) if " stop " in line]
+    assert len(orders) <= 2, orders  # the end of the run, by the second process: once on each host
+
+
+def told_by_agent(up: Bed, host: str) -> list[str]:
+    return (up.home(host) / ".labkit/agent.log").read_text().splitlines()
+
+
+def test_of_two_that_attach_to_copies_at_once_one_drives_the_run(two: Bed, runs: Path) -> None:
+    with running(two.inventory, runs, steps=2500) as first:
+        first.hears(Kind.PROGRESSED, n=3)
+        (folder,) = runs.iterdir()
+        copy = copied(folder)
+        first.process.kill()
+        first.process.communicate()
+    rivals = [Runner("attach", ATTACH.format(folder=str(each), take_over=False)) for each in (folder, copy)]
+    ends = [(rival.process.communicate(timeout=HANG_S)[1], rival.process.returncode) for rival in rivals]
+    states = sorted(str(load(each).info.state) for each in (folder, copy))
+    told = [said for said, code in ends if code]
+    assert len(told) == 1, ends
+    assert re.search(r"is driven by process \d+ on|was taken over by process \d+ on", told[0])
+    assert states[0] == "done"
+    assert states[1] in ("running", "taken over")

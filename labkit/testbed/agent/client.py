@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
 from labkit.testbed.agent.errors import AgentRefused, AgentVersion
+from labkit.testbed.agent.fences import Fence
 from labkit.testbed.agent.link import AgentLink, ByteStream
 from labkit.testbed.agent.shapes import (
     ClaimedGpus,
@@ -19,6 +20,7 @@ from labkit.testbed.agent.shapes import (
     GpuAsk,
     Hello,
     HostMeasurement,
+    Leader,
     ListedRun,
     StartedTask,
     named_runs,
@@ -211,6 +213,16 @@ class Agent(AgentLink):
     def list(self, run: str | None = None) -> Sequence[ListedRun]:
         """Return all runs, or one, with their tasks."""
         return named_runs(self.request("list", run=run))
+
+    def leader(self, fence: str) -> Leader:
+        """Return which process drives the runs of a fence."""
+        led: Leader = shaped(Leader, self.request("leader", fence=fence))
+        return led
+
+    def lead(self, fence: Fence) -> None:
+        """Drive the runs of a fence: every order carries it from now on; refused (fenced) if another process does."""
+        self.request("lead", fence=asdict(fence))
+        self.fence = fence
 
     def measure(self, *, pss: bool = False, each: bool = False) -> HostMeasurement:
         """Return the resources that host and tasks use now.

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from labkit.testbed.agent.fences import Fence
 from labkit.testbed.agent.loop import READ, WRITE, Loop, Timer
 from labkit.testbed.agent.wire import Lines, Refusal, pack, unpack
 
@@ -33,6 +34,8 @@ class ClientRequest:
 
     def __init__(self, connection: ClientConnection, number: int | None, verb: str) -> None:
         self.connection, self.number, self.verb = connection, number, verb
+        self.fence: Fence | None = None
+        """Who gives the order, where its run has a fence."""
 
     def reply(self, ok: Any) -> None:
         """Answer."""

@@ -22,9 +22,9 @@ class AgentRefused(AgentError):  # noqa: N818 - named after what happened
     Attributes
     ----------
     kind : str
-        One word: argument, busy, cannot_start, deaf, disk, ended, exists, fault, file, folder, forbidden, foreign,
-        malformed, name, no_agent, no_file, no_gpu, over, oversized, protocol, restart, stuck, taken, unknown_run,
-        unknown_task or unknown_verb.
+        One word: argument, busy, cannot_start, deaf, disk, ended, exists, fault, fenced, file, folder, forbidden,
+        foreign, malformed, name, no_agent, no_file, no_gpu, over, oversized, protocol, restart, stuck, taken,
+        unknown_run, unknown_task or unknown_verb.
     """
 
     def __init__(self, message: str, *, kind: str) -> None:

@@ -56,6 +56,9 @@ class MessageForward:
         if not self._request.open:
             self.close()
             return
+        if not self._running():
+            self._wait()
+            return
         sock = socket.socket(socket.AF_UNIX)
         sock.setblocking(False)
         try:
@@ -72,7 +75,7 @@ class MessageForward:
         if self._running():
             self._again = self._loop.after(AGAIN_S, self._call)
         else:
-            self._refuse("ended", "the task has ended")
+            self._refuse("ended", "the task has ended, or another process drives its run")
 
     def _ready(self, events: int) -> None:
         assert self._sock is not None

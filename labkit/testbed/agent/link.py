@@ -6,11 +6,13 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import count
 from typing import Any, Final, Protocol
 
 from labkit.core.errors import LabkitError
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused, AgentTimeout
+from labkit.testbed.agent.fences import FENCED, ORDERS, Fence
 from labkit.testbed.agent.shapes import Bridge, readable, shaped
 from labkit.testbed.agent.watching import Subscription
 from labkit.testbed.agent.wire import MARK, MAX_LINE, Lines, Refusal, pack, unpack
@@ -62,6 +64,10 @@ class AgentLink:
     ----------
     bridge : Bridge
         First line of the bridge.
+    fence : Fence, optional
+        Sent with every order: which process drives the run.
+    on_fenced : callable
+        Called where an order is refused since another process drives the run: with what that is.
     """
 
     def __init__(self, stream: ByteStream, *, timeout_s: float) -> None:
@@ -73,6 +79,8 @@ class AgentLink:
         self._gone: AgentError | None = None
         self._began = threading.Event()
         self.bridge = Bridge()
+        self.fence: Fence | None = None
+        self.on_fenced: Callable[[str], None] = lambda _by: None
         self._reader = threading.Thread(target=self._read, name="agent-reader", daemon=True)
         self._reader.start()
         self._writer = threading.Thread(target=self._write, name="agent-writer", daemon=True)
@@ -100,12 +108,16 @@ class AgentLink:
     def request(self, verb: str, *, wait_s: float | None = None, **arguments: Any) -> Any:
         """Send a request, and return its answer."""
         answer = _Answer()
+        if self.fence is not None and verb in ORDERS:
+            arguments["fence"] = asdict(self.fence)
         number = self._send(verb, arguments, answer)
         wait_s = self._timeout_s if wait_s is None else wait_s
         if not answer.done.wait(wait_s):
             with self._lock:
                 self._waiting.pop(number, None)
             raise AgentTimeout(f"the agent did not answer {verb!r} within {wait_s:g} s")
+        if isinstance(answer.error, AgentRefused) and answer.error.kind == FENCED:
+            self.on_fenced(str(answer.error))
         if answer.error is not None:
             raise answer.error
         return answer.ok

@@ -19,6 +19,7 @@ from labkit.testbed.agent.aside import aside
 from labkit.testbed.agent.build import build, version
 from labkit.testbed.agent.connections import ClientRequest
 from labkit.testbed.agent.devices import ALLOTMENT, Devices, Gpu, GpuRequest, allotment, place_of_allotment
+from labkit.testbed.agent.fences import ORDERS, Fence, Fences
 from labkit.testbed.agent.forward import MessageForward
 from labkit.testbed.agent.loop import Loop
 from labkit.testbed.agent.measure import Meter
@@ -81,12 +82,13 @@ class Service:
         self._failed, self._n_clients = failed, n_clients
         self._sampler = Sampler(loop)
         self.devices = Devices(runs)
+        self._fences = Fences(folder)
         self._meter = Meter(folder, processes=runs.processes, sessions=runs.ender.sessions)
         self._verbs: dict[str, Callable[[ClientRequest, RequestArguments], Any]] = {
             "hello": self.hello, "shutdown": self.shutdown, "restart": self.restart, "start": self.start,
             "claim": self.claim, "tell": self.tell, "stop": self.stop, "renew": self.renew, "list": self.list,
             "watch": self.watch, "follow": self.follow, "more": self.more, "cancel": self.cancel, "read": self.read,
-            "measure": self.measure, "gc": self.gc,
+            "measure": self.measure, "gc": self.gc, "leader": self.leader, "lead": self.lead,
         }  # fmt: skip
 
     def serve(self, request: ClientRequest, given: dict[str, Any]) -> None:
@@ -96,6 +98,7 @@ class Service:
     def serve_later(self, request: ClientRequest, answered: Callable[[], Any]) -> None:
         """Answer a request with the return value of a function, or with its refusal."""
         try:
+            self._fences.check(request.fence)
             answer = answered()
         except Refusal as error:
             request.refuse(error)
@@ -111,7 +114,27 @@ class Service:
             near = get_close_matches(request.verb, self._verbs, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise Refusal("unknown_verb", f"unknown verb {request.verb[:80]!r}.{hint}")
+        given = dict(given)
+        if request.verb in ORDERS and (fence := given.pop("fence", None)) is not None:
+            request.fence = Fence.of(fence)
+            self._fences.lead(request.fence, request.connection)
         return self._verbs[request.verb](request, RequestArguments(request.verb, given))
+
+    # --- who drives a run
+
+    def leader(self, _: ClientRequest, arguments: RequestArguments) -> Any:
+        """Return who drives a run."""
+        name = arguments.name("fence")
+        arguments.done()
+        return self._fences.look(name)
+
+    def lead(self, request: ClientRequest, arguments: RequestArguments) -> Any:
+        """Let the client drive a run from now on, with a higher generation than any before."""
+        fence = Fence.of(arguments.anything("fence"))
+        arguments.done()
+        led = self._fences.lead(fence, request.connection)
+        self._log(f"{fence.name} is driven by {fence.by} (generation {fence.generation})")
+        return led
 
     # --- the agent itself
 
@@ -220,7 +243,7 @@ class Service:
             folder=run.folder / name,
             message=message,
             timeout_s=timeout_s,
-            running=lambda: run.task(name).phase != Phase.ENDED,
+            running=lambda: run.task(name).phase != Phase.ENDED and self._fences.holds(request.fence),
             loop=self._loop,
         )
         return Later
@@ -332,6 +355,8 @@ class Service:
         dry_run = arguments.flag("dry_run", default=False)
         arguments.done()
         rows = sweep.plan(self._runs, older_s=older_s)
+        if not dry_run:
+            self._fences.forget_old()
 
         def done(found: list[dict[str, Any]] | None) -> None:
             for row in (FolderRow(**each) for each in found or ()):

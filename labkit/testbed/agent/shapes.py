@@ -221,6 +221,17 @@ class HostMeasurement:
 
 
 @dataclass(frozen=True, slots=True)
+class Leader:
+    """Which process drives a run: its generation (0: none), whether it is connected, and its orders so far."""
+
+    generation: Count = 0
+    token: Text = ""
+    by: Text = ""
+    there: bool = False
+    n_orders: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StartedTask:
     """Process and folder of a task that was started."""
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Incremented when agents and clients of different versions would misunderstand each other."""
 
 MARK: Final = b"labkit-agent-bridge "

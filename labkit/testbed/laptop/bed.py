@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from labkit.core.consent import keep
 from labkit.core.errors import InputError, unknown
 from labkit.testbed.errors import BedError
 from labkit.testbed.inventory import Inventory
@@ -133,6 +134,8 @@ class Bed:
             plan = _started(plan)
             write_private(plan.folder / "ssh_config", ssh_config_text(plan))
             write_private(plan.hosts_file, inventory_text(plan, gpus=gpus, cpus=cpus, memory_gb=memory_gb, pods=pods))
+        Inventory.read(plan.hosts_file)
+        keep()  # it was written just now
         return cls(plan, notes)
 
     @classmethod

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from labkit.core.consent import state_folder
 from labkit.testbed.errors import BedError
 
 STATE = "bed.json"
@@ -25,8 +26,7 @@ def usual_folder() -> Path:
 
     Unix sockets, which agents have below their hosts' folders, allow about 100 characters in all.
     """
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "labkit" / "bed"
+    return state_folder() / "bed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
-from labkit.core.errors import InputError, LabkitError
+from labkit.core.errors import InputError, LabkitError, TakenOverError
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentTimeout
 from labkit.testbed.errors import HostError
 from labkit.testbed.install.provision import install
 from labkit.testbed.run.agents import NotDeployedError, agent_of
+from labkit.testbed.run.fence import RunFence
 from labkit.testbed.ssh.fleet import Fleet
 
 BEAT_S: Final = 1.0
@@ -45,6 +46,8 @@ class AgentPool:
         host that was restarted is lost and returns.
     lease_s : float
         Seconds a host keeps the run alive without a heartbeat from this process.
+    fence : RunFence, optional
+        The right to drive the run, which is taken once all agents are connected.
     """
 
     def __init__(
@@ -54,8 +57,9 @@ class AgentPool:
         run: str,
         changed: Changed = lambda _host, _up, _why: None,
         lease_s: float = 600.0,
+        fence: RunFence | None = None,
     ) -> None:
-        self.fleet, self.run, self.lease_s = fleet, run, lease_s
+        self.fleet, self.run, self.lease_s, self.fence = fleet, run, lease_s, fence
         self._changed = changed
         self._agents: dict[str, Agent] = {}
         self._boots: dict[str, str] = {}
@@ -85,6 +89,8 @@ class AgentPool:
             failed = {row.host: row.did for row in install(self.fleet).rows if not row.ok}
         if not failed or some:
             failed |= self.connect(but=failed)
+        if self.fence is not None and self._agents and (some or not failed):
+            self.fence.take(dict(self._agents))
         if some and 0 < len(failed) < len(self._locks):
             self.up |= dict.fromkeys(failed, False)
             self.absent = failed
@@ -131,9 +137,22 @@ class AgentPool:
             if agent is None and self._closed:
                 raise AgentGone("the run is over here")
             if agent is None:
-                agent = self._agents[host] = agent_of(self.fleet, self.fleet.inventory[host])
+                agent = agent_of(self.fleet, self.fleet.inventory[host])
+                self._lead(agent)
+                self._agents[host] = agent
                 self._compare(host, agent.hello.boot)
             return agent
+
+    def _lead(self, agent: Agent) -> None:
+        """Lead an agent that is connected anew; it may know that another process drives the run by now."""
+        try:
+            if self.fence is not None:
+                self.fence.lead(agent)
+        except BaseException as error:
+            if isinstance(error, TakenOverError):
+                self.fence.lost(error.by)  # type: ignore[union-attr]
+            agent.close()
+            raise
 
     def _compare(self, host: str, boot: str) -> None:
         """Report a host as lost and returned if its boot id has changed: its processes are gone."""

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from labkit.core import checks
+from labkit.core.below import Below
 from labkit.core.book import NO_AMOUNTS
 from labkit.core.complaints import complaint
 from labkit.core.errors import InputError, PlacementError
@@ -19,11 +20,13 @@ from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement, Repair, Repairs
 from labkit.core.repairs import refuse_repairs
 from labkit.elastic.protocol.messages.clients import MemberStatus
+from labkit.printing import printable
 from labkit.testbed.agent.wire import Refusal, check_name
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.amounts import given
 from labkit.testbed.run.event_rows import at, row, wall_s
 from labkit.testbed.run.events import RunEvents
+from labkit.testbed.run.fence import RunFence
 from labkit.testbed.run.inbox import Inbox, InboxItem
 from labkit.testbed.run.measuring import RunMeasuring
 from labkit.testbed.run.progress import REPORT_S, JobUpdate
@@ -65,6 +68,8 @@ class SshBackend:
         When the run began, in seconds since 1970, if it continues an earlier one.
     some : bool
         Start with the hosts that can be reached; the others join once they can.
+    fence : RunFence, optional
+        The right to drive the run; by default that to begin one of this name.
 
     Attributes
     ----------
@@ -95,8 +100,10 @@ class SshBackend:
         retries: Retries | None = None,
         began_at: float | None = None,
         some: bool = False,
+        fence: RunFence | None = None,
     ) -> None:
         _refuse_name(run)
+        self._fence = fence or RunFence(run, run=folder.name)
         self.jobs, self.inventory, self.cluster = jobs, inventory, inventory.cluster()
         self.training = training or TrainingTable()
         self.run, self.folder = run, folder
@@ -111,7 +118,7 @@ class SshBackend:
         self._begun = began_at is not None
         self._session = TestbedSession(
             inventory, jobs=jobs, training=self.training, run=run, folder=folder / "checkpoints", lease_s=lease_s,
-            changed=self._host_changed, some=some,
+            changed=self._host_changed, some=some, fence=self._fence,
         )  # fmt: skip
         self.hosts = self._session.hosts
         self._run_events = RunEvents(
@@ -158,6 +165,7 @@ class SshBackend:
             If it names an unknown job or overfills a device group; then nothing is changed.
         """
         self._refuse(placement)
+        self._fence.refuse_lost()
         rows: list[Events] = [row(Kind.DECIDED, value=float(len(placement.set_jobs)))]
         for number in placement.set_jobs.tolist():
             rows += self._set(number, placement)
@@ -179,6 +187,7 @@ class SshBackend:
         rows: list[Events] = []
         tick_s = self.now_s + REPORT_S
         while True:
+            self._fence.refuse_lost()
             rows += self._due()
             for item in self._inbox.taken():
                 rows += at(self._run_events.of(item), item.at_s)
@@ -188,6 +197,11 @@ class SshBackend:
             if self.idle and not np.isfinite(until_s):
                 return self._folded(rows)
             self._inbox.wait(min([until_s, tick_s, self._next_arrival_s(), *self._run_events.aside.values()]) - now_s)
+
+    @property
+    def taken_by(self) -> str:
+        """Which process has taken the run over; empty: none."""
+        return self._fence.taken_by
 
     def members(self, job: int) -> list[MemberStatus]:
         """Return the processes that train a job: name, role, site, pid, whether it has joined, and what it uses.
@@ -200,7 +214,8 @@ class SshBackend:
         return self._deployments[job].members()
 
     def close(self, *, end: bool = True) -> None:
-        """Close the connections to the hosts; with `end`, end all processes of this run there."""
+        """Close the connections to the hosts; with `end`, end all processes of this run there, unless it is lost."""
+        end = end and not self._fence.taken_by
         if end:
             self._remember(ended=True)
         if self._measuring is not None:
@@ -318,8 +333,8 @@ class SshBackend:
         line = f"{self.now_s:.1f} s: {what}"
         self.notes.append(line)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / NOTES).open("a") as file:
-            file.write(line + "\n")
+        with Below(self.folder) as below, below.append(NOTES) as file:
+            file.write(f"{printable(line)}\n".encode(errors="replace"))
 
     # --- going on after this process
 
@@ -367,6 +382,7 @@ class SshBackend:
             homes={str(d.number): d.home for d in self._deployments if d.home},
             places={str(job): {site: list(c) for site, c in place.items()} for job, place in self._places.items()},
             saved={str(d.number): float(d.progress.saved) for d in self._deployments if d.progress.saved},
+            fence=self._fence.name, generation=self._fence.generation,
         ).write(self.folder)  # fmt: skip
 
 

@@ -17,8 +17,9 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, BinaryIO, Final
 
+from labkit.core.below import Below
 from labkit.elastic.checkpoint.manifest import FILE, QUEUE, BadCheckpointError, Manifest, file_of
 from labkit.testbed.errors import CutError, FileError, HostMessageError
 from labkit.testbed.inventory import Machine
@@ -75,7 +76,7 @@ class CheckpointCache:
             If it fails.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        partial, why = self._folder / f".{task}.tar", ""
+        partial, why = f".{task}.tar", ""
         try:
             for _ in range(ATTEMPTS):  # the job may remove an old checkpoint just then
                 try:
@@ -83,25 +84,26 @@ class CheckpointCache:
                 except HostMessageError as error:
                     why = str(error)
                 else:
-                    if self.path(task).exists():
-                        self.path(task).replace(self.older(task))
-                    partial.replace(self.path(task))
+                    with Below(self._folder) as below:
+                        if self.path(task).exists():
+                            below.rename(self.path(task).name, to=self.older(task).name)
+                        below.rename(partial, to=self.path(task).name)
                     return
         except TimeoutError:
             raise CutError(
                 f"host {machine.name}: no checkpoint of {task}: nothing arrived for {PATIENCE_S:g} s."
             ) from None
         finally:
-            partial.unlink(missing_ok=True)
+            (self._folder / partial).unlink(missing_ok=True)
         kept = "the one before is kept" if self.path(task).exists() else "there is no earlier one"
         why = f"host {machine.name}: the checkpoints of {task} cannot be read ({kept}): {why}"
         LOG.warning("no backup: %s", why)  # shown at once; the caller adds it to the run's notes
         raise FileError(why)
 
-    def _read(self, machine: Machine, folder: str, target: Path) -> None:
+    def _read(self, machine: Machine, folder: str, target: str) -> None:
         """Write a tar file of what a host sends, verified and synced to the disk."""
         argv = [machine.python, "-c", source("pack"), folder, ".", SAVED]
-        with self._fleet.stream(machine, argv) as stream, target.open("wb") as file:
+        with self._fleet.stream(machine, argv) as stream, self._created(target) as file:
             stream.settimeout(PATIENCE_S)
             entries = Entries(HostMessages(stream), most_bytes=MOST_BYTES, below=SAVED)
             manifests: dict[str, bytes] = {}
@@ -113,6 +115,11 @@ class CheckpointCache:
             file.write(digested.digest.digest())
             file.flush()
             os.fsync(file.fileno())
+
+    def _created(self, name: str) -> BinaryIO:
+        with Below(self._folder) as below:
+            below.remove(name)
+            return below.file(name, mode=0o644)
 
     def bring(self, machine: Machine, *, task: str, tell: Callable[[str], None]) -> str:
         """Copy the checkpoints of a task to a host; return the path below its folder, "" if there are none.

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from labkit.core.below import Below
 from labkit.core.errors import InputError
 from labkit.testbed.agent.wire import NAME, Refusal, check_name, wall_s
 from labkit.testbed.errors import FileError, HostError
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.run.names import called, no_such
-from labkit.testbed.ssh.entries import Below, Entries
+from labkit.testbed.ssh.entries import Entries
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.ssh.frames import HostMessages, readable
 from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes, failure
@@ -153,13 +154,13 @@ def _refuse_links(*paths: Path) -> None:
 
 def _write(entries: Entries, place: Path) -> bool:
     """Write all entries into a new folder; return whether there was any."""
-    with closing(Below(place)) as below:
+    with Below(place, new=True) as below:
         n = 0
         for n, entry in enumerate(entries, start=1):  # noqa: B007 - the last one counts
             if entry.content is None:
-                below.folder(entry.parts)
+                below.folder(*entry.parts)
                 continue
-            with below.file(entry.parts) as file:
+            with below.file(*entry.parts) as file:
                 for part in entry.content:
                     file.write(part)
     return n > 0

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from labkit.core.below import SEVERAL, open_plain
+from labkit.core.consent import Outside, digest_of
 from labkit.core.errors import InputError
 from labkit.testbed.errors import HostError
 from labkit.testbed.ssh.fleet import Fleet
 
-STAGED: Final = "staged"
+(STAGED,) = SEVERAL
 """Folder of archives in that of a run, and of unpacked ones below labkit's folder on a host."""
 MOST_BYTES: Final = 16 << 30
 MOST_FILES: Final = 100_000
@@ -77,6 +79,25 @@ class OwnScript:
         if data is not None and not Path(data).is_dir():
             raise InputError(f"data {data} is no folder; expected one with the files that {found['file']} reads.")
         return cls(script=name, code=str(code), data="" if data is None else str(Path(data).absolute()))
+
+    def __post_init__(self) -> None:
+        for archive, digest in ((self.code, self.code_hash), (self.data, self.data_hash)):
+            if digest and not (HASH.fullmatch(digest) and Path(archive).name == f"{digest}.tar"):
+                raise InputError(f"the archive of script {self.script!r:.100} is {archive!r:.100}; expected HASH.tar.")
+
+    def outside(self, folder: Path) -> Outside:
+        """Return what its jobs run on hosts, from the archives in a folder."""
+        digests = []
+        for name in self.hashes:
+            with open_plain(folder / f"{name}.tar") as archive:
+                digests.append(hashlib.file_digest(archive, "sha256").hexdigest())
+        digest = digest_of([("", "\n".join(digests).encode())]) if len(digests) > 1 else digests[0]
+        return Outside("training script", self.script, f"{STAGED}/{self.code_hash}.tar", digest)
+
+    def within(self, folder: Path) -> OwnScript:
+        """Return it with its archives in a folder, wherever they were before."""
+        code, data = (str(folder / f"{one}.tar") if one else "" for one in (self.code_hash, self.data_hash))
+        return replace(self, code=code, data=data)
 
     @property
     def hashes(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from labkit.core.events import Cause
 from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.protocol.messages.clients import MemberStatus
 from labkit.testbed.agent.errors import AgentRefused
+from labkit.testbed.agent.fences import FENCED
 from labkit.testbed.run.agent_pool import AgentPool
 from labkit.testbed.run.amounts import Given
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
@@ -227,8 +228,11 @@ class RemoteJob:
         while (action := self._next()) is not None:
             try:
                 action()
+            except AgentRefused as error:
+                if error.kind != FENCED:  # the run is no longer this process'; its backend says so
+                    self._failed(str(error), ended=error.kind == "over")
             except (LabkitError, OSError) as error:
-                self._failed(str(error), ended=isinstance(error, AgentRefused) and error.kind == "over")
+                self._failed(str(error))
             except Exception as error:  # a fault of labkit ends this job, not the run
                 self._failed(f"{type(error).__name__}: {error}")
 

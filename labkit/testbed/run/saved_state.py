@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
+from labkit.core.below import Below, read_plain
 from labkit.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class SavedState:
         Whether its processes on hosts were ended: a continued run has another name there.
     dropped : dict
         Id of each job that was given up -> why.
+    fence : str
+        Its first name on the hosts, by which their agents know which process drives it; empty: `run`.
+    generation : int
+        Of the process that wrote this: that of who takes the run over is higher.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = {"extra": "ignore"}
@@ -55,13 +60,18 @@ class SavedState:
     saved: dict[str, float] = field(default_factory=dict)
     ended: bool = False
     dropped: dict[str, str] = field(default_factory=dict)
+    fence: str = ""
+    generation: int = 0
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of a run, whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f".{STATE}"
-        partial.write_text(json.dumps(asdict(self)))
-        partial.rename(folder / STATE)
+        partial = f".{STATE}"
+        with Below(folder) as below:
+            below.remove(partial)
+            with below.file(partial, mode=0o644) as file:
+                file.write(json.dumps(asdict(self)).encode())
+            below.rename(partial, to=STATE)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -75,7 +85,7 @@ class SavedState:
         from pydantic import TypeAdapter, ValidationError
 
         try:
-            return TypeAdapter(cls).validate_json((folder / STATE).read_bytes())
+            return TypeAdapter(cls).validate_json(read_plain(folder / STATE))
         except FileNotFoundError:
             raise InputError(
                 f"run '{folder.name}' did not run on a testbed, or was cut off before anything began there: it has no "

@@ -13,6 +13,7 @@ from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.agent_pool import AgentPool, Changed
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
+from labkit.testbed.run.fence import RunFence
 from labkit.testbed.run.gpu_claims import checked_gpus, parts_of_gpus
 from labkit.testbed.run.job_events import JobEvent
 from labkit.testbed.run.job_request import JobRequest
@@ -47,6 +48,8 @@ class TestbedSession:
         As `AgentPool` takes it.
     some : bool
         Start with the hosts that can be reached.
+    fence : RunFence, optional
+        The right to drive the run, where several processes could.
 
     Attributes
     ----------
@@ -71,11 +74,12 @@ class TestbedSession:
         lease_s: float,
         changed: Changed = lambda _host, _up, _why: None,
         some: bool = False,
+        fence: RunFence | None = None,
     ) -> None:
         training.check(jobs)
         self.inventory, self.cluster, self.jobs, self.training = inventory, inventory.cluster(), jobs, training
         self.fleet = LocalFleet(inventory) if any(machine.local for machine in inventory) else Fleet(inventory)
-        self.hosts = AgentPool(self.fleet, run=run, changed=changed, lease_s=lease_s)
+        self.hosts = AgentPool(self.fleet, run=run, changed=changed, lease_s=lease_s, fence=fence)
         self.backups = CheckpointCache(self.fleet, folder, run=run)
         self._staging = Staging(self.fleet, folder.parent / STAGED)
         self._deployments: list[RemoteJob] = []

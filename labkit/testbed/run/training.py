@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import numpy as np
 
 from labkit.core.cluster import Cluster
+from labkit.core.consent import use
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
@@ -19,7 +20,7 @@ from labkit.elastic.protocol.sites import Site
 from labkit.testbed.agent.shapes import GpuAsk
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.job_request import DatasetSpec, JobRequest
-from labkit.testbed.run.own_scripts import OwnScript
+from labkit.testbed.run.own_scripts import STAGED, OwnScript
 
 if TYPE_CHECKING:
     from pydantic import ConfigDict
@@ -79,6 +80,42 @@ class TrainingTable:
         made = {name: OwnScript(**each) if isinstance(each, dict) else each for name, each in given.items()}
         object.__setattr__(self, "scripts", made)
 
+    @classmethod
+    def stored(cls, values: Mapping[str, Any], folder: Path) -> Self:
+        """Return that of a record, whose scripts need consent; their archives are those in the record's folder.
+
+        Raises
+        ------
+        InputError
+            If it is none, or a script has no consent or no archive.
+        """
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            made = TypeAdapter(cls).validate_python(dict(values))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = ".".join(map(str, fault["loc"]))
+            raise InputError(f"{folder}: training.{where} is damaged: {fault['msg']}.") from None
+        return replace(
+            made, scripts={name: each.within(folder / STAGED) for name, each in made.scripts.items()}
+        ).agreed(folder)
+
+    def agreed(self, folder: Path) -> Self:
+        """Note that its scripts, packed into the folder of a record, are about to run on hosts; return it.
+
+        Raises
+        ------
+        InputError
+            As `labkit.core.consent.use`; or if an archive is not there.
+        """
+        for each in self.scripts.values():
+            try:
+                use(each.outside(folder / STAGED))
+            except OSError as error:
+                raise InputError(f"{error.filename} is missing; script {each.script} cannot run without it.") from None
+        return self
+
     def check(self, jobs: Jobs) -> None:
         """Refuse jobs that cannot train.
 
@@ -131,8 +168,9 @@ class TrainingTable:
         return {**asdict(replace(self, scripts={})), "widths": dict(self.widths), "scripts": own}
 
     def packed(self, folder: Path) -> TrainingTable:
-        """Return it with the scripts' code and data packed into a folder, whatever becomes of them later."""
-        return replace(self, scripts={name: each.packed(folder) for name, each in self.scripts.items()})
+        """Return it with the scripts' code and data packed into a record's folder, whatever becomes of them later."""
+        made = {name: each.packed(folder / STAGED) for name, each in self.scripts.items()}
+        return replace(self, scripts=made).agreed(folder)
 
     def contents(self, jobs: Jobs, number: int) -> tuple[str, ...]:
         """Return the SHA-256 of what a job needs on its home host beside labkit."""

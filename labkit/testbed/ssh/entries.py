@@ -6,11 +6,9 @@ content: so a name must be plain, its folder must precede it, and no link is fol
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Len
 
@@ -163,49 +161,3 @@ def plain_path(path: str) -> tuple[str, ...]:
 
 def _plain(name: str) -> bool:
     return name not in ("", ".", "..") and len(name.encode(errors="replace")) <= MAX_NAME
-
-
-class Below:
-    """A new folder, in which a host's folders and files are made without following links.
-
-    Parameters
-    ----------
-    place : Path
-        It must not be there yet.
-    """
-
-    def __init__(self, place: Path) -> None:
-        os.mkdir(place, 0o700)
-        self._root = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-
-    def folder(self, parts: tuple[str, ...]) -> None:
-        """Make a folder; its parent exists."""
-        above = self._opened(parts[:-1])
-        try:
-            os.mkdir(parts[-1], 0o700, dir_fd=above)
-        finally:
-            os.close(above)
-
-    def file(self, parts: tuple[str, ...]) -> BinaryIO:
-        """Create a file, and return it open for writing."""
-        above = self._opened(parts[:-1])
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            return os.fdopen(os.open(parts[-1], flags, 0o600, dir_fd=above), "wb")
-        finally:
-            os.close(above)
-
-    def _opened(self, parts: tuple[str, ...]) -> int:
-        """Return a file descriptor of a folder."""
-        at = os.dup(self._root)
-        for name in parts:
-            try:
-                below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
-            finally:
-                os.close(at)
-            at = below
-        return at
-
-    def close(self) -> None:
-        """Close the folder."""
-        os.close(self._root)

@@ -17,7 +17,7 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.faults import MAX_FAULTS_TOLD, told
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.core.text import shortened
+from labkit.core.text import CONTROL, shortened
 from labkit.workloads.readers.files import lines_of, text_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ QUOTED: Final = ",;"
 """Separators in whose files a cell may stand in quotes."""
 
 _CLOCK: Final = "%Y-%m-%d %H:%M:%S"
-_CONTROL: Final = r"[\x00-\x1f\x7f]"
 _COMMA: Final = re.compile(r"[+-]?\d+,\d+")
 """A number whose decimals are behind a comma."""
 
@@ -138,7 +137,7 @@ class TraceTable:
         raw = self.frame[column]
         self.fault(_blanks(raw), column, expected="a name")
         if raw.dtype.kind not in "iufb":
-            odd = raw.astype("str").str.contains(_CONTROL, regex=True).to_numpy(np.bool_)
+            odd = raw.astype("str").str.contains(CONTROL, regex=True).to_numpy(np.bool_)
             self.fault(odd, column, expected="a name without control characters")
         names = names_of(raw)
         for name in set(names) - known if known else ():

@@ -27,10 +27,10 @@ def test_an_agent_is_of_the_labkit_of_its_bridge_also_if_that_was_found_in_the_w
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=other_labkit["PYTHONPATH"], env=env
     ) as bridge:
-        bridge.stdin.write(b'{"id": 1, "verb": "hello", "protocol": 2}\n')
+        bridge.stdin.write(b'{"id": 1, "verb": "hello", "protocol": 3}\n')
         bridge.stdin.flush()
-        assert b'"protocol":2' in bridge.stdout.readline()
-        assert json.loads(bridge.stdout.readline())["ok"]["protocol"] == 2
+        assert b'"protocol":3' in bridge.stdout.readline()
+        assert json.loads(bridge.stdout.readline())["ok"]["protocol"] == 3
         bridge.stdin.close()
 
 
@@ -169,12 +169,12 @@ def other_labkit(tmp_path):
     for name in ("__init__.py", "early.py", "proc.py", "release.py", "unix_sockets.py"):
         shutil.copy(here / name, tree / "labkit")
     wire = tree / "labkit" / "testbed" / "agent" / "wire.py"
-    wire.write_text(wire.read_text().replace("PROTOCOL: Final = 1", "PROTOCOL: Final = 2"))
+    wire.write_text(wire.read_text().replace("PROTOCOL: Final = 2", "PROTOCOL: Final = 3"))
     return {**os.environ, "PYTHONPATH": str(tree)}
 
 
 def test_an_agent_of_another_protocol_is_named(dial, folder, other_labkit):
-    with pytest.raises(AgentVersion, match=r"speaks protocol 2 .*, the client 1: restart"):
+    with pytest.raises(AgentVersion, match=r"speaks protocol 3 .*, the client 2: restart"):
         dial(env=other_labkit)
     with pytest.raises(AgentVersion):
         dial()
@@ -189,7 +189,7 @@ def test_an_agent_of_another_protocol_is_replaced_and_its_tasks_go_on(dial, fold
     (answer,) = say(folder, json.dumps(start).encode() + b"\n", n_answers=1)
     task, before = answer["ok"]["pid"], agent_pid(folder)
     with Agent.connect(lambda: LocalBridge(folder)) as agent:
-        assert agent.hello.protocol == 1
+        assert agent.hello.protocol == 2
         assert not agent.outdated
         assert agent_pid(folder) == before  # in the same process: its children stay its children
         assert runs(task)
