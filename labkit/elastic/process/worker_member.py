@@ -108,10 +108,10 @@ class WorkerMember(MemberProcess):
 
     def _loss_between(self, epoch: int, start: int, end: int) -> Any:
         """Return the loss of positions start to end of the order of an epoch."""
-        from labkit.elastic.shards import order
+        from labkit.elastic.shards import samples_between
 
         self._follow_cores()
-        samples = order(self.spec.n_samples, self.spec.seed, epoch)[start:end]
+        samples = samples_between(start, end, n_samples=self.spec.n_samples, seed=self.spec.seed, epoch=epoch)
         return self._forward(samples.tolist(), (epoch, start))
 
     def _follow_cores(self) -> None:
