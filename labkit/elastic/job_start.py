@@ -32,6 +32,7 @@ from labkit.elastic.job import Job
 from labkit.elastic.job_folder import fill, job_folder
 from labkit.elastic.model_state import load_state
 from labkit.elastic.process.credentials import Credentials, Secrets
+from labkit.elastic.process.environment import numeric_variables
 from labkit.elastic.protocol.blocks import BLOCKS, Layout, layout, small_blocks
 from labkit.elastic.protocol.network import NetworkConfig, NetworkMode
 from labkit.elastic.protocol.program import FLOAT32, Program, module_paths
@@ -215,7 +216,7 @@ def start(
         start_s=start_s, patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(data), reach=reach,
         sites=tuple(places), on_nan=on_nan, paths=tuple(module_paths()), partition=partition,
         loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s), has_rule=bool(rule),
-        precision=precision, **({} if network == NetworkMode.LOCAL else {"scheme": Scheme(network)}),
+        precision=precision, variables=tuple(numeric_variables(os.environ).items()), **({} if network == NetworkMode.LOCAL else {"scheme": Scheme(network)}),
     )  # fmt: skip
     config = JobConfig(
         place=dict(seats), save_every=save_every, standby=standby, parent=0 if detached else os.getpid(),

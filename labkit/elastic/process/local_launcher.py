@@ -17,12 +17,14 @@ from typing import Any, Protocol
 from labkit.elastic.forkserver import client as forks
 from labkit.elastic.process.causes import OOM_KILLED, UNSEEN, OomWatch
 from labkit.elastic.process.control_groups import trees_here
+from labkit.elastic.process.environment import members_environment
 from labkit.elastic.process.gpus import bound_to, devices_of
 from labkit.elastic.process.launchers import Ended, Started
 from labkit.elastic.process.local_members import MODULES, is_member, member_arguments
 from labkit.elastic.protocol.messages.launchers import StartMember
 from labkit.elastic.protocol.roles import Role
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site
+from labkit.elastic.protocol.spec import Spec
 from labkit.proc import wait_for_end
 
 
@@ -72,15 +74,16 @@ class LocalProcesses:
             device = self._device(order.site) if order.role == "worker" else ""
             self._devices[order.name] = order.site.name, device
             line += [order.site.name, *([device] if device else [])]
-        process = self._spawned(line, order, bound_to(device))
+        process = self._spawned(line, order, home, bound_to(device))
         self._oom.begin()
         self.pids[order.name] = process.pid
         threading.Thread(target=self._attend, args=(order.name, process), daemon=True).start()
         return process.pid
 
-    def _spawned(self, line: list[str], order: StartMember, more: Mapping[str, str]) -> LocalProcess:
+    def _spawned(self, line: list[str], order: StartMember, home: Path, more: Mapping[str, str]) -> LocalProcess:
         """Start a process through the fork server, or else as a new interpreter."""
-        env, cores = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **more}, order.site.cores
+        env = {**members_environment(os.environ, dict(Spec.load(home).variables)), **more}
+        cores = order.site.cores
         with (self._folder / f"{order.name}.log").open("ab") as log:
             forked = forks.started(line, env=env, log=log, cores=cores, wait=not order.gently)
             return forked or _pinned(cores, lambda: _popen(line, log, env))
