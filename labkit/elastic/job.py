@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
@@ -65,6 +65,8 @@ class Job:
         Key of the certificate authority, and token; None for jobs without network.
     validation : Validation, optional
         What is measured of the model while it trains.
+    lock : file, optional
+        The claimed lock of the folder: see `ControllerSupervisor`.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class Job:
         keep: bool,
         secrets: Secrets | None = None,
         validation: Validation | None = None,
+        lock: TextIO | None = None,
     ) -> None:
         self.folder, self._program, self._keep, self._secrets = folder, program, keep, secrets
+        self._lock = lock
         self._spec = Spec.load(folder)
         self._lease = Lease(self._spec.lease_s)
         self._ended = threading.Event()
@@ -94,7 +98,7 @@ class Job:
 
     def _attended(self) -> ControllerSupervisor | AttachedController:
         """Return the controller, started here."""
-        return ControllerSupervisor(self.folder, secrets=self._secrets, ended=self._ended)
+        return ControllerSupervisor(self.folder, secrets=self._secrets, ended=self._ended, lock=self._lock)
 
     @property
     def pid(self) -> int:

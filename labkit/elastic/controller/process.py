@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.checkpoint_keeper import CheckpointKeeper
 from labkit.elastic.controller.client_requests import ClientRequests
@@ -28,6 +29,7 @@ from labkit.elastic.controller.controller_state import JobTerms
 from labkit.elastic.controller.event_loop import ControllerRuntime, EventLoop
 from labkit.elastic.controller.job_files import (
     LOCK,
+    LOCKED,
     STATE,
     EventWriter,
     JobConfig,
@@ -35,6 +37,7 @@ from labkit.elastic.controller.job_files import (
     StateFile,
     now,
     records,
+    versions_of_losses,
 )
 from labkit.elastic.controller.losses import StepLosses, StepMetrics, encoded
 from labkit.elastic.controller.member_processes import MemberProcesses
@@ -51,7 +54,14 @@ from labkit.elastic.process.usage import EVERY_S
 from labkit.elastic.protocol.blocks import TENSOR
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.protocol.json_file import JobFileError
-from labkit.elastic.protocol.messages.reports import BlockCopied, CopyLate, Report, ShardLosses, TransferUnconfirmed
+from labkit.elastic.protocol.messages.reports import (
+    BlockCopied,
+    CopyLate,
+    Report,
+    ShardLosses,
+    TransferUnconfirmed,
+    UpdateDone,
+)
 from labkit.elastic.protocol.network import HOST, Refusals
 from labkit.elastic.protocol.spec import CONTROLLER_SOCKET, Spec
 from labkit.elastic.transport import Access, Address, Channel, Lease, Listener
@@ -104,7 +114,7 @@ class ControllerProcess:
             folder, self._spec, Lease(self._spec.lease_s), self._loop, self._events, self._machine,
             execute=self._execute, remember=self._remember,
         )  # fmt: skip
-        self._lease = runtime.lease
+        self._runtime, self._lease = runtime, runtime.lease
         reach = self._spec.reach
         self._credentials = Credentials(folder, reach=reach, secrets=secrets)
         self._processes = MemberProcesses(runtime, self._credentials)
@@ -217,15 +227,20 @@ class ControllerProcess:
         config = self._config
         if config.differs:
             self._events.write("differs", {"from": config.differs})
+        for line in config.told:
+            self._events.write("told", {"what": line})
         self._execute(self._machine.start(place=config.place))
 
     def _take_over(self, state: SavedController) -> None:
         """Continue with the processes of a controller that died."""
         journal = [] if self._spec.sync else records(self._folder)
+        heard = set() if self._spec.sync else versions_of_losses(self._folder)
         self._processes.adopt(state.processes)
         self._clients.scalings.update((one.id, one.number) for one in state.asked)
         names = [path.stem for path in self._folder.glob("*-*.log")]  # the state may lack processes started last
-        self._execute(self._machine.take_over(state.machine, names=names, records=journal, now_s=time.monotonic()))
+        self._execute(
+            self._machine.take_over(state.machine, names=names, records=journal, heard=heard, now_s=time.monotonic())
+        )
         self._processes.await_adopted()
         self._hosts.expect_all()
 
@@ -264,7 +279,7 @@ class ControllerProcess:
             return
         if isinstance(report, CopyLate):
             self._checkpoints.on_late(report)
-        if report.EVENT:
+        if report.EVENT and not (isinstance(report, UpdateDone) and report.again):
             self._events.write(report.EVENT, {"name": name, **columns_of(report)}, when=when)
         self._execute(self._machine.reported(name, report))
 
@@ -278,7 +293,11 @@ class ControllerProcess:
     def _on_losses(self, report: ShardLosses, when: float) -> None:
         """Write the loss of a step, and its metrics, once those of all its logical shards are known."""
         self._metrics.add(report.version, report.metrics)
-        mean = self._losses.add(report.version, report.losses, again=report.again)
+        try:
+            mean = self._losses.add(report.version, report.losses, weights=report.weights, again=report.again)
+        except InputError as error:
+            self._runtime.give_up(str(error))
+            return
         if mean is None:
             return
         self._events.write("loss", {"version": report.version, "loss": encoded(mean)}, when=when)
@@ -333,9 +352,12 @@ def main(arguments: list[str]) -> None:
     """Be the controller of a job: only one process at a time is."""
     folder = Path(arguments[0])
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes into the log what every thread is doing
-    with (folder / LOCK).open("a+") as lock:
+    inherited = os.environ.pop(LOCKED, "")
+    with open(int(inherited), "a+") if inherited else (folder / LOCK).open("a+") as lock:
         try:
-            _lock(lock, folder)
+            os.set_inheritable(lock.fileno(), False)
+            if not inherited:
+                _lock(lock, folder)
             raw = b"" if sys.stdin is None else sys.stdin.buffer.read()
             fault.arm(folder, name="controller")
             ControllerProcess(folder, secrets=Secrets.read(raw) if raw else None).run()

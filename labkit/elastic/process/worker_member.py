@@ -59,6 +59,7 @@ class WorkerMember(MemberProcess):
         self._n_threads = self._set_threads = 1
         find_modules(self.spec.paths)
         self.program = Program.load(folder)
+        self.program.train()
         devices = self.spec.devices or ("cpu",)
         number = int(name.rsplit("-", 1)[1])
         self.device = local_name(device) if device else devices[number % len(devices)]
@@ -82,7 +83,10 @@ class WorkerMember(MemberProcess):
             "metrics_of": lambda: self._forward.metrics,
         }  # fmt: skip
         if spec.sync:
-            return Worker(flat, loss_of=self._loss, n_shards=spec.n_shards, n_steps=spec.n_steps, **common)
+            return Worker(
+                flat, loss_of=self._loss, n_shards=spec.n_shards, n_steps=spec.n_steps,
+                weight_of=lambda: self._forward.weight, **common,
+            )  # fmt: skip
         return AsyncWorker(
             flat, loss_of=self._loss_between, batch=spec.batch, number=number, lease_s=spec.lease_s, **common
         )
@@ -112,7 +116,8 @@ class WorkerMember(MemberProcess):
 
         self._follow_cores()
         samples = samples_between(start, end, n_samples=self.spec.n_samples, seed=self.spec.seed, epoch=epoch)
-        return self._forward(samples.tolist(), (epoch, start))
+        loss = self._forward(samples.tolist(), (epoch, start))
+        return loss / self._forward.weight if self._forward.weight else loss
 
     def _follow_cores(self) -> None:
         """Set the number of threads to the cores of this worker, from the next gradient on.

@@ -91,6 +91,8 @@ class UpdateDone(MemberReport):
         Seconds of the gradient, and of the update.
     metrics : dict of float or str
         What the loss function returned beside the loss, by name.
+    again : bool
+        Whether it may have been reported before, to a controller that died.
     """
 
     EVENT: ClassVar[str] = "stepped"
@@ -102,15 +104,20 @@ class UpdateDone(MemberReport):
     compute_s: Number
     wait_s: Number
     metrics: Metrics = field(default_factory=dict)
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ShardLosses(MemberReport):
-    """Losses of logical shards of a step; `again`: they may have been reported before."""
+    """Losses of logical shards of a step; `again`: they may have been reported before.
+
+    With `weights`, one for each loss, the losses are sums.
+    """
 
     version: Count
     losses: list[ShardLoss]
     metrics: list[ShardMetrics] = field(default_factory=list)
+    weights: list[Number] = field(default_factory=list)
     again: bool = False
 
 
