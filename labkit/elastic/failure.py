@@ -41,7 +41,7 @@ def log_of(folder: Path, events: Iterable[Mapping[str, Any]]) -> tuple[Path, str
     """
     name = "controller"
     for event in events:
-        if event["event"] == "failed" or (event["event"] == "left" and not event["expected"]):
+        if event["event"] in ("failed", "raised") or (event["event"] == "left" and not event["expected"]):
             name = str(event["name"])
     log = folder / f"{Path(name).name}.log"
     lines = last_lines(log)

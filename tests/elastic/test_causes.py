@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -12,9 +13,11 @@ from typing import Any
 
 import cloudpickle
 import pytest
+import torch
+from torch import nn
 
 from labkit.core import Cause
-from labkit.elastic import Job, JobError, start
+from labkit.elastic import Job, JobError, start, train
 from labkit.elastic.process.causes import NO_MEMORY, OOM_KILLED, OomWatch, cause_named, name_of, of_exit, oom_kills
 from labkit.oom import is_memory
 
@@ -147,3 +150,55 @@ def test_a_job_whose_model_gets_no_memory_ends_with_that_cause() -> None:
         with pytest.raises(JobError) as caught:
             job.wait()
         assert caught.value.cause == Cause.OUT_OF_MEMORY
+
+
+class Raises:
+    """Samples, one of whose fetches raises an error: the first, or every one with a sample."""
+
+    def __init__(self, error: BaseException, *, once: Path | None = None) -> None:
+        self.error, self.once, self.n = error, once, 0
+
+    def __len__(self) -> int:
+        return 64
+
+    def fetch(self, indices: list[int]) -> Any:
+        self.n += 1
+        if self.once is None and 5 in indices:
+            raise self.error
+        if self.once is not None and self.n > 5 and self.once.exists():
+            self.once.unlink(missing_ok=True)
+            raise self.error
+        return torch.tensor(indices, dtype=torch.float32)[:, None]
+
+
+def square(model: nn.Module, x: Any) -> Any:
+    return model(x / 64).square().mean()
+
+
+RETRIED: dict[str, Any] = {"steps": 40, "batch": 32, "shards": 4, "workers": 2, "servers": 1, "lr": 0.1, "proof": "off"}
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_an_error_in_one_worker_costs_that_worker_and_not_the_job(tmp_path: Path, sync: bool) -> None:
+    """Before, it ended the job, which survives kill -9 of the same worker; TorchElastic, Ray and Horovod retry."""
+    torch.manual_seed(0)
+    once = tmp_path / "once"
+    once.touch()
+    result = train(nn.Linear(1, 1), Raises(ConnectionResetError("a store"), once=once), square, **RETRIED, sync=sync)
+    assert not once.exists()
+    assert result.version == 40
+    (left,) = (event for event in result.events if event["event"] == "left" and not event["expected"])
+    where = "step " if sync else "epoch "
+    assert left["reason"].startswith(f"cut off: {where}")
+    assert left["reason"].endswith(": ConnectionResetError: a store.")
+
+
+@pytest.mark.parametrize("error", [OSError("img.png is cut off"), SystemExit(0), KeyboardInterrupt()])
+def test_the_same_error_at_the_same_shard_ends_the_job_with_step_shard_and_log(error: BaseException) -> None:
+    """Before, a sys.exit(0) took eleven deaths to say "exit code 0"."""
+    with pytest.raises(JobError) as failed:
+        train(nn.Linear(1, 1), Raises(error), square, **RETRIED)
+    why = rf"worker-\d: step 0, logical shard \d: {type(error).__name__}: ?{error}\. It is the second time"
+    assert re.match(why, failed.value.reason), failed.value.reason
+    assert "raise self.error" in failed.value.log
+    assert failed.value.cause == Cause.ERROR

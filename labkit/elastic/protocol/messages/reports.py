@@ -371,6 +371,15 @@ class Stuck(MemberReport):
 
 
 @dataclass(frozen=True, slots=True)
+class Raised(MemberReport):
+    """The user's model, data or loss raised an error at a place, as `Stuck` has it; the worker ends."""
+
+    EVENT: ClassVar[str] = "raised"
+    place: tuple[Count, Count]
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
 class OutOfMemory(MemberReport):
     """A member ran out of memory, and ends."""
 
@@ -396,8 +405,8 @@ BlockReport = (
     | BlockCopied | CopyLate | VersionLost | BlockLoads | GradientsReceived
 )  # fmt: skip
 ProcessReport = (
-    StateReported | Connected | ConnectFailed | ConnectionBroken | PeerRefused | LimitsSet | Stuck | OutOfMemory
-    | Failed
+    StateReported | Connected | ConnectFailed | ConnectionBroken | PeerRefused | LimitsSet | Stuck | Raised
+    | OutOfMemory | Failed
 )  # fmt: skip
 Report = WorkerReport | BlockReport | ProcessReport
 
