@@ -181,9 +181,11 @@ def checked_update(
 
 
 def checked_folder(folder: Any) -> Path | None:
-    """Return a folder as a path, with `~` expanded; InputError if it is no path."""
-    if folder is None or isinstance(folder, Path):
-        return folder
+    """Return a folder as an absolute path, with `~` of a text expanded; InputError if it is no path."""
+    if folder is None:
+        return None
+    if isinstance(folder, Path):
+        return folder.absolute()
     if isinstance(folder, str | os.PathLike) and str(folder):
-        return Path(folder).expanduser()
+        return Path(folder).expanduser().absolute()
     raise InputError(f"folder is {folder!r}; expected a path.")

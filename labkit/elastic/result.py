@@ -10,6 +10,7 @@ import numpy as np
 
 from labkit.elastic.checkpoint.resume import losses_before
 from labkit.elastic.controller.job_files import records
+from labkit.elastic.member_logs import last_text
 from labkit.elastic.protocol.blocks import unpack
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.saved_model import best_of
@@ -44,6 +45,8 @@ class Result:
         The last state, by number of the block.
     events : list of dict
         Events of the job in order.
+    logs : dict of str
+        What each member on this machine has printed, by name: the last 64 KB.
     best : SavedModel or None
         The best state by the validation of the job; None without one.
     ledger : tuple of Commit
@@ -55,7 +58,7 @@ class Result:
         self.events = list(events)
         spec = Spec.load(folder)
         saved = spec.checkpoints(folder).newest()
-        self.model = model
+        self.model, self.logs = model, last_text(folder)
         self.version, self.digest, self.blocks = saved.step, saved.digest, saved.blocks
         began = next((e["version"] for e in self.events if e["event"] == "began"), 0)
         self._losses = losses_before(folder, step=began)

@@ -139,7 +139,7 @@ def test_an_error_in_the_model_ends_the_job_and_is_told() -> None:
     def loss(module: nn.Module, batch: Any) -> Any:
         return module(batch[0].flatten(1)).sum()
 
-    with pytest.raises(JobError, match=r"worker-.: RuntimeError: mat1 and mat2 shapes"):
+    with pytest.raises(JobError, match=r"worker-.: step 0, logical shard .: RuntimeError: mat1 and mat2 shapes"):
         train(model, data, loss, steps=5, batch=8, servers=1, lr=0.1)
 
 

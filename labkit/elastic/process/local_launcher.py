@@ -21,6 +21,7 @@ from labkit.elastic.process.environment import members_environment
 from labkit.elastic.process.gpus import bound_to, devices_of
 from labkit.elastic.process.launchers import Ended, Started
 from labkit.elastic.process.local_members import MODULES, is_member, member_arguments
+from labkit.elastic.process.offspring import MARK, end_offspring, mark_of
 from labkit.elastic.protocol.messages.launchers import StartMember
 from labkit.elastic.protocol.roles import Role
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site
@@ -60,6 +61,7 @@ class LocalProcesses:
         self._oom = OomWatch()
         self.pids: dict[str, int] = {}
         self._devices: dict[str, tuple[str, str]] = {}
+        self._marks: dict[str, str] = {}
 
     def spawn(self, order: StartMember, home: Path) -> int:
         """Start a member in a session of its own; return its process number.
@@ -82,7 +84,8 @@ class LocalProcesses:
 
     def _spawned(self, line: list[str], order: StartMember, home: Path, more: Mapping[str, str]) -> LocalProcess:
         """Start a process through the fork server, or else as a new interpreter."""
-        env = {**members_environment(os.environ, dict(Spec.load(home).variables)), **more}
+        self._marks[order.name] = mark = mark_of(home, order.name)
+        env = {**members_environment(os.environ, dict(Spec.load(home).variables)), **more, MARK: mark}
         cores = order.site.cores
         with (self._folder / f"{order.name}.log").open("ab") as log:
             forked = forks.started(line, env=env, log=log, cores=cores, wait=not order.gently)
@@ -104,6 +107,8 @@ class LocalProcesses:
         for_memory = code == -signal.SIGKILL and trees is not None and trees.oom_kills(pid) > 0
         if trees is not None and pid:
             trees.remove(pid)
+        if pid:
+            end_offspring(pid, self._marks.pop(name, mark_of(self._folder, name)))
         self._ended(name, OOM_KILLED if for_memory else self._oom.explained(code))
 
     def adopt(self, name: str, pid: int, site: Site) -> None:  # noqa: ARG002
