@@ -38,7 +38,7 @@ from labkit.elastic.protocol.messages.clients import (
 from labkit.elastic.protocol.program import Program
 from labkit.elastic.protocol.sites import hosts_of, launcher_name
 from labkit.elastic.protocol.spec import Spec
-from labkit.elastic.result import Result
+from labkit.elastic.result import Result, rescued_in
 from labkit.elastic.saved_model import SavedModel, state_of
 from labkit.elastic.transport import Lease
 from labkit.elastic.validation import Validation
@@ -329,7 +329,11 @@ class Job:
         if self._failure:
             log_file, log = self._log or (None, "")
             raise JobError(self._failure, cause=self._cause, log_file=log_file, log=log)
-        return Result(self.folder, self._program.model, events)
+        result = Result(self.folder, self._program.model, events)
+        rescued = rescued_in(events)
+        if rescued is not None and not self._keep:  # the result has all that is needed of it
+            shutil.rmtree(rescued, ignore_errors=True)
+        return result
 
     def _end(self, *, save: bool) -> None:
         """End the job, by force if it does not end; with `save` it has `LEAVE_S` seconds to write its state."""

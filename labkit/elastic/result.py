@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,12 @@ from labkit.elastic.shards import ShardService
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
+
+
+def rescued_in(events: Iterable[Mapping[str, Any]]) -> Path | None:
+    """Return the folder of the last state if it could not be saved in that of the job."""
+    found = [event["folder"] for event in events if event["event"] == "rescued"]
+    return Path(found[-1]) if found else None
 
 
 class Result:
@@ -57,7 +63,7 @@ class Result:
     def __init__(self, folder: Path, model: nn.Module, events: Sequence[dict[str, Any]]) -> None:
         self.events = list(events)
         spec = Spec.load(folder)
-        saved = spec.checkpoints(folder).newest()
+        saved = spec.checkpoints(rescued_in(self.events) or folder).newest()
         self.model, self.logs = model, last_text(folder)
         self.version, self.digest, self.blocks = saved.step, saved.digest, saved.blocks
         began = next((e["version"] for e in self.events if e["event"] == "began"), 0)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from labkit.core.errors import InputError
-from labkit.elastic import start, train
+from labkit.elastic import job_folder, start, train
 from labkit.elastic.data import as_dataset
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.program import Program
@@ -168,6 +168,13 @@ def test_an_array_that_is_mapped_from_a_file_is_sent_as_its_path(mode: str, tmp_
     for name in ("whole", "part", "plain"):
         assert np.array_equal(getattr(loaded, name), getattr(data, name))
     assert train(net(), data, cross_entropy, **OPTIONS).version == 3
+
+
+def test_a_large_program_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(job_folder, "LARGE_BYTES", 1000)
+    told = train(net(), points(), cross_entropy, **OPTIONS).events
+    assert any("the job's folder and each worker have a copy" in event.get("what", "") for event in told)
+    assert "labkit: model, data and loss take" in capsys.readouterr().err
 
 
 def test_changes_of_a_private_map_are_sent(tmp_path: Path) -> None:

@@ -141,6 +141,14 @@ class EventWriter:
             fault.at("controller.event")
             self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
+    def restore(self, folder: Path) -> None:
+        """Write all events so far into a new file, since the folder with the file was removed."""
+        with open(f"/proc/self/fd/{self._file.fileno()}", "rb") as removed:
+            written = removed.read()
+        self._file.close()
+        self._file = (folder / EVENTS).open("ab", buffering=0)
+        self._unwritten = written + self._unwritten
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

@@ -7,6 +7,7 @@ hosts, `CheckpointKeeper` writes and loads checkpoints, `ResourceUse` measures a
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import fcntl
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from labkit.core.errors import InputError
+from labkit.core.events import Cause
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.checkpoint_keeper import CheckpointKeeper
 from labkit.elastic.controller.client_requests import ClientRequests
@@ -64,12 +66,14 @@ from labkit.elastic.protocol.messages.reports import (
 )
 from labkit.elastic.protocol.network import HOST, Refusals
 from labkit.elastic.protocol.spec import CONTROLLER_SOCKET, Spec
-from labkit.elastic.transport import Access, Address, Channel, Lease, Listener
+from labkit.elastic.transport import Access, Address, Channel, Lease, Listener, TransportError, private_folder
 from labkit.oom import is_memory
 from labkit.proc import wait_for_end
 
 GRACE_LEASES: Final = 0.1
 """Part of a lease in which a member may be found dead before it counts as one that cannot be reached."""
+LOOK_LEASES: Final = 0.25
+"""Part of a lease between two looks whether the job's folder is still there."""
 TICKS_OF_A_LEASE: Final = 12
 """How often leases of samples are checked within one lease."""
 
@@ -125,7 +129,8 @@ class ControllerProcess:
         self._clients = ClientRequests(runtime, self._processes, self._resources)
         self._losses, self._metrics = StepLosses(self._spec.n_shards), StepMetrics()
         self._over: Over | None = None
-        self._next_tick_s = 0.0
+        self._next_tick_s = self._next_look_s = 0.0
+        self._inode, self._removed = os.stat(folder).st_ino, ""
         self._listeners = self._listen(reach.network)
 
     def _listen(self, network: str) -> list[Listener]:
@@ -183,6 +188,7 @@ class ControllerProcess:
             if not self._spec.sync:
                 self._tick()
             self._resources.measure()
+            self._look_at_folder()
         self._events.write("over", self._verdict())
         self._hosts.end()
         for listener in self._listeners:
@@ -193,13 +199,35 @@ class ControllerProcess:
 
     def _pause_s(self) -> float:
         """Return the seconds until something may be due."""
-        look_s = min(EVERY_S, self._spec.measure_every_s or EVERY_S)
+        look_s = min(EVERY_S, self._spec.measure_every_s or EVERY_S, self._lease.base_s * LOOK_LEASES)
         return look_s if self._spec.sync else min(look_s, self._lease.base_s / TICKS_OF_A_LEASE)
 
     def _verdict(self) -> dict[str, Any]:
         """Return how the job has ended; the cause is null if it has not failed."""
         over = self._over or Over()
-        return {"failure": over.failure, "cause": name_of(over.cause) if over.failure else None}
+        failure = over.failure or self._removed
+        return {"failure": failure, "cause": name_of(over.cause if over.failure else Cause.ERROR) if failure else None}
+
+    def _look_at_folder(self) -> None:
+        """End the job if its folder was removed: with its last state and its events, in a new folder of that name."""
+        now_s = time.monotonic()
+        if self._removed or self._over is not None or now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + self._lease.base_s * LOOK_LEASES
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self._folder).st_ino == self._inode:
+                return
+        self._removed = f"the folder {self._folder} was removed while the job trained, so it was ended"
+        try:
+            private_folder(self._folder)
+            self._spec.save(self._folder)
+            self._events.restore(self._folder)
+        except (OSError, TransportError) as error:
+            self._removed += f", and its last state is lost: {error}"
+            self._execute(self._machine.give_up(self._removed))
+            return
+        self._removed += "; its last state was saved in a new one"
+        self._execute(self._machine.stop(save=True))
 
     def _tick(self) -> None:
         """Let leases of samples expire."""
