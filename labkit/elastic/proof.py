@@ -311,7 +311,9 @@ def _caught(work: Callable[[], Proof]) -> Proof:
 def _read(reader: int, *, timeout_s: float) -> bytes | None:
     """Return what a child writes until it closes its end; None if that takes too long."""
     until_s, found = time.monotonic() + timeout_s, b""
-    while select.select([reader], [], [], max(0.0, until_s - time.monotonic()))[0]:
+    readable = select.poll()
+    readable.register(reader, select.POLLIN)
+    while readable.poll(max(0.0, until_s - time.monotonic()) * 1000):
         data = os.read(reader, 1 << 16)
         if not data:
             return found

@@ -208,6 +208,8 @@ class MemberLoss:
     def on_raised(self, member: Member, report: Raised) -> None:
         """Replace a worker whose program raised an error; the same error at the same place again ends the job."""
         key = report.place, report.why
+        if member.leaving:
+            return
         if key in self._raised:
             self.outcome.end(f"{member.name}: {report.why} It is the second time", cause=Cause.ERROR)
             return

@@ -116,7 +116,7 @@ class LocalProcesses:
         self.pids[name] = pid
         found = member_arguments(pid)
         if found is not None:
-            self._devices[name] = found.site, found.device
+            self._devices[name], self._marks[name] = (found.site, found.device), mark_of(Path(found.home), name)
         threading.Thread(target=self._watch, args=(name, pid), daemon=True).start()
 
     def _watch(self, name: str, pid: int) -> None:
