@@ -21,6 +21,7 @@ from labkit.elastic.errors import JobError, NotDoneError, OverError
 from labkit.elastic.event_file import read_events
 from labkit.elastic.failure import failed, log_of
 from labkit.elastic.job_status import Status
+from labkit.elastic.member_logs import EVERY_S, NewLines
 from labkit.elastic.process.causes import cause_named
 from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.limits import Amounts
@@ -250,6 +251,14 @@ class Job:
             yield from self._result.events
         else:
             yield from read_events(self.folder / EVENTS, ended=self._told, follow=follow)
+
+    def show_printed(self) -> None:
+        """Print on stderr what members print, with their names, as it comes; return when the job is over."""
+        lines, over = NewLines(self.folder), False
+        while not over:
+            over = self._ended.wait(EVERY_S)
+            for line in lines(now=True):
+                print(f"{line.member}: {line.text}", file=sys.stderr)
 
     def saved(self) -> SavedModel:
         """Return the newest saved state of the model, while it trains or after: see `start(save_every=...)`.

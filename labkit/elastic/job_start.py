@@ -313,8 +313,8 @@ def _check_free(reach: NetworkConfig, sites: Sequence[Site], seats: JobPlacement
 def train(model: nn.Module, data: Any, loss: Callable[[nn.Module, Any], Any], **options: Any) -> Result:
     """Train a model on parameter servers and workers in processes of their own; return when it is done.
 
-    See `start` for the parameters. An interrupt ends the job: its state is saved, and a line on stderr has the folder
-    and how to go on. A second interrupt ends it at once.
+    See `start` for the parameters. What members print comes on stderr, with their names. An interrupt ends the job: its
+    state is saved, and a line on stderr has the folder and how to go on. A second interrupt ends it at once.
 
     Raises
     ------
@@ -324,4 +324,5 @@ def train(model: nn.Module, data: Any, loss: Callable[[nn.Module, Any], Any], **
         If the job fails.
     """
     with start(model, data, loss, **options) as job:
+        job.show_printed()
         return job.wait()

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from labkit.core.errors import InputError
-from labkit.elastic import job_folder, start, train
+from labkit.elastic import JobError, Validation, job_folder, start, train
 from labkit.elastic.data import as_dataset
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.program import Program
@@ -262,6 +262,21 @@ def test_weights_are_added_in_the_order_of_the_tree_whichever_worker_has_which_s
     found = [train(net(), points(), weighted, **{**options, "workers": n, "servers": m}) for n, m in ((1, 1), (3, 2))]
     assert found[0].digest == found[1].digest
     assert found[0].losses == found[1].losses
+
+
+def test_a_validation_divides_by_the_sum_of_the_weights() -> None:
+    program = Program(net(), points(), weighted)
+    found = Validation(data=points(), every=1, batch=24).measured(program, net(), "float32")["loss"]
+    assert found == pytest.approx(class_weights(net(), points().fetch(list(range(64)))).item(), rel=1e-5)
+
+
+def sometimes(model: nn.Module, batch: Any) -> Any:
+    return weighted(model, batch) if batch[0][0, 0] > 0 else cross_entropy(model, batch)
+
+
+def test_weights_for_some_shards_alone_end_the_job() -> None:
+    with pytest.raises(JobError, match=r"step \d: the loss function returned a weight for some shards, and none for"):
+        train(net(), points(), sometimes, **OPTIONS, proof="off")
 
 
 def test_a_difference_is_only_told_if_that_is_asked_for() -> None:

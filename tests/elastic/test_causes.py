@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from labkit.core import Cause
 from labkit.elastic import Job, JobError, start, train
 from labkit.elastic.process.causes import NO_MEMORY, OOM_KILLED, OomWatch, cause_named, name_of, of_exit, oom_kills
 from labkit.oom import is_memory
+from labkit.proc import command_line
 
 MB = 1 << 20
 
@@ -202,3 +204,30 @@ def test_the_same_error_at_the_same_shard_ends_the_job_with_step_shard_and_log(e
     assert re.match(why, failed.value.reason), failed.value.reason
     assert "raise self.error" in failed.value.log
     assert failed.value.cause == Cause.ERROR
+
+
+class Parent(Raises):
+    """Samples whose reader starts a process, with a session of its own, and writes its number into a file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(OSError(), once=folder / "nothing")
+        self.folder = folder
+
+    def fetch(self, indices: list[int]) -> Any:
+        if not self.n:
+            child = subprocess.Popen(["sleep", "98764"], start_new_session=True)
+            (self.folder / str(os.getpid())).write_text(str(child.pid))
+        return super().fetch(indices)
+
+
+def test_what_a_killed_worker_had_started_ends_with_it(tmp_path: Path) -> None:
+    """Before, it was left with parent 1."""
+    with start(nn.Linear(1, 1), Parent(tmp_path), square, **{**RETRIED, "steps": 1_000_000, "workers": 1}) as job:
+        next(event for event in job.events() if event["event"] == "loss")
+        worker = seen(job, "started", name="worker-0")["pid"]
+        child = int((tmp_path / str(worker)).read_text())
+        assert command_line(child) == ["sleep", "98764"]
+        os.kill(worker, signal.SIGKILL)
+        next(event for event in job.events() if event["event"] == "left")
+        assert command_line(child) != ["sleep", "98764"]
+        job.stop()
