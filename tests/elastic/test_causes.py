@@ -200,7 +200,7 @@ def test_the_same_error_at_the_same_shard_ends_the_job_with_step_shard_and_log(e
     """Before, a sys.exit(0) took eleven deaths to say "exit code 0"."""
     with pytest.raises(JobError) as failed:
         train(nn.Linear(1, 1), Raises(error), square, **RETRIED)
-    why = rf"worker-\d: step 0, logical shard \d: {type(error).__name__}: ?{error}\. It is the second time"
+    why = rf"worker-\d: step \d, logical shard \d: {type(error).__name__}: ?{error}\. It is the second time"
     assert re.match(why, failed.value.reason), failed.value.reason
     assert "raise self.error" in failed.value.log
     assert failed.value.cause == Cause.ERROR
