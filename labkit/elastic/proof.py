@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
+from labkit.elastic.controller.losses import NotFiniteError
 from labkit.elastic.protocol.blocks import trained
 from labkit.elastic.protocol.program import FLOAT32, Program
 from labkit.elastic.shards import samples_of
@@ -107,6 +109,7 @@ class _Checks:
         self._spec, self._given, self._pickled = spec, program, pickled
         self._n_shards = spec.n_shards if spec.sync else 1
         self._weight: float | None = None
+        self._noisy = False
 
     def run(self) -> Proof:
         """Return what the checks find; the first difference ends them."""
@@ -138,7 +141,8 @@ class _Checks:
             return ""
         n = self._n_shards
         kind = "sums by weights" if self._loss(program, self._samples(0), 0).weight is not None else "mean"
-        return f"the {kind} of {n} shards of {self._spec.batch // n} samples has the gradient of their batch"
+        found = f"the {kind} of {n} shards of {self._spec.batch // n} samples has the gradient of their batch"
+        return f"{found}, as far as its random numbers let one see" if self._noisy else found
 
     # --- pickling
 
@@ -201,10 +205,14 @@ class _Checks:
         union, scale = mean(0), max(map(abs, values)) * n / (total or 1.0)
         return self._is_apart(abs(sum(values) / (total or 1.0) - union), scale, tolerance, lambda: abs(mean(n) - union))
 
-    @staticmethod
-    def _is_apart(difference: float, scale: float, tolerance: float, noise: Callable[[], float]) -> bool:
+    def _is_apart(self, difference: float, scale: float, tolerance: float, noise: Callable[[], float]) -> bool:
         """Return whether a difference is larger than rounding, and what other random numbers would make, explain."""
-        return difference > tolerance * scale and difference > tolerance * scale + NOISE * noise()
+        if not math.isfinite(difference):
+            raise NotFiniteError("a loss or a gradient is not finite")
+        if difference <= tolerance * scale:
+            return False
+        self._noisy = difference <= tolerance * scale + NOISE * noise()
+        return not self._noisy
 
     def _told(self, program: Program) -> str:
         """Return the difference over the whole batch, in one line."""
@@ -233,7 +241,7 @@ class _Checks:
     def _loss(self, program: Program, samples: Sequence[int], place: int) -> LossParts:
         seed_all(hash((self._spec.seed, 0, place)) & 0x7FFFFFFF)
         batch = program.batch(list(samples))
-        with cast("cpu", self._spec.precision):
+        with cast("cpu", self._spec.precision), same_rows():
             found = parted(program.loss(program.model, batch))
         return found._replace(loss=checked(found.loss))
 
@@ -253,6 +261,35 @@ class _Checks:
     def _whole(self, program: Program, samples: Sequence[int], place: int) -> tuple[Gradient, float | None]:
         rows = self._gradients(program, samples, place)
         return np.concatenate([row.ravel() for row in rows]).astype(np.float64), self._weight
+
+
+def same_rows() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which random tensors have equal rows, the same for a shard as for the batch.
+
+    A row is drawn by the number of the call. So noise of a model makes no difference between shards and their union,
+    and what else does is seen.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    uniform = {torch.rand, torch.rand_like}
+    drawing = {torch.randn, torch.randn_like, *uniform}
+
+    class SameRows(TorchFunctionMode):
+        n = 0
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            drawn = function(*args, **(kwargs or {}))
+            if function not in drawing or not drawn.ndim or not drawn.is_floating_point():
+                return drawn
+            self.n += 1
+            row = torch.empty(drawn.shape[1:], dtype=drawn.dtype)
+            draws = row.uniform_ if function in uniform else row.normal_
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                draws(generator=torch.Generator().manual_seed(self.n))
+                return drawn.copy_(row.expand_as(drawn)) if not drawn.requires_grad else drawn
+
+    return SameRows()
 
 
 # --- a copy of this process

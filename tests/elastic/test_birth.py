@@ -217,11 +217,17 @@ def noisy_total(model: nn.Module, batch: Any) -> Any:
     return nn.functional.cross_entropy(model(x + 0.1 * torch.randn_like(x)), batch[1], reduction="sum")
 
 
+def noisy_batch_norm(model: nn.Module, batch: Any) -> Any:
+    x = batch[0]
+    found = model(x + 3 * torch.randn_like(x))
+    return nn.functional.cross_entropy(nn.functional.batch_norm(found, None, None, training=True), batch[1])
+
+
 def noisy_mean(model: nn.Module, batch: Any) -> Any:
     return noisy_total(model, batch) / len(batch[0])
 
 
-@pytest.mark.parametrize("loss", [class_weights, padding, total, contrastive, dice, noisy_total])
+@pytest.mark.parametrize("loss", [class_weights, padding, total, contrastive, dice, noisy_total, noisy_batch_norm])
 def test_a_loss_that_is_no_plain_mean_is_refused_and_trains_with_one_shard(loss: Any) -> None:
     """Before, a mean of means trained something else at the defaults, as transformers#34191 did."""
     with pytest.raises(InputError, match=r"no plain mean .* \(cosine -?\d.\d+, norms .*shards=1") as refused:
