@@ -332,7 +332,7 @@ class Job:
             self._keep = True  # its logs and checkpoints are needed to find the fault
             checkpoints = Spec.load(self.folder).checkpoints(self.folder)
             self._failure = failed(self.folder, str(last.get("failure", "")), checkpoints=checkpoints)
-            self._log = log_of(self.folder, events)
+            self._log = log_of(self.folder, str(last.get("failure", "")), events)
             self._cause = cause_named(last.get("cause")) if last.get("failure") else self._controller.cause
             self._client.close()
         if self._failure:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.losses import NotFiniteError
+from labkit.elastic.process.offspring import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
 from labkit.elastic.protocol.program import FLOAT32, Program
 from labkit.elastic.shards import samples_of
@@ -42,6 +43,8 @@ TOLERANCES: Final = {FLOAT32: 1e-3, "bf16": 5e-2}
 """Relative difference of gradients that rounding explains, by precision."""
 NOISE: Final = 4.0
 """Times the difference between two random seeds that a gradient which depends on random numbers may differ."""
+PROOF: Final = "proof/"
+"""Beginning of the mark of processes that a program starts in a copy."""
 NO_FORK: Final = "fork-based multiprocessing"
 """In torch's error where a process that has used a GPU's threads was forked."""
 
@@ -220,12 +223,14 @@ class _Checks:
         shards, union = self._combined(program, n)
         norms = float(np.linalg.norm(shards)), float(np.linalg.norm(union))
         cosine = float(shards @ union) / (norms[0] * norms[1] or 1.0)
+        apart = float(np.linalg.norm(shards - union)) / (norms[1] or 1.0)
         batch_norm = any("BatchNorm" in type(module).__name__ for module in program.model.modules())
         hint = "; nn.BatchNorm sees one shard: nn.GroupNorm does not depend on it" if batch_norm else ""
         return (
             f"the loss is no plain mean over samples: {n} shards of {size} samples together do not have the gradient "
-            f"of their batch (cosine {cosine:.3f}, norms {norms[0]:.4g} and {norms[1]:.4g}). Return (sum of losses, "
-            f"sum of weights) instead of their quotient; where samples are compared with each other, shards=1{hint}."
+            f"of their batch (cosine {cosine:.3f}, norms {norms[0]:.4g} and {norms[1]:.4g}, {apart:.2g} of it apart). "
+            "Return (sum of losses, sum of weights) instead of their quotient; where samples are compared with each "
+            f"other, shards=1{hint}."
         )
 
     # --- gradients
@@ -308,10 +313,8 @@ def in_a_copy(work: Callable[[], Proof], *, timeout_s: float) -> Proof:
         raw = _read(reader, timeout_s=timeout_s)
     finally:
         os.close(reader)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)  # it is a child that nobody has waited for
+        end_offspring(pid, f"{PROOF}{pid}")
         _, status = os.waitpid(pid, 0)
     if raw is None:
         return Proof(f"nothing was proved: one step in a copy of this process took more than {timeout_s:g} s")
@@ -324,6 +327,7 @@ def _be_copy(work: Callable[[], Proof], writer: int) -> None:
     """Work, send what was found, and end, whatever happens."""
     try:
         os.setsid()
+        os.environ[MARK] = f"{PROOF}{os.getpid()}"
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(nothing, number)
