@@ -38,8 +38,8 @@ def failed(folder: Path, why: str, *, checkpoints: Checkpoints) -> str:
 def log_of(folder: Path, why: str, events: Iterable[Mapping[str, Any]]) -> tuple[Path, str] | None:
     """Return the log of the member that a job failed by, and its last lines; None if there is none or it is empty.
 
-    This is the member that the reason begins with, or that last reported an error of its own or ended with one, else the
-    controller. A member on another host has its log there.
+    This is the member that the reason begins with, or that last reported an error of its own or ended with one, else
+    the controller. A member on another host has its log there.
     """
     name = "controller"
     for event in events:

@@ -15,7 +15,7 @@ from typing import Final, TextIO
 from labkit.core.errors import InputError
 from labkit.elastic.checkpoint.resume import check_resume
 from labkit.elastic.controller.job_files import EVENTS, LEASES, LOCK, STATE, JobConfig
-from labkit.elastic.proof import OFF, proved
+from labkit.elastic.proof import proved
 from labkit.elastic.protocol.blocks import Vector, pack
 from labkit.elastic.protocol.program import Program
 from labkit.elastic.protocol.spec import Spec
@@ -78,17 +78,10 @@ def claimed(home: Path) -> Iterator[TextIO]:
         yield lock
 
 
-def fill(
-    home: Path, program: Program, rule: UpdateRule, spec: Spec, config: JobConfig, *, anyway: bool, proof: str = OFF
-) -> None:
+def fill(home: Path, program: Program, rule: UpdateRule, spec: Spec, config: JobConfig, *, anyway: bool) -> None:
     """Write program, rule of updates, spec, configuration and first checkpoint into the folder of a job, claimed here.
 
     A job that is refused leaves the folder as it was.
-
-    Parameters
-    ----------
-    proof : str
-        See `labkit.elastic.proof.proved`.
 
     Raises
     ------
@@ -101,7 +94,7 @@ def fill(
 
     def check(pickled: Path) -> None:
         told.extend(_about_size(pickled.stat().st_size))
-        told.append(proved(program, pickled, spec, how=proof))
+        told.append(proved(program, pickled, spec, how=config.proof))
 
     program.save(home, before=check)
     if rule:

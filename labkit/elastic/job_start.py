@@ -227,11 +227,9 @@ def start(
     )  # fmt: skip
     config = JobConfig(
         place=dict(seats), save_every=save_every, standby=standby, parent=0 if detached else os.getpid(),
-        restarts=restarts, restarts_within_s=restarts_within_s,
+        restarts=restarts, restarts_within_s=restarts_within_s, proof=proof,
     )  # fmt: skip
-    return _started(
-        folder, program, rule, spec, config, reach=reach, anyway=resume == ANYWAY, validation=validate, proof=proof
-    )
+    return _started(folder, program, rule, spec, config, reach=reach, anyway=resume == ANYWAY, validation=validate)
 
 
 def _started(
@@ -244,12 +242,11 @@ def _started(
     reach: NetworkConfig,
     anyway: bool,
     validation: Validation | None,
-    proof: str,
 ) -> Job:
     """Fill the folder of a job, and start its controller."""
     secrets = Secrets.of(reach)
     with job_folder(folder) as home, claimed(home) as lock:
-        fill(home, program, rule, spec, config, anyway=anyway, proof=proof)
+        fill(home, program, rule, spec, config, anyway=anyway)
         Credentials(home, reach=reach, secrets=secrets).close()  # removes those of an earlier job in this folder
         return Job(home, program, keep=folder is not None, secrets=secrets, validation=validation, lock=lock)
 

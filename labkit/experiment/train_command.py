@@ -196,11 +196,7 @@ def train(
         refuse_unwritable(out, endings=(".pt", ".pth"))
     _refuse_unwritable_log(log_csv, tensorboard)
     job = start(training.model, training.data, training.loss, steps=steps, validate=validate, **arguments)
-    with (
-        job,
-        _log(log_csv, tensorboard) as log,
-        _Bar(steps, quiet=as_json, log=log, printed=NewLines(job.folder)) as bar,
-    ):
+    with job, _log(log_csv, tensorboard) as log, _Bar(steps, quiet=as_json, log=log, folder=job.folder) as bar:
         result = follow(job, requests, strategy=strategy, told=bar)
     if out is not None:
         _save(result, out)
@@ -278,10 +274,10 @@ def _save(result: Result, out: Path) -> None:
 class _Bar:
     """A progress bar with the loss and the numbers of servers and workers; above it, what members print."""
 
-    def __init__(self, steps: int, *, quiet: bool, log: TrainingLog | None, printed: NewLines) -> None:
+    def __init__(self, steps: int, *, quiet: bool, log: TrainingLog | None, folder: Path) -> None:
         from tqdm.auto import tqdm
 
-        self._quiet, self._log, self._printed = quiet, log, printed
+        self._quiet, self._log, self._printed = quiet, log, NewLines(folder)
         self._bar: Any = tqdm(total=steps, unit="step", disable=quiet, smoothing=0.1)
         self._here: dict[str, str] = {}
         self._told_where = False

@@ -53,6 +53,8 @@ class JobConfig:
         See `Deaths`.
     differs : list of str
         How the training differs from the one whose checkpoint it continues.
+    proof : str
+        See `labkit.elastic.proof.proved`.
     told : list of str
         What the user is to know about its start, one event `told` each.
     """
@@ -64,6 +66,7 @@ class JobConfig:
     restarts: int = RESTARTS
     restarts_within_s: float = WITHIN_S
     differs: list[str] = field(default_factory=list)
+    proof: str = "off"
     told: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
