@@ -121,17 +121,14 @@ class _Checks:
         torch.set_num_threads(1)
         loaded = Program.read(self._pickled)
         own = loaded if self._given is None else self._given
-        for program in {id(each): each for each in (own, loaded)}.values():
-            program.train()
-        try:
-            SampleLoss(own, device="cpu", seed=self._spec.seed, precision=self._spec.precision)(
-                self._samples(0), (0, 0)
-            )
-        except ChangedError as error:
-            return Proof("", str(error))
+        modes = [(module, module.training) for module in own.model.modules()]
         own.model.eval()
         loaded.model.eval()
-        fault = "" if self._given is None else self._pickling(own, loaded)
+        fault = "" if self._given is None else self._pickling(own, loaded)  # first: data may count what it is asked for
+        for module, training in modes:
+            module.training = training
+        fault = fault or self._forward_pass(own)
+        own.model.eval()
         fault = fault or (self._sharding(own) if self._n_shards > 1 else "")
         parts = [
             *(["pickling changes no bit of a gradient"] if self._given is not None else []),
@@ -146,6 +143,16 @@ class _Checks:
         kind = "sums by weights" if self._loss(program, self._samples(0), 0).weight is not None else "mean"
         found = f"the {kind} of {n} shards of {self._spec.batch // n} samples has the gradient of their batch"
         return f"{found}, as far as its random numbers let one see" if self._noisy else found
+
+    def _forward_pass(self, program: Program) -> str:
+        """Return what a forward pass in training mode changes of the model; "" if it changes nothing."""
+        program.train()
+        loss = SampleLoss(program, device="cpu", seed=self._spec.seed, precision=self._spec.precision)
+        try:
+            loss(self._samples(0), (0, 0))
+        except ChangedError as error:
+            return str(error)
+        return ""
 
     # --- pickling
 

@@ -187,6 +187,26 @@ def test_changes_of_a_private_map_are_sent(tmp_path: Path) -> None:
     assert (Program.load(tmp_path).data.whole[6] == -1.0).all()
 
 
+class Drawn:
+    """Samples with noise of a generator of their own, which goes on from one fetch to the next."""
+
+    def __init__(self) -> None:
+        self.samples, self.noise = points(), np.random.default_rng(0)
+
+    def __len__(self) -> int:
+        return 64
+
+    def fetch(self, indices: list[int]) -> Any:
+        x, y = self.samples.fetch(indices)
+        return x + torch.from_numpy(self.noise.normal(size=x.shape).astype(np.float32)), y
+
+
+def test_a_generator_in_the_data_is_not_taken_for_something_that_pickling_loses() -> None:
+    result = train(net(), Drawn(), cross_entropy, **OPTIONS)
+    (told,) = (event["what"] for event in result.events if event["event"] == "told")
+    assert told.endswith("the gradient of their batch, as far as its random numbers let one see")
+
+
 # What sharding changes ------------------------------------------------------------------------------------------------
 
 
