@@ -15,6 +15,7 @@ from labkit.elastic.controller.losses import CONTINUE, STOP
 from labkit.elastic.forkserver.place import ForkError, Settings
 from labkit.elastic.models.sizes import whole
 from labkit.elastic.process.limits import check_choice
+from labkit.elastic.proof import OFF, REFUSE, TELL
 from labkit.elastic.protocol.blocks import BLOCKS, MOST_BLOCKS, TENSOR, Layout
 from labkit.elastic.protocol.program import BF16, FLOAT32
 from labkit.elastic.server.optimizers import OPTIMIZERS, optimizer
@@ -89,8 +90,10 @@ def check_detached(detached: Any, *, folder: Path | None, validate: Any) -> None
         raise InputError("detached=True with validate=...; the process that starts a job validates it. Leave one out.")
 
 
-def check_words(*, on_nan: Any, resume: Any, partition: Any = BLOCKS, precision: Any = FLOAT32) -> None:
-    """Raise InputError for an unknown value of `on_nan`, `resume`, `partition` or `precision`."""
+def check_words(
+    *, on_nan: Any, resume: Any, partition: Any = BLOCKS, precision: Any = FLOAT32, proof: Any = REFUSE
+) -> None:
+    """Raise InputError for an unknown value of `on_nan`, `resume`, `partition`, `precision` or `proof`."""
     if precision == "float64":
         raise InputError(
             "precision is 'float64'; expected 'float32' or 'bf16': frames, shared memory, update kernels and "
@@ -99,9 +102,10 @@ def check_words(*, on_nan: Any, resume: Any, partition: Any = BLOCKS, precision:
     for name, value, known in (
         ("on_nan", on_nan, (STOP, CONTINUE)), ("resume", resume, (EXACT, ANYWAY)),
         ("partition", partition, (BLOCKS, TENSOR)), ("precision", precision, (FLOAT32, BF16)),
+        ("proof", proof, (REFUSE, TELL, OFF)),
     ):  # fmt: skip
         if value not in known:
-            raise InputError(f"{name} is {value!r}; expected {known[0]!r} or {known[1]!r}.")
+            raise InputError(f"{name} is {value!r}; expected {' or '.join(map(repr, known))}.")
 
 
 def check_optimizer(name: Any, options: Mapping[str, Any], *, arguments: Iterable[str]) -> None:
@@ -177,9 +181,11 @@ def checked_update(
 
 
 def checked_folder(folder: Any) -> Path | None:
-    """Return a folder as a path, with `~` expanded; InputError if it is no path."""
-    if folder is None or isinstance(folder, Path):
-        return folder
+    """Return a folder as an absolute path, with `~` of a text expanded; InputError if it is no path."""
+    if folder is None:
+        return None
+    if isinstance(folder, Path):
+        return folder.absolute()
     if isinstance(folder, str | os.PathLike) and str(folder):
-        return Path(folder).expanduser()
+        return Path(folder).expanduser().absolute()
     raise InputError(f"folder is {folder!r}; expected a path.")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import TextIO
 
 from labkit.core.events import Cause
-from labkit.elastic.controller.job_files import JobConfig
+from labkit.elastic.controller.job_files import LOCKED, JobConfig
 from labkit.elastic.forkserver import client as forks
 from labkit.elastic.process.causes import FAILED, NO_MEMORY, of_exit
 from labkit.elastic.process.credentials import Secrets
@@ -29,6 +31,8 @@ class ControllerSupervisor:
         Given to each controller through a pipe; None for jobs without network.
     ended : Event
         Set when the controller has ended and is not started again.
+    lock : file, optional
+        The claimed lock of the folder, which each controller inherits; given up when the last of them has ended.
 
     Attributes
     ----------
@@ -36,8 +40,11 @@ class ControllerSupervisor:
         True: a controller that dies is not started again.
     """
 
-    def __init__(self, folder: Path, *, secrets: Secrets | None, ended: threading.Event) -> None:
+    def __init__(
+        self, folder: Path, *, secrets: Secrets | None, ended: threading.Event, lock: TextIO | None = None
+    ) -> None:
         self._folder, self._secrets, self._ended = folder, secrets, ended
+        self._lock = None if lock is None else os.dup(lock.fileno())
         self._config = JobConfig.load(folder)
         self.closing = False
         self._process = self._start()
@@ -61,12 +68,18 @@ class ControllerSupervisor:
 
     def _start(self) -> subprocess.Popen[bytes]:
         forks.prepare(os.environ)  # the fork server imports modules while the controller starts
+        held = [] if self._lock is None else [self._lock]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        env.update((LOCKED, str(fd)) for fd in held)
         with (self._folder / "controller.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "labkit.elastic.controller.process", str(self._folder)],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env=env, pass_fds=held,
             )  # fmt: skip
+        for fd in held:
+            os.truncate(fd, 0)
+            os.write(fd, f"{process.pid}\n".encode())  # `attach` finds it before it runs
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # type: ignore[union-attr]
             pipe.write(b"" if self._secrets is None else self._secrets.write())
         return process
@@ -83,4 +96,7 @@ class ControllerSupervisor:
                     return
                 self._process = self._start()
         finally:
+            if self._lock is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)  # also for forked children of this process, which have it too
+                os.close(self._lock)
             self._ended.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 TAIL_BYTES: Final = 4096
 TAIL_LINES: Final = 12
+MEMBER: Final = re.compile(r"(ps|worker)-\d+")
 LINE: Final = 500
 """Longest quoted line of a log, in characters."""
 
@@ -33,16 +35,18 @@ def failed(folder: Path, why: str, *, checkpoints: Checkpoints) -> str:
     return f"{told.rstrip().removesuffix('.')} ({left}; logs: {folder})."
 
 
-def log_of(folder: Path, events: Iterable[Mapping[str, Any]]) -> tuple[Path, str] | None:
+def log_of(folder: Path, why: str, events: Iterable[Mapping[str, Any]]) -> tuple[Path, str] | None:
     """Return the log of the member that a job failed by, and its last lines; None if there is none or it is empty.
 
-    This is the member that last reported an error of its own or ended with one, else the controller. A member on
-    another host has its log there.
+    This is the member that the reason begins with, or that last reported an error of its own or ended with one, else
+    the controller. A member on another host has its log there.
     """
     name = "controller"
     for event in events:
-        if event["event"] == "failed" or (event["event"] == "left" and not event["expected"]):
+        if event["event"] in ("failed", "raised") or (event["event"] == "left" and not event["expected"]):
             name = str(event["name"])
+    named = why.partition(":")[0]
+    name = named if MEMBER.fullmatch(named) else name
     log = folder / f"{Path(name).name}.log"
     lines = last_lines(log)
     return (log, "\n".join(line[:LINE] for line in lines[-TAIL_LINES:])) if lines else None

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
@@ -21,6 +21,7 @@ from labkit.elastic.errors import JobError, NotDoneError, OverError
 from labkit.elastic.event_file import read_events
 from labkit.elastic.failure import failed, log_of
 from labkit.elastic.job_status import Status
+from labkit.elastic.member_logs import EVERY_S, NewLines
 from labkit.elastic.process.causes import cause_named
 from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.limits import Amounts
@@ -38,7 +39,7 @@ from labkit.elastic.protocol.messages.clients import (
 from labkit.elastic.protocol.program import Program
 from labkit.elastic.protocol.sites import hosts_of, launcher_name
 from labkit.elastic.protocol.spec import Spec
-from labkit.elastic.result import Result
+from labkit.elastic.result import Result, rescued_in
 from labkit.elastic.saved_model import SavedModel, state_of
 from labkit.elastic.transport import Lease
 from labkit.elastic.validation import Validation
@@ -65,6 +66,8 @@ class Job:
         Key of the certificate authority, and token; None for jobs without network.
     validation : Validation, optional
         What is measured of the model while it trains.
+    lock : file, optional
+        The claimed lock of the folder: see `ControllerSupervisor`.
     """
 
     def __init__(
@@ -75,8 +78,10 @@ class Job:
         keep: bool,
         secrets: Secrets | None = None,
         validation: Validation | None = None,
+        lock: TextIO | None = None,
     ) -> None:
         self.folder, self._program, self._keep, self._secrets = folder, program, keep, secrets
+        self._lock = lock
         self._spec = Spec.load(folder)
         self._lease = Lease(self._spec.lease_s)
         self._ended = threading.Event()
@@ -94,7 +99,7 @@ class Job:
 
     def _attended(self) -> ControllerSupervisor | AttachedController:
         """Return the controller, started here."""
-        return ControllerSupervisor(self.folder, secrets=self._secrets, ended=self._ended)
+        return ControllerSupervisor(self.folder, secrets=self._secrets, ended=self._ended, lock=self._lock)
 
     @property
     def pid(self) -> int:
@@ -247,6 +252,14 @@ class Job:
         else:
             yield from read_events(self.folder / EVENTS, ended=self._told, follow=follow)
 
+    def show_printed(self) -> None:
+        """Print on stderr what members print, with their names, as it comes; return when the job is over."""
+        lines, over = NewLines(self.folder), False
+        while not over:
+            over = self._ended.wait(EVERY_S)
+            for line in lines(now=True):
+                print(f"{line.member}: {line.text}", file=sys.stderr)
+
     def saved(self) -> SavedModel:
         """Return the newest saved state of the model, while it trains or after: see `start(save_every=...)`.
 
@@ -319,13 +332,17 @@ class Job:
             self._keep = True  # its logs and checkpoints are needed to find the fault
             checkpoints = Spec.load(self.folder).checkpoints(self.folder)
             self._failure = failed(self.folder, str(last.get("failure", "")), checkpoints=checkpoints)
-            self._log = log_of(self.folder, events)
+            self._log = log_of(self.folder, str(last.get("failure", "")), events)
             self._cause = cause_named(last.get("cause")) if last.get("failure") else self._controller.cause
             self._client.close()
         if self._failure:
             log_file, log = self._log or (None, "")
             raise JobError(self._failure, cause=self._cause, log_file=log_file, log=log)
-        return Result(self.folder, self._program.model, events)
+        result = Result(self.folder, self._program.model, events)
+        rescued = rescued_in(events)
+        if rescued is not None and not self._keep:  # the result has all that is needed of it
+            shutil.rmtree(rescued, ignore_errors=True)
+        return result
 
     def _end(self, *, save: bool) -> None:
         """End the job, by force if it does not end; with `save` it has `LEAVE_S` seconds to write its state."""

@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from labkit.core.errors import InputError
 from labkit.elastic.checkpoint.resume import check_resume
 from labkit.elastic.controller.job_files import EVENTS, LEASES, LOCK, STATE, JobConfig
+from labkit.elastic.proof import proved
 from labkit.elastic.protocol.blocks import Vector, pack
 from labkit.elastic.protocol.program import Program
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.transport import TransportError, private_folder
+
+LARGE_BYTES: Final = 300 << 20
+"""Size of a pickled program from which on it is reported."""
 
 
 class RunningError(InputError):
@@ -55,37 +60,61 @@ def job_folder(folder: Path | None) -> Iterator[Path]:
         raise
 
 
+@contextlib.contextmanager
+def claimed(home: Path) -> Iterator[TextIO]:
+    """Claim the folder of a job; yield the lock, which its controller is to inherit: there is no moment without one.
+
+    Raises
+    ------
+    RunningError
+        If a job runs in the folder, or is about to.
+    """
+    with (home / LOCK).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            told = f"a job is running in {home}; wait until it is over, or give another folder."
+            raise RunningError(told) from None
+        yield lock
+
+
 def fill(home: Path, program: Program, rule: UpdateRule, spec: Spec, config: JobConfig, *, anyway: bool) -> None:
-    """Write program, rule of updates, spec, configuration and first checkpoint into the folder of a job.
+    """Write program, rule of updates, spec, configuration and first checkpoint into the folder of a job, claimed here.
 
     A job that is refused leaves the folder as it was.
 
     Raises
     ------
-    RunningError
-        If a job runs in the folder.
     InputError
-        If a checkpoint in the folder is of another training, unless `anyway`.
+        If a checkpoint in the folder is of another training, unless `anyway`; or the program would train another model
+        in its processes.
     """
-    with (home / LOCK).open("a") as lock:
-        _claim(lock, home)
-        differs = check_resume(home, spec, anyway=anyway)
-        program.save(home)
-        if rule:
-            rule.save(home)
-        _set_aside(home)
+    differs = check_resume(home, spec, anyway=anyway)
+    told: list[str] = []
+
+    def check(pickled: Path) -> None:
+        told.extend(_about_size(pickled.stat().st_size))
+        told.append(proved(program, pickled, spec, how=config.proof))
+
+    program.save(home, before=check)
+    if rule:
+        rule.save(home)
+    _set_aside(home)
     spec.save(home)
     _save_first(spec, home, pack(program.model))
-    replace(config, differs=differs).save(home)
+    replace(config, differs=differs, told=told).save(home)
 
 
-def _claim(lock: TextIO, folder: Path) -> None:
-    """Raise RunningError if a job still runs in a folder."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        told = f"a job is running in {folder}; wait until it is over, or give another folder."
-        raise RunningError(told) from None
+def _about_size(n_bytes: int) -> list[str]:
+    """Return a line about a large program, and print it: each worker loads all of it."""
+    if n_bytes < LARGE_BYTES:
+        return []
+    told = (
+        f"model, data and loss take {n_bytes / 1e9:.1f} GB: the job's folder and each worker have a copy. An array "
+        "mapped from a file (np.memmap, np.load(mmap_mode='r')) is sent as its path"
+    )
+    print(f"labkit: {told}.", file=sys.stderr, flush=True)
+    return [told]
 
 
 def _set_aside(folder: Path) -> None:

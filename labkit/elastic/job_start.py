@@ -29,9 +29,11 @@ from labkit.elastic.controller.losses import STOP
 from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of_role
 from labkit.elastic.controller.replica_placement import check_standby
 from labkit.elastic.job import Job
-from labkit.elastic.job_folder import fill, job_folder
+from labkit.elastic.job_folder import claimed, fill, job_folder
 from labkit.elastic.model_state import load_state
 from labkit.elastic.process.credentials import Credentials, Secrets
+from labkit.elastic.process.environment import numeric_variables
+from labkit.elastic.proof import REFUSE
 from labkit.elastic.protocol.blocks import BLOCKS, Layout, layout, small_blocks
 from labkit.elastic.protocol.network import NetworkConfig, NetworkMode
 from labkit.elastic.protocol.program import FLOAT32, Program, module_paths
@@ -88,6 +90,7 @@ def start(
     loads_every_s: float = 0.0,
     measure_every_s: float = 0.0,
     partition: str = BLOCKS,
+    proof: str = REFUSE,
     **options: Any,
 ) -> Job:
     """Start a job and return at once.
@@ -99,8 +102,9 @@ def start(
     data : object
         Dataset: `len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample.
     loss : callable
-        Takes (model, batch), and returns a scalar tensor, the mean over the batch; or (loss, metrics): metrics by
-        name, each a number or a scalar tensor, the mean over the batch. Events `metrics` have them.
+        Takes (model, batch), and returns a scalar tensor, the mean over the batch; or (sum, weight) where that is a
+        sum of losses divided by a sum of weights, such as class weights or tokens that count. Metrics by name may come
+        last, each a number or a scalar tensor, the mean over the batch; events `metrics` have them.
     steps : int
         Updates of the parameters, by all workers together.
     batch : int
@@ -177,6 +181,9 @@ def start(
     partition : str
         Blocks of each server at the beginning: "blocks", even by bytes; or "tensor", whole parameters in turn, as
         TensorFlow places them: one server may then have most of the load, until `Job.balance`.
+    proof : str
+        What a program does to the job whose gradients pickling or sharding changes, which about one step shows, in a
+        copy of this process: "refuse"; "tell": an event `told` has it, as it has what was checked; "off": not looked.
 
     Raises
     ------
@@ -191,7 +198,7 @@ def start(
         lease_s=lease_s, start_s=start_s, patience_s=patience_s, loads_every_s=loads_every_s,
         measure_every_s=measure_every_s,
     )  # fmt: skip
-    check_words(on_nan=on_nan, resume=resume, partition=partition, precision=precision)
+    check_words(on_nan=on_nan, resume=resume, partition=partition, precision=precision, proof=proof)
     check_variables()
     rule = UpdateRule(optimizer if isinstance(optimizer, OwnUpdate) else None, schedule, clip_value)
     known = signature(start).parameters
@@ -215,11 +222,12 @@ def start(
         start_s=start_s, patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(data), reach=reach,
         sites=tuple(places), on_nan=on_nan, paths=tuple(module_paths()), partition=partition,
         loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s), has_rule=bool(rule),
-        precision=precision, **({} if network == NetworkMode.LOCAL else {"scheme": Scheme(network)}),
+        precision=precision, variables=tuple(numeric_variables(os.environ).items()),
+        **({} if network == NetworkMode.LOCAL else {"scheme": Scheme(network)}),
     )  # fmt: skip
     config = JobConfig(
         place=dict(seats), save_every=save_every, standby=standby, parent=0 if detached else os.getpid(),
-        restarts=restarts, restarts_within_s=restarts_within_s,
+        restarts=restarts, restarts_within_s=restarts_within_s, proof=proof,
     )  # fmt: skip
     return _started(folder, program, rule, spec, config, reach=reach, anyway=resume == ANYWAY, validation=validate)
 
@@ -237,10 +245,10 @@ def _started(
 ) -> Job:
     """Fill the folder of a job, and start its controller."""
     secrets = Secrets.of(reach)
-    with job_folder(folder) as home:
+    with job_folder(folder) as home, claimed(home) as lock:
         fill(home, program, rule, spec, config, anyway=anyway)
         Credentials(home, reach=reach, secrets=secrets).close()  # removes those of an earlier job in this folder
-        return Job(home, program, keep=folder is not None, secrets=secrets, validation=validation)
+        return Job(home, program, keep=folder is not None, secrets=secrets, validation=validation, lock=lock)
 
 
 def _checked_program(program: Program, *, batch: int, n_shards: int, folder: Path | None, n_blocks: int) -> Layout:
@@ -302,8 +310,8 @@ def _check_free(reach: NetworkConfig, sites: Sequence[Site], seats: JobPlacement
 def train(model: nn.Module, data: Any, loss: Callable[[nn.Module, Any], Any], **options: Any) -> Result:
     """Train a model on parameter servers and workers in processes of their own; return when it is done.
 
-    See `start` for the parameters. An interrupt ends the job: its state is saved, and a line on stderr has the folder
-    and how to go on. A second interrupt ends it at once.
+    See `start` for the parameters. What members print comes on stderr, with their names. An interrupt ends the job: its
+    state is saved, and a line on stderr has the folder and how to go on. A second interrupt ends it at once.
 
     Raises
     ------
@@ -313,4 +321,5 @@ def train(model: nn.Module, data: Any, loss: Callable[[nn.Module, Any], Any], **
         If the job fails.
     """
     with start(model, data, loss, **options) as job:
+        job.show_printed()
         return job.wait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from labkit.elastic.checkpoint.resume import losses_before
 from labkit.elastic.controller.job_files import records
+from labkit.elastic.member_logs import last_text
 from labkit.elastic.protocol.blocks import unpack
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.saved_model import best_of
@@ -18,6 +19,12 @@ from labkit.elastic.shards import ShardService
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
+
+
+def rescued_in(events: Iterable[Mapping[str, Any]]) -> Path | None:
+    """Return the folder of the last state if it could not be saved in that of the job."""
+    found = [event["folder"] for event in events if event["event"] == "rescued"]
+    return Path(found[-1]) if found else None
 
 
 class Result:
@@ -44,6 +51,8 @@ class Result:
         The last state, by number of the block.
     events : list of dict
         Events of the job in order.
+    logs : dict of str
+        What each member on this machine has printed, by name: the last 64 KB.
     best : SavedModel or None
         The best state by the validation of the job; None without one.
     ledger : tuple of Commit
@@ -54,8 +63,8 @@ class Result:
     def __init__(self, folder: Path, model: nn.Module, events: Sequence[dict[str, Any]]) -> None:
         self.events = list(events)
         spec = Spec.load(folder)
-        saved = spec.checkpoints(folder).newest()
-        self.model = model
+        saved = spec.checkpoints(rescued_in(self.events) or folder).newest()
+        self.model, self.logs = model, last_text(folder)
         self.version, self.digest, self.blocks = saved.step, saved.digest, saved.blocks
         began = next((e["version"] for e in self.events if e["event"] == "began"), 0)
         self._losses = losses_before(folder, step=began)

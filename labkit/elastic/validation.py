@@ -7,7 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 from labkit.core.errors import InputError, LabkitError
@@ -108,18 +108,23 @@ class Validation:
         mine = replace(program, data=self.data, loss=self.loss or program.loss)
         model = model.to(self.device).eval()
         sums: dict[str, float] = defaultdict(float)
+        weight = 0.0
         try:
             with torch.no_grad(), cast(self.device, precision):
                 for first in range(0, len(self.data), self.batch):
                     indices = list(range(first, min(first + self.batch, len(self.data))))
-                    loss, metrics = parted(mine.loss(model, moved(mine.batch(indices), self.device)))
-                    for name, value in {"loss": float(loss), **metrics}.items():
+                    found = parted(mine.loss(model, moved(mine.batch(indices), self.device)))
+                    n = 1.0 if found.weight is not None else len(indices)
+                    sums["loss"] += float(found.loss) * n
+                    weight += len(indices) if found.weight is None else found.weight
+                    for name, value in found.metrics.items():
                         sums[name] += value * len(indices)
                     if over is not None and over.is_set():
                         break
         except Exception as error:
             raise ValidationError(f"validation raised {type(error).__name__}: {error}") from error
-        return {name: value / len(self.data) for name, value in sums.items()}
+        totals = {"loss": weight or nan}
+        return {name: value / totals.get(name, len(self.data)) for name, value in sums.items()}
 
     def is_better(self, value: float, than: float | None) -> bool:
         """Return whether a value is better than the best so far; None: there is none."""

@@ -152,6 +152,7 @@ def read_training(path: Path, *, seed: int) -> OwnTraining:
 
     from labkit.elastic.data import as_dataset
 
+    torch.manual_seed(seed)  # of what the file itself makes
     module = _executed(path)
     for name in NEEDED:
         if not hasattr(module, name):

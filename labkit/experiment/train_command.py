@@ -13,6 +13,7 @@ import typer
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
+from labkit.elastic.member_logs import NewLines
 from labkit.experiment.own_training import (
     OF_CATALOGUE,
     OwnTraining,
@@ -197,7 +198,7 @@ def train(
         refuse_unwritable(out, endings=(".pt", ".pth"))
     _refuse_unwritable_log(log_csv, tensorboard)
     job = start(training.model, training.data, training.loss, steps=steps, validate=validate, **arguments)
-    with job, _log(log_csv, tensorboard) as log, _Bar(steps, quiet=as_json, log=log) as bar:
+    with job, _log(log_csv, tensorboard) as log, _Bar(steps, quiet=as_json, log=log, folder=job.folder) as bar:
         result = follow(job, requests, strategy=strategy, told=bar)
     if out is not None:
         _save(result, out)
@@ -273,34 +274,41 @@ def _save(result: Result, out: Path) -> None:
 
 
 class _Bar:
-    """A progress bar with the loss and the numbers of servers and workers."""
+    """A progress bar with the loss and the numbers of servers and workers; above it, what members print."""
 
-    def __init__(self, steps: int, *, quiet: bool, log: TrainingLog | None = None) -> None:
-        self._quiet, self._log = quiet, log
+    def __init__(self, steps: int, *, quiet: bool, log: TrainingLog | None, folder: Path) -> None:
+        self._quiet, self._log, self._printed = quiet, log, NewLines(folder)
         self._bar = counter(steps, unit="step", shown=not quiet)
         self._here: dict[str, str] = {}
+        self._told_where = False
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Show an event, and log it."""
         if self._log is not None:
             self._log(event)
-        if event["event"] == "joined":
+        kind = event["event"]
+        if kind == "joined":
             self._here[event["name"]] = event["role"]
-        elif event["event"] == "left":
+        elif kind == "left":
             self._here.pop(event["name"], None)
-            if not self._quiet and not event["expected"]:
-                self._say(f"lost {event['name']}: {event['cause'].replace('_', ' ')} ({event['reason']})")
-        elif event["event"] == "loss":
+        elif kind == "loss":
             roles = list(self._here.values())
             self._bar.update(event["version"] + 1 - self._bar.n)
             self._bar.set_postfix_str(
                 f"loss {event['loss']:.4g}, {roles.count('server')} PS, {roles.count('worker')} workers"
             )
-        elif event["event"] == "validated" and not self._quiet:
-            values = ", ".join(f"{name} {value:.4g}" for name, value in event["values"].items())
-            self._say(f"step {event['version']}: validation {values}{', the best so far' * event['best']}")
-        elif not self._quiet and event["event"] in ("registration", "scaled", "dropped", "goes_back", "promoted"):
-            self._say(" ".join(f"{key}={value}" for key, value in event.items() if key != "time"))
+        if not self._quiet:
+            self._show_printed(now=kind == "over")
+            if (line := _line_about(event)) is not None:
+                self._say(line)
+
+    def _show_printed(self, *, now: bool) -> None:
+        """Show what members have printed, and once where it is kept."""
+        for line in self._printed(now=now):
+            if not self._told_where:
+                self._say(f"labkit: what members print is in their logs in {self._printed.folder}")
+                self._told_where = True
+            self._say(f"{line.member}: {line.text}")
 
     def _say(self, line: str) -> None:
         self._bar.write(printable(line))
@@ -310,6 +318,21 @@ class _Bar:
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+
+
+def _line_about(event: Mapping[str, Any]) -> str | None:
+    """Return the line that an event is shown by above the bar; None: it is not."""
+    match event["event"]:
+        case "left" if not event["expected"]:
+            return f"lost {event['name']}: {event['cause'].replace('_', ' ')} ({event['reason']})"
+        case "told":
+            return f"labkit: {event['what']}"
+        case "validated":
+            values = ", ".join(f"{name} {value:.4g}" for name, value in event["values"].items())
+            return f"step {event['version']}: validation {values}{', the best so far' * event['best']}"
+        case "registration" | "scaled" | "dropped" | "goes_back" | "promoted":
+            return " ".join(f"{key}={value}" for key, value in event.items() if key != "time")
+    return None
 
 
 def _summary(name: str, result: Result) -> dict[str, Any]:

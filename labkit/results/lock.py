@@ -46,7 +46,9 @@ class RunLock:
             if not _taken(self.file):
                 raise InputError(_refusal(folder))
             os.ftruncate(self.file, 0)
-            os.pwrite(self.file, json.dumps(this_process()).encode(), 0)
+            since = datetime.now(UTC).isoformat(timespec="seconds")
+            me = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+            os.pwrite(self.file, json.dumps(me).encode(), 0)
         except BaseException:
             self.release()
             raise
@@ -83,11 +85,6 @@ def _taken(file: int) -> bool:
             time.sleep(0.02)
         else:
             return True
-
-
-def this_process() -> dict[str, Any]:
-    """Return this process for people and programs: its id, the host's name, and the time now."""
-    return {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def writer_of(folder: Path) -> dict[str, Any] | None:

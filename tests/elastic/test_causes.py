@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +14,14 @@ from typing import Any
 
 import cloudpickle
 import pytest
+import torch
+from torch import nn
 
 from labkit.core import Cause
-from labkit.elastic import Job, JobError, start
+from labkit.elastic import Job, JobError, start, train
 from labkit.elastic.process.causes import NO_MEMORY, OOM_KILLED, OomWatch, cause_named, name_of, of_exit, oom_kills
 from labkit.oom import is_memory
+from labkit.proc import command_line
 
 MB = 1 << 20
 
@@ -147,3 +152,82 @@ def test_a_job_whose_model_gets_no_memory_ends_with_that_cause() -> None:
         with pytest.raises(JobError) as caught:
             job.wait()
         assert caught.value.cause == Cause.OUT_OF_MEMORY
+
+
+class Raises:
+    """Samples, one of whose fetches raises an error: the first, or every one with a sample."""
+
+    def __init__(self, error: BaseException, *, once: Path | None = None) -> None:
+        self.error, self.once, self.n = error, once, 0
+
+    def __len__(self) -> int:
+        return 64
+
+    def fetch(self, indices: list[int]) -> Any:
+        self.n += 1
+        if self.once is None and 5 in indices:
+            raise self.error
+        if self.once is not None and self.n > 5 and self.once.exists():
+            self.once.unlink(missing_ok=True)
+            raise self.error
+        return torch.tensor(indices, dtype=torch.float32)[:, None]
+
+
+def square(model: nn.Module, x: Any) -> Any:
+    return model(x / 64).square().mean()
+
+
+RETRIED: dict[str, Any] = {"steps": 40, "batch": 32, "shards": 4, "workers": 2, "servers": 1, "lr": 0.1, "proof": "off"}
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_an_error_in_one_worker_costs_that_worker_and_not_the_job(tmp_path: Path, sync: bool) -> None:
+    """Before, it ended the job, which survives kill -9 of the same worker; TorchElastic, Ray and Horovod retry."""
+    torch.manual_seed(0)
+    once = tmp_path / "once"
+    once.touch()
+    result = train(nn.Linear(1, 1), Raises(ConnectionResetError("a store"), once=once), square, **RETRIED, sync=sync)
+    assert not once.exists()
+    assert result.version == 40
+    (left,) = (event for event in result.events if event["event"] == "left" and not event["expected"])
+    where = "step " if sync else "epoch "
+    assert left["reason"].startswith(f"cut off: {where}")
+    assert left["reason"].endswith(": ConnectionResetError: a store.")
+
+
+@pytest.mark.parametrize("error", [OSError("img.png is cut off"), SystemExit(0), KeyboardInterrupt()])
+def test_the_same_error_at_the_same_shard_ends_the_job_with_step_shard_and_log(error: BaseException) -> None:
+    """Before, a sys.exit(0) took eleven deaths to say "exit code 0"."""
+    with pytest.raises(JobError) as failed:
+        train(nn.Linear(1, 1), Raises(error), square, **RETRIED)
+    why = rf"worker-\d: step \d, logical shard \d: {type(error).__name__}: ?{error}\. It is the second time"
+    assert re.match(why, failed.value.reason), failed.value.reason
+    assert "raise self.error" in failed.value.log
+    assert failed.value.cause == Cause.ERROR
+
+
+class Parent(Raises):
+    """Samples whose reader starts a process, with a session of its own, and writes its number into a file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(OSError(), once=folder / "nothing")
+        self.folder = folder
+
+    def fetch(self, indices: list[int]) -> Any:
+        if not self.n:
+            child = subprocess.Popen(["sleep", "98764"], start_new_session=True)
+            (self.folder / str(os.getpid())).write_text(str(child.pid))
+        return super().fetch(indices)
+
+
+def test_what_a_killed_worker_had_started_ends_with_it(tmp_path: Path) -> None:
+    """Before, it was left with parent 1."""
+    with start(nn.Linear(1, 1), Parent(tmp_path), square, **{**RETRIED, "steps": 1_000_000, "workers": 1}) as job:
+        next(event for event in job.events() if event["event"] == "loss")
+        worker = seen(job, "started", name="worker-0")["pid"]
+        child = int((tmp_path / str(worker)).read_text())
+        assert command_line(child) == ["sleep", "98764"]
+        os.kill(worker, signal.SIGKILL)
+        next(event for event in job.events() if event["event"] == "left")
+        assert command_line(child) != ["sleep", "98764"]
+        job.stop()

@@ -94,7 +94,14 @@ def servers(folder: Path) -> list[int]:
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    return {**os.environ, fork_place.FOLDER: str(folder), "OMP_NUM_THREADS": "1", MARK: "yes", **more}
+    return {
+        **os.environ,
+        fork_place.FOLDER: str(folder),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+        MARK: "yes",
+        **more,
+    }
 
 
 def job(home: Path, code: str) -> list[str]:

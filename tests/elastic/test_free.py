@@ -78,9 +78,14 @@ def test_scaling_repeats_and_loses_no_update(tmp_path: Path, strategy: str) -> N
 
 
 def test_a_killed_controller_loses_no_update(tmp_path: Path) -> None:
-    """Workers go on with what they have leased; what was done meanwhile is told to the next controller."""
+    """Workers go on with what they have leased; what was done meanwhile is told to the next controller, losses too.
+
+    Before, of each lease the last loss alone was told, and `losses` began after the last one that was missing.
+    """
     result = run(tmp_path, {20: lambda job: os.kill(job.pid, signal.SIGKILL)})
     assert_once(result)
+    assert (len(result.losses), result.losses_from) == (STEPS, 0)
+    assert Multiset(event["event"] for event in result.events)["loss"] == STEPS
     assert "resumed" in [event["event"] for event in result.events]
 
 

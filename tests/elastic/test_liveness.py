@@ -128,7 +128,7 @@ def test_waiting_that_ends_early_or_is_interrupted_leaves_a_job_as_it_is() -> No
 def test_only_the_result_delete_or_the_end_of_its_block_remove_a_jobs_own_folder(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     slow.touch()
-    given: dict[str, Any] = {"steps": 8, "batch": probe.BATCH, "workers": 1, "servers": 1, "lr": probe.RATES["sgd"]}
+    given: dict[str, Any] = {"steps": 8, "batch": probe.BATCH, "workers": 1, "servers": 1, "lr": 0.0625, "proof": "off"}
     job = start(probe.model(), probe.Data(slow), probe.loss, **given)
     with pytest.raises(NotDoneError):
         job.wait(timeout_s=0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from labkit.core.errors import InputError
 from labkit.experiment.own_training import OwnTraining, arguments_of, read_training
+from labkit.proc import all_pids, command_line
 from tests.command import labkit_in_a_process as labkit
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-training.md").read_text()
@@ -94,3 +96,44 @@ def test_options_that_do_not_fit_are_refused_in_one_line(words: tuple[str, ...],
     assert done.returncode == 2
     assert what in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+SPEAKS = """import subprocess, warnings, torch
+from torch import nn
+model = nn.Linear(2, 1)
+
+class Data:
+    child = None
+
+    def __len__(self):
+        return 32
+
+    def fetch(self, indices):
+        if self.child is None:
+            self.child = subprocess.Popen(["sleep", "98765"], start_new_session=True)
+            print("child", self.child.pid, subprocess.Popen(["sleep", "98765"]).pid)
+            warnings.warn("a warning of my data")
+        return (torch.ones(len(indices), 2), torch.ones(len(indices), 1))
+
+data = Data()
+
+def loss(model, batch):
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+"""
+
+
+def test_what_user_code_prints_is_shown_and_kept_and_what_it_starts_ends_with_its_worker(tmp_path: Path) -> None:
+    """Before, prints and warnings were in a log that was removed; children stayed, with a parent of 1."""
+    sleep = ["sleep", f"98765.{os.getpid()}"]
+    (tmp_path / "mine.py").write_text(SPEAKS.replace("98765", sleep[1]))
+    words = ("mine.py", "--steps", "4", "--workers", "2", "--servers", "1", "--lr", "0.1", "--folder", "job")
+    done = labkit("train", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout + done.stderr
+    said = re.findall(r"^worker-(\d): child (\d+) (\d+)$", shown, re.MULTILINE)
+    assert {number for number, *_ in said} == {"0", "1"}
+    assert "UserWarning: a warning of my data" in shown
+    assert re.search(r"labkit: what members print is in their logs in .*job", shown)
+    assert "labkit: proved in evaluation mode: pickling changes no bit of a gradient, the mean of 8 shards" in shown
+    assert "child" in (tmp_path / "job" / "worker-0.log").read_text()
+    assert not [pid for pid in all_pids() if command_line(pid) == sleep]  # nor those of the proof

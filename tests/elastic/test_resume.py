@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 from torch import nn
 
 from labkit.core.errors import InputError
-from labkit.elastic import start, train
+from labkit.elastic import JobError, start, train
 from labkit.elastic.checkpoint.resume import losses_before
 from labkit.elastic.data import as_dataset
 
@@ -108,3 +110,53 @@ def test_what_a_later_job_did_again_counts_once(tmp_path: Path) -> None:
     assert losses_before(tmp_path, step=6) == {**dict.fromkeys(range(5), 0.5), 5: 0.25}
     told(11, 0, range(0), 0)  # all over again
     assert losses_before(tmp_path, step=8) == {}
+
+
+# A folder that does not last ------------------------------------------------------------------------------------------
+
+
+class Gated:
+    """Samples that wait at some fetch until a file is there."""
+
+    def __init__(self, gate: Path, *, at: int) -> None:
+        self.samples, self.gate, self.at, self.n = data(), gate, at, 0
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def fetch(self, indices: list[int]) -> Any:
+        self.n += 1
+        while self.n > self.at and not self.gate.exists():
+            threading.Event().wait(0.01)
+        return self.samples.fetch(indices)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_last_state_that_cannot_be_saved_in_the_folder_is_saved_elsewhere_and_is_the_result(
+    tmp_path: Path, kept: bool
+) -> None:
+    """Before, all steps were done, the servers had the state, and the job failed without it."""
+    gate = tmp_path / "gate"
+    given = {"folder": tmp_path / "job"} if kept else {}
+    with start(model(), Gated(gate, at=20), loss, **SAME, **given, proof="off") as job:
+        next(event for event in job.events() if event["event"] == "loss")
+        shutil.rmtree(job.folder / "checkpoints")
+        (job.folder / "checkpoints").write_text("no folder any more")
+        gate.touch()
+        result = job.wait()
+    assert result.digest == train(model(), data(), loss, **SAME).digest
+    (rescued,) = (event for event in result.events if event["event"] == "rescued")
+    assert Path(rescued["folder"]).exists() == kept
+    assert any("the last state is saved in" in event["what"] for event in result.events if event["event"] == "told")
+    shutil.rmtree(rescued["folder"], ignore_errors=True)
+
+
+def test_a_job_whose_folder_is_removed_ends_within_a_lease_and_its_state_is_saved_anew(tmp_path: Path) -> None:
+    """Before, it said "training" for hundreds of steps, then raised a FileNotFoundError, and the model was gone."""
+    options = {**SAME, "steps": 1_000_000, "folder": tmp_path / "job", "lease_s": 1.0}
+    with start(model(), data(), loss, **options) as job:
+        next(event for event in job.events() if event["event"] == "loss")
+        shutil.rmtree(job.folder)
+        with pytest.raises(JobError, match=r"the folder .*job was removed while the job trained.* saved in a new one"):
+            job.wait()
+        assert job.saved().version > 0

@@ -139,7 +139,7 @@ def test_an_error_in_the_model_ends_the_job_and_is_told() -> None:
     def loss(module: nn.Module, batch: Any) -> Any:
         return module(batch[0].flatten(1)).sum()
 
-    with pytest.raises(JobError, match=r"worker-.: RuntimeError: mat1 and mat2 shapes"):
+    with pytest.raises(JobError, match=r"worker-.: step 0, logical shard .: RuntimeError: mat1 and mat2 shapes"):
         train(model, data, loss, steps=5, batch=8, servers=1, lr=0.1)
 
 
@@ -162,10 +162,6 @@ def test_bad_input_is_refused_before_anything_starts(options: dict[str, Any], wh
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (
-            lambda nn: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)),
-            r"1 \(BatchNorm2d\) keeps running statistics",
-        ),
         (lambda nn: nn.Flatten(), "nothing can be trained"),
     ],
 )

@@ -45,7 +45,7 @@ class Hangs(counting.Numbers):
 def main(what: str, folder: Path, lease_s: float) -> None:
     for module in (probe, counting, sys.modules[__name__]):
         cloudpickle.register_pickle_by_value(module)
-    given: dict[str, Any] = {"workers": 1, "servers": 1, "lease_s": lease_s, "folder": folder / "job"}
+    given: dict[str, Any] = {"workers": 1, "servers": 1, "lease_s": lease_s, "folder": folder / "job", "proof": "off"}
     if what in ("hangs", "holds"):
         data = Hangs(given["folder"], holds=what == "holds")
         train(counting.Counter(64), data, counting.Loss(8), steps=100, batch=8, lr=1.0, **given)

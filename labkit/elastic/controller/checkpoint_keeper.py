@@ -9,9 +9,14 @@ for servers on its host and on others.
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import tempfile
 from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -27,6 +32,9 @@ from labkit.elastic.protocol.messages.blocks import BlockState
 from labkit.elastic.protocol.messages.orders import DropCopies, SendCopies
 from labkit.elastic.protocol.messages.reports import BlockCopied, CopyLate
 from labkit.elastic.transport import Message
+
+ROOM: Final = 1.2
+"""Free bytes of a place, per byte of a checkpoint, from which on the last state is saved there."""
 
 
 class CheckpointKeeper:
@@ -52,6 +60,8 @@ class CheckpointKeeper:
         self._fetches: deque[CopyFetch] = deque()
         """The first is under way, the others wait for it."""
         self._n_turns = 0
+        self._places = [Path("/dev/shm"), Path(tempfile.gettempdir()), Path.home(), Path.cwd()]
+        """Where the last state may be saved if it cannot be in the job's folder; each is tried once."""
 
     def close(self) -> None:
         """Wait until what has arrived whole is written; remove what has not."""
@@ -134,10 +144,10 @@ class CheckpointKeeper:
             loop.post(self._runtime.give_up, str(error))
         except LabkitError as error:
             fetch.over = True
-            loop.post(self._on_unsaved, fetch, str(error))
+            loop.post(self._on_unsaved, fetch, str(error), isinstance(error, OSError))
         except (OSError, MemoryError, LookupError, ValueError) as error:
             fetch.over = True
-            loop.post(self._on_unsaved, fetch, f"{type(error).__name__}: {error}")
+            loop.post(self._on_unsaved, fetch, f"{type(error).__name__}: {error}", isinstance(error, OSError))
         finally:
             if fetch.over:
                 self._abandon(fetch)
@@ -179,10 +189,28 @@ class CheckpointKeeper:
         self._end(fetch)
         self._runtime.execute(self._machine.saved_at(fetch.version))
 
-    def _on_unsaved(self, fetch: CopyFetch, why: str) -> None:
+    def _on_unsaved(self, fetch: CopyFetch, why: str, of_system: bool) -> None:
+        """Give a checkpoint up; the last state, which servers hold, is saved elsewhere if the disk is at fault."""
         self._end(fetch)
         self._drop(fetch.version)
-        self._runtime.execute(self._machine.unsaved(fetch.version, why))
+        elsewhere = self._elsewhere() if of_system and fetch.version == self._runtime.spec.n_steps else None
+        if elsewhere is None:
+            self._runtime.execute(self._machine.unsaved(fetch.version, why))
+            return
+        self._checkpoints = self._runtime.spec.checkpoints(elsewhere)
+        self._runtime.events.write("rescued", {"folder": str(elsewhere), "why": why})
+        told = f"the last state is saved in {elsewhere}, since it could not be saved in the job's folder: {why}"
+        self._runtime.events.write("told", {"what": told})
+        self._runtime.execute(self._machine.copies_lost(fetch.version, why))
+
+    def _elsewhere(self) -> Path | None:
+        """Make a folder with room for a checkpoint, in memory or on another disk; None if there is none."""
+        while self._places:
+            place = self._places.pop(0)
+            with contextlib.suppress(OSError):
+                if shutil.disk_usage(place).free > ROOM * sum(self._sizes):
+                    return Path(tempfile.mkdtemp(prefix="labkit-rescued-", dir=place))
+        return None
 
     def _give_up(self, fetch: CopyFetch, why: str) -> None:
         """Give up a version of which copies are lost; all of them are asked for again if nothing comes after it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from labkit.elastic.controller.command_buffer import CommandBuffer
 from labkit.elastic.controller.controller_state import ControllerState, Member
@@ -34,6 +34,8 @@ class DataLeases:
     ) -> None:
         self._job, self._out, self._outcome, self._journal = job, out, outcome, journal
         self._leases: Leases | None = None
+        self._unheard: dict[tuple[int, int], int] = {}
+        """Versions whose updates are committed but whose losses no event has, by token and end of their samples."""
 
     @property
     def active(self) -> bool:
@@ -67,10 +69,12 @@ class DataLeases:
             )
         self._job.progress = self._leases.n_done
 
-    def replay(self, records: Iterable[Record], *, now_s: float) -> None:
-        """Restore the leases of a controller that died from its journal."""
+    def replay(self, records: Iterable[Record], *, heard: Collection[int] = (), now_s: float) -> None:
+        """Restore the leases of a controller that died from its journal; `heard`: versions whose losses it wrote."""
         self._leases = Leases.replayed(records, n_steps=self._job.terms.n_steps, journal=self._journal)
         self._leases.resume(now_s=now_s)
+        rows = self._leases.service.ledger
+        self._unheard = {(row.token, row.end): row.step for row in rows if row.step not in heard}
         self._job.progress = self._leases.n_done
 
     # --- requests and reports of workers
@@ -104,12 +108,17 @@ class DataLeases:
             self._out.note("refused", name=member.name, token=report.token, fate=str(fate))
             self._out.tell(member.name, RevokeLease(report.token))
         elif after > before:
-            measured = {"loss": report.loss, "staleness": report.staleness}
-            self._out.add(Note("loss", {"version": after - 1, "name": member.name, **measured}))
-            if report.metrics:
-                values = {"version": after - 1, "name": member.name, "values": report.metrics}
-                self._out.add(Note("metrics", values))
+            self._note(member, report, version=after - 1)
+        elif (version := self._unheard.pop((report.token, report.until), None)) is not None:
+            self._note(member, report, version=version)
         self._serve(now_s)
+
+    def _note(self, member: Member, report: UpdateDone, *, version: int) -> None:
+        """Write the loss of an update, and its metrics."""
+        known = {"version": version, "name": member.name}
+        self._out.add(Note("loss", {**known, "loss": report.loss, "staleness": report.staleness}))
+        if report.metrics:
+            self._out.add(Note("metrics", {**known, "values": report.metrics}))
 
     def _serve(self, now_s: float) -> None:
         if self._leases is None or self._job.phase != "training":

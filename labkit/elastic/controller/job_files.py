@@ -22,6 +22,8 @@ from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.shards import Record
 
 PLAN, EVENTS, STATE, LOCK = "plan.json", "events.jsonl", "controller.json", "controller.lock"
+LOCKED: Final = "LABKIT_CONTROLLER_LOCK"
+"""Variable with the descriptor of the locked `LOCK` that a controller inherits from the process that starts it."""
 LEASES = "leases.jsonl"
 """Journal of the shard service."""
 LOST_KNOWN: Final = 20
@@ -51,6 +53,10 @@ class JobConfig:
         See `Deaths`.
     differs : list of str
         How the training differs from the one whose checkpoint it continues.
+    proof : str
+        See `labkit.elastic.proof.proved`.
+    told : list of str
+        What the user is to know about its start, one event `told` each.
     """
 
     place: dict[str, tuple[int, int]]
@@ -60,6 +66,8 @@ class JobConfig:
     restarts: int = RESTARTS
     restarts_within_s: float = WITHIN_S
     differs: list[str] = field(default_factory=list)
+    proof: str = "off"
+    told: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
         """Write it into the folder of the job."""
@@ -75,6 +83,13 @@ def records(folder: Path) -> list[Record]:
     """Return the journal of the shard service, without a last line that is incomplete: its change had no effect."""
     lines = (folder / LEASES).read_text().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def versions_of_losses(folder: Path) -> set[int]:
+    """Return the versions whose losses are among the events of a job."""
+    with (folder / EVENTS).open() as file:
+        found = (json.loads(line) for line in file if '"event": "loss"' in line and line.endswith("\n"))
+        return {int(event["version"]) for event in found}
 
 
 class LeaseJournal:
@@ -128,6 +143,14 @@ class EventWriter:
         with contextlib.suppress(OSError):
             fault.at("controller.event")
             self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+
+    def restore(self, folder: Path) -> None:
+        """Write all events so far into a new file, since the folder with the file was removed."""
+        with open(f"/proc/self/fd/{self._file.fileno()}", "rb") as removed:
+            written = removed.read()
+        self._file.close()
+        self._file = (folder / EVENTS).open("ab", buffering=0)
+        self._unwritten = written + self._unwritten
 
     def close(self) -> None:
         """Close the file."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from math import fsum, isfinite
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from math import fsum, isfinite, nan
 from typing import Final
 
-from labkit.core.errors import LabkitError
+from labkit.core.errors import InputError, LabkitError
 
 REMEMBERED: Final = 4096
 """Steps, back from the newest one, whose losses are kept."""
@@ -65,6 +66,27 @@ def mean(losses: Iterable[float]) -> float:
         return fsum(value / len(values) for value in values)
 
 
+def weighted_mean(losses: Iterable[tuple[float, float | None]], *, where: str) -> float:
+    """Return the mean of losses, or the sum of losses divided by the sum of their weights.
+
+    >>> weighted_mean([(3.0, 2.0), (1.0, 6.0)], where="step 0")
+    0.5
+
+    Raises
+    ------
+    InputError
+        If some have a weight and others not.
+    """
+    rows = list(losses)
+    known = [weight for _, weight in rows if weight is not None]
+    if not known:
+        return mean(loss for loss, _ in rows)
+    if len(known) < len(rows):
+        raise InputError(f"{where}: the loss function returned a weight for some shards, and none for others.")
+    total = fsum(known)
+    return mean(loss for loss, _ in rows) * len(rows) / total if total else nan
+
+
 class StepLosses:
     """Mean loss of each step, independent of the workers that report its shards and of their order.
 
@@ -79,13 +101,25 @@ class StepLosses:
 
     def __init__(self, n_shards: int) -> None:
         self._n_shards = n_shards
-        self._known: dict[int, dict[int, float]] = {}
+        self._known: dict[int, dict[int, tuple[float, float | None]]] = {}
         self._whole: set[int] = set()
 
-    def add(self, version: int, losses: Iterable[tuple[int, float | str]], *, again: bool = False) -> float | None:
+    def add(
+        self,
+        version: int,
+        losses: Iterable[tuple[int, float | str]],
+        *,
+        weights: Sequence[float] = (),
+        again: bool = False,
+    ) -> float | None:
         """Note (shard, loss) of a step; return the mean over all its shards once they are known.
 
-        A report `again` counts only for a step that is not complete yet.
+        A report `again` counts only for a step that is not complete yet. With `weights` the losses are sums.
+
+        Raises
+        ------
+        InputError
+            If some shards of a step have weights, and others not.
 
         Examples
         --------
@@ -97,12 +131,12 @@ class StepLosses:
         if again and version in self._whole:
             return None
         known = self._known.setdefault(version, {})
-        known.update((int(shard), decoded(loss)) for shard, loss in losses)
+        known.update((int(shard), (decoded(loss), weight)) for (shard, loss), weight in zip_longest(losses, weights))
         if len(known) < self._n_shards:
             return None
         self._whole.add(version)
         self._forget(version - REMEMBERED)
-        return mean(self._known.pop(version).values())
+        return weighted_mean(self._known.pop(version).values(), where=f"step {version}")
 
     def _forget(self, before: int) -> None:
         """Forget old steps from time to time: a training may have millions."""

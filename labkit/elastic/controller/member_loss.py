@@ -19,7 +19,7 @@ from labkit.elastic.controller.scaling import Scaler
 from labkit.elastic.controller.scaling_requests import ScalingQueue
 from labkit.elastic.controller.shard_assignment import ShardAssignment
 from labkit.elastic.protocol.messages.orders import SetOwners
-from labkit.elastic.protocol.messages.reports import ConnectFailed, OutOfMemory, ReplicaFailed, Stuck
+from labkit.elastic.protocol.messages.reports import ConnectFailed, OutOfMemory, Raised, ReplicaFailed, Stuck
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +58,8 @@ class MemberLoss:
     shortages: Deaths = field(init=False)
     _stuck: set[tuple[int, int]] = field(default_factory=set)
     """Places in the training at which a worker was stuck."""
+    _raised: set[tuple[tuple[int, int], str]] = field(default_factory=set)
+    """Places, and errors that were raised there."""
 
     def __post_init__(self) -> None:
         terms = self.job.terms
@@ -202,6 +204,17 @@ class MemberLoss:
             return
         self._stuck.add(report.place)
         self.cut_off(member.name, report.why, cause=Cause.STALLED)
+
+    def on_raised(self, member: Member, report: Raised) -> None:
+        """Replace a worker whose program raised an error; the same error at the same place again ends the job."""
+        key = report.place, report.why
+        if member.leaving:
+            return
+        if key in self._raised:
+            self.outcome.end(f"{member.name}: {report.why} It is the second time", cause=Cause.ERROR)
+            return
+        self._raised.add(key)
+        self.cut_off(member.name, report.why, cause=Cause.ERROR)
 
     def on_out_of_memory(self, member: Member, report: OutOfMemory) -> None:
         """Replace a server that reports that it ran out of memory, before its process ends."""

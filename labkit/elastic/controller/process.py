@@ -7,6 +7,7 @@ hosts, `CheckpointKeeper` writes and loads checkpoints, `ResourceUse` measures a
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import fcntl
 import os
@@ -20,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from labkit.core.errors import InputError
+from labkit.core.events import Cause
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.checkpoint_keeper import CheckpointKeeper
 from labkit.elastic.controller.client_requests import ClientRequests
@@ -28,6 +31,7 @@ from labkit.elastic.controller.controller_state import JobTerms
 from labkit.elastic.controller.event_loop import ControllerRuntime, EventLoop
 from labkit.elastic.controller.job_files import (
     LOCK,
+    LOCKED,
     STATE,
     EventWriter,
     JobConfig,
@@ -35,6 +39,7 @@ from labkit.elastic.controller.job_files import (
     StateFile,
     now,
     records,
+    versions_of_losses,
 )
 from labkit.elastic.controller.losses import StepLosses, StepMetrics, encoded
 from labkit.elastic.controller.member_processes import MemberProcesses
@@ -51,15 +56,24 @@ from labkit.elastic.process.usage import EVERY_S
 from labkit.elastic.protocol.blocks import TENSOR
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.protocol.json_file import JobFileError
-from labkit.elastic.protocol.messages.reports import BlockCopied, CopyLate, Report, ShardLosses, TransferUnconfirmed
+from labkit.elastic.protocol.messages.reports import (
+    BlockCopied,
+    CopyLate,
+    Report,
+    ShardLosses,
+    TransferUnconfirmed,
+    UpdateDone,
+)
 from labkit.elastic.protocol.network import HOST, Refusals
 from labkit.elastic.protocol.spec import CONTROLLER_SOCKET, Spec
-from labkit.elastic.transport import Access, Address, Channel, Lease, Listener
+from labkit.elastic.transport import Access, Address, Channel, Lease, Listener, TransportError, private_folder
 from labkit.oom import is_memory
 from labkit.proc import wait_for_end
 
 GRACE_LEASES: Final = 0.1
 """Part of a lease in which a member may be found dead before it counts as one that cannot be reached."""
+LOOK_LEASES: Final = 0.25
+"""Part of a lease between two looks whether the job's folder is still there."""
 TICKS_OF_A_LEASE: Final = 12
 """How often leases of samples are checked within one lease."""
 
@@ -104,7 +118,7 @@ class ControllerProcess:
             folder, self._spec, Lease(self._spec.lease_s), self._loop, self._events, self._machine,
             execute=self._execute, remember=self._remember,
         )  # fmt: skip
-        self._lease = runtime.lease
+        self._runtime, self._lease = runtime, runtime.lease
         reach = self._spec.reach
         self._credentials = Credentials(folder, reach=reach, secrets=secrets)
         self._processes = MemberProcesses(runtime, self._credentials)
@@ -115,7 +129,8 @@ class ControllerProcess:
         self._clients = ClientRequests(runtime, self._processes, self._resources)
         self._losses, self._metrics = StepLosses(self._spec.n_shards), StepMetrics()
         self._over: Over | None = None
-        self._next_tick_s = 0.0
+        self._next_tick_s = self._next_look_s = 0.0
+        self._inode, self._removed = os.stat(folder).st_ino, ""
         self._listeners = self._listen(reach.network)
 
     def _listen(self, network: str) -> list[Listener]:
@@ -173,6 +188,7 @@ class ControllerProcess:
             if not self._spec.sync:
                 self._tick()
             self._resources.measure()
+            self._look_at_folder()
         self._events.write("over", self._verdict())
         self._hosts.end()
         for listener in self._listeners:
@@ -183,13 +199,35 @@ class ControllerProcess:
 
     def _pause_s(self) -> float:
         """Return the seconds until something may be due."""
-        look_s = min(EVERY_S, self._spec.measure_every_s or EVERY_S)
+        look_s = min(EVERY_S, self._spec.measure_every_s or EVERY_S, self._lease.base_s * LOOK_LEASES)
         return look_s if self._spec.sync else min(look_s, self._lease.base_s / TICKS_OF_A_LEASE)
 
     def _verdict(self) -> dict[str, Any]:
         """Return how the job has ended; the cause is null if it has not failed."""
         over = self._over or Over()
-        return {"failure": over.failure, "cause": name_of(over.cause) if over.failure else None}
+        failure = over.failure or self._removed
+        return {"failure": failure, "cause": name_of(over.cause if over.failure else Cause.ERROR) if failure else None}
+
+    def _look_at_folder(self) -> None:
+        """End the job if its folder was removed: with its last state and its events, in a new folder of that name."""
+        now_s = time.monotonic()
+        if self._removed or self._over is not None or now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + self._lease.base_s * LOOK_LEASES
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self._folder).st_ino == self._inode:
+                return
+        self._removed = f"the folder {self._folder} was removed while the job trained, so it was ended"
+        try:
+            private_folder(self._folder)
+            self._spec.save(self._folder)
+            self._events.restore(self._folder)
+        except (OSError, TransportError) as error:
+            self._removed += f", and its last state is lost: {error}"
+            self._execute(self._machine.give_up(self._removed))
+            return
+        self._removed += "; its last state was saved in a new one"
+        self._execute(self._machine.stop(save=True))
 
     def _tick(self) -> None:
         """Let leases of samples expire."""
@@ -217,15 +255,20 @@ class ControllerProcess:
         config = self._config
         if config.differs:
             self._events.write("differs", {"from": config.differs})
+        for line in config.told:
+            self._events.write("told", {"what": line})
         self._execute(self._machine.start(place=config.place))
 
     def _take_over(self, state: SavedController) -> None:
         """Continue with the processes of a controller that died."""
         journal = [] if self._spec.sync else records(self._folder)
+        heard = set() if self._spec.sync else versions_of_losses(self._folder)
         self._processes.adopt(state.processes)
         self._clients.scalings.update((one.id, one.number) for one in state.asked)
         names = [path.stem for path in self._folder.glob("*-*.log")]  # the state may lack processes started last
-        self._execute(self._machine.take_over(state.machine, names=names, records=journal, now_s=time.monotonic()))
+        self._execute(
+            self._machine.take_over(state.machine, names=names, records=journal, heard=heard, now_s=time.monotonic())
+        )
         self._processes.await_adopted()
         self._hosts.expect_all()
 
@@ -264,7 +307,7 @@ class ControllerProcess:
             return
         if isinstance(report, CopyLate):
             self._checkpoints.on_late(report)
-        if report.EVENT:
+        if report.EVENT and not (isinstance(report, UpdateDone) and report.again):
             self._events.write(report.EVENT, {"name": name, **columns_of(report)}, when=when)
         self._execute(self._machine.reported(name, report))
 
@@ -278,7 +321,11 @@ class ControllerProcess:
     def _on_losses(self, report: ShardLosses, when: float) -> None:
         """Write the loss of a step, and its metrics, once those of all its logical shards are known."""
         self._metrics.add(report.version, report.metrics)
-        mean = self._losses.add(report.version, report.losses, again=report.again)
+        try:
+            mean = self._losses.add(report.version, report.losses, weights=report.weights, again=report.again)
+        except InputError as error:
+            self._runtime.give_up(str(error))
+            return
         if mean is None:
             return
         self._events.write("loss", {"version": report.version, "loss": encoded(mean)}, when=when)
@@ -333,9 +380,12 @@ def main(arguments: list[str]) -> None:
     """Be the controller of a job: only one process at a time is."""
     folder = Path(arguments[0])
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes into the log what every thread is doing
-    with (folder / LOCK).open("a+") as lock:
+    inherited = os.environ.pop(LOCKED, "")
+    with open(int(inherited), "a+") if inherited else (folder / LOCK).open("a+") as lock:
         try:
-            _lock(lock, folder)
+            os.set_inheritable(lock.fileno(), False)
+            if not inherited:
+                _lock(lock, folder)
             raw = b"" if sys.stdin is None else sys.stdin.buffer.read()
             fault.arm(folder, name="controller")
             ControllerProcess(folder, secrets=Secrets.read(raw) if raw else None).run()

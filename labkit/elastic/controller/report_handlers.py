@@ -37,6 +37,7 @@ from labkit.elastic.protocol.messages.reports import (
     Paused,
     PeerRefused,
     ProcessReport,
+    Raised,
     ReplicaFailed,
     Report,
     Resumed,
@@ -136,7 +137,7 @@ class ReportHandlers:
             case _:
                 assert_never(report)
 
-    def _handle_process(self, member: Member, report: ProcessReport) -> None:
+    def _handle_process(self, member: Member, report: ProcessReport) -> None:  # noqa: C901 - a case for each report
         match report:
             case StateReported():
                 self.takeover.on_state_reported(member, report)
@@ -146,6 +147,8 @@ class ReportHandlers:
                 self.member_loss.on_connect_failed(member, report)
             case Stuck():
                 self.member_loss.on_stuck(member, report)
+            case Raised():
+                self.member_loss.on_raised(member, report)
             case OutOfMemory():
                 self.member_loss.on_out_of_memory(member, report)
             case Failed():

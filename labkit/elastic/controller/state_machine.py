@@ -10,7 +10,7 @@ go in one direction, from the last in this list to the first: `ScalingQueue`, `J
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
@@ -132,6 +132,7 @@ class Controller:
         *,
         names: Iterable[str] = (),
         records: Iterable[Record] = (),
+        heard: Collection[int] = (),
         now_s: float = 0.0,
     ) -> list[Command]:
         """Take over from a controller that died: members connect again and report what they have.
@@ -148,10 +149,12 @@ class Controller:
             Names that processes have had, which no new member may get.
         records : iterable of Record
             Journal of the shard service.
+        heard : collection of int
+            Versions whose losses are among the events: workers report those of the latest updates once more.
         now_s : float
             Time on the caller's clock.
         """
-        self._takeover.restore(state, names=names, records=records, now_s=now_s)
+        self._takeover.restore(state, names=names, records=records, heard=heard, now_s=now_s)
         return self._out.take()
 
     # --- members

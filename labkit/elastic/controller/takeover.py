@@ -85,7 +85,10 @@ class Takeover:
             replicas=self.replication.state(),
         )
 
-    def restore(self, state: SavedMachine, *, names: Iterable[str], records: Iterable[Record], now_s: float) -> None:
+    def restore(
+        self, state: SavedMachine, *, names: Iterable[str], records: Iterable[Record], heard: Collection[int],
+        now_s: float,
+    ) -> None:  # fmt: skip
         """Restore the state of the controller that died; see `Controller.take_over`."""
         job = self.job
         self._restore_job(state)
@@ -99,7 +102,7 @@ class Takeover:
         job.phase = RESTORED.get(state.phase, "restoring")
         self.out.note("taken_over", era=job.era, phase=state.phase)
         if job.phase == "taking_over" and not job.terms.sync:
-            self.leases.replay(records, now_s=now_s)
+            self.leases.replay(records, heard=heard, now_s=now_s)
         self.requests.take_over(state.requests)
 
     def _restore_job(self, state: SavedMachine) -> None:

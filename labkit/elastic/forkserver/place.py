@@ -27,8 +27,10 @@ FORMING: Final = (
     "NUMBA_", "TORCH", "PYTORCH_", "ATEN_", "MALLOC_", "GLIBC_",
 )  # fmt: skip
 """Prefixes of environment variables that imports read: children with other values need another server."""
-LATER: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_CACHE_DIR")
-"""Variables with such a prefix that the child sets itself, or that do not change imports."""
+LATER: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_CACHE_DIR", "PYTHONHASHSEED")
+"""Variables with such a prefix that the child sets itself, that do not change imports, or that all servers have."""
+HASH_SEED: Final = "0"
+"""PYTHONHASHSEED of all servers and members: a set has the same order in a worker and in its replacement."""
 CARRIED: Final = ("PATH", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
 """Variables that a server takes from the client that starts it; those of later clients are ignored."""
 RIGHTS: Final = (b"Uid", b"Gid", b"Groups", b"NoNewPrivs", b"Seccomp", b"Cap")
@@ -133,7 +135,8 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a fork server for children with `env`, without variables that mark a run or a host."""
     kept = {name: value for name, value in env.items() if is_formed_by(name)}
     carried = {name: os.environ[name] for name in CARRIED if name in os.environ}
-    return {**kept, **carried, "OPENBLAS_NUM_THREADS": "1"}  # it would start threads, which a fork does not copy
+    fixed = {"OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": HASH_SEED}  # threads would not be copied by a fork
+    return {**kept, **carried, **fixed}
 
 
 def key(env: Mapping[str, str]) -> str:

@@ -17,12 +17,15 @@ from typing import Any, Protocol
 from labkit.elastic.forkserver import client as forks
 from labkit.elastic.process.causes import OOM_KILLED, UNSEEN, OomWatch
 from labkit.elastic.process.control_groups import trees_here
+from labkit.elastic.process.environment import members_environment
 from labkit.elastic.process.gpus import bound_to, devices_of
 from labkit.elastic.process.launchers import Ended, Started
 from labkit.elastic.process.local_members import MODULES, is_member, member_arguments
+from labkit.elastic.process.offspring import MARK, end_offspring, mark_of
 from labkit.elastic.protocol.messages.launchers import StartMember
 from labkit.elastic.protocol.roles import Role
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site
+from labkit.elastic.protocol.spec import Spec
 from labkit.proc import wait_for_end
 
 
@@ -58,6 +61,7 @@ class LocalProcesses:
         self._oom = OomWatch()
         self.pids: dict[str, int] = {}
         self._devices: dict[str, tuple[str, str]] = {}
+        self._marks: dict[str, str] = {}
 
     def spawn(self, order: StartMember, home: Path) -> int:
         """Start a member in a session of its own; return its process number.
@@ -72,15 +76,17 @@ class LocalProcesses:
             device = self._device(order.site) if order.role == "worker" else ""
             self._devices[order.name] = order.site.name, device
             line += [order.site.name, *([device] if device else [])]
-        process = self._spawned(line, order, bound_to(device))
+        process = self._spawned(line, order, home, bound_to(device))
         self._oom.begin()
         self.pids[order.name] = process.pid
         threading.Thread(target=self._attend, args=(order.name, process), daemon=True).start()
         return process.pid
 
-    def _spawned(self, line: list[str], order: StartMember, more: Mapping[str, str]) -> LocalProcess:
+    def _spawned(self, line: list[str], order: StartMember, home: Path, more: Mapping[str, str]) -> LocalProcess:
         """Start a process through the fork server, or else as a new interpreter."""
-        env, cores = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **more}, order.site.cores
+        self._marks[order.name] = mark = mark_of(home, order.name)
+        env = {**members_environment(os.environ, dict(Spec.load(home).variables)), **more, MARK: mark}
+        cores = order.site.cores
         with (self._folder / f"{order.name}.log").open("ab") as log:
             forked = forks.started(line, env=env, log=log, cores=cores, wait=not order.gently)
             return forked or _pinned(cores, lambda: _popen(line, log, env))
@@ -101,6 +107,8 @@ class LocalProcesses:
         for_memory = code == -signal.SIGKILL and trees is not None and trees.oom_kills(pid) > 0
         if trees is not None and pid:
             trees.remove(pid)
+        if pid:
+            end_offspring(pid, self._marks.pop(name, mark_of(self._folder, name)))
         self._ended(name, OOM_KILLED if for_memory else self._oom.explained(code))
 
     def adopt(self, name: str, pid: int, site: Site) -> None:  # noqa: ARG002
@@ -108,7 +116,7 @@ class LocalProcesses:
         self.pids[name] = pid
         found = member_arguments(pid)
         if found is not None:
-            self._devices[name] = found.site, found.device
+            self._devices[name], self._marks[name] = (found.site, found.device), mark_of(Path(found.home), name)
         threading.Thread(target=self._watch, args=(name, pid), daemon=True).start()
 
     def _watch(self, name: str, pid: int) -> None:

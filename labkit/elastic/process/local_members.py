@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from labkit.elastic.process.credentials import MEMBERS
+from labkit.elastic.process.offspring import end_offspring, mark_of
 from labkit.proc import all_pids, command_line, wait_for_end
 
 MODULES: Final = ("labkit.elastic.process.member", "labkit.elastic.process.newcomer")
@@ -81,9 +82,12 @@ def end_members(folder: Path, *, but: int = 0, timeout_s: float = 0.0) -> list[s
     They may still be ending when it returns, unless `timeout_s` is given: the longest time to wait for each.
     """
     found = {name: pid for name, pid in running(folder).items() if pid != but}
+    homes = {name: arguments.home for name, pid in found.items() if (arguments := member_arguments(pid)) is not None}
     for pid in found.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for pid in found.values():
         wait_for_end(pid, timeout_s=timeout_s)
+    for name, pid in found.items():
+        end_offspring(pid, mark_of(Path(homes.get(name, folder)), name))
     return sorted(found)

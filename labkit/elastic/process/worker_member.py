@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +21,7 @@ from labkit.elastic.process.limits import Amounts
 from labkit.elastic.process.member_process import ControllerLost, MemberProcess, MemberTask, SeekServer
 from labkit.elastic.process.time_limits import Waking
 from labkit.elastic.protocol.messages.orders import ConnectTo, ReportState, SetLimits, Stop, TrainingOrder, WorkerOrder
-from labkit.elastic.protocol.messages.reports import Failed, Stuck
+from labkit.elastic.protocol.messages.reports import Failed, Raised, Stuck
 from labkit.elastic.transport import Channel, FrameError, Scheme, TransportError
 from labkit.oom import is_memory
 
@@ -59,6 +61,7 @@ class WorkerMember(MemberProcess):
         self._n_threads = self._set_threads = 1
         find_modules(self.spec.paths)
         self.program = Program.load(folder)
+        self.program.train()
         devices = self.spec.devices or ("cpu",)
         number = int(name.rsplit("-", 1)[1])
         self.device = local_name(device) if device else devices[number % len(devices)]
@@ -82,7 +85,10 @@ class WorkerMember(MemberProcess):
             "metrics_of": lambda: self._forward.metrics,
         }  # fmt: skip
         if spec.sync:
-            return Worker(flat, loss_of=self._loss, n_shards=spec.n_shards, n_steps=spec.n_steps, **common)
+            return Worker(
+                flat, loss_of=self._loss, n_shards=spec.n_shards, n_steps=spec.n_steps,
+                weight_of=lambda: self._forward.weight, **common,
+            )  # fmt: skip
         return AsyncWorker(
             flat, loss_of=self._loss_between, batch=spec.batch, number=number, lease_s=spec.lease_s, **common
         )
@@ -108,11 +114,12 @@ class WorkerMember(MemberProcess):
 
     def _loss_between(self, epoch: int, start: int, end: int) -> Any:
         """Return the loss of positions start to end of the order of an epoch."""
-        from labkit.elastic.shards import order
+        from labkit.elastic.shards import samples_between
 
         self._follow_cores()
-        samples = order(self.spec.n_samples, self.spec.seed, epoch)[start:end]
-        return self._forward(samples.tolist(), (epoch, start))
+        samples = samples_between(start, end, n_samples=self.spec.n_samples, seed=self.spec.seed, epoch=epoch)
+        loss = self._forward(samples.tolist(), (epoch, start))
+        return loss / self._forward.weight if self._forward.weight else loss
 
     def _follow_cores(self) -> None:
         """Set the number of threads to the cores of this worker, from the next gradient on.
@@ -188,12 +195,27 @@ class WorkerMember(MemberProcess):
         try:
             self.worker.run()
             self.close()
-        except Exception as error:  # of the user's model or data: the job ends with its message
-            named = "" if isinstance(error, LabkitError) else f"{type(error).__name__}: "
-            cause = Cause.OUT_OF_MEMORY if is_memory(error) else Cause.ERROR
-            self.report(Failed(f"{named}{error}"[:WHY_CHARS], name_of(cause)))
+        except BaseException as error:  # of the user's model, data or loss, `sys.exit` included
+            traceback.print_exc()
+            sys.stderr.flush()
+            self.report(self._about(error))
             self.controller.flush()
-            raise
+            sys.exit(1)
+
+    def _about(self, error: BaseException) -> Raised | Failed:
+        """Return the report of an error: another worker may have more luck, unless the error is one of labkit's own."""
+        busy, why = self.worker.busy, f"{type(error).__name__}: {error}".strip()
+        if isinstance(error, LabkitError):
+            return Failed(str(error)[:WHY_CHARS], name_of(Cause.ERROR))
+        if busy is None or is_memory(error):
+            cause = Cause.OUT_OF_MEMORY if is_memory(error) else Cause.ERROR
+            return Failed(why[:WHY_CHARS], name_of(cause))
+        return Raised(busy[0], f"{self._where(busy[0])}: {why[:WHY_CHARS]}".rstrip(".") + ".")
+
+    def _where(self, place: tuple[int, int]) -> str:
+        """Return a place in the training in words."""
+        where = "step {}, logical shard {}" if self.spec.sync else "epoch {}, minibatch at {}"
+        return where.format(*place)
 
     def _watch(self) -> None:
         """Report `stuck` when one gradient takes longer than `patience_s` of the time that this process was awake."""
@@ -204,8 +226,7 @@ class WorkerMember(MemberProcess):
             if busy != seen:
                 seen, since_s = busy, awake_s
             if busy is not None and awake_s - since_s >= patience_s:
-                where = "step {}, logical shard {}" if self.spec.sync else "epoch {}, minibatch at {}"
-                why = f"{where.format(*busy[0])}: no gradient after {patience_s:g} s; the data or the model hangs"
+                why = f"{self._where(busy[0])}: no gradient after {patience_s:g} s; the data or the model hangs"
                 self.report(Stuck(busy[0], why))
 
     def _attend(self) -> None:

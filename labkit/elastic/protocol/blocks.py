@@ -258,7 +258,8 @@ def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for name, p in found:
         if str(p.dtype) != "torch.float32":
-            raise InputError(f"parameter {name} is {p.dtype}; expected torch.float32: model.float() makes it so.")
+            how = "keep its torch.view_as_real" if p.is_complex() else "model.float() makes it so"
+            raise InputError(f"parameter {name} is {p.dtype}; expected torch.float32: {how}.")
     return found
 
 

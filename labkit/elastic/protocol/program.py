@@ -55,25 +55,35 @@ class Program:
 
         return default_collate([self.data[i] for i in indices])
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, before: Callable[[Path], object] = bool) -> None:
         """Pickle it into a folder of mode 0700; classes and functions of `__main__` are pickled by value.
+
+        Arrays that are mapped from files are sent as paths.
+
+        Parameters
+        ----------
+        folder : Path
+            Of the job.
+        before : callable
+            Takes the new file before it replaces an earlier one, which stays if this raises.
 
         Raises
         ------
         InputError
             If a part of it cannot be pickled; an earlier file stays.
         """
-        import cloudpickle
+        from labkit.elastic.protocol.mapped import MappedPickler
 
         partial = folder / f".{FILE}"
         try:
             with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 try:
-                    cloudpickle.dump((self.model.cpu(), self.data, self.loss), file)
+                    MappedPickler(file).dump((self.model.cpu(), self.data, self.loss))
                 except OSError:
                     raise
                 except Exception as error:
                     raise self._unpicklable(error) from error
+            before(partial)
             partial.rename(folder / FILE)
         except BaseException:
             partial.unlink(missing_ok=True)
@@ -97,14 +107,27 @@ class Program:
     @classmethod
     def load(cls, folder: Path) -> Program:
         """Unpickle what `save` wrote: only from the folder of the job, never from the network."""
+        return cls.read(folder / FILE)
+
+    @classmethod
+    def read(cls, path: Path) -> Program:
+        """Unpickle a file of the job's folder."""
         import pickle
 
-        with (folder / FILE).open("rb") as file:
+        with path.open("rb") as file:
             return cls(*pickle.load(file))  # written by this user into a folder of mode 0700
+
+    def train(self) -> None:
+        """Let modules with a `train` of their own set their mode, as a loop of one's own does: frozen parts stay so."""
+        from torch import nn
+
+        for module in self.model.modules():
+            if module.training and type(module).train is not nn.Module.train:
+                module.train()
 
 
 def check_model(model: Any) -> None:
-    """Raise InputError unless the model can be trained: float32 parameters, no lazy modules, no running statistics."""
+    """Raise InputError unless the model can be trained: float32 parameters, no lazy modules, no hooks on parameters."""
     from torch import nn
     from torch.nn.parameter import is_lazy
     from torch.nn.utils.parametrize import is_parametrized
@@ -115,18 +138,41 @@ def check_model(model: Any) -> None:
         if is_lazy(tensor):
             raise InputError(f"'{name}' of the model has no shape yet (a lazy module); call the model once before.")
     trained(model)
+    _check_hooks(model)
     for name, module in model.named_modules():
-        if getattr(module, "track_running_stats", False):
-            raise InputError(
-                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics, no parameters: "
-                "each worker would have its own. Give it track_running_stats=False, or take nn.GroupNorm."
-            )
         if is_parametrized(module):
             raise InputError(
                 f"{name or 'the model'} ({type(module).__name__}) is parametrized, and torch cannot pickle that; "
                 "take torch.nn.utils.weight_norm instead of parametrizations.weight_norm, or remove_parametrizations."
             )
     _check_values(model)
+
+
+def _check_hooks(model: nn.Module) -> None:
+    """Raise InputError for hooks that torch does not pickle: of parameters, and of all modules at once."""
+    from torch.nn.modules import module as modules
+
+    for name, p in model.named_parameters():
+        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            for hook in (getattr(p, kind, None) or {}).values():
+                raise InputError(
+                    f"parameter '{name}' has the hook {_name(hook)}, which torch does not pickle: workers would train "
+                    "without it. Limit gradients by clip_value=; scale one in forward, by an autograd function of your "
+                    "own; or give an OwnUpdate as the optimizer."
+                )
+    for kind in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks"):
+        for hook in getattr(modules, kind, {}).values():
+            raise InputError(
+                f"all modules of this process have the hook {_name(hook)}, which workers would not have; register it "
+                "with the modules of the model."
+            )
+
+
+def _name(hook: Any) -> str:
+    """Return the name of a hook, and where it was written."""
+    code = getattr(hook, "__code__", None)
+    where = "" if code is None else f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"
+    return f"{getattr(hook, '__qualname__', type(hook).__name__)}{where}"
 
 
 def _check_values(model: nn.Module) -> None:

@@ -81,6 +81,8 @@ class Spec(Struct):
         Whether updates have a schedule, a limit of gradients, or are a function of one's own: the file `UPDATE`.
     precision : str
         "float32", or "bf16": the forward pass under `torch.autocast`.
+    variables : tuple
+        Name and value of the environment variables that decide about numerics, for members on all hosts.
     """
 
     params: tuple[tuple[Text, Count, tuple[Count, ...]], ...]
@@ -107,6 +109,7 @@ class Spec(Struct):
     partition: Text = BLOCKS
     has_rule: bool = False
     precision: Text = FLOAT32
+    variables: tuple[tuple[Text, Text], ...] = ()
 
     @property
     def places(self) -> dict[str, Site]:

@@ -55,6 +55,8 @@ class Block:
         How often the owner has changed; of two statements about the owner, the one with more moves is newer.
     sums : dict of array
         Sums of logical gradients of the current step, by node of the summation tree.
+    weights : dict of float
+        Sums of their weights, where losses are sums with a weight.
     seen : dict of int
         Asynchronous training: number of the last update of each worker.
     due : set of int
@@ -75,6 +77,7 @@ class Block:
     version: int = 0
     moves: int = 0
     sums: dict[Node, Vector] = field(default_factory=dict)
+    weights: dict[Node, float] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)
     due: set[int] = field(default_factory=set)
     freed: list[Vector] = field(default_factory=list)
@@ -82,7 +85,9 @@ class Block:
     place: SharedArray | None = None
     pages: Pages | None = None
 
-    def push(self, grad: Vector, *, step: int, node: Node, n_shards: int, optimizer: Updates) -> Pushed:
+    def push(
+        self, grad: Vector, *, step: int, node: Node, n_shards: int, optimizer: Updates, weight: float | None = None
+    ) -> Pushed:
         """Add the sum of some logical gradients to the step's sum; with the last one, make the update.
 
         Parameters
@@ -98,6 +103,8 @@ class Block:
             V, logical gradients of a batch.
         optimizer : Updates
             Makes the update, with 1 / V times the sum.
+        weight : float, optional
+            Sum of the weights of these gradients: the update is then made with the sum divided by all weights.
         """
         if step != self.version:
             self._free(grad)
@@ -107,11 +114,15 @@ class Block:
             return Pushed.DUPLICATE
         for part in [other for other in self.sums if node.first <= other.first and other.last <= node.last]:
             self._free(self.sums.pop(part))
+            self.weights.pop(part, None)
+        if weight is not None:
+            self.weights[node] = weight
         node, grad, plus = self._merged(node, grad, n_shards)
         if plus is None and node.size < n_shards:
             self.sums[node] = grad
             return Pushed.KEPT
-        self._update(grad, optimizer, scale=1.0 / n_shards, plus=plus)
+        total = self.weights.pop(node, float(n_shards))
+        self._update(grad, optimizer, scale=1.0 / total if total else 0.0, plus=plus)
         return Pushed.APPLIED
 
     def push_alone(self, grad: Vector, *, worker: int, number: int, optimizer: Updates) -> Pushed:
@@ -130,10 +141,16 @@ class Block:
             parent, sibling = tree[node]
             other = self.sums.pop(sibling)
             left, right = (grad, other) if node < sibling else (other, grad)
+            self._merge_weights(parent, min(node, sibling), max(node, sibling))
             if parent.size == n_shards:
                 return parent, left, right
             node, grad = parent, self._sum(left, right)
         return node, grad, None
+
+    def _merge_weights(self, parent: Node, left: Node, right: Node) -> None:
+        """Add the weights of two siblings, in the order of the tree as the gradients."""
+        if left in self.weights:
+            self.weights[parent] = self.weights.pop(left) + self.weights.pop(right, 0.0)
 
     def _sum(self, left: Vector, right: Vector) -> Vector:
         """Return left + right, in the memory of one of them, or in a new buffer if both are borrowed."""

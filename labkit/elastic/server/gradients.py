@@ -89,7 +89,9 @@ class GradientUpdates:
             optimizer = self._guarded(slot, block)
             if self._sync:
                 node = Node.unpack(message.head.offset)
-                what = block.push(grad, step=step, node=node, n_shards=self._n_shards, optimizer=optimizer)
+                what = block.push(
+                    grad, step=step, node=node, n_shards=self._n_shards, optimizer=optimizer, weight=pushed.weight
+                )
             else:
                 worker = message.head.offset
                 what = block.push_alone(grad, worker=worker, number=pushed.update, optimizer=optimizer)

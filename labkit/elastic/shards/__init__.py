@@ -15,7 +15,7 @@ from labkit.elastic.shards.book import Record
 from labkit.elastic.shards.errors import JournalError, LedgerError, PoisonShardError
 from labkit.elastic.shards.ledger import prove
 from labkit.elastic.shards.nouns import Commit, Fate, PendingRange, ReturnReason, ShardLease, ShardStatus, Worker
-from labkit.elastic.shards.order import order
+from labkit.elastic.shards.order import order, samples_between
 from labkit.elastic.shards.plan import ShardPlan
 from labkit.elastic.shards.saved import SavedShards
 from labkit.elastic.shards.service import Journal, ShardService
@@ -41,5 +41,6 @@ __all__ = [
     "logical_batches",
     "order",
     "prove",
+    "samples_between",
     "samples_of",
 ]

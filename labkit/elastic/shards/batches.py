@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
 from labkit.elastic.shards.nouns import Worker
-from labkit.elastic.shards.order import order
+from labkit.elastic.shards.order import order, samples_between
 
 Tail = Literal["drop", "carry"]
 
@@ -60,7 +60,8 @@ def logical_batches(
     if tail == "carry":
         first = -epoch * n_samples % batch  # taken by the last batch of the epoch before
         missing = -(n_samples - first) % batch
-        places = np.concatenate((places[first:], order(n_samples, seed, epoch + 1, shuffle)[:missing]))
+        more = samples_between(0, missing, n_samples=n_samples, seed=seed, epoch=epoch + 1, shuffle=shuffle)
+        places = np.concatenate((places[first:], more))
     elif tail != "drop":
         raise InputError(f"tail is {tail!r}; expected 'drop' or 'carry'.")
     n_steps = len(places) // batch
@@ -76,16 +77,17 @@ def samples_of(step: int, leaf: int, *, n_samples: int, batch: int, n_shards: in
     Examples
     --------
     >>> order(7, 0, 0).tolist(), order(7, 0, 1).tolist()
-    ([0, 3, 5, 1, 2, 6, 4], [3, 4, 2, 1, 6, 5, 0])
+    ([1, 5, 0, 6, 3, 4, 2], [6, 1, 2, 4, 3, 0, 5])
     >>> [samples_of(1, leaf, n_samples=7, batch=4, n_shards=2, seed=0).tolist() for leaf in (0, 1)]
-    [[2, 6], [4, 3]]
+    [[3, 4], [2, 6]]
     """
     size = batch // n_shards
     epoch, start = divmod(step * batch + leaf * size, n_samples)
-    found = order(n_samples, seed, epoch)[start : start + size]
+    found = samples_between(start, start + size, n_samples=n_samples, seed=seed, epoch=epoch)
     while len(found) < size:
         epoch += 1
-        found = np.concatenate((found, order(n_samples, seed, epoch)[: size - len(found)]))
+        more = samples_between(0, size - len(found), n_samples=n_samples, seed=seed, epoch=epoch)
+        found = np.concatenate((found, more))
     return found
 
 

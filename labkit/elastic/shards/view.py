@@ -11,7 +11,7 @@ from labkit.elastic.shards.book import ShardLog
 from labkit.elastic.shards.errors import PoisonShardError
 from labkit.elastic.shards.ledger import prove
 from labkit.elastic.shards.nouns import TOKEN_BITS, Commit, Fate, PendingRange, ShardLease, ShardStatus, Worker
-from labkit.elastic.shards.order import order
+from labkit.elastic.shards.order import samples_between
 from labkit.elastic.shards.plan import ShardPlan
 from labkit.elastic.shards.saved import SavedShards, to_state
 
@@ -36,7 +36,9 @@ class View:
     def indices(self, lease: ShardLease | PendingRange | Commit) -> NDArray[np.int64]:
         """Return the samples of a range, in order; read-only."""
         plan = self.plan
-        return order(plan.n_samples, plan.seed, lease.epoch, plan.shuffle)[lease.start : lease.end]
+        return samples_between(
+            lease.start, lease.end, n_samples=plan.n_samples, seed=plan.seed, epoch=lease.epoch, shuffle=plan.shuffle
+        )
 
     def state(self, *, ledger: bool = False) -> SavedShards:
         """Return the state for a checkpoint; its size is that of the exceptions to the cursor.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any, assert_never
 
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
@@ -228,8 +230,8 @@ class AsyncWorker:
 
     def _repeat_reports(self) -> None:
         """Repeat the reports that a new controller may not have received."""
-        for done in self._leases.reports.values():
-            self._report(done)
+        for done in chain.from_iterable(self._leases.reports.values()):
+            self._report(replace(done, again=True))
         self._leases.asked = False
 
     def _forget(self) -> None:

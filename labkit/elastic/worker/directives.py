@@ -19,6 +19,10 @@ def unlimited() -> bool:
     return False
 
 
+def unweighted() -> None:
+    """Return None: losses are means, without a weight."""
+
+
 class Halted(Exception):  # noqa: N818 - not a failure: training goes on elsewhere
     """Raised in the training loop when its step must be dropped: training goes back to a checkpoint, or ends."""
 

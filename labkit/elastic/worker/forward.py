@@ -8,7 +8,7 @@ import dataclasses
 import random  # noqa: TID251 - users' data may draw from it
 from collections.abc import Mapping, MutableMapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -45,12 +45,15 @@ class SampleLoss:
     ----------
     metrics : dict of float
         Metrics that the loss function returned beside the loss, of the samples that were computed last.
+    weight : float or None
+        Weight of these samples if the loss function returned (sum of losses, weight); None: it returned their mean.
     """
 
     def __init__(self, program: Program, *, device: str, seed: int, precision: str = FLOAT32) -> None:
         self._program, self._device, self._seed, self._precision = program, device, seed, precision
         self._constant = ForwardGuard(program.model)
         self.metrics: dict[str, float] = {}
+        self.weight: float | None = None
 
     def __call__(self, samples: list[int], place: tuple[int, int]) -> Tensor:
         """Return the loss of samples; random numbers in data and model depend on the job's seed and `place` only.
@@ -68,7 +71,7 @@ class SampleLoss:
         with cast(self._device, self._precision):
             found = self._program.loss(self._program.model, batch)
         self._constant.check()
-        loss, self.metrics = parted(found)
+        loss, self.weight, self.metrics = parted(found)
         return checked(loss)
 
 
@@ -81,24 +84,48 @@ def cast(device: str, precision: str) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)
 
 
-def parted(found: Any) -> tuple[Any, dict[str, float]]:
-    """Return loss and metrics of what a loss function returned: a loss, or (loss, metrics by name).
+class LossParts(NamedTuple):
+    """What a loss function returned: a mean, or with `weight` a sum of losses; and metrics by name."""
+
+    loss: Any
+    weight: float | None
+    metrics: dict[str, float]
+
+
+def parted(found: Any) -> LossParts:
+    """Return the parts of a loss: loss, (loss, metrics), (loss_sum, weight), or (loss_sum, weight, metrics).
 
     >>> parted((0.5, {"accuracy": 1}))
-    (0.5, {'accuracy': 1.0})
+    LossParts(loss=0.5, weight=None, metrics={'accuracy': 1.0})
+    >>> parted((6.0, 4)).weight
+    4.0
 
     Raises
     ------
     InputError
-        If a metric has no name, or is not one number.
+        If it is none of these, a metric has no name, or weight or metric are not one number.
     """
-    if not isinstance(found, tuple):
-        return found, {}
-    if len(found) != 2 or not isinstance(found[1], Mapping):
-        raise InputError(f"the loss is a tuple of {len(found)}; expected a loss, or (loss, metrics by name).")
-    if len(found[1]) > MOST_METRICS:
-        raise InputError(f"{len(found[1])} metrics beside the loss; expected {MOST_METRICS} at most.")
-    return found[0], {_named(name): _number(name, value) for name, value in found[1].items()}
+    loss, *rest = found if isinstance(found, tuple) else (found,)
+    metrics = rest.pop() if rest and isinstance(rest[-1], Mapping) else {}
+    if len(rest) > 1:
+        raise InputError(
+            f"the loss is a tuple of {len(found)}; expected a loss, (loss, metrics by name), (sum of losses, weight), "
+            "or (sum of losses, weight, metrics)."
+        )
+    if len(metrics) > MOST_METRICS:
+        raise InputError(f"{len(metrics)} metrics beside the loss; expected {MOST_METRICS} at most.")
+    weight = _weight(rest[0]) if rest else None
+    return LossParts(loss, weight, {_named(name): _number(name, value) for name, value in metrics.items()})
+
+
+def _weight(value: Any) -> float:
+    try:
+        weight = float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError):
+        weight = -1.0
+    if not 0 <= weight < float("inf"):
+        raise InputError(f"the weight beside the loss is {value!r:.80}; expected one number, 0 or more.")
+    return weight
 
 
 def _named(name: Any) -> str:

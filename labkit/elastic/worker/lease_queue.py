@@ -12,7 +12,7 @@ from labkit.elastic.protocol.messages.orders import SampleLease
 from labkit.elastic.protocol.messages.reports import UpdateDone
 
 REPORTS_KEPT = 3
-"""Leases whose last report is kept: without a controller a worker ends the lease that it has and the next one."""
+"""Leases whose reports are kept: without a controller a worker ends the lease that it has and the next one."""
 
 ALONE_LEASES = 0.6
 """Lease times that a worker goes on without a controller. The controller lets a lease expire no earlier than 0.75 lease
@@ -52,7 +52,7 @@ class LeaseQueue:
     asked : bool
         Whether a lease has been requested that has not come.
     reports : dict
-        Last report of each of the latest leases, by token: a new controller may not have received them.
+        Reports of each of the latest leases, by token: a new controller may not have received them.
     """
 
     def __init__(self, *, lease_s: float) -> None:
@@ -60,7 +60,7 @@ class LeaseQueue:
         self._until_s = math.inf  # when it stops without a controller
         self._rests: deque[LeaseRest] = deque()
         self.asked = False
-        self.reports: dict[int, UpdateDone] = {}
+        self.reports: dict[int, list[UpdateDone]] = {}
 
     def clear(self) -> None:
         """Drop all leases: the era is over."""
@@ -117,6 +117,6 @@ class LeaseQueue:
             self._rests.popleft()
             if end < rest.end:
                 self._rests.appendleft(rest._replace(start=end))
-        self.reports[rest.token] = report
+        self.reports.setdefault(rest.token, []).append(report)
         while len(self.reports) > REPORTS_KEPT:
             del self.reports[next(iter(self.reports))]

@@ -69,6 +69,7 @@ class PushPull:
         step: int,
         owners: BlockOwners,
         replicas: StepReplicas,
+        weight: float | None = None,
     ) -> None:
         """Push the gradient sum of some logical shards to the owners of blocks and to their replicas.
 
@@ -84,6 +85,8 @@ class PushPull:
             Era and version that the gradient was computed with.
         owners, replicas
             Servers of each block.
+        weight : float, optional
+            Sum of the weights of these logical shards; None: each loss is a mean.
         """
         fault.at("worker.push")
         offset = node.pack()
@@ -91,7 +94,7 @@ class PushPull:
             if 2 * i == len(blocks):
                 fault.at("worker.push.half")
             first, n = self._extents[block]
-            owner, meta = owners.owner[block], encode(Gradient(owners.moves[block]))
+            owner, meta = owners.owner[block], encode(Gradient(owners.moves[block], weight=weight))
             others = ((name, FrameKind.PUSH_REPLICA) for name in replicas.of(block))
             for name, kind in ((owner, FrameKind.PUSH), *others):
                 self.send(name, kind, gradient[first : first + n], block=block, offset=offset, step=step, meta=meta)

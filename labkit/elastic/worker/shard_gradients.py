@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from labkit.elastic.protocol.messages.reports import (
     ShardMetrics,
 )
 from labkit.elastic.protocol.summation_tree import Node, cover, halves
+from labkit.elastic.worker.directives import unweighted
 from labkit.elastic.worker.flat import FlatModel
 
 LOSSES_KEPT = 512
@@ -42,7 +44,7 @@ class ShardGradients:
         Sends the controller an event with its columns.
     finite : bool
         Whether a loss that is NaN or infinite raises NotFiniteError before its gradient is pushed.
-    keep, metrics_of : callable
+    keep, metrics_of, weight_of : callable
         See `Worker`.
 
     Attributes
@@ -51,6 +53,8 @@ class ShardGradients:
         (N,) float32 by node: sums that have been computed in this step.
     losses : dict of float
         Loss of each logical shard computed in this step.
+    weights : dict of float
+        Weight of each of them, if the loss function returns (sum of losses, weight); else empty.
     metrics : dict of dict
         Metrics beside it, by name, as `encoded`.
     busy : tuple or None
@@ -68,15 +72,17 @@ class ShardGradients:
         finite: bool,
         keep: Callable[[], bool],
         metrics_of: Callable[[], Mapping[str, float]] = dict,
+        weight_of: Callable[[], float | None] = unweighted,
     ) -> None:
         self._flat, self._loss_of, self._n_shards = flat, loss_of, n_shards
         self._check, self._report, self._finite, self._keep = check, report, finite, keep
-        self._metrics_of = metrics_of
+        self._metrics_of, self._weight_of = metrics_of, weight_of
         self.sums: dict[Node, Vector] = {}
         self.losses: dict[int, float] = {}
+        self.weights: dict[int, float] = {}
         self.metrics: dict[int, dict[str, float | str]] = {}
         self.busy: tuple[tuple[int, int], float] | None = None
-        self._reported: deque[tuple[int, list[ShardLoss], list[ShardMetrics]]] = deque(maxlen=LOSSES_KEPT)
+        self._reported: deque[ShardLosses] = deque(maxlen=LOSSES_KEPT)
 
     def missing(self, first: int, last: int) -> list[Node]:
         """Return the nodes that cover the logical shards `first` to before `last` and are in no computed sum."""
@@ -97,20 +103,30 @@ class ShardGradients:
         leaves = range(node.first, node.last)
         losses = [ShardLoss(leaf, encoded(self.losses[leaf])) for leaf in leaves]
         metrics = [ShardMetrics(leaf, self.metrics[leaf]) for leaf in leaves if self.metrics[leaf]]
-        self._reported.append((version, losses, metrics))
-        self._report(ShardLosses(version, losses, metrics=metrics, era=era))
+        weights = [self.weights[leaf] for leaf in leaves if leaf in self.weights]
+        report = ShardLosses(version, losses, metrics=metrics, weights=weights, era=era)
+        self._reported.append(report)
+        self._report(report)
         return found
+
+    def weight(self, node: Node) -> float | None:
+        """Return the sum of the weights of a node's leaves, in the order of the tree; None for plain means."""
+        if node.size == 1:
+            return self.weights.get(node.first)
+        left, right = (self.weight(half) for half in halves(node))
+        return None if left is None or right is None else left + right
 
     def repeat_losses(self) -> None:
         """Report the losses of the last steps again, to a controller that may not have received them."""
-        for version, losses, metrics in list(self._reported):
-            self._report(ShardLosses(version, losses, metrics=metrics, again=True))
+        for report in list(self._reported):
+            self._report(replace(report, again=True, era=None))
 
     def drop(self) -> None:
         """Drop all sums, and reuse their memory; no server reads it any more."""
         self._flat.give_all_back()
         self.sums.clear()
         self.losses.clear()
+        self.weights.clear()
         self.metrics.clear()
 
     def _sum(self, node: Node, version: int, era: int) -> Vector:
@@ -131,6 +147,8 @@ class ShardGradients:
         self.metrics[leaf] = {name: encoded(value) for name, value in self._metrics_of().items()}
         self._flat.gradient(loss, gradient)
         self.losses[leaf] = float(loss.detach())
+        if (weight := self._weight_of()) is not None:
+            self.weights[leaf] = weight
         self.busy = None
         if self._finite:
             self._check_loss(leaf, version, era)

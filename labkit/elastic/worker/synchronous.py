@@ -43,7 +43,7 @@ from labkit.elastic.protocol.messages.reports import (
 from labkit.elastic.protocol.summation_tree import Node
 from labkit.elastic.transport import Channel, Head, Message
 from labkit.elastic.transport.shared_arrays import fetch
-from labkit.elastic.worker.directives import Directives, Extent, Halted, unlimited
+from labkit.elastic.worker.directives import Directives, Extent, Halted, unlimited, unweighted
 from labkit.elastic.worker.flat import FlatModel
 from labkit.elastic.worker.push_pull import PushPull
 from labkit.elastic.worker.replicas import StepReplicas
@@ -76,6 +76,8 @@ class Worker:
         it must be called again.
     metrics_of : callable
         Returns the metrics by name that the loss function returned beside the last loss.
+    weight_of : callable
+        Returns the weight of the last loss, a sum; None: it is a mean.
 
     Attributes
     ----------
@@ -98,6 +100,7 @@ class Worker:
         finite: bool = True,
         keep: Callable[[], bool] = unlimited,
         metrics_of: Callable[[], Mapping[str, float]] = dict,
+        weight_of: Callable[[], float | None] = unweighted,
     ) -> None:
         self.flat, self.extents, self.n_steps = flat, extents, n_steps
         self.version, self.training = 0, False
@@ -106,7 +109,7 @@ class Worker:
         self._servers = PushPull(channel_of, extents=extents, lender=flat.lender)
         self._gradients = ShardGradients(
             flat, loss_of=loss_of, n_shards=n_shards, check=self._check, report=report, finite=finite, keep=keep,
-            metrics_of=metrics_of,
+            metrics_of=metrics_of, weight_of=weight_of,
         )  # fmt: skip
         self._changed = threading.Condition()
         self._orders = Directives()
@@ -346,7 +349,8 @@ class Worker:
 
     def _push(self, node: Node, gradient: Vector, blocks: Sequence[int], version: int) -> None:
         step, owners = at(self._era, version), self._orders.owners
-        self._servers.push_sum(node, gradient, blocks, step=step, owners=owners, replicas=self._replicas)
+        weight = self._gradients.weight(node)
+        self._servers.push_sum(node, gradient, blocks, step=step, owners=owners, replicas=self._replicas, weight=weight)
 
     def _check(self) -> None:
         """Raise Halted if the step in progress must be dropped."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import threading
 from collections.abc import Mapping
 from typing import Final
 
 from labkit.core.errors import InputError, TakenOverError
-from labkit.results.lock import this_process
 from labkit.testbed.agent import fences
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentRefused
@@ -44,8 +45,7 @@ class RunFence:
     def __init__(self, name: str, *, run: str, after: int = 0, take_over: bool = False) -> None:
         self.name, self.run, self.generation, self.taken_by = name, run, 0, ""
         self._after, self._take_over, self._token = after, take_over, secrets.token_hex(8)
-        me = this_process()
-        self._by = f"process {me['pid']} on {me['host']}"
+        self._by = f"process {os.getpid()} on {socket.gethostname()}"
 
     def take(self, agents: Mapping[str, Agent]) -> None:
         """Lead the agents that can be reached: first one of them alone, which decides between two that try at once.

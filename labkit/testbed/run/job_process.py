@@ -24,6 +24,7 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic.errors import JobError
 from labkit.elastic.process.causes import name_of
+from labkit.elastic.proof import OFF
 from labkit.elastic.protocol.blocks import ENOUGH_BLOCKS
 from labkit.testbed.run.job_events import JobResult
 from labkit.testbed.run.job_request import REQUEST, JobRequest
@@ -82,6 +83,8 @@ def start(request: JobRequest, folder: Path) -> Job:
     program = program_of(request, folder)
     lr = request.lr if request.lr is not None or not request.name else models.learning_rate(request.name)
     options: dict[str, Any] = {**request.options, **({} if lr is None else {"lr": lr})}
+    if request.name:  # tests prove the models of the catalogue
+        options["proof"] = OFF
     return elastic.start(
         program.model, program.data, program.loss, steps=request.steps, batch=request.batch, shards=request.shards,
         optimizer=request.optimizer, sync=request.sync, seed=request.seed, save_every=request.save_every,

@@ -112,7 +112,7 @@ class Story:
         return start(
             probe.model(), probe.Data(self.slow, wait_s=self.wait_s, **self.data), probe.loss, steps=self.steps,
             batch=self.batch, shards=probe.SHARDS, optimizer=self.optimizer, lr=probe.RATES[self.optimizer],
-            folder=self.folder, **self.options,
+            folder=self.folder, proof="off", **self.options,
         )  # fmt: skip
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

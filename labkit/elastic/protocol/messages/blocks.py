@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from labkit.elastic.protocol.messages.struct import Count, Struct, Text
+from labkit.elastic.protocol.messages.struct import Count, Number, Struct, Text
 
 
 class MovedBlock(NamedTuple):
@@ -50,10 +50,13 @@ class Gradient(Struct):
         Number of moves of the block that the worker knows of.
     update : int
         Number of the worker's update (asynchronous training).
+    weight : float, optional
+        Sum of the weights of its logical shards; None: a shard's loss is a mean, and all shards count the same.
     """
 
     moves: Count
     update: Count = 0
+    weight: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)

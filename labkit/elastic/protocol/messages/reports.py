@@ -91,6 +91,8 @@ class UpdateDone(MemberReport):
         Seconds of the gradient, and of the update.
     metrics : dict of float or str
         What the loss function returned beside the loss, by name.
+    again : bool
+        Whether it may have been reported before, to a controller that died.
     """
 
     EVENT: ClassVar[str] = "stepped"
@@ -102,15 +104,20 @@ class UpdateDone(MemberReport):
     compute_s: Number
     wait_s: Number
     metrics: Metrics = field(default_factory=dict)
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ShardLosses(MemberReport):
-    """Losses of logical shards of a step; `again`: they may have been reported before."""
+    """Losses of logical shards of a step; `again`: they may have been reported before.
+
+    With `weights`, one for each loss, the losses are sums.
+    """
 
     version: Count
     losses: list[ShardLoss]
     metrics: list[ShardMetrics] = field(default_factory=list)
+    weights: list[Number] = field(default_factory=list)
     again: bool = False
 
 
@@ -364,6 +371,15 @@ class Stuck(MemberReport):
 
 
 @dataclass(frozen=True, slots=True)
+class Raised(MemberReport):
+    """The user's model, data or loss raised an error at a place, as `Stuck` has it; the worker ends."""
+
+    EVENT: ClassVar[str] = "raised"
+    place: tuple[Count, Count]
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
 class OutOfMemory(MemberReport):
     """A member ran out of memory, and ends."""
 
@@ -389,8 +405,8 @@ BlockReport = (
     | BlockCopied | CopyLate | VersionLost | BlockLoads | GradientsReceived
 )  # fmt: skip
 ProcessReport = (
-    StateReported | Connected | ConnectFailed | ConnectionBroken | PeerRefused | LimitsSet | Stuck | OutOfMemory
-    | Failed
+    StateReported | Connected | ConnectFailed | ConnectionBroken | PeerRefused | LimitsSet | Stuck | Raised
+    | OutOfMemory | Failed
 )  # fmt: skip
 Report = WorkerReport | BlockReport | ProcessReport
 

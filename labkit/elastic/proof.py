@@ -1,0 +1,386 @@
+"""The proof at the start of a job: that pickling and sharding change no gradient, computed in a copy of this process.
+
+A forked child is the copy: it has the model, the data and the loss as the user has them, hooks and open files included,
+and whatever it does to them is gone with it. If it crashes or hangs, nothing is proved, and the job says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.errors import InputError
+from labkit.elastic.controller.losses import NotFiniteError
+from labkit.elastic.process.offspring import MARK, end_offspring
+from labkit.elastic.protocol.blocks import trained
+from labkit.elastic.protocol.program import FLOAT32, Program
+from labkit.elastic.shards import samples_of
+from labkit.elastic.worker.constant import ChangedError
+from labkit.elastic.worker.forward import LossParts, SampleLoss, cast, checked, parted, seed_all
+
+if TYPE_CHECKING:
+    from labkit.elastic.protocol.spec import Spec
+
+REFUSE, TELL, OFF = "refuse", "tell", "off"
+"""What `start(proof=...)` does about a difference; off: it does not look."""
+MOST_S: Final = 60.0
+"""Longest time for a proof, in seconds."""
+TOLERANCES: Final = {FLOAT32: 1e-3, "bf16": 5e-2}
+"""Relative difference of gradients that rounding explains, by precision."""
+NOISE: Final = 4.0
+"""Times the difference between two random seeds that a gradient which depends on random numbers may differ."""
+PROOF: Final = "proof/"
+"""Beginning of the mark of processes that a program starts in a copy."""
+NO_FORK: Final = "fork-based multiprocessing"
+"""In torch's error where a process that has used a GPU's threads was forked."""
+
+Gradient = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was found.
+
+    Attributes
+    ----------
+    told : str
+        One line: what was checked, or why nothing was.
+    fault : str
+        What would train another model, in one line; empty: nothing.
+    """
+
+    told: str
+    fault: str = ""
+
+
+def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
+    """Check the program of a job, as it is here and as it was pickled; return one line about what was checked.
+
+    Parameters
+    ----------
+    program : Program
+        As the user gave it.
+    pickled : Path
+        The same, pickled for workers.
+    spec : Spec
+        Of the job.
+    how : str
+        "refuse", "tell" or "off".
+
+    Raises
+    ------
+    InputError
+        If a gradient differs, and `how` is "refuse".
+    """
+    if how == OFF:
+        return "nothing was proved: proof='off'"
+    found = in_a_copy(lambda: _Checks(program, pickled, spec).run(), timeout_s=min(MOST_S, spec.patience_s))
+    if NO_FORK in found.told:
+        with _restored():
+            found = _caught(lambda: _Checks(None, pickled, spec).run())
+    if found.fault and how == REFUSE:
+        raise InputError(found.fault)
+    return f"differs: {found.fault}" if found.fault else found.told
+
+
+class _Checks:
+    """The checks of one program, in the process that may be spoilt.
+
+    Parameters
+    ----------
+    program : Program or None
+        As the user gave it; None: only as it was pickled.
+    pickled, spec
+        See `proved`.
+    """
+
+    def __init__(self, program: Program | None, pickled: Path, spec: Spec) -> None:
+        self._spec, self._given, self._pickled = spec, program, pickled
+        self._n_shards = spec.n_shards if spec.sync else 1
+        self._weight: float | None = None
+        self._noisy = False
+
+    def run(self) -> Proof:
+        """Return what the checks find; the first difference ends them."""
+        import torch
+
+        torch.set_num_threads(1)
+        loaded = Program.read(self._pickled)
+        own = loaded if self._given is None else self._given
+        modes = [(module, module.training) for module in own.model.modules()]
+        own.model.eval()
+        loaded.model.eval()
+        fault = "" if self._given is None else self._pickling(own, loaded)  # first: data may count what it is asked for
+        for module, training in modes:
+            module.training = training
+        fault = fault or self._forward_pass(own)
+        own.model.eval()
+        fault = fault or (self._sharding(own) if self._n_shards > 1 else "")
+        parts = [
+            *(["pickling changes no bit of a gradient"] if self._given is not None else []),
+            self._about_shards(own),
+        ]
+        return Proof(f"proved in evaluation mode: {', '.join(filter(None, parts))}", fault)
+
+    def _about_shards(self, program: Program) -> str:
+        if self._n_shards == 1:
+            return ""
+        n = self._n_shards
+        kind = "sums by weights" if self._loss(program, self._samples(0), 0).weight is not None else "mean"
+        found = f"the {kind} of {n} shards of {self._spec.batch // n} samples has the gradient of their batch"
+        return f"{found}, as far as its random numbers let one see" if self._noisy else found
+
+    def _forward_pass(self, program: Program) -> str:
+        """Return what a forward pass in training mode changes of the model; "" if it changes nothing."""
+        program.train()
+        loss = SampleLoss(program, device="cpu", seed=self._spec.seed, precision=self._spec.precision)
+        try:
+            loss(self._samples(0), (0, 0))
+        except ChangedError as error:
+            return str(error)
+        return ""
+
+    # --- pickling
+
+    def _pickling(self, own: Program, loaded: Program) -> str:
+        """Return how a gradient of the model differs after it was pickled and loaded; "" if no bit does."""
+        before, after = (self._gradients(program, self._samples(0)) for program in (own, loaded))
+        for (name, _), a, b in zip(trained(own.model), before, after, strict=True):
+            if not np.array_equal(a, b, equal_nan=True):
+                return (
+                    f"the gradient of '{name}' is another one after the program was pickled for its workers "
+                    f"(norm {np.linalg.norm(a):.4g} before, {np.linalg.norm(b):.4g} after): what it depends on is lost "
+                    "on the way. Keep it in the model, the data or the loss, as attributes that pickle keeps."
+                )
+        return ""
+
+    # --- sharding
+
+    def _sharding(self, program: Program) -> str:
+        """Return how the batch's gradient differs from that of its shards; "" if it does not.
+
+        Losses of the whole batch are compared, which a forward pass gives, and gradients of two shards; if one of the
+        two differs, gradients of all shards show by how much.
+        """
+        tolerance = TOLERANCES[self._spec.precision]
+        if self._differs(program, 2, tolerance) or self._losses_differ(program, tolerance):
+            return self._told(program)
+        return ""
+
+    def _combined(self, program: Program, n: int) -> tuple[Gradient, Gradient]:
+        """Return the gradients of the first n shards combined as servers do, and that of their union."""
+        rows = [self._whole(program, self._samples(leaf), leaf) for leaf in range(n)]
+        total = float(n) if rows[0][1] is None else sum(weight or 0.0 for _, weight in rows)
+        union, weight = self._whole(program, self._samples(*range(n)), 0)
+        return np.add.reduce([g for g, _ in rows]) / (total or 1.0), union / (1.0 if weight is None else weight or 1.0)
+
+    def _differs(self, program: Program, n: int, tolerance: float) -> bool:
+        shards, union = self._combined(program, n)
+        scale = max(float(np.linalg.norm(each)) for each in (shards, union))
+        return self._is_apart(
+            float(np.linalg.norm(shards - union)), scale, tolerance,
+            lambda: float(np.linalg.norm(self._combined_union(program, n) - union)),
+        )  # fmt: skip
+
+    def _combined_union(self, program: Program, n: int) -> Gradient:
+        """Return the union's gradient with other random numbers."""
+        union, weight = self._whole(program, self._samples(*range(n)), self._n_shards)
+        return union / (1.0 if weight is None else weight or 1.0)
+
+    def _losses_differ(self, program: Program, tolerance: float) -> bool:
+        n = self._n_shards
+        rows = [self._loss(program, self._samples(leaf), leaf) for leaf in range(n)]
+        values = [float(row.loss.detach()) for row in rows]
+        total = float(n) if rows[0].weight is None else sum(row.weight or 0.0 for row in rows)
+        everything = self._samples(*range(n))
+
+        def mean(place: int) -> float:
+            whole = self._loss(program, everything, place)
+            return float(whole.loss.detach()) / (1.0 if whole.weight is None else whole.weight or 1.0)
+
+        union, scale = mean(0), max(map(abs, values)) * n / (total or 1.0)
+        return self._is_apart(abs(sum(values) / (total or 1.0) - union), scale, tolerance, lambda: abs(mean(n) - union))
+
+    def _is_apart(self, difference: float, scale: float, tolerance: float, noise: Callable[[], float]) -> bool:
+        """Return whether a difference is larger than rounding, and what other random numbers would make, explain."""
+        if not math.isfinite(difference):
+            raise NotFiniteError("a loss or a gradient is not finite")
+        if difference <= tolerance * scale:
+            return False
+        self._noisy = difference <= tolerance * scale + NOISE * noise()
+        return not self._noisy
+
+    def _told(self, program: Program) -> str:
+        """Return the difference over the whole batch, in one line."""
+        n, size = self._n_shards, self._spec.batch // self._n_shards
+        shards, union = self._combined(program, n)
+        norms = float(np.linalg.norm(shards)), float(np.linalg.norm(union))
+        cosine = float(shards @ union) / (norms[0] * norms[1] or 1.0)
+        apart = float(np.linalg.norm(shards - union)) / (norms[1] or 1.0)
+        batch_norm = any("BatchNorm" in type(module).__name__ for module in program.model.modules())
+        hint = "; nn.BatchNorm sees one shard: nn.GroupNorm does not depend on it" if batch_norm else ""
+        return (
+            f"the loss is no plain mean over samples: {n} shards of {size} samples together do not have the gradient "
+            f"of their batch (cosine {cosine:.3f}, norms {norms[0]:.4g} and {norms[1]:.4g}, {apart:.2g} of it apart). "
+            "Return (sum of losses, sum of weights) instead of their quotient; where samples are compared with each "
+            f"other, shards=1{hint}."
+        )
+
+    # --- gradients
+
+    def _samples(self, *leaves: int) -> list[int]:
+        spec = self._spec
+        found = [
+            samples_of(0, leaf, n_samples=spec.n_samples, batch=spec.batch, n_shards=self._n_shards, seed=spec.seed)
+            for leaf in leaves
+        ]
+        return [int(i) for part in found for i in part]
+
+    def _loss(self, program: Program, samples: Sequence[int], place: int) -> LossParts:
+        seed_all(hash((self._spec.seed, 0, place)) & 0x7FFFFFFF)
+        batch = program.batch(list(samples))
+        with cast("cpu", self._spec.precision), same_rows():
+            found = parted(program.loss(program.model, batch))
+        return found._replace(loss=checked(found.loss))
+
+    def _gradients(self, program: Program, samples: Sequence[int], place: int = 0) -> list[Any]:
+        """Return the gradient of each parameter for some samples."""
+        import torch
+
+        params = [p for _, p in trained(program.model)]
+        grads = [torch.zeros_like(p) for p in params]
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad
+        found = self._loss(program, samples, place)
+        self._weight = found.weight
+        found.loss.backward()
+        return [grad.numpy() for grad in grads]
+
+    def _whole(self, program: Program, samples: Sequence[int], place: int) -> tuple[Gradient, float | None]:
+        rows = self._gradients(program, samples, place)
+        return np.concatenate([row.ravel() for row in rows]).astype(np.float64), self._weight
+
+
+def same_rows() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which random tensors have equal rows, the same for a shard as for the batch.
+
+    A row is drawn by the number of the call. So noise of a model makes no difference between shards and their union,
+    and what else does is seen.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    uniform = {torch.rand, torch.rand_like}
+    drawing = {torch.randn, torch.randn_like, *uniform}
+
+    class SameRows(TorchFunctionMode):
+        n = 0
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            drawn = function(*args, **(kwargs or {}))
+            if function not in drawing or not drawn.ndim or not drawn.is_floating_point():
+                return drawn
+            self.n += 1
+            row = torch.empty(drawn.shape[1:], dtype=drawn.dtype)
+            draws = row.uniform_ if function in uniform else row.normal_
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                draws(generator=torch.Generator().manual_seed(self.n))
+                return drawn.copy_(row.expand_as(drawn)) if not drawn.requires_grad else drawn
+
+    return SameRows()
+
+
+# --- a copy of this process
+
+
+def in_a_copy(work: Callable[[], Proof], *, timeout_s: float) -> Proof:
+    """Do something in a forked child; its output is dropped, and what it started ends with it."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # other threads of this process may hold locks: then the time runs out
+        pid = os.fork()
+    if not pid:
+        _be_copy(work, writer)
+    os.close(writer)
+    try:
+        raw = _read(reader, timeout_s=timeout_s)
+    finally:
+        os.close(reader)
+        os.kill(pid, signal.SIGKILL)  # it is a child that nobody has waited for
+        end_offspring(pid, f"{PROOF}{pid}")
+        _, status = os.waitpid(pid, 0)
+    if raw is None:
+        return Proof(f"nothing was proved: one step in a copy of this process took more than {timeout_s:g} s")
+    if not raw:
+        return Proof(f"nothing was proved: a copy of this process ended with code {os.waitstatus_to_exitcode(status)}")
+    return Proof(**json.loads(raw))
+
+
+def _be_copy(work: Callable[[], Proof], writer: int) -> None:
+    """Work, send what was found, and end, whatever happens."""
+    try:
+        os.setsid()
+        os.environ[MARK] = f"{PROOF}{os.getpid()}"
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(nothing, number)
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - a notebook's would write to its front end
+        found = _caught(work)
+        data = json.dumps({"told": found.told, "fault": found.fault}).encode()
+        while data:
+            data = data[os.write(writer, data) :]
+    finally:
+        os._exit(0)
+
+
+def _caught(work: Callable[[], Proof]) -> Proof:
+    """Do something; an error of the user's code proves nothing: the worker that meets it tells it with its log."""
+    try:
+        return work()
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return Proof(f"nothing was proved: the program raised {why}")
+
+
+def _read(reader: int, *, timeout_s: float) -> bytes | None:
+    """Return what a child writes until it closes its end; None if that takes too long."""
+    until_s, found = time.monotonic() + timeout_s, b""
+    readable = select.poll()
+    readable.register(reader, select.POLLIN)
+    while readable.poll(max(0.0, until_s - time.monotonic()) * 1000):
+        data = os.read(reader, 1 << 16)
+        if not data:
+            return found
+        found += data
+    return None
+
+
+@contextlib.contextmanager
+def _restored() -> Iterator[None]:
+    """Restore random generators and the number of threads after the block."""
+    import random  # noqa: TID251 - users' data may draw from it
+
+    import torch
+
+    n_threads, kept, drawn = torch.get_num_threads(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(n_threads)
+        random.setstate(kept)
+        np.random.set_state(drawn)  # noqa: NPY002
