@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -106,6 +108,15 @@ def test_the_oracle_knows_the_largest_gang_of_any_job_of_a_kind(first_most):
     placement = scheduler.schedule(session.snapshot())
     workers = (placement.job == 1) & (placement.role == Role.WORKER)
     assert placement.count[workers].sum() > first_most
+
+
+def test_the_oracle_takes_speeds_as_they_are_where_no_function_of_optimus_has_them():
+    jobs = catalogue_jobs([0.0], rng=np.random.default_rng(0), models=["dssm"], max_tasks=4)
+    scheduler = make("optimus", oracle=True)
+    scheduler.begin(SimpleNamespace(jobs=jobs, measure=lambda job, ps, workers: 1.0 + (7 * ps + 3 * workers) % 5))
+    n_ps, n_workers = np.mgrid[1:5, 1:5]
+    believed = scheduler._seconds_per_step(scheduler._fit, np.array([0]))
+    np.testing.assert_allclose(1 / believed[0, 1:, 1:], 1.0 + (7 * n_ps + 3 * n_workers) % 5)
 
 
 def move(speed, w, p, *, look_ahead, worker=(1.0, 1.0), ps=(0.0, 1.0), left=(99.0, 99.0)):
