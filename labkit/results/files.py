@@ -184,7 +184,11 @@ def read_reasons(path: Path) -> list[str]:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(read_plain(path).decode())
+        data = read_plain(path)
+        value = json.loads(data.decode())
+        if b"\\ud" in data.lower():  # half of a pair stands for no letter, and cannot be written again
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except FileNotFoundError:
         raise InputError(f"{path} is missing; the folder is not a whole run.") from None
     except InputError:  # it is no plain file

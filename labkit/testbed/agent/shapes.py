@@ -224,7 +224,7 @@ class HostMeasurement:
 class Leader:
     """Which process drives a run: its generation (0: none), whether it is connected, and its orders so far."""
 
-    generation: Count = 0
+    generation: Annotated[int, Ge(0), Le(1 << 52)] = 0
     token: Text = ""
     by: Text = ""
     there: bool = False

@@ -13,7 +13,8 @@ from labkit.core.errors import InputError, TakenOverError
 from labkit.testbed.agent import fences
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentRefused
-from labkit.testbed.agent.shapes import Leader
+from labkit.testbed.agent.fences import MOST_TEXT
+from labkit.testbed.agent.shapes import Leader, readable
 
 LOOK_S: Final = 0.25
 PATIENCE_S: Final = 10.0
@@ -109,7 +110,7 @@ class RunFence:
                 break
             still = {host: led for host, led in now.items() if led.there}
         if still:
-            by = next(iter(still.values())).by
+            by = readable(next(iter(still.values())).by)[:MOST_TEXT]
             raise InputError(
                 f"run '{self.run}' is driven by {by}, from another copy of its folder; stop that process, or take the "
                 "run from it: --take-over (take_over=True)."
