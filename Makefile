@@ -54,7 +54,7 @@ N ?= 10
 CHAOS := .chaos.jsonl
 chaos: $(ALL)  ## kill, cut and stop what trains, N times each (N=10), fuzz the commands; writes the table of docs/elastic-faults.md
 	rm -f $(CHAOS)
-	LABKIT_CHAOS=$(N) LABKIT_CHAOS_RECORDS=$(CURDIR)/$(CHAOS) $(BIN)/pytest -n 2 tests/elastic/chaos tests/fuzz
+	LABKIT_CHAOS=$(N) LABKIT_CHAOS_RECORDS=$(CURDIR)/$(CHAOS) $(BIN)/pytest -n 2 tests/elastic/chaos tests/fuzz tests/gifts
 	$(BIN)/python -m tests.elastic.chaos.table $(CHAOS) "make chaos N=$(N)"
 
 lab: $(LAB)  ## open JupyterLab
