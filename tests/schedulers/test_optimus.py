@@ -14,6 +14,7 @@ from labkit.experiment import Experiment, every_slot
 from labkit.schedulers import make, optimus
 from labkit.schedulers.marginal_gain import allocate, best_move
 from labkit.simulator import Losses, loss_targets
+from labkit.speed.optimus import PINCH
 from labkit.workloads import catalogue_jobs, with_epoch_error
 from tests.schedulers import dl2
 
@@ -117,6 +118,106 @@ def test_the_oracle_takes_speeds_as_they_are_where_no_function_of_optimus_has_th
     n_ps, n_workers = np.mgrid[1:5, 1:5]
     believed = scheduler._seconds_per_step(scheduler._fit, np.array([0]))
     np.testing.assert_allclose(1 / believed[0, 1:, 1:], 1.0 + (7 * n_ps + 3 * n_workers) % 5)
+
+
+def begun(measure, jobs=None, **options):
+    """Return an Optimus that was given speeds before a run of one kind of job."""
+    jobs = catalogue_jobs([0.0], rng=np.random.default_rng(0), models=["dssm"], max_tasks=4) if jobs is None else jobs
+    scheduler = make("optimus", **options)
+    scheduler.begin(SimpleNamespace(jobs=jobs, measure=measure))
+    return scheduler
+
+
+def test_gangs_of_all_reduce_are_measured_without_servers():
+    jobs = catalogue_jobs([0.0], rng=np.random.default_rng(0), models=["dssm"], max_tasks=4)
+    none = np.zeros(1, np.int32)
+    asked = []
+    begun(
+        lambda job, ps, workers: asked.extend(ps.tolist()) or 1.0 * workers, jobs.with_columns(n_ps=none, max_ps=none)
+    )
+    assert set(asked) == {0}
+
+
+def test_a_gang_that_cannot_be_measured_is_believed_to_stand_still_not_to_need_no_time():
+    scheduler = begun(lambda job, ps, workers: np.where((ps == 1) & (workers == 1), -3.0, 2.0))
+    assert scheduler._fit.failed[0, 1, 1]
+    seconds = scheduler._seconds_per_step(scheduler._fit, np.array([0]))[0, 1:, 1:]
+    assert seconds[0, 0] == pytest.approx(1 / (PINCH * scheduler._fit.table(0).max()))
+    assert np.isfinite(seconds).all()
+
+
+def told(n_losses, *, steps=None, declared=1000.0):
+    """Return a snapshot with one job that reported losses, one each 100 steps or at `steps`."""
+    steps = 100.0 * np.arange(1, n_losses + 1) if steps is None else np.asarray(steps, np.float64)
+    points = np.stack([steps, 1 / (0.01 * steps + 1) + 0.1], axis=1)
+    table = SimpleNamespace(
+        total_steps=np.array([declared]), steps_per_epoch=np.array([100.0]), loss_delta=np.array([0.01])
+    )
+    jobs = SimpleNamespace(number=np.array([0]), steps=np.array([steps[-1]]), remaining_steps=np.array([500.0]))
+    return SimpleNamespace(table=table, jobs=jobs, losses=lambda job: points, n_losses=lambda job: len(points))
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    """The points of each fit of a convergence curve, which says that 900 steps are needed."""
+    seen = []
+    curve = SimpleNamespace(steps_to=lambda **_: 900.0)
+    monkeypatch.setattr(optimus.Convergence, "fit", lambda steps, losses: seen.append(steps) or curve)
+    return seen
+
+
+def test_an_end_is_predicted_from_eight_losses_on_and_again_with_a_fifth_more(fits):
+    scheduler = make("optimus")
+    assert [scheduler._converged_at(told(n), 0) for n in (2, 7, 8, 9, 10)] == [1000, 1000, 900, 900, 900]
+    assert [len(steps) for steps in fits] == [8, 10]
+
+
+def test_losses_reported_at_one_step_count_once(fits):
+    make("optimus")._converged_at(told(10, steps=[1, 2, 2, 3, 4, 5, 6, 7, 8, 8]), 0)
+    assert fits[0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_prediction_is_at_most_four_times_off_the_declaration_and_leaves_an_epoch(fits):
+    scheduler = make("optimus")
+    assert scheduler._converged_at(told(8, declared=100.0), 0) == 400
+    assert scheduler._converged_at(told(10, declared=10_000.0), 0) == 2500
+    assert scheduler._left_steps(told(12, declared=1000.0)).tolist() == [100]  # 1,200 steps done, 900 predicted
+
+
+def test_predictions_of_a_run_before_are_forgotten(fits):
+    scheduler = make("optimus")
+    scheduler._converged_at(told(8), 0)
+    scheduler.begin(SimpleNamespace(jobs=catalogue_jobs([0.0], rng=np.random.default_rng(0)), measure=ones))
+    assert scheduler._converged_at(told(7), 0) == 1000
+
+
+def ones(job, ps, workers):
+    return np.ones(len(workers))
+
+
+def test_a_job_that_stands_still_says_nothing_about_its_gang():
+    scheduler = begun(ones)
+    stands = SimpleNamespace(
+        running=np.array([True]), speed=np.zeros(1), n_ps=np.array([2]), n_workers=np.array([3])
+    )  # fmt: skip
+    scheduler._learn(SimpleNamespace(jobs=stands), scheduler._fit, np.zeros(1, np.int32))
+    assert not scheduler._fit.failed.any()
+
+
+@pytest.mark.parametrize(("held", "least", "most"), [(0, 0, 3), (1, -1, 3), (5, 3, 7)])
+def test_a_move_is_bounded_by_max_move_up_and_down(held, least, most):
+    jobs = catalogue_jobs([0.0], rng=np.random.default_rng(0), models=["dssm"], max_tasks=20)
+    snapshot = SimpleNamespace(
+        table=jobs, jobs=SimpleNamespace(number=np.array([0]), n_workers=np.array([held]), n_ps=np.array([held]))
+    )
+    fewest, largest = make("optimus", max_move=(("dssm", 2, 2),))._bounds(snapshot)
+    assert fewest[:, 0].tolist() == [least, least]
+    assert largest[:, 0].tolist() == [most, most]
+
+
+def test_all_hold_their_gangs_only_if_servers_are_as_requested_too():
+    jobs = np.rec.fromrecords([(2, 2, 1, 2)], names="n_workers,asked_workers,n_ps,asked_ps")
+    assert not optimus._all_have_theirs(SimpleNamespace(n_running=1, jobs=jobs))
 
 
 def move(speed, w, p, *, look_ahead, worker=(1.0, 1.0), ps=(0.0, 1.0), left=(99.0, 99.0)):
