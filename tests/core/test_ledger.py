@@ -180,6 +180,18 @@ def test_gpu_seconds_held_are_all_attained(scene: DecisionScene) -> None:
     np.testing.assert_allclose(attained, gpus * alone_s, rtol=1e-9)
 
 
+def test_servers_with_gpus_hold_them_too() -> None:
+    jobs = Jobs.of(
+        arrival_s=[0], total_steps=[100], duration_s=[60], n_workers=[2], n_ps=[1],
+        worker_demand=[[0.5, 1, 0]], ps_demand=[[1, 1, 0]],
+    )  # fmt: skip
+    cluster = no_network(1)
+    session = Session(Simulator(jobs, cluster, speed=Recorded(jobs, cluster)))
+    while not session.done:
+        session.step(make("fifo").schedule(session.snapshot()))
+    assert session.ledger.attained_gpu_s(np.array([0], np.int32), session.now_s) == pytest.approx([2 * 60])
+
+
 def test_losses_are_noted_at_the_steps_done_when_they_were_reported() -> None:
     """Even if the job's speed changed later within the same batch of events."""
     jobs, cluster = Jobs.of(arrival_s=0, total_steps=1000), no_network(1)

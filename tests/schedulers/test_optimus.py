@@ -128,6 +128,12 @@ def begun(measure, jobs=None, **options):
     return scheduler
 
 
+def test_the_papers_constants_are_the_defaults():
+    """Section 4 of Optimus (Peng et al., EuroSys 2018): 10 sample runs, decisions every 10 min, factor 0.95 when young."""
+    chosen = make("optimus")
+    assert (chosen.gain, chosen.n_pre_runs, chosen.quantum_s, chosen.young_factor) == ("time", 10, 600, 0.95)
+
+
 def test_gangs_of_all_reduce_are_measured_without_servers():
     jobs = catalogue_jobs([0.0], rng=np.random.default_rng(0), models=["dssm"], max_tasks=4)
     none = np.zeros(1, np.int32)
