@@ -129,7 +129,7 @@ def begun(measure, jobs=None, **options):
 
 
 def test_the_papers_constants_are_the_defaults():
-    """Section 4 of Optimus (Peng et al., EuroSys 2018): 10 sample runs, decisions every 10 min, factor 0.95 when young."""
+    """Optimus (Peng et al., EuroSys 2018): 10 sample runs, a decision every 10 min, a factor of 0.95 when young."""
     chosen = make("optimus")
     assert (chosen.gain, chosen.n_pre_runs, chosen.quantum_s, chosen.young_factor) == ("time", 10, 600, 0.95)
 
