@@ -223,7 +223,8 @@ def test_the_command_line_starts_shows_and_ends_it(own_folder):
     finally:
         ended = typed("bed", "down", env=environment)
     assert ended.stdout == "the laptop testbed is down\n"
-    home.rmdir()
+    assert [path.name for path in home.rglob("*") if path.is_file()] == ["trusted"]  # that its inventory is the user's
+    shutil.rmtree(home)
     assert typed("bed", "down", env=environment).stdout == "there is no laptop testbed\n"
     missing = typed("bed", "status", env=environment)
     assert (missing.returncode, "labkit bed up" in missing.stderr) == (2, True)
