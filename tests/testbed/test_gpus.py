@@ -47,13 +47,17 @@ from pathlib import Path
 from labkit.elastic.process import local_launcher as launch, local_members
 from labkit.elastic.protocol.messages.launchers import StartMember
 from labkit.elastic.protocol.sites import Site
+from labkit.elastic.protocol.spec import Spec
 
+home = Path("home")
+home.mkdir()
+Spec((), (), "sgd", {}, batch=1, n_shards=1, n_steps=1).save(home)
 launch.MODULES = local_members.MODULES = ("sits_there", "sits_there")
 socket_0, socket_1 = Site("h/0", "h", devices=("gpu:0", "gpu:1")), Site("h/1", "h", devices=("gpu:2", "gpu:3"))
 
 def spawn(name, role, site):
     try:
-        print(name, processes.spawn(StartMember(name, role, site), Path("home")), flush=True)
+        print(name, processes.spawn(StartMember(name, role, site), home), flush=True)
     except OSError as error:
         print(name, error, flush=True)
 
