@@ -93,7 +93,7 @@ def job(host: Host, heard: Heard) -> Iterator[RemoteJob]:
         run="r", lease_s=9.0, up=defaultdict(lambda: True), agent=lambda _: host,
         fleet=SimpleNamespace(inventory=defaultdict(lambda: None)),
     )  # fmt: skip
-    backups: Any = SimpleNamespace(bring=lambda _, task: "")
+    backups: Any = SimpleNamespace(bring=lambda _, task, tell: "")
     made = RemoteJob(
         0, hosts=hosts, backups=backups, request=lambda home, place: REQUEST, n_steps=99, on_update=heard
     )  # fmt: skip
