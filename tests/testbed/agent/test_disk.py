@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from itertools import pairwise
@@ -43,6 +44,7 @@ def small_disk(folder):
     bridge = Piped([*mounted, sys.executable, "-m", "labkit.testbed.agent.bridge", str(folder)])
     with Agent(bridge, timeout_s=HANG_S) as agent:
         yield agent
+        os.kill(agent.hello.pid, signal.SIGKILL)  # its lock is seen by nobody outside
 
 
 def test_on_a_full_disk_nothing_new_starts_and_what_runs_can_be_watched_and_ended(small_disk):
