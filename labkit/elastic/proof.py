@@ -111,7 +111,6 @@ class _Checks:
     def __init__(self, program: Program | None, pickled: Path, spec: Spec) -> None:
         self._spec, self._given, self._pickled = spec, program, pickled
         self._n_shards = spec.n_shards if spec.sync else 1
-        self._weight: float | None = None
         self._noisy = False
 
     def run(self) -> Proof:
@@ -158,7 +157,7 @@ class _Checks:
 
     def _pickling(self, own: Program, loaded: Program) -> str:
         """Return how a gradient of the model differs after it was pickled and loaded; "" if no bit does."""
-        before, after = (self._gradients(program, self._samples(0)) for program in (own, loaded))
+        before, after = (self._gradients(program, self._samples(0), 0)[0] for program in (own, loaded))
         for (name, _), a, b in zip(trained(own.model), before, after, strict=True):
             if not np.array_equal(a, b, equal_nan=True):
                 return (
@@ -184,36 +183,35 @@ class _Checks:
     def _combined(self, program: Program, n: int) -> tuple[Gradient, Gradient]:
         """Return the gradients of the first n shards combined as servers do, and that of their union."""
         rows = [self._whole(program, self._samples(leaf), leaf) for leaf in range(n)]
-        total = float(n) if rows[0][1] is None else sum(weight or 0.0 for _, weight in rows)
-        union, weight = self._whole(program, self._samples(*range(n)), 0)
-        return np.add.reduce([g for g, _ in rows]) / (total or 1.0), union / (1.0 if weight is None else weight or 1.0)
+        shards: Gradient = np.add.reduce([gradient for gradient, _ in rows]) / divisor([weight for _, weight in rows])
+        return shards, self._of_union(program, n, 0)
+
+    def _of_union(self, program: Program, n: int, place: int) -> Gradient:
+        """Return the gradient of the first n shards' samples at once; another place draws other random numbers."""
+        union, weight = self._whole(program, self._samples(*range(n)), place)
+        return union / divisor([weight])
 
     def _differs(self, program: Program, n: int, tolerance: float) -> bool:
         shards, union = self._combined(program, n)
         scale = max(float(np.linalg.norm(each)) for each in (shards, union))
         return self._is_apart(
             float(np.linalg.norm(shards - union)), scale, tolerance,
-            lambda: float(np.linalg.norm(self._combined_union(program, n) - union)),
+            lambda: float(np.linalg.norm(self._of_union(program, n, self._n_shards) - union)),
         )  # fmt: skip
-
-    def _combined_union(self, program: Program, n: int) -> Gradient:
-        """Return the union's gradient with other random numbers."""
-        union, weight = self._whole(program, self._samples(*range(n)), self._n_shards)
-        return union / (1.0 if weight is None else weight or 1.0)
 
     def _losses_differ(self, program: Program, tolerance: float) -> bool:
         n = self._n_shards
         rows = [self._loss(program, self._samples(leaf), leaf) for leaf in range(n)]
         values = [float(row.loss.detach()) for row in rows]
-        total = float(n) if rows[0].weight is None else sum(row.weight or 0.0 for row in rows)
+        total = divisor([row.weight for row in rows])
         everything = self._samples(*range(n))
 
         def mean(place: int) -> float:
             whole = self._loss(program, everything, place)
-            return float(whole.loss.detach()) / (1.0 if whole.weight is None else whole.weight or 1.0)
+            return float(whole.loss.detach()) / divisor([whole.weight])
 
-        union, scale = mean(0), max(map(abs, values)) * n / (total or 1.0)
-        return self._is_apart(abs(sum(values) / (total or 1.0) - union), scale, tolerance, lambda: abs(mean(n) - union))
+        union, scale = mean(0), max(map(abs, values)) * n / total
+        return self._is_apart(abs(sum(values) / total - union), scale, tolerance, lambda: abs(mean(n) - union))
 
     def _is_apart(self, difference: float, scale: float, tolerance: float, noise: Callable[[], float]) -> bool:
         """Return whether a difference is larger than rounding, and what other random numbers would make, explain."""
@@ -257,8 +255,8 @@ class _Checks:
             found = parted(program.loss(program.model, batch))
         return found._replace(loss=checked(found.loss))
 
-    def _gradients(self, program: Program, samples: Sequence[int], place: int = 0) -> list[Any]:
-        """Return the gradient of each parameter for some samples."""
+    def _gradients(self, program: Program, samples: Sequence[int], place: int) -> tuple[list[Any], float | None]:
+        """Return the gradient of each parameter for some samples, and the weight that the loss returned."""
         import torch
 
         params = [p for _, p in trained(program.model)]
@@ -266,13 +264,21 @@ class _Checks:
         for p, grad in zip(params, grads, strict=True):
             p.grad = grad
         found = self._loss(program, samples, place)
-        self._weight = found.weight
         found.loss.backward()
-        return [grad.numpy() for grad in grads]
+        return [grad.numpy() for grad in grads], found.weight
 
     def _whole(self, program: Program, samples: Sequence[int], place: int) -> tuple[Gradient, float | None]:
-        rows = self._gradients(program, samples, place)
-        return np.concatenate([row.ravel() for row in rows]).astype(np.float64), self._weight
+        rows, weight = self._gradients(program, samples, place)
+        return np.concatenate([row.ravel() for row in rows]).astype(np.float64), weight
+
+
+def divisor(weights: Sequence[float | None]) -> float:
+    """Return what a sum over shards is divided by: the sum of their weights, or their number; 1 where that is 0.
+
+    >>> divisor([None, None]), divisor([2.0, 6.0]), divisor([0.0])
+    (2.0, 8.0, 1.0)
+    """
+    return (float(len(weights)) if weights[0] is None else sum(weight or 0.0 for weight in weights)) or 1.0
 
 
 def same_rows() -> contextlib.AbstractContextManager[Any]:
