@@ -145,12 +145,13 @@ class AgentPool:
 
     def _lead(self, agent: Agent) -> None:
         """Lead an agent that is connected anew; it may know that another process drives the run by now."""
+        if self.fence is None:
+            return
         try:
-            if self.fence is not None:
-                self.fence.lead(agent)
+            self.fence.lead(agent)
         except BaseException as error:
             if isinstance(error, TakenOverError):
-                self.fence.lost(error.by)  # type: ignore[union-attr]
+                self.fence.lost(error.by)
             agent.close()
             raise
 
