@@ -154,6 +154,15 @@ def test_a_job_whose_model_gets_no_memory_ends_with_that_cause() -> None:
         assert caught.value.cause == Cause.OUT_OF_MEMORY
 
 
+def taken(file: Path) -> bool:
+    """Whether this process, and none beside it, removed the file."""
+    try:
+        file.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 class Raises:
     """Samples, one of whose fetches raises an error: the first, or every one with a sample."""
 
@@ -167,8 +176,7 @@ class Raises:
         self.n += 1
         if self.once is None and 5 in indices:
             raise self.error
-        if self.once is not None and self.n > 5 and self.once.exists():
-            self.once.unlink(missing_ok=True)
+        if self.once is not None and self.n > 5 and taken(self.once):
             raise self.error
         return torch.tensor(indices, dtype=torch.float32)[:, None]
 
