@@ -179,11 +179,10 @@ def share_out(
     at : array
         (n_workers + n_ps,) the group of each task, workers first; to be written to.
     """
-    left = free.copy()
-    if _share_by(True, left, for_workers, for_ps, worker, ps, n_workers, n_ps, at):
-        return True
-    left[:] = free
-    return _share_by(False, left, for_workers, for_ps, worker, ps, n_workers, n_ps, at)
+    for spreads in (True, False):
+        if _share_by(spreads, free.copy(), for_workers, for_ps, worker, ps, n_workers, n_ps, at):
+            return True
+    return False
 
 
 @inner

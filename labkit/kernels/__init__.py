@@ -13,6 +13,7 @@ then, in place of seven numbers for each array, which is what most of the time o
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, overload
 
@@ -38,6 +39,16 @@ class _Kernel(CPUDispatcher):
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Return what a call from another kernel resolves to."""
         return super().get_call_template(tuple(map(_plain, args)), {name: _plain(kind) for name, kind in kws.items()})
+
+    def compile(self, sig: Any) -> Any:
+        """Compile it with garbage left to lie, whose collection is a tenth of the time."""
+        if not gc.isenabled():
+            return super().compile(sig)
+        gc.disable()
+        try:
+            return super().compile(sig)
+        finally:
+            gc.enable()
 
 
 def _plain(kind: types.Type) -> types.Type:
