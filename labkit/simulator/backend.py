@@ -153,7 +153,9 @@ class Simulator:
         if n_repairs:
             n, changed = self._repair(placement, changed, n)
         if len(changed) or truth.counts[state.N_OTHERS]:
-            costs = truth.changes.costs(changed, before, placement.repairs) if truth.changes else self._overhead_s
+            costs = self._overhead_s
+            if truth.changes:
+                costs = truth.changes.costs(changed, before, placement.repairs, now_s=truth.now_s)
             n, others = self._begin(changed, n, costs)
         elif n > 1 and not self.speed.local:
             others = truth.retime_all()

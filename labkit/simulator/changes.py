@@ -13,7 +13,7 @@ from labkit.core.book import Book, Records
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Repair, Repairs
 from labkit.core.protocols import ChangeModel
-from labkit.core.resources import Floats, Ints
+from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.running import Running
 from labkit.simulator import state
 
@@ -54,13 +54,17 @@ class Changes:
         self._before: dict[int, JobTasks] = {}
         """With which tasks a job goes on that is rescaled."""
         self._n_new: dict[int, int] = {}
+        self._pools: dict[int, Ints] = {}
+        """On which machines each job has tasks."""
+        self._used_s = np.full(int(model.group_pool.max(initial=-1)) + 1, -np.inf)
+        """When each machine had a task the last time."""
 
     def note(self, jobs: Ints) -> dict[int, JobTasks]:
         """Return the tasks with which some jobs train, before a decision changes them."""
         training = [int(j) for j in jobs if self._truth["phase"][j] in (state.RUNNING, state.RESCALING)]
         return {j: self._before.get(j) or self._held(j) for j in training}
 
-    def costs(self, changed: Ints, before: Mapping[int, JobTasks], repairs: Repairs) -> Floats:
+    def costs(self, changed: Ints, before: Mapping[int, JobTasks], repairs: Repairs, *, now_s: float) -> Floats:
         """Return the seconds of start, restart and rescale of jobs that hold other tasks now or are repaired, (J, 3).
 
         Each task that is replaced is a process that is started.
@@ -75,7 +79,20 @@ class Changes:
                 self._before.pop(j, None)
         if not len(changed):
             return np.zeros((1, 3))
-        return self.model.change_s(changed, n_new=np.array([self._n_new[j] for j in changed.tolist()], np.int32))
+        n_new = np.array([self._n_new[j] for j in changed.tolist()], np.int32)
+        return self.model.change_s(changed, n_new=n_new, cold=self._cold(changed, now_s))
+
+    def _cold(self, changed: Ints, now_s: float) -> Bools:
+        """Return which of the jobs that hold other tasks now have one on a cold machine, (J,)."""
+        for j, mine in list(self._pools.items()):
+            holds = self._book.held["first"][j] >= 0
+            self._used_s[mine] = np.maximum(self._used_s[mine], now_s if holds else self._truth["since_s"][j])
+            if not holds:
+                del self._pools[j]
+        pools = [np.unique(self.model.group_pool[self._held(j).group]) for j in changed.tolist()]
+        idle_s = [float((now_s - self._used_s[mine]).max(initial=0.0)) for mine in pools]
+        self._pools.update(zip(changed.tolist(), pools, strict=True))
+        return np.array(idle_s) > self.model.warm_s
 
     def rates(self, jobs: Ints) -> tuple[Floats, Floats]:
         """Return the speeds of jobs that hold tasks, and the paces of their changes, (J,) each."""

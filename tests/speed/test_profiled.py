@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from labkit.core import Jobs
 from labkit.core.errors import InputError, ProfileError
+from labkit.core.events import Kind
 from labkit.core.protocols import ChangeModel
 from labkit.core.resources import amounts
 from labkit.core.running import Running
@@ -35,6 +36,9 @@ from labkit.speed.profiled import (
 from labkit.speed.profiled.beyond import Beyond
 from labkit.speed.profiled.fits import foreseen, interference, speed_functions
 from labkit.speed.profiled.grid import UpdateGrid
+from labkit.speed.profiled.overheads import Costs
+from labkit.testbed.profiling.alone import ChangeMeasurement
+from labkit.testbed.profiling.measure import overheads
 from labkit.testing.speeds import check_speed_model
 from labkit.topology.inventory import Host
 from labkit.workloads import dl2_jobs
@@ -253,6 +257,56 @@ def test_a_simulation_takes_cluster_speeds_and_overheads_from_a_profile(tmp_path
     plain = simulate(jobs("m"), scheduler="fifo", profile=path, overheads=Overheads())
     assert plain.summary["mean_jct_s"] == pytest.approx(10.0)
     assert simulate(jobs("m"), scheduler="fifo", profile=path, cluster="no_network(3)").cluster.n_machines == 3
+
+
+def starting_s(known: TestbedProfile, *, arrivals: list[float]) -> list[float]:
+    """Return how long each of some jobs takes from its arrival to its first step, where all arrive apart."""
+    these = jobs(*["m"] * len(arrivals)).with_columns(arrival_s=np.array(arrivals))
+    record = simulate(these, scheduler="fifo", profile=known, cluster="no_network(1)")
+    began = record.events[record.events["kind"] == Kind.STARTED]
+    return (began["time_s"] - np.array(arrivals)).tolist()
+
+
+def measured_starts(*seconds: float, kind: str = "start") -> list[ChangeMeasurement]:
+    return [ChangeMeasurement(kind, "m", 2, each) for each in seconds]
+
+
+def test_one_cold_start_among_ten_warm_ones_leaves_the_warm_start_at_the_warm_median() -> None:
+    warm = [1.8, 1.7, 1.9, 1.8, 2.0, 1.6, 1.8, 1.8, 1.9, 5.0]
+    rows = overheads([*measured_starts(17.2, kind="cold_start"), *measured_starts(*warm)])
+    first, later = starting_s(profile(overheads=rows), arrivals=[0.0, 40.0])
+    assert later == pytest.approx(1.8)
+    assert first == pytest.approx(17.2)
+
+
+def test_a_start_is_cold_again_once_the_machine_had_no_task_for_longer_than_its_fork_server_waits() -> None:
+    rows = overheads([*measured_starts(9.0, kind="cold_start"), *measured_starts(2.0)])
+    found = starting_s(profile(overheads=rows, warm_s=30.0), arrivals=[0.0, 40.0, 200.0])
+    assert found == pytest.approx([9.0, 2.0, 9.0])  # the first ended at 19 s, the second at 52 s
+
+
+def test_hosts_of_one_machine_share_what_makes_a_start_warm() -> None:
+    rows = overheads([*measured_starts(9.0, kind="cold_start"), *measured_starts(2.0)])
+    known = profile(overheads=rows, cores=8.0)
+    apart = replace(known, pools=[Pool(name=name, hosts=[name], cores=8.0) for name in ("a", "b")])
+    these = jobs("m", "m", steps=1000).with_columns(
+        arrival_s=np.array([0.0, 20.0]), worker_demand=np.repeat(amounts(gpus=4)[None], 2, axis=0)
+    )
+    for where, second_s in ((known, 2.0), (apart, 9.0)):
+        events = simulate(these, scheduler="fifo", profile=where).events
+        began = events["time_s"][events["kind"] == Kind.STARTED]
+        assert began.tolist() == pytest.approx([9.0, 20.0 + second_s])
+
+
+def test_a_model_whose_cold_start_was_not_measured_takes_the_extra_seconds_of_those_that_were() -> None:
+    rows = [
+        *overheads([*measured_starts(9.0, kind="cold_start"), *measured_starts(2.0)]),
+        Overhead(kind="start", model="other", n_new=2, median_s=3.0, p90_s=3.0),
+    ]
+    assert Costs(rows, "other").cold_s == pytest.approx(7.0)
+    assert Costs(rows[1:], "other").cold_s == 0.0  # an old profile
+    assert Costs(rows[:1], "m").start(2).seconds == pytest.approx(9.0)  # hosts without fork servers
+    assert Costs(rows[:1], "m").cold_s == 0.0
 
 
 def test_a_profile_is_also_a_table_of_speeds_for_what_schedulers_measure_before_a_run(tmp_path: Path) -> None:

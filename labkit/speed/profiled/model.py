@@ -57,6 +57,7 @@ class ProfiledSpeed:
         refuse_samples(jobs, what="a testbed's profile")
         self.jobs, self.cluster, self.profile = jobs, cluster, profile
         self.group_pool, self.pool_cores = profile.pool_of(cluster)
+        self.warm_s = profile.warm_s
         self._kind, kinds = _kinds(jobs)
         self._grids = [
             UpdateGrid.of(
@@ -78,10 +79,14 @@ class ProfiledSpeed:
         gangs = self.alone(running)
         return self.shares(gangs.cores, gangs.weight) / gangs.step_s / self._beyond.slowdown(gangs.cores)
 
-    def change_s(self, jobs: Ints, *, n_new: Ints) -> Floats:
+    def change_s(self, jobs: Ints, *, n_new: Ints, cold: Bools | None = None) -> Floats:
         """Return the seconds of a start, a restart and a rescale with no job beside it, (J, 3)."""
         found = [self._costs_of(job, n) for job, n in zip(jobs.tolist(), n_new.tolist(), strict=True)]
-        return np.array([[cost.seconds for cost in costs] for costs in found]).reshape(-1, 3)
+        seconds = np.array([[cost.seconds for cost in costs] for costs in found]).reshape(-1, 3)
+        if cold is not None:
+            extra_s = np.array([self._costs[model].cold_s for model in self.jobs.model[jobs].tolist()])
+            seconds[:, :2] += (extra_s * cold)[:, None]
+        return seconds
 
     def rates(self, running: Running) -> tuple[Floats, Floats]:
         """Return steps per second of each job, 0 of those that start, and the pace of its change, (J,) each."""

@@ -128,15 +128,17 @@ class Overhead(ProfileRow):
     Attributes
     ----------
     kind : str
-        "start": from the decision to the first step. "restart": the same, from a checkpoint. "rescale": from the
-        decision until the new gang trains; meanwhile the old one goes on. "stop": until it is gone.
+        "start": from the decision to the first step, where each host has a warm fork server. "cold_start": the same,
+        where one has none yet, or no longer. "restart": from a checkpoint. "rescale": from the decision until the new
+        gang trains; meanwhile the old one goes on; "cold_rescale": the same, on a host without a fork server. "stop":
+        until it is gone.
     model : str
     n_new : int
         Processes that it starts beside those of the job itself: workers and servers.
     median_s, p90_s : float
         Of `n` measurements.
     cpu_s : float
-        Processor seconds that it takes beside those of the steps that were made meanwhile, mean.
+        Processor seconds that it takes beside those of the steps that were made meanwhile, median.
     n : int
     """
 
@@ -149,7 +151,7 @@ class Overhead(ProfileRow):
     n: Annotated[int, Ge(1)] = 1
 
 
-KINDS: Final = ("start", "restart", "rescale", "stop")
+KINDS: Final = ("start", "cold_start", "restart", "rescale", "cold_rescale", "stop")
 """Of overheads."""
 
 
@@ -225,6 +227,8 @@ class TestbedProfile(ProfileRow):
         What changes cost, how jobs slow each other, what links carry, and Optimus' speed functions.
     interference : list of float or None
         Coefficients (4,) of slowdown beyond the sharing of cores; see `labkit.speed.interference`.
+    warm_s : float
+        Seconds without processes of jobs after which a host has no fork server any more: the next start is cold.
     made : Provenance
         Where it comes from.
     """
@@ -240,6 +244,7 @@ class TestbedProfile(ProfileRow):
     links: list[LinkMeasurement] = field(default_factory=list)
     functions: list[Fitted] = field(default_factory=list)
     interference: Annotated[list[float], Len(4, 4)] | None = None
+    warm_s: Positive = 60.0
     made: Provenance = field(default_factory=Provenance)
 
     def cluster(self) -> Cluster:

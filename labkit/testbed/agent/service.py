@@ -214,7 +214,7 @@ class Service:
     def _start(self, run: str, request: TaskRequest) -> Any:
         task = self._runs.start(run, request)
         self._log(f"started {run}/{task.name} as {task.pid}")
-        return StartedTask(task.pid, str(self._runs.get(run).folder / task.name))
+        return StartedTask(task.pid, str(self._runs.get(run).folder / task.name), cold=not task.server)
 
     def claim(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Give a running task other GPUs."""

@@ -233,10 +233,11 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class StartedTask:
-    """Process and folder of a task that was started."""
+    """Process and folder of a task that was started; `cold`: without a fork server, which was not there yet."""
 
     pid: Count
     folder: Text
+    cold: bool = False
 
 
 @dataclass(frozen=True, slots=True)

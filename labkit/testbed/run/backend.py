@@ -199,6 +199,11 @@ class SshBackend:
             self._inbox.wait(min([until_s, tick_s, self._next_arrival_s(), *self._run_events.aside.values()]) - now_s)
 
     @property
+    def n_cold_starts(self) -> int:
+        """Processes of jobs that were started on a host without a warm fork server."""
+        return sum(each.n_cold for each in self._deployments)
+
+    @property
     def taken_by(self) -> str:
         """Which process has taken the run over; empty: none."""
         return self._fence.taken_by
