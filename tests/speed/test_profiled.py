@@ -34,7 +34,7 @@ from labkit.speed.profiled import (
     write,
 )
 from labkit.speed.profiled.beyond import Beyond
-from labkit.speed.profiled.fits import foreseen, interference, speed_functions
+from labkit.speed.profiled.fits import foreseen, speed_functions
 from labkit.speed.profiled.grid import UpdateGrid
 from labkit.speed.profiled.overheads import Costs
 from labkit.testbed.profiling.alone import ChangeMeasurement
@@ -196,36 +196,48 @@ def test_sharing_is_foreseen_from_cores_alone() -> None:
 
 
 def test_what_sharing_explains_is_not_counted_twice() -> None:
-    rows = [beside(own, others, 1.0) for own in (0.5, 1.0) for others in (0.2, 0.5, 0.8, 1.0)]
+    rows = [beside(1.0, others, 1.0) for others in (0.2, 0.5, 0.8, 1.0)]
     exact = [replace(row, shared_s=slow) for row, slow in zip(rows, foreseen(rows, cores=1.0), strict=True)]
-    known = profile(beside=exact, interference=interference(exact, cores=1.0), cores=1.0)
-    assert speeds(jobs("m", "m"), known) == pytest.approx([5.0, 5.0], rel=1e-3)
+    assert speeds(jobs("m", "m"), profile(beside=exact, cores=1.0)) == pytest.approx([5.0, 5.0], rel=1e-3)
 
 
-def test_a_slowdown_beyond_sharing_slows_co_located_jobs_and_none_that_is_alone() -> None:
-    rows = [beside(own, others, 1.25) for own in (0.5, 1.0) for others in (0.2, 0.5, 0.8, 1.0)]
-    known = profile(beside=rows, interference=interference(rows, cores=4.0), cores=4.0)
+def crowd(k: int, slowdown: float, *, job: str = "m", **more: Any) -> ColocationSample:
+    """A job beside k others that want a core each."""
+    return replace(beside(1.0, float(k), slowdown), job=job, co_runners=" + ".join("x" * k), **more)
+
+
+def test_k_jobs_slow_each_other_as_the_median_of_what_was_measured_with_k() -> None:
+    rows = [crowd(k, slow) for k, slow in ((1, 1.1), (1, 1.2), (1, 9.0), (2, 1.5), (3, 2.0))]
+    known = profile(beside=rows, cores=64.0)
     assert speeds(jobs("m"), known) == pytest.approx([10.0])
-    assert speeds(jobs("m", "m"), known) == pytest.approx([8.0, 8.0], rel=1e-3)
+    for n, slowdown in ((2, 1.2), (3, 1.5), (4, 2.0), (6, 2.0)):  # beyond what was measured: as the most
+        assert speeds(jobs(*["m"] * n), known) == pytest.approx([10.0 / slowdown] * n)
 
 
-def test_too_few_measurements_fit_nothing() -> None:
-    assert interference([beside(1.0, 1.0, 1.1)], cores=2.0) is None
+def test_between_two_crowds_that_were_measured_the_slowdown_lies_between_theirs() -> None:
+    contention = Beyond.of(profile(beside=[crowd(1, 1.2), crowd(2, 1.5)], cores=64.0)).contention
+    assert contention.at(np.array([0.0, 0.5, 1.5])) == pytest.approx([1.0, 1.1, 1.35])
 
 
-def test_what_was_measured_while_something_else_ran_is_not_believed() -> None:
-    rows = [beside(own, others, 1.25) for own in (0.5, 1.0) for others in (0.2, 0.5, 0.8, 1.0)]
-    assert interference(rows, cores=4.0) is not None
-    assert interference([replace(row, busy_cores=0.5) for row in rows], cores=4.0) is None
+def test_each_model_is_slowed_as_it_was_itself_and_one_that_was_not_measured_as_all_were() -> None:
+    rows = [crowd(1, 1.0, job="calm"), crowd(2, 1.0, job="calm"), crowd(1, 1.5), crowd(2, 2.0)]
+    known = profile(cell(), cell("calm"), cell("new"), beside=rows, cores=64.0)
+    assert speeds(jobs("m", "calm"), known) == pytest.approx([10 / 1.5, 10.0])
+    assert speeds(jobs("m", "new"), known) == pytest.approx([10 / 1.5, 10 / 1.25])
 
 
 def test_what_jobs_did_to_each_other_is_believed_rather_than_what_loads_did() -> None:
-    rows = [beside(own, others, 1.25) for own in (0.5, 1.0) for others in (0.2, 0.5, 0.8, 1.0)]
-    loads = [replace(row, co_runners="load-1", shared_s=3.0) for row in rows]
-    assert interference([*rows, *loads], cores=4.0) == interference(rows, cores=4.0)
-    assert interference([*rows[:7], *loads], cores=4.0) != interference(rows, cores=4.0)
-    assert interference(rows[:3], cores=4.0) == pytest.approx([0, 0, 0, 1.25])  # too few for a fit: their mean
-    assert interference(loads[:3], cores=4.0) is None
+    loads = [replace(beside(1.0, 1.0, 3.0), co_runners="load-1")]
+    assert speeds(jobs("m", "m"), profile(beside=[crowd(1, 1.25), *loads], cores=4.0)) == pytest.approx([8.0] * 2)
+    assert speeds(jobs("m", "m"), profile(beside=loads, cores=4.0)) == pytest.approx([10 / 3] * 2)
+
+
+def test_what_was_measured_while_something_else_ran_counts_only_where_it_always_did() -> None:
+    quiet, busy = crowd(1, 1.25), crowd(1, 3.0, busy_cores=2.0)
+    assert speeds(jobs("m", "m"), profile(beside=[quiet, busy], cores=4.0)) == pytest.approx([8.0] * 2)
+    assert speeds(jobs("m", "m"), profile(beside=[busy], cores=4.0)) == pytest.approx([10 / 3] * 2)
+    crowded = crowd(1, 1.5, busy_cores=1.0)  # three wanted a core each of two: that is what it took
+    assert speeds(jobs("m", "m"), profile(beside=[crowded], cores=2.0)) == pytest.approx([10.0] * 2)
 
 
 def test_starts_in_a_crowd_are_slowed_as_measured_there_and_less_where_fewer_crowd() -> None:

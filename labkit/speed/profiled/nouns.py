@@ -172,7 +172,7 @@ class ColocationSample(ProfileRow):
     alone_s, shared_s : float
         Seconds of an update, or of a change, alone and beside them.
     busy_cores : float
-        Cores that something else kept busy meanwhile; where it is more than `QUIET`, nothing is fitted to this.
+        Cores that something else kept busy meanwhile; where it is more than `QUIET`, the row counts only if all are so.
     """
 
     job: Name
@@ -226,7 +226,7 @@ class TestbedProfile(ProfileRow):
     overheads, beside, links, functions : list
         What changes cost, how jobs slow each other, what links carry, and Optimus' speed functions.
     interference : list of float or None
-        Coefficients (4,) of slowdown beyond the sharing of cores; see `labkit.speed.interference`.
+        Coefficients (4,) in profiles of an older labkit; simulations take slowdowns from `beside`.
     warm_s : float
         Seconds without processes of jobs after which a host has no fork server any more: the next start is cold.
     made : Provenance

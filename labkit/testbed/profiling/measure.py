@@ -12,7 +12,7 @@ import numpy as np
 
 from labkit.core.errors import LabkitError
 from labkit.speed.profiled import ColocationSample, LinkMeasurement, Overhead, Pool, Provenance, TestbedProfile
-from labkit.speed.profiled.fits import interference, speed_functions
+from labkit.speed.profiled.fits import speed_functions
 from labkit.speed.profiled.nouns import QUIET
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.alone import SMALLEST, ChangeMeasurement, Measurements, Say, alone, started, starts
@@ -99,7 +99,6 @@ def measure(
         name=name or inventory.path.stem, hosts=[replace(machine.host, ssh=None) for machine in inventory],
         pools=machines, cells=found.cells, overheads=costs, beside=beside, links=links,
         functions=speed_functions(found.cells, batch=float(how.batch)),
-        interference=interference(beside, cores=machines[0].cores),
     )  # fmt: skip
     return replace(profile, made=_made(command, how, found, machines, took_s=time.monotonic() - began))
 
