@@ -29,6 +29,7 @@ from labkit.speed.profiled import (
     Pool,
     ProfiledSpeed,
     TestbedProfile,
+    YardstickSample,
     max_min,
     read,
     write,
@@ -361,6 +362,22 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     path = write(whole(), tmp_path / "profiles" / "p.json")
     assert read(path) == whole()
     assert [each.name for each in path.parent.iterdir()] == ["p.json"]
+
+
+def test_a_profile_of_an_older_labkit_is_read_and_has_no_yardstick(tmp_path: Path) -> None:
+    path = write(whole(), tmp_path / "p.json")
+    content = json.loads(path.read_text())
+    del content["yardstick"], content["warm_s"]
+    path.write_text(json.dumps(content))
+    old = read(path)
+    assert (old.yardstick, old.warm_s) == ([], 60.0)
+    assert "yardstick" not in simulate(jobs("m"), scheduler="fifo", profile=old).info.config
+
+
+def test_a_simulation_keeps_the_readings_of_its_profile_for_the_runs_that_it_is_compared_with() -> None:
+    read_then = [YardstickSample(host="a", work_s=work_s, busy_cores=1.2) for work_s in (0.01, 0.02, 0.09)]
+    record = simulate(jobs("m"), scheduler="fifo", profile=profile(yardstick=read_then))
+    assert record.info.config["yardstick"] == [["a", 1, 0.02]]
 
 
 def test_every_fault_of_a_file_is_told_at_once(tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ def test_a_profile_of_a_laptop_testbed_says_what_a_simulation_needs(bed: Invento
         (a, b) for a in bed.names for b in bed.names if a != b
     }
     assert [row.model for row in made.functions] == ["dssm"]
+    assert {each.host for each in made.yardstick} == set(bed.names)
     assert made.made.training["width"] == 0.05
     assert len(table(made)) == len(made.cells)
     assert not left_over(bed)

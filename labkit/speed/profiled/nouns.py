@@ -210,6 +210,15 @@ class Fitted(ProfileRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class YardstickSample(ProfileRow):
+    """How fast a host was at a moment: processor seconds of a fixed piece of work, and cores that were busy before."""
+
+    host: Name
+    work_s: Positive
+    busy_cores: Amount = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TestbedProfile(ProfileRow):
     """What was measured on a testbed: all that a simulation of it needs.
 
@@ -229,6 +238,8 @@ class TestbedProfile(ProfileRow):
         Coefficients (4,) in profiles of an older labkit; simulations take slowdowns from `beside`.
     warm_s : float
         Seconds without processes of jobs after which a host has no fork server any more: the next start is cold.
+    yardstick : list of YardstickSample
+        How fast the hosts were meanwhile; none in profiles of an older labkit.
     made : Provenance
         Where it comes from.
     """
@@ -245,6 +256,7 @@ class TestbedProfile(ProfileRow):
     functions: list[Fitted] = field(default_factory=list)
     interference: Annotated[list[float], Len(4, 4)] | None = None
     warm_s: Positive = 60.0
+    yardstick: list[YardstickSample] = field(default_factory=list)
     made: Provenance = field(default_factory=Provenance)
 
     def cluster(self) -> Cluster:

@@ -36,10 +36,12 @@ from labkit.testbed.agent.shapes import (
     HeldGpu,
     Hello,
     HostMeasurement,
+    RenewedLease,
     StartedTask,
 )
 from labkit.testbed.agent.streams import AHEAD, EventStream, Follow, ItemStream, MeasurementStream
 from labkit.testbed.agent.wire import PROTOCOL, Refusal, now_s, wall_s
+from labkit.testbed.agent.yardstick import Yardstick
 
 GRACE_S: Final = 5.0
 DAY_S: Final = 86400.0
@@ -82,6 +84,7 @@ class Service:
         self._failed, self._n_clients = failed, n_clients
         self._sampler = Sampler(loop)
         self.devices = Devices(runs)
+        self.yardstick = Yardstick()
         self._fences = Fences(folder)
         self._meter = Meter(folder, processes=runs.processes, sessions=runs.ender.sessions)
         self._verbs: dict[str, Callable[[ClientRequest, RequestArguments], Any]] = {
@@ -271,7 +274,7 @@ class Service:
         lease_s = arguments.number("lease_s", default=LEASE_S, low=0.0, high=30 * DAY_S)
         arguments.done()
         self._runs.renew(run, lease_s)
-        return {"lease_left_s": lease_s}
+        return RenewedLease(lease_s, list(self.yardstick.readings))
 
     def list(self, _: ClientRequest, arguments: RequestArguments) -> Any:
         """List runs and their tasks."""

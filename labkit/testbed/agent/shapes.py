@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, TypedDict
 
-from annotated_types import Ge, Le, Len, Predicate
+from annotated_types import Ge, Gt, Le, Len, Predicate
 
 from labkit.testbed.agent.wire import NAME
 
@@ -218,6 +218,23 @@ class HostMeasurement:
     gpus: list[GpuUse] = field(default_factory=list)
     gpus_absent: Text = ""
     n_missed: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class YardstickReading:
+    """Processor seconds that a fixed piece of work took at a moment, and cores of the host that were busy before it."""
+
+    boot_s: Number
+    work_s: Annotated[float, Gt(0), Le(1e6)]
+    busy_cores: Annotated[float, Ge(0), Le(1e6)] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RenewedLease:
+    """How long a run may go on without another call, and the last readings of the host's yardstick."""
+
+    lease_left_s: Number = 0.0
+    yardstick: list[YardstickReading] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

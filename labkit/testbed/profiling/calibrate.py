@@ -87,7 +87,7 @@ def calibrated(
     if measured.step_s is None:
         raise HostError(f"{model} cannot be measured: {measured.failed}")
     ratios = ratios_of(profile, measured, found.changes)
-    return scaled(profile, ratios, machines), ratios
+    return replace(scaled(profile, ratios, machines), yardstick=list(stage.readings)), ratios
 
 
 def ratios_of(profile: TestbedProfile, measured: GangMeasurement, changes: list[ChangeMeasurement]) -> Ratios:
