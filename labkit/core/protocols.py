@@ -53,13 +53,10 @@ class ChangeModel(Protocol):
 
     Attributes
     ----------
-    group_pool : array
-        (G,) which device groups are on one machine.
     warm_s : float
         Seconds without tasks after which the next start on a machine is a cold one, as the first is.
     """
 
-    group_pool: Ints
     warm_s: float
 
     def change_s(self, jobs: Ints, *, n_new: Ints, cold: Bools | None = None) -> Floats:

@@ -83,7 +83,7 @@ class Simulator:
         self._overhead_s = np.array([[costs.start_s, costs.restart_s, costs.rescale_s]])
         self._truth = SimulatedTruth(jobs, cluster, speed=speed)
         if overheads is None and not speed.local and isinstance(speed, ChangeModel):
-            self._truth.changes = Changes(speed, self._truth.book, self._truth.records, jobs=jobs)
+            self._truth.changes = Changes(speed, self._truth.book, self._truth.records, jobs=jobs, cluster=cluster)
         self._due = DueDisturbances(
             self._truth, variation=variation, faults=faults, losses=losses, troubles=troubles,
             checkpoint_s=checkpoint_s, measure_every_s=measure_every_s,

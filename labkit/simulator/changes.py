@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from labkit.core.answers import rates_of
 from labkit.core.book import Book, Records
+from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Repair, Repairs
 from labkit.core.protocols import ChangeModel
@@ -47,16 +48,19 @@ class Changes:
         Phases of jobs.
     jobs : Jobs
         Their names.
+    cluster : Cluster
+        The machines.
     """
 
-    def __init__(self, model: ChangeModel, book: Book, truth: Records, *, jobs: Jobs) -> None:
+    def __init__(self, model: ChangeModel, book: Book, truth: Records, *, jobs: Jobs, cluster: Cluster) -> None:
         self.model, self._book, self._truth, self._jobs = model, book, truth, jobs
         self._before: dict[int, JobTasks] = {}
         """With which tasks a job goes on that is rescaled."""
         self._n_new: dict[int, int] = {}
-        self._pools: dict[int, Ints] = {}
+        self._group_machine = cluster.group_machine
+        self._machines: dict[int, Ints] = {}
         """On which machines each job has tasks."""
-        self._used_s = np.full(int(model.group_pool.max(initial=-1)) + 1, -np.inf)
+        self._used_s = np.full(cluster.n_machines, -np.inf)
         """When each machine had a task the last time."""
 
     def note(self, jobs: Ints) -> dict[int, JobTasks]:
@@ -84,14 +88,14 @@ class Changes:
 
     def _cold(self, changed: Ints, now_s: float) -> Bools:
         """Return which of the jobs that hold other tasks now have one on a cold machine, (J,)."""
-        for j, mine in list(self._pools.items()):
+        for j, mine in list(self._machines.items()):
             holds = self._book.held["first"][j] >= 0
             self._used_s[mine] = np.maximum(self._used_s[mine], now_s if holds else self._truth["since_s"][j])
             if not holds:
-                del self._pools[j]
-        pools = [np.unique(self.model.group_pool[self._held(j).group]) for j in changed.tolist()]
-        idle_s = [float((now_s - self._used_s[mine]).max(initial=0.0)) for mine in pools]
-        self._pools.update(zip(changed.tolist(), pools, strict=True))
+                del self._machines[j]
+        machines = [np.unique(self._group_machine[self._held(j).group]) for j in changed.tolist()]
+        idle_s = [float((now_s - self._used_s[mine]).max(initial=0.0)) for mine in machines]
+        self._machines.update(zip(changed.tolist(), machines, strict=True))
         return np.array(idle_s) > self.model.warm_s
 
     def rates(self, jobs: Ints) -> tuple[Floats, Floats]:

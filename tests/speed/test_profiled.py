@@ -298,17 +298,13 @@ def test_a_start_is_cold_again_once_the_machine_had_no_task_for_longer_than_its_
     assert found == pytest.approx([9.0, 2.0, 9.0])  # the first ended at 19 s, the second at 52 s
 
 
-def test_hosts_of_one_machine_share_what_makes_a_start_warm() -> None:
+def test_each_host_has_a_fork_server_of_its_own_also_where_several_are_one_machine() -> None:
     rows = overheads([*measured_starts(9.0, kind="cold_start"), *measured_starts(2.0)])
-    known = profile(overheads=rows, cores=8.0)
-    apart = replace(known, pools=[Pool(name=name, hosts=[name], cores=8.0) for name in ("a", "b")])
-    these = jobs("m", "m", steps=1000).with_columns(
-        arrival_s=np.array([0.0, 20.0]), worker_demand=np.repeat(amounts(gpus=4)[None], 2, axis=0)
-    )
-    for where, second_s in ((known, 2.0), (apart, 9.0)):
-        events = simulate(these, scheduler="fifo", profile=where).events
-        began = events["time_s"][events["kind"] == Kind.STARTED]
-        assert began.tolist() == pytest.approx([9.0, 20.0 + second_s])
+    demand = np.repeat(amounts(gpus=4)[None], 3, axis=0)  # each fills a host
+    these = jobs("m", "m", "m", steps=1000).with_columns(arrival_s=np.array([0.0, 20.0, 150.0]), worker_demand=demand)
+    events = simulate(these, scheduler="fifo", profile=profile(overheads=rows, cores=8.0)).events
+    began = events["time_s"][events["kind"] == Kind.STARTED]
+    assert began.tolist() == pytest.approx([9.0, 29.0, 152.0])  # the third is on a host that a job has just left
 
 
 def test_a_model_whose_cold_start_was_not_measured_takes_the_extra_seconds_of_those_that_were() -> None:

@@ -181,7 +181,7 @@ def short(value: float) -> float:
 def started(
     stage: ProfilingSession, number: int, gang: GangShape, found: Measurements, *, pace: GangPace | None = None
 ) -> MeasuredJob:
-    """Start a job of a kind, and measure its start, cold or warm; `pace`: that of its gang, if it was measured.
+    """Start a job of a kind, and measure its start, a warm one only if the pace of its gang was measured before.
 
     Raises
     ------
@@ -196,8 +196,24 @@ def started(
     step_s = pace.step_s if pace else float(np.median(np.diff(times[SETTLE:])))
     used_s = _extra_cpu_s(trainee, before, 0, pace, pace) if pace else 0.0
     took_s += warm_up_s(trainee, step_s)
-    found.changes.append(ChangeMeasurement(kind, stage.kinds[number].model, n_new, took_s, used_s))
+    if pace or kind == "cold_start":
+        found.changes.append(ChangeMeasurement(kind, stage.kinds[number].model, n_new, took_s, used_s))
     return trainee
+
+
+def warm_up(stage: ProfilingSession, found: Measurements, *, number: int) -> None:
+    """Start and stop a job on all hosts, so that later jobs find files and fork servers in memory.
+
+    Its start is the cold one, if the first host has no fork server yet.
+    """
+    n = stage.cluster.n_machines
+    try:
+        trainee = started(stage, number, SMALLEST, found)
+        if n > 1:
+            trainee.place(place_of(GangShape(1, n, n), stage.cluster))
+        trainee.stop()
+    except (LabkitError, OSError) as error:
+        found.notes.append(f"warm-up: {error}")
 
 
 def starts(stage: ProfilingSession, numbers: Iterable[int], first: int, found: Measurements) -> None:

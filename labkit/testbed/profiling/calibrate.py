@@ -11,11 +11,10 @@ from labkit.speed.profiled import Pool, TestbedProfile
 from labkit.speed.profiled.nouns import QUIET, Fitted, GangMeasurement, Overhead
 from labkit.testbed.errors import HostError
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.profiling.alone import SMALLEST, ChangeMeasurement, Measurements, alone, starts
+from labkit.testbed.profiling.alone import ChangeMeasurement, Measurements, alone, starts, warm_up
 from labkit.testbed.profiling.cores import pools
-from labkit.testbed.profiling.gangs import MeasuredKind, place_of
+from labkit.testbed.profiling.gangs import MeasuredKind
 from labkit.testbed.profiling.stage import ProfilingSession
-from labkit.testbed.profiling.trainee import MeasuredJob
 from labkit.testbed.run.training import TrainingTable
 
 LEAST_S: Final = 5.0
@@ -56,7 +55,7 @@ def calibrated(
 ) -> tuple[TestbedProfile, Ratios]:
     """Return a profile scaled to a testbed on which one job was measured, and the ratios.
 
-    That takes about 20 seconds: cores, a start that warms files up, three whose median counts, five seconds of updates.
+    About 20 seconds: cores, a start that warms all hosts, three whose median counts, five seconds of updates.
 
     Parameters
     ----------
@@ -77,9 +76,7 @@ def calibrated(
     kind, found = MeasuredKind(model, True, 1, 1), Measurements()
     with ProfilingSession(inventory, [kind] * 4, training=training or TrainingTable()) as stage:
         machines = pools(stage)
-        warm = MeasuredJob(stage, 1)
-        warm.place(place_of(SMALLEST, stage.cluster))
-        warm.stop()
+        warm_up(stage, found, number=1)
         with alone(stage, 0, found, lambda _: None, least_s=LEAST_S):
             pass
         starts(stage, (2, 3), 0, found)

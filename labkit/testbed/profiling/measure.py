@@ -15,11 +15,11 @@ from labkit.speed.profiled import ColocationSample, LinkMeasurement, Overhead, P
 from labkit.speed.profiled.fits import speed_functions
 from labkit.speed.profiled.nouns import QUIET
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.profiling.alone import SMALLEST, ChangeMeasurement, Measurements, Say, alone, started, starts
+from labkit.testbed.profiling.alone import ChangeMeasurement, Measurements, Say, alone, starts, warm_up
 from labkit.testbed.profiling.beside import beside_load
 from labkit.testbed.profiling.cores import pools
 from labkit.testbed.profiling.crowd import SIZE, crowd
-from labkit.testbed.profiling.gangs import GangShape, MeasuredKind, place_of, walk
+from labkit.testbed.profiling.gangs import MeasuredKind, walk
 from labkit.testbed.profiling.links import measure as measure_links
 from labkit.testbed.profiling.stage import ProfilingSession
 from labkit.testbed.run.training import TrainingTable
@@ -82,10 +82,12 @@ def measure(
     extra = [listed[i % len(listed)] for i in range(n_crowd)]
     total(sum(len(walk(kind, cluster)) + len(loads) for kind in listed) + len(extra) + 3)
     again = [kind for kind in listed for _ in range(STARTS - 1)]
-    with ProfilingSession(inventory, [*listed, *extra, *again, listed[0]], training=how) as stage:
+    with ProfilingSession(inventory, [*listed, *extra, *again, listed[0], listed[0]], training=how) as stage:
         machines = pools(stage)
         say("cores")
-        _warm_up(stage, found, number=len(stage.kinds) - 1)
+        warm_up(stage, found, number=len(stage.kinds) - 1)
+        if not any(change.kind == "cold_start" for change in found.changes):
+            found.notes.append("no cold start was measured: the hosts had fork servers; cold starts count as warm ones")
         say("warm-up")
         beside = _jobs(stage, found, n_kinds=len(listed), loads=tuple(loads), say=say)
         for i in range(len(listed)):
@@ -94,6 +96,7 @@ def measure(
         links = _links(stage, found)
         say("links")
         costs = overheads(found.changes)
+        warm_up(stage, found, number=len(stage.kinds) - 2)  # hosts that had no job for a while are cold again
         beside += crowd(stage, found, costs, n_kinds=len(listed), n_crowd=n_crowd, say=say)
     profile = TestbedProfile(
         name=name or inventory.path.stem, hosts=[replace(machine.host, ssh=None) for machine in inventory],
@@ -101,20 +104,6 @@ def measure(
         functions=speed_functions(found.cells, batch=float(how.batch)), yardstick=list(stage.readings),
     )  # fmt: skip
     return replace(profile, made=_made(command, how, found, machines, took_s=time.monotonic() - began))
-
-
-def _warm_up(stage: ProfilingSession, found: Measurements, *, number: int) -> None:
-    """Start and stop a job on all hosts, so that later jobs find files in memory; its start is the cold one."""
-    n = stage.cluster.n_machines
-    try:
-        trainee = started(stage, number, SMALLEST, found)
-        if n > 1:
-            trainee.place(place_of(GangShape(1, n, n), stage.cluster))
-        trainee.stop()
-    except (LabkitError, OSError) as error:
-        found.notes.append(f"warm-up: {error}")
-    if not any(change.kind == "cold_start" for change in found.changes):
-        found.notes.append("no cold start was measured: the hosts had warm fork servers; cold starts count as warm")
 
 
 def _jobs(
