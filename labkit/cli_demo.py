@@ -49,13 +49,14 @@ def show(twins: Twins) -> None:
     from labkit.cli_table import say
     from labkit.cli_table import show as print_table
     from labkit.results import fidelity_summary
+    from labkit.results.drift import without_drift
 
     print_table(table_of(twins))
     means = fidelity_summary(twins.real, twins.simulated)
     if means["n_jobs"]:
         real_s, simulated_s = means["real_mean_jct_s"], means["simulated_mean_jct_s"]
-        far = f"{abs(real_s / simulated_s - 1):.1%} {'more' if real_s > simulated_s else 'less'}"
-        say(f"The mean JCT was {real_s:.1f} s: {far} than simulated ({simulated_s:.1f} s). {twins.rests_on}")
+        said = f"gap {means['gap_percent']:+.1f} % to the simulated {simulated_s:.1f} s; {without_drift(means)}"
+        say(f"The mean JCT was {real_s:.1f} s: {said}. {twins.rests_on}")
 
 
 def table_of(twins: Twins) -> Table:

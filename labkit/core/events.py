@@ -79,6 +79,9 @@ class Kind(IntEnum):
     `Repair`. A job that trains is rescaled with it."""
     EXPLAINED = 22
     """Why a decision changed a job; value: the number of its text in the run's list of reasons."""
+    YARDSTICK = 23
+    """How fast a machine is at the moment; value: processor seconds of a fixed piece of work; `cpus`: cores of the
+    machine that were busy before it."""
 
 
 NEWS: Final = (Kind.ARRIVED, Kind.COMPLETED, Kind.FAILED, Kind.LEFT, Kind.JOINED, Kind.DROPPED)

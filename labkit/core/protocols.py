@@ -50,10 +50,20 @@ class ChangeModel(Protocol):
     """A speed model that is not local and knows what starts and rescales take, and how they slow others down.
 
     With one, a job that is rescaled goes on with its old tasks until the new ones are ready.
+
+    Attributes
+    ----------
+    warm_s : float
+        Seconds without tasks after which the next start on a machine is a cold one, as the first is.
     """
 
-    def change_s(self, jobs: Ints, *, n_new: Ints) -> Floats:
-        """Return the seconds that a start, a restart and a rescale take with no job beside it, (J, 3)."""
+    warm_s: float
+
+    def change_s(self, jobs: Ints, *, n_new: Ints, cold: Bools | None = None) -> Floats:
+        """Return the seconds that a start, a restart and a rescale take with no job beside it, (J, 3).
+
+        `cold`: (J,) which jobs have a task on a machine that is cold.
+        """
         ...
 
     def rates(self, running: Running) -> tuple[Floats, Floats]:

@@ -16,7 +16,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.history import FILE
-from labkit.experiment.opener import ASKED, LEASE_S, Begun, Preflight, name_on_hosts
+from labkit.experiment.opener import ASKED, LEASE_S, Begun, Preflight, name_on_hosts, tell_end
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.session import Observer
 from labkit.experiment.time_limit import TimeLimitError, checked_limit, limited
@@ -311,7 +311,7 @@ def _run(
             writer.append(batch[known:])
 
     with ExitStack() as stack:
-        stack.callback(lambda: writer.tell(dropped=dict(backend.dropped)))
+        stack.callback(lambda: tell_end(writer, backend))
         watchers = [write, *observers]
         if progress:
             watchers.append(stack.enter_context(ProgressBar(name, total=len(experiment.jobs))))

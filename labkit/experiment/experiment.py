@@ -53,6 +53,7 @@ from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import asked_speed, declared
 from labkit.kernels.watching import watched
 from labkit.results.bound import BOUND, FASTER
+from labkit.results.drift import REFERENCE, reference
 from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
 from labkit.results.record import LOAD, RunInfo, RunRecord, RunState
 from labkit.results.store import RunWriter
@@ -274,6 +275,8 @@ class Experiment:
         told = {name: plain(part) for name, part in parts.items() if part is not None}
         if prices := Traits.of(scheduler).pays or self.prices:
             told["prices"] = dict(prices)
+        if profile is not None and profile.yardstick:
+            told[REFERENCE] = reference(profile.yardstick)
         return told | {"speed": type(self.speed).__name__, "speeds": self.speeds}
 
     @cached_property

@@ -13,9 +13,10 @@ from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.experiment.cadence import Cadence
 from labkit.experiment.deployed import named_in
 from labkit.experiment.experiment import Experiment
+from labkit.experiment.profiled import without_cold_starts
 from labkit.experiment.speeds import speed_model
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity, refuse_others
-from labkit.results.record import RunRecord
+from labkit.results.record import COLD_STARTS, RunRecord
 from labkit.results.store import load
 from labkit.schedulers import named
 
@@ -185,6 +186,8 @@ def predict(
         raise InputError("no profile is given; labkit profile measures one, e.g. profile='profiles/laptop.json'.")
     given: dict[str, Any] = {"seed": real.info.seed, "cadence": _cadence(real), "cluster": real.cluster, **options}
     made = named_in(real) if scheduler is None else scheduler
+    if profile is not None and real.info.config.get(COLD_STARTS) == 0:
+        profile = without_cold_starts(profile)
     with typed():  # options are not the record's
         experiment = Experiment.of(real.jobs, profile=profile, **given)
         if "believed" not in options and (believed := _believed(real, experiment.speed)) is not None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit.core.events import Events, Kind
 from labkit.core.placement import Placement
-from labkit.experiment.opener import Preflight
+from labkit.experiment.opener import Preflight, tell_end
 from labkit.results.record import RunState
 from labkit.results.store import RunWriter
 
@@ -81,7 +81,8 @@ class OnMachines:
         if self._backend is not None:
             self._backend.close()
         if self._writer is not None:
-            self._writer.tell(dropped=dict(self._backend.dropped) if self._backend else {})
+            if self._backend is not None:
+                tell_end(self._writer, self._backend)
             if self._backend is not None and self._backend.taken_by:
                 self._writer.taken_over(self._backend.taken_by)
             else:

@@ -17,7 +17,7 @@ from labkit.core.protocols import Scheduler
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.fitting import refuse_unfit
 from labkit.experiment.history import FILE, kept
-from labkit.results.record import RunInfo
+from labkit.results.record import COLD_STARTS, RunInfo
 from labkit.results.store import RunWriter, refuse_taken
 from labkit.schedulers import named
 
@@ -186,6 +186,13 @@ def _rehearse(experiment: Experiment, scheduler: Scheduler) -> None:
 def name_on_hosts(info: RunInfo) -> str:
     """Return the name of a run on the hosts: several notebooks may use one testbed."""
     return f"{info.run[:50]}-{secrets.token_hex(4)}"
+
+
+def tell_end(writer: RunWriter, backend: SshBackend) -> None:
+    """Note which jobs were given up, and how many processes were started cold, for `run.json`."""
+    config = writer.info.config
+    n_cold = config.get(COLD_STARTS, 0) + backend.n_cold_starts
+    writer.tell(dropped=dict(backend.dropped), config={**config, COLD_STARTS: n_cold})
 
 
 def _refuse_leases(scheduler: Scheduler, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,12 @@ def profiled(
     if isinstance(made, ChangeModel):  # it knows what starts and rescales take beside others
         return there, made, dict(options)
     return there, made, {**options, "overheads": options.get("overheads") or overheads(known)}
+
+
+def without_cold_starts(profile: TestbedProfile | str | Path) -> TestbedProfile:
+    """Return a profile for a run whose hosts were warm when it began, and stayed so."""
+    known = profile if isinstance(profile, TestbedProfile) else read(profile)
+    return replace(known, overheads=[row for row in known.overheads if row.kind != "cold_start"])
 
 
 def interference_of(speed: SpeedModel) -> Level | None:

@@ -14,6 +14,7 @@ from labkit.plots.fidelity import plot_explained, plot_fidelity, plot_gantts
 from labkit.plots.page import Card, Section
 from labkit.plots.theme import FONT, INK, LINE, MUTED, human_s
 from labkit.results import RunRecord, explained, fidelity_summary, gap_parts, job_fidelity, lanes
+from labkit.results.drift import without_drift
 
 GOAL_PERCENT: Final = 8.0
 """Gavel's simulator was within this of its cluster."""
@@ -50,7 +51,7 @@ def cards(real: RunRecord, predicted: RunRecord) -> list[Card]:
     jct = f"{human_s(said['real_mean_jct_s'])} real, {human_s(said['simulated_mean_jct_s'])} simulated"
     span = f"{human_s(said['real_makespan_s'])} real, {human_s(said['simulated_makespan_s'])} simulated"
     return [
-        Card("Gap of mean JCT", _percent(said["gap_percent"]), jct),
+        Card("Gap of mean JCT", _percent(said["gap_percent"]), f"{jct}; {without_drift(said)}"),
         Card("Gap of makespan", _percent(said["makespan_gap_percent"]), span),
         Card("Mean error per job", f"{said['mean_abs_error_percent']:.1f} %", _order(said["order"])),
     ]
@@ -92,7 +93,8 @@ def _lead(said: Mapping[str, float]) -> str:
     return (
         f"{said['n_jobs']:.0f} jobs{left_out}: mean JCT {said['real_mean_jct_s']:,.1f} s real, "
         f"{said['simulated_mean_jct_s']:,.1f} s simulated, gap {_percent(said['gap_percent'])} ({within} "
-        f"{GOAL_PERCENT:g} %); makespan {said['real_makespan_s']:,.1f} s and {said['simulated_makespan_s']:,.1f} s, "
+        f"{GOAL_PERCENT:g} %); {without_drift(said)}; "
+        f"makespan {said['real_makespan_s']:,.1f} s and {said['simulated_makespan_s']:,.1f} s, "
         f"gap {_percent(said['makespan_gap_percent'])}; mean error per job {said['mean_abs_error_percent']:.1f} %; "
         f"{_order(said['order'])}"
     )

@@ -14,6 +14,7 @@ import numpy as np
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
+from labkit.results.drift import Drift
 from labkit.results.record import RunRecord
 from labkit.results.stretches import Doing, stretches
 
@@ -142,7 +143,9 @@ def fidelity_summary(real: RunRecord, predicted: RunRecord) -> dict[str, float]:
     dict
         n_jobs (compared), n_left_out; real_mean_jct_s, simulated_mean_jct_s, gap_percent ((real - simulated) / real);
         real_makespan_s, simulated_makespan_s, makespan_gap_percent; mean_abs_error_percent (mean over jobs of
-        |gap| / real JCT); order (Spearman's correlation of the two orders of JCTs; NaN with fewer than two jobs).
+        |gap| / real JCT); order (Spearman's correlation of the two orders of JCTs; NaN with fewer than two jobs);
+        drift_percent (how much slower the machines were than when the profile was measured, mean over the JCTs) and
+        gap_without_drift_percent (the gap with that divided out); NaN where the run or the profile has no yardstick.
     """
     table = job_fidelity(real, predicted)
     means = {name: float(table[f"{name}_jct_s"].mean()) if len(table) else np.nan for name in ("real", "simulated")}
@@ -158,6 +161,21 @@ def fidelity_summary(real: RunRecord, predicted: RunRecord) -> dict[str, float]:
         "makespan_gap_percent": _percent(spans["real"], spans["simulated"]),
         "mean_abs_error_percent": 100 * float(table["error"].abs().mean()) if len(table) else np.nan,
         "order": _order(table["real_jct_s"].to_numpy(), table["simulated_jct_s"].to_numpy()),
+        **_without_drift(real, predicted, table),
+    }
+
+
+def _without_drift(real: RunRecord, predicted: RunRecord, table: pd.DataFrame) -> dict[str, float]:
+    """Return the drift of the machines, and the gap between the mean JCTs with it divided out, in percent."""
+    drift = Drift.of(real, predicted)
+    if drift is None or not len(table):
+        return {"drift_percent": np.nan, "gap_without_drift_percent": np.nan}
+    lives = real.table.set_index("job").loc[table["job"]]
+    arrival_s, end_s = lives["arrival_s"].to_numpy(), lives["completion_s"].to_numpy()
+    jct_s = float((drift.machine_s(end_s) - drift.machine_s(arrival_s)).mean())
+    return {
+        "drift_percent": 100 * (float((end_s - arrival_s).mean()) / jct_s - 1),
+        "gap_without_drift_percent": _percent(jct_s, float(table["simulated_jct_s"].mean())),
     }
 
 

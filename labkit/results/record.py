@@ -78,6 +78,8 @@ class RunInfo:
 
 TAKEN_BY: Final = "taken_over_by"
 """In the configuration of a run that another process drives from another copy of its folder: which one."""
+COLD_STARTS: Final = "cold_starts"
+"""In the configuration of a run on machines: processes of jobs that were started on a host without a fork server."""
 LOAD: Final = "load"
 """In the configuration of a run whose jobs arrive faster or slower than in the trace: how many times as fast."""
 

@@ -83,7 +83,7 @@ class Simulator:
         self._overhead_s = np.array([[costs.start_s, costs.restart_s, costs.rescale_s]])
         self._truth = SimulatedTruth(jobs, cluster, speed=speed)
         if overheads is None and not speed.local and isinstance(speed, ChangeModel):
-            self._truth.changes = Changes(speed, self._truth.book, self._truth.records, jobs=jobs)
+            self._truth.changes = Changes(speed, self._truth.book, self._truth.records, jobs=jobs, cluster=cluster)
         self._due = DueDisturbances(
             self._truth, variation=variation, faults=faults, losses=losses, troubles=troubles,
             checkpoint_s=checkpoint_s, measure_every_s=measure_every_s,
@@ -153,7 +153,9 @@ class Simulator:
         if n_repairs:
             n, changed = self._repair(placement, changed, n)
         if len(changed) or truth.counts[state.N_OTHERS]:
-            costs = truth.changes.costs(changed, before, placement.repairs) if truth.changes else self._overhead_s
+            costs = self._overhead_s
+            if truth.changes:
+                costs = truth.changes.costs(changed, before, placement.repairs, now_s=truth.now_s)
             n, others = self._begin(changed, n, costs)
         elif n > 1 and not self.speed.local:
             others = truth.retime_all()

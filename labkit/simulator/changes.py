@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from labkit.core.answers import rates_of
 from labkit.core.book import Book, Records
+from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Repair, Repairs
 from labkit.core.protocols import ChangeModel
-from labkit.core.resources import Floats, Ints
+from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.running import Running
 from labkit.simulator import state
 
@@ -47,20 +48,27 @@ class Changes:
         Phases of jobs.
     jobs : Jobs
         Their names.
+    cluster : Cluster
+        The machines.
     """
 
-    def __init__(self, model: ChangeModel, book: Book, truth: Records, *, jobs: Jobs) -> None:
+    def __init__(self, model: ChangeModel, book: Book, truth: Records, *, jobs: Jobs, cluster: Cluster) -> None:
         self.model, self._book, self._truth, self._jobs = model, book, truth, jobs
         self._before: dict[int, JobTasks] = {}
         """With which tasks a job goes on that is rescaled."""
         self._n_new: dict[int, int] = {}
+        self._group_machine = cluster.group_machine
+        self._machines: dict[int, Ints] = {}
+        """On which machines each job has tasks."""
+        self._used_s = np.full(cluster.n_machines, -np.inf)
+        """When each machine had a task the last time."""
 
     def note(self, jobs: Ints) -> dict[int, JobTasks]:
         """Return the tasks with which some jobs train, before a decision changes them."""
         training = [int(j) for j in jobs if self._truth["phase"][j] in (state.RUNNING, state.RESCALING)]
         return {j: self._before.get(j) or self._held(j) for j in training}
 
-    def costs(self, changed: Ints, before: Mapping[int, JobTasks], repairs: Repairs) -> Floats:
+    def costs(self, changed: Ints, before: Mapping[int, JobTasks], repairs: Repairs, *, now_s: float) -> Floats:
         """Return the seconds of start, restart and rescale of jobs that hold other tasks now or are repaired, (J, 3).
 
         Each task that is replaced is a process that is started.
@@ -75,7 +83,20 @@ class Changes:
                 self._before.pop(j, None)
         if not len(changed):
             return np.zeros((1, 3))
-        return self.model.change_s(changed, n_new=np.array([self._n_new[j] for j in changed.tolist()], np.int32))
+        n_new = np.array([self._n_new[j] for j in changed.tolist()], np.int32)
+        return self.model.change_s(changed, n_new=n_new, cold=self._cold(changed, now_s))
+
+    def _cold(self, changed: Ints, now_s: float) -> Bools:
+        """Return which of the jobs that hold other tasks now have one on a cold machine, (J,)."""
+        for j, mine in list(self._machines.items()):
+            holds = self._book.held["first"][j] >= 0
+            self._used_s[mine] = np.maximum(self._used_s[mine], now_s if holds else self._truth["since_s"][j])
+            if not holds:
+                del self._machines[j]
+        machines = [np.unique(self._group_machine[self._held(j).group]) for j in changed.tolist()]
+        idle_s = [float((now_s - self._used_s[mine]).max(initial=0.0)) for mine in machines]
+        self._machines.update(zip(changed.tolist(), machines, strict=True))
+        return np.array(idle_s) > self.model.warm_s
 
     def rates(self, jobs: Ints) -> tuple[Floats, Floats]:
         """Return the speeds of jobs that hold tasks, and the paces of their changes, (J,) each."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from labkit.core import Jobs
 from labkit.core.errors import InputError, ProfileError
+from labkit.core.events import Kind
 from labkit.core.protocols import ChangeModel
 from labkit.core.resources import amounts
 from labkit.core.running import Running
@@ -28,13 +29,17 @@ from labkit.speed.profiled import (
     Pool,
     ProfiledSpeed,
     TestbedProfile,
+    YardstickSample,
     max_min,
     read,
     write,
 )
 from labkit.speed.profiled.beyond import Beyond
-from labkit.speed.profiled.fits import foreseen, interference, speed_functions
+from labkit.speed.profiled.fits import foreseen, speed_functions
 from labkit.speed.profiled.grid import UpdateGrid
+from labkit.speed.profiled.overheads import Costs
+from labkit.testbed.profiling.alone import ChangeMeasurement
+from labkit.testbed.profiling.measure import overheads
 from labkit.testing.speeds import check_speed_model
 from labkit.topology.inventory import Host
 from labkit.workloads import dl2_jobs
@@ -192,36 +197,48 @@ def test_sharing_is_foreseen_from_cores_alone() -> None:
 
 
 def test_what_sharing_explains_is_not_counted_twice() -> None:
-    rows = [beside(own, others, 1.0) for own in (0.5, 1.0) for others in (0.2, 0.5, 0.8, 1.0)]
+    rows = [beside(1.0, others, 1.0) for others in (0.2, 0.5, 0.8, 1.0)]
     exact = [replace(row, shared_s=slow) for row, slow in zip(rows, foreseen(rows, cores=1.0), strict=True)]
-    known = profile(beside=exact, interference=interference(exact, cores=1.0), cores=1.0)
-    assert speeds(jobs("m", "m"), known) == pytest.approx([5.0, 5.0], rel=1e-3)
+    assert speeds(jobs("m", "m"), profile(beside=exact, cores=1.0)) == pytest.approx([5.0, 5.0], rel=1e-3)
 
 
-def test_a_slowdown_beyond_sharing_slows_co_located_jobs_and_none_that_is_alone() -> None:
-    rows = [beside(own, others, 1.25) for own in (0.5, 1.0) for others in (0.2, 0.5, 0.8, 1.0)]
-    known = profile(beside=rows, interference=interference(rows, cores=4.0), cores=4.0)
+def crowd(k: int, slowdown: float, *, job: str = "m", **more: Any) -> ColocationSample:
+    """A job beside k others that want a core each."""
+    return replace(beside(1.0, float(k), slowdown), job=job, co_runners=" + ".join("x" * k), **more)
+
+
+def test_k_jobs_slow_each_other_as_the_median_of_what_was_measured_with_k() -> None:
+    rows = [crowd(k, slow) for k, slow in ((1, 1.1), (1, 1.2), (1, 9.0), (2, 1.5), (3, 2.0))]
+    known = profile(beside=rows, cores=64.0)
     assert speeds(jobs("m"), known) == pytest.approx([10.0])
-    assert speeds(jobs("m", "m"), known) == pytest.approx([8.0, 8.0], rel=1e-3)
+    for n, slowdown in ((2, 1.2), (3, 1.5), (4, 2.0), (6, 2.0)):  # beyond what was measured: as the most
+        assert speeds(jobs(*["m"] * n), known) == pytest.approx([10.0 / slowdown] * n)
 
 
-def test_too_few_measurements_fit_nothing() -> None:
-    assert interference([beside(1.0, 1.0, 1.1)], cores=2.0) is None
+def test_between_two_crowds_that_were_measured_the_slowdown_lies_between_theirs() -> None:
+    contention = Beyond.of(profile(beside=[crowd(1, 1.2), crowd(2, 1.5)], cores=64.0)).contention
+    assert contention.at(np.array([0.0, 0.5, 1.5])) == pytest.approx([1.0, 1.1, 1.35])
 
 
-def test_what_was_measured_while_something_else_ran_is_not_believed() -> None:
-    rows = [beside(own, others, 1.25) for own in (0.5, 1.0) for others in (0.2, 0.5, 0.8, 1.0)]
-    assert interference(rows, cores=4.0) is not None
-    assert interference([replace(row, busy_cores=0.5) for row in rows], cores=4.0) is None
+def test_each_model_is_slowed_as_it_was_itself_and_one_that_was_not_measured_as_all_were() -> None:
+    rows = [crowd(1, 1.0, job="calm"), crowd(2, 1.0, job="calm"), crowd(1, 1.5), crowd(2, 2.0)]
+    known = profile(cell(), cell("calm"), cell("new"), beside=rows, cores=64.0)
+    assert speeds(jobs("m", "calm"), known) == pytest.approx([10 / 1.5, 10.0])
+    assert speeds(jobs("m", "new"), known) == pytest.approx([10 / 1.5, 10 / 1.25])
 
 
 def test_what_jobs_did_to_each_other_is_believed_rather_than_what_loads_did() -> None:
-    rows = [beside(own, others, 1.25) for own in (0.5, 1.0) for others in (0.2, 0.5, 0.8, 1.0)]
-    loads = [replace(row, co_runners="load-1", shared_s=3.0) for row in rows]
-    assert interference([*rows, *loads], cores=4.0) == interference(rows, cores=4.0)
-    assert interference([*rows[:7], *loads], cores=4.0) != interference(rows, cores=4.0)
-    assert interference(rows[:3], cores=4.0) == pytest.approx([0, 0, 0, 1.25])  # too few for a fit: their mean
-    assert interference(loads[:3], cores=4.0) is None
+    loads = [replace(beside(1.0, 1.0, 3.0), co_runners="load-1")]
+    assert speeds(jobs("m", "m"), profile(beside=[crowd(1, 1.25), *loads], cores=4.0)) == pytest.approx([8.0] * 2)
+    assert speeds(jobs("m", "m"), profile(beside=loads, cores=4.0)) == pytest.approx([10 / 3] * 2)
+
+
+def test_what_was_measured_while_something_else_ran_counts_only_where_it_always_did() -> None:
+    quiet, busy = crowd(1, 1.25), crowd(1, 3.0, busy_cores=2.0)
+    assert speeds(jobs("m", "m"), profile(beside=[quiet, busy], cores=4.0)) == pytest.approx([8.0] * 2)
+    assert speeds(jobs("m", "m"), profile(beside=[busy], cores=4.0)) == pytest.approx([10 / 3] * 2)
+    crowded = crowd(1, 1.5, busy_cores=1.0)  # three wanted a core each of two: that is what it took
+    assert speeds(jobs("m", "m"), profile(beside=[crowded], cores=2.0)) == pytest.approx([10.0] * 2)
 
 
 def test_starts_in_a_crowd_are_slowed_as_measured_there_and_less_where_fewer_crowd() -> None:
@@ -253,6 +270,52 @@ def test_a_simulation_takes_cluster_speeds_and_overheads_from_a_profile(tmp_path
     plain = simulate(jobs("m"), scheduler="fifo", profile=path, overheads=Overheads())
     assert plain.summary["mean_jct_s"] == pytest.approx(10.0)
     assert simulate(jobs("m"), scheduler="fifo", profile=path, cluster="no_network(3)").cluster.n_machines == 3
+
+
+def starting_s(known: TestbedProfile, *, arrivals: list[float]) -> list[float]:
+    """Return how long each of some jobs takes from its arrival to its first step, where all arrive apart."""
+    these = jobs(*["m"] * len(arrivals)).with_columns(arrival_s=np.array(arrivals))
+    record = simulate(these, scheduler="fifo", profile=known, cluster="no_network(1)")
+    began = record.events[record.events["kind"] == Kind.STARTED]
+    return (began["time_s"] - np.array(arrivals)).tolist()
+
+
+def measured_starts(*seconds: float, kind: str = "start") -> list[ChangeMeasurement]:
+    return [ChangeMeasurement(kind, "m", 2, each) for each in seconds]
+
+
+def test_one_cold_start_among_ten_warm_ones_leaves_the_warm_start_at_the_warm_median() -> None:
+    warm = [1.8, 1.7, 1.9, 1.8, 2.0, 1.6, 1.8, 1.8, 1.9, 5.0]
+    rows = overheads([*measured_starts(17.2, kind="cold_start"), *measured_starts(*warm)])
+    first, later = starting_s(profile(overheads=rows), arrivals=[0.0, 40.0])
+    assert later == pytest.approx(1.8)
+    assert first == pytest.approx(17.2)
+
+
+def test_a_start_is_cold_again_once_the_machine_had_no_task_for_longer_than_its_fork_server_waits() -> None:
+    rows = overheads([*measured_starts(9.0, kind="cold_start"), *measured_starts(2.0)])
+    found = starting_s(profile(overheads=rows, warm_s=30.0), arrivals=[0.0, 40.0, 200.0])
+    assert found == pytest.approx([9.0, 2.0, 9.0])  # the first ended at 19 s, the second at 52 s
+
+
+def test_each_host_has_a_fork_server_of_its_own_also_where_several_are_one_machine() -> None:
+    rows = overheads([*measured_starts(9.0, kind="cold_start"), *measured_starts(2.0)])
+    demand = np.repeat(amounts(gpus=4)[None], 3, axis=0)  # each fills a host
+    these = jobs("m", "m", "m", steps=1000).with_columns(arrival_s=np.array([0.0, 20.0, 150.0]), worker_demand=demand)
+    events = simulate(these, scheduler="fifo", profile=profile(overheads=rows, cores=8.0)).events
+    began = events["time_s"][events["kind"] == Kind.STARTED]
+    assert began.tolist() == pytest.approx([9.0, 29.0, 152.0])  # the third is on a host that a job has just left
+
+
+def test_a_model_whose_cold_start_was_not_measured_takes_the_extra_seconds_of_those_that_were() -> None:
+    rows = [
+        *overheads([*measured_starts(9.0, kind="cold_start"), *measured_starts(2.0)]),
+        Overhead(kind="start", model="other", n_new=2, median_s=3.0, p90_s=3.0),
+    ]
+    assert Costs(rows, "other").cold_s == pytest.approx(7.0)
+    assert Costs(rows[1:], "other").cold_s == 0.0  # an old profile
+    assert Costs(rows[:1], "m").start(2).seconds == pytest.approx(9.0)  # hosts without fork servers
+    assert Costs(rows[:1], "m").cold_s == 0.0
 
 
 def test_a_profile_is_also_a_table_of_speeds_for_what_schedulers_measure_before_a_run(tmp_path: Path) -> None:
@@ -295,6 +358,22 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     path = write(whole(), tmp_path / "profiles" / "p.json")
     assert read(path) == whole()
     assert [each.name for each in path.parent.iterdir()] == ["p.json"]
+
+
+def test_a_profile_of_an_older_labkit_is_read_and_has_no_yardstick(tmp_path: Path) -> None:
+    path = write(whole(), tmp_path / "p.json")
+    content = json.loads(path.read_text())
+    del content["yardstick"], content["warm_s"]
+    path.write_text(json.dumps(content))
+    old = read(path)
+    assert (old.yardstick, old.warm_s) == ([], 60.0)
+    assert "yardstick" not in simulate(jobs("m"), scheduler="fifo", profile=old).info.config
+
+
+def test_a_simulation_keeps_the_readings_of_its_profile_for_the_runs_that_it_is_compared_with() -> None:
+    read_then = [YardstickSample(host="a", work_s=work_s, busy_cores=1.2) for work_s in (0.01, 0.02, 0.09)]
+    record = simulate(jobs("m"), scheduler="fifo", profile=profile(yardstick=read_then))
+    assert record.info.config["yardstick"] == [["a", 1, 0.02]]
 
 
 def test_every_fault_of_a_file_is_told_at_once(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ def test_a_trace_runs_to_its_end_and_is_a_record_like_that_of_a_simulation(bed: 
     assert (record.info.run, record.info.scheduler) == ("w1", "fifo")
     assert record.info.state == RunState.DONE
     assert record.info.backend == "testbed"
+    assert 0 <= record.info.config["cold_starts"] <= 3
     rows = record.events
     assert sorted(ran(rows, Kind.COMPLETED)) == [0, 1, 2]
     assert sorted(ran(rows, Kind.STARTED)) == [0, 1, 2]
@@ -211,6 +212,19 @@ def test_a_measured_job_tells_use_pace_and_load_and_a_killed_worker_its_cause(be
         assert (lost["job"], lost["role"], lost["task"], lost["cause"]) == (0, Role.WORKER, 0, Cause.KILLED)
         assert (lost["value"], backend.cluster.machines[lost["machine"]]) == (-signal.SIGKILL, host)
         assert any("worker-0 on" in note for note in backend.notes)
+
+
+def test_a_run_on_machines_tells_how_fast_its_hosts_are_while_they_have_tasks(bed: Inventory, tmp_path: Path) -> None:
+    with SshBackend(
+        jobs_of(1, steps=100_000), bed, run=f"yard-{os.getpid()}", folder=tmp_path, training=TINY
+    ) as backend:
+        session = Session(backend)
+        session._note(backend.apply(on(1)))
+        until(session, Kind.YARDSTICK, n=2)
+    read = session.log.rows[session.log.rows["kind"] == Kind.YARDSTICK]
+    assert {backend.cluster.machines[machine] for machine in read["machine"]} == {"h1"}
+    assert ((read["value"] > 0) & (read["value"] < 1) & (read["cpus"] >= 0)).all()
+    assert set(read["job"]) == {-1}
 
 
 def undisturbed(jobs: Jobs, folder: Path) -> str:

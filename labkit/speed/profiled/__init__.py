@@ -15,6 +15,7 @@ from labkit.speed.profiled.nouns import (
     Pool,
     Provenance,
     TestbedProfile,
+    YardstickSample,
 )
 from labkit.speed.profiled.sharing import max_min
 
@@ -27,6 +28,7 @@ __all__ = [
     "ProfiledSpeed",
     "Provenance",
     "TestbedProfile",
+    "YardstickSample",
     "max_min",
     "read",
     "write",

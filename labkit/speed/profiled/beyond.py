@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
 from labkit.core.resources import Floats
-from labkit.speed.interference.factors import FACTORS
-from labkit.speed.profiled.fits import beyond_sharing, quiet
+from labkit.speed.profiled.fits import believed, beyond_sharing, crowds
 from labkit.speed.profiled.nouns import ColocationSample, TestbedProfile
 
 
@@ -40,53 +40,85 @@ class Press(NamedTuple):
 NO_PRESS: Final = Press()
 
 
-@dataclass(frozen=True, slots=True)
-class Beyond:
-    """The fitted factors, kept within what was measured.
+class Crowding(NamedTuple):
+    """By how much longer updates take beside other jobs than the sharing of cores says.
 
     Attributes
     ----------
-    coefficients : tuple of float
-        Of `labkit.speed.interference`'s factor of the processor; none: no job slows another.
-    most_own, most_others : float
-        The largest load that was measured: a larger one counts as that.
-    most : float
-        The largest slowdown that was measured.
+    others : tuple of float
+        Cores that the others want, ascending: the median of what was measured beside one job, two jobs, ...
+    factor : tuple of float
+        The median factor there, at least 1.
+    """
+
+    others: tuple[float, ...] = ()
+    factor: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, rows: Sequence[ColocationSample], *, cores: float) -> Self:
+        """Return the medians of measured updates, one for each number of jobs beside."""
+        points = [
+            (float(np.median([row.co_cpu_cores for row in mine])), float(np.median(beyond_sharing(mine, cores=cores))))
+            for mine in crowds(rows)
+        ]
+        points.sort()
+        return cls(tuple(others for others, _ in points), tuple(max(factor, 1.0) for _, factor in points))
+
+    def at(self, others: Floats) -> Floats:
+        """Return the factor beside others that want so many cores: between two medians a line, beyond the last it."""
+        found: Floats = np.interp(others, [0.0, *self.others], [1.0, *self.factor])
+        return found
+
+
+NO_CROWDING: Final = Crowding()
+
+FEW: Final = 2
+"""Measurements of a model's own contention; with fewer, that of all models counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """What was measured beyond the sharing of cores.
+
+    Attributes
+    ----------
+    contention : Crowding
+        Of the updates of all models together.
+    by_model : mapping
+        Of the updates of single models that were measured often enough.
     start, rescale : Press
         Of changes.
     """
 
-    coefficients: tuple[float, ...] = ()
-    most_own: float = 0.0
-    most_others: float = 0.0
-    most: float = 1.0
+    contention: Crowding = NO_CROWDING
+    by_model: Mapping[str, Crowding] = field(default_factory=dict)
     start: Press = NO_PRESS
     rescale: Press = NO_PRESS
 
     @classmethod
     def of(cls, profile: TestbedProfile) -> Beyond:
         """Return what a profile says."""
-        rows = quiet(profile.beside)
+        rows = believed(profile.beside)
         if not rows or not profile.pools:
             return cls()
         cores = profile.pools[0].cores
         start, rescale = (Press.of([r for r in rows if r.what == what], cores=cores) for what in ("start", "rescale"))
         steps = [row for row in rows if row.what == "step"]
-        if profile.interference is None or not steps:
-            return cls(start=start, rescale=rescale)
-        measured = beyond_sharing(steps, cores=cores)
-        return cls(
-            tuple(profile.interference), max(row.cpu_cores for row in steps), max(row.co_cpu_cores for row in steps),
-            max(float(measured.max()), 1.0), start, rescale,
-        )  # fmt: skip
+        jobs = [row for row in steps if not row.co_runners.startswith("load-")] or steps
+        of = {model: [row for row in jobs if row.job == model] for model in dict.fromkeys(row.job for row in jobs)}
+        own = {model: Crowding.of(mine, cores=cores) for model, mine in of.items() if len(mine) >= FEW}
+        return cls(Crowding.of(jobs, cores=cores), own, start, rescale)
 
-    def slowdown(self, cores: Floats) -> Floats:
-        """Return the factor >= 1 of the updates of the jobs that want cores in pools, (J, K) -> (J,)."""
-        if not self.coefficients:
-            return np.ones(len(cores))
-        others = cores.sum(axis=0) - cores
-        own, beside = np.minimum(cores, self.most_own), np.minimum(others, self.most_others)
-        factor = FACTORS["exponential"].value(np.array(self.coefficients), own, beside)
-        factor = np.where((others > 1e-9) & (cores > 0), np.clip(factor, 1.0, self.most), 1.0)
-        slowest: Floats = factor.max(axis=1)
+    def slowdown(self, cores: Floats, others: Floats, models: Sequence[str]) -> Floats:
+        """Return the factor >= 1 of the updates of jobs, (J,).
+
+        Parameters
+        ----------
+        cores, others : array
+            (J, K) cores that each wants in each pool, and that all others want there.
+        models : sequence of str
+            (J,) models of the jobs.
+        """
+        factors = [self.by_model.get(model, self.contention).at(row) for model, row in zip(models, others, strict=True)]
+        slowest: Floats = np.where(cores > 0, np.reshape(factors, cores.shape), 1.0).max(axis=1)
         return slowest

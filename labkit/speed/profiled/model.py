@@ -57,6 +57,7 @@ class ProfiledSpeed:
         refuse_samples(jobs, what="a testbed's profile")
         self.jobs, self.cluster, self.profile = jobs, cluster, profile
         self.group_pool, self.pool_cores = profile.pool_of(cluster)
+        self.warm_s = profile.warm_s
         self._kind, kinds = _kinds(jobs)
         self._grids = [
             UpdateGrid.of(
@@ -76,12 +77,17 @@ class ProfiledSpeed:
         if not len(running.job):
             return np.empty(0)
         gangs = self.alone(running)
-        return self.shares(gangs.cores, gangs.weight) / gangs.step_s / self._beyond.slowdown(gangs.cores)
+        others = gangs.cores.sum(axis=0) - gangs.cores
+        return self.shares(gangs.cores, gangs.weight) / gangs.step_s / self._contended(running, gangs.cores, others)
 
-    def change_s(self, jobs: Ints, *, n_new: Ints) -> Floats:
+    def change_s(self, jobs: Ints, *, n_new: Ints, cold: Bools | None = None) -> Floats:
         """Return the seconds of a start, a restart and a rescale with no job beside it, (J, 3)."""
         found = [self._costs_of(job, n) for job, n in zip(jobs.tolist(), n_new.tolist(), strict=True)]
-        return np.array([[cost.seconds for cost in costs] for costs in found]).reshape(-1, 3)
+        seconds = np.array([[cost.seconds for cost in costs] for costs in found]).reshape(-1, 3)
+        if cold is not None:
+            extra_s = np.array([self._costs[model].cold_s for model in self.jobs.model[jobs].tolist()])
+            seconds[:, :2] += (extra_s * cold)[:, None]
+        return seconds
 
     def rates(self, running: Running) -> tuple[Floats, Floats]:
         """Return steps per second of each job, 0 of those that start, and the pace of its change, (J,) each."""
@@ -94,9 +100,15 @@ class ProfiledSpeed:
         cores = np.concatenate([gangs.cores * trains[:, None], wanted[:, None] * part])
         weight = np.concatenate([gangs.weight, heavy[:, None] * part])
         share = self.shares(cores, weight)
-        n, beyond = len(running.job), self._beyond.slowdown(cores)
+        n = len(running.job)
+        contended = self._contended(running, gangs.cores, cores.sum(axis=0) - cores[:n] - cores[n:])
         pace = share[n:] / self._press(running, cores)
-        return np.where(trains, share[:n] / gangs.step_s / beyond[:n], 0.0), pace
+        return np.where(trains, share[:n] / gangs.step_s / contended, 0.0), pace
+
+    def _contended(self, running: Running, cores: Floats, others: Floats) -> Floats:
+        """Return by how much longer than the sharing of cores says each gang takes beside the others, (J,)."""
+        models = [self.jobs.models[model] for model in self.jobs.model[running.job].tolist()]
+        return self._beyond.slowdown(cores, others, models)
 
     def _change_cores(self, running: Running) -> tuple[Floats, Floats]:
         """Return the cores that the change of each job wants, (J,), 0 without one, and as how many it competes."""

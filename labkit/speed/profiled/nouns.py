@@ -128,15 +128,17 @@ class Overhead(ProfileRow):
     Attributes
     ----------
     kind : str
-        "start": from the decision to the first step. "restart": the same, from a checkpoint. "rescale": from the
-        decision until the new gang trains; meanwhile the old one goes on. "stop": until it is gone.
+        "start": from the decision to the first step, where each host has a warm fork server. "cold_start": the same,
+        where one has none yet, or no longer. "restart": from a checkpoint. "rescale": from the decision until the new
+        gang trains; meanwhile the old one goes on; "cold_rescale": the same, on a host without a fork server. "stop":
+        until it is gone.
     model : str
     n_new : int
         Processes that it starts beside those of the job itself: workers and servers.
     median_s, p90_s : float
         Of `n` measurements.
     cpu_s : float
-        Processor seconds that it takes beside those of the steps that were made meanwhile, mean.
+        Processor seconds that it takes beside those of the steps that were made meanwhile, median.
     n : int
     """
 
@@ -149,7 +151,7 @@ class Overhead(ProfileRow):
     n: Annotated[int, Ge(1)] = 1
 
 
-KINDS: Final = ("start", "restart", "rescale", "stop")
+KINDS: Final = ("start", "cold_start", "restart", "rescale", "cold_rescale", "stop")
 """Of overheads."""
 
 
@@ -170,7 +172,7 @@ class ColocationSample(ProfileRow):
     alone_s, shared_s : float
         Seconds of an update, or of a change, alone and beside them.
     busy_cores : float
-        Cores that something else kept busy meanwhile; where it is more than `QUIET`, nothing is fitted to this.
+        Cores that something else kept busy meanwhile; where it is more than `QUIET`, the row counts only if all are so.
     """
 
     job: Name
@@ -208,6 +210,15 @@ class Fitted(ProfileRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class YardstickSample(ProfileRow):
+    """How fast a host was at a moment: processor seconds of a fixed piece of work, and cores that were busy before."""
+
+    host: Name
+    work_s: Positive
+    busy_cores: Amount = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TestbedProfile(ProfileRow):
     """What was measured on a testbed: all that a simulation of it needs.
 
@@ -224,7 +235,11 @@ class TestbedProfile(ProfileRow):
     overheads, beside, links, functions : list
         What changes cost, how jobs slow each other, what links carry, and Optimus' speed functions.
     interference : list of float or None
-        Coefficients (4,) of slowdown beyond the sharing of cores; see `labkit.speed.interference`.
+        Coefficients (4,) in profiles of an older labkit; simulations take slowdowns from `beside`.
+    warm_s : float
+        Seconds without processes of jobs after which a host has no fork server any more: the next start is cold.
+    yardstick : list of YardstickSample
+        How fast the hosts were meanwhile; none in profiles of an older labkit.
     made : Provenance
         Where it comes from.
     """
@@ -240,6 +255,8 @@ class TestbedProfile(ProfileRow):
     links: list[LinkMeasurement] = field(default_factory=list)
     functions: list[Fitted] = field(default_factory=list)
     interference: Annotated[list[float], Len(4, 4)] | None = None
+    warm_s: Positive = 60.0
+    yardstick: list[YardstickSample] = field(default_factory=list)
     made: Provenance = field(default_factory=Provenance)
 
     def cluster(self) -> Cluster:

@@ -48,6 +48,8 @@ class Costs:
 
     def __init__(self, overheads: Sequence[Overhead], model: str) -> None:
         self._rows = {kind: _rows_of(overheads, kind, model) for kind in ("start", "restart", "rescale", "stop")}
+        self.cold_s = _cold_s(overheads, model)
+        """By how many seconds a cold start is longer than a warm one."""
         self._each_cpu_s = _each_cpu_s(self._rows["rescale"])
         """Processor seconds of a process that joins."""
 
@@ -74,11 +76,24 @@ class Costs:
 
 
 def _rows_of(overheads: Sequence[Overhead], kind: str, model: str) -> list[Overhead]:
-    """Return the measurements of a model, else of all; restarts that were not measured are like starts."""
+    """Return the measurements of a model, else of all; what was not measured is like what is nearest to it."""
     found = [row for row in overheads if row.kind == kind]
-    if not found and kind == "restart":
-        return _rows_of(overheads, "start", model)
+    if not found and kind in _LIKE:
+        return _rows_of(overheads, _LIKE[kind], model)
     return [row for row in found if row.model == model] or found
+
+
+_LIKE: Final = {"restart": "start", "start": "cold_start", "rescale": "cold_rescale"}
+"""Without a fork server, all starts are cold ones."""
+
+
+def _cold_s(overheads: Sequence[Overhead], model: str) -> float:
+    """Return by how much cold starts were longer than warm ones of the same model, median; 0: not measured."""
+    extra = []
+    for cold in _rows_of(overheads, "cold_start", model):
+        warm = _nearest(_rows_of(overheads, "start", cold.model), cold.n_new)
+        extra.append(cold.median_s - (warm or cold).median_s)
+    return max(float(np.median(extra)), 0.0) if extra else 0.0
 
 
 def _nearest(rows: Sequence[Overhead], n_new: int) -> Overhead | None:

@@ -22,7 +22,9 @@ from labkit.testbed.agent.shapes import (
     HostMeasurement,
     Leader,
     ListedRun,
+    RenewedLease,
     StartedTask,
+    YardstickReading,
     named_runs,
     shaped,
 )
@@ -206,9 +208,14 @@ class Agent(AgentLink):
         ends: dict[str, str] = shaped(dict[str, str], answer)
         return ends
 
-    def renew(self, run: str, *, lease_s: float = 600.0, wait_s: float | None = None) -> None:
-        """Extend the lease of a run to `lease_s` from now; 0 ends it. `wait_s`: seconds for the answer."""
-        self.request("renew", run=run, lease_s=lease_s, wait_s=wait_s)
+    def renew(self, run: str, *, lease_s: float = 600.0, wait_s: float | None = None) -> Sequence[YardstickReading]:
+        """Extend the lease of a run to `lease_s` from now; 0 ends it. `wait_s`: seconds for the answer.
+
+        Returns the last readings of the host's yardstick, which an agent takes while tasks run.
+        """
+        answer = self.request("renew", run=run, lease_s=lease_s, wait_s=wait_s)
+        renewed: RenewedLease = shaped(RenewedLease, answer)
+        return renewed.yardstick
 
     def list(self, run: str | None = None) -> Sequence[ListedRun]:
         """Return all runs, or one, with their tasks."""

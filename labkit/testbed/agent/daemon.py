@@ -195,6 +195,8 @@ class Daemon:
         self.runs.check_leases(slept_s=self.loop.slept_s(), grace_s=LAST_GRACE_S)
         self.runs.ender.check()
         self.service.devices.settle()
+        if self.runs.busy:
+            self.service.yardstick.turn()
         for run in self.runs:
             run.events.flush()
             for task in run.record.running:

@@ -69,7 +69,7 @@ class Meter:
         """Return a reading that is not older than `max_age_s`."""
         if self._last is None or now_s() - self._last.at_s > max_age_s:
             tasks = self._processes.find(self._sessions(), quick=True)
-            busy, total = _host_ticks()
+            busy, total, _ = host_ticks()
             gone = {} if self._last is None else self._last.gone_until(tasks)
             self._last = Reading(now_s(), tasks, busy, total, gone)
         return self._last
@@ -138,12 +138,12 @@ def pss_mb(those: list[Stat]) -> float | None:
     return round(total, 1)
 
 
-def _host_ticks() -> tuple[int, int]:
-    """Return ticks of all cores that were busy, and all."""
+def host_ticks() -> tuple[int, int, int]:
+    """Return ticks of all cores that were busy, all, and those of the busy ones that a hypervisor gave to others."""
     line = (read("/proc/stat") or b"cpu 0 0 0 0 0").split(b"\n", 1)[0]
     ticks = [int(each) for each in line.split()[1:9]]  # guests are counted in user already
     idle = sum(ticks[3:5])  # idle, and waiting for disks
-    return sum(ticks) - idle, sum(ticks)
+    return sum(ticks) - idle, sum(ticks), sum(ticks[7:])
 
 
 def _memory_mb() -> dict[str, float]:

@@ -36,10 +36,12 @@ from labkit.testbed.agent.shapes import (
     HeldGpu,
     Hello,
     HostMeasurement,
+    RenewedLease,
     StartedTask,
 )
 from labkit.testbed.agent.streams import AHEAD, EventStream, Follow, ItemStream, MeasurementStream
 from labkit.testbed.agent.wire import PROTOCOL, Refusal, now_s, wall_s
+from labkit.testbed.agent.yardstick import Yardstick
 
 GRACE_S: Final = 5.0
 DAY_S: Final = 86400.0
@@ -82,6 +84,7 @@ class Service:
         self._failed, self._n_clients = failed, n_clients
         self._sampler = Sampler(loop)
         self.devices = Devices(runs)
+        self.yardstick = Yardstick()
         self._fences = Fences(folder)
         self._meter = Meter(folder, processes=runs.processes, sessions=runs.ender.sessions)
         self._verbs: dict[str, Callable[[ClientRequest, RequestArguments], Any]] = {
@@ -214,7 +217,7 @@ class Service:
     def _start(self, run: str, request: TaskRequest) -> Any:
         task = self._runs.start(run, request)
         self._log(f"started {run}/{task.name} as {task.pid}")
-        return StartedTask(task.pid, str(self._runs.get(run).folder / task.name))
+        return StartedTask(task.pid, str(self._runs.get(run).folder / task.name), cold=not task.server)
 
     def claim(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Give a running task other GPUs."""
@@ -271,7 +274,7 @@ class Service:
         lease_s = arguments.number("lease_s", default=LEASE_S, low=0.0, high=30 * DAY_S)
         arguments.done()
         self._runs.renew(run, lease_s)
-        return {"lease_left_s": lease_s}
+        return RenewedLease(lease_s, list(self.yardstick.readings))
 
     def list(self, _: ClientRequest, arguments: RequestArguments) -> Any:
         """List runs and their tasks."""

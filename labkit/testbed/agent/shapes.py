@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, TypedDict
 
-from annotated_types import Ge, Le, Len, Predicate
+from annotated_types import Ge, Gt, Le, Len, Predicate
 
 from labkit.testbed.agent.wire import NAME
 
@@ -221,6 +221,23 @@ class HostMeasurement:
 
 
 @dataclass(frozen=True, slots=True)
+class YardstickReading:
+    """Processor seconds that a fixed piece of work took at a moment, and cores of the host that were busy before it."""
+
+    boot_s: Number
+    work_s: Annotated[float, Gt(0), Le(1e6)]
+    busy_cores: Annotated[float, Ge(0), Le(1e6)] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RenewedLease:
+    """How long a run may go on without another call, and the last readings of the host's yardstick."""
+
+    lease_left_s: Number = 0.0
+    yardstick: list[YardstickReading] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Leader:
     """Which process drives a run: its generation (0: none), whether it is connected, and its orders so far."""
 
@@ -233,10 +250,11 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class StartedTask:
-    """Process and folder of a task that was started."""
+    """Process and folder of a task that was started; `cold`: without a fork server, which was not there yet."""
 
     pid: Count
     folder: Text
+    cold: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def pack(message: Any) -> bytes:
 
     >>> from labkit.testbed.agent.shapes import StartedTask
     >>> pack({"id": 1, "ok": StartedTask(7, "/f")})
-    b'{"id":1,"ok":{"pid":7,"folder":"/f"}}\n'
+    b'{"id":1,"ok":{"pid":7,"folder":"/f","cold":false}}\n'
     """
     return json.dumps(message, separators=(",", ":"), default=_fields).encode() + b"\n"
 

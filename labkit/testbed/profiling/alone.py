@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -178,6 +178,55 @@ def short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
+def started(
+    stage: ProfilingSession, number: int, gang: GangShape, found: Measurements, *, pace: GangPace | None = None
+) -> MeasuredJob:
+    """Start a job of a kind, and measure its start, a warm one only if the pace of its gang was measured before.
+
+    Raises
+    ------
+    LabkitError
+        If it does not train.
+    """
+    trainee, before = MeasuredJob(stage, number), stage.look()
+    took_s = trainee.place(place_of(gang, stage.cluster))
+    kind, n_new = "cold_start" if trainee.n_cold else "start", len(trainee.members)
+    trainee.more_steps(SETTLE if pace else SETTLE + LEAST_STEPS, least_s=SETTLE_S, most_s=MOST_S)
+    times = np.array([step.time_s for step in trainee.steps])
+    step_s = pace.step_s if pace else float(np.median(np.diff(times[SETTLE:])))
+    used_s = _extra_cpu_s(trainee, before, 0, pace, pace) if pace else 0.0
+    took_s += warm_up_s(trainee, step_s)
+    if pace or kind == "cold_start":
+        found.changes.append(ChangeMeasurement(kind, stage.kinds[number].model, n_new, took_s, used_s))
+    return trainee
+
+
+def warm_up(stage: ProfilingSession, found: Measurements, *, number: int) -> None:
+    """Start and stop a job on all hosts, so that later jobs find files and fork servers in memory.
+
+    Its start is the cold one, if the first host has no fork server yet.
+    """
+    n = stage.cluster.n_machines
+    try:
+        trainee = started(stage, number, SMALLEST, found)
+        if n > 1:
+            trainee.place(place_of(GangShape(1, n, n), stage.cluster))
+        trainee.stop()
+    except (LabkitError, OSError) as error:
+        found.notes.append(f"warm-up: {error}")
+
+
+def starts(stage: ProfilingSession, numbers: Iterable[int], first: int, found: Measurements) -> None:
+    """Start and stop more jobs of the kind that was measured as number `first`: one start says little of others."""
+    pace = found.paces.get((first, SMALLEST))
+    for number in numbers if pace else ():
+        try:
+            trainee = started(stage, number, SMALLEST, found, pace=pace)
+            found.changes.append(ChangeMeasurement("stop", stage.kinds[number].model, 0, trainee.stop()))
+        except (LabkitError, OSError) as error:
+            found.notes.append(f"{stage.kinds[number]}, another start: {error}")
+
+
 @contextmanager
 def alone(
     stage: ProfilingSession, number: int, found: Measurements, say: Say, *, least_s: float = LEAST_S
@@ -219,7 +268,9 @@ def _measure(
     stage = trainee.stage
     before, n_before, members = stage.look(), len(trainee.steps), dict(trainee.members)
     began_s = _last(found, trainee.number)
+    n_cold = trainee.n_cold
     took_s = trainee.place(place_of(gang, stage.cluster))
+    cold = "cold_" if trainee.n_cold > n_cold else ""
     new = [name for name in trainee.members if name not in members]
     now = pace(trainee, least_s=least_s)
     found.paces[trainee.number, gang] = now
@@ -227,7 +278,8 @@ def _measure(
     used = _extra_cpu_s(trainee, before, n_before, began_s, now)
     if start:
         took_s += warm_up_s(trainee, now.step_s)
-    found.changes.append(ChangeMeasurement("start" if start else "rescale", kind.model, len(new), took_s, used))
+    what = "start" if start else "rescale"
+    found.changes.append(ChangeMeasurement(cold + what, kind.model, len(new), took_s, used))
 
 
 def _last(found: Measurements, number: int) -> GangPace | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Final
 
 from labkit.core.errors import ProfileError
@@ -10,14 +11,11 @@ from labkit.speed.profiled import Pool, TestbedProfile
 from labkit.speed.profiled.nouns import QUIET, Fitted, GangMeasurement, Overhead
 from labkit.testbed.errors import HostError
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.profiling.alone import ChangeMeasurement, Measurements, alone
+from labkit.testbed.profiling.alone import ChangeMeasurement, Measurements, alone, starts, warm_up
 from labkit.testbed.profiling.cores import pools
-from labkit.testbed.profiling.gangs import GangShape, MeasuredKind, place_of
+from labkit.testbed.profiling.gangs import MeasuredKind
 from labkit.testbed.profiling.stage import ProfilingSession
-from labkit.testbed.profiling.trainee import MeasuredJob
 from labkit.testbed.run.training import TrainingTable
-
-SMALLEST: Final = GangShape(1, 1)
 
 LEAST_S: Final = 5.0
 """Of updates: on a machine that shares its cores with others, a second of them may be off by a third."""
@@ -57,7 +55,7 @@ def calibrated(
 ) -> tuple[TestbedProfile, Ratios]:
     """Return a profile scaled to a testbed on which one job was measured, and the ratios.
 
-    That takes about 15 seconds: cores, a start that warms files up, another one that counts, five seconds of updates.
+    About 20 seconds: cores, a start that warms all hosts, three whose median counts, five seconds of updates.
 
     Parameters
     ----------
@@ -76,33 +74,33 @@ def calibrated(
         If the job cannot be measured here, or the profile does not know it.
     """
     kind, found = MeasuredKind(model, True, 1, 1), Measurements()
-    with ProfilingSession(inventory, [kind, kind], training=training or TrainingTable()) as stage:
+    with ProfilingSession(inventory, [kind] * 4, training=training or TrainingTable()) as stage:
         machines = pools(stage)
-        warm = MeasuredJob(stage, 1)
-        warm.place(place_of(SMALLEST, stage.cluster))
-        warm.stop()
+        warm_up(stage, found, number=1)
         with alone(stage, 0, found, lambda _: None, least_s=LEAST_S):
             pass
+        starts(stage, (2, 3), 0, found)
     measured = found.cells[0]
     if measured.step_s is None:
         raise HostError(f"{model} cannot be measured: {measured.failed}")
     ratios = ratios_of(profile, measured, found.changes)
-    return scaled(profile, ratios, machines), ratios
+    return replace(scaled(profile, ratios, machines), yardstick=list(stage.readings)), ratios
 
 
 def ratios_of(profile: TestbedProfile, measured: GangMeasurement, changes: list[ChangeMeasurement]) -> Ratios:
     """Return the ratios of measured values to those of a profile."""
     then = [cell for cell in profile.of(measured.model) if (cell.n_ps, cell.n_workers, cell.n_hosts) == (1, 1, 1)]
-    starts = [row for row in profile.overheads if (row.kind, row.model) == ("start", measured.model)]
+    known = [row for row in profile.overheads if (row.kind, row.model) == ("start", measured.model)]
     began = [change for change in changes if change.kind == "start"]
-    if not (then and starts and began):
+    if not (then and known and began):
         raise ProfileError(
             f"the profile '{profile.name}' has no speed and start of {measured.model} with one worker and one "
             f"PS, or it did not start here; measure this testbed: labkit profile --models {measured.model}."
         )
     return Ratios(
         step=_over(measured.step_s, then[0].step_s), step_cpu=_over(measured.cpu_s, then[0].cpu_s),
-        start=_over(began[0].seconds, starts[0].median_s), start_cpu=_over(began[0].cpu_s, starts[0].cpu_s),
+        start=_over(median(each.seconds for each in began), known[0].median_s),
+        start_cpu=_over(median(each.cpu_s for each in began), known[0].cpu_s),
         busy_cores=measured.busy_cores,
     )  # fmt: skip
 

@@ -98,13 +98,14 @@ def _joined(
     took_s += warm_up_s(new.trainee, paces[-1].step_s)
     if not others:
         return []
+    cold = bool(new.trainee.n_cold)  # it says nothing of warm starts in a crowd
     n_new = new.gang.n_ps + new.gang.n_workers
     rows = [_change("start", new, others, took_s, costs, n_new=n_new, busy_cores=paces[-1].busy_cores)]
     for member, pace in zip(members, paces, strict=True):
         beside = [other for other in members if other is not member]
         rows.append(_row(member, beside, what="step", alone_s=member.alone.step_s, shared_s=pace.step_s,
                          cores=member.alone.cores, weight=member.alone.weight, busy_cores=pace.busy_cores))  # fmt: skip
-    return [row for row in rows if row is not None]
+    return [row for row in rows[cold:] if row is not None]
 
 
 def _grown(stage: ProfilingSession, members: list[ColocatedJob], costs: Sequence[Overhead]) -> list[ColocationSample]:

@@ -12,23 +12,25 @@ import numpy as np
 
 from labkit.core.errors import LabkitError
 from labkit.speed.profiled import ColocationSample, LinkMeasurement, Overhead, Pool, Provenance, TestbedProfile
-from labkit.speed.profiled.fits import interference, speed_functions
+from labkit.speed.profiled.fits import speed_functions
 from labkit.speed.profiled.nouns import QUIET
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.profiling.alone import ChangeMeasurement, Measurements, Say, alone
+from labkit.testbed.profiling.alone import ChangeMeasurement, Measurements, Say, alone, starts, warm_up
 from labkit.testbed.profiling.beside import beside_load
 from labkit.testbed.profiling.cores import pools
 from labkit.testbed.profiling.crowd import SIZE, crowd
-from labkit.testbed.profiling.gangs import GangShape, MeasuredKind, place_of, walk
+from labkit.testbed.profiling.gangs import MeasuredKind, walk
 from labkit.testbed.profiling.links import measure as measure_links
 from labkit.testbed.profiling.stage import ProfilingSession
-from labkit.testbed.profiling.trainee import MeasuredJob
 from labkit.testbed.run.training import TrainingTable
 
 LOADS = (1, 2)
 """Numbers of busy cores beside a job."""
 
 LINK_S = 0.2
+
+STARTS = 3
+"""Starts of each kind alone: their median counts."""
 
 
 def measure(
@@ -79,33 +81,29 @@ def measure(
     cluster = inventory.cluster()
     extra = [listed[i % len(listed)] for i in range(n_crowd)]
     total(sum(len(walk(kind, cluster)) + len(loads) for kind in listed) + len(extra) + 3)
-    with ProfilingSession(inventory, [*listed, *extra, listed[0]], training=how) as stage:
+    again = [kind for kind in listed for _ in range(STARTS - 1)]
+    with ProfilingSession(inventory, [*listed, *extra, *again, listed[0], listed[0]], training=how) as stage:
         machines = pools(stage)
         say("cores")
-        _warm_up(stage, found, number=len(stage.kinds) - 1)
+        warm_up(stage, found, number=len(stage.kinds) - 1)
+        if not any(change.kind == "cold_start" for change in found.changes):
+            found.notes.append("no cold start was measured: the hosts had fork servers; cold starts count as warm ones")
         say("warm-up")
         beside = _jobs(stage, found, n_kinds=len(listed), loads=tuple(loads), say=say)
+        for i in range(len(listed)):
+            first = len(listed) + len(extra) + i * (STARTS - 1)
+            starts(stage, range(first, first + STARTS - 1), i, found)
         links = _links(stage, found)
         say("links")
         costs = overheads(found.changes)
+        warm_up(stage, found, number=len(stage.kinds) - 2)  # hosts that had no job for a while are cold again
         beside += crowd(stage, found, costs, n_kinds=len(listed), n_crowd=n_crowd, say=say)
     profile = TestbedProfile(
         name=name or inventory.path.stem, hosts=[replace(machine.host, ssh=None) for machine in inventory],
         pools=machines, cells=found.cells, overheads=costs, beside=beside, links=links,
-        functions=speed_functions(found.cells, batch=float(how.batch)),
-        interference=interference(beside, cores=machines[0].cores),
+        functions=speed_functions(found.cells, batch=float(how.batch)), yardstick=list(stage.readings),
     )  # fmt: skip
     return replace(profile, made=_made(command, how, found, machines, took_s=time.monotonic() - began))
-
-
-def _warm_up(stage: ProfilingSession, found: Measurements, *, number: int) -> None:
-    """Start and stop a job on all hosts, so that later jobs find files in memory."""
-    trainee, n = MeasuredJob(stage, number), stage.cluster.n_machines
-    try:
-        trainee.place(place_of(GangShape(1, n, n), stage.cluster))
-        trainee.stop()
-    except (LabkitError, OSError) as error:
-        found.notes.append(f"warm-up: {error}")
 
 
 def _jobs(
@@ -128,7 +126,7 @@ def overheads(changes: Sequence[ChangeMeasurement]) -> list[Overhead]:
         rows.append(
             Overhead(
                 kind=kind, model=model, n_new=n_new, median_s=round(float(np.median(seconds)), 3),
-                p90_s=round(float(np.quantile(seconds, 0.9)), 3), cpu_s=round(float(np.mean(cpu_s)), 3), n=len(mine),
+                p90_s=round(float(np.quantile(seconds, 0.9)), 3), cpu_s=round(float(np.median(cpu_s)), 3), n=len(mine),
             )
         )  # fmt: skip
     return rows

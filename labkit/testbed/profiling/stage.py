@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from labkit.core.jobs import Jobs
+from labkit.speed.profiled import YardstickSample
+from labkit.testbed.agent.shapes import YardstickReading
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.gangs import MeasuredKind
 from labkit.testbed.profiling.usage import Look
@@ -45,6 +47,8 @@ class ProfilingSession:
         A job for each kind, in order.
     machines : dict
         Machine -> hosts: hosts with the same kernel are one machine.
+    readings : list of YardstickSample
+        Of the yardsticks of all hosts so far.
 
     Raises
     ------
@@ -60,11 +64,13 @@ class ProfilingSession:
         )  # fmt: skip
         self.run = f"profile-{os.getpid()}-{secrets.token_hex(3)}"
         self.machines: dict[str, list[str]] = {}
+        self.readings: list[YardstickSample] = []
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="labkit-profile-")))
             self._venue = TestbedSession(
-                inventory, jobs=self.jobs, training=training, run=self.run, folder=folder, lease_s=LEASE_S
-            )
+                inventory, jobs=self.jobs, training=training, run=self.run, folder=folder, lease_s=LEASE_S,
+                on_reading=self._take_reading,
+            )  # fmt: skip
             stack.callback(self._venue.close)
             self.fleet, self.hosts = self._venue.fleet, self._venue.hosts
             for name in inventory.names:
@@ -74,6 +80,9 @@ class ProfilingSession:
     def deployment(self, number: int, *, on_update: OnUpdate, on_event: Callable[[JobEvent], None]) -> RemoteJob:
         """Return the job of a kind, not started yet."""
         return self._venue.deployment(number, on_update=on_update, on_event=on_event)
+
+    def _take_reading(self, host: str, reading: YardstickReading) -> None:
+        self.readings.append(YardstickSample(host=host, work_s=reading.work_s, busy_cores=reading.busy_cores))
 
     def look(self) -> Look:
         """Return the use of all hosts up to now."""

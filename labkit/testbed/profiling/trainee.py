@@ -113,6 +113,11 @@ class MeasuredJob:
             self.members.clear()
         return gone_s - (self.steps[-1].arrived_s if self.steps else gone_s)
 
+    @property
+    def n_cold(self) -> int:
+        """Processes that were started on a host without a warm fork server."""
+        return self._deployment.n_cold
+
     def pids(self, role: str) -> list[tuple[str, int]]:
         """Return host and number of each process of a role."""
         return [(host, pid) for its, host, pid in self.members.values() if its == role]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
 from labkit.core.errors import InputError, LabkitError, TakenOverError
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentTimeout
+from labkit.testbed.agent.shapes import YardstickReading
 from labkit.testbed.errors import HostError
 from labkit.testbed.install.provision import install
 from labkit.testbed.run.agents import NotDeployedError, agent_of
@@ -31,6 +32,9 @@ SAVING_S: Final = 15.0
 
 Changed = Callable[[str, bool, str], None]
 
+OnReading = Callable[[str, YardstickReading], None]
+"""Takes (host, reading), in some thread."""
+
 
 class AgentPool:
     """The agents of a testbed, for one run.
@@ -48,6 +52,8 @@ class AgentPool:
         Seconds a host keeps the run alive without a heartbeat from this process.
     fence : RunFence, optional
         The right to drive the run, which is taken once all agents are connected.
+    on_reading : callable
+        Takes each reading of the yardstick of a host once.
     """
 
     def __init__(
@@ -58,7 +64,11 @@ class AgentPool:
         changed: Changed = lambda _host, _up, _why: None,
         lease_s: float = 600.0,
         fence: RunFence | None = None,
+        on_reading: OnReading = lambda _host, _reading: None,
     ) -> None:
+        self._on_reading = on_reading
+        self._heard_s: dict[str, float] = {}
+        """Up to when, on the clock of each host, readings are known."""
         self.fleet, self.run, self.lease_s, self.fence = fleet, run, lease_s, fence
         self._changed = changed
         self._agents: dict[str, Agent] = {}
@@ -235,13 +245,20 @@ class AgentPool:
         except (LabkitError, OSError) as error:
             return str(error)
         try:
-            agent.renew(self.run, lease_s=self.lease_s, wait_s=PATIENCE_S)
+            self._hear(host, agent, agent.renew(self.run, lease_s=self.lease_s, wait_s=PATIENCE_S))
         except (AgentGone, AgentTimeout) as error:
             self.drop_connection(host, agent)
             return str(error)
         except AgentError:
             return ""  # it has no such run, or no longer: the next task opens it
         return ""
+
+    def _hear(self, host: str, agent: Agent, readings: Sequence[YardstickReading]) -> None:
+        """Pass new readings on; those from before the connection are of another run."""
+        for reading in readings:
+            if reading.boot_s > self._heard_s.get(host, agent.hello.boot_s):
+                self._heard_s[host] = reading.boot_s
+                self._on_reading(host, reading)
 
     def _deploy_again(self, host: str) -> str:
         """Deploy labkit to a host that has lost it; return why that failed."""

@@ -21,6 +21,7 @@ from labkit.core.placement import Placement, Repair, Repairs
 from labkit.core.repairs import refuse_repairs
 from labkit.elastic.protocol.messages.clients import MemberStatus
 from labkit.printing import printable
+from labkit.testbed.agent.shapes import YardstickReading
 from labkit.testbed.agent.wire import Refusal, check_name
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.amounts import given
@@ -118,7 +119,7 @@ class SshBackend:
         self._begun = began_at is not None
         self._session = TestbedSession(
             inventory, jobs=jobs, training=self.training, run=run, folder=folder / "checkpoints", lease_s=lease_s,
-            changed=self._host_changed, some=some, fence=self._fence,
+            changed=self._host_changed, some=some, fence=self._fence, on_reading=self._read,
         )  # fmt: skip
         self.hosts = self._session.hosts
         self._run_events = RunEvents(
@@ -197,6 +198,11 @@ class SshBackend:
             if self.idle and not np.isfinite(until_s):
                 return self._folded(rows)
             self._inbox.wait(min([until_s, tick_s, self._next_arrival_s(), *self._run_events.aside.values()]) - now_s)
+
+    @property
+    def n_cold_starts(self) -> int:
+        """Processes of jobs that were started on a host without a warm fork server."""
+        return sum(each.n_cold for each in self._deployments)
 
     @property
     def taken_by(self) -> str:
@@ -301,6 +307,11 @@ class SshBackend:
 
     def _measured(self, rows: Events) -> None:
         self._inbox.put(InboxItem(self.now_s, rows=rows))
+
+    def _read(self, host: str, reading: YardstickReading) -> None:
+        machine = self.cluster.machines.index(host)
+        rows = row(Kind.YARDSTICK, machine=machine, value=reading.work_s, cpus=reading.busy_cores)
+        self._inbox.put(InboxItem(self.now_s, host=host, rows=rows))
 
     def _host_changed(self, host: str, up: bool, why: str = "") -> None:
         self._inbox.put(InboxItem(self.now_s, host=host, up=up, why=why))

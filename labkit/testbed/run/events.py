@@ -114,6 +114,8 @@ class RunEvents:
         EndedError
             If another process has ended the run on its hosts.
         """
+        if item.rows is not None and item.host:
+            return [item.rows]
         if item.rows is not None:
             rows = self._numbered(item.rows[np.isin(item.rows["job"], list(self.training))])
             return [rows] if len(rows) else []

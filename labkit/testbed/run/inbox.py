@@ -12,7 +12,10 @@ from labkit.testbed.run.progress import JobUpdate
 
 @dataclass(frozen=True, slots=True)
 class InboxItem:
-    """A report at a second of the run: an update of a job, the state of a host (`up`, why), or measurements."""
+    """A report at a second of the run: an update of a job, the state of a host (`up`, why), or measurements.
+
+    Measurements of a host have its name, those of jobs have none.
+    """
 
     at_s: float
     update: JobUpdate | None = None

@@ -54,6 +54,8 @@ class JobLauncher:
         Hosts on which processes of an earlier start may still run.
     host : str
         The host that a process is started on, or was started on last.
+    n_cold : int
+        Processes that were started on a host without a warm fork server.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class JobLauncher:
         self.launchers: set[str] = set()
         self.stale: set[str] = set()
         self.host = ""
+        self.n_cold = 0
 
     def prepare(self, host: str) -> None:
         """End what an earlier start left on a host that the next process is started on."""
@@ -140,10 +143,11 @@ class JobLauncher:
         argv = [str(agent.bridge.python), "-m", module, "."]
 
         def begin(gpus: Asks) -> None:
-            agent.start(
+            started = agent.start(
                 self._hosts.run, task=self._task, argv=argv, env=env, files=files, lease_s=self._hosts.lease_s,
                 gpus=gpus, beside=self._claims.beside,
             )  # fmt: skip
+            self.n_cold += started.cold
 
         try:
             self._claims.start(host, place, begin)

@@ -117,6 +117,11 @@ class RemoteJob:
         return self._state.progress
 
     @property
+    def n_cold(self) -> int:
+        """Processes that were started on a host without a warm fork server."""
+        return self._launcher.n_cold
+
+    @property
     def task_numbers(self) -> TaskNumbers:
         """Which of its members is which task."""
         return self._state.task_numbers

@@ -11,7 +11,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
 from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.run.agent_pool import AgentPool, Changed
+from labkit.testbed.run.agent_pool import AgentPool, Changed, OnReading
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.fence import RunFence
 from labkit.testbed.run.gpu_claims import checked_gpus, parts_of_gpus
@@ -50,6 +50,8 @@ class TestbedSession:
         Start with the hosts that can be reached.
     fence : RunFence, optional
         The right to drive the run, where several processes could.
+    on_reading : callable
+        As `AgentPool` takes it.
 
     Attributes
     ----------
@@ -75,11 +77,14 @@ class TestbedSession:
         changed: Changed = lambda _host, _up, _why: None,
         some: bool = False,
         fence: RunFence | None = None,
+        on_reading: OnReading = lambda _host, _reading: None,
     ) -> None:
         training.check(jobs)
         self.inventory, self.cluster, self.jobs, self.training = inventory, inventory.cluster(), jobs, training
         self.fleet = LocalFleet(inventory) if any(machine.local for machine in inventory) else Fleet(inventory)
-        self.hosts = AgentPool(self.fleet, run=run, changed=changed, lease_s=lease_s, fence=fence)
+        self.hosts = AgentPool(
+            self.fleet, run=run, changed=changed, lease_s=lease_s, fence=fence, on_reading=on_reading
+        )
         self.backups = CheckpointCache(self.fleet, folder, run=run)
         self._staging = Staging(self.fleet, folder.parent / STAGED)
         self._deployments: list[RemoteJob] = []

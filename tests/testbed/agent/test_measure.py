@@ -68,6 +68,28 @@ def test_a_task_is_measured_with_all_its_processes(agent):
     assert all(sample.over_s > 0.1 for sample in seen)
 
 
+def test_the_yardstick_is_read_while_a_task_runs_and_takes_at_most_a_hundredth_of_a_core(agent):
+    readings = {}
+
+    def read():
+        readings.update((each.boot_s, each) for each in agent.renew("run"))
+        return len(readings) > 1
+
+    agent.start("run", task="idle", argv=["sleep", "1000"])
+    wait_for(read)
+    (first, one), (second, other) = sorted(readings.items())[:2]
+    for each in (one, other):
+        assert 0 < each.work_s < 1
+        assert each.busy_cores >= 0
+    assert 2 * other.work_s <= 0.01 * (second - first)  # it is done twice, once to warm the caches
+
+
+def test_an_agent_whose_host_has_no_task_leaves_the_yardstick_alone(agent):
+    agent.start("run", task="t", argv=["true"])
+    wait_for(lambda: agent.list("run")[0].tasks["t"].phase == "ended")
+    assert agent.renew("run") == []
+
+
 def test_the_host_is_measured(agent):
     said = agent.measure()
     host = said.host
