@@ -21,6 +21,7 @@ from labkit.core.ledger import DONE
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.work_left import believed_left
 from labkit.kernels import by_reference, inner, kernel
+from labkit.kernels.arrays import fill_with
 
 WORKER: Final = 0
 PS: Final = 1
@@ -191,8 +192,8 @@ def sort_tasks(batch: Batch, b: int, demands: Floats, runs_on: Bools, group_type
             ):
                 k += 1
             if k == n:
-                batch.demand[b, k] = demands[j, role]
-                batch.usable[b, k, : episode.n_groups] = usable
+                fill_with(batch.demand[b, k], demands[j, role])
+                fill_with(batch.usable[b, k, : episode.n_groups], usable)
                 n += 1
             batch.kind[b, j, role] = k
     episode.n_kinds = n
@@ -207,7 +208,7 @@ def sort_pairs(batch: Batch, b: int) -> None:
         while k < n and not np.all(batch.pair[b, k] == batch.kind[b, j]):
             k += 1
         if k == n:
-            batch.pair[b, k] = batch.kind[b, j]
+            fill_with(batch.pair[b, k], batch.kind[b, j])
             n += 1
         batch.pair_of[b, j] = k
     episode.n_pairs, episode.rigid = n, not np.all(batch.malleable[b, : episode.n_jobs])
@@ -217,7 +218,8 @@ def sort_pairs(batch: Batch, b: int) -> None:
 def begin_slot(batch: Batch, b: int) -> None:
     """Clear the cluster, and show the active jobs."""
     episode, jobs, seen = batch.episode[b], batch.job[b], batch.seen[b]
-    batch.free[b, : episode.n_groups] = batch.capacity[b, : episode.n_groups]
+    for g in range(episode.n_groups):
+        fill_with(batch.free[b, g], batch.capacity[b, g])
     episode.n_active = 0
     for j in range(episode.n_arrived):
         if jobs[j].phase != DONE:

@@ -12,6 +12,7 @@ from labkit.core.draft import PS, WORKER, Batch, begin_slot, give, sort_pairs, s
 from labkit.core.ledger import DONE, HOLDING, UNSEEN, WAITING
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.kernels import by_reference, inner, kernel
+from labkit.kernels.arrays import fill_with
 
 
 @by_reference
@@ -94,8 +95,9 @@ def _carry_out(batch: Batch, b: int) -> bool:
         changed = True
         job.steps += job.speed * (episode.now_s - job.since_s)
         job.since_s = episode.now_s
-        batch.n_held[b, j] = batch.n[b, j]
-        batch.held[b, j, :, : episode.n_groups] = batch.given[b, j, :, : episode.n_groups]
+        fill_with(batch.n_held[b, j], batch.n[b, j])
+        for role in range(2):
+            fill_with(batch.held[b, j, role, : episode.n_groups], batch.given[b, j, role, : episode.n_groups])
         speed = batch.speed[b, job.row]
         if n_workers + n_ps == 0:
             job.phase, job.speed = WAITING, 0.0

@@ -13,6 +13,7 @@ from labkit.core.resources import CPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.core.work_left import steps_left
 from labkit.kernels import inner, kernel
+from labkit.kernels.arrays import add_to
 from labkit.placers.base import of_one_type, place_by, settled
 from labkit.placers.kernels import PACK
 
@@ -179,7 +180,7 @@ def _fill_one(
                         best, best_role, best_group, best_score = i, role, group, score
         if best < 0:
             return n
-        free[best_group] -= demand[best, best_role]
+        add_to(free[best_group], demand[best, best_role], -1)
         left[best, best_role] -= 1
         tasks[n, 0], tasks[n, 1], tasks[n, 2] = best, best_role, best_group
         n += 1

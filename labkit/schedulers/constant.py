@@ -77,7 +77,10 @@ def fill_evenly(
             if first or fits(w, p, worker[jobs[i]], ps[jobs[i]], left):
                 n_workers[i], n_ps[i] = w, p
                 left -= w * worker[jobs[i]] + p * ps[jobs[i]]
-    share = np.where(n_workers > 0, (n_workers + n_ps) / (most_workers + most_ps), 1.0)
+    share = np.ones(n)
+    for i in range(n):
+        if n_workers[i] > 0:
+            share[i] = (n_workers[i] + n_ps[i]) / (most_workers[i] + most_ps[i])
     while n:
         i = int(np.argmin(share))
         if not share[i] < 1:

@@ -6,6 +6,7 @@ import numpy as np
 
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.kernels import inner, kernel
+from labkit.kernels.arrays import add_to
 from labkit.learning.marl.episodes import DONE, World, begin_job, end_job, settle
 from labkit.schedulers.marl.network import Scene
 from labkit.schedulers.pods.attending import GangView, Net, Notes, Stand, place
@@ -73,7 +74,7 @@ def _tried(
     if not place(net, stand, gang, machines, groups, draws, rng, notes, job):
         return False
     for t in range(len(groups)):
-        stand.free[groups[t]] += gang.worker if t < gang.n_workers else gang.ps
+        add_to(stand.free[groups[t]], gang.worker if t < gang.n_workers else gang.ps, 1)
     return True
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from labkit.core.resources import Floats, Ints
 from labkit.kernels import by_reference, inner, kernel
+from labkit.kernels.arrays import fill_with
 from labkit.schedulers.marl.candidates import hold
 from labkit.schedulers.marl.network import (
     FEATURES,
@@ -166,7 +167,8 @@ def _decide(
     action = drawn(desk, n_top, rng) if how.draws else best_of(desk, n_top)
     at = rec.n[0]
     if at < len(rec.job):
-        rec.seen[at] = desk.seen
+        for k in range(len(desk.seen)):
+            fill_with(rec.seen[at, k], desk.seen[k])
         for k in range(n_top):
             rec.cost[at, k] = desk.own[desk.top[k]]
         rec.n_top[at], rec.action[at], rec.taught[at], rec.job[at] = n_top, action, -1, job
@@ -205,7 +207,7 @@ def end_job(scene: Scene, world: World, slow: Slow, job: int, now_s: float, othe
 @inner(error_model="numpy")
 def begin_job(scene: Scene, world: World, slow: Slow, job: int, groups: Ints, now_s: float, others: Ints) -> int:
     """Let a job begin on some groups; return how many others are beside it."""
-    world.where[job, : len(groups)] = groups
+    fill_with(world.where[job, : len(groups)], groups)
     hold(scene.room, gang_of(scene, job), groups, 1)
     world.start_s[job] = world.since_s[job] = now_s
     put(scene.facts, scene.tasks, job, groups, scene.n_workers[job])

@@ -18,6 +18,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.experiment import Experiment
 from labkit.kernels import by_reference, inner, kernel
+from labkit.kernels.arrays import fill_with
 from labkit.schedulers import make
 from labkit.schedulers.dl2.drafts import draft_of
 from labkit.schedulers.dl2.flat.form import N_SHARES, Form, Numbers, allow, look, observe, open_slot, show_held, take
@@ -309,8 +310,8 @@ def _keep(
             other = rng.integers(0, k + 1)
             order[k], order[other] = order[other], order[k]
     for k in range(len(order)):
-        kept.state[t, order[k]] = state[k]
-        kept.mask[t, kinds * order[k] : kinds * order[k] + kinds] = allowed[kinds * k : kinds * k + kinds]
+        fill_with(kept.state[t, order[k]], state[k])
+        fill_with(kept.mask[t, kinds * order[k] : kinds * order[k] + kinds], allowed[kinds * k : kinds * k + kinds])
     kept.mask[t, -1] = True
     kept.action[t] = kinds * order[action // kinds] + action % kinds if action < len(allowed) else action
     kept.n[0] = t + 1

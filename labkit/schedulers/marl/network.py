@@ -8,6 +8,7 @@ import numpy as np
 
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.kernels import by_reference, inner, kernel
+from labkit.kernels.arrays import fill_with
 from labkit.schedulers.marl.candidates import MOST, Candidates, ClusterRoom, GangRequest, candidates, found_of
 from labkit.speed.what_if import seconds_more
 from labkit.speed.what_if_state import N_SEEN, WORKER, RunFacts, Slow, TaskTable
@@ -154,7 +155,7 @@ def _orders(scene: Scene, pod: int) -> Ints:
         key[0, i] += 0.5 * (scene.tasks.up[m] + scene.tasks.down[m])
     order = np.empty((2, len(mine)), np.int64)
     for o in range(2):
-        order[o] = mine[np.argsort(key[o], kind="mergesort")]
+        fill_with(order[o], mine[np.argsort(key[o], kind="mergesort")])
     return order
 
 

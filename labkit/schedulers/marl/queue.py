@@ -6,6 +6,7 @@ import numpy as np
 
 from labkit.core.resources import Floats, Ints
 from labkit.kernels import kernel
+from labkit.kernels.arrays import fill_with
 from labkit.schedulers.marl.candidates import hold
 from labkit.schedulers.marl.network import CandidateBuffers, Net, Scene, best_of, gang_of, weigh
 from labkit.speed.what_if import put, renew
@@ -32,7 +33,7 @@ def place_waiting(
             continue
         n = scene.n_workers[job] + scene.n_ps[job]
         mine = desk.found.group[desk.top[k], :n]
-        groups[n_chosen, :n] = mine
+        fill_with(groups[n_chosen, :n], mine)
         hold(scene.room, gang_of(scene, job), mine, 1)
         put(scene.facts, scene.tasks, job, mine, scene.n_workers[job])
         renew(scene.facts, slow, scene.tasks, job, desk.others)

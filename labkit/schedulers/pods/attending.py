@@ -14,6 +14,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.core.weights import WeightsFiles, fault_of, other_names
 from labkit.kernels import by_reference, inner, kernel
+from labkit.kernels.arrays import add_to, fill_with
 from labkit.schedulers.pods.predictor import MODELS, model_kind
 
 OF_MACHINE: Final = (
@@ -206,7 +207,7 @@ def see_machines(stand: Stand, gang: GangView, machines: Ints, left: Ints, own: 
 def see_task(gang: GangView, role: int, left: Ints, begun: bool, seen: Floats) -> None:
     """Write what is seen of a task, (Q,)."""
     demand, at = gang.worker if role == 0 else gang.ps, len(gang.about)
-    seen[:at] = gang.about
+    fill_with(seen[:at], gang.about)
     seen[at], seen[at + 1], seen[at + 2] = role, left[0] / 4, left[1] / 4
     seen[at + 3], seen[at + 4], seen[at + 5] = demand[GPUS] / 2, demand[CPUS] / 4, begun
 
@@ -286,7 +287,7 @@ def place(
             anywhere |= fits[i]
         if not anywhere:
             for s in range(t):
-                stand.free[groups[s]] += gang.worker if s < gang.n_workers else gang.ps
+                add_to(stand.free[groups[s]], gang.worker if s < gang.n_workers else gang.ps, 1)
             notes.n[0] = begun
             return False
         see_machines(stand, gang, machines, left, own, seen)
@@ -295,12 +296,15 @@ def place(
         i = _drawn(score, fits, rng.random()) if draws else _best(score, fits)
         at = notes.n[0]
         if at < len(notes.job):
-            notes.machines[at, :k], notes.task[at], notes.fits[at, :k] = seen, task, fits
+            for m in range(k):
+                fill_with(notes.machines[at, m], seen[m])
+            fill_with(notes.task[at], task)
+            fill_with(notes.fits[at, :k], fits)
             notes.fits[at, k:] = False
             notes.action[at], notes.job[at] = i, job
             notes.n[0] += 1
         groups[t] = on_group[i]
-        stand.free[on_group[i]] -= demand
+        add_to(stand.free[on_group[i]], demand, -1)
         own[role, i] += 1
         left[role] -= 1
     return True

@@ -20,6 +20,7 @@ from labkit.core.capacity import SLACK
 from labkit.core.draft import BOTH, FEATURES, PS, WORKER, Batch, give
 from labkit.core.resources import CPUS, GPUS, Bools, Ints
 from labkit.kernels import by_reference, inner, kernel
+from labkit.kernels.arrays import fill_with
 from labkit.schedulers.dl2_simulator import SLOTS_PER_GPU
 
 Numbers = NDArray[np.float32]
@@ -118,7 +119,7 @@ def see(batch: Batch, b: int, form: Form, slot_s: float, i: int, row: Numbers) -
     """Write what is seen of the job in a row of the draft, (F,)."""
     shown, n = batch.seen[b, i], len(row)
     if not form.released:
-        row[:] = shown[:n]
+        fill_with(row, shown[:n])
         if form.scaled:
             row[form.n_models] = math.log1p(shown[form.n_models]) / 3
             row[form.n_models + 1] = math.log1p(shown[form.n_models + 1]) / 8
@@ -128,7 +129,7 @@ def see(batch: Batch, b: int, form: Form, slot_s: float, i: int, row: Numbers) -
     row[0] = job.model + 1
     row[1] = math.floor(max(now_s - job.arrival_s, 0.0) / slot_s + 1e-6)
     row[2] = 1 - (job.steps + job.speed * (now_s - job.since_s)) / job.total_steps
-    row[3:] = shown[form.n_models + 2 : form.n_models + 2 + n - 3]
+    fill_with(row[3:], shown[form.n_models + 2 : form.n_models + 2 + n - 3])
     if form.scaled:
         row[0], row[1] = row[0] / 8, row[1] / 100
         row[4:] /= 16
@@ -156,7 +157,7 @@ def allow(batch: Batch, b: int, form: Form, window: Ints, allowed: Bools) -> boo
         elif form.all_reduce:
             allowed[k] = batch.mask[b, 3 * i + WORKER] or batch.mask[b, 3 * i + BOTH]
         else:
-            allowed[3 * k : 3 * k + 3] = batch.mask[b, 3 * i : 3 * i + 3]
+            fill_with(allowed[3 * k : 3 * k + 3], batch.mask[b, 3 * i : 3 * i + 3])
     return bool(allowed.any())
 
 
