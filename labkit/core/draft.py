@@ -21,7 +21,7 @@ from labkit.core.ledger import DONE
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.work_left import believed_left
 from labkit.kernels import by_reference, inner, kernel
-from labkit.kernels.arrays import fill_with
+from labkit.kernels.arrays import fill_rows, fill_with
 
 WORKER: Final = 0
 PS: Final = 1
@@ -218,8 +218,7 @@ def sort_pairs(batch: Batch, b: int) -> None:
 def begin_slot(batch: Batch, b: int) -> None:
     """Clear the cluster, and show the active jobs."""
     episode, jobs, seen = batch.episode[b], batch.job[b], batch.seen[b]
-    for g in range(episode.n_groups):
-        fill_with(batch.free[b, g], batch.capacity[b, g])
+    fill_rows(batch.free[b], batch.capacity[b, : episode.n_groups])
     episode.n_active = 0
     for j in range(episode.n_arrived):
         if jobs[j].phase != DONE:

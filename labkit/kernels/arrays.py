@@ -20,6 +20,13 @@ def fill_with(to: NDArray[Any], values: NDArray[Any]) -> None:
 
 
 @inner
+def fill_rows(to: NDArray[Any], values: NDArray[Any]) -> None:
+    """Copy rows into as many others, (m, n)."""
+    for i in range(len(values)):
+        fill_with(to[i], values[i])
+
+
+@inner
 def add_to(to: NDArray[Any], values: NDArray[Any], sign: int) -> None:
     """Add a row to another of the same length, (n,), or take it away: sign -1."""
     for i in range(len(to)):

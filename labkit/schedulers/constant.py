@@ -77,10 +77,7 @@ def fill_evenly(
             if first or fits(w, p, worker[jobs[i]], ps[jobs[i]], left):
                 n_workers[i], n_ps[i] = w, p
                 left -= w * worker[jobs[i]] + p * ps[jobs[i]]
-    share = np.ones(n)
-    for i in range(n):
-        if n_workers[i] > 0:
-            share[i] = (n_workers[i] + n_ps[i]) / (most_workers[i] + most_ps[i])
+    share = np.array([_share(n_workers[i], n_ps[i], most_workers[i], most_ps[i]) for i in range(n)])
     while n:
         i = int(np.argmin(share))
         if not share[i] < 1:
@@ -89,8 +86,14 @@ def fill_evenly(
         left -= w * worker[jobs[i]] + p * ps[jobs[i]]
         n_workers[i] += w
         n_ps[i] += p
-        share[i] = (n_workers[i] + n_ps[i]) / (most_workers[i] + most_ps[i]) if w + p else 1.0
+        share[i] = _share(n_workers[i], n_ps[i], most_workers[i], most_ps[i]) if w + p else 1.0
     return n_workers, n_ps
+
+
+@inner
+def _share(w: int, p: int, most_w: int, most_p: int) -> float:
+    """Return how much of its gang a job has; 1 if it has nothing: it does not grow."""
+    return (w + p) / (most_w + most_p) if w > 0 else 1.0
 
 
 @inner

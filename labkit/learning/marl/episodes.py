@@ -12,7 +12,7 @@ import numpy as np
 
 from labkit.core.resources import Floats, Ints
 from labkit.kernels import by_reference, inner, kernel
-from labkit.kernels.arrays import fill_with
+from labkit.kernels.arrays import fill_rows, fill_with
 from labkit.schedulers.marl.candidates import hold
 from labkit.schedulers.marl.network import (
     FEATURES,
@@ -167,8 +167,7 @@ def _decide(
     action = drawn(desk, n_top, rng) if how.draws else best_of(desk, n_top)
     at = rec.n[0]
     if at < len(rec.job):
-        for k in range(len(desk.seen)):
-            fill_with(rec.seen[at, k], desk.seen[k])
+        fill_rows(rec.seen[at], desk.seen)
         for k in range(n_top):
             rec.cost[at, k] = desk.own[desk.top[k]]
         rec.n_top[at], rec.action[at], rec.taught[at], rec.job[at] = n_top, action, -1, job

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from labkit.core.draft import BOTH, FEATURES, PS, WORKER, Batch, give, mark_all, put
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.kernels import by_reference, inner, kernel
-from labkit.kernels.arrays import fill_with
+from labkit.kernels.arrays import fill_rows
 from labkit.schedulers.dl2.network import N_AROUND, N_OWN, Net, Numbers, SlotBuffers, desk_of, evaluate
 from labkit.schedulers.dl2.teacher import advise
 
@@ -153,8 +153,7 @@ def _open(seen: Numbers, rec: DecisionRecord) -> int:
     base, slot, n = int(rec.n[0]), rec.n[3], len(seen)
     _refuse_full(slot, len(rec.first))
     _refuse_full(base + n - 1, len(rec.seen))
-    for i in range(n):
-        fill_with(rec.seen[base + i], seen[i])
+    fill_rows(rec.seen[base : base + n], seen)
     rec.first[slot], rec.n_jobs[slot] = base, n
     rec.n[0] += n
     rec.n[3] += 1

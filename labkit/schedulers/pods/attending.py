@@ -14,7 +14,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.core.weights import WeightsFiles, fault_of, other_names
 from labkit.kernels import by_reference, inner, kernel
-from labkit.kernels.arrays import add_to, fill_with
+from labkit.kernels.arrays import add_to, fill_rows, fill_with
 from labkit.schedulers.pods.predictor import MODELS, model_kind
 
 OF_MACHINE: Final = (
@@ -296,8 +296,7 @@ def place(
         i = _drawn(score, fits, rng.random()) if draws else _best(score, fits)
         at = notes.n[0]
         if at < len(notes.job):
-            for m in range(k):
-                fill_with(notes.machines[at, m], seen[m])
+            fill_rows(notes.machines[at], seen)
             fill_with(notes.task[at], task)
             fill_with(notes.fits[at, :k], fits)
             notes.fits[at, k:] = False
