@@ -244,11 +244,23 @@ class Jobs:
     def with_columns(self, **columns: Any) -> Self:
         """Return a copy with some columns replaced, e.g. `jobs.with_columns(arrival_s=jobs.arrival_s / 2)`.
 
+        Users and models may be names.
+
         Raises
         ------
         TraceError
             As `Jobs.of`.
+
+        Examples
+        --------
+        >>> jobs = Jobs.of(arrival_s=[0, 1], total_steps=[5, 5]).with_columns(user=["ada", "bob"])
+        >>> jobs[1].user
+        'bob'
         """
+        for column in ("user", "model"):
+            if column in columns and not isinstance(columns[column], np.ndarray):
+                of = Columns(self.name, len(self))
+                columns[f"{column}s"], columns[column] = of.categories(column, columns[column])
         return replace(self, **columns)._checked_in_order()
 
     @cached_property
