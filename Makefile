@@ -29,7 +29,7 @@ NBVAL := $(BIN)/pytest -c tests/nbval.ini --rootdir .
 # Tests need no nbval: its import takes each worker a second.
 PYTEST := $(BIN)/pytest -p no:nbval -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(ALL)  ## run notebooks, examples in docstrings and tests, all but those of `make thorough`
-	$(BIN)/python -m labkit.compile_kernels
+	$(BIN)/python -m labkit.cli.compile_kernels
 	$(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS))
 	$(BIN)/pytest -p no:nbval --doctest-modules labkit
 	$(PYTEST) -m "not slow"
@@ -77,7 +77,7 @@ lock:  ## write constraints.txt anew: one set of versions for every Python that 
 	.ci/lock $(PYTHON)
 
 doctor:  ## say what this machine lacks and how to get it; installs nothing
-	@if [ -e .venv/.with-base ]; then $(BIN)/python -m labkit.doctor; else $(PYTHON) labkit/doctor.py; fi
+	@if [ -e .venv/.with-base ]; then $(BIN)/python -m labkit.system.doctor; else PYTHONPATH=. $(PYTHON) -m labkit.system.doctor; fi
 
 notebooks: $(ALL)  ## run all notebooks and keep their outputs
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False notebooks/*.ipynb

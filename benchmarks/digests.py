@@ -112,7 +112,7 @@ def helps() -> Iterator[tuple[str, str]]:
     import typer
     from typer.testing import CliRunner
 
-    from labkit.cli import app
+    from labkit.cli.app import app
 
     os.environ["COLUMNS"] = "100"
     runner, todo = CliRunner(), [((), typer.main.get_command(app))]

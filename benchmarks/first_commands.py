@@ -17,7 +17,7 @@ from benchmarks import Row, size
 
 COMMAND = "python -m benchmarks first_commands"
 ROUNDS = size(5, short=1)
-LABKIT = [sys.executable, "-m", "labkit.cli"]
+LABKIT = [sys.executable, "-m", "labkit"]
 COMPARE = ["compare", "demo", "--cluster", "demo"]
 LINES = {
     "yardstick": [sys.executable, "-c", "import numpy, pandas, numba"],

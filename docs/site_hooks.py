@@ -168,8 +168,8 @@ def commands_page() -> str:
     """Return the page of all commands, from what `--help` tells."""
     import typer
 
-    from labkit import cli_help
-    from labkit.cli import app
+    from labkit.cli import help as cli_help
+    from labkit.cli.app import app
 
     root = typer.main.get_command(app)
     lines = ["# Commands", "", "```text", cli_help.BEGIN.format(version="").replace("labkit :", "labkit:"), "```", ""]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from labkit import early
+from labkit.system import early
 
 if TYPE_CHECKING:
     from labkit import core as core

@@ -171,7 +171,7 @@ def deploy(
     profile: str = "",
 ) -> bool:
     """Train the jobs of a trace, under a scheduler."""
-    from labkit.experiment.command import tell, tell_watch
+    from labkit.cli.attach import tell, tell_watch
     from labkit.experiment.deployed import deploy
 
     if not trace:

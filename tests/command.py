@@ -1,6 +1,6 @@
 """The `labkit` command as tests run it: a fork of a warm process, which has loaded what a new one loads for seconds.
 
-A fork has its own folder, environment, streams and exit code. Tests of the start itself run `python -m labkit.cli`.
+A fork has its own folder, environment, streams and exit code. Tests of the start itself run `python -m labkit`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def labkit_in_a_process(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a command in a new process: for commands that train, which start processes of their own."""
     return subprocess.run(
-        [sys.executable, "-m", "labkit.cli", *words],
+        [sys.executable, "-m", "labkit", *words],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -61,7 +61,7 @@ def _become(order: dict[str, str], words: list[str]) -> None:
         os.dup2(os.open(path, flags, 0o600), number)
     os.chdir(order["cwd"])
     sys.argv = ["labkit", *words]
-    from labkit.cli import main
+    from labkit.cli.app import main
 
     main()
     sys.exit()

@@ -123,7 +123,10 @@ def test_what_is_typed_wrong_is_told_in_one_line(words, said, tmp_path):
 def test_ctrl_c_stops_with_130_and_marks_the_run(tmp_path):
     words = ["compare", str(DEMO), "--cluster", "demo", "--schedulers", "las", "--slot", "0.02", "--runs", "kept"]
     running = subprocess.Popen(
-        [sys.executable, "-u", "-m", "labkit.cli", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-u", "-m", "labkit", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     try:
         while not list((tmp_path / "kept").glob("*/events-*.parquet")):  # it has been simulating for a second
@@ -140,10 +143,10 @@ def test_ctrl_c_stops_with_130_and_marks_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("twice", [False, True])
-@pytest.mark.parametrize("module", ["labkit.core", "typer", "labkit.testbed.laptop.command"])
+@pytest.mark.parametrize("module", ["labkit.core", "typer", "labkit.cli.bed"])
 def test_ctrl_c_while_modules_are_loaded_is_one_line_and_130_also_twice(module, twice, tmp_path):
     running = subprocess.Popen(
-        [sys.executable, "-m", "labkit.cli", "compare", str(DEMO), "--cluster", "demo"], cwd=tmp_path, text=True,
+        [sys.executable, "-m", "labkit", "compare", str(DEMO), "--cluster", "demo"], cwd=tmp_path, text=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"},
     )  # fmt: skip
     try:
@@ -171,7 +174,7 @@ def test_a_terminal_sees_how_far_each_scheduler_is(tmp_path):
     termios.tcsetwinsize(slave, (24, 100))
     words = ["compare", str(DEMO), "--cluster", "demo", "--schedulers", "fifo,srtf"]
     with subprocess.Popen(
-        [sys.executable, "-m", "labkit.cli", *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=slave
+        [sys.executable, "-m", "labkit", *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=slave
     ) as running:
         os.close(slave)
         seen = b""

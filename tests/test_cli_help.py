@@ -15,11 +15,11 @@ import pytest
 import typer
 from rich.text import Text
 
-from labkit import cli_help
-from labkit.cli import app
+from labkit.cli import help as cli_help
+from labkit.cli.app import app
 
 ROOT = Path(__file__).parents[1]
-LABKIT = [sys.executable, "-m", "labkit.cli"]
+LABKIT = [sys.executable, "-m", "labkit"]
 HEAVY = {
     "altair",
     "jsonschema",
@@ -148,7 +148,7 @@ def test_completion_installs_itself_into_the_shell_that_asks(shell, tmp_path):
         pytest.skip(f"no {shell} on this machine")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "labkit").write_text(
-        f"#!{sys.executable}\nimport sys\nfrom labkit.cli import main\nsys.argv[0] = 'labkit'\nmain()\n"
+        f"#!{sys.executable}\nimport sys\nfrom labkit.cli.app import main\nsys.argv[0] = 'labkit'\nmain()\n"
     )
     (tmp_path / "bin" / "labkit").chmod(0o755)
     env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
@@ -169,7 +169,7 @@ def loaded(*words: str) -> set[str]:
     code = (
         "import sys, runpy\n"
         f"sys.argv = ['labkit', *{words!r}]\n"
-        "try: runpy.run_module('labkit.cli', run_name='__main__')\n"
+        "try: runpy.run_module('labkit.cli.app', run_name='__main__')\n"
         "except SystemExit: pass\n"
         "print('LOADED', *sys.modules)"
     )
@@ -197,7 +197,7 @@ def without_extra(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         "import sys, runpy\n"
         f"for name in {EXTRA!r}: sys.modules[name] = None\n"
         f"sys.argv = ['labkit', *{words!r}]\n"
-        "runpy.run_module('labkit.cli', run_name='__main__')"
+        "runpy.run_module('labkit.cli.app', run_name='__main__')"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, env=env, check=False)

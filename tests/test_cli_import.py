@@ -29,7 +29,7 @@ device_type = "v100"
 
 def labkit(*words: str, cwd, **options) -> subprocess.CompletedProcess[str]:
     options = {"capture_output": True, "stdin": subprocess.DEVNULL, **options}
-    return subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=cwd, text=True, **options)
+    return subprocess.run([sys.executable, "-m", "labkit", *words], cwd=cwd, text=True, **options)
 
 
 def test_a_slurm_export_is_compared_as_it_is(tmp_path):

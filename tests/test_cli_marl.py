@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.cli_marl import marl_trainer
+from labkit.cli.train_marl import marl_trainer
 from labkit.core.errors import InputError
 from labkit.schedulers.marl.weights import load
 from tests.hang import HANG_S
@@ -21,7 +21,7 @@ CLUSTER = "vl2(4, 2, per_rack=3, gbps=(10, 20, 40))"
 TRACE = "marl_jobs(load=2, n_pods=2, n_slots=4, per_slot=2)"
 SMALL = ("--cluster", CLUSTER, "--trace", TRACE, "--lessons", "2", "--rounds", "4", "--keep-every", "1",
          "--set", "n_fits=5", "--set", "n_draws=2", "--out", "w.safetensors")  # fmt: skip
-WORDS = (sys.executable, "-m", "labkit.cli", "train-policy", "marl")
+WORDS = (sys.executable, "-m", "labkit", "train-policy", "marl")
 
 
 def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -132,7 +132,7 @@ def test_what_is_typed_wrong_is_one_line(words, told, tmp_path, monkeypatch):
     monkeypatch.setattr("labkit.experiment.on_dask.CONNECT_S", 0.5)
     from typer.testing import CliRunner
 
-    from labkit.cli import app
+    from labkit.cli.app import app
 
     done = CliRunner().invoke(app, ["train-policy", "marl", *SMALL[:-1], str(tmp_path / "w.safetensors"), *words])
     assert done.exit_code != 0

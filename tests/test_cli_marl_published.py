@@ -3,8 +3,8 @@
 import pytest
 from typer.testing import CliRunner
 
-from labkit.cli import app
-from labkit.cli_marl_published import published_trainer
+from labkit.cli.app import app
+from labkit.cli.train_marl_published import published_trainer
 from labkit.core.errors import InputError
 
 SMALL = {"interference": "calibrated", "seed": 1}

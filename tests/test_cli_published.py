@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from labkit.cli_published import _switch
+from labkit.cli.train_published import _switch
 from labkit.core import InputError
 from labkit.learning.published import Published
 from labkit.learning.published.federated import Federated

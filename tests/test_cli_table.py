@@ -7,8 +7,8 @@ import re
 import pytest
 from rich.table import Table
 
-from labkit import cli_table
-from labkit.cli_table import numbers, show, words
+from labkit.cli import tables as cli_table
+from labkit.cli.tables import numbers, show, words
 
 LABEL = "gavel_las(round_s=60.0,space_sharing=True,estimate=0.5)"
 VALUES = ["3,039.17", "12,345.67", "1,234,567.89", "99.99", "1.23", "100%", "$12,345.67", "1,000.00"]

@@ -104,7 +104,7 @@ LONGER = (
 
 def begun(*words: str, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "labkit.cli", "train-policy", "dl2", *LONGER, "--keep-every", "1", *words], cwd=cwd,
+        [sys.executable, "-m", "labkit", "train-policy", "dl2", *LONGER, "--keep-every", "1", *words], cwd=cwd,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from labkit.cli import app
+from labkit.cli.app import app
 from labkit.core import InputError
 from labkit.learning.disclosure import POLICIES, UNKNOWN, disclosure
 from labkit.schedulers.dl2 import load

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit import doctor
-from labkit.doctor import Check, checks, main, program, verdict
+from labkit.system import doctor
+from labkit.system.doctor import Check, checks, main, program, verdict
 
 
 def fake_program(folder: Path, name: str, script: str) -> None:

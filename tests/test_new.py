@@ -22,7 +22,7 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_scheduler_test_and_notebook_work_as_they_are(tmp_path):
-    told = run("-m", "labkit.cli", "new", "scheduler", "my_idea", cwd=tmp_path)
+    told = run("-m", "labkit", "new", "scheduler", "my_idea", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["my_idea.ipynb", "my_idea.py", "test_my_idea.py"]
     assert "--schedulers 'fifo,my_idea.py:MyIdea' --seeds 5" in told.stdout

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from labkit.cli_table import numbers, show
-from labkit.cli_watch import opened
+from labkit.cli.tables import numbers, show
+from labkit.cli.watch import opened
 from labkit.core import Jobs
 from labkit.experiment import simulate
-from labkit.printing import BarStream, GuardedStream, printable, terminal
-from labkit.progress import counter
 from labkit.results import RunWriter
+from labkit.system.printing import BarStream, GuardedStream, printable, terminal
+from labkit.system.progress import counter
 from tests.command import labkit
 
 EVIL = "\x1b]0;T\x07\x1b[2J\x9b31m\u202eabc\u2066\u2028x\x85y\x7fz\r0\x08"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from labkit import progress
-from labkit.progress import counted, counter
+from labkit.system import progress
+from labkit.system.progress import counted, counter
 
 
 def test_things_come_through_and_the_bar_says_how_many_are_done(capsys):

@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from labkit.progress_lines import ProgressLines, StageLines
+from labkit.system.progress import ProgressLines, StageLines
 from tests.hang import HANG_S
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.cli import DEMO_SCHEDULERS
-from labkit.cli_compared import print_finding, print_header, print_table
+from labkit.cli.app import DEMO_SCHEDULERS
+from labkit.cli.tables import print_finding, print_header, print_table
 from labkit.experiment import compare
 from labkit.experiment.caveats import Caveat
 from labkit.experiment.demo import CLUSTER, trace

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from labkit.cli_help import COMMANDS
+from labkit.cli.help import COMMANDS
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed (the extra docs)")
 

@@ -15,8 +15,9 @@ import pytest
 import typer
 
 import labkit
-from labkit import cli_help, cli_renamed
-from labkit.cli import app
+from labkit.cli import help as cli_help
+from labkit.cli import renamed as cli_renamed
+from labkit.cli.app import app
 from labkit.experiment import Experiment, attach, compare, deploy, fidelity, simulate
 from labkit.notebook import live_deploy
 from labkit.results import load
@@ -166,7 +167,7 @@ def test_a_former_option_is_gone_and_refused_with_the_new_one(name, option):
     ],
 )
 def test_a_former_spelling_is_one_line_that_tells_the_new_one(words, told):
-    done = subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "labkit", *words], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, told)
 
 

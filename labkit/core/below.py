@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, Self
 
 from labkit.core.errors import InputError
-from labkit.printing import printable
+from labkit.system.printing import printable
 
 SEVERAL: Final = ("staged",)
 """Folders whose files may have several names: a queue and its runs have one archive together. None is written again."""

@@ -21,7 +21,7 @@ from typing import Final
 
 from labkit.core.errors import InputError
 from labkit.core.text import shortened
-from labkit.printing import printable
+from labkit.system.printing import printable
 
 TRUSTED: Final = "trusted"
 """The file of consents, below labkit's folder in the user's state folder."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from labkit.printing import printable
+from labkit.system.printing import printable
 
 CONTROL: Final = r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 """What no name of a file may hold: controls of terminals (C0, C1), marks of direction, and line ends of Unicode."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_unreadable
-from labkit.printing import printable
+from labkit.system.printing import printable
 
 Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 

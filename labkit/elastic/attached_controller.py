@@ -14,7 +14,7 @@ from labkit.core.events import Cause
 from labkit.elastic.controller.job_files import EVENTS, LOCK
 from labkit.elastic.event_file import read_events
 from labkit.elastic.process.local_members import end_members
-from labkit.proc import command_line, wait_for_end
+from labkit.system.proc import command_line, wait_for_end
 
 MODULE: Final = "labkit.elastic.controller.process"
 SUCCESSOR_LEASES: Final = 4

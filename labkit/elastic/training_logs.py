@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from labkit.core.errors import InputError
 from labkit.core.text import spreadsheet_text
 from labkit.elastic.log_rows import LogRow, rows_of
-from labkit.release import how_to_get
+from labkit.system.release import how_to_get
 
 if TYPE_CHECKING:
     from labkit.elastic.job import Job

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from labkit.core.errors import InputError
-from labkit.progress import counted
+from labkit.system.progress import counted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,9 +10,9 @@ import numpy as np
 from scipy import sparse
 
 from labkit.core.resources import Floats
-from labkit.progress import counted
 from labkit.solvers.levels import fill
 from labkit.solvers.lp import LinearProgram
+from labkit.system.progress import counted
 from labkit.workloads import Throughputs
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Events, Kind
 from labkit.core.jobs import Jobs
-from labkit.progress_lines import StageLines
+from labkit.system.progress import StageLines
 from labkit.workloads import readers, shipped
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from labkit.experiment.opener import ASKED, LEASE_S, Begun, Preflight, name_on_h
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.session import Observer
 from labkit.experiment.time_limit import TimeLimitError, checked_limit, limited
-from labkit.printing import printable
 from labkit.results.record import TAKEN_BY, RunRecord, RunState
 from labkit.results.store import RunWriter, find, load
 from labkit.schedulers import named
+from labkit.system.printing import printable
 from labkit.testbed.run.saved_state import SavedState
 
 if TYPE_CHECKING:

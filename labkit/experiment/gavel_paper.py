@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.core.jobs import Jobs
 from labkit.experiment.experiment import Experiment
-from labkit.progress import counted
+from labkit.system.progress import counted
 from labkit.topology import Server, no_network
 from labkit.workloads import Throughputs, gavel_jobs
 

@@ -18,7 +18,7 @@ from labkit.experiment.cell import CellOutcome, failed, run_cell
 from labkit.experiment.grid import Cell
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.lengths import Lengths
-from labkit.release import how_to_get
+from labkit.system.release import how_to_get
 
 if TYPE_CHECKING:
     from distributed import Client, Security, Worker

@@ -11,11 +11,11 @@ from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Placer
 from labkit.experiment.experiment import Experiment
-from labkit.progress import counted
 from labkit.schedulers import make
 from labkit.speed.interference import Interference, InterferenceModel
 from labkit.speed.interference.use import ModelUse
 from labkit.speed.step_time import StepTime
+from labkit.system.progress import counted
 from labkit.workloads.arrivals import poisson
 
 if TYPE_CHECKING:

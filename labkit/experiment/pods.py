@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from labkit.experiment.experiment import Experiment
-from labkit.progress import counted
+from labkit.system.progress import counted
 from labkit.workloads import marl_jobs
 
 if TYPE_CHECKING:

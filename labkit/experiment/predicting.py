@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from labkit.progress import counted
 from labkit.speed.contention import PRESETS, profile
 from labkit.speed.interference import compare_models
+from labkit.system.progress import counted
 
 if TYPE_CHECKING:
     import pandas as pd

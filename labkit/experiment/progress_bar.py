@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.core.events import Events, Kind
-from labkit.progress import counter
+from labkit.system.progress import counter
 
 
 class ProgressBar:

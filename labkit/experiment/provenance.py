@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from labkit import release
+from labkit.system import release
 
 PACKAGES = ("numpy", "pandas", "numba", "scipy", "networkx", "altair")
 

@@ -21,12 +21,12 @@ from labkit.experiment.deployed import attach, run_opened
 from labkit.experiment.opener import LEASE_S, Preflight
 from labkit.experiment.provenance import command
 from labkit.experiment.time_limit import checked_limit
-from labkit.printing import printable
 from labkit.results import files
 from labkit.results.lock import RunLock
 from labkit.results.queue import FOLDER, QUEUE, TRACE, QueuedRun, QueueState, RunQueue, known_queues, ordered
 from labkit.results.record import RunRecord
 from labkit.results.store import known_runs, load
+from labkit.system.printing import printable
 from labkit.testbed.run.saved_state import STATE
 
 if TYPE_CHECKING:

@@ -18,14 +18,13 @@ from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.on_dask import on_dask
 from labkit.experiment.pool import on_pool
-from labkit.printing import printable
-from labkit.progress import counter, in_notebook
-from labkit.progress_lines import ProgressLines
 from labkit.results.bound import BOUND, FASTER
 from labkit.results.notes import reserved_in
 from labkit.results.record import RunRecord
 from labkit.results.sweep_folder import SweepFolder
 from labkit.results.sweeps import cell_table, idle_seeds
+from labkit.system.printing import printable
+from labkit.system.progress import ProgressLines, counter, in_notebook
 
 if TYPE_CHECKING:
     import pandas as pd

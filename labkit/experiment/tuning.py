@@ -28,11 +28,11 @@ from labkit.experiment.grid import Grid
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.ranges import Range, Value
 from labkit.experiment.sweeping import sweep
-from labkit.release import how_to_get
 from labkit.results import files
 from labkit.results.lock import RunLock
 from labkit.results.sweeps import refuse_unknown_metric, sweep_differences
 from labkit.schedulers import make, open_options
+from labkit.system.release import how_to_get
 
 if TYPE_CHECKING:
     import optuna

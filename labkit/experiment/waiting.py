@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 from labkit.experiment.run import simulate
-from labkit.progress import counted
+from labkit.system.progress import counted
 from labkit.topology import build
 from labkit.workloads.generators import DL2_MEAN_S, DL2_MEDIAN_S
 

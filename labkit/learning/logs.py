@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from labkit.core.errors import InputError
-from labkit.release import how_to_get
+from labkit.system.release import how_to_get
 
 if TYPE_CHECKING:
     from labkit.learning.training import Update

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from labkit.live.follow import EVERY_S, FollowedRun
 from labkit.live.jobs import HEADINGS, NUMBERS, job_rows
 from labkit.live.model import LiveModel
-from labkit.printing import printable
+from labkit.system.printing import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -12,9 +12,9 @@ from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB
 from labkit.core.snapshot import Snapshot
-from labkit.doctor import Check, verdict
 from labkit.plots.theme import FONT, colour, human_s, time_unit
 from labkit.results import RunRecord
+from labkit.system.doctor import Check, verdict
 
 MOST_ROWS: Final = 8
 
@@ -177,7 +177,7 @@ def plain(thing: Any) -> str:
 
 
 def checks_html(checks: Sequence[Check]) -> str:
-    """Return what `labkit.doctor.checks` found, without places of this machine."""
+    """Return what `labkit.system.doctor.checks` found, without places of this machine."""
     rows = [
         [
             "yes" if check.ok else "missing",

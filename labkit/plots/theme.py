@@ -15,7 +15,7 @@ import pandas as pd
 from labkit.core.text import human_s, time_unit
 from labkit.plots.embedding import embed_options
 from labkit.plots.palette import AGNOSTIC, COLOURS, FAINT, FONT, HEAT, INK, LINE, MUTED, PAPER, colour, colours
-from labkit.printing import printable
+from labkit.system.printing import printable
 
 __all__ = [
     "AGNOSTIC", "COLOURS", "FAINT", "FONT", "HEAT", "INK", "LINE", "MUTED", "PAPER", "colour", "colours", "human_s",

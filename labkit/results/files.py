@@ -20,9 +20,9 @@ from labkit.core.jobs import Jobs
 from labkit.core.parquet import ForeignError, ParquetError, decode, decode_frame, encode, encode_frame
 from labkit.core.resources import RESOURCES
 from labkit.core.text import odd_name
-from labkit.printing import printable
 from labkit.results.record import RUN_ID, RunInfo, RunState
 from labkit.results.table import from_columns, to_columns
+from labkit.system.printing import printable
 
 if TYPE_CHECKING:
     import pandas as pd

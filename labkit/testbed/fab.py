@@ -19,10 +19,10 @@ import fabric
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from labkit import early
 from labkit.core.errors import LabkitError, unknown
-from labkit.printing import printable
-from labkit.release import how_to_get
+from labkit.system import early
+from labkit.system.printing import printable
+from labkit.system.release import how_to_get
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.topology.host_ranges import has_range

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
-from labkit.printing import printable, terminal
+from labkit.system.printing import printable, terminal
 
 if TYPE_CHECKING:
     import pandas as pd

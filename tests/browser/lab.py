@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-from labkit.doctor import CHROMIUM_NAMES, which
+from labkit.system.doctor import CHROMIUM_NAMES, which
 from tests.hang import HANG_S
 
 

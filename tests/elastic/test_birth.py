@@ -20,7 +20,7 @@ from labkit.elastic import JobError, Validation, job_folder, start, train
 from labkit.elastic.data import as_dataset
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.program import Program
-from labkit.proc import command_line, stat
+from labkit.system.proc import command_line, stat
 from tests.elastic.test_training import SlowNow
 from tests.hang import HANG_S
 

@@ -20,8 +20,8 @@ from torch import nn
 from labkit.core import Cause
 from labkit.elastic import Job, JobError, start, train
 from labkit.elastic.process.causes import NO_MEMORY, OOM_KILLED, OomWatch, cause_named, name_of, of_exit, oom_kills
-from labkit.oom import is_memory
-from labkit.proc import command_line
+from labkit.system.oom import is_memory
+from labkit.system.proc import command_line
 
 MB = 1 << 20
 

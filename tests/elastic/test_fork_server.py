@@ -28,7 +28,7 @@ from labkit.elastic.forkserver.order import HEAD_BYTES, ForkOrder, ForkStarted, 
 from labkit.elastic.process.local_members import member_arguments, running
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.spec import Spec
-from labkit.proc import wait_for_end
+from labkit.system.proc import wait_for_end
 from tests.hang import HANG_S
 
 MARK = "OF_THE_ORDER"

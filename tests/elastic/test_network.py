@@ -423,7 +423,7 @@ def test_strangers_cannot_fill_the_disk() -> None:
 def test_from_the_shell() -> None:
     from typer.testing import CliRunner
 
-    from labkit.cli import app
+    from labkit.cli.app import app
 
     line = "train cnn --steps 3 --samples 64 --json --network tls --addresses 127.0.0.1,127.0.0.2"
     told = json.loads(CliRunner().invoke(app, line.split(), catch_exceptions=False).stdout)

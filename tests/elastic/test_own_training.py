@@ -14,7 +14,7 @@ import torch
 
 from labkit.core.errors import InputError
 from labkit.experiment.own_training import OwnTraining, arguments_of, read_training
-from labkit.proc import all_pids, command_line
+from labkit.system.proc import all_pids, command_line
 from tests.command import labkit_in_a_process as labkit
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-training.md").read_text()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit import cli
+from labkit.cli import app as cli
 from labkit.core import Jobs
 from labkit.core.resources import amounts
 from labkit.experiment import Experiment, Grid, every_slot, sweep

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from labkit import cli, simulate
-from labkit.cli_compared import as_json_row
+from labkit import simulate
+from labkit.cli import app as cli
+from labkit.cli.tables import as_json_row
 from labkit.core import Jobs
 from labkit.core.errors import InputError
 from labkit.experiment import Experiment, compare

@@ -15,19 +15,20 @@ import numpy as np
 import pytest
 import typer
 
-from labkit import cli, cli_demo
+from labkit.cli import demo as cli_demo
+from labkit.cli import app as cli
 from labkit.core.events import Kind
-from labkit.doctor import which
 from labkit.experiment import compare, demo
 from labkit.plots.report import write_report
-from labkit.progress_lines import STAGE_S, StageLines
 from labkit.results import rescalings
+from labkit.system.doctor import which
+from labkit.system.progress import STAGE_S, StageLines
 from labkit.testbed.errors import BedError
 from labkit.testbed.laptop import bed as beds
 from labkit.testbed.laptop.processes import processes
 from tests.hang import HANG_S
 
-SCRIPT = "from labkit.experiment.demo import train; from labkit.progress_lines import StageLines as S; train(S(''))"
+SCRIPT = "from labkit.experiment.demo import train; from labkit.system.progress import StageLines as S; train(S(''))"
 
 
 def marked(mark: str) -> list[tuple[str, str]]:

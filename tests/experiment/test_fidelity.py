@@ -140,4 +140,4 @@ def test_the_command_prints_the_table_and_writes_the_report(tmp_path: Path):
 
 
 def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-m", "labkit", *words], cwd=cwd, capture_output=True, text=True)

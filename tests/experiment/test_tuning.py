@@ -138,7 +138,7 @@ def test_a_best_value_at_an_end_of_its_range_is_told():
 def test_the_command_tells_best_verdict_and_how_to_use_it(tmp_path):
     words = ["tune", "las", "--trace", TRACE, "--cluster", "no_network(1)", "--param", "quantum_s=60:3600:log"]
     words += ["--trials", "3", "--seeds", "2", "--check", "7-9", "--metric", "mean_jct", "--folder", "t"]
-    run = [sys.executable, "-m", "labkit.cli", *words]
+    run = [sys.executable, "-m", "labkit", *words]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "3 trials, each on seeds 0 to 1; the best of them:" in done.stdout

@@ -51,7 +51,7 @@ def _be(words: list[str], cwd: Path, said: Path) -> None:
         ):  # the browser engine that draws reserves more
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         signal.alarm(WALL_S)
-        from labkit.cli import main
+        from labkit.cli.app import main
 
         sys.argv = ["labkit", *words]
         main()
@@ -107,7 +107,7 @@ def warm() -> None:
     import pandas as pd  # noqa: F401
     import typer
 
-    from labkit.cli import app
+    from labkit.cli.app import app
     from labkit.experiment import compare
     from labkit.workloads.expressions import trace
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from labkit.cli import main
+from labkit.cli.app import main
+from labkit.cli.attach import tell
 from labkit.core import InputError, Jobs
 from labkit.core.events import Kind, events
 from labkit.experiment import simulate
-from labkit.experiment.command import tell
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.live.follow import FollowedRun, with_network
 from labkit.live.jobs import job_rows

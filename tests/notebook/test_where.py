@@ -12,8 +12,8 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
-from labkit.doctor import which
 from labkit.notebook import LabApp
+from labkit.system.doctor import which
 from labkit.testbed.laptop import Bed
 from labkit.testbed.laptop.processes import has_variable, processes
 from labkit.testbed.laptop.server import VARIABLE

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from labkit import compare, simulate
+from labkit.cli.options import prices_of
 from labkit.core import Jobs
 from labkit.core.errors import InputError
-from labkit.experiment.prices_option import prices_of
 from labkit.plots import report_table
 from labkit.plots.cost import cost_table, dollars, late_by_s, plot_cost
 from labkit.plots.device_types import gpu_hours, plot_gpu_hours

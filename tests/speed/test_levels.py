@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import labkit
-from labkit import cli
+from labkit.cli import app as cli
 from labkit.core import Jobs
 from labkit.core.errors import InputError, ProfileError
 from labkit.experiment import Experiment, Grid, sweep

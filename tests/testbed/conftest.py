@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.doctor import which
+from labkit.system.doctor import which
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.laptop import Bed, down
 from labkit.testbed.ssh.fleet import Fleet

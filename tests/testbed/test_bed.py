@@ -27,7 +27,7 @@ from labkit.testbed.ssh.fleet import Fleet
 from labkit.topology import from_inventory
 from tests.hang import HANG_S
 
-LABKIT = [sys.executable, "-m", "labkit.cli"]
+LABKIT = [sys.executable, "-m", "labkit"]
 
 
 def typed(*words, **options):

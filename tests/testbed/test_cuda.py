@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from labkit.core.events import Kind
-from labkit.doctor import which
 from labkit.elastic import Result, models, start
 from labkit.elastic.data import dataset
 from labkit.experiment import deploy
 from labkit.results.record import RunState
+from labkit.system.doctor import which
 from labkit.testbed.laptop import Bed
 from tests.elastic import test_training
 from tests.hang import HANG_S

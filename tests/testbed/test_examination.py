@@ -200,7 +200,7 @@ def test_an_agents_dead_socket_is_told_from_a_living_one(bed, short_folder):
 
 def doctor(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "labkit.cli", "doctor", *words],
+        [sys.executable, "-m", "labkit", "doctor", *words],
         cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
 

@@ -17,9 +17,9 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.core.placement import Placement
 from labkit.core.resources import amounts
-from labkit.doctor import which
 from labkit.elastic.protocol.sites import Site
 from labkit.experiment import Session
+from labkit.system.doctor import which
 from labkit.testbed.agent.errors import AgentRefused
 from labkit.testbed.install.provision import install
 from labkit.testbed.inventory import Inventory

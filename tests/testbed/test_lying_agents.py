@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from labkit.elastic.controller.losses import encoded
-from labkit.printing import printable
+from labkit.system.printing import printable
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError
 from labkit.testbed.run.job_events import JobResult, LossEvent, OtherEvent, event_of, result_of

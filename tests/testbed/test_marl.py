@@ -12,12 +12,12 @@ import torch
 from labkit.core import Jobs
 from labkit.core.events import Kind
 from labkit.core.resources import amounts
-from labkit.doctor import which
 from labkit.experiment.deployed import deploy
 from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import Recipe, Trainer
 from labkit.speed.interference.levels import level
 from labkit.speed.profiled import read, write
+from labkit.system.doctor import which
 from labkit.testbed.laptop import Bed
 from labkit.testbed.profiling.gangs import kinds_named
 from labkit.testbed.profiling.run import profile

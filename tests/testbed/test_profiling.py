@@ -253,5 +253,5 @@ def test_the_command_line_measures_and_simulates(bed: Inventory, tmp_path: Path)
 
 
 def labkit(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "labkit.cli", *words]
+    command = [sys.executable, "-m", "labkit", *words]
     return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=HANG_S, check=False)

@@ -122,7 +122,7 @@ def test_another_labkit_in_the_working_folder_does_not_hide_the_deployed_one(one
     install(one).checked()
     (folder / "labkit.py").write_text("raise SystemExit('hidden')")
     python = python_of(one.inventory["h0"])
-    answers = one.run(["sh", "-c", 'cd "$1" && "$2" -m labkit.cli --help', "sh", str(folder), python])
+    answers = one.run(["sh", "-c", 'cd "$1" && "$2" -m labkit --help', "sh", str(folder), python])
     assert answers.ok, answers
 
 

@@ -39,7 +39,7 @@ TRACE = (
 
 
 def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-m", "labkit", *words], cwd=cwd, capture_output=True, text=True)
 
 
 def states(folder: Path) -> dict[str, str]:

@@ -67,8 +67,8 @@ from labkit.elastic.protocol.messages.reports import (
 from labkit.elastic.protocol.network import HOST, Refusals
 from labkit.elastic.protocol.spec import CONTROLLER_SOCKET, Spec
 from labkit.elastic.transport import Access, Address, Channel, Lease, Listener, TransportError, private_folder
-from labkit.oom import is_memory
-from labkit.proc import wait_for_end
+from labkit.system.oom import is_memory
+from labkit.system.proc import wait_for_end
 
 GRACE_LEASES: Final = 0.1
 """Part of a lease in which a member may be found dead before it counts as one that cannot be reached."""

@@ -16,7 +16,7 @@ from typing import Final
 
 from labkit.elastic.forkserver.order import GO, NETWORK, OF_PYTHON, ForkOrder, ForkRefused, ForkStarted, encode
 from labkit.elastic.forkserver.title import show
-from labkit.proc import stat
+from labkit.system.proc import stat
 
 CLONE_NEWNET: Final = 0x40000000
 MADE_HERE: Final = ("NUMBA_CACHE_DIR",)

@@ -38,7 +38,7 @@ from labkit.elastic.forkserver.order import (
     encode,
 )
 from labkit.elastic.forkserver.place import ForkError
-from labkit.unix_sockets import reached
+from labkit.system.unix_sockets import reached
 
 PATIENCE_S: Final = 120.0
 """Seconds that a server may take for its imports on a busy machine."""

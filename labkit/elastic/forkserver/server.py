@@ -34,7 +34,7 @@ from labkit.elastic.forkserver.order import (
 )
 from labkit.elastic.forkserver.place import clear, early_of, lock_of, locked, uid_of
 from labkit.elastic.forkserver.title import name, show
-from labkit.proc import threads
+from labkit.system.proc import threads
 
 TITLE: Final = ("labkit-forks",)
 PRELOADED: Final = (

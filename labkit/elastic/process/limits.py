@@ -27,7 +27,7 @@ from labkit.core.errors import InputError
 from labkit.elastic.process.brake import Brake
 from labkit.elastic.process.control_groups import LEAST_CPUS, Trees, gb, trees_here
 from labkit.elastic.process.usage import GB, resident_bytes
-from labkit.proc import all_pids, is_ours, threads
+from labkit.system.proc import all_pids, is_ours, threads
 
 CHOICE: Final = "LABKIT_LIMITS"
 """Environment variable with the name of the way."""

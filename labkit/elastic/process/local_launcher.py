@@ -26,7 +26,7 @@ from labkit.elastic.protocol.messages.launchers import StartMember
 from labkit.elastic.protocol.roles import Role
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site
 from labkit.elastic.protocol.spec import Spec
-from labkit.proc import wait_for_end
+from labkit.system.proc import wait_for_end
 
 
 class LocalProcess(Protocol):

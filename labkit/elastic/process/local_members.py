@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from labkit.elastic.process.credentials import MEMBERS
 from labkit.elastic.process.offspring import end_offspring, mark_of
-from labkit.proc import all_pids, command_line, wait_for_end
+from labkit.system.proc import all_pids, command_line, wait_for_end
 
 MODULES: Final = ("labkit.elastic.process.member", "labkit.elastic.process.newcomer")
 """Programs of members: the second gets ready at a low priority first."""

@@ -24,7 +24,7 @@ from labkit.elastic.protocol.messages.orders import Order, SetLimits, Stop
 from labkit.elastic.protocol.messages.reports import ConnectionBroken, OutOfMemory
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.transport import Channel, Lease, TransportError
-from labkit.oom import is_memory
+from labkit.system.oom import is_memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from labkit.proc import Identity, all_pids, is_ours, send, stat, variables
+from labkit.system.proc import Identity, all_pids, is_ours, send, stat, variables
 
 MARK: Final = "LABKIT_MEMBER"
 """Variable of a member that its children inherit, also those with a session of their own."""

@@ -51,7 +51,7 @@ from labkit.elastic.protocol.messages.reports import (
 from labkit.elastic.protocol.network import Refusals, claimed
 from labkit.elastic.server.busy_time import update_s
 from labkit.elastic.transport import Channel, Handler, Peer, Scheme, TransportError
-from labkit.oom import is_memory
+from labkit.system.oom import is_memory
 
 if TYPE_CHECKING:
     from labkit.elastic.server.kept_copies import KeptCopy

@@ -23,7 +23,7 @@ from labkit.elastic.process.time_limits import Waking
 from labkit.elastic.protocol.messages.orders import ConnectTo, ReportState, SetLimits, Stop, TrainingOrder, WorkerOrder
 from labkit.elastic.protocol.messages.reports import Failed, Raised, Stuck
 from labkit.elastic.transport import Channel, FrameError, Scheme, TransportError
-from labkit.oom import is_memory
+from labkit.system.oom import is_memory
 
 if TYPE_CHECKING:
     from labkit.elastic.worker.asynchronous import AsyncWorker

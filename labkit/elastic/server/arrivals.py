@@ -12,7 +12,7 @@ from labkit.elastic.schedules import ScheduleError
 from labkit.elastic.server.own_update import UpdateError
 from labkit.elastic.server.server import ParameterServer
 from labkit.elastic.transport import AccessError, Channel, FrameError, Handler, Head, Message, TransportError
-from labkit.oom import is_memory
+from labkit.system.oom import is_memory
 
 PUSHES: Final = (FrameKind.PUSH, FrameKind.PUSH_REPLICA)
 """Kinds of frames with gradients."""

@@ -11,7 +11,7 @@ from typing import Self
 from labkit.core.errors import unknown
 from labkit.elastic.transport.certificates import Certificates
 from labkit.elastic.transport.errors import AddressError
-from labkit.unix_sockets import UNIX_PATH_BYTES, fits
+from labkit.system.unix_sockets import UNIX_PATH_BYTES, fits
 
 TOKEN_BYTES = 32
 

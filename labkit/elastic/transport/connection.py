@@ -40,7 +40,7 @@ from labkit.elastic.transport.replies import Replies, Reply
 from labkit.elastic.transport.shared import REFERENCE, Region, Regions, moved
 from labkit.elastic.transport.streams import Stream, close_files
 from labkit.elastic.transport.terms import Counts, Lease, PeerLimits
-from labkit.oom import is_memory
+from labkit.system.oom import is_memory
 
 
 class Connection:

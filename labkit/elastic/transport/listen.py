@@ -21,7 +21,7 @@ from labkit.elastic.transport.folders import private_folder
 from labkit.elastic.transport.greeting import Greeting
 from labkit.elastic.transport.intake import Intake
 from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS, GREETING_LIMITS, Counts, Lease, PeerLimits
-from labkit.unix_sockets import reached
+from labkit.system.unix_sockets import reached
 
 if TYPE_CHECKING:
     from ssl import SSLContext

@@ -17,13 +17,13 @@ from labkit.core.life import Context, Traits, begin
 from labkit.core.placement import Placement
 from labkit.core.protocols import Scheduler
 from labkit.core.snapshot import Snapshot
-from labkit.release import how_to_get
 from labkit.schedulers.dl2.drafts import draft_of
 from labkit.schedulers.dl2.familiar import Familiar
 from labkit.schedulers.dl2.keeping import keep
 from labkit.schedulers.dl2.monitor import Monitor
 from labkit.schedulers.dl2.policy import BEST, NOTHING, decide
 from labkit.schedulers.dl2.weights import Weights, load
+from labkit.system.release import how_to_get
 
 
 class Learner(Protocol):

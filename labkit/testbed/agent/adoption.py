@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from labkit.proc import alive
+from labkit.system.proc import alive
 from labkit.testbed.agent.forks import watch
 from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.records import AgentRunRecord, Phase, TaskRecord

@@ -6,11 +6,11 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from labkit import unix_sockets
 from labkit.elastic.forkserver import client as forks
 from labkit.elastic.forkserver import order as fork_order
 from labkit.elastic.forkserver import place as fork_place
-from labkit.release import installed
+from labkit.system import unix_sockets
+from labkit.system.release import installed
 
 
 @cache

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.system.unix_sockets import reached
 from labkit.testbed.agent import logs
 from labkit.testbed.agent.adoption import adopt
 from labkit.testbed.agent.build import build
@@ -27,7 +28,6 @@ from labkit.testbed.agent.results import code_of
 from labkit.testbed.agent.runs import AgentRuns
 from labkit.testbed.agent.service import GRACE_S, Service
 from labkit.testbed.agent.wire import PROTOCOL, Refusal, now_s, wall_s
-from labkit.unix_sockets import reached
 
 IDLE_S: Final = 3600.0
 TAKEN_S: Final = 10.0

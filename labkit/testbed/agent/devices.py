@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from labkit.proc import variables
+from labkit.system.proc import variables
 from labkit.testbed.agent.places import write_whole
 from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.records import Phase, TaskRecord

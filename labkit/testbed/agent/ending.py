@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from labkit.proc import Identity, Stat, alive, pidfd
+from labkit.system.proc import Identity, Stat, alive, pidfd
 from labkit.testbed.agent.loop import Loop, Timer
 from labkit.testbed.agent.processes import Key, TaskProcesses, signal_all
 from labkit.testbed.agent.wire import Refusal, now_s

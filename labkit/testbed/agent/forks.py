@@ -15,7 +15,7 @@ from typing import Final
 from labkit.elastic.forkserver import client as forks
 from labkit.elastic.forkserver import order as fork_order
 from labkit.elastic.forkserver.place import ROOT, ForkError
-from labkit.proc import Identity
+from labkit.system.proc import Identity
 from labkit.testbed.agent.places import LOG
 from labkit.testbed.agent.spawn import TO_LOG, SpawnRequest
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.system.unix_sockets import reached
 from labkit.testbed.agent.connections import ClientRequest
 from labkit.testbed.agent.loop import READ, WRITE, Loop
 from labkit.testbed.agent.places import TASK_SOCKET
 from labkit.testbed.agent.wire import Lines, Refusal, pack
-from labkit.unix_sockets import reached
 
 AGAIN_S: Final = 0.05
 """Seconds between two attempts to connect to a task that does not listen yet."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from labkit.proc import Stat, read
+from labkit.system.proc import Stat, read
 from labkit.testbed.agent.processes import Key, TaskProcesses
 from labkit.testbed.agent.sampler import of_tasks
 from labkit.testbed.agent.shapes import GpuReading, HostMeasurement, HostUse, Used

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.system.unix_sockets import reached
 from labkit.testbed.agent.wire import Refusal, check_name
-from labkit.unix_sockets import reached
 
 SOCKET: Final = "agent.sock"
 LOCK: Final = "agent.lock"

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from labkit.proc import Identity, Stat, all_pids, is_ours, send, stat, variables
+from labkit.system.proc import Identity, Stat, all_pids, is_ours, send, stat, variables
 
 RECHECKED_S: Final = 5.0
 """Seconds for which `find(quick=True)` does not look again at a process without the agent's label."""

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from labkit.proc import Identity
+from labkit.system.proc import Identity
 from labkit.testbed.agent.places import LABEL, read_json, write_whole
 
 FORMAT: Final = "labkit run 1"

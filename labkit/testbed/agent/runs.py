@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
-from labkit.proc import stat
+from labkit.system.proc import stat
 from labkit.testbed.agent import logs
 from labkit.testbed.agent.ending import TaskReaper
 from labkit.testbed.agent.forks import fork

@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from labkit import release
 from labkit.core.errors import InputError
+from labkit.system import release
 
 SUFFIXES = (".py", ".csv", ".js", ".css", ".html", ".json", ".safetensors", ".template", ".typed")
 """Endings of the files that belong to labkit; a test compares them with pyproject.toml."""
@@ -180,7 +180,7 @@ def _metadata(own: Mapping[str, bytes], about: About, hash: str) -> dict[str, by
     dist_info = {
         f"{folder}/METADATA": "\n".join([*lines, ""]).encode(),
         f"{folder}/WHEEL": "\n".join([*wheel, ""]).encode(),
-        f"{folder}/entry_points.txt": b"[console_scripts]\nlabkit = labkit.cli:main\n",
+        f"{folder}/entry_points.txt": b"[console_scripts]\nlabkit = labkit.cli.app:main\n",
     }
     record = [f"{path},{_record_hash(content)},{len(content)}" for path, content in {**own, **dist_info}.items()]
     return dist_info | {f"{folder}/RECORD": "\n".join([*record, f"{folder}/RECORD,,", ""]).encode()}

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit import proc
+from labkit.system import proc
 
 PROC = Path("/proc")
 

@@ -13,8 +13,8 @@ from typing import Any
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unwritable
 from labkit.core.text import split_names
-from labkit.progress import counter, in_notebook
 from labkit.speed.profiled import TestbedProfile, write
+from labkit.system.progress import counter, in_notebook
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.crowd import SIZE
 from labkit.testbed.profiling.gangs import MeasuredKind, kinds_named, kinds_of

@@ -20,7 +20,7 @@ from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement, Repair, Repairs
 from labkit.core.repairs import refuse_repairs
 from labkit.elastic.protocol.messages.clients import MemberStatus
-from labkit.printing import printable
+from labkit.system.printing import printable
 from labkit.testbed.agent.shapes import YardstickReading
 from labkit.testbed.agent.wire import Refusal, check_name
 from labkit.testbed.inventory import Inventory

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from labkit.system.unix_sockets import reached
 from labkit.testbed.run.orders import JobReply, message_of
-from labkit.unix_sockets import reached
 
 LONGEST: Final = 1 << 20
 """Bytes of the longest line that is read."""

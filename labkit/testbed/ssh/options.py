@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from annotated_types import Ge, Le, Len
 
 from labkit.core.errors import InputError
-from labkit.release import how_to_get
+from labkit.system.release import how_to_get
 from labkit.testbed.ssh.config_include import expanded
 from labkit.topology.inventory import fault_told
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from labkit.elastic.forkserver import place as fork_place
-from labkit.proc import Stat
+from labkit.system.proc import Stat
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.measure import Reading
 from labkit.testbed.agent.processes import Key

@@ -1,6 +1,6 @@
 """What this machine has for labkit, what it lacks, and how to get it.
 
-It runs before anything is installed, too: `python3 labkit/doctor.py`, with the standard library alone.
+It runs before anything is installed, too, in a checkout: `python3 -m labkit.system.doctor`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from labkit.printing import terminal
+from labkit.system.printing import terminal
 
 if TYPE_CHECKING:
     from rich.table import Table

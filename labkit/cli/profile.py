@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from labkit.experiment import simulation_options as given
-from labkit.experiment.command import AsJson, Interference, Inventory, Quotas, Reserved, Runs, tell
+from labkit.cli import options as given
+from labkit.cli.attach import AsJson, Interference, Inventory, Quotas, Reserved, Runs, tell
 
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from labkit import cli_help
-from labkit.core.errors import InputError, unknown
-from labkit.experiment.command import (
+from labkit.cli import help as cli_help
+from labkit.cli.attach import (
     AsJson,
     Failures,
     Interference,
@@ -26,6 +25,7 @@ from labkit.experiment.command import (
     tell_watch,
     trust_of,
 )
+from labkit.core.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from labkit.core.jobs import Jobs
@@ -219,7 +219,7 @@ def _queue(
     jobs: Jobs, ask: QueueAsk, schedulers: str, *, name: str | None, runs: Path, as_json: bool, options: dict[str, Any]
 ) -> None:
     """Plan a queue, and show or begin it."""
-    from labkit.cli_queue import detach, print_plan
+    from labkit.cli.queue import detach, print_plan
     from labkit.experiment.queued import begin_queue, plan_queue, refuse_taken
     from labkit.results.store import free_id
 
@@ -255,7 +255,7 @@ def _refuse_beside_resume(given: dict[str, object], ask: QueueAsk) -> None:
 
 
 def _resume(ask: QueueAsk, *, runs: Path, as_json: bool) -> None:
-    from labkit.cli_queue import detach
+    from labkit.cli.queue import detach
     from labkit.results.queue import queue_of
 
     folder = queue_of(str(ask.resume), runs=runs)
@@ -268,7 +268,7 @@ def _resume(ask: QueueAsk, *, runs: Path, as_json: bool) -> None:
 
 def _work(folder: Path, ask: QueueAsk, *, as_json: bool) -> None:
     """Carry out what is left of a queue, and print the comparison."""
-    from labkit.cli_queue import print_comparison, tell_run
+    from labkit.cli.queue import print_comparison, tell_run
     from labkit.experiment.queued import work_queue
     from labkit.results.queue import QueueState, RunQueue
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.experiment.command import Runs
+from labkit.cli.attach import Runs
 
 
 class Figure(StrEnum):

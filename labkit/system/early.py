@@ -16,7 +16,7 @@ PROGRAMS = ("labkit", "fab")
 
 def _program() -> str:
     """Return which program this process is; empty where labkit is only imported."""
-    if "labkit.cli" in sys.orig_argv[1:4]:  # python -m labkit.cli
+    if "labkit" in sys.orig_argv[1:4]:  # python -m labkit
         return "labkit"
     name = os.path.basename(sys.argv[0]) if sys.argv else ""
     return name if name in PROGRAMS else ""

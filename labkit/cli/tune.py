@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from labkit.cli_swept import seeds_of, tell
-from labkit.printing import printable
+from labkit.cli.sweep import seeds_of, tell
+from labkit.system.printing import printable
 
 if TYPE_CHECKING:
     from labkit.experiment.ranges import Range
@@ -97,7 +97,7 @@ def _tell_trial(number: int, value: float, values: dict[str, Any]) -> None:
 def _print(found: Tuned, ranges: list[Range], *, scheduler: str, metric: str, folder: Path) -> None:
     from rich.table import Table
 
-    from labkit.cli_table import numbers, show, words
+    from labkit.cli.tables import numbers, show, words
     from labkit.experiment.tuning import DEFAULT
 
     order = found.trials.sort_values("value", ascending=not found.highest, kind="stable").head(SHOWN)

@@ -1,4 +1,4 @@
-"""Compile all kernels now, so that no first run waits for it: `python -m labkit.compile_kernels`, as `make` does.
+"""Compile all kernels now, so that no first run waits for it: `python -m labkit.cli.compile_kernels`, as `make` does.
 
 numba compiles a kernel when it is called for the first time, so a little of everything is simulated, and trained, here.
 """
@@ -22,10 +22,10 @@ from labkit import placers, schedulers
 from labkit.core import Jobs
 from labkit.experiment import Experiment, every_slot
 from labkit.kernels.watching import watched
-from labkit.progress_lines import ProgressLines
 from labkit.simulator import Faults, Losses, Overheads, Variation
 from labkit.speed.dl2 import fitted
 from labkit.speed.measured import MeasuredSpeed
+from labkit.system.progress import ProgressLines
 from labkit.topology import build
 from labkit.workloads import dl2_jobs, marl_jobs
 from labkit.workloads.catalogue import DL2_MODELS

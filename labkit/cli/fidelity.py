@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from labkit.cli.attach import AsJson, Runs, Trust, trust_of
 from labkit.core.errors import InputError
-from labkit.experiment.command import AsJson, Runs, Trust, trust_of
 
 
 def fidelity(

@@ -62,5 +62,5 @@ def installed() -> PackageMetadata | None:
             found.append(metadata.distribution(name))
         except metadata.PackageNotFoundError:
             continue
-    own = [one for one in found if Path(str(one.locate_file("labkit/release.py"))) == Path(__file__)]
+    own = [one for one in found if Path(str(one.locate_file("labkit/system/release.py"))) == Path(__file__)]
     return next((one.metadata for one in (*own, *found)), None)  # an editable one has its files elsewhere

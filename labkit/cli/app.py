@@ -11,27 +11,30 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from labkit import cli_help, cli_new, cli_renamed, cli_runs, early, release
-from labkit.cli_compared import print_finding, print_header, print_table, usual_cluster
-from labkit.cli_data import clusters, schedulers, traces, weights
-from labkit.cli_deploy import deploy
-from labkit.cli_doctor import doctor
-from labkit.cli_figure import figure
-from labkit.cli_import import traces_import
-from labkit.cli_sweep import sweep
-from labkit.cli_train import train_policy
-from labkit.cli_tune import tune
-from labkit.cli_watch import watch
+from labkit.cli import help as cli_help
+from labkit.cli import new as cli_new
+from labkit.cli import options as given
+from labkit.cli import renamed as cli_renamed
+from labkit.cli import runs as cli_runs
+from labkit.cli.attach import Interference, Quotas, Reserved, attach
+from labkit.cli.data import clusters, schedulers, traces, traces_import, weights
+from labkit.cli.deploy import deploy
+from labkit.cli.doctor import doctor
+from labkit.cli.fidelity import fidelity
+from labkit.cli.figure import figure
+from labkit.cli.profile import profile, simulate
+from labkit.cli.sweep import sweep
+from labkit.cli.tables import print_finding, print_header, print_table, usual_cluster
+from labkit.cli.train import train
+from labkit.cli.train_policy import train_policy
+from labkit.cli.tune import tune
+from labkit.cli.watch import watch
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.core.raised import raised_at
-from labkit.experiment import simulation_options as given
-from labkit.experiment.command import Interference, Quotas, Reserved, attach
-from labkit.experiment.fidelity_command import fidelity
-from labkit.experiment.profile_command import profile, simulate
-from labkit.experiment.train_command import train
-from labkit.printing import guard
-from labkit.progress_lines import StageLines
+from labkit.system import early, release
+from labkit.system.printing import guard
+from labkit.system.progress import StageLines
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
@@ -55,7 +58,7 @@ app.command()(fidelity)
 app.command()(profile)
 app.command()(simulate)
 try:
-    from labkit.testbed.laptop.command import app as bed_app
+    from labkit.cli.bed import app as bed_app
 except ModuleNotFoundError as error:  # installed without the extra `lab`
     cli_help.add_refused(app, "bed", missing=str(error.name))
 else:
@@ -106,7 +109,7 @@ def demo(
 
     The exit code is 1 where the testbed did not work; all the rest is done then all the same.
     """
-    from labkit.cli_demo import save_figure, trained
+    from labkit.cli.demo import save_figure, trained
     from labkit.experiment.demo import CLUSTER
 
     with StageLines("comparing six schedulers") as lines:
@@ -198,7 +201,7 @@ def compare(
     """Simulate several schedulers on one trace and compare them."""
     cluster, usual = (cluster, "") if cluster or profile else usual_cluster(trace)
     if seeds is not None:
-        from labkit.cli_seeds import compare_on_seeds
+        from labkit.cli.sweep import compare_on_seeds
 
         _refuse_unwritable(report, runs)
         compare_on_seeds(
@@ -214,7 +217,7 @@ def compare(
         return
     if workers is not None:
         raise typer.BadParameter("--workers goes with --seeds N.")
-    from labkit.experiment.prices_option import prices_of
+    from labkit.cli.options import prices_of
 
     jobs = given.first_jobs(trace, seed=seed, format=format, first=first)
     options: dict[str, Any] = {
@@ -246,8 +249,8 @@ def _compare(
     against: str | None = None,
     usual: str = "",
 ) -> list[RunRecord]:
-    from labkit.cli_compared import print_against
-    from labkit.cli_seeds import refuse_unknown_base
+    from labkit.cli.sweep import refuse_unknown_base
+    from labkit.cli.tables import print_against
 
     _refuse_unwritable(report, runs)
     refuse_unknown_base(against, schedulers)
@@ -297,7 +300,7 @@ def _all_but_failed(
 
 
 def _tell_json(record: RunRecord) -> None:
-    from labkit.cli_compared import as_json_row
+    from labkit.cli.tables import as_json_row
 
     print(json.dumps(as_json_row(record)), flush=True)
 
@@ -395,7 +398,3 @@ def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
 def _refuse(message: str) -> NoReturn:
     print(f"labkit: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.experiment.command import Inventory
+from labkit.cli.attach import Inventory
 
 
 def doctor(
@@ -18,7 +18,7 @@ def doctor(
     """Tell what is missing on this machine, or on the hosts of a testbed, and how to get it."""
     if testbed or inventory is not None:
         raise typer.Exit(0 if _hosts_can_run(inventory, torch=torch) else 1)
-    from labkit import doctor as checkup
+    from labkit.system import doctor as checkup
 
     raise typer.Exit(checkup.main())
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from labkit.experiment.command import Runs
-from labkit.printing import terminal
+from labkit.cli.attach import Runs
+from labkit.system.printing import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +30,7 @@ def watch(
     port: Annotated[int, typer.Option(help="Of the page, on this machine alone; 0: any that is free.")] = 0,
 ) -> None:
     """Show a run while it goes on, or as it ended; exit code 1 if it stopped before its end."""
-    from labkit.cli_table import PIPED
+    from labkit.cli.tables import PIPED
     from labkit.live.follow import FollowedRun
     from labkit.live.terminal import follow, shown
     from labkit.results.queue import find_queue
@@ -56,7 +56,7 @@ def watch(
 
 def _watch_queue(folder: Path, console: Console, *, once: bool, browser: bool, port: int) -> None:
     """Show a queue until no process carries it out; exit code 1 if a run of it failed, or some are left then."""
-    from labkit.cli_queue import current_run, follow_queue, queue_shown
+    from labkit.cli.queue import current_run, follow_queue, queue_shown
     from labkit.core.errors import InputError
     from labkit.live.follow import FollowedRun
     from labkit.results.lock import writer_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from labkit.printing import printable
+from labkit.system.printing import printable
 
 if TYPE_CHECKING:
     from labkit.core.consent import Outside

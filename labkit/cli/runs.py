@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from labkit.experiment.command import Runs
-from labkit.printing import printable
+from labkit.cli.attach import Runs
+from labkit.system.printing import printable
 
 if TYPE_CHECKING:
     from labkit.results.shelf import Shelved
@@ -100,7 +100,7 @@ def _as_json(each: Shelved, n_done: int, n_jobs: int, mean_jct_s: float) -> dict
 def _print(rows: list[tuple[Shelved, int, int, float]]) -> None:
     from rich.table import Table
 
-    from labkit.cli_table import numbers, show, words
+    from labkit.cli.tables import numbers, show, words
     from labkit.core.text import human_s
 
     table = Table(box=None, header_style="bold")

@@ -6,8 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from labkit.core.errors import LabkitError
-from labkit.progress_lines import StageLines
-from labkit.release import how_to_get
+from labkit.system.progress import StageLines
+from labkit.system.release import how_to_get
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,8 +46,8 @@ def _refuse(why: str) -> None:
 
 def show(twins: Twins) -> None:
     """Print a row for each job: its JCT, there and in the simulation, and how it was rescaled; then the means."""
-    from labkit.cli_table import say
-    from labkit.cli_table import show as print_table
+    from labkit.cli.tables import say
+    from labkit.cli.tables import show as print_table
     from labkit.results import fidelity_summary
     from labkit.results.drift import without_drift
 

@@ -9,7 +9,7 @@ from typing import Final
 import typer
 
 from labkit.core.errors import InputError
-from labkit.release import how_to_get
+from labkit.system.release import how_to_get
 
 BEGIN: Final = """\
 labkit {version}: a laboratory for deep-learning cluster scheduling

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from labkit.core.below import Below, read_plain, refuse_foreign
 from labkit.core.errors import InputError
 from labkit.core.text import human_s
-from labkit.printing import printable
 from labkit.results.lock import writer_of
 from labkit.results.queue import OVER, QueuedRun, QueueState, RunQueue, state_told, status_of_queue
+from labkit.system.printing import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -33,7 +33,7 @@ def print_plan(queue: RunQueue, jobs: Jobs, *, hosts: tuple[str, ...], name: str
     """Print what a queue would do: where, in which order, and how long at least and at most."""
     from rich.table import Table
 
-    from labkit.cli_table import numbers, show, words
+    from labkit.cli.tables import numbers, show, words
 
     n, last_s = len(queue.runs), float(jobs.arrival_s.max(initial=0.0))
     print(f"{name}: {n} run{'s' * (n > 1)} of {queue.trace} ({len(jobs)} jobs), one after the other")
@@ -67,7 +67,7 @@ def tell_run(queue: RunQueue) -> Any:
 
 def print_comparison(queue: RunQueue, folder: Path, *, against: str | None, as_json: bool) -> None:
     """Print what the runs of a queue show together, and write the report; runs that came to nothing are told."""
-    from labkit.cli_swept import tell
+    from labkit.cli.sweep import tell
     from labkit.results.conclusion import over_seeds
     from labkit.results.queue_table import queue_records, queue_table
 
@@ -192,7 +192,7 @@ def detach(folder: Path, *, again: bool = False, trust: bool = False) -> int:
     refuse_foreign(folder)
     with Below(folder) as below, below.append(LOG) as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "labkit.cli", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            [sys.executable, "-m", "labkit", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
         )  # fmt: skip
     until = time.monotonic() + BEGIN_S

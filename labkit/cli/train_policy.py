@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from labkit.cli_marl import lent_marl_trainer
-from labkit.cli_marl_published import published_trainer
-from labkit.cli_published import lent_trainer, refuse_switches
+from labkit.cli.train_marl import lent_marl_trainer
+from labkit.cli.train_marl_published import published_trainer
+from labkit.cli.train_published import lent_trainer, refuse_switches
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
-from labkit.printing import terminal
+from labkit.system.printing import terminal
 
 if TYPE_CHECKING:
     from labkit.learning.course import Course

@@ -1,0 +1,1 @@
+"""The command line: a file for each command, what they share in `options` and `tables`, and `app` that joins them."""

@@ -1,0 +1,317 @@
+"""`labkit sweep`: many runs, and what they say together."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from labkit.core.bounds import MAX_CELLS
+from labkit.core.errors import InputError, unknown
+from labkit.core.files import refuse_unwritable
+from labkit.core.text import labelled, none_told, shortened, split_names
+from labkit.system.printing import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from distributed import Client
+
+    from labkit.experiment.grid import Grid
+
+
+DRAWN = (".svg", ".png", ".html", ".json")
+MANY = "as often as you like, or a list A,B,..."
+
+
+def sweep(
+    trace: Annotated[
+        list[str], typer.Option(help=f"A file, or a generator such as 'poisson(80, per_hour=12)'; {MANY}")
+    ],
+    schedulers: Annotated[list[str], typer.Option(help=f"A name, with options in brackets; called: a=fifo; {MANY}")],
+    folder: Annotated[Path, typer.Option(help="Where cells are kept; the same call goes on from there.")],
+    cluster: Annotated[list[str], typer.Option(help=f"A preset, an expression or hosts.toml; {MANY}")] = ["gavel-36x3"],  # noqa: B006
+    seeds: Annotated[str, typer.Option(help="5: seeds 0 to 4; 5-9; or 1,4,9.")] = "1",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="A parameter of the run or of all schedulers; as often as you like.", metavar="NAME=A,B,..."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes, by default one per core; 0: in this process.", min=0)
+    ] = None,
+    dask: Annotated[
+        str | None, typer.Option(help="Run on this Dask cluster: tcp://HOST:PORT, or the folder of `fab dask-up`.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep whole runs, for `labkit report`.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first cell that fails.")] = False,
+    metric: Annotated[str, typer.Option(help="What to compare at the end.")] = "mean_jct_s",
+    against: Annotated[
+        str | None, typer.Option(help="The scheduler that others are compared with, seed by seed; else the first one.")
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw that into this file (svg, png or html).")] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="One JSON object per line: each scheduler's, and the bound's, mean, interval and difference."
+        ),
+    ] = False,
+) -> None:
+    """Simulate schedulers x seeds x traces x clusters x parameters; resumable."""
+    from labkit.experiment.grid import Grid
+    from labkit.experiment.parameters import parameter
+    from labkit.experiment.sweeping import sweep as run_all
+    from labkit.results.sweeps import refuse_unknown_metric
+
+    refuse_unknown_metric(metric)
+    if figure is not None:
+        refuse_unwritable(figure, endings=DRAWN)
+    grid = Grid(
+        schedulers=_listed(schedulers), trace=_listed(trace), cluster=_listed(cluster), seeds=seeds_of(seeds),
+        **dict(parameter(text) for text in set_ or ()),
+    )  # fmt: skip
+    base = _base(against, grid)
+    with _client(dask) as client:
+        table = run_all(
+            grid, folder=folder, workers=workers, client=client, keep=keep, strict=strict,
+            progress=not as_json,
+        )  # fmt: skip
+    if (table["error"] != "").all():
+        exit_if_failed(table, keys=grid.axes, rest="; cells.jsonl has all of them")
+    tell(table, metric=metric, base=base, as_json=as_json)
+    if figure is not None:
+        from labkit.plots.sweep import plot_sweep
+
+        figure.parent.mkdir(parents=True, exist_ok=True)
+        plot_sweep(table, metric=metric, base=base).save(figure)
+    exit_if_failed(table, keys=grid.axes, rest="; cells.jsonl has all of them")
+
+
+def _base(against: str | None, grid: Grid) -> str:
+    """Return the scheduler that others are compared with, before anything runs."""
+    names = list(grid.schedulers)
+    if against is not None and against not in names:
+        raise unknown("scheduler to compare --against", against, names)
+    return against or names[0]
+
+
+def _listed(given: list[str]) -> list[str]:
+    return [name for text in given for name in split_names(text)]
+
+
+@contextmanager
+def _client(address: str | None) -> Iterator[Client | None]:
+    """Lend a connection to a Dask cluster, where one is asked for."""
+    if address is None:
+        yield None
+        return
+    from labkit.experiment.on_dask import connect
+
+    with connect(address) as client:
+        yield client
+
+
+def seeds_of(text: str) -> list[int]:
+    """Return seeds: how many, a range, or a list.
+
+    >>> seeds_of("3"), seeds_of("5-7"), seeds_of("1,4,9")
+    ([0, 1, 2], [5, 6, 7], [1, 4, 9])
+    """
+    try:
+        if "," in text:
+            return [int(part) for part in text.split(",") if part.strip()]
+        first, dash, last = text.partition("-")
+        asked = range(int(first), int(last) + 1) if dash else range(int(text))
+    except ValueError:
+        asked = range(0)
+    if asked.stop - asked.start > MAX_CELLS:  # len() takes no number beyond 64 bits
+        raise InputError(f"--seeds is {shortened(text)}; expected at most {MAX_CELLS:,} seeds.")
+    if not (seeds := list(asked)):
+        raise InputError(f"--seeds is '{text}'; expected how many (5), a range (5-9) or a list (1,4,9).")
+    return seeds
+
+
+def tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
+    """Print what the cells say together: a table, or an object per scheduler."""
+    from labkit.results.alike import alike
+    from labkit.results.bound import BOUND_LABEL, FASTER, UNREACHED, WHAT
+    from labkit.results.sweeps import comparison, pairs_called
+
+    told = comparison(table, metric=metric, base=base)
+    speeds = list(table.attrs.get("speeds", ()))
+    if not as_json:
+        if speeds:
+            print(f"speeds: {' | '.join(speeds)}")
+        _print_table(told, metric=metric, base=base, pairs=f"{pairs_called(table)}s")
+        if told["times_bound"].notna().any():
+            unreached = UNREACHED if table.attrs.get(FASTER) else ""
+            print(f"{BOUND_LABEL}: no scheduler can be below it ({WHAT}){unreached}")
+        for note in alike(table):
+            print(printable(f"note: {note}"))
+        return
+    for row in told.astype(object).where(told.notna(), None).to_dict("records"):
+        what = {"what": WHAT} if row["scheduler"] == BOUND_LABEL else {}
+        print(json.dumps({"metric": metric, **row, "against": base, **what, "speeds": speeds}), flush=True)
+
+
+def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> None:
+    from rich.table import Table
+
+    from labkit.cli.tables import numbers, show, words
+    from labkit.core.text import time_unit
+
+    scale, unit = time_unit(float(told["mean"].median())) if metric.endswith("_s") else (1.0, "")
+    what = metric.removesuffix("_s").replace("_", " ").replace("jct", "JCT") + (f" ({unit})" if unit else "")
+    bounded = bool(told["times_bound"].notna().any())
+    varying = [key for key in told.columns[: list(told.columns).index("n")] if len(set(told[key])) > 1]
+    shown = list(dict.fromkeys([*varying, "scheduler"]))
+    table = Table(box=None, header_style="bold")
+    for key in shown:
+        words(table, key)
+    numbers(table, pairs, "failed", what, "95 % interval", f"against\n{base}", "95 % interval", "lower\non")
+    if bounded:
+        numbers(table, "times\nbound")
+    for row in told.to_dict("records"):
+        table.add_row(
+            *(none_told(row[key]) for key in shown), str(row["n"]), str(row["n_failed"] or ""),
+            _value(row["mean"], scale), _interval(row["low"], row["high"], scale),
+            "" if row["relative"] != row["relative"] else f"{row['relative']:+.1%}",
+            _interval(row["relative_low"], row["relative_high"], 1.0, percent=True), _lower_on(row),
+            *([f"{row['times_bound']:.3f}" if row["times_bound"] == row["times_bound"] else ""] if bounded else []),
+        )  # fmt: skip
+    show(table)
+
+
+def _value(mean: float, scale: float) -> str:
+    """Return a mean for the table; a dash where every run failed."""
+    return "–" if mean != mean else f"{mean / scale:,.4g}"
+
+
+def _lower_on(row: dict[Any, Any]) -> str:
+    """Return on how many of the seeds that both have a scheduler was below the one that it is compared with."""
+    if row["n_pairs"] == 0:
+        return "–"
+    return "" if row["n_pairs"] != row["n_pairs"] else f"{row['n_lower']:.0f} of {row['n_pairs']:.0f}"
+
+
+def _interval(low: float, high: float, scale: float, *, percent: bool = False) -> str:
+    if low != low:
+        return ""
+    if percent:
+        return f"{low:+.1%} to {high:+.1%}"
+    return f"{low / scale:,.4g} to {high / scale:,.4g}"
+
+
+def exit_if_failed(table: pd.DataFrame, *, keys: Iterable[str], rest: str = "") -> None:
+    """Say which cells failed, and why, and end with exit code 1 then."""
+    failed = table[table["error"] != ""]
+    if not len(failed):
+        return
+    keys = list(keys)
+    for _, row in failed.head(10).iterrows():
+        told = ", ".join(f"{key} {none_told(row[key])}" for key in keys)
+        print(printable(f"labkit: failed: {told}: {row['error']}"), file=sys.stderr)
+    if len(failed) > 10:
+        print(f"labkit: and {len(failed) - 10} more{rest}", file=sys.stderr)
+    raise typer.Exit(1)
+
+
+USUAL: Final = {
+    "speed": "auto", "interference": "none", "load": 1.0, "throughputs": None, "strict": False, "slot_s": None,
+    "first": None, "start_s": 0.0, "restart_s": 0.0, "rescale_s": 0.0,
+    "overheads": None, "troubles": "none", "sharding": "dynamic", "quotas": None, "reservations": None,
+    "drop_too_large": False, "any_type": False,
+}  # fmt: skip
+"""Options of runs, and their values where nothing was typed."""
+
+
+def _called(schedulers: str) -> list[str]:
+    """Return what some schedulers are called: by their labels, or as they are named."""
+    from labkit.experiment.asked import schedulers_of
+
+    return [label or plain for label, plain in map(labelled, map(str, schedulers_of(schedulers)))]
+
+
+def refuse_unknown_base(against: str | None, schedulers: str) -> None:
+    """Raise if the scheduler that others are to be compared with is none of them.
+
+    Raises
+    ------
+    InputError
+        With the nearest name.
+    """
+    if against is not None and against not in (names := _called(schedulers)):
+        raise unknown("scheduler to compare --against", against, names)
+
+
+def compare_on_seeds(
+    trace: str,
+    *,
+    format: str | None,
+    cluster: str,
+    schedulers: str,
+    seeds: str,
+    against: str | None,
+    report: Path | None,
+    runs: Path | None,
+    workers: int | None,
+    as_json: bool,
+    command: str,
+    usual: str = "",
+    left_out: Mapping[str, float],
+    **options: Any,
+) -> None:
+    """Simulate, print a row per scheduler and what they show, and write the report.
+
+    `usual` is a line to print above: which cluster was taken, if none was named.
+
+    Raises
+    ------
+    InputError
+        If `against` is none of the schedulers; or as `labkit.sweep`.
+    """
+    from labkit.experiment.asked import schedulers_of
+    from labkit.experiment.caveats import Caveat
+    from labkit.experiment.seeded import compare_on_seeds as run_all
+    from labkit.results.conclusion import over_seeds
+    from labkit.results.record import arrivals
+    from labkit.workloads.expressions import trace as jobs_of
+
+    given = {name: value for name, value in options.items() if value != USUAL[name]}
+    jobs = trace if format is None else jobs_of(trace, format=format)
+    if odd := next((name for name, value in left_out.items() if value), None):
+        raise InputError(f"{odd} does not go with --seeds; leave it out, or take a single --seed.")
+    chosen = [str(name) for name in schedulers_of(schedulers)]
+    refuse_unknown_base(against, schedulers)
+    base = against or _called(schedulers)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if as_json else "default", Caveat)
+        found = run_all(
+            jobs, cluster=cluster, schedulers=chosen, seeds=seeds_of(seeds), runs=runs, records=report is not None,
+            workers=workers, progress=not as_json, **given,
+        )  # fmt: skip
+    faster = arrivals(float(options["load"]))
+    if faster and not as_json:
+        print(f"{trace}{faster}")
+    if usual and not as_json:
+        print(usual)
+    tell(found.table, metric="mean_jct_s", base=base, as_json=as_json)
+    if not as_json:
+        print("\n".join(over_seeds(found.table)))
+    if report is not None and found.records:
+        from labkit.plots.report import write_report
+
+        written = write_report(
+            found.records, report, title=f"Trace {trace}{faster}, cluster {cluster}", command=command,
+            seeds=found.table,
+            base=base
+        )  # fmt: skip
+        if not as_json:
+            print(f"report: {written.resolve()}")
+    exit_if_failed(found.table, keys=("scheduler", "seed"))
