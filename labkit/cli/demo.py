@@ -1,22 +1,75 @@
-"""The part of `labkit demo` that trains: three jobs on a laptop testbed, told beside their simulation."""
+"""`labkit demo`: six schedulers on a shipped trace, and three jobs that train on a laptop testbed."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from labkit.cli.compare import DEMO_SCHEDULERS, all_but_failed, command_line, refuse_places, tell_failed
+from labkit.cli.tables import print_finding, print_header, print_table
 from labkit.core.errors import LabkitError
+from labkit.experiment.scenario import Scenario
 from labkit.system.progress import StageLines
 from labkit.system.release import how_to_get
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pandas as pd
     from rich.table import Table
 
     from labkit.experiment.demo import Twins
     from labkit.results.record import RunRecord
+
+
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("reports"),
+    testbed: Annotated[bool, typer.Option(help="Also train three jobs on a laptop testbed.")] = True,
+    table: Annotated[
+        bool, typer.Option(help="Print the table of schedulers; else only write it to the report.")
+    ] = True,
+) -> None:
+    """Compare six schedulers on a shipped trace, train three jobs on a laptop testbed, and write a report and a figure.
+
+    The exit code is 1 where the testbed did not work; all the rest is done then all the same.
+    """
+    from labkit.experiment.demo import CLUSTER
+
+    with StageLines("comparing six schedulers") as lines:
+        records = _demo_records(folder, lines)
+    if table:
+        print_header(records)
+        print_table(records)
+    twins = trained() if testbed else None
+    command = command_line(["labkit", "demo", "--folder", str(folder), *([] if testbed else ["--no-testbed"])])
+    pair, rests_on = ((twins.real, twins.simulated), twins.rests_on) if twins else (None, "")
+    with StageLines("writing the report"):
+        from labkit.plots.report import write_report
+
+        written = write_report(
+            records, folder / "demo.html", title=f"Schedulers on the trace demo, cluster {CLUSTER}", command=command,
+            pair=pair, pair_note=rests_on,
+        )  # fmt: skip
+        figure = save_figure(records, folder / "demo.svg")
+    print(f"report: {written.resolve()}\nfigure: {figure.resolve()}")
+    print_finding(records)
+    raise typer.Exit(0 if twins or not testbed else 1)
+
+
+def _demo_records(folder: Path, lines: StageLines) -> list[RunRecord]:
+    """Simulate, and say how many schedulers are done."""
+    from labkit.experiment.demo import CLUSTER, trace
+
+    refuse_places(folder / "demo.html", None)
+    done: list[RunRecord] = []
+    lines.detail = lambda: f"{len(done)} done"
+    records, failed = all_but_failed(
+        Scenario.of(trace(), cluster=CLUSTER), schedulers=DEMO_SCHEDULERS, after_each=done.append
+    )
+    if failed:
+        tell_failed(failed)
+    return records
 
 
 def trained() -> Twins | None:
@@ -47,11 +100,11 @@ def _refuse(why: str) -> None:
 def show(twins: Twins) -> None:
     """Print a row for each job: its JCT, there and in the simulation, and how it was rescaled; then the means."""
     from labkit.cli.tables import say
-    from labkit.cli.tables import show as print_table
+    from labkit.cli.tables import show as show_table
     from labkit.results import fidelity_summary
     from labkit.results.drift import without_drift
 
-    print_table(table_of(twins))
+    show_table(table_of(twins))
     means = fidelity_summary(twins.real, twins.simulated)
     if means["n_jobs"]:
         real_s, simulated_s = means["real_mean_jct_s"], means["simulated_mean_jct_s"]

@@ -13,10 +13,8 @@ from labkit.cli import help as cli_help
 from labkit.cli.attach import (
     AsJson,
     Failures,
-    Interference,
     Inventory,
     Lease,
-    Profile,
     Runs,
     Spread,
     Trust,
@@ -25,10 +23,11 @@ from labkit.cli.attach import (
     tell_watch,
     trust_of,
 )
+from labkit.cli.options import flag_of, takes_scenario
 from labkit.core.errors import InputError, unknown
+from labkit.experiment.scenario import OPTIONS, Scenario
 
 if TYPE_CHECKING:
-    from labkit.core.jobs import Jobs
     from labkit.testbed.run.own_scripts import OwnScript
     from labkit.testbed.run.training import TrainingTable
 
@@ -89,8 +88,8 @@ class QueueAsk:
         return bool(self.schedulers or self.repeat > 1 or self.dry_run or self.detach or self.against)
 
 
+@takes_scenario(trace=Trace, machines=True)
 def deploy(
-    trace: Trace = None,
     scheduler: Annotated[
         str | None, typer.Option(help=f"A name, with options in brackets: drf(placer=pack); else {ALONE}.")
     ] = None,
@@ -108,8 +107,8 @@ def deploy(
     against: Against = None,
     inventory: Inventory = None,
     runs: Runs = Path("runs"),
-    profile: Profile = None,
-    interference: Interference = "none",
+    *,
+    scenario: Scenario,
     width: Annotated[float, typer.Option(help="Scale of the models; 1: the published size.")] = 0.1,
     save_every: Annotated[int, typer.Option(help="Steps between two checkpoints of a job.")] = 100,
     strategy: Annotated[
@@ -117,7 +116,6 @@ def deploy(
     ] = "handover",
     script: Script = None,
     data: Data = None,
-    first: Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)] = None,
     lease: Lease = None,
     failures: Failures = None,
     spread: Spread = None,
@@ -133,13 +131,14 @@ def deploy(
         against=against, trust=trust,
     )  # fmt: skip
     if resume is not None:
-        beside = {"TRACE": trace, "--scheduler": scheduler, "--name": name, "--inventory": inventory}
-        _refuse_beside_resume({**beside, "--time-limit": time_limit, "--first": first}, ask)
+        beside = {"TRACE": scenario.trace, "--scheduler": scheduler, "--name": name, "--inventory": inventory}
+        typed = {flag_of(field): True for field in scenario.changed if field in OPTIONS}
+        _refuse_beside_resume({**beside, "--time-limit": time_limit, **typed}, ask)
         _resume(ask, runs=runs, as_json=as_json)
         return
-    jobs, options = _asked(trace, first=first, time_limit=time_limit, lease=lease, failures=failures, spread=spread)
+    options = _asked(scenario, time_limit=time_limit, lease=lease, failures=failures, spread=spread)
     options["training"] = _training(script, data, width=width, save_every=save_every, strategy=strategy)
-    options |= {"profile": profile, "interference": interference, "inventory": inventory}
+    options["inventory"] = inventory
     if scheduler is not None and schedulers is not None:
         raise InputError(f"both --scheduler {scheduler} and --schedulers {schedulers} are given; leave one out.")
     if again:
@@ -147,34 +146,28 @@ def deploy(
     if trust:
         raise InputError("--trust goes with --resume NAME: what is typed here needs no consent.")
     if ask.wanted:
-        _queue(jobs, ask, schedulers or scheduler or ALONE, name=name, runs=runs, as_json=as_json, options=options)
+        _queue(scenario, ask, schedulers or scheduler or ALONE, name=name, runs=runs, as_json=as_json, options=options)
         return
-    _alone(jobs, scheduler or ALONE, name=name, runs=runs, as_json=as_json, options=options)
+    _alone(scenario, scheduler or ALONE, name=name, runs=runs, as_json=as_json, options=options)
 
 
 def _asked(
-    trace: Path | None,
+    scenario: Scenario,
     *,
-    first: int | None,
     time_limit: str | None,
     lease: float | None,
     failures: int | None,
     spread: float | None,
-) -> tuple[Jobs, dict[str, Any]]:
-    """Return the jobs and the options of one run, from what was typed."""
-    import numpy as np
-
+) -> dict[str, Any]:
+    """Return the options of one run, from what was typed."""
     from labkit.core.durations import seconds_of
     from labkit.experiment.opener import LEASE_S
-    from labkit.workloads import read
 
-    if trace is None:
+    if not scenario.trace:
         raise InputError("no trace is given; name a file or a shipped trace, such as testbed, or --resume a queue.")
-    jobs = read(trace)
-    jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
     limit_s = None if time_limit is None else seconds_of(time_limit, what="--time-limit")
     lease_s = LEASE_S if lease is None else lease
-    return jobs, {"time_limit_s": limit_s, "retries": retries_of(failures, spread), "lease_s": lease_s}
+    return {"time_limit_s": limit_s, "retries": retries_of(failures, spread), "lease_s": lease_s}
 
 
 def _training(script: list[str] | None, data: list[str] | None, **options: Any) -> TrainingTable:
@@ -204,26 +197,35 @@ def _by_model(given: list[str] | None, *, option: str) -> dict[str, str]:
     return found
 
 
-def _alone(jobs: Jobs, scheduler: str, *, name: str | None, runs: Path, as_json: bool, options: dict[str, Any]) -> None:
+def _alone(
+    scenario: Scenario, scheduler: str, *, name: str | None, runs: Path, as_json: bool, options: dict[str, Any]
+) -> None:
     """Carry out one run, and print what it has come to."""
     from labkit.experiment.deployed import deploy as begin
 
     record = begin(
-        jobs, scheduler=scheduler, run=name, runs=runs, progress=not as_json, begun=tell_watch, **options
+        scenario, scheduler=scheduler, run=name, runs=runs, progress=not as_json, begun=tell_watch, **options
     )  # fmt: skip
     tell(record, runs=runs, as_json=as_json)
     raise typer.Exit(1 if record.summary["n_unfinished"] else 0)
 
 
 def _queue(
-    jobs: Jobs, ask: QueueAsk, schedulers: str, *, name: str | None, runs: Path, as_json: bool, options: dict[str, Any]
+    scenario: Scenario,
+    ask: QueueAsk,
+    schedulers: str,
+    *,
+    name: str | None,
+    runs: Path,
+    as_json: bool,
+    options: dict[str, Any],
 ) -> None:
     """Plan a queue, and show or begin it."""
     from labkit.cli.queue import detach, print_plan
     from labkit.experiment.queued import begin_queue, plan_queue, refuse_taken
     from labkit.results.store import free_id
 
-    queue, jobs, hosts = plan_queue(jobs, schedulers=schedulers, repeat=ask.repeat, **options)
+    queue, jobs, hosts = plan_queue(scenario, schedulers=schedulers, repeat=ask.repeat, **options)
     if ask.against is not None and ask.against not in queue.schedulers:
         raise unknown("scheduler to compare --against", ask.against, queue.schedulers)
     called = name or free_id(runs, f"queue-{_slug(queue.trace)}")

@@ -1,141 +1,132 @@
-"""Options of commands about what is simulated: the part of a trace, speeds, what changes take, and what goes wrong."""
+"""Options about what is simulated: each field of a `Scenario` is one, wherever a command takes a scenario."""
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
+from labkit.cli import help as cli_help
 from labkit.core.errors import InputError
-from labkit.core.files import refuse_unreadable
+from labkit.experiment.scenario import DEFAULTS, OPTIONS, Scenario
 
-if TYPE_CHECKING:
-    from labkit.core.jobs import Jobs
-
-
-Format = Annotated[str | None, typer.Option(help="The trace's format, where it cannot be told from the file.")]
-First = Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)]
-Load = Annotated[float, typer.Option(help="2: jobs arrive twice as fast.")]
-Slot = Annotated[float | None, typer.Option(help="Decide every so many seconds, instead of at every event.")]
-TestbedProfile = Annotated[
-    Path | None,
-    typer.Option(help="Of a testbed, from `labkit profile`: its hosts, speeds and overheads.", metavar="FILE"),
-]
-Throughputs = Annotated[
-    Path | None,
-    typer.Option(
-        help="Speeds: a CSV by model, gpus and type, or by type alone; Gavel's JSON; a table by (PS, workers)."
+FILE: Final = "scenario_file"
+RUN: Final = "run.json"
+Trace = Annotated[
+    Path,
+    typer.Argument(
+        help="A file, the name of a shipped trace (`labkit traces list`), a generator such as 'poisson(80, "
+        "per_hour=12)', or the run.json of a run.",
+        metavar="TRACE", show_default=False, autocompletion=cli_help.traces,
     ),
-]
-Speed = Annotated[
-    str,
-    typer.Option(
-        help="auto, bottleneck, dl2, flops (a guess), gavel, measured, step-time, recorded, or own: file.py:Class."
-    ),
-]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse throughputs that were not measured.")]
-Start = Annotated[float, typer.Option(help="Seconds that a first start takes.")]
-Restart = Annotated[float, typer.Option(help="Seconds that a restart from a checkpoint takes.")]
-Rescale = Annotated[float, typer.Option(help="Seconds that a change of a running gang takes.")]
-Troubles = Annotated[
-    str, typer.Option(help="Slow and hot tasks: a CSV file, or parts of the jobs: hot_ps=0.13,slow_ps=0.06.")
-]
-Sharding = Annotated[str, typer.Option(help="dynamic; or static: workers have their shares of the samples in advance.")]
-AnyType = Annotated[bool, typer.Option("--any-type", help="Jobs may run on every device type, whatever they demand.")]
-TooLarge = Annotated[
-    bool,
-    typer.Option("--drop-too-large", help="Leave out jobs that the empty cluster cannot hold; a note tells."),
-]
-Checkpoint = Annotated[
-    float, typer.Option(help="Seconds between checkpoints, for jobs that run out of memory; 0: nothing is lost.")
-]
-Published = Annotated[
+]  # fmt: skip
+Cluster = Annotated[
     str | None,
-    typer.Option(help="What starts and changes take, by a paper: dlrover (20 s to launch + 100 s to start)."),
+    typer.Option(
+        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml; else the profile's, "
+        "that of the trace's name (demo), or gavel-36x3.",
+        autocompletion=cli_help.clusters,
+    ),
+]
+
+ScenarioFile = Annotated[
+    Path | None,
+    typer.Option("--scenario", help="Begin with the scenario of a TOML file, a line for each field.", metavar="FILE"),
 ]
 
 
-def overheads_of(name: str | None, *, start_s: float = 0.0, restart_s: float = 0.0, rescale_s: float = 0.0) -> Any:
-    """Return overheads as a paper tells them, or of so many seconds each; None: none given, so that a profile counts.
+def takes_scenario(*, trace: Any = Trace, machines: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a command whose function has a parameter `scenario` take a trace, `--scenario`, and each field as an option.
 
-    Raises
-    ------
-    InputError
-        If both are given, or a name is not known.
+    The function gets a `Scenario`, made of the file that `--scenario` names, if any, and of what was typed; with the
+    trace "" where none was.
+
+    Parameters
+    ----------
+    trace
+        The annotation of the trace, as typer reads it.
+    machines : bool
+        Only fields that a run on machines has, too; no cluster.
     """
-    from labkit.core.errors import InputError
-    from labkit.simulator import Overheads
 
-    given = bool(start_s or restart_s or rescale_s)
-    if name is None:
-        return Overheads(start_s=start_s, restart_s=restart_s, rescale_s=rescale_s) if given else None
-    if given:
-        raise InputError(f"--overheads {name} and --start, --restart or --rescale are given; expected one of them.")
-    return Overheads.published(name)
+    def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+        hints = get_type_hints(function, include_extras=True)
+        names = [name for name, option in OPTIONS.items() if not (machines and option.simulated)]
+        parameters: list[inspect.Parameter] = [_parameter("trace", trace, None)]
+        for each in inspect.signature(function).parameters.values():
+            if each.name == "scenario":
+                parameters += [] if machines else [_parameter("cluster", Cluster, None)]
+                parameters += [*map(_option, names), _parameter(FILE, ScenarioFile, None)]
+            else:
+                parameters.append(_parameter(each.name, hints[each.name], each.default))
 
+        @wraps(function)
+        def command(context: typer.Context, **words: Any) -> Any:
+            file = words.pop(FILE)
+            typed = {name: words.pop(name) for name in ("trace", "cluster", *names) if name in words}
+            if file is not None or _is_run(typed.get("trace")):
+                typed = {name: value for name, value in typed.items() if _is_typed(context, name)}
+            return function(scenario=_scenario(file, typed), **words)
 
-def first_jobs(trace: Path, *, seed: int, format: str | None, first: int | None) -> Jobs:
-    """Return the jobs of a trace by name, file or generator, or only the first ones."""
-    import numpy as np
+        signature = inspect.Signature([_parameter("context", typer.Context, inspect.Parameter.empty), *parameters])
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
+        return command
 
-    from labkit.workloads.expressions import trace as jobs_of
-
-    jobs = jobs_of(trace, seed=seed, format=format)
-    return jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
-
-
-def cadence_of(slot: float | None) -> Any:
-    """Return the cadence with a decision every so many seconds; None: the usual one."""
-    from labkit.experiment.cadence import every_slot
-
-    return None if slot is None else every_slot(slot)
-
-
-_EXPECTED: Final = (
-    "expected dollars per GPU and hour by device type, such as v100=2.48,a100=3.2, or a file of such lines"
-)
+    return with_options
 
 
-def prices_of(text: str) -> dict[str, float]:
-    """Return prices from `type=dollars,...`, or from a file with `type=dollars` or `type,dollars` on each line.
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
-    >>> prices_of("v100=2.48, a100=3.2")
-    {'v100': 2.48, 'a100': 3.2}
 
-    Raises
-    ------
-    InputError
-        If it is neither; the message names the part that cannot be read.
+def _option(name: str) -> inspect.Parameter:
+    """Return the parameter of a field, as typer reads it."""
+    option, default = OPTIONS[name], DEFAULTS[name]
+    kind: Any = option.kind | None if default is None or option.kind is Path else option.kind
+    least = option.least if option.least > -math.inf else None
+    words = typer.Option(flag_of(name), help=option.help, metavar=option.metavar or None, min=least)
+    return _parameter(name, Annotated[kind, words], default)
+
+
+def flag_of(name: str) -> str:
+    """Return what a field is called on the command line.
+
+    >>> flag_of("slot_s"), flag_of("any_type")
+    ('--slot', '--any-type')
     """
-    if "=" in text and not Path(text).exists():
-        parts = text.split(",")
-    else:
-        refuse_unreadable(Path(text), expected="prices by device type", error=InputError)
-        try:
-            lines = Path(text).read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
-            raise InputError(f"--prices {text}: there is no such file; {_EXPECTED}.") from None
-        parts = [line.split("#")[0].replace(",", "=") for line in lines]
-    told = [part.strip() for part in parts if part.strip()]
-    _refuse_twice(told)
-    prices: dict[str, float] = {}
-    for i, part in enumerate(told):
-        kind, _, price = (word.strip() for word in part.partition("="))
-        try:
-            prices[kind] = float(price)
-        except ValueError:
-            if i == 0 and "=" in part and not any(letter.isdigit() for letter in price):  # a heading
-                continue
-            raise InputError(f"--prices: '{part}' is no price; {_EXPECTED}.") from None
-        if not (kind and 0 < prices[kind] < float("inf")):
-            raise InputError(f"--prices: '{part}' is no price; {_EXPECTED}.")
-    if not prices:
-        raise InputError(f"--prices {text}: it holds no price; {_EXPECTED}.")
-    return prices
+    return OPTIONS[name].flag or f"--{name.removesuffix('_s').replace('_', '-')}"
 
 
-def _refuse_twice(parts: list[str]) -> None:
-    kinds = [part.partition("=")[0].strip() for part in parts]
-    if twice := next((kind for kind in kinds if kinds.count(kind) > 1), None):
-        raise InputError(f"--prices: {twice} has {kinds.count(twice)} prices; leave one.")
+def _is_run(trace: Path | None) -> bool:
+    return trace is not None and trace.name == RUN
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
+
+
+def _scenario(file: Path | None, typed: dict[str, Any]) -> Scenario:
+    trace = typed.pop("trace", None)
+    if trace is not None and _is_run(trace):
+        from labkit.results.store import load
+
+        if file is not None:
+            raise InputError(f"both {trace} and --scenario {file} are given; leave one out.")
+        return Scenario.of_run(load(trace.parent), **typed)
+    if file is None:
+        return Scenario.of(trace or "", **typed)
+    begun = Scenario.read(file)
+    return Scenario.of(begun if trace is None else begun.of_trace(trace), **typed)
+
+
+def refuse_no_trace(scenario: Scenario) -> None:
+    """Raise if neither a trace nor a scenario with one was given."""
+    if isinstance(scenario.trace, str) and not scenario.trace:
+        raise InputError("no trace is given; name a file, a shipped trace such as demo, or a --scenario.")

@@ -2,65 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from labkit.cli import options as given
-from labkit.cli.attach import AsJson, Interference, Inventory, Quotas, Reserved, Runs, tell
+from labkit.cli.attach import Inventory
 
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
-
-
-def simulate(
-    trace: Trace,
-    scheduler: Annotated[str, typer.Option(help="A name, with options in brackets: drf(placer=pack).")] = "optimus",
-    profile: given.TestbedProfile = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="Another cluster than the profile's: a preset, an expression, or hosts.toml.")
-    ] = None,
-    throughputs: given.Throughputs = None,
-    speed: given.Speed = "auto",
-    interference: Interference = "none",
-    quotas: Quotas = None,
-    reservations: Reserved = None,
-    load: given.Load = 1.0,
-    slot: given.Slot = None,
-    first: given.First = None,
-    format: given.Format = None,
-    start: given.Start = 0.0,
-    restart: given.Restart = 0.0,
-    rescale: given.Rescale = 0.0,
-    overheads: given.Published = None,
-    troubles: given.Troubles = "none",
-    sharding: given.Sharding = "dynamic",
-    checkpoint: given.Checkpoint = 0.0,
-    drop_too_large: given.TooLarge = False,
-    any_type: given.AnyType = False,
-    strict: given.Strict = False,
-    runs: Runs = Path("runs"),
-    seed: Annotated[int, typer.Option(help="Of a generated trace, and of the simulator.", min=0)] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Simulate one scheduler on a trace, and keep the run."""
-    from labkit.core.errors import InputError
-    from labkit.experiment import simulate as run
-
-    if profile is None and cluster is None:
-        raise InputError("neither --cluster nor --profile is given; expected e.g. --cluster demo.")
-
-    shown = not as_json and sys.stderr.isatty()
-    record = run(
-        given.first_jobs(trace, seed=seed, format=format, first=first), cluster=cluster, scheduler=scheduler,
-        profile=profile, speed=speed, throughputs=throughputs, strict=strict, seed=seed, load=load,
-        interference=interference, troubles=troubles, sharding=sharding, checkpoint_s=checkpoint, quotas=quotas,
-        reservations=reservations, drop_too_large=drop_too_large, any_type=any_type, cadence=given.cadence_of(slot),
-        overheads=given.overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale), runs=runs,
-        progress=shown,
-    )  # fmt: skip
-    tell(record, runs=runs, as_json=as_json)
 
 
 def profile(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from labkit.experiment.grid import Grid
+    from labkit.experiment.scenario import Scenario
 
 
 DRAWN = (".svg", ".png", ".html", ".json")
@@ -222,15 +223,6 @@ def exit_if_failed(table: pd.DataFrame, *, keys: Iterable[str], rest: str = "") 
     raise typer.Exit(1)
 
 
-USUAL: Final = {
-    "speed": "auto", "interference": "none", "load": 1.0, "throughputs": None, "strict": False, "slot_s": None,
-    "first": None, "start_s": 0.0, "restart_s": 0.0, "rescale_s": 0.0,
-    "overheads": None, "troubles": "none", "sharding": "dynamic", "quotas": None, "reservations": None,
-    "drop_too_large": False, "any_type": False,
-}  # fmt: skip
-"""Options of runs, and their values where nothing was typed."""
-
-
 def _called(schedulers: str) -> list[str]:
     """Return what some schedulers are called: by their labels, or as they are named."""
     from labkit.experiment.asked import schedulers_of
@@ -251,10 +243,8 @@ def refuse_unknown_base(against: str | None, schedulers: str) -> None:
 
 
 def compare_on_seeds(
-    trace: str,
+    scenario: Scenario,
     *,
-    format: str | None,
-    cluster: str,
     schedulers: str,
     seeds: str,
     against: str | None,
@@ -264,8 +254,6 @@ def compare_on_seeds(
     as_json: bool,
     command: str,
     usual: str = "",
-    left_out: Mapping[str, float],
-    **options: Any,
 ) -> None:
     """Simulate, print a row per scheduler and what they show, and write the report.
 
@@ -274,31 +262,29 @@ def compare_on_seeds(
     Raises
     ------
     InputError
-        If `against` is none of the schedulers; or as `labkit.sweep`.
+        If `against` is none of the schedulers, or a single seed is given, too; or as `labkit.sweep`.
     """
     from labkit.experiment.asked import schedulers_of
     from labkit.experiment.caveats import Caveat
     from labkit.experiment.seeded import compare_on_seeds as run_all
     from labkit.results.conclusion import over_seeds
     from labkit.results.record import arrivals
-    from labkit.workloads.expressions import trace as jobs_of
 
-    given = {name: value for name, value in options.items() if value != USUAL[name]}
-    jobs = trace if format is None else jobs_of(trace, format=format)
-    if odd := next((name for name, value in left_out.items() if value), None):
-        raise InputError(f"{odd} does not go with --seeds; leave it out, or take a single --seed.")
+    if scenario.seed:
+        raise InputError("--seed does not go with --seeds; leave it out, or take a single --seed.")
     chosen = [str(name) for name in schedulers_of(schedulers)]
     refuse_unknown_base(against, schedulers)
     base = against or _called(schedulers)[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if as_json else "default", Caveat)
         found = run_all(
-            jobs, cluster=cluster, schedulers=chosen, seeds=seeds_of(seeds), runs=runs, records=report is not None,
-            workers=workers, progress=not as_json, **given,
+            scenario, schedulers=chosen, seeds=seeds_of(seeds), runs=runs, records=report is not None,
+            workers=workers, progress=not as_json,
         )  # fmt: skip
-    faster = arrivals(float(options["load"]))
+    named = scenario.trace if isinstance(scenario.trace, str) else scenario.trace.name
+    faster = arrivals(float(scenario.load))
     if faster and not as_json:
-        print(f"{trace}{faster}")
+        print(f"{named}{faster}")
     if usual and not as_json:
         print(usual)
     tell(found.table, metric="mean_jct_s", base=base, as_json=as_json)
@@ -308,9 +294,8 @@ def compare_on_seeds(
         from labkit.plots.report import write_report
 
         written = write_report(
-            found.records, report, title=f"Trace {trace}{faster}, cluster {cluster}", command=command,
-            seeds=found.table,
-            base=base
+            found.records, report, title=f"Trace {named}{faster}, cluster {found.records[0].cluster.name}",
+            command=command, seeds=found.table, base=base,
         )  # fmt: skip
         if not as_json:
             print(f"report: {written.resolve()}")

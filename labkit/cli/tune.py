@@ -78,8 +78,8 @@ def _metric(text: str) -> str:
 
 def _settings(given: Any) -> dict[str, Any]:
     from labkit.core.errors import InputError
-    from labkit.experiment.cell import OPTIONS
     from labkit.experiment.parameters import parameter
+    from labkit.experiment.scenario import OPTIONS
 
     settings = {}
     for name, values in map(parameter, given):

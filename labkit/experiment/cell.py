@@ -6,60 +6,26 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from labkit.core.errors import InputError, unknown
-from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.core.quotas import Quotas
 from labkit.core.raised import raised_at
-from labkit.experiment.asked import refuse_no_flag
-from labkit.experiment.cadence import every_slot
 from labkit.experiment.experiment import Experiment
-from labkit.experiment.grid import Cell, Grid
+from labkit.experiment.grid import ORDER, Cell, Grid
 from labkit.experiment.inputs import Inputs
+from labkit.experiment.prices import prices_of
 from labkit.experiment.reservations import Reservations
-from labkit.experiment.run import experiment_of
+from labkit.experiment.scenario import OPTIONS, Scenario
 from labkit.results.bound import BOUND, FASTER
 from labkit.results.notes import held_up
 from labkit.results.record import RunRecord
 from labkit.schedulers import open_options, options_of
-from labkit.simulator import Faults, Overheads, Variation
-from labkit.workloads import scaled, with_epoch_error
-
-PARTS: Final[dict[str, tuple[Callable[..., Any], dict[str, str]]]] = {
-    "overheads": (Overheads, {name: name for name in ("start_s", "restart_s", "rescale_s")}),
-    "faults": (Faults, {name: name for name in ("mtbf_s", "mttr_s", "checkpoint_s")}),
-    "variation": (
-        Variation,
-        {
-            "period_s": "period_s",
-            "speed_error": "error",
-            "straggler_probability": "straggler_probability",
-            "straggler_factor": "straggler_factor",
-        },
-    ),
-}
-"""What makes a run less than ideal: option of a cell -> attribute."""
-
-OF_SPEED: Final = ("speed", "throughputs", "strict", "interference", "sharding", "troubles", "quotas", "reservations")
-FILES: Final = ("throughputs", "interference", "troubles", "quotas", "reservations")
-"""Those that may name a file."""
-OF_JOBS: Final = ("first", "load", "epoch_error", "drop_too_large", "any_type")
-OPTIONS: Final = (*OF_JOBS, "slot_s", "overheads", *OF_SPEED, *(name for _, names in PARTS.values() for name in names))
-"""Parameters that belong to the run; every other one is an option of the schedulers."""
-
-RANDOM: Final = {
-    "mtbf_s": "machines fail", "speed_error": "speeds vary", "straggler_probability": "jobs are slowed",
-    "troubles": "tasks are slow or hot", "epoch_error": "jobs are longer or shorter than declared",
-}  # fmt: skip
-EPOCH_STREAM: Final = 3
-"""The simulator has streams 0, 1 and 2 of a seed."""
 
 
 @dataclass(frozen=True)
@@ -141,83 +107,18 @@ def _asked(cell: Cell, inputs: Inputs) -> tuple[Experiment, Scheduler]:
     mine, theirs = split(cell.keys)
     label = str(cell.keys["scheduler"])
     scheduler = inputs.scheduler(label, **theirs, **_seed_of(label, inputs, theirs, cell.seed))
-    with ExitStack() as stack:
-        for name in FILES:
-            if mine.get(name) is not None and str(mine[name]) in inputs.files:
-                mine[name] = stack.enter_context(inputs.file(str(mine[name])))
-        load = mine.pop("load", None) or 1.0  # the experiment does it, and its record tells so
-        jobs = jobs_of(inputs.jobs(str(cell.keys["trace"]), seed=cell.seed), mine, seed=cell.seed)
-        cluster = inputs.cluster(str(cell.keys["cluster"]))
-        of_speed = {name: mine[name] for name in OF_SPEED if name in mine}
-        experiment = experiment_of(
-            jobs, cluster=cluster, seed=cell.seed, load=load, drop_too_large=mine.get("drop_too_large", False),
-            any_type=mine.get("any_type", False), **of_speed, **disturbances(mine),
-        )  # fmt: skip
+    with inputs.lent(mine) as fields:
+        jobs, cluster = inputs.jobs(str(cell.keys["trace"]), seed=cell.seed), cell.keys["cluster"]
+        there = None if cluster is None else inputs.cluster(str(cluster))
+        experiment = Experiment.of(jobs, cluster=there, seed=cell.seed, **fields)
     return experiment, scheduler
 
 
-def split(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the parameters of a cell that belong to the run, and those of its scheduler."""
-    of_all = {name: value for name, value in keys.items() if name not in ("trace", "cluster", "scheduler", "seed")}
-    mine = {name: value for name, value in of_all.items() if name in OPTIONS}
+def split(keys: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the parameters of a cell that are fields of a scenario, and those of its scheduler."""
+    of_all = {name: value for name, value in keys.items() if name not in ORDER}
+    mine = {name: value for name, value in of_all.items() if name in OPTIONS and value is not None}
     return mine, {name: value for name, value in of_all.items() if name not in OPTIONS}
-
-
-def jobs_of(jobs: Jobs, options: Mapping[str, Any], *, seed: int) -> Jobs:
-    """Return the jobs with `first`, `load` and `epoch_error` applied."""
-    if options.get("first") is not None:
-        jobs = jobs.take(np.arange(_count("first", options["first"], most=len(jobs))))
-    if options.get("load", 1) != 1:
-        _number("load", options["load"])
-        jobs = scaled(jobs, load=options["load"])
-    if options.get("epoch_error", 0):
-        _number("epoch_error", options["epoch_error"])
-        stream = np.random.SeedSequence(seed, spawn_key=(EPOCH_STREAM,))
-        jobs = with_epoch_error(jobs, error=options["epoch_error"], rng=np.random.default_rng(stream))
-    return jobs
-
-
-def disturbances(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `Experiment.of` takes beside jobs, cluster and speeds.
-
-    Raises
-    ------
-    InputError
-        If a value cannot be, or one is missing that another needs.
-    """
-    made: dict[str, Any] = {}
-    if options.get("slot_s") is not None:
-        _number("slot_s", options["slot_s"])
-        made["cadence"] = every_slot(options["slot_s"])
-    if options.get("overheads") is not None:
-        made["overheads"] = Overheads.published(str(options["overheads"]))
-    if options.get("checkpoint_s") is not None and options.get("mtbf_s") is None:  # for jobs out of memory alone
-        options = dict(options)
-        made["checkpoint_s"] = options.pop("checkpoint_s")
-        _number("checkpoint_s", made["checkpoint_s"])
-    for part, (build, names) in PARTS.items():
-        given = {names[name]: value for name, value in options.items() if name in names and value is not None}
-        if not given:
-            continue
-        if part in made:
-            raise InputError(f"overheads and {next(iter(given))} are given; expected one of them.")
-        try:
-            made[part] = build(**given)
-        except TypeError as error:
-            told = ", ".join(f"{name}={options[name]!r}" for name in names if name in options)
-            raise InputError(f"{told}: {error}; these go together: {', '.join(names)}.") from None
-    return made
-
-
-def _count(name: str, value: Any, *, most: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{name} is {value!r}; expected a whole number >= 1.")
-    return min(value, most)
-
-
-def _number(name: str, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InputError(f"{name} is {value!r}; expected a number.")
 
 
 def _seed_of(label: str, inputs: Inputs, given: Mapping[str, Any], seed: int) -> dict[str, int]:
@@ -247,25 +148,22 @@ def check(grid: Grid, inputs: Inputs) -> None:
     for label in grid.schedulers:
         for combination in combinations:
             _check_scheduler(label, inputs, split(combination)[1])
-    jobs = {label: inputs.jobs(label, seed=grid.cells[0].seed) for label in grid.traces}
     for combination in combinations:
         mine = split(combination)[0]
-        disturbances(mine)
-        _check_rules(mine, inputs)
-        for each in jobs.values():
-            jobs_of(each, mine, seed=0)
+        with inputs.lent(mine) as fields:
+            for label in grid.traces:
+                asked = Scenario.of(inputs.jobs(label, seed=grid.cells[0].seed), **fields)
+                asked.parts, asked.jobs()
+            _check_rules(fields)
     _refuse_idle_seeds(grid, inputs)
 
 
-def _check_rules(options: Mapping[str, Any], inputs: Inputs) -> None:
-    """Raise if quotas or reservations cannot be read, or an option that is on or off is neither."""
-    for name in ("drop_too_large", "any_type"):
-        refuse_no_flag(name, options.get(name, False))
-    rules: dict[str, Callable[[Any], Any]] = {"quotas": Quotas.of, "reservations": Reservations.of}
+def _check_rules(fields: Mapping[str, Any]) -> None:
+    """Raise if quotas, reservations or prices cannot be read."""
+    rules: dict[str, Callable[[Any], Any]] = {"quotas": Quotas.of, "reservations": Reservations.of, "prices": prices_of}
     for name, read in rules.items():
-        if (given := options.get(name)) is not None:
-            with inputs.file(str(given)) if str(given) in inputs.files else nullcontext(str(given)) as source:
-                read(source)
+        if fields.get(name) is not None:
+            read(fields[name])
 
 
 def _combinations(grid: Grid) -> list[dict[str, Any]]:
@@ -296,12 +194,13 @@ def _own_options(inputs: Inputs, label: str) -> dict[str, Any]:
 def _refuse_idle_seeds(grid: Grid, inputs: Inputs) -> None:
     if len(grid.axes["seed"]) == 1 or any(isinstance(what, str) for what in inputs.traces.values()):
         return
-    if any(value for name in RANDOM for value in grid.axes.get(name, ())):
+    random = {name: option.random for name, option in OPTIONS.items() if option.random}
+    if any(value for name in random for value in grid.axes.get(name, ())):
         return
     if any(isinstance(what, bytes) or "seed" in open_options(what) for what in inputs.schedulers.values()):
         return
     raise InputError(
         f"the {len(grid.axes['seed'])} seeds change nothing: {' and '.join(grid.traces)} hold the same jobs whatever "
         "the seed, and nothing else here is random. Give a generated trace such as 'poisson(80, per_hour=12)', or "
-        f"something random ({', '.join(f'{name}: {what}' for name, what in RANDOM.items())}), or a single seed."
+        f"something random ({', '.join(f'{name}: {what}' for name, what in random.items())}), or a single seed."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from labkit.experiment.experiment import Experiment
 from labkit.experiment.history import FILE
 from labkit.experiment.opener import ASKED, LEASE_S, Begun, Preflight, name_on_hosts, tell_end
 from labkit.experiment.progress_bar import ProgressBar
+from labkit.experiment.scenario import Fields, Scenario
 from labkit.experiment.session import Observer
 from labkit.experiment.time_limit import TimeLimitError, checked_limit, limited
 from labkit.results.record import TAKEN_BY, RunRecord, RunState
@@ -36,7 +37,7 @@ Telling = Callable[[Sequence[str]], Observer]
 
 
 def deploy(
-    jobs: Jobs | str | Path,
+    jobs: Scenario | Jobs | str | Path,
     *,
     inventory: Inventory | str | Path | None = None,
     scheduler: Scheduler | str,
@@ -50,7 +51,7 @@ def deploy(
     time_limit_s: float | None = None,
     run: str | None = None,
     begun: Begun | None = None,
-    **options: Any,
+    **fields: Unpack[Fields],
 ) -> RunRecord:
     """Run a trace on a testbed until every job has completed.
 
@@ -82,8 +83,8 @@ def deploy(
         Its id, which no other run may have; by default one that is free, made of scheduler and trace.
     begun : callable, optional
         Called with the run's folder as soon as it is there, before the hosts are asked for anything.
-    options
-        As `Experiment.of` takes them: `speed` or `throughputs`, what schedulers measure before the run comes from it.
+    fields
+        Of a `Scenario`: `speed` or `throughputs`, what schedulers measure before the run comes from it.
 
     Returns
     -------
@@ -97,7 +98,7 @@ def deploy(
     """
     opener = Preflight.of(
         jobs, inventory=inventory, scheduler=scheduler, name=name, runs=runs, training=training, lease_s=lease_s,
-        retries=retries, config={} if time_limit_s is None else {"time_limit_s": time_limit_s}, run=run, **options,
+        retries=retries, config={} if time_limit_s is None else {"time_limit_s": time_limit_s}, run=run, **fields,
     )  # fmt: skip
     return run_opened(opener, progress=progress, observers=observers, time_limit_s=time_limit_s, begun=begun)
 
@@ -143,7 +144,7 @@ def attach(
     time_limit_s: float | None = None,
     trust: Trust = False,
     take_over: bool = False,
-    **options: Any,
+    **fields: Unpack[Fields],
 ) -> RunRecord:
     """Go on with a run on a testbed that was cut off, stopped, or failed.
 
@@ -170,7 +171,7 @@ def attach(
         has not begun the run on this machine: `labkit.core.consent`.
     take_over : bool
         Take the run from a process that drives it now, from another copy of its folder.
-    options
+    fields
         As for `deploy`.
 
     Raises
@@ -183,7 +184,7 @@ def attach(
     """
     path, limit_s = find(run, runs=runs), checked_limit(time_limit_s)
     writer = RunWriter.attach(path)
-    options.setdefault("history", path.parent / FILE)
+    fields.setdefault("history", path.parent / FILE)
     made = None if scheduler is None else named(scheduler)[0]
     callers = nullcontext() if is_stored() else typed()  # options are not the record's, but may be a queue's
     with stored(trust):
@@ -192,7 +193,8 @@ def attach(
             _refuse_over(record, path, take_over=take_over)
             inventory = _hosts(memory, record)
             with callers:
-                experiment = Experiment.of(record.jobs, cluster=inventory.cluster(), **options)
+                fields["cluster"] = inventory.cluster()
+                experiment = Experiment.of(record.jobs, **fields)
             made = made or named_in(record)
             backend = _taken_over(
                 record, memory, path, inventory=inventory, lease_s=lease_s, retries=retries, take_over=take_over

@@ -2,53 +2,48 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 
 from labkit.core.answers import refuse_unsound_model
 from labkit.core.cluster import Cluster
-from labkit.core.device_types import of_any_type
+from labkit.core.consent import keep
+from labkit.core.device_types import may_run_on, of_any_type
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.core.jobs import Jobs
 from labkit.core.life import Traits, begin
+from labkit.core.outside import use_file
 from labkit.core.protocols import Backend, Scheduler, SpeedModel
 from labkit.core.quotas import Quotas
 from labkit.core.resources import Floats
 from labkit.experiment import provenance
-from labkit.experiment.asked import (
-    KINDS,
-    arriving,
-    jobs_of,
-    refuse_endless,
-    refuse_no_flag,
-    refuse_odd,
-    refuse_unknown,
-    seed_of,
-)
+from labkit.experiment.asked import KINDS, refuse_endless, refuse_odd, refuse_unpriced
 from labkit.experiment.bound import jct_bound_s
 from labkit.experiment.bound_gangs import rests_on_faster
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.caveats import Caveat, caveats, fell_back, speeds_in_words
 from labkit.experiment.context import context
+from labkit.experiment.fitting import without_too_large
 from labkit.experiment.fluid import fluid
 from labkit.experiment.history import kept
 from labkit.experiment.plain import plain, slug
+from labkit.experiment.prices import priced, prices_of
 from labkit.experiment.profile import slower_on_slowest_type
 from labkit.experiment.profiled import interference_of, profiled
 from labkit.experiment.progress_bar import ProgressBar
-from labkit.experiment.reservations import Reservation, Reservations, unmet
+from labkit.experiment.reservations import Reservations, unmet
 from labkit.experiment.rules import refuse_unruly, rules
+from labkit.experiment.scenario import KEY, Fields, Scenario
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import asked_speed, declared
 from labkit.kernels.watching import watched
@@ -62,7 +57,7 @@ from labkit.simulator import Faults, Losses, Overheads, Simulator, Troubles, Var
 from labkit.simulator.measuring import check_every
 from labkit.simulator.troubles import troubles as troubles_of
 from labkit.speed.interference.levels import Level, level
-from labkit.speed.profiled import ProfiledSpeed, TestbedProfile
+from labkit.speed.profiled import ProfiledSpeed
 from labkit.topology import presets
 from labkit.topology.routes import refuse_unsound_network
 
@@ -106,13 +101,17 @@ class Experiment:
     history : Path or None
         Final plans of earlier runs (`labkit.experiment.history`), for schedulers that start jobs as earlier ones ended.
     prices : mapping or None
-        Dollars per GPU and hour by device type, for runs whose schedulers know of none.
+        Dollars per GPU and hour by device type: of runs, and for schedulers about cost that have none of their own.
+    usual_prices : mapping or None
+        What runs cost whose schedulers know of no prices, where `prices` is None.
     quotas : Quotas or None
         The most GPUs that the jobs of each user may hold together, under every scheduler.
     reservations : Reservations or None
         Hosts that are kept for some jobs, or for none, from a start to an end, under every scheduler.
     load : float
         How many times as fast as in the trace `jobs` arrive, for headers.
+    scenario : dict
+        What it was made of, as `Scenario.plain` writes it down, for records.
     """
 
     jobs: Jobs
@@ -135,66 +134,69 @@ class Experiment:
     quotas: Quotas | None = None
     reservations: Reservations | None = None
     load: float = 1.0
+    usual_prices: Mapping[str, float] | None = None
+    scenario: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_every(self.measure_every_s)
         refuse_odd({name: getattr(self, name) for name in KINDS}, kinds=KINDS, seed=self.seed)
 
     @classmethod
-    def of(
-        cls,
-        jobs: Jobs | str | Path,
-        *,
-        cluster: Cluster | str | None = None,
-        speed: SpeedModel | str = "auto",
-        throughputs: str | Path | None = None,
-        strict: bool = False,
-        profile: TestbedProfile | str | Path | None = None,
-        interference: Level | str | Path | None = None,
-        sharding: str = "dynamic",
-        troubles: Troubles | str | Path | None = None,
-        quotas: Quotas | Mapping[str, float] | str | Path | None = None,
-        any_type: bool = False,
-        reservations: Reservations | Sequence[Reservation] | Mapping[str, Any] | str | Path | None = None,
-        **options: Any,
-    ) -> Experiment:
-        """Return an experiment; a trace may be a path, trace and cluster expressions, a speed model a name.
+    def of(cls, jobs: Scenario | Jobs | str | Path, **fields: Unpack[Fields]) -> Experiment:
+        """Return the experiment of a scenario; or of jobs, a trace or a generator, with the fields of a `Scenario`.
 
         A profile of a testbed (`labkit profile`) gives cluster, speeds and overheads, unless they are given too.
-        Interference is a level by name ("none", "mild", "calibrated") or a file (`labkit.speed.interference.level`).
-        Troubles are a CSV file or parts of the jobs ("hot_ps=0.13,slow_ps=0.06"), drawn with the seed; overheads may be
-        named ("dlrover"). Quotas are GPUs by user ("vision=8,*=4"), or a TOML file; reservations a list, tables by
-        name, or a TOML file. With `any_type` jobs may run on every device type, whatever they demand. With
-        `sharding="static"` workers have their samples in advance, for speeds that know it.
+
+        Raises
+        ------
+        InputError
+            If something cannot be found or read, or does not fit the jobs; or some are to be left out of a speed model
+            that was made for all jobs.
         """
-        refuse_no_flag("any_type", any_type)
-        jobs, known = jobs_of(jobs, seed=seed_of(options)), level(interference)
-        jobs = arriving(jobs, load=options.get("load", 1.0))
-        jobs, n_freed = of_any_type(jobs) if any_type else (jobs, 0)
-        refuse_unknown(options, known=[*inspect.signature(cls.of).parameters, *(field.name for field in fields(cls))])
-        if profile is not None:
-            cluster, speed, options = profiled(jobs, profile, cluster=cluster, speed=speed, options=options)
+        asked = Scenario.of(jobs, **fields)
+        made = cls._of(asked, asked.jobs())
+        if not asked.drop_too_large:
+            return made
+        whole = asked.jobs()
+        by_demand = may_run_on(whole, made.cluster)  # the same jobs with any_type as without
+        kept = without_too_large(whole, made.cluster, made.speed.runs_on() & by_demand)
+        if kept is not whole and not isinstance(asked.speed, str):
+            raise InputError("drop_too_large and a speed model, which is made for all jobs, are given; name a model.")
+        return made if kept is whole else cls._of(asked, kept)
+
+    @classmethod
+    def _of(cls, asked: Scenario, jobs: Jobs) -> Experiment:
+        """Return the experiment of a scenario with these jobs."""
+        for name, file in asked.files:
+            use_file(file, what=f"file of {name}")  # noted: a record that names it may be read again
+        known, cluster, speed, parts = level(asked.interference), asked.cluster, asked.speed, asked.parts
+        jobs, n_freed = of_any_type(jobs) if asked.any_type else (jobs, 0)
+        if asked.profile is not None:
+            cluster, speed, parts = profiled(jobs, asked.profile, cluster=cluster, speed=speed, options=parts)
         if cluster is None:
             raise InputError("neither a cluster nor a profile is given; cluster='demo', say, or profile=FILE.")
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
         jobs, speed, stretched = asked_speed(
-            jobs, cluster, speed=speed, throughputs=throughputs, strict=strict, interference=known, sharding=sharding
-        )
+            jobs, cluster, speed=speed, throughputs=asked.throughputs, strict=asked.strict, interference=known,
+            sharding=asked.sharding,
+        )  # fmt: skip
         jobs, has_its_own = declared(jobs, speed), isinstance(speed, ProfiledSpeed)
-        said = speeds_in_words(jobs, cluster, speed=speed, source=throughputs)
+        said = speeds_in_words(jobs, cluster, speed=speed, source=asked.throughputs)
         said += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
-        said += f"; {stretched}" * bool(stretched) + f"; {sharding} sharding" * (sharding != "dynamic")
-        said += f"; jobs may have any device type ({n_freed:,} ask for one)" * any_type
-        told = interference_of(speed) if known is None else known
-        if isinstance(options.get("overheads"), str):
-            options["overheads"] = Overheads.published(options["overheads"])
-        rng = np.random.default_rng(np.random.SeedSequence(seed_of(options), spawn_key=(TROUBLE_STREAM,)))
-        some = troubles_of(troubles, jobs, rng=rng)
+        said += f"; {stretched}" * bool(stretched) + f"; {asked.sharding} sharding" * (asked.sharding != "dynamic")
+        said += f"; jobs may have any device type ({n_freed:,} ask for one)" * asked.any_type
+        rng = np.random.default_rng(np.random.SeedSequence(asked.seed, spawn_key=(TROUBLE_STREAM,)))
+        some = troubles_of(asked.troubles, jobs, rng=rng)
         said += "" if some is None else f"; troubles: {some.said}"
+        prices = prices_of(asked.prices)
+        refuse_unpriced(prices, cluster)
         return cls(
-            jobs=jobs, cluster=cluster, speed=speed, interference=told, troubles=some,
-            quotas=None if quotas is None else Quotas.of(quotas),
-            reservations=None if reservations is None else Reservations.of(reservations), **{"speeds": said, **options},
+            jobs=jobs, cluster=cluster, speed=speed, troubles=some, seed=asked.seed, load=asked.load, prices=prices,
+            interference=interference_of(speed) if known is None else known, losses=asked.losses,
+            quotas=None if asked.quotas is None else Quotas.of(asked.quotas), believed=asked.believed,
+            reservations=None if asked.reservations is None else Reservations.of(asked.reservations),
+            measure_every_s=asked.measure_every_s, history=asked.history, speeds=asked.speeds or said,
+            scenario=asked.plain(), **parts,
         )  # fmt: skip
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:
@@ -267,17 +269,16 @@ class Experiment:
             parts[TYPES_DIFFER] = round(self._slower, 3)
         if getattr(self.speed, "amounts", False):
             parts[AMOUNTS_COUNT] = True
-        parts |= {name: str(rule) for name in ("quotas", "reservations") if (rule := getattr(self, name)) is not None}
-        if self.load != 1:
-            parts[LOAD] = self.load
-        if self.interference is not None:
-            parts["interference"] = str(self.interference)
+        said = ("quotas", "reservations", "interference")
+        parts |= {name: str(rule) for name in said if (rule := getattr(self, name)) is not None}
+        parts |= {LOAD: None if self.load == 1 else self.load}
         told = {name: plain(part) for name, part in parts.items() if part is not None}
-        if prices := Traits.of(scheduler).pays or self.prices:
+        if prices := Traits.of(scheduler).pays or self.prices or self.usual_prices:
             told["prices"] = dict(prices)
         if profile is not None and profile.yardstick:
             told[REFERENCE] = reference(profile.yardstick)
-        return told | {"speed": type(self.speed).__name__, "speeds": self.speeds}
+        asked = {KEY: self.scenario} if self.scenario else {}
+        return told | asked | {"speed": type(self.speed).__name__, "speeds": self.speeds}
 
     @cached_property
     def rules(self) -> list[str]:
@@ -358,6 +359,7 @@ class Experiment:
             With all events, a table of jobs and a summary.
         """
         scheduler, called = named(scheduler, name)
+        scheduler = priced(scheduler, self.prices)
         refuse_unruly(scheduler, self.quotas, self.reservations, name=called)
         experiment = self
         if Traits.of(scheduler).ideal:
@@ -383,6 +385,7 @@ class Experiment:
             if progress:
                 watchers.append(stack.enter_context(ProgressBar(called, total=len(self.jobs))))
             if runs is not None:
+                keep()
                 writer = RunWriter.create(runs, info=info, jobs=self.jobs, cluster=self.cluster, numbered=True)
                 info, reasons = writer.info, writer.reasons
                 watchers.append(stack.enter_context(writer).append)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from labkit.core.consent import Trust, stored, typed
 from labkit.core.errors import InputError
@@ -14,6 +14,7 @@ from labkit.experiment.cadence import Cadence
 from labkit.experiment.deployed import named_in
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.profiled import without_cold_starts
+from labkit.experiment.scenario import Fields
 from labkit.experiment.speeds import speed_model
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity, refuse_others
 from labkit.results.record import COLD_STARTS, RunRecord
@@ -23,8 +24,6 @@ from labkit.schedulers import named
 if TYPE_CHECKING:
     import altair as alt
     import pandas as pd
-
-    from labkit.speed.profiled import TestbedProfile
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -127,12 +126,11 @@ class Fidelity:
 def fidelity(
     record: RunRecord | str | Path,
     *,
-    profile: TestbedProfile | str | Path | None = None,
     scheduler: Scheduler | str | None = None,
     runs: str | Path = "runs",
     keep: bool = False,
     trust: Trust = False,
-    **options: Any,
+    **fields: Unpack[Fields],
 ) -> Fidelity:
     """Simulate the trace of a run with the same scheduler, on what was measured of its testbed, and compare.
 
@@ -140,8 +138,6 @@ def fidelity(
     ----------
     record : RunRecord or path
         The real run, or its folder, or its id under `runs`.
-    profile : TestbedProfile or path
-        What `labkit profile` measured on the testbed, before the run.
     scheduler : Scheduler or str, optional
         By default that of the run, by its name.
     runs : path
@@ -150,8 +146,8 @@ def fidelity(
         Keep the simulated run there too.
     trust : bool or callable
         Whether to run a scheduler of the record's that is not labkit's own, where the user has not begun the run here.
-    options
-        Anything else that `labkit.experiment.Experiment.of` takes; they override the profile.
+    fields
+        Of a `Scenario`: `profile`, what `labkit profile` measured on the testbed before the run; others override it.
 
     Returns
     -------
@@ -166,32 +162,33 @@ def fidelity(
     real = record if isinstance(record, RunRecord) else load(record, runs=runs)
     scheduler = None if scheduler is None else named(scheduler)[0]
     with stored(trust):
-        simulated = predict(real, profile=profile, scheduler=scheduler, runs=runs if keep else None, **options)
+        simulated = predict(real, scheduler=scheduler, runs=runs if keep else None, **fields)
     return Fidelity(real, simulated)
 
 
 def predict(
     real: RunRecord,
     *,
-    profile: TestbedProfile | str | Path | None = None,
     scheduler: Scheduler | str | None = None,
     runs: str | Path | None = None,
-    **options: Any,
+    **fields: Unpack[Fields],
 ) -> RunRecord:
     """Simulate what a run did: its jobs, cluster, scheduler and cadence, and what the scheduler knew before it.
 
     The parameters are those of `fidelity`.
     """
-    if profile is None and "speed" not in options:
+    profile = fields.get("profile")
+    if profile is None and "speed" not in fields:
         raise InputError("no profile is given; labkit profile measures one, e.g. profile='profiles/laptop.json'.")
-    given: dict[str, Any] = {"seed": real.info.seed, "cadence": _cadence(real), "cluster": real.cluster, **options}
+    given: Fields = {"seed": real.info.seed, "cadence": _cadence(real), "cluster": real.cluster, **fields}
     made = named_in(real) if scheduler is None else scheduler
     if profile is not None and real.info.config.get(COLD_STARTS) == 0:
-        profile = without_cold_starts(profile)
+        given["profile"] = without_cold_starts(profile)
     with typed():  # options are not the record's
-        experiment = Experiment.of(real.jobs, profile=profile, **given)
-        if "believed" not in options and (believed := _believed(real, experiment.speed)) is not None:
-            experiment = Experiment.of(real.jobs, profile=profile, **given, believed=believed)
+        experiment = Experiment.of(real.jobs, **given)
+        if "believed" not in fields and (believed := _believed(real, experiment.speed)) is not None:
+            given["believed"] = believed
+            experiment = Experiment.of(real.jobs, **given)
     return experiment.run(made, name=real.info.scheduler, runs=runs)
 
 

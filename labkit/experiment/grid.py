@@ -67,12 +67,12 @@ class Grid:
     trace : str, path, Jobs or list
         Files, generators such as "poisson(80, per_hour=12)", or jobs.
     cluster : str or list
-        Presets, expressions or inventories, as `labkit.topology.build` takes them.
+        Presets, expressions or inventories, as `labkit.topology.build` takes them; None: that of a `profile`.
     seeds : int or iterable of int
         One number means so many seeds, from 0 on. A cell has the very seed that it is named after, whatever else is
         in the grid, so schedulers are compared on the same jobs and the same faults.
     **parameters
-        Further axes, a value or a list of values each: an option of the run (`labkit.experiment.cell.OPTIONS`) or one
+        Further axes, a value or a list of values each: a field of `labkit.experiment.scenario.Scenario`, or one
         that all the schedulers take, such as `placer`.
 
     Attributes
@@ -105,7 +105,7 @@ class Grid:
         *,
         schedulers: str | Scheduler | type | Iterable[Any] | Mapping[str, Any],
         trace: str | Path | Jobs | Iterable[str | Path | Jobs],
-        cluster: str | Iterable[str],
+        cluster: str | Iterable[str | None] | None,
         seeds: int | Iterable[int] = 1,
         **parameters: Scalar | Iterable[Scalar],
     ) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,10 +20,14 @@ from labkit.core.jobs import Jobs
 from labkit.core.outside import file_of
 from labkit.core.protocols import Scheduler
 from labkit.experiment.grid import Grid
+from labkit.experiment.scenario import OPTIONS
 from labkit.schedulers import make, open_options
 from labkit.speed.interference.levels import is_file, level
 from labkit.topology import presets
 from labkit.workloads import expressions
+
+ALWAYS_FILES: Final = ("throughputs", "profile")
+"""Options that nothing but a file can be."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +56,15 @@ class Inputs:
             label: what if isinstance(what, str) else _pickled(label, what) for label, what in grid.schedulers.items()
         }
         paths = [str(name) for name in grid.axes["cluster"] if str(name).endswith(".toml")]
-        paths += [str(name) for name in grid.axes.get("throughputs", ()) if name is not None]
-        paths += [str(name) for name in grid.axes.get("interference", ()) if is_file(name)]
         paths += [str(file_of(what)) for what in schedulers.values() if isinstance(what, str) and file_of(what)]
-        for axis in ("troubles", "quotas", "reservations"):
-            paths += [str(name) for name in grid.axes.get(axis, ()) if name is not None and Path(str(name)).is_file()]
-        made = cls(traces, schedulers, {path: _contents(path) for path in paths})
+        for axis, option in OPTIONS.items():
+            named = [name for name in grid.axes.get(axis, ()) if name is not None] if option.may_be_file else []
+            paths += [str(name) for name in named if axis in ALWAYS_FILES or Path(str(name)).is_file()]
+            paths += [str(name) for name in named if axis == "interference" and is_file(name)]
+        made = cls(traces, schedulers, {path: _contents(path) for path in dict.fromkeys(paths)})
         for name in grid.axes["cluster"]:
-            made.cluster(str(name))
+            if name is not None:
+                made.cluster(str(name))
         for name in grid.axes.get("interference", ()):
             level(None if name is None else str(name))
         return made
@@ -105,6 +110,17 @@ class Inputs:
             return
         with self.file(str(source)) as path:
             yield f"{path}{scheduler[scheduler.index('.py:') + 3 :]}"
+
+    @contextmanager
+    def lent(self, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Lend the fields of a scenario, with files as they are good here."""
+        with ExitStack() as stack:
+            yield {
+                name: stack.enter_context(self.file(str(value)))
+                if OPTIONS[name].may_be_file and str(value) in self.files
+                else value
+                for name, value in fields.items()
+            }
 
     @contextmanager
     def file(self, path: str) -> Iterator[Path]:

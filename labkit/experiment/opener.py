@@ -8,7 +8,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from labkit.core.consent import keep
 from labkit.core.errors import InputError
@@ -17,6 +17,7 @@ from labkit.core.protocols import Scheduler
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.fitting import refuse_unfit
 from labkit.experiment.history import FILE, kept
+from labkit.experiment.scenario import Fields, Scenario
 from labkit.results.record import COLD_STARTS, RunInfo
 from labkit.results.store import RunWriter, refuse_taken
 from labkit.schedulers import named
@@ -105,7 +106,7 @@ class Preflight:
     @classmethod
     def of(
         cls,
-        jobs: Jobs | str | Path,
+        jobs: Scenario | Jobs | str | Path,
         *,
         inventory: Inventory | str | Path | None = None,
         scheduler: Scheduler | str,
@@ -116,17 +117,18 @@ class Preflight:
         retries: Retries | None = None,
         run: str | None = None,
         config: Mapping[str, Any] | None = None,
-        **options: Any,
+        **fields: Unpack[Fields],
     ) -> Self:
         """Return an opener for a trace, which may be a path, on the hosts of an inventory, which may be one too.
 
-        Options are those of `Experiment.of`; final plans of earlier runs are by default those in the folder of runs.
+        Fields are those of a `Scenario`; final plans of earlier runs are by default those in the folder of runs.
         """
         from labkit.testbed.inventory import Inventory
 
         hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
-        options.setdefault("history", Path(runs) / FILE)
-        experiment = Experiment.of(jobs, cluster=hosts.cluster(), **options)
+        fields.setdefault("history", Path(runs) / FILE)
+        fields["cluster"] = hosts.cluster()
+        experiment = Experiment.of(jobs, **fields)
         return cls(
             experiment, inventory=hosts, scheduler=scheduler, name=name, runs=runs, training=training,
             lease_s=lease_s, retries=retries, run=run, config=config,

@@ -9,17 +9,18 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from labkit.core.below import refuse_foreign
 from labkit.core.consent import Trust, keep, stored
 from labkit.core.errors import InputError, TakenOverError
 from labkit.core.jobs import Jobs
 from labkit.core.text import human_s
-from labkit.experiment.asked import jobs_of, schedulers_of
+from labkit.experiment.asked import schedulers_of
 from labkit.experiment.deployed import attach, run_opened
 from labkit.experiment.opener import LEASE_S, Preflight
 from labkit.experiment.provenance import command
+from labkit.experiment.scenario import OPTIONS, Fields, Scenario
 from labkit.experiment.time_limit import checked_limit
 from labkit.results import files
 from labkit.results.lock import RunLock
@@ -36,14 +37,15 @@ if TYPE_CHECKING:
 
 _FILE: Final = re.compile(r"""(?:(?<=^)|(?<=[='"]))[^'"=(),]+\.py(?=:)""")
 """A file of one's own in the name of a scheduler."""
-OPTIONS: Final = ("profile", "interference", "speed", "throughputs")
-"""Options of `labkit.deploy` that a queue keeps for its runs."""
+OF_JOBS: Final = ("format", "first")
+KEPT: Final = frozenset(name for name, option in OPTIONS.items() if not option.simulated and name not in OF_JOBS)
+"""Fields of a scenario that a queue keeps for its runs; those about its jobs are done when it begins."""
 Told = Callable[[QueuedRun, "RunRecord | None"], None]
 """Called when a run is over, with its record where it has one."""
 
 
 def plan_queue(
-    jobs: Jobs | str | Path,
+    jobs: Scenario | Jobs | str | Path,
     *,
     schedulers: Sequence[str] | str,
     repeat: int = 1,
@@ -52,7 +54,7 @@ def plan_queue(
     time_limit_s: float | None = None,
     lease_s: float = LEASE_S,
     retries: Retries | None = None,
-    **options: Any,
+    **fields: Unpack[Fields],
 ) -> tuple[RunQueue, Jobs, Inventory]:
     """Return a queue, its jobs and its hosts, after each of its runs was checked; nothing is written or asked of hosts.
 
@@ -68,8 +70,8 @@ def plan_queue(
         As `labkit.deploy` takes them.
     time_limit_s : float, optional
         Seconds after which a run is ended; the queue goes on with the next one.
-    **options
-        `OPTIONS`: as `labkit.deploy` takes them; files by their names.
+    **fields
+        Of a `Scenario`, as `labkit.deploy` takes them; files by their names.
 
     Raises
     ------
@@ -79,11 +81,10 @@ def plan_queue(
     from labkit.testbed.inventory import Inventory
     from labkit.testbed.run.training import TrainingTable
 
-    if odd := next((name for name in options if name not in OPTIONS), None):
-        raise InputError(f"a queue keeps no option '{odd}' for its runs; expected some of {', '.join(OPTIONS)}.")
-    taken, training = jobs_of(jobs), training or TrainingTable()
+    asked = Scenario.of(jobs, **fields)
+    taken, training = replace(asked, load=1.0, epoch_error=0.0).jobs(), training or TrainingTable()
     hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
-    given: dict[str, Any] = {name: _kept(name, value) for name, value in options.items() if value is not None}
+    given = _kept(asked)
     runs = tuple(ordered([str(name) for name in schedulers_of(schedulers)], repeat=repeat))
     for each in runs[: len({run.scheduler for run in runs})]:
         Preflight.of(
@@ -100,11 +101,19 @@ def plan_queue(
     return queue, taken, hosts
 
 
-def _kept(name: str, value: Any) -> str:
-    """Return an option as the queue's file keeps it: a name, or a file by its absolute path."""
-    if not isinstance(value, str | Path):
-        raise InputError(f"{name} is a {type(value).__name__}; expected a name or a file, which a queue can keep.")
-    return str(Path(value).absolute()) if Path(value).is_file() else str(value)
+def _kept(asked: Scenario) -> dict[str, Any]:
+    """Return a scenario's fields as the queue's file keeps them: plain values, files by their absolute paths."""
+    told = {name: value for name, value in asked.plain().items() if name not in ("trace", "cluster", *OF_JOBS)}
+    if odd := [*told.get("own", ()), *(name for name in told if name not in {*KEPT, "own"})]:
+        raise InputError(f"a queue keeps no {odd[0]} for its runs; expected some of {', '.join(sorted(KEPT))}.")
+    return {
+        name: str(Path(value).absolute()) if OPTIONS[name].may_be_file and _is_file(value) else value
+        for name, value in told.items()
+    }
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, str) and Path(value).is_file()
 
 
 def refuse_taken(name: str, *, runs: str | Path) -> None:
@@ -198,7 +207,7 @@ def _agreed(queue: RunQueue, jobs: Jobs, folder: Path) -> None:
     """Refuse a queue whose runs cannot begin, before the first one does: all that it names needs consent."""
     from labkit.testbed.inventory import Inventory
 
-    if odd := set(queue.options) - {*OPTIONS, "lease_s"}:
+    if odd := set(queue.options) - {*KEPT, "lease_s"}:
         raise InputError(f"{folder / QUEUE} has the option {printable(min(odd))!r}, which no queue has.")
     hosts, training, retries = Inventory.read(queue.inventory), _training(queue, folder), _retries(queue)
     for scheduler in dict.fromkeys(each.scheduler for each in queue.left):

@@ -8,15 +8,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from labkit.core.errors import SweepError
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError, SweepError
 from labkit.core.jobs import Jobs
-from labkit.experiment.grid import Grid
+from labkit.experiment.grid import ORDER, Grid
+from labkit.experiment.scenario import Scenario
 from labkit.experiment.sweeping import sweep
 from labkit.results import files
 from labkit.results.record import RunRecord
 from labkit.results.store import free_id, load
+from labkit.workloads.expressions import trace as trace_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,18 +42,16 @@ class Seeded:
 
 
 def compare_on_seeds(
-    trace: str | Jobs,
+    scenario: Scenario,
     *,
-    cluster: str,
     schedulers: Iterable[str],
     seeds: Iterable[int],
     runs: Path | None = None,
     records: bool = False,
     workers: int | None = None,
     progress: bool = False,
-    **options: Any,
 ) -> Seeded:
-    """Simulate each scheduler on each seed; a scheduler that fails is a row with its error.
+    """Simulate each scheduler on each seed of a scenario; a scheduler that fails is a row with its error.
 
     Parameters
     ----------
@@ -58,8 +59,6 @@ def compare_on_seeds(
         Where to keep all runs, each in a folder of its own.
     records : bool
         Return the runs of the first seed.
-    **options
-        Of the runs: `labkit.experiment.cell.OPTIONS`.
 
     Raises
     ------
@@ -68,7 +67,15 @@ def compare_on_seeds(
     SweepError
         If every run failed; the message is that of the first.
     """
-    grid = Grid(schedulers=list(schedulers), trace=trace, cluster=cluster, seeds=seeds, **options)
+    fields = {name: value for name, value in scenario.plain().items() if name not in ORDER}
+    if (own := fields.pop("own", [])) or isinstance(scenario.cluster, Cluster):
+        raise InputError(
+            f"{', '.join(own) or 'cluster'} of a comparison on seeds is an object; expected a name or a file."
+        )
+    trace: str | Jobs = scenario.trace
+    if (reader := fields.pop("format", None)) is not None and isinstance(trace, str):
+        trace = trace_of(trace, format=reader)
+    grid = Grid(schedulers=list(schedulers), trace=trace, cluster=scenario.cluster, seeds=seeds, **fields)
     with _scratch(runs, keep=records or runs is not None) as scratch:
         table = sweep(grid, folder=scratch, workers=workers, keep=scratch is not None, progress=progress)
         if (table["error"] != "").all():

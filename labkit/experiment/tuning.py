@@ -24,7 +24,7 @@ from labkit.core.files import make_writable
 from labkit.core.jobs import Jobs
 from labkit.core.raised import raised_at
 from labkit.experiment.cell import check
-from labkit.experiment.grid import Grid
+from labkit.experiment.grid import Grid, Scalar
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.ranges import Range, Value
 from labkit.experiment.sweeping import sweep
@@ -125,7 +125,7 @@ def tune(
     check_seeds: Iterable[int] = range(100, 110),
     seed: int = 0,
     after_each: Callable[[int, float, dict[str, Value]], None] | None = None,
-    **options: Any,
+    **parameters: Scalar,
 ) -> Tuned:
     """Search options of a scheduler for the best mean of a metric, and check the best on seeds that were not searched.
 
@@ -154,8 +154,8 @@ def tune(
         Of the search.
     after_each : callable, optional
         Called with number, value and options of each trial that ran.
-    **options
-        Of the runs: `labkit.experiment.cell.OPTIONS`.
+    **parameters
+        Of the runs: fields of a `labkit.experiment.scenario.Scenario`.
 
     Raises
     ------
@@ -170,7 +170,7 @@ def tune(
     _refuse_overlap(searched, checked)
     own = _own_values(scheduler, ranges)
     ranges = [each.fitting(own[each.name]) for each in ranges]
-    grid = Grid(schedulers={TUNED: scheduler}, trace=trace, cluster=cluster, seeds=searched, **options)
+    grid = Grid(schedulers={TUNED: scheduler}, trace=trace, cluster=cluster, seeds=searched, **parameters)
     inputs = Inputs.of(grid)
     check(grid, inputs)
     up = metric in HIGHEST if highest is None else highest
@@ -182,7 +182,7 @@ def tune(
         study = _study(optuna, path, up=up)
         if not study.trials:
             study.enqueue_trial({each.name: own[each.name] for each in ranges if each.holds(own[each.name])})
-        run = _Trial(scheduler, trace, cluster, searched, metric, options)
+        run = _Trial(scheduler, trace, cluster, searched, metric, parameters)
         while len(_ended(study)) < n_trials:
             _next(optuna, study, ranges, run, seed=seed, after_each=after_each)
     trials = _table(study, ranges)
@@ -192,7 +192,7 @@ def tune(
     row = int(np.nanargmax(values) if up else np.nanargmin(values))
     best = {each.name: _short(each, study.trials[int(trials["trial"][row])].params[each.name]) for each in ranges}
     both = {DEFAULT: scheduler, TUNED: _with(scheduler, best)}
-    told = _quiet(Grid(schedulers=both, trace=trace, cluster=cluster, seeds=checked, **options))
+    told = _quiet(Grid(schedulers=both, trace=trace, cluster=cluster, seeds=checked, **parameters))
     edges = tuple(each.name for each in ranges if each.at_edge(best[each.name]))
     return Tuned(trials, best, told, searched, checked, edges, both[TUNED], metric, up)
 
@@ -206,7 +206,7 @@ class _Trial:
     cluster: str
     seeds: tuple[int, ...]
     metric: str
-    options: dict[str, Any]
+    parameters: dict[str, Scalar]
 
     def __call__(self, values: dict[str, Value]) -> float:
         """Return the mean of the metric.
@@ -218,7 +218,7 @@ class _Trial:
         """
         grid = Grid(
             schedulers={TUNED: _with(self.scheduler, values)}, trace=self.trace, cluster=self.cluster, seeds=self.seeds,
-            **self.options,
+            **self.parameters,
         )  # fmt: skip
         table = _quiet(grid)
         if (failed := table["error"][table["error"] != ""]).size:

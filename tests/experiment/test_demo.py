@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import typer
 
-from labkit.cli import demo as cli_demo
 from labkit.cli import app as cli
+from labkit.cli import demo as cli_demo
 from labkit.core.events import Kind
 from labkit.experiment import compare, demo
 from labkit.plots.report import write_report

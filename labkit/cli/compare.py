@@ -1,0 +1,165 @@
+"""`labkit compare`: several schedulers on one scenario, with one seed or many."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from labkit.cli import help as cli_help
+from labkit.cli.options import refuse_no_trace, takes_scenario
+from labkit.cli.tables import print_against, print_finding, print_header, print_table, usual_cluster
+from labkit.core.errors import ComparisonError, LabkitError
+from labkit.core.files import refuse_closed, refuse_unwritable
+from labkit.core.raised import raised_at
+from labkit.experiment.scenario import Scenario
+
+if TYPE_CHECKING:
+    from labkit.results.record import RunRecord
+
+DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
+
+
+@takes_scenario()
+def compare(
+    schedulers: Annotated[
+        str,
+        typer.Option(
+            help="Names, with options in brackets: fifo,drf(placer=pack); your own: file.py:Class; called: a=fifo.",
+            autocompletion=cli_help.schedulers,
+        ),
+    ] = DEMO_SCHEDULERS,
+    *,
+    scenario: Scenario,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Several seeds, with paired differences: 10 (seeds 0 to 9), 5-9, or 1,4,9.", metavar="SEEDS"),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="The scheduler that others are compared with; with --seeds else the first one.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="With --seeds: processes, by default one per core; 0: in this process.", min=0)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and scheduler.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Keep the runs, each in a folder of its own, in here.", metavar="FOLDER")
+    ] = None,
+) -> None:
+    """Simulate several schedulers on one trace and compare them."""
+    refuse_no_trace(scenario)
+    scenario, usual = _somewhere(scenario)
+    refuse_places(report, runs)
+    if seeds is not None:
+        from labkit.cli.sweep import compare_on_seeds
+
+        compare_on_seeds(
+            scenario, schedulers=schedulers, seeds=seeds, against=against, report=report, runs=runs, workers=workers,
+            as_json=as_json, command=command_line(sys.argv), usual=usual,
+        )  # fmt: skip
+        return
+    if workers is not None:
+        raise typer.BadParameter("--workers goes with --seeds N.")
+    records, failed = _on_one_seed(
+        scenario, schedulers=schedulers, against=against, report=report, runs=runs, as_json=as_json, usual=usual
+    )
+    if failed:
+        tell_failed(failed)
+    if not as_json:
+        print_finding(records)
+
+
+def _somewhere(scenario: Scenario) -> tuple[Scenario, str]:
+    """Return the scenario with a cluster, and a line that says which one, where none was named."""
+    if scenario.cluster is not None or scenario.profile is not None:
+        return scenario, ""
+    cluster, usual = usual_cluster(Path(str(scenario.trace)))
+    return replace(scenario, cluster=cluster), usual
+
+
+def _on_one_seed(
+    scenario: Scenario, *, schedulers: str, against: str | None, report: Path | None, runs: Path | None, as_json: bool,
+    usual: str,
+) -> tuple[list[RunRecord], Mapping[str, Exception]]:  # fmt: skip
+    """Simulate, print the table, and write the report."""
+    from labkit.cli.sweep import refuse_unknown_base
+
+    refuse_unknown_base(against, schedulers)
+    records, failed = all_but_failed(scenario, schedulers=schedulers, runs=runs, as_json=as_json)
+    if not as_json:
+        print_header(records, usual=usual)
+        print_table(records)
+    print_against(records, base=against, as_json=as_json)
+    if report is not None:
+        from labkit.plots.report import write_report
+
+        named = scenario.cluster if isinstance(scenario.cluster, str) else records[0].cluster.name
+        written = write_report(
+            records, report, title=f"Trace {records[0].jobs.name}{records[0].arrivals}, cluster {named}",
+            command=command_line(sys.argv), base=against, failed=failed,
+        )  # fmt: skip
+        if not as_json:
+            print(f"report: {written.resolve()}")
+    return records, failed
+
+
+def all_but_failed(
+    scenario: Scenario,
+    *,
+    schedulers: str,
+    runs: Path | None = None,
+    as_json: bool = False,
+    after_each: Callable[[RunRecord], None] | None = None,
+) -> tuple[list[RunRecord], Mapping[str, Exception]]:
+    """Simulate; return the records, and the errors of schedulers that failed beside others that did not."""
+    from labkit.experiment import compare as run_all
+    from labkit.experiment.caveats import Caveat
+
+    after_each = _tell_json if as_json else after_each
+    with warnings.catch_warnings():
+        if not as_json:
+            warnings.simplefilter("ignore", Caveat)  # they stand above the table
+        try:
+            shown = after_each is None and sys.stderr.isatty()
+            return run_all(scenario, schedulers=schedulers, runs=runs, after_each=after_each, progress=shown), {}
+        except ComparisonError as error:
+            if not error.records:
+                raise next(iter(error.failed.values())) from None
+            return error.records, error.failed
+
+
+def _tell_json(record: RunRecord) -> None:
+    from labkit.cli.tables import as_json_row
+
+    print(json.dumps(as_json_row(record)), flush=True)
+
+
+def tell_failed(failed: Mapping[str, Exception]) -> NoReturn:
+    """Say which schedulers are missing in what was printed, and end with exit code 1."""
+    for name, error in failed.items():
+        kind = "" if isinstance(error, LabkitError) else f"{type(error).__name__}: "
+        said = f"{kind}{' '.join(str(error).split())}{raised_at(error)}"
+        print(f"labkit: {name} failed, and is left out above: {said}", file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def refuse_places(report: Path | None, runs: Path | None) -> None:
+    """Refuse what cannot be written: rather now than after an hour of simulating."""
+    if report is not None:
+        refuse_unwritable(report, endings=(".html", ".htm"))
+    if runs is not None:
+        refuse_closed(runs)
+
+
+def command_line(words: list[str]) -> str:
+    """Return what was typed, with the program's bare name."""
+    import shlex
+
+    return shlex.join(["labkit", *words[1:]])

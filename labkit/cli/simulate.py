@@ -1,0 +1,37 @@
+"""`labkit simulate`: one scheduler on a scenario, or a run that was kept once more."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labkit.cli import help as cli_help
+from labkit.cli.attach import AsJson, Runs, tell
+from labkit.cli.options import refuse_no_trace, takes_scenario
+from labkit.core.errors import InputError
+from labkit.experiment.scenario import Scenario
+
+
+@takes_scenario()
+def simulate(
+    scheduler: Annotated[
+        str,
+        typer.Option(help="A name, with options in brackets: drf(placer=pack).", autocompletion=cli_help.schedulers),
+    ] = "optimus",
+    *,
+    scenario: Scenario,
+    runs: Runs = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Simulate one scheduler on a trace, and keep the run."""
+    from labkit.experiment import simulate as run
+
+    refuse_no_trace(scenario)
+    if scenario.profile is None and scenario.cluster is None:
+        raise InputError("neither --cluster nor --profile is given; expected e.g. --cluster demo.")
+    shown = not as_json and sys.stderr.isatty()
+    record = run(scenario, scheduler=scheduler, runs=runs, progress=shown)
+    tell(record, runs=runs, as_json=as_json)
