@@ -15,7 +15,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.experiment import Experiment, every_slot
 from labkit.experiment.caveats import Caveat
-from labkit.experiment.cell import jobs_of
+from labkit.experiment.scenario import Scenario
 from labkit.learning.published import Published
 from labkit.learning.published.federated import Federated
 from labkit.learning.published.trainer import Trainer
@@ -73,8 +73,8 @@ class World:
 
     def experiment(self, seed: int, **options: Any) -> Experiment:
         """Return what a policy is judged on."""
-        kept = {name: options.pop(name) for name in ("epoch_error",) if name in options}
-        jobs = jobs_of(dl2_jobs("short_48n", seed=seed, pattern="google"), kept, seed=seed)
+        known = dl2_jobs("short_48n", seed=seed, pattern="google")
+        jobs = Scenario.of(known, seed=seed, epoch_error=options.pop("epoch_error", 0.0)).jobs()
         return self._on(jobs, self.table, cadence=every_slot(SLOT_S), seed=seed, **options)
 
     def _on(self, jobs: Jobs, table: ByGang, **options: Any) -> Experiment:

@@ -1,7 +1,8 @@
 """What must not change when code moves: digests of simulated events, of decisions, and of help texts.
 
 `python -m benchmarks.digests FILE` writes them; run it before a change and after it, and compare the two with
-`python -m benchmarks.digests --compare BEFORE AFTER`; further words are schedulers, where not all are wanted. Digests hold on one machine and one set of libraries: they are
+`python -m benchmarks.digests --compare BEFORE AFTER`; further words are schedulers, where not all are wanted. Digests
+hold on one machine and one set of libraries: they are
 not kept.
 """
 
@@ -27,7 +28,7 @@ from labkit.testing.scenes import fits_empty, random_cluster, random_jobs, rando
 
 N_SCENARIOS = 200
 N_SNAPSHOTS = 1000
-LEARNED = ("dl2", "dl2(weights=dl2-fitted)", "marl", "attention", "deepsys")
+LEARNED = ("dl2", "dl2(weights='dl2-fitted')", "marl", "attention", "deepsys")
 USERS = ("ada", "bob", "cyd")
 
 

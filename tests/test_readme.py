@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.cli.app import DEMO_SCHEDULERS
+from labkit.cli.compare import DEMO_SCHEDULERS
 from labkit.cli.tables import print_finding, print_header, print_table
 from labkit.experiment import compare
 from labkit.experiment.caveats import Caveat

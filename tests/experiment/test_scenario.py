@@ -124,7 +124,7 @@ def test_a_record_leads_to_no_file_and_no_code_without_consent(tmp_path: Path, m
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Speed: ...\n")
     for odd in ({"speed": f"{tmp_path}/evil.py:Speed"}, {"throughputs": "/etc/hostname"}, {"cluster": "/etc/hosts"}):
         record.info.config["scenario"] = told | odd
-        with pytest.raises(InputError, match="a stored record names the .*add --trust"):
+        with pytest.raises(InputError, match=r"a stored record names the .*add --trust"):
             Scenario.of_run(record)
     assert not (tmp_path / "ran").exists()
 
@@ -158,8 +158,8 @@ run = lambda *words: CliRunner().invoke(app, list(words), env={"COLUMNS": "200"}
 for words in (["compare"], ["simulate"], ["deploy"]):
     assert "--zeal" in run(*words, "--help").output, words
 asked = ["demo", "--zeal", "0.75"]
-assert '"zeal": 0.75' in run("compare", *asked, "--seeds", "2", "--mtbf", "40000", "--mttr", "600", "--schedulers", "fifo",
-                             "--workers", "0", "--json").output
+asked += ["--seeds", "2", "--mtbf", "40000", "--mttr", "600", "--schedulers", "fifo", "--workers", "0", "--json"]
+assert '"zeal": 0.75' in run("compare", *asked).output
 record = labkit.simulate("demo", cluster="demo", scheduler="fifo", zeal=0.25)
 assert record.info.config["scenario"]["zeal"] == 0.25
 table = labkit.sweep(labkit.Grid(schedulers="fifo", trace="demo", cluster="demo", zeal=[0.1, 0.2]), workers=0)

@@ -20,7 +20,7 @@ import labkit
 from labkit.core import Jobs, Placement, Snapshot
 from labkit.core.errors import InputError, SweepError
 from labkit.experiment import Grid, simulate, sweep
-from labkit.experiment.cell import EPOCH_STREAM
+from labkit.experiment.scenario import EPOCH_STREAM
 from labkit.results import read_sweep
 from labkit.results.sweep_folder import SweepFolder
 from labkit.simulator import Faults
