@@ -54,9 +54,9 @@ SLOW = (
     "learning/test_dl2.py::test_the_same_seed", "learning/test_envs.py::test_each", "learning/test_federated",
     "learning/test_published.py::test_a_policy", "schedulers/gavel/test_estimator.py::test_the_estimate",
     "schedulers/test_dl2_flat.py::test_types", "test_benchmarks.py::test_a_claim", "test_benchmarks.py::test_a_short",
-    "test_cli_marl.py::test_a_training", "test_cli_published.py::test_clusters",
-    "test_cli_published.py::test_the_papers", "test_cli_train.py::test_a_policy", "test_cli_train.py::test_a_training",
-    "test_cli_train.py::test_ctrl_c",
+    "cli/test_train_marl.py::test_a_training", "cli/test_train_published.py::test_clusters",
+    "cli/test_train_published.py::test_the_papers", "cli/test_train_policy.py::test_a_policy",
+    "cli/test_train_policy.py::test_a_training", "cli/test_train_policy.py::test_ctrl_c",
     "testbed/agent/test_chaos.py::test_an_agent_that_is_killed_again_and_again_loses_nothing[2]",
     "testbed/test_backend.py::test_a_host", "testbed/test_backend.py::test_a_job",
     "testbed/test_backend.py::test_a_live", "testbed/test_backend.py::test_a_measured",
@@ -70,11 +70,11 @@ SLOW = (
 for minutes, on machines that fail, and policies that learn."""
 
 FAST = (
-    "core/test_ledger", "core/test_snapshot", "elastic/test_assign", "elastic/test_deaths",
+    "cli/test_tables", "core/test_ledger", "core/test_snapshot", "elastic/test_assign", "elastic/test_deaths",
     "elastic/transport/test_frames", "experiment/test_session", "kernels/", "learning/test_env.py", "live/test_board",
     "notebook/test_panels", "placers/test_machine_first", "plots/test_bars_and_lines", "plots/test_palette",
     "results/test_metrics", "schedulers/test_rigid", "simulator/test_stories", "solvers/test_maxmin",
-    "speed/test_step_time", "test_structure", "testbed/test_inventory", "topology/test_routes",
+    "speed/test_step_time", "system/test_progress", "test_structure", "testbed/test_inventory", "topology/test_routes",
     "workloads/test_recipes",
 )  # fmt: skip
 """Files of `make fast`, one or two for each part of labkit, by how their paths in this folder begin."""

@@ -200,10 +200,12 @@ class TestSweeps:
         with pytest.raises(InputError, match="a sweep of 10,000,000 runs"):
             Grid(schedulers="fifo", trace="poisson(5, per_hour=1)", cluster="demo", seeds=10**5, load=range(1, 101))
 
-    @pytest.mark.parametrize("name", ["load", "slot_s", "epoch_error"])
-    def test_text_for_a_number(self, name):
+    @pytest.mark.parametrize(
+        ("name", "expected"), [("load", "a factor > 0"), ("slot_s", "a number"), ("epoch_error", "a number")]
+    )
+    def test_text_for_a_number(self, name, expected):
         grid = Grid(schedulers="fifo", trace="poisson(5, per_hour=1)", cluster="demo", **{name: "x"})
-        with pytest.raises(InputError, match=f"{name} is 'x'; expected a number"):
+        with pytest.raises(InputError, match=f"{name} is 'x'; expected {expected}"):
             sweep(grid, workers=0, progress=False)
 
     def test_a_metric_that_no_sweep_has(self):

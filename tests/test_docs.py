@@ -13,7 +13,7 @@ import labkit
 from labkit import placers, schedulers
 from labkit.core import Jobs, Kind
 from labkit.workloads.readers import FORMATS, alibaba2020, alibaba2023, gavel, google2011, helios, own, philly
-from tests.test_cli_help import parsed
+from tests.cli.test_help import parsed
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

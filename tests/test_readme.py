@@ -13,8 +13,8 @@ from labkit.cli.tables import print_finding, print_header, print_table
 from labkit.experiment import compare
 from labkit.experiment.caveats import Caveat
 from labkit.experiment.demo import CLUSTER, trace
+from tests.cli.test_help import parsed
 from tests.numbers_alike import difference
-from tests.test_cli_help import parsed
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")

@@ -67,7 +67,7 @@ def compare(
         return
     if workers is not None:
         raise typer.BadParameter("--workers goes with --seeds N.")
-    records, failed = _on_one_seed(
+    records, failed = on_one_seed(
         scenario, schedulers=schedulers, against=against, report=report, runs=runs, as_json=as_json, usual=usual
     )
     if failed:
@@ -84,9 +84,9 @@ def _somewhere(scenario: Scenario) -> tuple[Scenario, str]:
     return replace(scenario, cluster=cluster), usual
 
 
-def _on_one_seed(
-    scenario: Scenario, *, schedulers: str, against: str | None, report: Path | None, runs: Path | None, as_json: bool,
-    usual: str,
+def on_one_seed(
+    scenario: Scenario, *, schedulers: str, against: str | None = None, report: Path | None = None,
+    runs: Path | None = None, as_json: bool = False, usual: str = "",
 ) -> tuple[list[RunRecord], Mapping[str, Exception]]:  # fmt: skip
     """Simulate, print the table, and write the report."""
     from labkit.cli.sweep import refuse_unknown_base

@@ -12,7 +12,7 @@ RUNS: Final = "--runs FOLDER"
 INVENTORY: Final = "--inventory FILE"
 PROFILE: Final = "--profile FILE"
 OPTIONS: Final[dict[str, dict[str, str]]] = {
-    "deploy": {"--hosts": INVENTORY, "--folder": RUNS, "--throughputs": PROFILE},
+    "deploy": {"--hosts": INVENTORY, "--folder": RUNS},
     "attach": {"--folder": RUNS, "--throughputs": PROFILE},
     "watch": {"--folder": RUNS},
     "simulate": {"--folder": RUNS},

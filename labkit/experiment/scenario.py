@@ -317,7 +317,7 @@ class Scenario:
         for name, value in self.changed.items():
             try:
                 told |= _plain(name, value)
-            except TypeError:
+            except (TypeError, ValueError, AttributeError):
                 own.append(name)
         return told | ({"own": own} if own else {})
 

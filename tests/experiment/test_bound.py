@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.cli import app as cli
+from labkit.cli.compare import on_one_seed
 from labkit.core import Jobs
 from labkit.core.resources import amounts
 from labkit.experiment import Experiment, Grid, every_slot, sweep
+from labkit.experiment.scenario import Scenario
 from labkit.results import read_sweep, run_table
 from labkit.results.bound import BOUND, BOUND_LABEL
 from labkit.results.sweeps import comparison
@@ -192,10 +193,7 @@ def test_a_sweep_keeps_it_for_each_cell_and_compares_it_like_a_scheduler(tmp_pat
 @pytest.mark.parametrize("as_json", [False, True])
 def test_compare_prints_a_line_and_a_column(capsys, as_json):
     jobs = jobs_of([0.0, 10.0, 20.0], duration_s=100.0, max_workers=1, max_ps=1)
-    cli._compare(
-        jobs, cluster="no_network(2)", schedulers="fifo,srtf", report=None, command=[], as_json=as_json,
-        options={"speed": "recorded"},
-    )  # fmt: skip
+    on_one_seed(Scenario.of(jobs, cluster="no_network(2)", speed="recorded"), schedulers="fifo,srtf", as_json=as_json)
     text = capsys.readouterr().out
     printed = text.splitlines()
     if not as_json:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from labkit import simulate
-from labkit.cli import app as cli
+from labkit.cli.compare import on_one_seed
 from labkit.cli.tables import as_json_row
 from labkit.core import Jobs
 from labkit.core.errors import InputError
 from labkit.experiment import Experiment, compare
 from labkit.experiment.caveats import Caveat
+from labkit.experiment.scenario import Scenario
 from labkit.results import load, run_table
 from labkit.results.cost import bills, dollars
 from labkit.schedulers import make
@@ -83,10 +84,8 @@ def test_where_nobody_asks_for_cost_none_is_told():
 def test_compare_prints_speeds_prices_notes_cost_and_slos_above_and_in_the_table(capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # what stands in the header is not told twice
-        cli._compare(
-            jobs(slo_s=7200.0), cluster="gavel-8-16-24", schedulers="fifo,gavel_cost", report=None, command=[],
-            options={"speed": "recorded"},
-        )  # fmt: skip
+        asked = Scenario.of(jobs(slo_s=7200.0), cluster="gavel-8-16-24", speed="recorded")
+        on_one_seed(asked, schedulers="fifo,gavel_cost")
     head, speeds, prices, note, *rest = capsys.readouterr().out.splitlines()
     last = max(number for number, line in enumerate(rest) if line.endswith("."))  # of the notes
     table = rest[last + 1 :]
@@ -100,11 +99,9 @@ def test_compare_prints_speeds_prices_notes_cost_and_slos_above_and_in_the_table
 
 
 def test_json_tells_speeds_and_notes(capsys):
+    asked = Scenario.of(jobs(), cluster="gavel-8-16-24", speed="recorded")
     with pytest.warns(Caveat):
-        cli._compare(
-            jobs(), cluster="gavel-8-16-24", schedulers="gavel_las", report=None, command=[], as_json=True,
-            options={"speed": "recorded"},
-        )  # fmt: skip
+        on_one_seed(asked, schedulers="gavel_las", as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["speeds"] == "the trace's own durations; all 3 device types equally fast"
     assert told["notes"][0].startswith("gavel_las lives on differences")

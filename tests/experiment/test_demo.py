@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import typer
 
-from labkit.cli import app as cli
 from labkit.cli import demo as cli_demo
 from labkit.core.events import Kind
 from labkit.experiment import compare, demo
@@ -114,7 +113,7 @@ def test_where_the_testbed_does_not_come_up_it_is_said_in_one_line_and_the_rest_
 
     monkeypatch.setattr(demo, "train", refuse)
     with pytest.raises(typer.Exit) as left:
-        cli.demo(folder=tmp_path, testbed=True)
+        cli_demo.demo(folder=tmp_path, testbed=True)
     assert left.value.exit_code == 1
     said = capsys.readouterr()
     refused = [line for line in said.err.splitlines() if line.startswith("labkit: nothing")]
@@ -126,7 +125,7 @@ def test_where_the_testbed_does_not_come_up_it_is_said_in_one_line_and_the_rest_
     assert " %" not in said.out
     assert "Jobs that really trained" not in (tmp_path / "demo.html").read_text()
     with pytest.raises(typer.Exit) as left:
-        cli.demo(folder=tmp_path, testbed=False)
+        cli_demo.demo(folder=tmp_path, testbed=False)
     assert left.value.exit_code == 0
 
 
@@ -172,8 +171,8 @@ def test_a_line_comes_again_and_again_in_each_stage_also_where_there_is_no_termi
         assert log.comes("labkit: writing the report, ", times=3)
         return tmp_path
 
-    monkeypatch.setattr(cli, "_all_but_failed", simulated)
+    monkeypatch.setattr(cli_demo, "all_but_failed", simulated)
     monkeypatch.setattr(demo, "train", training)
     monkeypatch.setattr("labkit.plots.report.write_report", written)
     with pytest.raises(typer.Exit):
-        cli.demo(folder=tmp_path, testbed=True)
+        cli_demo.demo(folder=tmp_path, testbed=True)

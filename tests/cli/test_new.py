@@ -17,7 +17,7 @@ BESIDE = Path(sys.executable).parent
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    found = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    found = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True, env=found)
 
 

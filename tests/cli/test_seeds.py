@@ -78,7 +78,7 @@ def test_a_scheduler_that_fails_leaves_the_others_results_and_the_exit_code_is_1
     ],
 )
 def test_what_seeds_cannot_be_is_told_in_one_line(words, told, tmp_path):
-    demo = str(Path(__file__).parents[1] / "traces" / "demo.csv")
+    demo = str(Path(__file__).parents[2] / "traces" / "demo.csv")
     words = [demo if word == "DEMO" else word for word in words]
     done = labkit("compare", *words, "--cluster", "demo", "--schedulers", "fifo,srtf", cwd=tmp_path)
     assert done.returncode == 2

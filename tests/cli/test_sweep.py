@@ -9,7 +9,7 @@ import pytest
 
 from tests.command import labkit
 
-DEMO = Path(__file__).parents[1] / "traces" / "demo.csv"
+DEMO = Path(__file__).parents[2] / "traces" / "demo.csv"
 TRACE = "poisson(12, per_hour=60, median_s=600, mean_s=700)"
 PLAIN = ("--trace", TRACE, "--cluster", "demo", "--folder", "s", "--workers", "0")
 

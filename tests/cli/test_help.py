@@ -18,7 +18,7 @@ from rich.text import Text
 from labkit.cli import help as cli_help
 from labkit.cli.app import app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LABKIT = [sys.executable, "-m", "labkit"]
 HEAVY = {
     "altair",
@@ -169,7 +169,7 @@ def loaded(*words: str) -> set[str]:
     code = (
         "import sys, runpy\n"
         f"sys.argv = ['labkit', *{words!r}]\n"
-        "try: runpy.run_module('labkit.cli.app', run_name='__main__')\n"
+        "try: runpy.run_module('labkit', run_name='__main__')\n"
         "except SystemExit: pass\n"
         "print('LOADED', *sys.modules)"
     )
@@ -197,7 +197,7 @@ def without_extra(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         "import sys, runpy\n"
         f"for name in {EXTRA!r}: sys.modules[name] = None\n"
         f"sys.argv = ['labkit', *{words!r}]\n"
-        "runpy.run_module('labkit.cli.app', run_name='__main__')"
+        "runpy.run_module('labkit', run_name='__main__')"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, env=env, check=False)

@@ -20,7 +20,7 @@ from labkit.schedulers import available
 from tests.command import labkit
 from tests.hang import HANG_S
 
-DEMO = Path(__file__).parents[1] / "traces" / "demo.csv"
+DEMO = Path(__file__).parents[2] / "traces" / "demo.csv"
 
 
 def test_compare_prints_one_object_per_scheduler(tmp_path):
