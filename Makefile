@@ -77,7 +77,7 @@ lock:  ## write constraints.txt anew: one set of versions for every Python that 
 	.ci/lock $(PYTHON)
 
 doctor:  ## say what this machine lacks and how to get it; installs nothing
-	@if [ -e .venv/.with-base ]; then $(BIN)/python -m labkit.doctor; else $(PYTHON) labkit/doctor.py; fi
+	@if [ -e .venv/.with-base ]; then $(BIN)/python -m labkit.doctor; else PYTHONPATH=. $(PYTHON) -m labkit.doctor; fi
 
 notebooks: $(ALL)  ## run all notebooks and keep their outputs
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False notebooks/*.ipynb

@@ -1,6 +1,6 @@
 """What this machine has for labkit, what it lacks, and how to get it.
 
-It runs before anything is installed, too: `python3 labkit/doctor.py`, with the standard library alone.
+It runs before anything is installed, too, in a checkout: `python3 -m labkit.doctor`, with the standard library alone.
 """
 
 from __future__ import annotations
