@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from labkit.system import doctor
 from labkit.system.doctor import Check, checks, main, program, verdict
+
+ROOT = Path(__file__).parents[2]
 
 
 def fake_program(folder: Path, name: str, script: str) -> None:
@@ -76,3 +79,13 @@ def test_only_what_is_required_fails(capsys):
     assert main(look=lambda: optional) == 0
     assert "without sshd" in capsys.readouterr().out
     assert verdict([Check("git", True, "/usr/bin/git", "", True)]) == "Everything is here."
+
+
+def test_it_runs_before_anything_is_installed(tmp_path):
+    """As `make doctor` calls it then; without site-packages it has the standard library alone."""
+    line = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "-m labkit.system.doctor" in line)
+    assert "PYTHONPATH=. $(PYTHON) -m labkit.system.doctor; fi" in line
+    words = [sys.executable, "-S", "-m", "labkit.system.doctor"]
+    done = subprocess.run(words, cwd=ROOT, env={"PATH": "/usr/bin", "PYTHONPATH": "."}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "labkit cannot work without: " in done.stdout.splitlines()[-1]
