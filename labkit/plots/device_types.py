@@ -13,7 +13,7 @@ from labkit.plots.theme import INK, layered, name_axis, title
 from labkit.results.intervals import holdings
 from labkit.results.record import RunRecord
 
-SHADES: Final = ("#2f6fce", "#c8791a", "#7a8798", "#2b9f86", "#b8548f", "#8a6d1d", "#6fb1e8", "#c4571b")
+TYPE_SHADES: Final = ("#2f6fce", "#c8791a", "#7a8798", "#2b9f86", "#b8548f", "#8a6d1d", "#6fb1e8", "#c4571b")
 """Of device types, in the order of the cluster; further ones begin again."""
 
 
@@ -47,7 +47,7 @@ def plot_gpu_hours(table: pd.DataFrame) -> alt.LayerChart:
     """Draw a table from `gpu_hours`: a bar per run, a part per device type, with its part of the run's GPU-hours."""
     names = list(dict.fromkeys(table["scheduler"]))
     kinds = list(dict.fromkeys(table["device_type"]))
-    scale = alt.Scale(domain=kinds, range=[SHADES[i % len(SHADES)] for i in range(len(kinds))])
+    scale = alt.Scale(domain=kinds, range=[TYPE_SHADES[i % len(TYPE_SHADES)] for i in range(len(kinds))])
     shown = table.assign(until=table.groupby("scheduler", sort=False)["gpu_h"].cumsum())
     shown["since"] = shown["until"] - shown["gpu_h"]
     most = float(shown["until"].max()) or 1.0

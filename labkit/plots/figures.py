@@ -14,7 +14,7 @@ from labkit.plots.gantt import plot_gantt_stack
 from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
 from labkit.plots.overheads import plot_overheads
 from labkit.plots.report import rho_of
-from labkit.plots.report_seeds import table_of
+from labkit.plots.report_seeds import seeds_table
 from labkit.plots.sweep import plot_sweep, plot_sweep_differences
 from labkit.plots.utilisation import plot_utilisation
 from labkit.results import RunRecord, jct_cdf, labels, run_table, utilisation
@@ -74,7 +74,7 @@ def _gantt(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
 
 
 def _seeds(records: Sequence[RunRecord], *, base: str | None = None) -> alt.TopLevelMixin:
-    table = table_of(records)
+    table = seeds_table(records)
     if table is None:
         raise InputError(
             f"these are not the same schedulers on the same seeds, at least two: {_seeds_of(records)}. Keep such runs "

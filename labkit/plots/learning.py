@@ -10,7 +10,7 @@ import pandas as pd
 
 from labkit.plots.theme import layered, title
 
-KINDS: Final = {"lesson": "#e5762b", "round": "#2563d8"}
+UPDATES: Final = {"lesson": "#e5762b", "round": "#2563d8"}
 SMOOTHED: Final = 20
 """Updates of the running mean."""
 
@@ -45,9 +45,9 @@ def plot_learning(
         own, and the line is a running mean.
     """
     curve = learning_curve(rows, smoothed=1 if same_traces else SMOOTHED)
-    names = [kind for kind in KINDS if (curve["kind"] == kind).any()]
+    names = [kind for kind in UPDATES if (curve["kind"] == kind).any()]
     colour = alt.Color(
-        "kind:N", title=None, scale=alt.Scale(domain=names, range=[KINDS[name] for name in names]),
+        "kind:N", title=None, scale=alt.Scale(domain=names, range=[UPDATES[name] for name in names]),
         legend=alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3.5, symbolOpacity=1),
     )  # fmt: skip
     base = alt.Chart(curve).encode(

@@ -11,7 +11,7 @@ import pandas as pd
 from labkit.plots.theme import INK, layered, name_axis, time_unit, title
 
 PARTS = {"training_s": "training", "overhead_s": "overhead", "waiting_s": "waiting"}
-SHADES = {"training": "#2563d8", "overhead": "#e5484d", "waiting": "#d5dbe4"}
+STATE_SHADES = {"training": "#2563d8", "overhead": "#e5484d", "waiting": "#d5dbe4"}
 
 
 def _bars(tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame, str]:
@@ -62,7 +62,7 @@ def plot_overheads(tables: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
                 "part:N",
                 title=None,
                 legend=alt.Legend(orient="bottom"),
-                scale=alt.Scale(domain=list(SHADES), range=list(SHADES.values())),
+                scale=alt.Scale(domain=list(STATE_SHADES), range=list(STATE_SHADES.values())),
             ),
             order=alt.Order("order:Q"),
             tooltip=[

@@ -11,14 +11,14 @@ from labkit.plots.theme import INK, MUTED, layered, title
 
 STRATEGIES: Final = {"handover": "hand-over", "suspend": "suspend", "checkpoint": "checkpoint, restart"}
 BLUE, RED = "#2563d8", "#d4345f"
-KINDS: Final = {"worker stands still": RED, "step is late by": BLUE}
+DELAYS: Final = {"worker stands still": RED, "step is late by": BLUE}
 PARTS: Final = {
     "registration_s": "1 registration",
     "assignment_s": "2 assignment",
     "migration_s": "3 migration",
     "update_s": "4 worker update",
 }
-SHADES: Final = ("#0f9d9a", "#e59a2b", "#2563d8", "#d4345f")
+PART_SHADES: Final = ("#0f9d9a", "#e59a2b", "#2563d8", "#d4345f")
 FLOOR_MS: Final = 0.1
 
 
@@ -50,7 +50,7 @@ def plot_pauses(
     table["row"] = [_row(name, kind) for name, kind in zip(table["strategy"], table["kind"], strict=True)]
     shown = table.assign(ms=table["ms"].clip(lower=FLOOR_MS).round(2))
     here = set(zip(table["strategy"], table["kind"], strict=True))
-    order = [_row(name, kind) for name in STRATEGIES for kind in KINDS if (name, kind) in here]
+    order = [_row(name, kind) for name in STRATEGIES for kind in DELAYS if (name, kind) in here]
     y = alt.Y("row:N", sort=order, title=None, axis=alt.Axis(labelFontSize=12, labelColor=INK, labelLimit=240))
     most = 10 * max(float(shown["ms"].max()), 100.0)
     powers = [10.0**k for k in range(-1, 9) if 10.0**k <= most]
@@ -65,7 +65,7 @@ def plot_pauses(
             x=x, y=y,
             color=alt.Color(
                 "kind:N", title=None, legend=alt.Legend(orient="bottom"),
-                scale=alt.Scale(domain=list(KINDS), range=list(KINDS.values())),
+                scale=alt.Scale(domain=list(DELAYS), range=list(DELAYS.values())),
             ),
             tooltip=["strategy:N", "kind:N", alt.Tooltip("ms:Q", format=",.1f")],
         )
@@ -132,7 +132,7 @@ def plot_step_times(
             y=alt.Y("model:N", sort=order, title="Size of the model", axis=alt.Axis(labelFontSize=12, labelColor=INK)),
             yOffset=alt.YOffset("part:N", sort=parts),
             color=alt.Color(
-                "part:N", title="Step", sort=parts, scale=alt.Scale(domain=parts, range=list(SHADES))
+                "part:N", title="Step", sort=parts, scale=alt.Scale(domain=parts, range=list(PART_SHADES))
             ),
             tooltip=["model:N", "part:N", alt.Tooltip("ms:Q", format=",.2f")],
         )

@@ -14,7 +14,7 @@ import pandas as pd
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unwritable
 from labkit.core.text import shortened
-from labkit.plots import fidelity_page, page, report_jobs, report_seeds, report_table
+from labkit.plots import fidelity_page, page
 from labkit.plots.cost import cost_table, plot_cost
 from labkit.plots.device_types import gpu_hours, plot_gpu_hours
 from labkit.plots.fairness import plot_fairness
@@ -23,6 +23,9 @@ from labkit.plots.gantt import plot_gantt, shared_ends
 from labkit.plots.heat_map import plot_heat_map
 from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
 from labkit.plots.overheads import plot_overheads
+from labkit.plots.report_jobs import jobs_section
+from labkit.plots.report_seeds import seeds_section, seeds_table
+from labkit.plots.report_table import runs_table
 from labkit.plots.theme import human_s
 from labkit.plots.utilisation import plot_utilisation
 from labkit.results import RunRecord, fair_share_s, forwarding, gantt, heat_map, jct_cdf, labels, run_table, utilisation
@@ -95,15 +98,15 @@ def write_report(
     target = Path(path)
     refuse_unwritable(target, endings=ENDINGS)
     pairs = fidelity_page.pairs(records) if pair is None else [pair]
-    seeds = report_seeds.table_of(records) if seeds is None else seeds
-    over = [] if seeds is None else [report_seeds.section(seeds, base=base)]
+    seeds = seeds_table(records) if seeds is None else seeds
+    over = [] if seeds is None else [seeds_section(seeds, base=base)]
     about_two = _about(records, pairs)
     text = page.html(
         heading=title,
         lead=_lead(records),
         shown=[] if about_two else [*conclusion(records, seeds=seeds, base=base), *_failed(failed)],
         cards=_first_cards(records, pairs),
-        table=report_table.table(records, lead=_alone(records, seeds)),
+        table=runs_table(records, lead=_alone(records, seeds)),
         sections=[*over, *_fidelity(pairs, last=not about_two, lead=pair_note), *_sections(records)],
         provenance=_provenance(records),
         command=command or records[0].info.command,
@@ -203,7 +206,7 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
         note = " ".join(filter(None, [_RHO, cut]))
         sections.append(page.Section("Fairness", [plot_fairness(rho, limit=MOST_MARKS)], note))
     sections += _costs(whole)
-    sections.append(report_jobs.section(by_name))
+    sections.append(jobs_section(by_name))
     in_depth = list(by_name.items())[:MOST_RUNS_IN_DEPTH]
     each = 2 * MOST_MARKS // max(len(in_depth), 2)
     ends = shared_ends([record for _, record in in_depth])

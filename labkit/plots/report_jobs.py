@@ -27,7 +27,7 @@ _SHELL: Final = (
 )
 
 
-def section(by_name: Mapping[str, RunRecord]) -> Section:
+def jobs_section(by_name: Mapping[str, RunRecord]) -> Section:
     """Return the section with a row per job; of many runs or jobs, only of as many whole runs as there is room for."""
     shown: dict[str, RunRecord] = {}
     n_rows = 0

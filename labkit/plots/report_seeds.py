@@ -25,7 +25,7 @@ OF_RUN: Final = ("cadence", "overheads", "variation", "faults", "interference", 
 """What the configuration of a run tells that is not its scheduler's."""
 
 
-def table_of(records: Sequence[RunRecord]) -> pd.DataFrame | None:
+def seeds_table(records: Sequence[RunRecord]) -> pd.DataFrame | None:
     """Return runs as a sweep's table where they are the same schedulers on several seeds of one setting; else None."""
     infos = [record.info for record in records]
     cells = {(info.scheduler, info.seed) for info in infos}
@@ -57,7 +57,7 @@ def _bound(record: RunRecord) -> dict[str, Any]:
     return {"bound_jct_s": record.info.config.get("bound_jct_s"), "wall_s": record.info.wall_s}
 
 
-def section(table: pd.DataFrame, *, base: str | None = None, metric: str = "mean_jct_s") -> page.Section:
+def seeds_section(table: pd.DataFrame, *, base: str | None = None, metric: str = "mean_jct_s") -> page.Section:
     """Return the section on what runs of several seeds come to."""
     names = list(dict.fromkeys(table["scheduler"]))
     base = names[0] if base is None else base

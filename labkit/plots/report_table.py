@@ -42,7 +42,7 @@ OF_ALL_JOBS: Final = (
 """Means nothing beside other runs unless all jobs are done."""
 
 
-def table(records: Sequence[RunRecord], *, lead: str = "") -> page.PageTable:
+def runs_table(records: Sequence[RunRecord], *, lead: str = "") -> page.PageTable:
     """Return a row per run, with a note in front; what a run that was cut short did is not compared with others."""
     numbers = run_table(records)
     numbers["n_missing"] = numbers["n_trace"] - numbers["n_done"]

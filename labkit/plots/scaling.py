@@ -7,7 +7,7 @@ import pandas as pd
 
 from labkit.plots.theme import COLOURS, WIDTH, title
 
-PALETTE = tuple(COLOURS[name] for name in ("fifo", "drf", "srtf", "optimus", "dl2", "tetris", "las", "marl"))
+CURVES = tuple(COLOURS[name] for name in ("fifo", "drf", "srtf", "optimus", "dl2", "tetris", "las", "marl"))
 
 
 def plot_scaling(
@@ -46,4 +46,4 @@ def plot_scaling(
 
 def _colours(n: int) -> list[str]:
     """Return a colour for each of n methods, which are no schedulers; they begin anew after eight."""
-    return [PALETTE[i % len(PALETTE)] for i in range(n)]
+    return [CURVES[i % len(CURVES)] for i in range(n)]

@@ -13,7 +13,7 @@ from labkit.plots.theme import MAX_ROWS, WIDTH, human_s, time_unit, title
 from labkit.results.intervals import by_job, end_s, is_kind
 from labkit.results.record import RunRecord
 
-N_BINS = 120
+SHARE_BINS = 120
 _TELLS_STEPS = (Kind.STARTED, Kind.RESCALED, Kind.PROGRESSED, Kind.PAUSED, Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED)
 
 
@@ -28,7 +28,7 @@ def steps_between(rows: Events, *, n_jobs: int, edges: Floats) -> Floats:
     return np.maximum(np.diff(done, axis=1), 0.0)
 
 
-def shares(record: RunRecord, *, n_bins: int = N_BINS, until_s: float | None = None) -> pd.DataFrame:
+def shares(record: RunRecord, *, n_bins: int = SHARE_BINS, until_s: float | None = None) -> pd.DataFrame:
     """Return which part of all progress each job made over time: start_s, end_s, job, id, user, share.
 
     Progress counts in the job's own GPU-seconds: its steps over the steps/s per GPU that it declared. In each bin of

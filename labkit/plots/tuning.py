@@ -13,8 +13,8 @@ from labkit.core.jobs import Jobs
 from labkit.plots.theme import INK, MUTED, WIDTH, title
 from labkit.results.tuning import configurations
 
-BLUE, ORANGE, RED = "#2563d8", "#e5762b", "#c8374a"
-ROLES: Final = {"workers": ORANGE, "PSs": BLUE}
+BLUE, ORANGE = "#2563d8", "#e5762b"
+TASK_INKS: Final = {"workers": ORANGE, "PSs": BLUE}
 CHANGES: Final = (Kind.PLACED, Kind.REPAIRED)
 
 Panel = alt.LayerChart | alt.FacetChart
@@ -120,7 +120,7 @@ def _speed_panel(speed: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel
 def _cores_panel(given: pd.DataFrame, used: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel:
     """Return the cores given as lines and those in use as dots, by role."""
     colour = alt.Color(
-        "role:N", title=None, scale=alt.Scale(domain=list(ROLES), range=list(ROLES.values())),
+        "role:N", title=None, scale=alt.Scale(domain=list(TASK_INKS), range=list(TASK_INKS.values())),
         legend=alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3.5),
     )  # fmt: skip
     y = alt.Y("cores:Q", title="Cores")

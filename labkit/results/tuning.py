@@ -20,7 +20,7 @@ _COUNTS: Final = (
 """The kinds whose value is the number of steps done."""
 _HAS: Final = (Kind.STARTED, Kind.RESCALED, Kind.RESIZED)
 """After these, a job trains with the tasks that it was placed with last."""
-_ENDS: Final = (Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED, Kind.DROPPED)
+_OVER: Final = (Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED, Kind.DROPPED)
 
 
 def configurations(rows: Events, jobs: Jobs) -> pd.DataFrame:
@@ -58,10 +58,10 @@ def _of(rows: Events, jobs: Jobs, job: int) -> list[tuple[object, ...]]:
 
     for row in mine[mine["kind"] != Kind.PLACED]:
         kind, time_s, done = int(row["kind"]), float(row["time_s"]), float(row["value"])
-        if kind not in (*_HAS, *_ENDS):
+        if kind not in (*_HAS, *_OVER):
             continue
         close(time_s, done)
-        holds = None if kind in _ENDS else _placed(mine, jobs, job, until_s=time_s)
+        holds = None if kind in _OVER else _placed(mine, jobs, job, until_s=time_s)
         since, steps = time_s, done
     told = mine[mine["kind"] != Kind.PLACED]
     if len(told):

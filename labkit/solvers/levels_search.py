@@ -13,7 +13,7 @@ BASE, RATE, DRAG, START, BEST, CAP = range(6)
 at which the need is the best; rate 0: the job is pinned to its base."""
 
 N_COLUMNS = 6
-ROUNDING = 1e-12
+NO_GAIN = 1e-12
 EXACT, EXTRA = 1e-3, 8
 """Once within the tolerance, a search tries a few more prices to get to this part of it: what is left of one search
 burdens the next."""
@@ -174,7 +174,7 @@ def search(
     while n < most:
         answer = _ask(t, price, table, timing, found, n)
         n += 1
-        if answer[0] > ROUNDING * price.sum():
+        if answer[0] > NO_GAIN * price.sum():
             proof[:], proved = price, True
             t, n = _lower(t, floor, answer, price, table, timing, found, n)
         overuse(t, found, n, over)

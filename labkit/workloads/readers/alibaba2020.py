@@ -29,7 +29,7 @@ TASK_COLUMNS: Final = (
     "plan_gpu",
     "gpu_type",
 )
-EXPECTED: Final = "Alibaba's pai_job_table.csv, 6 columns: " + ", ".join(JOB_COLUMNS)
+EXPECTED_JOBS: Final = "Alibaba's pai_job_table.csv, 6 columns: " + ", ".join(JOB_COLUMNS)
 EXPECTED_TASKS: Final = "Alibaba's pai_task_table.csv, 10 columns: " + ", ".join(TASK_COLUMNS)
 
 
@@ -89,7 +89,7 @@ _RESOURCES: Final = ("gpus", "cpus", "memory_gb")
 def _job_rows(path: Path) -> pd.DataFrame:
     import pandas as pd
 
-    table = table_of(path, columns=JOB_COLUMNS, names=JOB_COLUMNS[:4], header=False, expected=EXPECTED)
+    table = table_of(path, columns=JOB_COLUMNS, names=JOB_COLUMNS[:4], header=False, expected=EXPECTED_JOBS)
     rows = pd.DataFrame(
         {
             "job_name": table.texts("job_name"),
