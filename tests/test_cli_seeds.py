@@ -14,7 +14,7 @@ import pytest
 from labkit.core.text import human_s
 from labkit.experiment import compare
 from labkit.results import load
-from labkit.results.bound import bound_jct_s
+from labkit.results.comparison import bound_jct_s
 from labkit.results.conclusion import conclusion, finding, over_seeds
 from labkit.results.sweeps import comparison, sweep_differences
 from tests.command import labkit

@@ -12,7 +12,9 @@ import pytest
 import labkit
 from labkit import placers, schedulers
 from labkit.core import Jobs, Kind
-from labkit.workloads.readers import FORMATS, alibaba2020, alibaba2023, gavel, google2011, helios, own, philly
+from labkit.workloads.readers import FORMATS, gavel, google2011, helios, own, philly
+from labkit.workloads.readers import alibaba as alibaba2020
+from labkit.workloads.readers import alibaba as alibaba2023
 from tests.test_cli_help import parsed
 
 ROOT = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from labkit.core.below import Below, read_plain, refuse_foreign
 from labkit.core.errors import InputError
 from labkit.core.text import human_s
-from labkit.results.lock import writer_of
+from labkit.results.files import writer_of
 from labkit.results.queue import OVER, QueuedRun, QueueState, RunQueue, state_told, status_of_queue
 from labkit.system.printing import printable
 
@@ -69,7 +69,7 @@ def print_comparison(queue: RunQueue, folder: Path, *, against: str | None, as_j
     """Print what the runs of a queue show together, and write the report; runs that came to nothing are told."""
     from labkit.cli.sweep import tell
     from labkit.results.conclusion import over_seeds
-    from labkit.results.queue_table import queue_records, queue_table
+    from labkit.results.sweep_folder import queue_records, queue_table
 
     records = queue_records(queue, folder)
     if records:

@@ -14,7 +14,7 @@ from labkit.cli.attach import Runs
 from labkit.system.printing import printable
 
 if TYPE_CHECKING:
-    from labkit.results.shelf import Shelved
+    from labkit.results.store import Shelved
 
 app = typer.Typer(help="List, compare and remove the runs that were kept.", invoke_without_command=True)
 
@@ -54,7 +54,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and run.")] = False,
 ) -> None:
     """List runs, the newest first."""
-    from labkit.results.shelf import chosen, mean_jct, shelved
+    from labkit.results.store import chosen, mean_jct, shelved
 
     found = chosen(shelved(runs), scheduler=scheduler, trace=trace, state=state)
     rows = [(each, *mean_jct(each, root=runs)) for each in found[:most]]
@@ -137,8 +137,7 @@ def compare(
     """Write a report of several runs, and open it in the browser."""
     from labkit.core.errors import InputError
     from labkit.plots.report import write_report
-    from labkit.results.shelf import chosen, shelved
-    from labkit.results.store import load
+    from labkit.results.store import chosen, load, shelved
 
     only = None if names else state
     found = chosen(shelved(runs), names=names or (), scheduler=scheduler, trace=trace, state=only)
@@ -165,8 +164,8 @@ def remove(
     """Remove runs, and queues by name with all their runs, for good; it asks first. Nothing else is touched."""
     from labkit.core.errors import InputError
     from labkit.results.queue import known_queues
-    from labkit.results.shelf import chosen, refuse_unremovable, shelved, size_of
-    from labkit.results.shelf import remove as remove_all
+    from labkit.results.store import chosen, refuse_unremovable, shelved, size_of
+    from labkit.results.store import remove as remove_all
 
     if not names and scheduler is trace is state is None:
         raise InputError("which runs? Name them, or give --scheduler, --trace or --state.")

@@ -140,8 +140,8 @@ def seeds_of(text: str) -> list[int]:
 
 def tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
     """Print what the cells say together: a table, or an object per scheduler."""
-    from labkit.results.alike import alike
-    from labkit.results.bound import BOUND_LABEL, FASTER, UNREACHED, WHAT
+    from labkit.results.comparison import BOUND_LABEL, FASTER, UNREACHED, WHAT
+    from labkit.results.conclusion import alike
     from labkit.results.sweeps import comparison, pairs_called
 
     told = comparison(table, metric=metric, base=base)

@@ -17,7 +17,8 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Events, Kind
 from labkit.core.jobs import Jobs
 from labkit.system.progress import StageLines
-from labkit.workloads import readers, shipped
+from labkit.workloads import named_traces as shipped
+from labkit.workloads import readers
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord

@@ -14,8 +14,8 @@ from labkit.core.protocols import SpeedModel
 from labkit.core.resources import GPUS
 from labkit.speed.interference.levels import Level
 from labkit.speed.profiled import ProfiledSpeed
+from labkit.workloads.named_traces import located
 from labkit.workloads.own_speeds import TypeSpeeds, guessed_speeds, in_steps, is_speeds, read_speeds
-from labkit.workloads.shipped import located
 
 KINDS = ("auto", "bottleneck", "dl2", "flops", "gavel", "measured", "profiled", "recorded", "step-time")
 
@@ -224,7 +224,7 @@ def _fitting(jobs: Jobs, cluster: Cluster, throughputs: str | Path | None) -> st
 
 def _is_profile(path: str | Path | None) -> bool:
     """Tell whether a file is the profile of a testbed."""
-    from labkit.speed.profiled.files import is_profile
+    from labkit.speed.profiled.profile import is_profile
 
     return path is not None and str(path).endswith(".json") and is_profile(path)
 

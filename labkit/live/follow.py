@@ -14,10 +14,9 @@ import numpy as np
 from labkit.core.below import read_plain
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
-from labkit.live.model import LiveModel
-from labkit.live.status import RunStatus, status_of
+from labkit.live.model import LiveModel, RunStatus, status_of
 from labkit.results import files
-from labkit.results.lock import writer_of
+from labkit.results.files import writer_of
 from labkit.results.record import RunInfo
 from labkit.results.store import FLUSH_S, REASONS, RunTail
 from labkit.topology import build

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.notebook.app import LabApp
-    from labkit.notebook.panels import RunBoard
     from labkit.notebook.run import LiveRun
     from labkit.notebook.training import watch
-    from labkit.notebook.views import LiveCards, LiveDecisions, LiveGantt, LiveHeatMap, LiveSignals
+    from labkit.notebook.views import LiveCards, LiveDecisions, LiveGantt, LiveHeatMap, LiveSignals, RunBoard
     from labkit.notebook.where import live_auto, live_deploy
 
 _HOME = {

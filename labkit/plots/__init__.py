@@ -13,35 +13,31 @@ from typing import TYPE_CHECKING, Any
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 if TYPE_CHECKING:
-    from labkit.plots.allocation import allocations, plot_allocations
-    from labkit.plots.bars import plot_bars
-    from labkit.plots.contention import plot_contention
-    from labkit.plots.cost import cost_table, plot_cost
-    from labkit.plots.decisions import plot_decisions
-    from labkit.plots.fairness import plot_fairness
+    from labkit.plots.bars_and_lines import plot_bars, plot_lines
+    from labkit.plots.decisions import allocations, plot_allocations, plot_decisions, plot_forwarding, plot_scaling
     from labkit.plots.fidelity import plot_explained, plot_fidelity, plot_gantts
     from labkit.plots.fits import fit_curve, interference_residuals, plot_fit_curve, plot_residuals, residuals
-    from labkit.plots.forwarding import plot_forwarding
-    from labkit.plots.gantt import plot_gantt, plot_gantt_stack
-    from labkit.plots.heat_map import plot_heat_map
-    from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
-    from labkit.plots.learning import learning_curve, plot_learning
-    from labkit.plots.lines import plot_lines
-    from labkit.plots.load import plot_jct_by_load
-    from labkit.plots.overheads import plot_overheads
+    from labkit.plots.gantt import plot_gantt, plot_gantt_stack, plot_overheads
+    from labkit.plots.interference import plot_contention, plot_slowdowns, slowdowns
+    from labkit.plots.jct import cost_table, plot_cost, plot_fairness, plot_jct_bars, plot_jct_by_load, plot_jct_cdf
     from labkit.plots.paper import for_paper, save_for_paper
-    from labkit.plots.pauses import plot_pauses, plot_step_times
     from labkit.plots.report import write_report
-    from labkit.plots.scaling import plot_scaling
-    from labkit.plots.shares import plot_shares
-    from labkit.plots.slowdown import plot_slowdowns, slowdowns
     from labkit.plots.sweep import plot_sweep, plot_sweep_differences, plot_sweep_means
     from labkit.plots.theme import scheduler_colours
     from labkit.plots.topology import plot_topology
     from labkit.plots.traces import plot_arrivals, plot_durations, plot_sizes
-    from labkit.plots.training import loss_curve, plot_convergence, plot_staleness, plot_training
-    from labkit.plots.tuning import plot_tuning
-    from labkit.plots.utilisation import plot_utilisation
+    from labkit.plots.training import (
+        learning_curve,
+        loss_curve,
+        plot_convergence,
+        plot_learning,
+        plot_pauses,
+        plot_staleness,
+        plot_step_times,
+        plot_training,
+        plot_tuning,
+    )
+    from labkit.plots.utilisation import plot_heat_map, plot_shares, plot_utilisation
 
 _MODULES = {
     "allocations": "allocation", "cost_table": "cost", "fit_curve": "fits", "for_paper": "paper",

@@ -9,12 +9,9 @@ import altair as alt
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.text import shortened, without_seed
-from labkit.plots.fairness import plot_fairness
-from labkit.plots.gantt import plot_gantt_stack
-from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
-from labkit.plots.overheads import plot_overheads
-from labkit.plots.report import rho_of
-from labkit.plots.report_seeds import seeds_table
+from labkit.plots.gantt import plot_gantt_stack, plot_overheads
+from labkit.plots.jct import plot_fairness, plot_jct_bars, plot_jct_cdf
+from labkit.plots.report import rho_of, seeds_table
 from labkit.plots.sweep import plot_sweep, plot_sweep_differences
 from labkit.plots.utilisation import plot_utilisation
 from labkit.results import RunRecord, jct_cdf, labels, run_table, utilisation

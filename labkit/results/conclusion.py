@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from labkit.core.text import human_s, time_unit, without_seed
-from labkit.results.alike import alike
-from labkit.results.bound import BOUND_LABEL, bound_jct_s
-from labkit.results.comparison import labels
-from labkit.results.cost import bills, in_time
+from labkit.core.text import human_s, none_told, time_unit, without_seed
+from labkit.results.comparison import BOUND_LABEL, bills, bound_jct_s, in_time, labels
 from labkit.results.record import RunRecord
 from labkit.results.sweeps import keys_of, pairs_called, same_on_all, sweep_differences, sweep_means
 from labkit.workloads.expressions import is_generated
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 MOST_NAMED = 4
 """Schedulers that a sentence names one by one."""
@@ -220,3 +218,44 @@ def _words(metric: str) -> str:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return "; ".join(names[:MOST_NAMED]) + more
+
+
+OUTCOMES: Final = ("mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s")
+"""What two schedulers must have in common to count as the same; how often they were asked does not count."""
+
+
+def alike(table: pd.DataFrame) -> list[str]:
+    """Return a note for each setting of a sweep in which all schedulers had identical results on every seed.
+
+    Parameters
+    ----------
+    table : DataFrame
+        From `labkit.sweep` or `labkit.results.read_sweep`.
+    """
+    table = table[table["scheduler"] != BOUND_LABEL]
+    known = [name for name in OUTCOMES if name in table]
+    setting = [key for key in keys_of(table) if key not in ("seed", "scheduler") and len(set(table[key])) > 1]
+    if not known:
+        return []
+    parts = [((), table)] if not setting else list(table.groupby(setting, sort=False, dropna=False))
+    same = [(dict(zip(setting, keys, strict=True)), part) for keys, part in parts if _same(part, known)]
+    if len(same) == len(parts):
+        same = [({}, table)] if same else []
+    return [_note(part, told) for told, part in same]
+
+
+def _same(part: pd.DataFrame, known: list[str]) -> bool:
+    """Return whether there are two schedulers at least, and all have the same numbers on each seed."""
+    if len(set(part["scheduler"])) < 2 or (part["error"] != "").any() or part[known].isna().to_numpy().any():
+        return False
+    return len(part.drop_duplicates(["seed", *known])) == len(set(part["seed"]))
+
+
+def _note(part: pd.DataFrame, setting: dict[str, object]) -> str:
+    names = ", ".join(dict.fromkeys(part["scheduler"]))
+    where = " with " + ", ".join(f"{key} {none_told(value)}" for key, value in setting.items()) if setting else ""
+    queued_s = part["mean_queueing_s"] if "mean_queueing_s" in part else part["mean_jct_s"]
+    told = f"{names} gave identical results on every {pairs_called(part)}{where}"
+    if (queued_s > 0).any():
+        return told
+    return f"{told} (no job ever waited): more load (--load, --set load=2) or a smaller cluster would tell them apart"

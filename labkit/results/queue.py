@@ -18,7 +18,7 @@ from labkit.core.below import read_plain
 from labkit.core.errors import InputError, unknown
 from labkit.core.faults import told
 from labkit.results import files
-from labkit.results.lock import writer_of
+from labkit.results.files import writer_of
 
 QUEUE: Final = "queue.json"
 TRACE: Final = "trace.parquet"

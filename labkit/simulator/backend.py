@@ -16,14 +16,13 @@ from labkit.core.placement import Placement
 from labkit.core.protocols import ChangeModel, SpeedModel
 from labkit.core.repairs import refuse_repairs
 from labkit.core.resources import Floats, Ints
-from labkit.simulator import state, transitions
-from labkit.simulator.carry_out import carry_out
-from labkit.simulator.changes import Changes
+from labkit.simulator import kernels as state
+from labkit.simulator import kernels as transitions
 from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation
 from labkit.simulator.due import DueDisturbances
-from labkit.simulator.run_until import run_until
+from labkit.simulator.kernels import carry_out, run_until
 from labkit.simulator.troubles import Troubles
-from labkit.simulator.truth import SimulatedTruth
+from labkit.simulator.truth import Changes, SimulatedTruth
 
 _LAST_S = np.finfo(np.float64).max
 _DECIDED = events(1)

@@ -115,7 +115,7 @@ def fill(
     >>> filled.value.round(6).tolist(), round(filled.level, 6)
     ([1.0, 1.0, 1.0, 1.0], 0.333333)
     """
-    from labkit.solvers.levels_sound import sound
+    from labkit.solvers.levels_kernel import sound
 
     values, there, uses = _arrays(value, capacity, use)
     n_jobs = len(values)

@@ -17,7 +17,7 @@ from labkit.core.events import Role
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, Bools, Floats, Ints
 from labkit.core.running import EachTask, Running, TaskUse
-from labkit.speed.alone import compact
+from labkit.speed.isolated import compact
 from labkit.speed.units import samples_of_step
 
 SHARDING: Final = ("dynamic", "static")

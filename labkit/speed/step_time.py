@@ -16,8 +16,8 @@ from labkit.core.events import Role
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, Bools, Floats
 from labkit.core.running import Running, TaskUse
-from labkit.speed.alone import compact
 from labkit.speed.cpu import CpuModel
+from labkit.speed.isolated import compact
 from labkit.speed.network import Flows, RoleTasks, Share, bandwidth_gbps, flows_of
 from labkit.speed.retiming import Retiming, knows
 from labkit.speed.units import samples_of_step

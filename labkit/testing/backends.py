@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit.core import Backend, Events, Kind, Ledger, Placement, PlacementError, Repair, Snapshot, repairs_of
 from labkit.core.resources import GPUS
-from labkit.testing.failures import name_of, require
+from labkit.testing.placements import name_of, require
 from labkit.testing.scenes import Chaos
 
 MAX_DECISIONS = 2000

@@ -6,7 +6,6 @@ import numpy as np
 
 from labkit.core import Placement, Snapshot
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, RESOURCES, Ints
-from labkit.testing.failures import require
 
 SLACK = 1e-6
 
@@ -127,3 +126,28 @@ def _where_it_runs(placement: Placement, snapshot: Snapshot, name: str) -> None:
     with_gpus = (placement.role == 0) & (table.worker_demand[placement.job, GPUS] > 0)
     wrong = with_gpus & ~snapshot.runs_on[placement.job, cluster.group_type[placement.group]]
     require(not wrong.any(), f"{name} puts jobs {placement.job[wrong].tolist()} on device types they do not run on.")
+
+
+class ConformanceError(AssertionError):
+    """A scheduler, placer, backend, speed model or topology breaks its protocol."""
+
+
+def require(holds: object, sentence: str) -> None:
+    """Raise unless `holds`.
+
+    Raises
+    ------
+    ConformanceError
+        With the sentence.
+    """
+    if not holds:
+        raise ConformanceError(sentence)
+
+
+def name_of(thing: object) -> str:
+    """Return what to call something in a sentence.
+
+    >>> name_of(3)
+    'int'
+    """
+    return thing.__name__ if isinstance(thing, type) else type(thing).__name__

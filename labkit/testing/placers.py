@@ -8,8 +8,7 @@ import numpy as np
 
 from labkit.core import Gangs, Placement, Placer, Snapshot
 from labkit.core.resources import GPUS, Ints
-from labkit.testing.failures import name_of, require
-from labkit.testing.placements import check_placement, counts
+from labkit.testing.placements import check_placement, counts, name_of, require
 from labkit.testing.scenes import DecisionScene, empty_snapshot, paired, random_scenes
 from labkit.testing.schedulers import same
 

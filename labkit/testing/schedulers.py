@@ -16,8 +16,7 @@ from labkit.core.life import Context, Traits, begin
 from labkit.experiment import Cadence, Session, at_events, every_slot
 from labkit.experiment.context import context
 from labkit.simulator import Faults, Overheads
-from labkit.testing.failures import ConformanceError, name_of, require
-from labkit.testing.placements import check_placement, counts
+from labkit.testing.placements import ConformanceError, check_placement, counts, name_of, require
 from labkit.testing.scenes import DecisionScene, SharedSpeeds, fits_empty, random_scenes
 
 MAX_DECISIONS = 5000

@@ -8,13 +8,10 @@ from labkit.topology.bcube import bcube
 from labkit.topology.fat_tree import fat_tree
 from labkit.topology.inventory import from_inventory
 from labkit.topology.leaf_spine import leaf_spine
-from labkit.topology.no_network import no_network
-from labkit.topology.pods import pods
 from labkit.topology.presets import available, build
-from labkit.topology.servers import Server, Servers
-from labkit.topology.single_switch import single_switch
-from labkit.topology.tables import architectures, sizes
-from labkit.topology.vl2 import vl2
+from labkit.topology.servers import Server, Servers, architectures, sizes
+from labkit.topology.single_switch import no_network, single_switch
+from labkit.topology.vl2 import pods, vl2
 
 __all__ = [
     "Server",

@@ -14,11 +14,9 @@ from labkit.topology.bcube import bcube
 from labkit.topology.fat_tree import fat_tree
 from labkit.topology.inventory import from_inventory
 from labkit.topology.leaf_spine import leaf_spine
-from labkit.topology.no_network import no_network
-from labkit.topology.pods import pods
 from labkit.topology.servers import DEFAULT, Server, server
-from labkit.topology.single_switch import single_switch
-from labkit.topology.vl2 import vl2
+from labkit.topology.single_switch import no_network, single_switch
+from labkit.topology.vl2 import pods, vl2
 
 BUILDERS: Final[dict[str, Callable[..., Cluster]]] = {
     builder.__name__: builder for builder in (fat_tree, vl2, bcube, leaf_spine, pods, single_switch, no_network)

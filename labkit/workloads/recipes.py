@@ -14,12 +14,11 @@ import numpy as np
 
 from labkit.core.jobs import Jobs
 from labkit.core.resources import amounts
-from labkit.workloads.arrivals import diurnal
 from labkit.workloads.catalogue import models
 from labkit.workloads.dl2_traces import dl2_jobs
 from labkit.workloads.gavel import PUBLISHED, Throughputs
 from labkit.workloads.gavel_traces import gavel_jobs, write_gavel
-from labkit.workloads.generators import catalogue_jobs, philly_like
+from labkit.workloads.generators import catalogue_jobs, diurnal, philly_like
 from labkit.workloads.readers import write
 
 _TYPES: Final = ("k80", "p100", "v100")

@@ -17,7 +17,7 @@ from labkit.core.errors import InputError
 from labkit.experiment import Experiment, compare
 from labkit.experiment.caveats import Caveat
 from labkit.results import load, run_table
-from labkit.results.cost import bills, dollars
+from labkit.results.comparison import bills, dollars
 from labkit.schedulers import make
 from labkit.topology import build
 

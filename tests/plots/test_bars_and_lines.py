@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from labkit.plots import plot_bars, plot_lines
-from labkit.plots.bars import GAP
+from labkit.plots.bars_and_lines import GAP
 from labkit.plots.theme import COLOURS, WIDTH, as_svg
 
 RATES = pd.DataFrame(

@@ -9,12 +9,12 @@ from labkit import compare, simulate
 from labkit.cli.options import prices_of
 from labkit.core import Jobs
 from labkit.core.errors import InputError
-from labkit.plots.cost import cost_table, dollars, late_by_s, plot_cost
-from labkit.plots.device_types import gpu_hours, plot_gpu_hours
-from labkit.plots.report_table import runs_table
+from labkit.plots.jct import cost_table, dollars, late_by_s, plot_cost
+from labkit.plots.report import runs_table
 from labkit.plots.theme import offline_renderer
+from labkit.plots.utilisation import gpu_hours, plot_gpu_hours
 from labkit.results import run_table
-from labkit.results.cost import bills
+from labkit.results.comparison import bills
 from labkit.topology import no_network
 from labkit.workloads import gavel_jobs
 

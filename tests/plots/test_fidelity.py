@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from labkit.plots import fidelity_page
+from labkit.plots import fidelity as fidelity_page
 from labkit.plots.fidelity import PALETTE, job_colours, plot_explained, plot_fidelity, plot_gantts
 from labkit.plots.report import write_report
 from labkit.plots.theme import as_svg

@@ -20,7 +20,8 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.core.text import human_s, time_unit
 from labkit.experiment import simulate
-from labkit.plots import page, report, report_seeds
+from labkit.plots import page, report
+from labkit.plots import report as report_seeds
 from labkit.plots.report import write_report
 from labkit.results import RunRecord
 

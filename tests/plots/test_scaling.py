@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from labkit.plots.scaling import CURVES, plot_scaling
+from labkit.plots.decisions import CURVES, plot_scaling
 from labkit.plots.theme import offline_renderer
 
 TABLE = pd.DataFrame({"n_jobs": [32, 2048] * 2, "method": ["a", "a", "b", "b"], "ms": [0.02, 1.5, 3.0, 4500.0]})

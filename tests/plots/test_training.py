@@ -7,9 +7,19 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from labkit.plots.pauses import DELAYS, pauses, plot_pauses, plot_step_times, step_times
 from labkit.plots.theme import offline_renderer
-from labkit.plots.training import loss_curve, plot_convergence, plot_staleness, plot_training, scaling_marks
+from labkit.plots.training import (
+    DELAYS,
+    loss_curve,
+    pauses,
+    plot_convergence,
+    plot_pauses,
+    plot_staleness,
+    plot_step_times,
+    plot_training,
+    scaling_marks,
+    step_times,
+)
 
 
 def event(what: str, **columns: Any) -> dict[str, Any]:

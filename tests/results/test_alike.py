@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from labkit.results.alike import alike
+from labkit.results.conclusion import alike
 
 
 def table(*rows):

@@ -34,9 +34,8 @@ from labkit.speed.profiled import (
     read,
     write,
 )
-from labkit.speed.profiled.beyond import Beyond
-from labkit.speed.profiled.fits import foreseen, speed_functions
-from labkit.speed.profiled.grid import UpdateGrid
+from labkit.speed.profiled.contention import Beyond, foreseen, speed_functions
+from labkit.speed.profiled.model import UpdateGrid
 from labkit.speed.profiled.overheads import Costs
 from labkit.testbed.profiling.alone import ChangeMeasurement
 from labkit.testbed.profiling.measure import overheads

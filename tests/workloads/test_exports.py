@@ -17,10 +17,18 @@ from labkit.core.resources import CPUS, GPUS, MEMORY_GB
 from labkit.workloads import info, read
 from labkit.workloads.readers import read_sacct, sniff
 from labkit.workloads.readers.kubernetes import kubernetes
-from labkit.workloads.readers.mapped import mapped, proposed, table
-from labkit.workloads.readers.mapping import FIELDS, ColumnMap, FieldSource, keep, named, sidecar
-from labkit.workloads.readers.sacct import sacct
-from labkit.workloads.readers.tres import gpus_of, read_tres
+from labkit.workloads.readers.mapped import (
+    FIELDS,
+    ColumnMap,
+    FieldSource,
+    keep,
+    mapped,
+    named,
+    proposed,
+    sidecar,
+    table,
+)
+from labkit.workloads.readers.sacct import gpus_of, read_tres, sacct
 
 from .exports import PODS, SACCT, SACCT_HEADER, SACCT_JSON, SACCT_ROWS, TABLE, pod
 

@@ -13,8 +13,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.workloads import fetch as module
-from labkit.workloads.fetch import PUBLIC, PublicTrace, fetch
+from labkit.workloads import named_traces as module
+from labkit.workloads.named_traces import PUBLIC, PublicTrace, fetch
 from labkit.workloads.readers import read
 
 PHILLY = b"timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,1,66.0,11cb48\n"

@@ -8,9 +8,9 @@ import pytest
 
 import labkit
 from labkit.core.errors import InputError, TraceError
-from labkit.workloads import fetch
+from labkit.workloads import named_traces as fetch
+from labkit.workloads.named_traces import FOLDER, located, shipped
 from labkit.workloads.recipes import TRACES
-from labkit.workloads.shipped import FOLDER, located, shipped
 
 
 def test_every_recipe_has_a_name():

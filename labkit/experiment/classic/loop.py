@@ -39,9 +39,8 @@ from labkit.experiment.classic.order import forget_all, join, leave
 from labkit.experiment.classic.queue import add, remove
 from labkit.experiment.classic.room import fill, mark, restore
 from labkit.kernels import inner, kernel
-from labkit.simulator import state
-from labkit.simulator.carry_out import carry_out
-from labkit.simulator.transitions import begin
+from labkit.simulator import kernels as state
+from labkit.simulator.kernels import begin, carry_out
 
 _ARRIVED, _DECIDED, _PLACED = int(Kind.ARRIVED), int(Kind.DECIDED), int(Kind.PLACED)
 _PREEMPTED, _COMPLETED = int(Kind.PREEMPTED), int(Kind.COMPLETED)
@@ -187,7 +186,7 @@ def _pass(  # noqa: C901 - a branch for each thing that happens
 ) -> float:  # fmt: skip
     """Let time pass until jobs complete or arrive, or until a moment; return the time then.
 
-    As `labkit.simulator.run_until`.
+    As `labkit.simulator.kernels`.
     """
     counts, first = truth.counts, work.numbers[N_ROWS]
     end_s = _next_end_s(truth, work)

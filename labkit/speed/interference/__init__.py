@@ -7,10 +7,9 @@ shape of one factor is a `Factor` in `factors`; another level is a line in `leve
 """
 
 from labkit.speed.interference.levels import Level, level
-from labkit.speed.interference.load import co_load, slowdowns
 from labkit.speed.interference.model import MODELS, InterferenceModel, compare_models, held_out_error
 from labkit.speed.interference.profile import COLUMNS, InterferenceProfile
-from labkit.speed.interference.use import GroupUse, Interference, ModelUse
+from labkit.speed.interference.use import GroupUse, Interference, ModelUse, co_load, slowdowns
 
 __all__ = [
     "COLUMNS",

@@ -104,7 +104,7 @@ def level(what: str | Path | Level | None) -> Level | None:
     Parameters
     ----------
     what : str, path or Level
-        "none"; "mild": the two-stage model of the synthetic server of `labkit.speed.contention`, with the catalogue's
+        "none"; "mild": the two-stage model of the synthetic server of `labkit.speed.interference.measured`, with the catalogue's
         use of cores and PCIe; "calibrated": the same with `CALIBRATION` times that use; or a file: a table with the
         columns of `Profile.of` (.csv), or the profile of a testbed that `labkit profile` wrote (.json).
 
@@ -147,7 +147,7 @@ def is_file(what: object) -> bool:
 @cache
 def mild_model() -> InterferenceModel:
     """Return the two-stage model fitted to the synthetic server with mild contention."""
-    from labkit.speed.contention import profile
+    from labkit.speed.interference.measured import profile
 
     return InterferenceModel().fit(profile("mild", rng=np.random.default_rng(0)))
 

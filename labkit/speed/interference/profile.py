@@ -35,7 +35,7 @@ class InterferenceProfile:
     cpu_cores, pcie_gbps : array
         (n,) U and P: what the job uses when it runs alone.
     co_cpu_cores, co_pcie_gbps : array
-        (n,) U_C and P_C: what those beside it use, as `labkit.speed.interference.load.co_load` counts it.
+        (n,) U_C and P_C: what those beside it use, as `labkit.speed.interference.use.co_load` counts it.
     slowdown : array
         (n,) D: shared / alone seconds per step.
     """

@@ -5,9 +5,9 @@ measured, `sharing` divides the cores of a machine, `model` is the speed model, 
 rescales cost. `labkit profile` measures one.
 """
 
-from labkit.speed.profiled.files import read, write
+from labkit.speed.profiled.contention import max_min
 from labkit.speed.profiled.model import ProfiledSpeed
-from labkit.speed.profiled.nouns import (
+from labkit.speed.profiled.profile import (
     ColocationSample,
     GangMeasurement,
     LinkMeasurement,
@@ -16,8 +16,9 @@ from labkit.speed.profiled.nouns import (
     Provenance,
     TestbedProfile,
     YardstickSample,
+    read,
+    write,
 )
-from labkit.speed.profiled.sharing import max_min
 
 __all__ = [
     "ColocationSample",

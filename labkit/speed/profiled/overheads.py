@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from labkit.speed.profiled.nouns import Overhead, TestbedProfile
+from labkit.speed.profiled.profile import Overhead, TestbedProfile
 
 STARTER: Final = 0.8
 """As how many busy processes a start competes for each core that it wants alone: its processes wait for each other."""

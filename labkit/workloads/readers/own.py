@@ -15,8 +15,7 @@ from labkit.core.errors import InputError, TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.parquet import ForeignError, ParquetError, decode_frame, encode_frame
 from labkit.core.text import spreadsheet_text, text_of_spreadsheet
-from labkit.workloads.readers.base import MAX_NUMBER, TraceTable, names_of, table_of
-from labkit.workloads.readers.files import bytes_of, lines_of, text_of
+from labkit.workloads.readers.base import MAX_NUMBER, TraceTable, bytes_of, lines_of, names_of, table_of, text_of
 
 if TYPE_CHECKING:
     import pandas as pd

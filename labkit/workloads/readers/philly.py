@@ -14,9 +14,7 @@ from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools
-from labkit.workloads.readers.base import from_zero, per_gpu, table_of
-from labkit.workloads.readers.files import text_of
-from labkit.workloads.readers.tally import Tally
+from labkit.workloads.readers.base import Tally, from_zero, per_gpu, table_of, text_of
 
 COLUMNS: Final = ("timestamp", "duration", "num_gpus", "cluster")
 EXPECTED: Final = "a Philly CSV with columns timestamp, duration, num_gpus, gpu_time, cluster"

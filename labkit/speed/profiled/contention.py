@@ -9,8 +9,8 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 
 from labkit.core.resources import Floats
-from labkit.speed.profiled.fits import believed, beyond_sharing, crowds
-from labkit.speed.profiled.nouns import ColocationSample, TestbedProfile
+from labkit.speed.optimus import PRIOR, SpeedFunction
+from labkit.speed.profiled.profile import QUIET, ColocationSample, Fitted, GangMeasurement, TestbedProfile
 
 
 class Press(NamedTuple):
@@ -122,3 +122,95 @@ class Beyond:
         factors = [self.by_model.get(model, self.contention).at(row) for model, row in zip(models, others, strict=True)]
         slowest: Floats = np.where(cores > 0, np.reshape(factors, cores.shape), 1.0).max(axis=1)
         return slowest
+
+
+def max_min(demand: Floats, capacity: float, *, weight: Floats | None = None) -> Floats:
+    """Return what each gets of a capacity: max-min fair, in proportion to weights, and never more than it asks for.
+
+    No share can grow but at the cost of one that is no larger for its weight. As long as all ask for no more than there
+    is, each gets what it asks for.
+
+    Parameters
+    ----------
+    demand : array
+        (J,) what each could use, >= 0.
+    capacity : float
+        What there is.
+    weight : array, optional
+        (J,) > 0.
+
+    Returns
+    -------
+    array
+        (J,) shares.
+
+    Examples
+    --------
+    One that asks for little gets it; the others divide the rest:
+
+    >>> max_min(np.array([0.2, 2.0, 1.0]), 2.0).tolist()
+    [0.2, 0.9, 0.9]
+    """
+    if demand.sum() <= capacity:
+        return demand.copy()
+    weight = np.ones_like(demand) if weight is None else weight
+    order = np.argsort(demand / weight, kind="stable")  # the smallest demands first
+    d, w = demand[order], weight[order]
+    before = np.concatenate([[0.0], np.cumsum(d)[:-1]])
+    left = w[::-1].cumsum()[::-1]  # weights from here on
+    level = (capacity - before) / left  # what a weight of 1 gets if all before are content
+    content = d <= level * w
+    first = len(d) if content.all() else int(np.argmin(content))
+    share = np.empty_like(d)
+    share[:first] = d[:first]
+    if first < len(d):
+        share[first:] = level[first] * w[first:]
+    result = np.empty_like(d)
+    result[order] = share
+    return result
+
+
+def speed_functions(cells: Sequence[GangMeasurement], *, batch: float) -> list[Fitted]:
+    """Return Optimus' speed function of each model, fitted to its gangs; `error` is the mean relative residual."""
+    kinds = dict.fromkeys((cell.model, cell.sync) for cell in cells if cell.step_s)
+    return [_fitted(model, sync, cells, batch) for model, sync in kinds]
+
+
+def _fitted(model: str, sync: bool, cells: Sequence[GangMeasurement], batch: float) -> Fitted:
+    mine = [cell for cell in cells if (cell.model, cell.sync) == (model, sync) and cell.step_s]
+    function = SpeedFunction.fit(
+        [cell.n_ps for cell in mine], [cell.n_workers for cell in mine], [1 / (cell.step_s or 1) for cell in mine],
+        batch=batch, sync=sync, prior=PRIOR,
+    )  # fmt: skip
+    theta = [float(f"{value:.6g}") for value in function.theta]
+    return Fitted(model=model, sync=sync, theta=theta, batch=batch, error=round(function.error, 4))
+
+
+def believed(rows: Sequence[ColocationSample]) -> list[ColocationSample]:
+    """Return the measurements during which nothing else ran; where something always did, all of them."""
+    return [row for row in rows if row.busy_cores <= QUIET] or list(rows)
+
+
+def crowds(rows: Sequence[ColocationSample]) -> list[list[ColocationSample]]:
+    """Return measurements beside one job, two jobs, and so on; beside a load: by the load."""
+    found: dict[object, list[ColocationSample]] = {}
+    for row in rows:
+        beside = row.co_runners
+        found.setdefault(beside if beside.startswith("load-") else beside.count("+"), []).append(row)
+    return list(found.values())
+
+
+def foreseen(rows: Sequence[ColocationSample], *, cores: float) -> Floats:
+    """Return the slowdown of each measured job by the sharing of cores alone, also with what else ran, (n,)."""
+    slowdown = np.ones(len(rows))
+    for i, row in enumerate(rows):
+        demand = np.array([row.cpu_cores, row.co_cpu_cores, row.busy_cores])
+        weight = np.array([row.weight, row.co_weight, 1.0])
+        share = max_min(demand, cores, weight=weight)[0]
+        slowdown[i] = row.cpu_cores / share if share > 0 else 1.0
+    return slowdown
+
+
+def beyond_sharing(rows: Sequence[ColocationSample], *, cores: float) -> Floats:
+    """Return by how much more each was slowed than the sharing of cores explains, (n,)."""
+    return np.array([row.shared_s / row.alone_s for row in rows]) / foreseen(rows, cores=cores)

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from labkit.core.events import Events, Kind
-from labkit.results.intervals import by_job, end_s, is_kind
+from labkit.core.events import Events, Kind, Role
+from labkit.core.jobs import Jobs
+from labkit.core.resources import CPUS
+from labkit.results.intervals import by_job, end_s, gantt, is_kind
+from labkit.results.record import RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -217,3 +220,129 @@ def _finish(pieces: list[_Piece], steps: float) -> None:
         if piece.doing != Doing.TRAINING or piece.reached[0] < steps:
             return
         piece.doing = Doing.FINISHING
+
+
+def lanes(record: RunRecord) -> pd.DataFrame:
+    """Return what each job held, and within that when it made steps: id, start_s, end_s, workers, works.
+
+    Rows with `works` False are the tasks that it held, whatever it did with them; those with True lie on them.
+    """
+    import pandas as pd
+
+    bars = gantt(record.events, record.jobs, record.cluster)
+    held = bars[bars["role"] == "worker"]
+    held = held.groupby(["id", "start_s", "end_s"], as_index=False, sort=False).agg(workers=("count", "sum"))
+    pieces = stretches(record.events)
+    at_work = (pieces["doing"] == Doing.TRAINING) | ((pieces["doing"] == Doing.RESCALING) & (pieces["steps"] > 0))
+    worked = pieces[at_work].rename(columns={"n_workers": "workers"})
+    worked["id"] = record.jobs.id[worked["job"]].astype(str)
+    columns = ["id", "start_s", "end_s", "workers"]
+    parts = [_joined(held[columns]).assign(works=False), _joined(worked[columns]).assign(works=True)]
+    both = pd.concat(parts, ignore_index=True)
+    return both[both["end_s"] > both["start_s"]].reset_index(drop=True)
+
+
+def _joined(rows: pd.DataFrame) -> pd.DataFrame:
+    """Join rows of a job that follow each other with as many workers."""
+    rows = rows.sort_values(["id", "start_s"], kind="stable")
+    same = (rows[["id", "workers"]] == rows[["id", "workers"]].shift()).all(axis=1)
+    same &= rows["start_s"] == rows["end_s"].shift()
+    chains = rows.assign(chain=(~same).cumsum()).groupby("chain", as_index=False)
+    joined = chains.agg(
+        id=("id", "first"), start_s=("start_s", "first"), end_s=("end_s", "last"), workers=("workers", "first")
+    )
+    return joined.drop(columns="chain")
+
+
+def rescalings(rows: Events) -> pd.DataFrame:
+    """Return a row per rescaling of a job that had started to train, in order of the log.
+
+    Returns
+    -------
+    DataFrame
+        job, time_s (when it was done), steps (made by then), n_workers and n_ps (as they were decided last).
+    """
+    import pandas as pd
+
+    found: list[tuple[int, float, float, int, int]] = []
+    decided: dict[int, tuple[float, list[int]]] = {}
+    seen = rows[is_kind(rows, Kind.PLACED, Kind.RESCALED)]
+    columns = (seen[name].tolist() for name in ("job", "time_s", "kind", "role", "value"))
+    for job, time_s, kind, role, value in zip(*columns, strict=True):
+        if kind == Kind.PLACED:
+            if job not in decided or decided[job][0] != time_s:
+                decided[job] = time_s, [0, 0]
+            decided[job][1][role] += int(value)
+        else:
+            gang = decided[job][1]
+            found.append((job, time_s, value, gang[Role.WORKER], gang[Role.PS]))
+    return pd.DataFrame(found, columns=["job", "time_s", "steps", "n_workers", "n_ps"])
+
+
+_COUNTS: Final = (
+    Kind.STARTED, Kind.RESCALED, Kind.PROGRESSED, Kind.PAUSED, Kind.RESIZED, Kind.PREEMPTED, Kind.COMPLETED,
+    Kind.FAILED, Kind.DROPPED,
+)  # fmt: skip
+"""The kinds whose value is the number of steps done."""
+_HAS: Final = (Kind.STARTED, Kind.RESCALED, Kind.RESIZED)
+"""After these, a job trains with the tasks that it was placed with last."""
+_OVER: Final = (Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED, Kind.DROPPED)
+
+
+def configurations(rows: Events, jobs: Jobs) -> pd.DataFrame:
+    """Return a row for each time in which a job trained with one configuration.
+
+    Returns
+    -------
+    DataFrame
+        job (its id), start_s, end_s, n_workers, worker_cores, n_ps, ps_cores (mean of a task), cores (in all), steps
+        (made meanwhile), steps_per_s.
+    """
+    import pandas as pd
+
+    started = np.unique(rows["job"][rows["kind"] == Kind.STARTED]).tolist()
+    found = [row for job in started for row in _of(rows, jobs, job)]
+    columns = ["job", "start_s", "end_s", "n_workers", "worker_cores", "n_ps", "ps_cores", "cores", "steps"]
+    table = pd.DataFrame(found, columns=columns)
+    seconds = (table["end_s"] - table["start_s"]).clip(lower=1e-9)
+    return table.assign(steps_per_s=table["steps"] / seconds)
+
+
+def _of(rows: Events, jobs: Jobs, job: int) -> list[tuple[object, ...]]:
+    """Return the configurations of one job, without their speeds."""
+    mine = rows[rows["job"] == job]
+    mine = mine[np.isin(mine["kind"], (*_COUNTS, Kind.PLACED))]
+    found: list[tuple[object, ...]] = []
+    holds: tuple[int, float, int, float] | None = None
+    since, steps, name = 0.0, 0.0, str(jobs.id[job])
+
+    def close(time_s: float, done: float) -> None:
+        if holds is not None and time_s > since:
+            n_workers, worker, n_ps, ps = holds
+            cores = round(n_workers * worker + n_ps * ps, 6)
+            found.append((name, since, time_s, *holds, cores, done - steps))
+
+    for row in mine[mine["kind"] != Kind.PLACED]:
+        kind, time_s, done = int(row["kind"]), float(row["time_s"]), float(row["value"])
+        if kind not in (*_HAS, *_OVER):
+            continue
+        close(time_s, done)
+        holds = None if kind in _OVER else _placed(mine, jobs, job, until_s=time_s)
+        since, steps = time_s, done
+    told = mine[mine["kind"] != Kind.PLACED]
+    if len(told):
+        close(float(told["time_s"][-1]), float(told["value"][-1]))
+    return found
+
+
+def _placed(mine: Events, jobs: Jobs, job: int, *, until_s: float) -> tuple[int, float, int, float]:
+    """Return workers and the mean cores of one, servers and the mean cores of one, as placed last by a time."""
+    placed = mine[(mine["kind"] == Kind.PLACED) & (mine["time_s"] <= until_s)]
+    last = placed[placed["time_s"] == placed["time_s"].max(initial=-np.inf)]
+    sizes: list[float] = []
+    for role, demand in ((Role.WORKER, jobs.worker_demand), (Role.PS, jobs.ps_demand)):
+        those = last[last["role"] == role]
+        n = int(those["value"].sum())
+        cores = np.where(np.isnan(those["cpus"]), demand[job, CPUS], those["cpus"])
+        sizes += [n, round(float((cores * those["value"]).sum()) / n, 6) if n else 0.0]
+    return int(sizes[0]), sizes[1], int(sizes[2]), sizes[3]

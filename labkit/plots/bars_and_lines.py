@@ -1,4 +1,4 @@
-"""Lines of any table: one for each name, on axes to scale, in panels if asked, with an interval or dots beside them."""
+"""Bars of any table: panels beside each other on one scale, with intervals where they are known."""
 
 from __future__ import annotations
 
@@ -8,8 +8,87 @@ from typing import Any, Final, cast
 import altair as alt
 import pandas as pd
 
-from labkit.plots.bars import GAP, SHADES
-from labkit.plots.theme import LINE, WIDTH, colours, title
+from labkit.plots.theme import COLOURS, INK, LINE, MUTED, WIDTH, colours, name_axis, title
+
+SHADES: Final = tuple(COLOURS[name] for name in ("srtf", "fifo", "drf", "optimus", "dl2", "tetris", "las", "marl"))
+GAP: Final = 24
+"""Pixels between panels."""
+ROOM: Final = 1.18
+"""The axis ends so much beyond the longest bar: its number stands there."""
+
+
+def plot_bars(
+    table: pd.DataFrame,
+    *,
+    x: str,
+    y: str,
+    axis: str,
+    panel: str | None = None,
+    colour: str | None = None,
+    shades: Sequence[str] = SHADES,
+    heading: str,
+    said: str = "",
+    number: str = ",.3~g",
+) -> alt.TopLevelMixin:
+    """Draw a bar for each row of a table, its number beside it; all panels have the same scale, from 0.
+
+    Parameters
+    ----------
+    table : DataFrame
+        One row per bar, in the order in which they are drawn; with columns `low` and `high`, the ends of an interval.
+    x, y : str
+        Columns of the length of a bar and of its name.
+    axis : str
+        Title of the axis, with its unit.
+    panel : str, optional
+        Column that divides the bars among panels, side by side.
+    colour : str, optional
+        Column of the colour, if it is not that of the name; bars of one name then stand below each other.
+    shades : sequence of str
+        Colours, in the order in which values appear.
+    heading, said : str
+        Title, and a line below it.
+    number : str
+        Format of the numbers (d3), e.g. ".1%".
+    """
+    names = list(dict.fromkeys(table[y]))
+    panels = list(dict.fromkeys(table[panel])) if panel else [""]
+    by = colour or y
+    kinds = list(dict.fromkeys(table[by]))
+    between = {"low", "high"} <= set(table.columns)
+    columns = [x, y, *{panel, colour} - {None}, *(["low", "high"] if between else [])]
+    shown = table[columns].assign(end=table["high"].fillna(table[x]) if between else table[x]).round(6)
+    scale = alt.Scale(domain=[0, ROOM * max(float(shown["end"].max()), 1e-12)], nice=False)
+    base = alt.Chart(shown).encode(**_rows(y, names, colour, kinds))
+    format_ = number if number.endswith("%") else ",~f"
+    length = alt.X(f"{x}:Q", title=axis, scale=scale, axis=alt.Axis(tickCount=4 if panel else 8, format=format_))
+    fill = alt.Color(
+        f"{by}:N", sort=kinds, title=None, legend=alt.Legend(orient="bottom") if colour else None,
+        scale=alt.Scale(domain=kinds, range=[shades[i % len(shades)] for i in range(len(kinds))]),
+    )  # fmt: skip
+    tips = [*(alt.Tooltip(f"{name}:N") for name in (y, panel, colour) if name),
+            alt.Tooltip(f"{x}:Q", title=axis, format=number)]  # fmt: skip
+    layers: list[alt.Chart] = [base.mark_bar(opacity=0.85).encode(x=length, color=fill, tooltip=tips)]
+    if between:
+        layers.append(base.mark_rule(color=INK, strokeWidth=1.6).encode(x=alt.X("low:Q", scale=scale), x2="high:Q"))
+    told = base.mark_text(align="left", dx=6, fontSize=11, color=MUTED)
+    layers.append(told.encode(x=alt.X("end:Q", scale=scale), text=alt.Text(f"{x}:Q", format=number)))
+    width = (WIDTH - GAP * (len(panels) - 1)) // len(panels)
+    drawn = alt.layer(*layers).properties(width=width, height=alt.Step(14 if colour else 26))
+    if panel is None:
+        return cast(alt.TopLevelMixin, drawn.properties(title=title(heading, said)))
+    header = alt.Header(labelFontSize=12, labelLimit=width)
+    faceted = drawn.facet(column=alt.Column(f"{panel}:N", sort=panels, title=None, header=header), spacing=GAP)
+    return cast(alt.TopLevelMixin, faceted.properties(title=title(heading, said)).configure_view(stroke=LINE))
+
+
+def _rows(y: str, names: list[str], colour: str | None, kinds: list[str]) -> dict[str, Any]:
+    """Return the encoding of rows: one for each name; where colours differ, one below the other within it."""
+    rows: dict[str, Any] = {"y": alt.Y(f"{y}:N", sort=names, title=None, axis=name_axis(names))}
+    if colour:
+        rows["yOffset"] = alt.YOffset(f"{colour}:N", sort=kinds)
+    return rows
+
 
 HEIGHT: Final = 280
 
