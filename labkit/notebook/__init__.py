@@ -25,7 +25,7 @@ _HOME = {
     "LiveHeatMap": "views",
     "LiveRun": "run",
     "LiveSignals": "views",
-    "RunBoard": "panels",
+    "RunBoard": "views",
     "live_auto": "where",
     "live_deploy": "where",
 }
