@@ -51,8 +51,7 @@ def plot_gantt(
     held, left_out = _merged(bars[bars["job"].isin(jobs["job"])], limit=limit)
     scale_s, unit = time_unit(until_s)
     lives = jobs.assign(
-        start=jobs["arrival_s"] / scale_s,
-        end=jobs["completion_s"].fillna(jobs["dropped_s"]).fillna(until_s) / scale_s,
+        start=jobs["arrival_s"] / scale_s, end=jobs["completion_s"].fillna(jobs["dropped_s"]).fillna(until_s) / scale_s
     )[["id", "start", "end"]].round(4)
     held = (
         held.merge(jobs[["job", "id"]], on="job")

@@ -240,11 +240,7 @@ COLOUR = COLOURS["srtf"]
 
 
 def cost_table(
-    records: Mapping[str, RunRecord],
-    *,
-    prices: Mapping[str, float],
-    slo_s: Floats | None = None,
-    grace_s: float = 0.0,
+    records: Mapping[str, RunRecord], *, prices: Mapping[str, float], slo_s: Floats | None = None, grace_s: float = 0.0
 ) -> pd.DataFrame:
     """Return one row per run: label, dollars, violations (fraction of jobs with an SLO), worst_s, mean_jct_s.
 
@@ -295,7 +291,7 @@ def plot_cost(table: pd.DataFrame) -> alt.LayerChart:
             alt.Tooltip("label:N", title="run"),
             alt.Tooltip("dollars:Q", format="$,.0f"),
             alt.Tooltip("violations:Q", format=".1%"),
-        ],
+        ]
     )
     named = base.mark_text(align="left", dx=10, dy=-10, fontSize=12, color=INK).encode(text="label:N")
     return layered(

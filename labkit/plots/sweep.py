@@ -170,8 +170,7 @@ def _layers(
 
     base = alt.Chart(both).encode(y=y, color=colours)
     dots = base.mark_circle(size=52, opacity=0.45).encode(
-        x=at("value"),
-        tooltip=["scheduler:N", "seed:Q", alt.Tooltip("value:Q", title=axis, format=",.4~g")],
+        x=at("value"), tooltip=["scheduler:N", "seed:Q", alt.Tooltip("value:Q", title=axis, format=",.4~g")]
     )
     spans = base.mark_rule(strokeWidth=2.4).encode(x=at("low"), x2="high:Q")
     ends = [

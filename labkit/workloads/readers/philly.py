@@ -108,10 +108,7 @@ def _ran(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     )
     ran = [row for row, is_job in zip(rows, kept.tolist(), strict=True) if is_job]
     for name, said in (
-        (
-            "under_way",
-            "still ran at the end of the log, so that their durations are too short (what they had run)",
-        ),
+        ("under_way", "still ran at the end of the log, so that their durations are too short (what they had run)"),
         ("n_backwards", "an attempt that ends before it starts (a change of clocks), which is not counted"),
         ("n_unknown", "an attempt that ended at an unknown time, which is not counted"),
     ):
