@@ -13,6 +13,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind, Role
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS
+from labkit.results.metrics import jct_s
 
 _SEEN: Final = (
     Kind.ARRIVED, Kind.DECIDED, Kind.PLACED, Kind.STARTED, Kind.RESCALED, Kind.PAUSED, Kind.PREEMPTED, Kind.COMPLETED,
@@ -176,7 +177,7 @@ class Board:
             self.dropped.add(job)
         if kind == Kind.COMPLETED:
             self.n_done += 1
-            self.jct_s += time_s - float(self.jobs.arrival_s[job])
+            self.jct_s += jct_s(arrival_s=float(self.jobs.arrival_s[job]), completion_s=time_s)
         self._note(job, time_s, _AFTER[Kind(kind)])
 
     def _holding(self, job: int) -> JobActivity:

@@ -1,4 +1,4 @@
-"""All that is shown of a run, folded from its events: one model for terminals, browsers and notebooks."""
+"""All that is shown of a run, folded from its events, and how it is doing: one model for all views."""
 
 from __future__ import annotations
 

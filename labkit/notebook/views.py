@@ -1,4 +1,4 @@
-"""Widgets that show a run: the Gantt, the heat-map, the signals, the decisions, the cards and the state.
+"""Widgets that show a run: the Gantt, heat-map, signals, decisions, cards and state, each alone or all in one.
 
 Each paints what a feed of `labkit.live` tells, nothing else; the page of `labkit watch --browser` has the same scripts.
 """

@@ -1,4 +1,4 @@
-"""Bars of any table: panels beside each other on one scale, with intervals where they are known."""
+"""Bars and lines of any table: panels beside each other on one scale, with intervals where they are known."""
 
 from __future__ import annotations
 

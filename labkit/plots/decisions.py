@@ -1,4 +1,4 @@
-"""What a policy gives out within one slot: how probable each job was at each decision. Numbers first, then a chart."""
+"""What schedulers decide: chances of jobs within a slot, allocations, forwarding between pods, and time to decide."""
 
 from __future__ import annotations
 

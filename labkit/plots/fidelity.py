@@ -1,4 +1,4 @@
-"""How true a simulation was: JCT against JCT, Gantt over Gantt, and what the gap is made of."""
+"""How true a simulation was: JCT against JCT, Gantt over Gantt, what the gap is made of; as figures, text and HTML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gantt chart: what each job held from when to when, and when it waited."""
+"""When each job ran, and how it spent its time: Gantt charts, and bars of waiting, overhead and training."""
 
 from __future__ import annotations
 

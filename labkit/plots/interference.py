@@ -1,4 +1,4 @@
-"""Slowdown of co-located jobs against the cores that are wanted: a dot per measurement."""
+"""Interference: the slowdown of co-located jobs as it was measured, and of device groups at a moment of a run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def slowdowns(profiles: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     Parameters
     ----------
     profiles : mapping
-        Name of the server -> profile, as `labkit.speed.interference.measured.profile` returns it; rows whose neighbours are
-        other jobs are left out.
+        Name of the server -> profile, as `labkit.speed.interference.measured.profile`
+        returns it; rows whose neighbours are other jobs are left out.
     """
     tables = []
     for name, profile in profiles.items():

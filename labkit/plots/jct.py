@@ -1,4 +1,4 @@
-"""Job completion times: the distribution, and the mean, median and 95th percentile side by side."""
+"""Job completion times: distribution and means, over load, against an equal share, deadlines and cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One HTML file that tells a comparison: cards, table, live figures, provenance. It works without a network."""
+"""One HTML file about a comparison: cards, table, live figures, jobs, seeds, provenance. It works without a network."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ import pandas as pd
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unwritable
 from labkit.core.text import human_s, shortened, time_unit, without_seed
-from labkit.plots import fidelity as fidelity_page
-from labkit.plots import page
+from labkit.plots import fidelity, page
 from labkit.plots.decisions import plot_forwarding
 from labkit.plots.gantt import plot_gantt, plot_overheads, shared_ends
 from labkit.plots.jct import cost_table, plot_cost, plot_fairness, plot_jct_bars, plot_jct_cdf
 from labkit.plots.page import Section
 from labkit.plots.sweep import plot_sweep
-from labkit.plots.theme import human_s
 from labkit.plots.utilisation import gpu_hours, plot_gpu_hours, plot_heat_map, plot_utilisation
 from labkit.results import (
     RunRecord,
@@ -40,7 +38,7 @@ from labkit.results import (
 )
 from labkit.results.comparison import BOUND, BOUND_LABEL, FASTER, bound_jct_s, late_by_s, prices_of, told_bound
 from labkit.results.conclusion import conclusion
-from labkit.results.record import RunInfo, RunRecord
+from labkit.results.record import RunInfo
 from labkit.results.sweeps import cell_table, comparison, pairs_called, same_on_all
 
 MOST_RUNS_IN_DEPTH = 6
@@ -105,7 +103,7 @@ def write_report(
         raise InputError("a report needs at least one run; give run ids or folders.")
     target = Path(path)
     refuse_unwritable(target, endings=ENDINGS)
-    pairs = fidelity_page.pairs(records) if pair is None else [pair]
+    pairs = fidelity.pairs(records) if pair is None else [pair]
     seeds = seeds_table(records) if seeds is None else seeds
     over = [] if seeds is None else [seeds_section(seeds, base=base)]
     about_two = _about(records, pairs)
@@ -169,7 +167,7 @@ def _about(records: Sequence[RunRecord], pairs: Sequence[tuple[RunRecord, RunRec
 def _first_cards(records: Sequence[RunRecord], pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[page.Card]:
     """Return the cards; of a run and its simulation alone, which of the two is best says nothing."""
     usual = _cards(records)
-    return [*fidelity_page.cards(*pairs[0]), usual[0]] if _about(records, pairs) else usual
+    return [*fidelity.cards(*pairs[0]), usual[0]] if _about(records, pairs) else usual
 
 
 def _cards(records: Sequence[RunRecord]) -> list[page.Card]:
@@ -253,8 +251,8 @@ def _fidelity(pairs: Sequence[tuple[RunRecord, RunRecord]], *, last: bool, lead:
     told = []
     for real, predicted in pairs:
         heading = f"{usual}: {real.info.scheduler}" if len(pairs) > 1 else usual
-        section = fidelity_page.section(real, predicted, heading=heading)
-        told.append(replace(section, last=last, lead=lead, cards=fidelity_page.cards(real, predicted) if last else ()))
+        section = fidelity.section(real, predicted, heading=heading)
+        told.append(replace(section, last=last, lead=lead, cards=fidelity.cards(real, predicted) if last else ()))
     return told
 
 

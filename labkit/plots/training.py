@@ -1,4 +1,4 @@
-"""How the loss of an elastic job falls while servers and workers come and go. Numbers first, then a chart."""
+"""A training over time: loss, throughput, cores, pauses by scaling; and how a policy learns. Numbers, then ink."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def plot_learning(
 
 
 STRATEGIES: Final = {"handover": "hand-over", "suspend": "suspend", "checkpoint": "checkpoint, restart"}
-BLUE, RED = "#2563d8", "#d4345f"
+RED: Final = "#d4345f"
 DELAYS: Final = {"worker stands still": RED, "step is late by": BLUE}
 PARTS: Final = {
     "registration_s": "1 registration",
@@ -388,7 +388,6 @@ def plot_step_times(
     )  # fmt: skip
 
 
-BLUE, ORANGE = "#2563d8", "#e5762b"
 TASK_INKS: Final = {"workers": ORANGE, "PSs": BLUE}
 CHANGES: Final = (Kind.PLACED, Kind.REPAIRED)
 

@@ -1,4 +1,4 @@
-"""GPUs held over time, a band per scheduler."""
+"""What jobs hold of the cluster over time: GPUs, machines, users' shares and device types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several runs side by side: a label for each that tells it from the others, and a table with a row for each."""
+"""Several runs side by side: a label and a row for each, with bounds of the mean JCT, dollars and deadlines."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     """Return one row per run, in the order given.
 
     Columns: label, the row of `RunInfo` that tells runs apart, `summary`; n_done (jobs completed), n_trace (jobs of
-    the trace: with fewer done, means are over the quick ones); dollars (`labkit.results.comparison.bills`, NaN where no run
-    is about cost), in_time (fraction of the jobs with an SLO that met it, NaN where none has one); bound_jct_s (mean
-    JCT that no scheduler can go below, NaN where it is not known) and times_bound (mean_jct_s over it).
+    the trace: with fewer done, means are over the quick ones); dollars (`bills`, NaN where no run is about cost),
+    in_time (fraction of the jobs with an SLO that met it, NaN where none has one); bound_jct_s (mean JCT that no
+    scheduler can go below, NaN where it is not known) and times_bound (mean_jct_s over it).
 
     Raises
     ------

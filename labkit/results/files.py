@@ -1,4 +1,4 @@
-"""The files of a run: each is written under another name, synced and renamed, and read with errors that name it."""
+"""The files of a run: written under another name, synced and renamed; events as columns; one writer, by a lock."""
 
 from __future__ import annotations
 

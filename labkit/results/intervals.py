@@ -1,4 +1,4 @@
-"""What jobs held from when to when: Gantt intervals, utilisation, heat-map, and how each job spent its time."""
+"""What jobs held from when to when: Gantt intervals, utilisation, heat-map, time by state, and pods that jobs left."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a run was worth: JCT, makespan, queueing, utilisation, per job and in all. Pure functions of its events."""
+"""What a run was worth: JCT, makespan, queueing, utilisation, fairness. Pure functions of its events."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,14 @@ from labkit.results.intervals import end_s, holdings, is_kind, time_split
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+T = TypeVar("T", float, Floats)
+
+
+def jct_s(*, arrival_s: T, completion_s: T) -> T:
+    """Return job completion times (JCT): seconds from arrival to completion; NaN for a job that is not done."""
+    return completion_s - arrival_s
 
 
 def job_table(rows: Events, jobs: Jobs) -> pd.DataFrame:
@@ -32,6 +40,7 @@ def job_table(rows: Events, jobs: Jobs) -> pd.DataFrame:
     arrival, start, completion, dropped = (
         _first_s(rows, kind, len(jobs)) for kind in (Kind.ARRIVED, Kind.STARTED, Kind.COMPLETED, Kind.DROPPED)
     )
+    jct = jct_s(arrival_s=arrival, completion_s=completion)
     held = holdings(rows, jobs)
     counts = {f"n_{name}": _count(rows, kind, len(jobs)) for name, kind in _COUNTED.items()}
     spent = time_split(rows, jobs).drop(columns="job")
@@ -44,13 +53,13 @@ def job_table(rows: Events, jobs: Jobs) -> pd.DataFrame:
         "first_start_s": start,
         "completion_s": completion,
         "dropped_s": dropped,
-        "jct_s": completion - arrival,
+        "jct_s": jct,
         "queueing_s": start - arrival,
         **{str(name): spent[name].to_numpy() for name in spent},
         "gpu_s": np.bincount(held.job, held.gpu_s, len(jobs)),
         **counts,
         "duration_s": jobs.duration_s,
-        "stretch": (completion - arrival) / jobs.duration_s,
+        "stretch": jct / jobs.duration_s,
     }
     table = pd.DataFrame(columns)
     return table[~np.isnan(arrival)].reset_index(drop=True)

@@ -1,4 +1,4 @@
-"""The record of a run: what was asked (one row), the jobs, the cluster, and all that happened."""
+"""The record of a run: its options (one row), the jobs, the cluster, and its events; decisions and task use in them."""
 
 from __future__ import annotations
 

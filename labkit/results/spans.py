@@ -1,4 +1,4 @@
-"""What each job was doing from when to when, with the steps that it made: a life cut where an event says so."""
+"""What each job was doing from when to when: stretches with their steps, Gantt lanes, rescalings, configurations."""
 
 from __future__ import annotations
 
@@ -286,7 +286,6 @@ _COUNTS: Final = (
 """The kinds whose value is the number of steps done."""
 _HAS: Final = (Kind.STARTED, Kind.RESCALED, Kind.RESIZED)
 """After these, a job trains with the tasks that it was placed with last."""
-_OVER: Final = (Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED, Kind.DROPPED)
 
 
 def configurations(rows: Events, jobs: Jobs) -> pd.DataFrame:
@@ -324,10 +323,10 @@ def _of(rows: Events, jobs: Jobs, job: int) -> list[tuple[object, ...]]:
 
     for row in mine[mine["kind"] != Kind.PLACED]:
         kind, time_s, done = int(row["kind"]), float(row["time_s"]), float(row["value"])
-        if kind not in (*_HAS, *_OVER):
+        if kind not in (*_HAS, *_ENDS):
             continue
         close(time_s, done)
-        holds = None if kind in _OVER else _placed(mine, jobs, job, until_s=time_s)
+        holds = None if kind in _ENDS else _placed(mine, jobs, job, until_s=time_s)
         since, steps = time_s, done
     told = mine[mine["kind"] != Kind.PLACED]
     if len(told):

@@ -1,4 +1,4 @@
-"""What disturbs a simulated run at its own times: speeds that vary, reports, measurements, troubles and failures."""
+"""What disturbs a simulated run at its own times: varying speeds, reports, measurements, troubles, machine failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.core.errors import InputError, StalledError
 from labkit.core.events import NO_EVENTS, Cause, Events, Kind, events, joined
 from labkit.core.protocols import TroubleModel
 from labkit.core.resources import Bools, Floats
-from labkit.simulator import kernels as state
+from labkit.simulator import kernels
 from labkit.simulator.disturbances import Faults, Losses, Variation
 from labkit.simulator.measuring import DetailedMeasuring, GrowingMemory, Measuring, check_every, grows
 from labkit.simulator.troubles import ActiveTroubles, Troubles
@@ -138,13 +138,13 @@ class DueDisturbances:
         """Draw other factors of all speeds, with which the running jobs go on."""
         truth = self._truth
         truth.records["factor"] = variation.factors(len(truth.jobs), rng=self._variation_rng)
-        jobs = truth.in_phase(state.RUNNING)
+        jobs = truth.in_phase(kernels.RUNNING)
         return truth.retime(jobs, truth.records["base_speed"][jobs])
 
     def _measure(self) -> Events:
         """Measure the jobs that train."""
         truth = self._truth
-        jobs = truth.in_phase(state.RUNNING)
+        jobs = truth.in_phase(kernels.RUNNING)
         jobs = jobs[truth.records["speed"][jobs] > 0]
         at, running = truth.records[jobs], truth.tasks_of(jobs)
         if self._detail is not None:
@@ -171,18 +171,18 @@ class DueDisturbances:
         """Let a job lose its tasks, as a server has no more memory; for good where more of the same would not help."""
         truth = self._truth
         failed = memory.told(job, machines=truth.cluster.group_machine.astype(np.int32), now_s=truth.now_s)
-        truth.counts[state.N_OTHERS] = 0
+        truth.counts[kernels.N_OTHERS] = 0
         given_up = memory.ran_out(job)
         lost = truth.lose(np.array([job], np.int32), 0.0 if given_up else self._checkpoint_s)
         lost["machine"], lost["cause"] = failed["machine"], Cause.OUT_OF_MEMORY
         if given_up:
             lost["kind"] = Kind.DROPPED
-            truth.records["phase"][job] = state.DONE
+            truth.records["phase"][job] = kernels.DONE
         return joined([failed, lost, truth.retime_unpaired()])
 
     def _report_losses(self, losses: Losses) -> Events:
         truth = self._truth
-        jobs = truth.in_phase(state.RUNNING)
+        jobs = truth.in_phase(kernels.RUNNING)
         batch = events(len(jobs))
         batch["time_s"], batch["kind"], batch["job"] = truth.now_s, Kind.LOSS, jobs
         epochs = truth.steps_now(jobs) / truth.jobs.steps_per_epoch[jobs]
@@ -247,8 +247,8 @@ class MachineFailures:
     def _lose_jobs(self, groups: Bools) -> Events:
         """Take all tasks from the jobs that have one in these groups; they fall back to their checkpoints."""
         truth = self._truth
-        truth.counts[state.N_OTHERS] = 0
-        hit = state.on_groups(truth.running, truth.counts, truth.book.held, truth.book.tasks, groups)
+        truth.counts[kernels.N_OTHERS] = 0
+        hit = kernels.on_groups(truth.running, truth.counts, truth.book.held, truth.book.tasks, groups)
         return truth.lose(truth.holding()[hit].copy(), self._faults.checkpoint_s)
 
     def _count(self) -> None:

@@ -1,4 +1,4 @@
-"""The simulator's records of jobs, and the kernels that change one of them."""
+"""The simulator's state arrays and kernels: jobs start, rescale and complete, placements are set, time passes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,15 @@ UNSEEN, WAITING, STARTING, RESCALING, RUNNING, FUTILE, RESTING, DONE = range(8)
 N_RUNNING, NEXT_ARRIVAL, N_OTHERS = range(3)
 MAX_FUTILE = 5
 
-_COMPLETED, _DROPPED, _PAUSED = int(Kind.COMPLETED), int(Kind.DROPPED), int(Kind.PAUSED)
+_COMPLETED, _DROPPED, _PAUSED, _STARTED = int(Kind.COMPLETED), int(Kind.DROPPED), int(Kind.PAUSED), int(Kind.STARTED)
+_RESCALED, _PROGRESSED, _DECIDED, _PLACED = (
+    int(Kind.RESCALED),
+    int(Kind.PROGRESSED),
+    int(Kind.DECIDED),
+    int(Kind.PLACED),
+)
+_RESIZED, _PREEMPTED, _ARRIVED = int(Kind.RESIZED), int(Kind.PREEMPTED), int(Kind.ARRIVED)
+_BY_SCHEDULER, _STALLED = int(Cause.PREEMPTED), int(Cause.STALLED)
 
 
 @inner
@@ -160,10 +168,6 @@ def on_groups(running: Ints, counts: Ints, held: Records, tasks: Records, hit: B
     return touched
 
 
-_STARTED, _RESCALED = int(Kind.STARTED), int(Kind.RESCALED)
-_PAUSED, _PROGRESSED = int(Kind.PAUSED), int(Kind.PROGRESSED)
-
-
 @kernel
 def begin(
     changed: Ints, speeds: Floats, overheads: Floats, hot: bool, now_s: float, truth: Records, running: Ints,
@@ -272,10 +276,6 @@ def retime(jobs: Ints, base_speeds: Floats, now_s: float, truth: Records, out: E
         go_on(truth, j, now_s)
         n = write(out, n, now_s, _PROGRESSED, j, truth[j].steps, truth[j].speed, -1, -1)
     return n
-
-
-_DECIDED, _PLACED, _RESIZED = int(Kind.DECIDED), int(Kind.PLACED), int(Kind.RESIZED)
-_PREEMPTED, _BY_SCHEDULER = int(Kind.PREEMPTED), int(Cause.PREEMPTED)
 
 
 @inner
@@ -415,10 +415,6 @@ def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, th
         if resized[i]:
             n = write(out, n, now_s, _RESIZED, j, truth[j].steps, np.nan, -1, -1)
     return n, n_changed
-
-
-_ARRIVED, _STARTED, _RESCALED, _PAUSED = int(Kind.ARRIVED), int(Kind.STARTED), int(Kind.RESCALED), int(Kind.PAUSED)
-_DROPPED, _STALLED = int(Kind.DROPPED), int(Cause.STALLED)
 
 
 @inner

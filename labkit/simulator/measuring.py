@@ -1,4 +1,4 @@
-"""What simulated tasks use and how fast they are, as a testbed would measure it: from the speed model alone."""
+"""What simulated tasks use and how fast they are, and servers' memory that grows: as a testbed would measure it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import SpeedModel, TroubleModel, UseModel
 from labkit.core.resources import MEMORY_GB, Bools, Floats, Ints
 from labkit.core.running import EachTask, Running, TaskUse
-from labkit.simulator import kernels as state
+from labkit.simulator import kernels
 
 _TOLD: Final = (
     (Quantity.CORES, Role.WORKER), (Quantity.CORES, Role.PS), (Quantity.MEMORY_GB, Role.WORKER),
@@ -281,7 +281,7 @@ class GrowingMemory:
         mine = jobs[self._grows[jobs]]
         at = truth[mine]
         left = np.maximum(self._until[mine] - at["steps"], 0.0)
-        waits = (at["phase"] == state.STARTING) | (at["phase"] == state.RESCALING)
+        waits = (at["phase"] == kernels.STARTING) | (at["phase"] == kernels.RESCALING)
         speed = np.where(waits, at["then_speed"] * at["factor"], at["speed"])
         begins = np.where(waits, at["ready_s"], at["since_s"])
         with np.errstate(divide="ignore", invalid="ignore"):

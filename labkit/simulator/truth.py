@@ -1,4 +1,4 @@
-"""What is true of jobs, tasks and machines at a moment of virtual time, and how jobs change their speed then."""
+"""What is true of jobs, tasks and machines at a moment of virtual time, and how starts and rescales change it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from labkit.core.placement import Repair, Repairs
 from labkit.core.protocols import ChangeModel, SpeedModel
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.running import Running
-from labkit.simulator import kernels as state
-from labkit.simulator import kernels as transitions
+from labkit.simulator import kernels
 from labkit.simulator.measuring import GrowingMemory
 from labkit.simulator.troubles import ActiveTroubles
 
@@ -36,11 +35,11 @@ class SimulatedTruth:
     now_s : float
         Virtual seconds since the run began.
     records : array
-        (N,) of dtype `state.TRUTH`.
+        (N,) of dtype `kernels.TRUTH`.
     book : Book
         The tasks that each job holds, and the free capacity (G, R).
     running, counts : array
-        (N,) the jobs that hold tasks, in order of start, and (3,) counts: N_RUNNING, NEXT_ARRIVAL, N_OTHERS of `state`.
+        (N,) the jobs that hold tasks, in order of start, and (3,) counts: `kernels.N_RUNNING` and on.
     others : array
         (2 N,) jobs that just got or lost a partner, or were resized; N_OTHERS of them count.
     first_row, mate : array
@@ -58,7 +57,7 @@ class SimulatedTruth:
     def __init__(self, jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> None:
         self.jobs, self.cluster, self.speed = jobs, cluster, speed
         self.now_s = 0.0
-        self.records = np.zeros(len(jobs), dtype=state.TRUTH)
+        self.records = np.zeros(len(jobs), dtype=kernels.TRUTH)
         self.records["next_s"] = np.inf
         self.records["factor"] = 1.0
         self.records["until_steps"] = jobs.true_steps
@@ -75,7 +74,7 @@ class SimulatedTruth:
         self.memory: GrowingMemory | None = None
 
     def columns(self, *, n_tasks: int) -> dict[str, Any]:
-        """Return the columns that the kernels of `state` work on; there is room for so many more tasks."""
+        """Return the columns that the kernels work on; there is room for so many more tasks."""
         self.book.ensure(n_tasks)
         book = self.book
         return {
@@ -94,11 +93,11 @@ class SimulatedTruth:
     @property
     def n_done(self) -> int:
         """Number of jobs that completed or were given up."""
-        return int(np.count_nonzero(self.records["phase"] == state.DONE))
+        return int(np.count_nonzero(self.records["phase"] == kernels.DONE))
 
     def holding(self) -> Ints:
         """Return the jobs that hold tasks, in order of start; a view that the next kernel changes."""
-        jobs: Ints = self.running[: self.counts[state.N_RUNNING]]
+        jobs: Ints = self.running[: self.counts[kernels.N_RUNNING]]
         return jobs
 
     def in_phase(self, phase: int) -> Ints:
@@ -110,14 +109,14 @@ class SimulatedTruth:
     def ready(self) -> Ints:
         """Return the jobs that hold tasks and are in no overhead; with leases some of them may rest."""
         jobs = self.holding()
-        chosen: Ints = jobs[self.records["phase"][jobs] >= state.RUNNING]
+        chosen: Ints = jobs[self.records["phase"][jobs] >= kernels.RUNNING]
         return chosen
 
     def unpaired(self) -> Ints:
         """Return the jobs that hold tasks and just got or lost a partner, or were resized, by number."""
-        if not self.counts[state.N_OTHERS]:
+        if not self.counts[kernels.N_OTHERS]:
             return _NO_JOBS
-        jobs = np.unique(self.others[: self.counts[state.N_OTHERS]])
+        jobs = np.unique(self.others[: self.counts[kernels.N_OTHERS]])
         chosen: Ints = jobs[self.book.held["first"][jobs] >= 0]
         return chosen
 
@@ -141,7 +140,7 @@ class SimulatedTruth:
     def retime(self, jobs: Ints, base_speeds: Floats) -> Events:
         """Give running jobs other speeds from now on; return the events of those that changed."""
         out = np.empty(len(jobs), dtype=EVENT)
-        n = transitions.retime(jobs, base_speeds, self.now_s, self.records, out)
+        n = kernels.retime(jobs, base_speeds, self.now_s, self.records, out)
         return out[:n]
 
     def retime_beside(self) -> Events:
@@ -157,7 +156,7 @@ class SimulatedTruth:
         """Let every running job go on at the speed that it has beside the others."""
         if self.changes is not None:
             return self._repace(self.changes)
-        jobs = self.in_phase(state.RUNNING)
+        jobs = self.in_phase(kernels.RUNNING)
         if not len(jobs):
             return NO_EVENTS
         return self.retime(jobs, self.speeds(jobs))
@@ -168,9 +167,9 @@ class SimulatedTruth:
         if not len(jobs):
             return NO_EVENTS
         speeds, paces = changes.rates(jobs)
-        in_change = np.isin(self.records["phase"][jobs], (state.STARTING, state.RESCALING))
+        in_change = np.isin(self.records["phase"][jobs], (kernels.STARTING, kernels.RESCALING))
         out = np.empty(len(jobs), dtype=EVENT)
-        n = transitions.repace(jobs[in_change], speeds[in_change], paces[in_change], self.now_s, self.records, out)
+        n = kernels.repace(jobs[in_change], speeds[in_change], paces[in_change], self.now_s, self.records, out)
         return joined([out[:n], self.retime(jobs[~in_change], speeds[~in_change])])
 
     # --- losses
@@ -181,16 +180,16 @@ class SimulatedTruth:
         batch = events(len(jobs))
         for row, job in zip(batch, jobs, strict=True):
             at = self.records[job]
-            state.settle(self.records, job, self.now_s)
+            kernels.settle(self.records, job, self.now_s)
             if checkpoint_s > 0:
                 lost_s = (self.now_s - at["started_s"]) % checkpoint_s
                 at["steps"] = max(at["started_steps"], at["steps"] - at["speed"] * lost_s)
-            at["phase"], at["next_s"], at["speed"] = state.WAITING, np.inf, 0.0
+            at["phase"], at["next_s"], at["speed"] = kernels.WAITING, np.inf, 0.0
             if book.held["partner"][job] >= 0:
-                self.others[self.counts[state.N_OTHERS]] = book.held["partner"][job]
-                self.counts[state.N_OTHERS] += 1
+                self.others[self.counts[kernels.N_OTHERS]] = book.held["partner"][job]
+                self.counts[kernels.N_OTHERS] += 1
             release(book.held, book.tasks, book.spare, book.free, book.demand, job)
-            state.forget_running(self.running, self.counts, job)
+            kernels.forget_running(self.running, self.counts, job)
             row["time_s"], row["kind"], row["job"] = self.now_s, Kind.FAILED, job
             row["value"], row["speed"] = at["steps"], 0.0
         return batch
@@ -242,7 +241,7 @@ class Changes:
 
     def note(self, jobs: Ints) -> dict[int, JobTasks]:
         """Return the tasks with which some jobs train, before a decision changes them."""
-        training = [int(j) for j in jobs if self._truth["phase"][j] in (state.RUNNING, state.RESCALING)]
+        training = [int(j) for j in jobs if self._truth["phase"][j] in (kernels.RUNNING, kernels.RESCALING)]
         return {j: self._before.get(j) or self._held(j) for j in training}
 
     def costs(self, changed: Ints, before: Mapping[int, JobTasks], repairs: Repairs, *, now_s: float) -> Floats:
@@ -285,7 +284,7 @@ class Changes:
 
     def _running(self, jobs: Ints) -> Running:
         phase = self._truth["phase"][jobs]
-        changing = np.where(phase == state.STARTING, 1, np.where(phase == state.RESCALING, 2, 0)).astype(np.int32)
+        changing = np.where(phase == kernels.STARTING, 1, np.where(phase == kernels.RESCALING, 2, 0)).astype(np.int32)
         self._forget(jobs[changing == 0])
         parts = [self._before.get(int(j)) if c == 2 else None for j, c in zip(jobs, changing, strict=True)]
         tasks = [part or self._held(int(j)) for j, part in zip(jobs, parts, strict=True)]

@@ -1,4 +1,4 @@
-"""Filling up, compiled: search, pin the jobs at a bottleneck, go on with the others, until none can have more."""
+"""Filling up, compiled: search by prices, pin the jobs at a bottleneck, go on until none can have more."""
 
 from __future__ import annotations
 

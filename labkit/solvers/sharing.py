@@ -1,4 +1,4 @@
-"""Max-min levels where two jobs may share devices, exact, with a proof."""
+"""Max-min levels where two jobs may share devices, exact, with a proof: a master program and priced columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gangs packed as tightly as an empty cluster allows, each as if it were alone."""
+"""Jobs alone on an empty cluster: gangs packed as tightly as it allows, and the highest speed that a job can reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speed models in which only the numbers of workers and parameter servers count, not where they are."""
+"""Speeds by numbers of tasks alone: from tables, altered or cut down, as rings, or predicted from a few gangs."""
 
 from __future__ import annotations
 

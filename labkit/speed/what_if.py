@@ -1,4 +1,4 @@
-"""What `labkit.speed.what_if` looks at: where jobs are, what never changes, how co-located tasks slow a worker."""
+"""What if a gang went there? Speeds of the jobs that it would touch, for many placements a second."""
 
 from __future__ import annotations
 

@@ -13,19 +13,7 @@ from labkit.testing.speeds import check_speed_model
 from labkit.testing.topologies import check_topology
 
 __all__ = [
-    "Chaos",
-    "ConformanceError",
-    "DecisionScene",
-    "check_answer",
-    "check_backend",
-    "check_gangs",
-    "check_placement",
-    "check_placer",
-    "check_run",
-    "check_scheduler",
-    "check_speed_model",
-    "check_topology",
-    "random_scene",
-    "random_scenes",
-    "same_events",
-]
+    "Chaos", "ConformanceError", "DecisionScene", "check_answer", "check_backend", "check_gangs", "check_placement",
+    "check_placer", "check_run", "check_scheduler", "check_speed_model", "check_topology", "random_scene",
+    "random_scenes", "same_events",
+]  # fmt: skip

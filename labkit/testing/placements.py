@@ -1,4 +1,4 @@
-"""Checks whether the cluster can hold a placement, and whether its jobs are there."""
+"""Checks whether the cluster can hold a placement, and how all checks fail: one complete sentence."""
 
 from __future__ import annotations
 

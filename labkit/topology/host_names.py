@@ -1,4 +1,4 @@
-"""Names of many hosts in one: gpu[01-16], rack[1-2]-node[01,05-08]."""
+"""Names of many hosts in one, gpu[01-16] or rack[1-2]-node[01,05-08], and named groups of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cables, networks and the routes of trees: what the builders share."""
+"""Cables, networks and the routes of trees: what the builders share, and a check that routes lead where they should."""
 
 from __future__ import annotations
 

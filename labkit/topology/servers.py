@@ -1,4 +1,4 @@
-"""Server architectures, and machines made of them."""
+"""Server architectures, machines made of them, and tables of both."""
 
 from __future__ import annotations
 

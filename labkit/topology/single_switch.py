@@ -1,4 +1,4 @@
-"""All machines on one switch."""
+"""All machines on one switch, or without a network that costs anything."""
 
 from __future__ import annotations
 

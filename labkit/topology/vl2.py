@@ -1,4 +1,4 @@
-"""VL2: a folded Clos of top-of-rack, aggregation and intermediate switches with valiant load balancing."""
+"""VL2: a folded Clos of top-of-rack, aggregation and intermediate switches with valiant load balancing; small pods."""
 
 from __future__ import annotations
 

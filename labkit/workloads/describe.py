@@ -1,4 +1,4 @@
-"""What a trace holds, as a table and as text; and the same trace at another load."""
+"""What a trace holds, as a table, as text and as numbers to draw; and the same trace at another load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces made up from distributions: parameter-server jobs of the catalogue, and rigid jobs like Philly's."""
+"""Traces from distributions: arrivals, parameter-server jobs of the catalogue, and rigid jobs like Philly's."""
 
 from __future__ import annotations
 

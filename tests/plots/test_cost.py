@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from labkit import compare, simulate
-from labkit.cli.options import prices_of
 from labkit.core import Jobs
 from labkit.core.errors import InputError
+from labkit.experiment.prices import prices_of
 from labkit.plots.jct import cost_table, dollars, late_by_s, plot_cost
 from labkit.plots.report import runs_table
 from labkit.plots.theme import offline_renderer

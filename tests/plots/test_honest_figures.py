@@ -15,7 +15,7 @@ from labkit.plots.fidelity import PALETTE
 from labkit.plots.gantt import NO_GPU, plot_gantt_stack
 from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
 from labkit.plots.palette import SECOND_GREY, colours
-from labkit.plots.report import _cards, _lead, write_report
+from labkit.plots.report import _cards, _lead, runs_table, write_report
 from labkit.plots.sweep import plot_sweep, plot_sweep_differences
 from labkit.plots.theme import COLOURS, as_svg, line_legend, name_axis
 from labkit.plots.utilisation import plot_utilisation

@@ -13,7 +13,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.workloads import named_traces as module
+from labkit.workloads import named_traces
 from labkit.workloads.named_traces import PUBLIC, PublicTrace, fetch
 from labkit.workloads.readers import read
 
@@ -64,7 +64,7 @@ def packed(files, kind):
 def public(monkeypatch):
     def add(name, files, main):
         trace = PublicTrace(base_url="http://127.0.0.1:9", files=files, main=main, licence="none", what="a test")
-        monkeypatch.setitem(module.PUBLIC, name, trace)
+        monkeypatch.setitem(named_traces.PUBLIC, name, trace)
 
     return add
 

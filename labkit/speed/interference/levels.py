@@ -104,9 +104,9 @@ def level(what: str | Path | Level | None) -> Level | None:
     Parameters
     ----------
     what : str, path or Level
-        "none"; "mild": the two-stage model of the synthetic server of `labkit.speed.interference.measured`, with the catalogue's
-        use of cores and PCIe; "calibrated": the same with `CALIBRATION` times that use; or a file: a table with the
-        columns of `Profile.of` (.csv), or the profile of a testbed that `labkit profile` wrote (.json).
+        "none"; "mild": the two-stage model of the synthetic server of `measured`, with the catalogue's use of cores and
+        PCIe; "calibrated": the same with `CALIBRATION` times that use; or a file: a table with the columns of
+        `Profile.of` (.csv), or the profile of a testbed that `labkit profile` wrote (.json).
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The effect of one shared resource on a job, from its own use u and the use U of those beside it: three shapes."""
+"""Interference models: a factor for the processor, a factor for PCIe, and their error on what they never saw."""
 
 from __future__ import annotations
 

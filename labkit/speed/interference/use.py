@@ -1,4 +1,4 @@
-"""What the tasks of a cluster share: the load beside each task, and the slowdown that follows."""
+"""Use of cores and PCIe by model, the load beside each task, and the slowdown among running jobs that follows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The profile of a testbed: what was measured on it, its file, and the speed model that a simulation takes from it.
 
-`nouns` says what a measurement is, `files` reads and writes a profile as JSON, `grid` fills in gangs that were not
-measured, `sharing` divides the cores of a machine, `model` is the speed model, `overheads` says what starts and
-rescales cost. `labkit profile` measures one.
+`profile` says what a measurement is, reads and writes a profile as JSON; `contention` divides the cores of a machine;
+`model` is the speed model and fills in gangs that were not measured, `overheads` says what starts and rescales cost.
+`labkit profile` measures one.
 """
 
 from labkit.speed.profiled.contention import max_min
@@ -21,16 +21,6 @@ from labkit.speed.profiled.profile import (
 )
 
 __all__ = [
-    "ColocationSample",
-    "GangMeasurement",
-    "LinkMeasurement",
-    "Overhead",
-    "Pool",
-    "ProfiledSpeed",
-    "Provenance",
-    "TestbedProfile",
-    "YardstickSample",
-    "max_min",
-    "read",
-    "write",
+    "ColocationSample", "GangMeasurement", "LinkMeasurement", "Overhead", "Pool", "ProfiledSpeed", "Provenance",
+    "TestbedProfile", "YardstickSample", "max_min", "read", "write",
 ]  # fmt: skip

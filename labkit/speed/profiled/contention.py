@@ -1,4 +1,4 @@
-"""How much jobs on the same cores slow each other beyond the sharing of cores, as far as it was measured."""
+"""Contention for cores: how tasks divide them, and how much more slowdown was measured than that explains."""
 
 from __future__ import annotations
 

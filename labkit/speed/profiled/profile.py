@@ -1,4 +1,4 @@
-"""What a profile of a testbed consists of."""
+"""What a profile of a testbed consists of, and its file: JSON, all faults reported together, whole or absent."""
 
 from __future__ import annotations
 

@@ -9,9 +9,7 @@ from typing import Final
 from labkit.core.errors import TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.workloads.named_traces import located
-from labkit.workloads.readers import alibaba as alibaba2020
-from labkit.workloads.readers import alibaba as alibaba2023
-from labkit.workloads.readers import gavel, google2011, helios, own, philly
+from labkit.workloads.readers import alibaba, gavel, google2011, helios, own, philly
 from labkit.workloads.readers.alibaba import read_alibaba_2020, read_alibaba_2023
 from labkit.workloads.readers.base import bytes_of, lines_of
 from labkit.workloads.readers.gavel import read_gavel, read_gavel_old
@@ -24,24 +22,10 @@ from labkit.workloads.readers.philly import read_philly_csv, read_philly_log
 from labkit.workloads.readers.sacct import lacks_header, read_sacct, separator_of
 
 __all__ = [
-    "FORMATS",
-    "read",
-    "read_alibaba_2020",
-    "read_alibaba_2023",
-    "read_csv",
-    "read_gavel",
-    "read_gavel_old",
-    "read_google_2011",
-    "read_helios",
-    "read_kubernetes",
-    "read_mapped",
-    "read_parquet",
-    "read_philly_csv",
-    "read_philly_log",
-    "read_sacct",
-    "sniff",
-    "write",
-]
+    "FORMATS", "read", "read_alibaba_2020", "read_alibaba_2023", "read_csv", "read_gavel", "read_gavel_old",
+    "read_google_2011", "read_helios", "read_kubernetes", "read_mapped", "read_parquet", "read_philly_csv",
+    "read_philly_log", "read_sacct", "sniff", "write",
+]  # fmt: skip
 
 FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
     "csv": read_csv,
@@ -61,7 +45,7 @@ FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
 """Name of each format and its reader."""
 
 _HEADERS: Final = {
-    "alibaba-2023": alibaba2023.COLUMNS,
+    "alibaba-2023": alibaba.COLUMNS,
     "helios": helios.COLUMNS,
     "philly-csv": philly.COLUMNS,
     "csv": own.REQUIRED,
@@ -70,7 +54,7 @@ _WIDTHS: Final = {
     ("\t", len(gavel.COLUMNS)): "gavel",
     ("\t", len(gavel.OLD_COLUMNS)): "gavel-old",
     (",", len(google2011.COLUMNS)): "google-2011",
-    (",", len(alibaba2020.JOB_COLUMNS)): "alibaba-2020",
+    (",", len(alibaba.JOB_COLUMNS)): "alibaba-2020",
 }
 
 

@@ -1,4 +1,4 @@
-"""Alibaba's 2020 GPU trace: `pai_job_table.csv` with `pai_task_table.csv` beside it."""
+"""Alibaba's GPU traces: jobs and tasks of 2020 (`pai_*_table.csv`), pods with fractions of GPUs of 2023 (`openb_*`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all readers of tables share: rows as columns, and faults gathered with line and column."""
+"""What all readers share: files, rows as columns, times, faults with line and column, and counts of rows left out."""
 
 from __future__ import annotations
 

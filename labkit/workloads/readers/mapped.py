@@ -1,4 +1,4 @@
-"""Which column of a table means what: proposed from names and values, named by a user, kept beside the file."""
+"""Any table of jobs, by a mapping of its columns: proposed from names and values, kept beside the file, read by it."""
 
 from __future__ import annotations
 
