@@ -159,7 +159,7 @@ def traces_import(
     if told and not sidecar(file).exists() and (found := _known_format(file)) is not None and found != "csv":
         raise InputError(f"{file} is a trace of format {found}, whose columns are known; leave --map out.")
     frame, separator = mapped.table(file)
-    mapping = mapped.proposed(frame, separator, told=told)
+    mapping = mapped.proposed(frame, separator, chosen=told)
     show_proposal(file, frame, mapping)
     read = mapped.mapped(file, mapping)
     _show_read(read)

@@ -161,8 +161,8 @@ class Board:
 
     def _each(self, role: int, job: int, cpus: float) -> float:
         """Return what one task holds: cores may be given by a decision (`cpus`), GPUs are as declared."""
-        given = self.resource == CPUS and cpus == cpus
-        return cpus if given else float(self._demand[role][job])
+        amount_given = self.resource == CPUS and cpus == cpus
+        return cpus if amount_given else float(self._demand[role][job])
 
     def _turn(self, job: int, kind: int, time_s: float) -> None:
         """Note that a job does something else from now on."""
@@ -222,12 +222,12 @@ class Board:
         _say(self.changes.machines, (machine, time_s, gpus), since=self._n_told[1])
 
 
-def _say(said: list[Any], row: tuple[Any, ...], *, since: int) -> None:
+def _say(changes: list[Any], row: tuple[Any, ...], *, since: int) -> None:
     """Add a change, in place of the last one if that is of the same batch, thing and moment."""
-    if len(said) > since and said[-1][:2] == row[:2]:
-        said[-1] = row
+    if len(changes) > since and changes[-1][:2] == row[:2]:
+        changes[-1] = row
     else:
-        said.append(row)
+        changes.append(row)
 
 
 def as_bytes(rows: Iterable[tuple[float, ...]]) -> bytes:

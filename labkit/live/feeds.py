@@ -175,9 +175,9 @@ class HeatMapFeed(Feed):
 
     def now(self) -> dict[str, Any]:
         """Return the load of the device groups where it changed since the last time, and whose it is."""
-        told = {group: _group(self.run.model, group) for group in range(self.run.model.cluster.n_groups)}
-        changed = [row for group, row in told.items() if self._groups.get(group) != row]
-        self._groups = told
+        by_group = {group: _group(self.run.model, group) for group in range(self.run.model.cluster.n_groups)}
+        changed = [row for group, row in by_group.items() if self._groups.get(group) != row]
+        self._groups = by_group
         return {"groups": changed}
 
 
@@ -204,8 +204,8 @@ class SignalsFeed(Feed):
         names = signals.names()
 
         def panel(title: str, **lines: Signal) -> dict[str, Any]:
-            told = [[int(signal), name.replace("_", " ")] for name, signal in lines.items()]
-            return {"title": title, "lines": told, "share": Signal.LINK_LOAD in lines.values()}
+            curves = [[int(signal), name.replace("_", " ")] for name, signal in lines.items()]
+            return {"title": title, "lines": curves, "share": Signal.LINK_LOAD in lines.values()}
 
         unsized = signals.n_unsized
         without = f"; {unsized} jobs of unknown size left out" if unsized else ""
@@ -225,8 +225,8 @@ class SignalsFeed(Feed):
     def now(self) -> dict[str, Any]:
         """Return the newest values, since when, and in words."""
         signals = self.run.model.signals
-        said = {int(signal): signals.said(signal) for signal in signals.latest}
-        return {"said": said, "since": signals.now_s, "latest": {int(each): n for each, n in signals.latest.items()}}
+        texts = {int(signal): signals.said(signal) for signal in signals.latest}
+        return {"said": texts, "since": signals.now_s, "latest": {int(each): n for each, n in signals.latest.items()}}
 
 
 def decisions_of(model: LiveModel, *, most: int = MOST_TOLD) -> list[list[str]]:

@@ -84,8 +84,8 @@ class RunTold:
         self._values = now
 
 
-def _rows(view: str, told: Told) -> str:
-    content, rows = told
+def _rows(view: str, message: Told) -> str:
+    content, rows = message
     return json.dumps({"view": view, "content": content, "rows": b64encode(rows).decode()})
 
 
@@ -142,14 +142,14 @@ class RunPage:
 
     def messages(self) -> Iterator[str]:
         """Return what one page is told, message by message; empty: nothing new, but still there."""
-        told = RunTold(self.run)
+        feed = RunTold(self.run)
         seen = self.n_changes
-        yield from told.everything()
+        yield from feed.everything()
         while not self.over:
             with self.changed:
                 heard = self.changed.wait_for(lambda: self.over or self.n_changes != seen, BEAT_S)  # noqa: B023
                 seen = self.n_changes
-            yield from told.news() if heard and not self.over else ("",)
+            yield from feed.news() if heard and not self.over else ("",)
 
 
 class _Server(ThreadingHTTPServer):

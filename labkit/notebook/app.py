@@ -144,12 +144,12 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         if self.run is not None:
             self.run.speedup = speedup
 
-    def _later(self, act: Callable[..., None], *given: Any) -> None:
+    def _later(self, act: Callable[..., None], *arguments: Any) -> None:
         """Act on the kernel's loop; the browser's messages may come in on another thread."""
         if self._loop is None or running_loop() is self._loop:
-            act(*given)
+            act(*arguments)
         else:
-            self._loop.call_soon_threadsafe(act, *given)
+            self._loop.call_soon_threadsafe(act, *arguments)
 
     # --- what the form asks for
 
@@ -302,11 +302,11 @@ class Controls:
 
 
 def _button(text: str, icon: str, tip: str, act: Callable[[], None], *, style: str = "") -> ipw.Button:
-    made = ipw.Button(
+    button = ipw.Button(
         description=text, icon=icon, tooltip=tip, button_style=style, layout=ipw.Layout(width="92px", margin="0")
     )
-    made.on_click(lambda _: act())
-    return made
+    button.on_click(lambda _: act())
+    return button
 
 
 class CodePanel(anywidget.AnyWidget):

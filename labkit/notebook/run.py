@@ -104,14 +104,14 @@ class LiveRun(traitlets.HasTraits):
         sizes = np.zeros(len(experiment.jobs)) if getattr(backend, "live", False) else None  # not the catalogue's
         super().__init__(speedup=speedup)
         self.experiment = experiment
-        made, self.name = named(scheduler, name)
+        policy, self.name = named(scheduler, name)
         self._work = RunWork(
-            experiment, copy.deepcopy(made), name=self.name, backend=backend or experiment.simulator(),
+            experiment, copy.deepcopy(policy), name=self.name, backend=backend or experiment.simulator(),
             speedup=speedup, heard=self._hear, over=self._end,
         )  # fmt: skip
         self.model = LiveModel(experiment.jobs, experiment.cluster, reasons=self._work.reasons, sizes=sizes)
         self._paced, self._gate, self._heard = self._work.paced, self._work.gate, self._work.events
-        self._caveats = experiment.caveats(made, name=self.name)
+        self._caveats = experiment.caveats(policy, name=self.name)
         self._n_folded, self._folded_at = 0, 0.0
         self._listeners: list[Listener] = []
         self._loop = running_loop()
@@ -578,9 +578,9 @@ def one_line(error: BaseException) -> str:
     >>> one_line(InputError("unknown cluster 'dem'."))
     "unknown cluster 'dem'."
     """
-    said = " ".join(str(error).split())
+    text = " ".join(str(error).split())
     if isinstance(error, LabkitError):
-        return said
+        return text
     frames = traceback.extract_tb(error.__traceback__)
     place = next((frame for frame in reversed(frames) if frame.name == "schedule"), frames[-1] if frames else None)
-    return f"{type(error).__name__}: {said}" + (f" (in {place.name}, line {place.lineno})." if place else "")
+    return f"{type(error).__name__}: {text}" + (f" (in {place.name}, line {place.lineno})." if place else "")

@@ -69,8 +69,8 @@ class LiveView(anywidget.AnyWidget):
         if self.feed is not None:
             self._pass_on(self.feed.news())
 
-    def _pass_on(self, told: Told) -> None:
-        content, rows = told
+    def _pass_on(self, message: Told) -> None:
+        content, rows = message
         self.send(content, [rows])
 
     def _hear(self, _: object, content: dict[str, Any], __: object) -> None:

@@ -27,7 +27,7 @@ def plot_bars(
     colour: str | None = None,
     shades: Sequence[str] = SHADES,
     heading: str,
-    said: str = "",
+    note: str = "",
     number: str = ",.3~g",
 ) -> alt.TopLevelMixin:
     """Draw a bar for each row of a table, its number beside it; all panels have the same scale, from 0.
@@ -46,7 +46,7 @@ def plot_bars(
         Column of the colour, if it is not that of the name; bars of one name then stand below each other.
     shades : sequence of str
         Colours, in the order in which values appear.
-    heading, said : str
+    heading, note : str
         Title, and a line below it.
     number : str
         Format of the numbers (d3), e.g. ".1%".
@@ -71,15 +71,15 @@ def plot_bars(
     layers: list[alt.Chart] = [base.mark_bar(opacity=0.85).encode(x=length, color=fill, tooltip=tips)]
     if between:
         layers.append(base.mark_rule(color=INK, strokeWidth=1.6).encode(x=alt.X("low:Q", scale=scale), x2="high:Q"))
-    told = base.mark_text(align="left", dx=6, fontSize=11, color=MUTED)
-    layers.append(told.encode(x=alt.X("end:Q", scale=scale), text=alt.Text(f"{x}:Q", format=number)))
+    numbers = base.mark_text(align="left", dx=6, fontSize=11, color=MUTED)
+    layers.append(numbers.encode(x=alt.X("end:Q", scale=scale), text=alt.Text(f"{x}:Q", format=number)))
     width = (WIDTH - GAP * (len(panels) - 1)) // len(panels)
     drawn = alt.layer(*layers).properties(width=width, height=alt.Step(14 if colour else 26))
     if panel is None:
-        return cast(alt.TopLevelMixin, drawn.properties(title=title(heading, said)))
+        return cast(alt.TopLevelMixin, drawn.properties(title=title(heading, note)))
     header = alt.Header(labelFontSize=12, labelLimit=width)
     faceted = drawn.facet(column=alt.Column(f"{panel}:N", sort=panels, title=None, header=header), spacing=GAP)
-    return cast(alt.TopLevelMixin, faceted.properties(title=title(heading, said)).configure_view(stroke=LINE))
+    return cast(alt.TopLevelMixin, faceted.properties(title=title(heading, note)).configure_view(stroke=LINE))
 
 
 def _rows(y: str, names: list[str], colour: str | None, kinds: list[str]) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def plot_lines(
     ticks: Sequence[float] = (),
     shades: Sequence[str] | None = None,
     heading: str,
-    said: str = "",
+    note: str = "",
     zero: bool = True,
 ) -> alt.TopLevelMixin:
     """Draw a line for each name; panels side by side have the same scales.
@@ -129,7 +129,7 @@ def plot_lines(
         Where the x axis has its numbers; by default at round ones.
     shades : sequence of str, optional
         Colours in the order in which names appear; by default those of schedulers if `line` is "scheduler".
-    heading, said : str
+    heading, note : str
         Title, and a line below it.
     zero : bool
         The y axis begins at 0.
@@ -157,9 +157,9 @@ def plot_lines(
     width = (WIDTH - GAP * (len(panels) - 1)) // len(panels)
     drawn = alt.layer(*layers).properties(width=width, height=HEIGHT)
     if panel is None:
-        return cast(alt.TopLevelMixin, drawn.properties(title=title(heading, said)))
+        return cast(alt.TopLevelMixin, drawn.properties(title=title(heading, note)))
     faceted = drawn.facet(column=alt.Column(f"{panel}:N", sort=panels, title=None), spacing=GAP)
-    return cast(alt.TopLevelMixin, faceted.properties(title=title(heading, said)).configure_view(stroke=LINE))
+    return cast(alt.TopLevelMixin, faceted.properties(title=title(heading, note)).configure_view(stroke=LINE))
 
 
 def _looks(

@@ -205,7 +205,7 @@ CURVES = tuple(COLOURS[name] for name in ("fifo", "drf", "srtf", "optimus", "dl2
 
 
 def plot_scaling(
-    table: pd.DataFrame, *, heading: str = "How long a decision takes", said: str = "both axes are logarithmic"
+    table: pd.DataFrame, *, heading: str = "How long a decision takes", note: str = "both axes are logarithmic"
 ) -> alt.Chart:
     """Draw milliseconds over the number of jobs, a line per method: n_jobs, method, ms."""
     counts = sorted({int(n) for n in table["n_jobs"]})
@@ -233,7 +233,7 @@ def plot_scaling(
                 alt.Tooltip("ms:Q", title="ms", format=",.3~g"),
             ],
         )
-        .properties(width=WIDTH, height=300, title=title(heading, said))
+        .properties(width=WIDTH, height=300, title=title(heading, note))
     )  # fmt: skip
     return chart
 

@@ -82,8 +82,8 @@ def plot_fidelity(
     charts = [right, points]
     if few:
         charts.append(_names(shown, x, y))
-    said = "dashed: as predicted; above it, reality took longer"
-    return layered(*charts, height=400, title=title(heading, said, note)).properties(width=400)
+    reading = "dashed: as predicted; above it, reality took longer"
+    return layered(*charts, height=400, title=title(heading, reading, note)).properties(width=400)
 
 
 def _names(shown: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
@@ -234,13 +234,13 @@ def _predicts(other: RunRecord, real: RunRecord) -> bool:
 
 def cards(real: RunRecord, predicted: RunRecord) -> list[Card]:
     """Return the numbers to see first."""
-    said = fidelity_summary(real, predicted)
-    jct = f"{human_s(said['real_mean_jct_s'])} real, {human_s(said['simulated_mean_jct_s'])} simulated"
-    span = f"{human_s(said['real_makespan_s'])} real, {human_s(said['simulated_makespan_s'])} simulated"
+    summary = fidelity_summary(real, predicted)
+    jct = f"{human_s(summary['real_mean_jct_s'])} real, {human_s(summary['simulated_mean_jct_s'])} simulated"
+    span = f"{human_s(summary['real_makespan_s'])} real, {human_s(summary['simulated_makespan_s'])} simulated"
     return [
-        Card("Gap of mean JCT", _percent(said["gap_percent"]), f"{jct}; {without_drift(said)}"),
-        Card("Gap of makespan", _percent(said["makespan_gap_percent"]), span),
-        Card("Mean error per job", f"{said['mean_abs_error_percent']:.1f} %", _order(said["order"])),
+        Card("Gap of mean JCT", _percent(summary["gap_percent"]), f"{jct}; {without_drift(summary)}"),
+        Card("Gap of makespan", _percent(summary["makespan_gap_percent"]), span),
+        Card("Mean error per job", f"{summary['mean_abs_error_percent']:.1f} %", _order(summary["order"])),
     ]
 
 
@@ -270,20 +270,20 @@ def as_text(summary: Mapping[str, float], jobs: pd.DataFrame, parts: pd.DataFram
 def as_html(summary: Mapping[str, float], jobs: pd.DataFrame, parts: pd.DataFrame) -> str:
     """Return the comparison as HTML; everything is escaped."""
     lead = f'<div style="font-weight:600;margin-bottom:6px">{escape(_lead(summary))}</div>'
-    tables = "".join(_html_table(*made) for made in (_parts_table(parts), _jobs_table(jobs)))
+    tables = "".join(_html_table(*table) for table in (_parts_table(parts), _jobs_table(jobs)))
     return f'<div style="font-family:{escape(FONT)};color:{INK};font-size:13px;margin:2px 0">{lead}{tables}</div>'
 
 
-def _lead(said: Mapping[str, float]) -> str:
-    left_out = f" ({said['n_left_out']:.0f} left out)" if said["n_left_out"] else ""
-    within = "within" if abs(said["gap_percent"]) <= GOAL_PERCENT else "not within"
+def _lead(summary: Mapping[str, float]) -> str:
+    left_out = f" ({summary['n_left_out']:.0f} left out)" if summary["n_left_out"] else ""
+    within = "within" if abs(summary["gap_percent"]) <= GOAL_PERCENT else "not within"
     return (
-        f"{said['n_jobs']:.0f} jobs{left_out}: mean JCT {said['real_mean_jct_s']:,.1f} s real, "
-        f"{said['simulated_mean_jct_s']:,.1f} s simulated, gap {_percent(said['gap_percent'])} ({within} "
-        f"{GOAL_PERCENT:g} %); {without_drift(said)}; "
-        f"makespan {said['real_makespan_s']:,.1f} s and {said['simulated_makespan_s']:,.1f} s, "
-        f"gap {_percent(said['makespan_gap_percent'])}; mean error per job {said['mean_abs_error_percent']:.1f} %; "
-        f"{_order(said['order'])}"
+        f"{summary['n_jobs']:.0f} jobs{left_out}: mean JCT {summary['real_mean_jct_s']:,.1f} s real, "
+        f"{summary['simulated_mean_jct_s']:,.1f} s simulated, gap {_percent(summary['gap_percent'])} ({within} "
+        f"{GOAL_PERCENT:g} %); {without_drift(summary)}; "
+        f"makespan {summary['real_makespan_s']:,.1f} s and {summary['simulated_makespan_s']:,.1f} s, "
+        f"gap {_percent(summary['makespan_gap_percent'])}; "
+        f"mean error per job {summary['mean_abs_error_percent']:.1f} %; {_order(summary['order'])}"
     )
 
 

@@ -67,9 +67,9 @@ def plot_gantt(
     waits = alt.Chart(lives).mark_rule(color=WAITS, strokeWidth=1.4, aria=False).encode(x=x, x2="end:Q", y=y)
     most = max(float(held["gpus"].max()) if len(held) else 1.0, 1.0) if most_gpus is None else most_gpus
     without = bool((held["gpus"] == 0).any())
-    said = "grey line: in the system without tasks" + ("; brown: holds tasks and no GPU" if without else "")
+    legend_note = "grey line: in the system without tasks" + ("; brown: holds tasks and no GPU" if without else "")
     works = _works(held, x=x, y=y, unit=unit, most_gpus=most)
-    return layered(waits, works, height=alt.Step(step), title=title(heading, said, note, left_out))
+    return layered(waits, works, height=alt.Step(step), title=title(heading, legend_note, note, left_out))
 
 
 def plot_gantt_stack(records: Mapping[str, RunRecord], *, limit: int = MAX_ROWS) -> alt.VConcatChart:
@@ -188,9 +188,9 @@ def _bars(tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFram
     total = shown.groupby("scheduler", sort=False)["time"].sum()
     overhead = shown[shown["part"] == "overhead"].set_index("scheduler")["time"]
     holding = total - shown[shown["part"] == "waiting"].set_index("scheduler")["time"]
-    said = pd.DataFrame({"scheduler": total.index, "total": total.to_numpy()})
-    said["says"] = [f"{overhead[name] / max(holding[name], 1e-12):.1%} overhead" for name in total.index]
-    return shown, said, unit
+    totals = pd.DataFrame({"scheduler": total.index, "total": total.to_numpy()})
+    totals["says"] = [f"{overhead[name] / max(holding[name], 1e-12):.1%} overhead" for name in total.index]
+    return shown, totals, unit
 
 
 def plot_overheads(tables: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
@@ -203,7 +203,7 @@ def plot_overheads(tables: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
     tables : mapping
         Scheduler -> table from `labkit.results.job_table`.
     """
-    shown, said, unit = _bars(tables)
+    shown, totals, unit = _bars(tables)
     y = alt.Y("scheduler:N", sort=list(tables), title=None, axis=name_axis(tables))
     bars = (
         alt.Chart(shown)
@@ -214,7 +214,7 @@ def plot_overheads(tables: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
                 "sum(time):Q",
                 title=f"Mean time per job ({unit})",
                 stack="zero",
-                scale=alt.Scale(domainMax=1.2 * float(said["total"].max())),
+                scale=alt.Scale(domainMax=1.2 * float(totals["total"].max())),
             ),
             color=alt.Color(
                 "part:N",
@@ -231,7 +231,7 @@ def plot_overheads(tables: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
         )
     )
     words = (
-        alt.Chart(said).mark_text(align="left", dx=6, color=INK, fontSize=12).encode(y=y, x="total:Q", text="says:N")
+        alt.Chart(totals).mark_text(align="left", dx=6, color=INK, fontSize=12).encode(y=y, x="total:Q", text="says:N")
     )
     return layered(
         bars,

@@ -26,8 +26,8 @@ def slowdowns(profiles: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """
     tables = []
     for name, profile in profiles.items():
-        beside = profile[profile["co_runners"].astype(str).str.startswith(LOAD)]
-        cores, slower = beside["cpu_cores"] + beside["co_cpu_cores"], beside["shared_s"] / beside["alone_s"]
+        loaded = profile[profile["co_runners"].astype(str).str.startswith(LOAD)]
+        cores, slower = loaded["cpu_cores"] + loaded["co_cpu_cores"], loaded["shared_s"] / loaded["alone_s"]
         tables.append(pd.DataFrame({"server": name, "cores": cores, "slowdown": slower}))
     return pd.concat(tables, ignore_index=True)
 
@@ -56,13 +56,13 @@ def plot_slowdowns(
     layers = [dots]
     if cores is not None:
         layers.append(alt.Chart().mark_rule(strokeDash=[4, 3], color=SHADES[1]).encode(x=alt.datum(cores)))
-    said = "one scale in all panels" + ("" if cores is None else f"; dashed: the {cores:g} cores that are there")
+    scale_note = "one scale in all panels" + ("" if cores is None else f"; dashed: the {cores:g} cores that are there")
     width = (WIDTH - GAP * (len(servers) - 1)) // len(servers)
     chart = (
         alt.layer(*layers, data=shown)
         .properties(width=width, height=260)
         .facet(facet=alt.Facet("server:N", title=None, sort=servers), columns=len(servers), spacing=GAP)
-        .properties(title=title(heading, said, note))
+        .properties(title=title(heading, scale_note, note))
     )
     return cast(alt.FacetChart, chart)
 

@@ -225,10 +225,10 @@ def plot_fairness(rho: pd.DataFrame, *, limit: int = MAX_ROWS) -> alt.LayerChart
     one = pd.DataFrame({"rho": [1.0], "says": ["fair"]})
     rule = alt.Chart(one).mark_rule(strokeDash=[4, 3], color=INK, opacity=0.6).encode(x="rho:Q")
     word = alt.Chart(one).mark_text(align="left", dx=5, dy=-6, color=MUTED, baseline="bottom", fontSize=11)
-    said = word.encode(x="rho:Q", y=alt.value(HEIGHT), text="says:N")
+    label = word.encode(x="rho:Q", y=alt.value(HEIGHT), text="says:N")
     return layered(
         rule,
-        said,
+        label,
         lines,
         height=HEIGHT,
         title=title("Finish-time fairness", "right of 1: later than with an equal share", note),

@@ -141,21 +141,23 @@ def _lead(records: Sequence[RunRecord]) -> str:
     what = f"{n_schedulers} scheduler{'s' if n_schedulers > 1 else ''}"
     traces = ", ".join(dict.fromkeys(f"{record.info.trace or record.jobs.name}{record.arrivals}" for record in records))
     speeds = " | ".join(dict.fromkeys(_speeds(record) for record in records if _speeds(record)))
-    told = f"; speeds: {speeds}" if speeds else ""
-    return f"{what} on {len(first.jobs):,} jobs of {traces}; cluster {first.cluster}{told}"
+    of_speeds = f"; speeds: {speeds}" if speeds else ""
+    return f"{what} on {len(first.jobs):,} jobs of {traces}; cluster {first.cluster}{of_speeds}"
 
 
 def _speeds(record: RunRecord) -> str:
-    said = str(record.info.config.get("speeds", ""))
-    return f"{said} (of the simulation, not of the testbed)" if said and record.info.backend == "testbed" else said
+    speeds = str(record.info.config.get("speeds", ""))
+    return (
+        f"{speeds} (of the simulation, not of the testbed)" if speeds and record.info.backend == "testbed" else speeds
+    )
 
 
 def _alone(records: Sequence[RunRecord], seeds: pd.DataFrame | None) -> str:
     """Return of which seed the table and the figures of single runs are, where there are others too."""
-    told = sorted({record.info.seed for record in records})
-    if seeds is None or len(told) > 1 or seeds["seed"].nunique() < 2:
+    run_seeds = sorted({record.info.seed for record in records})
+    if seeds is None or len(run_seeds) > 1 or seeds["seed"].nunique() < 2:
         return ""
-    pair, one = pairs_called(seeds), records[0].info.config.get("repeat", told[0])
+    pair, one = pairs_called(seeds), records[0].info.config.get("repeat", run_seeds[0])
     return f"This table, the cards above, and all figures but those over {pair}s are of {pair} {one} alone."
 
 
@@ -233,10 +235,10 @@ def _costs(by_name: Mapping[str, RunRecord]) -> list[page.Section]:
     prices = next((known for known in map(prices_of, records) if known), {})
     if len(records) < 2 or any(set(record.cluster.device_types) - set(prices) for record in records):
         return []
-    told = cost_table(by_name, prices=prices)
-    if told["violations"].isna().any():
+    table = cost_table(by_name, prices=prices)
+    if table["violations"].isna().any():
         return []
-    return [page.Section("Cost and deadlines", [plot_cost(told)])]
+    return [page.Section("Cost and deadlines", [plot_cost(table)])]
 
 
 def _without_gpus(record: RunRecord) -> str:
@@ -248,12 +250,12 @@ def _without_gpus(record: RunRecord) -> str:
 def _fidelity(pairs: Sequence[tuple[RunRecord, RunRecord]], *, last: bool, lead: str) -> list[page.Section]:
     """Return a section for each real run with its simulation beside it."""
     usual = "Jobs that really trained, and their simulation" if last else "Fidelity"
-    told = []
+    sections = []
     for real, predicted in pairs:
         heading = f"{usual}: {real.info.scheduler}" if len(pairs) > 1 else usual
         section = fidelity.section(real, predicted, heading=heading)
-        told.append(replace(section, last=last, lead=lead, cards=fidelity.cards(real, predicted) if last else ()))
-    return told
+        sections.append(replace(section, last=last, lead=lead, cards=fidelity.cards(real, predicted) if last else ()))
+    return sections
 
 
 def _run(name: str, record: RunRecord, *, limit: int, ends: dict[str, float]) -> page.Section:
@@ -293,8 +295,10 @@ def _in_words(option: Any) -> str:
     """
     if not isinstance(option, Mapping):
         return str(option)
-    given = [f"{key}={_in_words(value)}" for key, value in option.items() if key != "kind" and value not in ({}, None)]
-    return f"{option.get('kind', '')}({', '.join(given)})"
+    options = [
+        f"{key}={_in_words(value)}" for key, value in option.items() if key != "kind" and value not in ({}, None)
+    ]
+    return f"{option.get('kind', '')}({', '.join(options)})"
 
 
 def _options(info: RunInfo) -> set[str]:
@@ -377,15 +381,15 @@ def runs_table(records: Sequence[RunRecord], *, lead: str = "") -> page.PageTabl
         cells = [_cell(values[name], name, scale=units[name][0], best=best[name]) for name in units]
         rows.append((str(row["label"]), cells))
     headings = [f"{heading}{units[name][1]}" for name, heading, _ in columns]
-    told = [*filter(None, [lead]), *_table_notes(records, cut=bool(cut.any()), priced="dollars" in units)]
-    return page.PageTable(headings, rows, pale=cut.tolist(), notes=told)
+    table_notes = [*filter(None, [lead]), *_table_notes(records, cut=bool(cut.any()), priced="dollars" in units)]
+    return page.PageTable(headings, rows, pale=cut.tolist(), notes=table_notes)
 
 
 def _table_notes(records: Sequence[RunRecord], *, cut: bool, priced: bool) -> list[str]:
     """Return what to know of the numbers in the table."""
-    told = ["GPUs held: of all GPUs, the part that jobs held. It is what a schedule costs; more is not better."]
+    sentences = ["GPUs held: of all GPUs, the part that jobs held. It is what a schedule costs; more is not better."]
     if cut:
-        told.append(
+        sentences.append(
             "Grey: not every job of the trace was done. Means over the jobs that were would flatter such a run, so "
             "they are left out."
         )
@@ -397,8 +401,8 @@ def _table_notes(records: Sequence[RunRecord], *, cut: bool, priced: bool) -> li
     }
     if prices and priced:
         at = ", ".join(f"{kind} {price:g} $" for kind, price in prices.items())
-        told.append(f"Cost: of the GPUs that jobs held, at {at} per GPU and hour.")
-    return [*told, *_bounds(records), *notes(records)]
+        sentences.append(f"Cost: of the GPUs that jobs held, at {at} per GPU and hour.")
+    return [*sentences, *_bounds(records), *notes(records)]
 
 
 def _bounds(records: Sequence[RunRecord]) -> list[str]:
@@ -407,8 +411,8 @@ def _bounds(records: Sequence[RunRecord]) -> list[str]:
     if np.isnan(bounds).all():
         return []
     value = " to ".join(dict.fromkeys((human_s(np.nanmin(bounds)), human_s(np.nanmax(bounds)))))
-    told = told_bound(f"a mean JCT of {value}", faster=any(record.info.config.get(FASTER) for record in records))
-    return [f"{told[0].upper()}{told[1:]}."]
+    sentence = told_bound(f"a mean JCT of {value}", faster=any(record.info.config.get(FASTER) for record in records))
+    return [f"{sentence[0].upper()}{sentence[1:]}."]
 
 
 def _unit(name: str, column: pd.Series[Any]) -> tuple[float, str]:
@@ -472,8 +476,8 @@ def seeds_table(records: Sequence[RunRecord]) -> pd.DataFrame | None:
 
 def _setting(info: RunInfo) -> str:
     """Return what must be the same in runs whose seeds are compared, as text."""
-    told = [without_seed(info.trace), info.cluster, info.backend, *(info.config.get(name) for name in OF_RUN)]
-    return json.dumps(told, sort_keys=True, default=str)
+    parts = [without_seed(info.trace), info.cluster, info.backend, *(info.config.get(name) for name in OF_RUN)]
+    return json.dumps(parts, sort_keys=True, default=str)
 
 
 def _bound(record: RunRecord) -> dict[str, Any]:
@@ -484,15 +488,15 @@ def seeds_section(table: pd.DataFrame, *, base: str | None = None, metric: str =
     """Return the section on what runs of several seeds come to."""
     names = list(dict.fromkeys(table["scheduler"]))
     base = names[0] if base is None else base
-    told = comparison(table, metric=metric, base=base)
-    told = told[told["scheduler"] != BOUND_LABEL]
-    scale, unit = time_unit(float(told["mean"].median()))
+    compared = comparison(table, metric=metric, base=base)
+    compared = compared[compared["scheduler"] != BOUND_LABEL]
+    scale, unit = time_unit(float(compared["mean"].median()))
     pair = pairs_called(table)
     headings = [
         f"{pair.capitalize()}s", "Failed", f"Mean JCT ({unit})", "95 % interval", f"Against {base}", "95 % interval",
         "Lower on",
     ]  # fmt: skip
-    rows = [(str(row["scheduler"]), _cells(row, scale)) for row in told.to_dict("records")]
+    rows = [(str(row["scheduler"]), _cells(row, scale)) for row in compared.to_dict("records")]
     shown = page.PageTable(headings, rows, name="seeds")
     figures = [plot_sweep(table, metric=metric, base=base)]
     n = table["seed"].nunique()
@@ -553,7 +557,7 @@ def jobs_csv(by_name: Mapping[str, RunRecord]) -> str:
     for name, record in by_name.items():
         late_s = late_by_s(record)[record.table["job"].to_numpy()]
         late = {} if np.isnan(late_s).all() else {"late_by_s": late_s}
-        told = record.table.assign(**late)
-        told.insert(0, "run", name)
-        parts.append(told)
+        table = record.table.assign(**late)
+        table.insert(0, "run", name)
+        parts.append(table)
     return pd.concat(parts).round(DIGITS).round({"gpu_s": 1}).to_csv(index=False, float_format="%.12g")

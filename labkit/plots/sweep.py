@@ -174,8 +174,8 @@ def _layers(
     )
     spans = base.mark_rule(strokeWidth=2.4).encode(x=at("low"), x2="high:Q")
     ends = [
-        alt.Tooltip(f"{name}:Q", title=told, format=",.4~g")
-        for name, told in (("mean", "mean"), ("low", "at least"), ("high", "at most"))
+        alt.Tooltip(f"{name}:Q", title=label, format=",.4~g")
+        for name, label in (("mean", "mean"), ("low", "at least"), ("high", "at most"))
     ]
     means = base.mark_tick(thickness=3.2, size=20, opacity=1).encode(x=at("mean"), tooltip=["scheduler:N", *ends])
     words = base.mark_text(dy=-15, fontSize=11, color=MUTED).encode(x=at("mean"), text="says:N", color=alt.value(MUTED))

@@ -62,8 +62,8 @@ def in_lines(names: Iterable[str]) -> dict[str, str]:
     >>> in_lines(["fifo"]), sorted(in_lines(["las(quantum_s=60, threshold_gpu_s=3600)"]))
     ({}, ['labelExpr'])
     """
-    told = [printable_spec(name) for name in dict.fromkeys(names)]
-    lines = {name: broken(name) for name in told if len(name) > LABEL_WIDTH}
+    shown = [printable_spec(name) for name in dict.fromkeys(names)]
+    lines = {name: broken(name) for name in shown if len(name) > LABEL_WIDTH}
     return {"labelExpr": f"({json.dumps(lines)})[datum.label] || datum.label"} if lines else {}
 
 
@@ -90,8 +90,8 @@ def broken(name: str) -> list[str]:
 
 def title(text: str, *notes: str) -> alt.TitleParams:
     """Return a title; what a figure leaves out or how it was binned goes under it."""
-    said = [note for note in notes if note]
-    return alt.TitleParams(text, subtitle=said) if said else alt.TitleParams(text)
+    subtitle = [note for note in notes if note]
+    return alt.TitleParams(text, subtitle=subtitle) if subtitle else alt.TitleParams(text)
 
 
 def thin(frame: pd.DataFrame, *, limit: int = MAX_ROWS) -> tuple[pd.DataFrame, str]:

@@ -41,15 +41,15 @@ def loss_curve(events: Iterable[Event]) -> pd.DataFrame:
 
 def scaling_marks(events: Iterable[Event]) -> pd.DataFrame:
     """Return at which step each scaling was complete, and what it was: step, says."""
-    asked: dict[int, str] = {}
+    requests: dict[int, str] = {}
     step, rows = 0, []
     for event in events:
         if event["event"] == "loss":
             step = max(step, event["version"])
         elif event["event"] == "registration":
-            asked[event["scaling"]] = _words(event["servers"], event["workers"])
-        elif event["event"] == "scaled" and event["scaling"] in asked:
-            rows.append({"step": step, "says": asked[event["scaling"]]})
+            requests[event["scaling"]] = _words(event["servers"], event["workers"])
+        elif event["event"] == "scaled" and event["scaling"] in requests:
+            rows.append({"step": step, "says": requests[event["scaling"]]})
     return pd.DataFrame(rows, columns=["step", "says"])
 
 
@@ -75,8 +75,8 @@ def plot_training(
     n_steps : int, optional
         Steps of the whole training: as wide as the axis is then from the beginning.
     """
-    told = list(events)
-    curve, marks = loss_curve(told), scaling_marks(told)
+    rows = list(events)
+    curve, marks = loss_curve(rows), scaling_marks(rows)
     last = n_steps or int(max(curve["step"], default=1)) + 1
     x = alt.X("step:Q", title=None, scale=alt.Scale(domain=[0, last], nice=False), axis=alt.Axis(labels=False))
     shown, note = _averaged(curve)
@@ -422,13 +422,13 @@ def cores_curve(rows: Events, jobs: Jobs, job: int) -> tuple[pd.DataFrame, pd.Da
         cores = held[n] * held[each]
         parts.append(pd.DataFrame({"time_s": held["start_s"], "role": role, "cores": cores}))
         parts.append(pd.DataFrame({"time_s": held["end_s"], "role": role, "cores": cores})[-1:])
-    given = pd.concat(parts).sort_values("time_s", kind="stable").reset_index(drop=True)
-    told = rows[
+    allocated = pd.concat(parts).sort_values("time_s", kind="stable").reset_index(drop=True)
+    measured = rows[
         (rows["kind"] == Kind.MEASURED) & (rows["job"] == job) & (rows["task"] < 0)
         & (rows["quantity"] == Quantity.CORES)
     ]  # fmt: skip
-    names = np.where(told["role"] == Role.WORKER, "workers", "PSs")
-    return given, pd.DataFrame({"time_s": told["time_s"], "role": names, "cores": told["value"]})
+    names = np.where(measured["role"] == Role.WORKER, "workers", "PSs")
+    return allocated, pd.DataFrame({"time_s": measured["time_s"], "role": names, "cores": measured["value"]})
 
 
 def change_marks(rows: Events, job: int) -> pd.DataFrame:
@@ -453,14 +453,14 @@ def plot_tuning(
         Least end of the time axis; by default it ends at the newest event.
     """
     speed, marks = speed_curve(rows, job), change_marks(rows, job)
-    given, used = cores_curve(rows, jobs, job)
-    last = max([1.0, *([end_s] if end_s else []), *speed["time_s"], *marks["time_s"], *given["time_s"]])
+    allocated, used = cores_curve(rows, jobs, job)
+    last = max([1.0, *([end_s] if end_s else []), *speed["time_s"], *marks["time_s"], *allocated["time_s"]])
     scale = alt.Scale(domain=[0, last], nice=False)
     above = alt.X("time_s:Q", title=None, scale=scale, axis=alt.Axis(labels=False, ticks=False))
     below = alt.X("time_s:Q", title="Time (s)", scale=scale)
     chart: alt.VConcatChart = alt.vconcat(
         _speed_panel(speed, marks, x=above).properties(width=WIDTH, height=200),
-        _cores_panel(given, used, marks, x=below).properties(width=WIDTH, height=150),
+        _cores_panel(allocated, used, marks, x=below).properties(width=WIDTH, height=150),
         spacing=8,
     ).properties(title=title(heading, "numbers: decisions; lines: cores given; dots: cores in use"))
     return chart
@@ -491,7 +491,7 @@ def _speed_panel(speed: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel
     return alt.layer(_rules(marks, x=x), line, words)
 
 
-def _cores_panel(given: pd.DataFrame, used: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel:
+def _cores_panel(allocated: pd.DataFrame, used: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel:
     """Return the cores given as lines and those in use as dots, by role."""
     colour = alt.Color(
         "role:N", title=None, scale=alt.Scale(domain=list(TASK_INKS), range=list(TASK_INKS.values())),
@@ -499,7 +499,9 @@ def _cores_panel(given: pd.DataFrame, used: pd.DataFrame, marks: pd.DataFrame, *
     )  # fmt: skip
     y = alt.Y("cores:Q", title="Cores")
     lines = (
-        alt.Chart(given.round(4)).mark_line(strokeWidth=2.4, interpolate="step-after").encode(x=x, y=y, color=colour)
+        alt.Chart(allocated.round(4))
+        .mark_line(strokeWidth=2.4, interpolate="step-after")
+        .encode(x=x, y=y, color=colour)
     )
     dots = (
         alt.Chart(used.round(4))

@@ -302,8 +302,8 @@ def plot_gpu_hours(table: pd.DataFrame) -> alt.LayerChart:
         ],
     )  # fmt: skip
     inside = base.mark_text(fontSize=11, color="white").encode(x="middle:Q", text="says:N")
-    beside = (
+    totals = (
         alt.Chart(total).mark_text(align="left", dx=6, color=INK, fontSize=12).encode(y=y, x="until:Q", text="all:N")
     )
     note = "GPU-hours that jobs held; in a part: its share of the run's GPU-hours"
-    return layered(bars, inside, beside, height=alt.Step(44), title=title("Which types of GPU jobs get", note))
+    return layered(bars, inside, totals, height=alt.Step(44), title=title("Which types of GPU jobs get", note))

@@ -28,13 +28,13 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
     names = [record.info.scheduler for record in records]
     for tell in (lambda info: f"seed {info.seed}", lambda info: info.backend, lambda info: info.run):
         twice = {name for name, n in Counter(names).items() if n > 1}
-        told = [
+        infos = [
             f"{record.info.scheduler} ({tell(record.info)})" if name in twice else name
             for name, record in zip(names, records, strict=True)
         ]
-        if len(set(told)) == len(told):
-            return told
-    return told if records else []
+        if len(set(infos)) == len(infos):
+            return infos
+    return infos if records else []
 
 
 def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
@@ -154,8 +154,8 @@ def in_time(record: RunRecord) -> float:
 
 def prices_of(record: RunRecord) -> dict[str, float]:
     """Return the prices that a run was made with; nothing where none of its schedulers is about cost."""
-    told = record.info.config.get("prices")
-    return {str(kind): float(price) for kind, price in told.items()} if isinstance(told, Mapping) else {}
+    prices = record.info.config.get("prices")
+    return {str(kind): float(price) for kind, price in prices.items()} if isinstance(prices, Mapping) else {}
 
 
 def bills(records: Sequence[RunRecord]) -> list[float]:

@@ -38,7 +38,7 @@ def conclusion(
     if seeds is None:
         return [*one_run_each(records, base=base), *_aims(records)]
     one = f"{pairs_called(seeds)} {records[0].info.config.get('repeat', records[0].info.seed)}"
-    return [*over_seeds(seeds), *(f"On {one} alone: {said}" for said in _aims(records))]
+    return [*over_seeds(seeds), *(f"On {one} alone: {sentence}" for sentence in _aims(records))]
 
 
 def over_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float = 0.95) -> list[str]:
@@ -59,33 +59,33 @@ def over_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float 
     what = _words(metric)
     n = int(best["n"])
     on = f"{n} {pair}{'s' * (n != 1)}"
-    told = [f"On {on} {best['scheduler']} has the lowest {what}: {_of(best, metric)}."]
+    sentences = [f"On {on} {best['scheduler']} has the lowest {what}: {_of(best, metric)}."]
     apart = sweep_differences(table, metric=metric, base=str(best["scheduler"]), level=level)
     apart = apart[apart["scheduler"].isin(whole["scheduler"])]
-    told += _against(apart, str(best["scheduler"]), level=level, pair=pair)
+    sentences += _against(apart, str(best["scheduler"]), level=level, pair=pair)
     if failed := [str(name) for name in means.loc[means["n_failed"] > 0, "scheduler"]]:
-        told.append(f"Not compared, for runs of it failed: {', '.join(failed)}.")
-    return told
+        sentences.append(f"Not compared, for runs of it failed: {', '.join(failed)}.")
+    return sentences
 
 
 def _against(apart: pd.DataFrame, best: str, *, level: float, pair: str) -> list[str]:
     """Return sentences about differences to the best: which are shown, and which are not."""
-    told, near = [], []
+    shown, near = [], []
     apart = apart[apart["n"] > 0].sort_values("mean", kind="stable")
     for row in apart.to_dict("records"):
         low, high = 100 * row["low"] / row["base"], 100 * row["high"] / row["base"]
         if np.isnan(low):
             near.append(f"{row['scheduler']} (a single {pair} has no interval)")
         elif low > 0:
-            told.append(
+            shown.append(
                 f"{row['scheduler']} {100 * row['relative']:+.1f} % ({low:+.1f} to {high:+.1f} %, higher on "
                 f"{row['n'] - row['n_lower']} of {row['n']})"
             )
         else:
             near.append(f"{row['scheduler']} ({100 * row['relative']:+.1f} %, {low:+.1f} to {high:+.1f} %)")
     sentences = []
-    if told:
-        sentences.append(f"Higher than {best} on the same {pair}s, with {level:.0%} intervals: {_some(told)}.")
+    if shown:
+        sentences.append(f"Higher than {best} on the same {pair}s, with {level:.0%} intervals: {_some(shown)}.")
     if near:
         sentences.append(f"Not told apart from {best} by these {pair}s: {_some(near)}.")
     return sentences
@@ -95,13 +95,13 @@ def one_run_each(records: Sequence[RunRecord], *, base: str | None = None) -> li
     """Return which run has the lowest mean JCT, how others compare with `base`, and that one run is one run."""
     named = dict(zip(labels(records), records, strict=True))
     whole = {name: record for name, record in named.items() if record.complete}
-    told = []
+    sentences = []
     if len(whole) > 1:
         means = {name: record.summary["mean_jct_s"] for name, record in whole.items()}
         best, worst = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-        told.append(_ranked(whole, means, best, worst))
-        told += against(whole, base=base)
-        told.append(
+        sentences.append(_ranked(whole, means, best, worst))
+        sentences += against(whole, base=base)
+        sentences.append(
             "It is one run of each: whether the difference would hold on other traces is not known from it; "
             f"{_more(records[0])}."
         )
@@ -109,10 +109,10 @@ def one_run_each(records: Sequence[RunRecord], *, base: str | None = None) -> li
         ((name, record),) = whole.items()
         mean_s, bound_s = record.summary["mean_jct_s"], bound_jct_s(record)
         over = f", {mean_s / bound_s:.2f} times what no scheduler can be below" if bound_s == bound_s else ""
-        told.append(f"{name}: the mean JCT of {len(record.jobs):,} jobs is {human_s(mean_s)}{over}.")
+        sentences.append(f"{name}: the mean JCT of {len(record.jobs):,} jobs is {human_s(mean_s)}{over}.")
     if cut := [name for name in named if name not in whole]:
-        told.append(f"Not compared, for not all of its jobs were done: {_some(cut)}.")
-    return told
+        sentences.append(f"Not compared, for not all of its jobs were done: {_some(cut)}.")
+    return sentences
 
 
 def _more(record: RunRecord) -> str:
@@ -126,12 +126,14 @@ def _ranked(whole: dict[str, RunRecord], means: dict[str, float], best: str, wor
     if means[best] == means[worst]:
         return f"All have the same mean JCT on this trace, {human_s(means[best])}."
     second = min((name for name in means if name != best), key=means.__getitem__)
-    said = f"On this trace {best} has the lowest mean JCT: {human_s(means[best])}, {_below(means, best, second)}"
-    said += f" and {_below(means, best, worst)}" if worst != second else ""
+    sentence = f"On this trace {best} has the lowest mean JCT: {human_s(means[best])}, {_below(means, best, second)}"
+    sentence += f" and {_below(means, best, worst)}" if worst != second else ""
     if moved := _moved(whole[best], whole[second]):
         sooner, later = moved
-        said += f"; {sooner:,} of {len(whole[best].table):,} jobs are done sooner than with {second}, {later:,} later"
-    return said + "."
+        sentence += (
+            f"; {sooner:,} of {len(whole[best].table):,} jobs are done sooner than with {second}, {later:,} later"
+        )
+    return sentence + "."
 
 
 def finding(records: Sequence[RunRecord]) -> str:
@@ -150,15 +152,15 @@ def against(whole: Mapping[str, RunRecord], *, base: str | None) -> list[str]:
     """Return how the mean JCT of each run compares with that of one of them, and how many jobs are sooner and later."""
     if base is None or base not in whole or len(whole) < 2:
         return []
-    mean_s, told = whole[base].summary["mean_jct_s"], []
+    mean_s, sentences = whole[base].summary["mean_jct_s"], []
     for name, record in whole.items():
         if name == base or not mean_s > 0:
             continue
-        said = f"{name} mean JCT {record.summary['mean_jct_s'] / mean_s - 1:+.1%}"
+        sentence = f"{name} mean JCT {record.summary['mean_jct_s'] / mean_s - 1:+.1%}"
         if moved := _moved(record, whole[base]):
-            said += f", {moved[0]:,} of {len(record.table):,} jobs sooner, {moved[1]:,} later"
-        told.append(said)
-    return [f"Against {base}: {'; '.join(told)}."] if told else []
+            sentence += f", {moved[0]:,} of {len(record.table):,} jobs sooner, {moved[1]:,} later"
+        sentences.append(sentence)
+    return [f"Against {base}: {'; '.join(sentences)}."] if sentences else []
 
 
 def _moved(record: RunRecord, other: RunRecord) -> tuple[int, int] | None:
@@ -181,7 +183,7 @@ def _aims(records: Sequence[RunRecord]) -> list[str]:
     if len(whole) < 2:
         return []
     names, runs = [name for name, _ in whole], [record for _, record in whole]
-    told = []
+    sentences = []
     cost = np.array(bills(runs))
     if np.ptp(cost) > 0:  # NaN where no run has prices
         i, j = int(cost.argmin()), int(cost.argmax())
@@ -189,19 +191,23 @@ def _aims(records: Sequence[RunRecord]) -> list[str]:
             f"${dollars:,.2f}, mean JCT {human_s(run.summary['mean_jct_s'])}"
             for dollars, run in zip(cost, runs, strict=True)
         ]
-        told.append(f"Cheapest: {names[i]}, {at[i]} ({names[j]}: {at[j]}).")
+        sentences.append(f"Cheapest: {names[i]}, {at[i]} ({names[j]}: {at[j]}).")
     met = np.array([in_time(record) for record in runs])
     if np.ptp(met) > 0:
         i, j = int(met.argmax()), int(met.argmin())
-        told.append(f"Most SLOs met: {names[i]}, {met[i]:.1%} of the jobs that have one ({names[j]}: {met[j]:.1%}).")
+        sentences.append(
+            f"Most SLOs met: {names[i]}, {met[i]:.1%} of the jobs that have one ({names[j]}: {met[j]:.1%})."
+        )
     rho = np.array([record.summary["max_rho"] for record in runs])
     if any("ftf" in name or "las" in name for name in names) and np.ptp(rho) > 0:
         i, j = int(rho.argmin()), int(rho.argmax())
         at = [
             f"{most:.2f} at most, {run.summary['mean_rho']:.2f} on average" for most, run in zip(rho, runs, strict=True)
         ]
-        told.append(f"Fairest by the worst finish-time fairness of a job: {names[i]}, ρ {at[i]} ({names[j]}: {at[j]}).")
-    return told
+        sentences.append(
+            f"Fairest by the worst finish-time fairness of a job: {names[i]}, ρ {at[i]} ({names[j]}: {at[j]})."
+        )
+    return sentences
 
 
 def _of(row: pd.Series[Any], metric: str) -> str:
@@ -241,7 +247,7 @@ def alike(table: pd.DataFrame) -> list[str]:
     same = [(dict(zip(setting, keys, strict=True)), part) for keys, part in parts if _same(part, known)]
     if len(same) == len(parts):
         same = [({}, table)] if same else []
-    return [_note(part, told) for told, part in same]
+    return [_note(part, names) for names, part in same]
 
 
 def _same(part: pd.DataFrame, known: list[str]) -> bool:
@@ -255,7 +261,9 @@ def _note(part: pd.DataFrame, setting: dict[str, object]) -> str:
     names = ", ".join(dict.fromkeys(part["scheduler"]))
     where = " with " + ", ".join(f"{key} {none_told(value)}" for key, value in setting.items()) if setting else ""
     queued_s = part["mean_queueing_s"] if "mean_queueing_s" in part else part["mean_jct_s"]
-    told = f"{names} gave identical results on every {pairs_called(part)}{where}"
+    sentence = f"{names} gave identical results on every {pairs_called(part)}{where}"
     if (queued_s > 0).any():
-        return told
-    return f"{told} (no job ever waited): more load (--load, --set load=2) or a smaller cluster would tell them apart"
+        return sentence
+    return (
+        f"{sentence} (no job ever waited): more load (--load, --set load=2) or a smaller cluster would tell them apart"
+    )

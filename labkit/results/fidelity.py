@@ -354,13 +354,13 @@ class Drift:
         return seconds
 
 
-def without_drift(said: Mapping[str, float]) -> str:
+def without_drift(summary: Mapping[str, float]) -> str:
     """Return the drift and the gap without it, of a `labkit.results.fidelity_summary`, in words."""
-    if not np.isfinite(said["drift_percent"]):
+    if not np.isfinite(summary["drift_percent"]):
         return "drift of the machines unknown: the run or the profile has no yardstick"
     return (
-        f"drift of the machines {said['drift_percent']:+.1f} %, gap without it "
-        f"{said['gap_without_drift_percent']:+.1f} %"
+        f"drift of the machines {summary['drift_percent']:+.1f} %, gap without it "
+        f"{summary['gap_without_drift_percent']:+.1f} %"
     )
 
 

@@ -112,11 +112,11 @@ def read_info(path: Path) -> RunInfo:
     """
     row = _read_json(path)
     known = {field.name for field in fields(RunInfo)}
-    given = {key: value for key, value in row.items() if key in known}
+    known_fields = {key: value for key, value in row.items() if key in known}
     try:
-        given["state"] = RunState(row.get("state", "done"))
-        given["wall_s"] = float("nan") if row.get("wall_s") is None else float(row["wall_s"])
-        info = RunInfo(**given)
+        known_fields["state"] = RunState(row.get("state", "done"))
+        known_fields["wall_s"] = float("nan") if row.get("wall_s") is None else float(row["wall_s"])
+        info = RunInfo(**known_fields)
     except (TypeError, ValueError) as error:
         raise InputError(f"{path} does not describe a run: {printable(str(error))}.") from error
     if odd := next((name for name, kind in _KINDS.items() if not isinstance(getattr(info, name), kind)), None):
@@ -184,10 +184,10 @@ def read_reasons(path: Path) -> list[str]:
     """Read why decisions changed jobs; none where the run has no such file, as no reason was given."""
     if not os.path.lexists(path):
         return []
-    told = _json(path)
-    if not (isinstance(told, list) and all(isinstance(text, str) for text in told)):
+    reasons = _json(path)
+    if not (isinstance(reasons, list) and all(isinstance(text, str) for text in reasons)):
         raise InputError(f"{path} does not hold reasons; expected a list of texts.")
-    return told
+    return reasons
 
 
 def _json(path: Path) -> Any:
@@ -321,9 +321,9 @@ def writer_of(folder: Path) -> dict[str, Any] | None:
 
 def _said(file: int) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
-        said = json.loads(os.pread(file, 1 << 12, 0))
-        if isinstance(said, dict):
-            return said
+        content = json.loads(os.pread(file, 1 << 12, 0))
+        if isinstance(content, dict):
+            return content
     return {}
 
 
@@ -357,15 +357,15 @@ def from_columns(columns: Columns, *, source: str) -> Events:
     missing = [name for name in (*PLAIN, *NAMED) if name not in (*columns, *LATER)]
     if missing:
         raise InputError(f"{source}: column '{missing[0]}' is missing; is it an event table of labkit?")
-    given = [name for name in (*PLAIN, *NAMED) if name in columns]
-    for name in given:
+    present = [name for name in (*PLAIN, *NAMED) if name in columns]
+    for name in present:
         column = columns[name]
         kind = "text" if isinstance(column, Texts) else column.dtype.kind
         if kind not in ({"text"} if name in NAMED else {"f", "i"}):
             raise InputError(f"{source}: column '{name}' has another type; is it an event table of labkit?")
-    first = columns[given[0]]
+    first = columns[present[0]]
     rows = events(len(first))
-    for name in given:
+    for name in present:
         column = columns[name]
         rows[name] = _codes(column, NAMED[name], source=source) if isinstance(column, Texts) else column
     return rows

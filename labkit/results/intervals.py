@@ -279,8 +279,8 @@ def forwarding(rows: Events, jobs: Jobs, cluster: Cluster) -> pd.DataFrame:
     n = n_pods(cluster)
     belongs = jobs.home.copy()
     sent = np.zeros((n, n), np.int64)
-    told = rows[is_kind(rows, Kind.FORWARDED)]
-    for job, to in zip(told["job"].tolist(), told["value"].astype(np.int64).tolist(), strict=True):
+    moves = rows[is_kind(rows, Kind.FORWARDED)]
+    for job, to in zip(moves["job"].tolist(), moves["value"].astype(np.int64).tolist(), strict=True):
         sent[belongs[job], to] += 1
         belongs[job] = to
     came = rows["job"][is_kind(rows, Kind.ARRIVED)]

@@ -129,10 +129,10 @@ def _lives(rows: Events) -> Iterator[tuple[int, list[_Mark]]]:
 
 def _steps(mine: Events) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Return the steps done at each event of a job; one that does not say stands on the line between two that do."""
-    told = np.where(is_kind(mine, *_TELLS), mine["value"], np.nan)
-    told[mine["kind"] == Kind.ARRIVED] = 0.0
-    known = np.isfinite(told)
-    return np.where(known, told, np.interp(mine["time_s"], mine["time_s"][known], told[known], left=0.0))
+    reported = np.where(is_kind(mine, *_TELLS), mine["value"], np.nan)
+    reported[mine["kind"] == Kind.ARRIVED] = 0.0
+    known = np.isfinite(reported)
+    return np.where(known, reported, np.interp(mine["time_s"], mine["time_s"][known], reported[known], left=0.0))
 
 
 def _pieces(marks: list[_Mark], until_s: float) -> list[_Piece]:
@@ -328,9 +328,9 @@ def _of(rows: Events, jobs: Jobs, job: int) -> list[tuple[object, ...]]:
         close(time_s, done)
         holds = None if kind in _ENDS else _placed(mine, jobs, job, until_s=time_s)
         since, steps = time_s, done
-    told = mine[mine["kind"] != Kind.PLACED]
-    if len(told):
-        close(float(told["time_s"][-1]), float(told["value"][-1]))
+    changes = mine[mine["kind"] != Kind.PLACED]
+    if len(changes):
+        close(float(changes["time_s"][-1]), float(changes["value"][-1]))
     return found
 
 

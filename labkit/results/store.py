@@ -316,9 +316,9 @@ def find(path: Path | str, *, runs: Path | str = "runs") -> Path:
             )
     parent = path.parent if path.parent.name else runs
     known = known_runs(parent)
-    if begun := [run for run in known if run.startswith(path.name)]:
-        more = f" and {len(begun) - OFFERED} more" if len(begun) > OFFERED else ""
-        raise InputError(f"unknown run '{path.name}'. Did you mean {', '.join(begun[:OFFERED])}{more}?")
+    if matches := [run for run in known if run.startswith(path.name)]:
+        more = f" and {len(matches) - OFFERED} more" if len(matches) > OFFERED else ""
+        raise InputError(f"unknown run '{path.name}'. Did you mean {', '.join(matches[:OFFERED])}{more}?")
     if not known:
         how = "'labkit compare' (simulated) or 'labkit deploy' (on machines)"
         raise InputError(f"no run '{path}': there are no runs in {parent}; begin one with {how}.")

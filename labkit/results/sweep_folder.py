@@ -44,12 +44,12 @@ class SweepFolder:
         The folder.
     rows : dict
         Id of a cell -> its newest row.
-    begun : mapping
+    plan : mapping
         The plan that stands in the folder: of the first call, with the versions that it had.
     """
 
-    def __init__(self, path: Path, descriptor: int, *, rows: dict[str, Row], begun: Mapping[str, Any]) -> None:
-        self.path, self.rows, self.begun, self._descriptor = path, rows, begun, descriptor
+    def __init__(self, path: Path, descriptor: int, *, rows: dict[str, Row], plan: Mapping[str, Any]) -> None:
+        self.path, self.rows, self.plan, self._descriptor = path, rows, plan, descriptor
 
     @classmethod
     def open(cls, path: str | Path, *, plan: Mapping[str, Any]) -> Self:
@@ -76,13 +76,13 @@ class SweepFolder:
         )
         try:
             _lock(descriptor, folder)
-            begun = _settle(folder, plan)
+            stored = _settle(folder, plan)
             rows = read_rows(folder)
             _drop_torn_line(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(folder, descriptor, rows=rows, begun=begun)
+        return cls(folder, descriptor, rows=rows, plan=stored)
 
     def add(self, row: Row) -> None:
         """Write the row of a cell; it is on the disk when this returns."""
@@ -167,16 +167,16 @@ def digest_of(plan: Mapping[str, Any]) -> str:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return what keeps one grid from being a part of another; nothing where the new one only adds cells."""
-    told = [f"{name} is no axis any more" for name in old["axes"] if name not in new["axes"]]
-    told += [f"{name} is a new axis" for name in new["axes"] if name not in old["axes"]]
+    changes = [f"{name} is no axis any more" for name in old["axes"] if name not in new["axes"]]
+    changes += [f"{name} is a new axis" for name in new["axes"] if name not in old["axes"]]
     for name, values in old["axes"].items():
         lost = [value for value in values if json.dumps(value) not in map(json.dumps, new["axes"].get(name, values))]
         if lost:
-            told.append(f"{name} lacks {_listed(lost)}")
+            changes.append(f"{name} lacks {_listed(lost)}")
     for label, meaning in old["meanings"].items():
         if new["meanings"].get(label, meaning) != meaning:
-            told.append(f"{label} was something else then ({_short(meaning)}, now {_short(new['meanings'][label])})")
-    return told
+            changes.append(f"{label} was something else then ({_short(meaning)}, now {_short(new['meanings'][label])})")
+    return changes
 
 
 def _listed(values: Sequence[Any]) -> str:
@@ -194,10 +194,10 @@ def _settle(folder: Path, plan: Mapping[str, Any]) -> Mapping[str, Any]:
     old = _read_plan(folder)
     if old is not None and old.get("digest") == digest:
         return old
-    told = differences(old, plan) if old is not None else []
-    if told:
+    changes = differences(old, plan) if old is not None else []
+    if changes:
         raise InputError(
-            f"{folder} holds another sweep: {'; '.join(told)}. Take another folder, or ask for all of its cells and "
+            f"{folder} holds another sweep: {'; '.join(changes)}. Take another folder, or ask for all of its cells and "
             "more."
         )
     kept = {name: old[name] for name in old if name not in ("axes", "meanings", "digest")} if old else {}

@@ -328,8 +328,8 @@ def means_by(table: pd.DataFrame, by: str | Sequence[str], *, value: str, level:
         if name not in table.columns:
             raise unknown("column of the table", name, [str(column) for column in table.columns])
     rows = []
-    for told, part in table.groupby(keys, sort=False, dropna=False):
+    for key, part in table.groupby(keys, sort=False, dropna=False):
         values = part[value].to_numpy(np.float64)
         known = values[~np.isnan(values)]
-        rows.append((*told, len(known), *interval(known, level=level)))
+        rows.append((*key, len(known), *interval(known, level=level)))
     return pd.DataFrame(rows, columns=[*keys, "n", "mean", "low", "high"])

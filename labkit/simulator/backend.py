@@ -128,8 +128,8 @@ class Simulator:
             repairs what is not there; nothing is changed then.
         """
         happened = self._carry_out(placement)
-        if beside := asides(placement, happened, time_s=self._truth.now_s):
-            happened = joined([happened, *beside])
+        if extra := asides(placement, happened, time_s=self._truth.now_s):
+            happened = joined([happened, *extra])
         if np.isfinite(self._lease_s):
             return joined([happened, self._grant()])
         return happened
@@ -239,8 +239,8 @@ class Simulator:
         parts: list[Events] = []
         until_s = float(until_s)  # the kernels are compiled for floats
         while True:
-            told, moved = self._run_until(min(until_s, self._due.next_s()), stop_at_event, parts)
-            if told:
+            is_event, moved = self._run_until(min(until_s, self._due.next_s()), stop_at_event, parts)
+            if is_event:
                 break
             if moved:
                 continue
@@ -257,7 +257,7 @@ class Simulator:
         truth, book = self._truth, self._truth.book
         still_to_arrive = len(self.jobs) - int(truth.counts[kernels.NEXT_ARRIVAL])
         truth.room_for(2 * int(truth.counts[kernels.N_RUNNING]) + still_to_arrive)
-        n, at, told, moved = run_until(
+        n, at, is_event, moved = run_until(
             until_s, stop_at_event, not self.speed.local, self._lease_s, truth.records, truth.running, truth.counts,
             self.jobs.arrival_s, self.jobs.true_steps, book.held, book.tasks, book.spare, book.free, book.demand,
             truth.others, truth.out,
@@ -267,7 +267,7 @@ class Simulator:
             parts.append(copied(truth.out[:n]))
         if moved:
             parts.append(truth.retime_beside())
-        return told, moved
+        return is_event, moved
 
     def _round_over(self) -> bool:
         """Tell whether no job makes progress or will by itself."""

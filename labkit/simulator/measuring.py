@@ -143,9 +143,9 @@ class DetailedMeasuring:
         each = self._speed.each(running)
         values = self._values(running, each, factor, steps)
         parts = [_of_all(quantity, role, values[quantity], each, running) for quantity, role in (*_TOLD, _UPDATING)]
-        told = _differing(values, each)
+        differing = _differing(values, each)
         for quantity, column in values.items():
-            mine = np.flatnonzero(told & ~np.isnan(column))
+            mine = np.flatnonzero(differing & ~np.isnan(column))
             rows = events(len(mine))
             rows["kind"], rows["quantity"] = Kind.MEASURED, quantity
             rows["job"], rows["role"], rows["task"] = running.job[each.at[mine]], each.role[mine], each.task[mine]

@@ -73,14 +73,14 @@ class Troubles:
                 raise InputError(f"a trouble of job {row['job']}, task {row['task']}: {wrong}.")
 
     @classmethod
-    def of(cls, rows: Iterable[tuple[int, int, int, float, float, float]], *, said: str = "") -> Self:
+    def of(cls, rows: Iterable[tuple[int, int, int, float, float, float]], *, description: str = "") -> Self:
         """Return troubles, each a job, a role, a task, after_s, pace and load.
 
         >>> len(Troubles.of([(0, Role.PS, 1, 60.0, 0.25, 1.0)]))
         1
         """
-        made = np.array([tuple(row) for row in rows], TROUBLE)
-        return cls(made, said or f"{len(made)} given")
+        table = np.array([tuple(row) for row in rows], TROUBLE)
+        return cls(table, description or f"{len(table)} given")
 
     @classmethod
     def drawn(
@@ -110,8 +110,8 @@ class Troubles:
                      HOT if hot else 1.0)
                 )  # fmt: skip
             before += part
-        said = ", ".join(f"{kind}={part:g}" for kind, part in parts.items() if part)
-        return cls.of(rows, said=f"{said or 'none'}: {len(rows)} of {len(jobs)} jobs")
+        summary = ", ".join(f"{kind}={part:g}" for kind, part in parts.items() if part)
+        return cls.of(rows, description=f"{summary or 'none'}: {len(rows)} of {len(jobs)} jobs")
 
     @classmethod
     def read(cls, path: str | Path, jobs: Jobs) -> Self:
@@ -145,13 +145,13 @@ class Troubles:
                 faults.append(f"line {n}: {str(error).removesuffix('.')}")
         if faults:
             raise TraceError(told(str(path), faults))
-        return cls.of(rows, said=f"{len(rows)} of {path.name}")
+        return cls.of(rows, description=f"{len(rows)} of {path.name}")
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
-def troubles(given: Any, jobs: Jobs, *, rng: np.random.Generator) -> Troubles | None:
+def troubles(options: Any, jobs: Jobs, *, rng: np.random.Generator) -> Troubles | None:
     """Return the troubles that a user names: a file, words such as `hot_ps=0.13,slow_ps=0.06`, or none.
 
     Raises
@@ -159,17 +159,17 @@ def troubles(given: Any, jobs: Jobs, *, rng: np.random.Generator) -> Troubles | 
     InputError
         If they are neither; as `Troubles.read`; or a job or a task of them is not there.
     """
-    if given is None or (isinstance(given, str) and given.strip() in ("", "none")):
+    if options is None or (isinstance(options, str) and options.strip() in ("", "none")):
         return None
-    if isinstance(given, str | Path):
-        of_words = isinstance(given, str) and "=" in given and not Path(given).exists()
-        given = Troubles.drawn(jobs, rng=rng, **_parts(str(given))) if of_words else Troubles.read(given, jobs)
-    if not isinstance(given, Troubles):
+    if isinstance(options, str | Path):
+        of_words = isinstance(options, str) and "=" in options and not Path(options).exists()
+        options = Troubles.drawn(jobs, rng=rng, **_parts(str(options))) if of_words else Troubles.read(options, jobs)
+    if not isinstance(options, Troubles):
         raise InputError(
-            f"troubles is {given!r:.60}; expected Troubles, a CSV file, or parts of the jobs such as 'hot_ps=0.13'."
+            f"troubles is {options!r:.60}; expected Troubles, a CSV file, or parts of the jobs such as 'hot_ps=0.13'."
         )
-    refuse_foreign(given, jobs)
-    return given
+    refuse_foreign(options, jobs)
+    return options
 
 
 def refuse_foreign(troubles: Troubles, jobs: Jobs) -> None:

@@ -153,7 +153,7 @@ def centre_pairs(
 
 
 def _highest(ways: CentreColumns, slope: ArrayLike, drag: ArrayLike, base: ArrayLike, level: float | None) -> Centred:
-    slopes, drags, bases = (column(given, ways.n_jobs) for given in (slope, drag, base))
+    slopes, drags, bases = (column(values, ways.n_jobs) for values in (slope, drag, base))
     rising = slopes > 0
     _refuse(ways, rising)
     if level is not None:
@@ -470,6 +470,6 @@ def _sums(group: Ints, amount: Floats, n: int) -> Floats:
     return sums
 
 
-def column(given: ArrayLike, n: int) -> Floats:
+def column(values: ArrayLike, n: int) -> Floats:
     """Return (n,) numbers from as many or one."""
-    return np.array(np.broadcast_to(np.asarray(given, np.float64), (n,)))
+    return np.array(np.broadcast_to(np.asarray(values, np.float64), (n,)))

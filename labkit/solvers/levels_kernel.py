@@ -375,7 +375,7 @@ def _ask(t: float, price: Floats, table: Any, timing: Any, found: Any, n: int) -
     """Keep the response to prices at level t as number n; return its excess cost, growth, and the last cap below t."""
     jobs, value, size, use = table
     first, knots, clock, times, paces = timing
-    fixed, grown, level, asked = found
+    fixed, grown, level, responses = found
     n_types, n_columns = len(price), len(use)
     clocks(t, first, knots, times, paces)
     cost, taken = np.zeros(n_columns), np.zeros((2, n_columns))
@@ -385,7 +385,7 @@ def _ask(t: float, price: Floats, table: Any, timing: Any, found: Any, n: int) -
     growth, cap_below = _respond(t, jobs, clock, value, size, cost, times, paces, taken)
     excess = 0.0
     for i in range(n_types):
-        fixed[n, i], grown[n, i], asked[n, i] = 0.0, 0.0, price[i]
+        fixed[n, i], grown[n, i], responses[n, i] = 0.0, 0.0, price[i]
         for v in range(n_columns):
             fixed[n, i] += taken[0, v] * use[v, i]
             grown[n, i] += taken[1, v] * use[v, i]

@@ -155,7 +155,7 @@ class _Problem:
         scale: ArrayLike,
         drag: ArrayLike,
     ) -> _Problem:
-        values, there, speed = (np.array(given, np.float64) for given in (value, capacity, pair_speed))
+        values, there, speed = (np.array(array, np.float64) for array in (value, capacity, pair_speed))
         n_jobs, n_columns = values.shape
         uses = np.eye(len(there)) if use is None else np.asarray(use, np.float64)
         nowhere = (uses[:, there == 0] > 0).any(axis=1)
@@ -176,8 +176,8 @@ class _Problem:
         return alone / over, pairs, paired / over, got / over
 
 
-def _column(given: ArrayLike, n: int) -> Floats:
-    return np.array(np.broadcast_to(np.asarray(given, np.float64), (n,)))
+def _column(values: ArrayLike, n: int) -> Floats:
+    return np.array(np.broadcast_to(np.asarray(values, np.float64), (n,)))
 
 
 class _Climb:
@@ -401,8 +401,8 @@ class Pairing:
     def worth(self, pairs: Ints) -> Floats:
         """Return what all of its time is worth to either member of pairs (P, 2) in each column, (P, 2, V)."""
         kind, scale = self.kind[pairs], self.scale[pairs]
-        beside = self.speed[kind, kind[:, ::-1]]
-        worth: Floats = scale[:, :, None] * beside
+        partner_speed = self.speed[kind, kind[:, ::-1]]
+        worth: Floats = scale[:, :, None] * partner_speed
         return worth
 
 

@@ -169,9 +169,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m labkit.speed.dl2", description="Fit DL2's speeds again.")
     parser.add_argument("file", help="DL2's config_speed.txt; `labkit traces fetch dl2-speeds` prints where it is")
     parser.add_argument("--write", action="store_true", help=f"write {COEFFICIENTS.name} instead of printing it")
-    given = parser.parse_args(arguments)
-    text = HEADER + "\n".join(lines(SpeedTable.read(given.file))) + "\n"
-    if given.write:
+    options = parser.parse_args(arguments)
+    text = HEADER + "\n".join(lines(SpeedTable.read(options.file))) + "\n"
+    if options.write:
         COEFFICIENTS.write_text(text, "utf-8")
     else:
         print(text, end="")

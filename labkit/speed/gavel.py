@@ -80,10 +80,10 @@ class GavelSpeed:
         throughputs: Throughputs | None = None,
         strict: bool = False,
         placement: bool = False,
-        said: str = "",
+        description: str = "",
     ) -> None:
-        if said:
-            self.in_words = said
+        if description:
+            self.in_words = description
         table = Throughputs.published() if throughputs is None else throughputs
         types = cluster.device_types
         refuse_samples(jobs, what="Gavel's table")
@@ -146,8 +146,8 @@ class GavelSpeed:
             if self.pairs:
                 counted = self._counted[self._kind[row]]
                 of_pairs = self._shared[..., types].max(axis=(2, 3), initial=0.0)
-                beside = of_pairs[self._model[row, None], counted]
-                best = np.where(counted >= 0, np.maximum(best, beside), best)
+                in_pairs = of_pairs[self._model[row, None], counted]
+                best = np.where(counted >= 0, np.maximum(best, in_pairs), best)
             each = np.arange(len(row))
             most = np.maximum.accumulate(best, axis=1)[each, jobs.max_workers[row]]
             fastest[row] = np.where(jobs.malleable[row], most, best[each, jobs.n_workers[row]])
@@ -268,8 +268,8 @@ def _slowest(
                 slowest = min(slowest, rates[k, n, group_type[group[p]]])
             elif role[p] == 0:
                 s = counted[k, n]
-                beside = shared[model[job[j]], s, model[other], group_type[group[p]]] if s >= 0 else 0.0
-                slowest = min(slowest, beside)
+                pair_speed = shared[model[job[j]], s, model[other], group_type[group[p]]] if s >= 0 else 0.0
+                slowest = min(slowest, pair_speed)
         speeds[j] = slowest if n > 0 and slowest < np.inf else 0.0
     return speeds
 

@@ -37,8 +37,8 @@ def compact(jobs: Jobs, cluster: Cluster, *, which: Ints, device_type: int) -> t
         Which entries of `which` fit.
     """
     order = _order(cluster, device_type)
-    asked = np.column_stack([jobs.n_workers, jobs.n_ps, jobs.worker_demand, jobs.ps_demand])[which]
-    shapes, shape = np.unique(asked, axis=0, return_inverse=True)
+    requests = np.column_stack([jobs.n_workers, jobs.n_ps, jobs.worker_demand, jobs.ps_demand])[which]
+    shapes, shape = np.unique(requests, axis=0, return_inverse=True)
     rows = [_gang(cluster, order, ask, device_type=device_type) for ask in shapes]
     fits = np.array([len(row) > 0 for row in rows], dtype=np.bool_)[shape.ravel()]
     placed = np.flatnonzero(fits).astype(np.int32)
@@ -129,6 +129,6 @@ def _of_table(jobs: Jobs, speed: ByCounts) -> Floats:
     _, n_p, n_w = speed.grid.shape
     largest = np.maximum.accumulate(np.maximum.accumulate(speed.grid, axis=1), axis=2)
     ps, workers = np.minimum(jobs.max_ps, n_p - 1), np.minimum(jobs.max_workers, n_w - 1)
-    asked = np.minimum(jobs.n_ps, n_p - 1), np.minimum(jobs.n_workers, n_w - 1)
-    best: Floats = np.where(jobs.malleable, largest[speed.row, ps, workers], speed.grid[(speed.row, *asked)])
+    gang = np.minimum(jobs.n_ps, n_p - 1), np.minimum(jobs.n_workers, n_w - 1)
+    best: Floats = np.where(jobs.malleable, largest[speed.row, ps, workers], speed.grid[(speed.row, *gang)])
     return best

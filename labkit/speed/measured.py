@@ -276,12 +276,12 @@ def _grid(table: ByGang, model: str, *, max_ps: int, max_workers: int, clip: boo
     return grid
 
 
-def _samples_per_step(model: str, given: Mapping[str, float]) -> float:
-    if model not in given:
-        raise unknown("model in samples_per_step", model, given)
-    if not given[model] > 0:
-        raise InputError(f"samples_per_step of '{model}' is {given[model]}; expected a number > 0.")
-    return float(given[model])
+def _samples_per_step(model: str, batches: Mapping[str, float]) -> float:
+    if model not in batches:
+        raise unknown("model in samples_per_step", model, batches)
+    if not batches[model] > 0:
+        raise InputError(f"samples_per_step of '{model}' is {batches[model]}; expected a number > 0.")
+    return float(batches[model])
 
 
 def _refuse_without_ps(jobs: Jobs) -> None:

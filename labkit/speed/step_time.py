@@ -320,11 +320,11 @@ def _of_rows(values: Floats, tasks: RoleTasks, n: int) -> Floats:
 
 def _column(name: str, values: ArrayLike, shape: tuple[int, ...]) -> Floats:
     """Return values broadcast to a shape, checked."""
-    given = np.asarray(values, np.float64)
+    array = np.asarray(values, np.float64)
     try:
-        column = np.array(np.broadcast_to(given, shape))
+        column = np.array(np.broadcast_to(array, shape))
     except ValueError:
-        raise InputError(f"{name} has shape {given.shape}; expected {shape} or what broadcasts to it.") from None
+        raise InputError(f"{name} has shape {array.shape}; expected {shape} or what broadcasts to it.") from None
     bad = np.argwhere(~(column >= 0))
     if len(bad):
         raise InputError(f"{name} of job {bad[0][0]} is {column[tuple(bad[0])]:g}; expected 0 or more.")

@@ -84,9 +84,9 @@ def _not_overfilled(placement: Placement, snapshot: Snapshot, name: str) -> None
     demand = np.stack([snapshot.table.worker_demand, snapshot.table.ps_demand])[placement.role, placement.job]
     sharing = np.isin(placement.job, placement.set_jobs[placement.partner >= 0] if len(placement.partner) else [])
     demand[sharing & (placement.role == 0), GPUS] /= 2
-    for r, given in ((CPUS, placement.cpus), (MEMORY_GB, placement.memory_gb)):
-        if len(given):
-            demand[:, r] = np.where(np.isnan(given), demand[:, r], given)
+    for r, amounts in ((CPUS, placement.cpus), (MEMORY_GB, placement.memory_gb)):
+        if len(amounts):
+            demand[:, r] = np.where(np.isnan(amounts), demand[:, r], amounts)
     taken = np.zeros_like(left)
     np.add.at(taken, placement.group, placement.count[:, None] * demand)
     for group, r in np.argwhere((taken > left + SLACK) & (taken > 0))[:1]:

@@ -171,9 +171,9 @@ def check_run(
     while not session.done:
         snapshot = session.snapshot()
         placement = _answer(scheduler, snapshot, name)
-        told = f"{name}'s decision {snapshot.number}"
-        check_placement(placement, snapshot=snapshot, name=told)
-        _check_rigid(placement, snapshot, told)
+        decision = f"{name}'s decision {snapshot.number}"
+        check_placement(placement, snapshot=snapshot, name=decision)
+        _check_rigid(placement, snapshot, decision)
         _step(session, placement, name, scene)
         require(
             session.n_decisions < MAX_DECISIONS,
@@ -187,11 +187,11 @@ def _check_rigid(placement: Placement, snapshot: Snapshot, name: str) -> None:
     table, held = snapshot.table, snapshot.held_by_all
     rigid = placement.set_jobs[~table.malleable[placement.set_jobs]]
     for job, workers, servers in zip(rigid, *counts(placement, jobs=rigid), strict=True):
-        asked = int(table.n_workers[job]), int(table.n_ps[job])
+        gang = int(table.n_workers[job]), int(table.n_ps[job])
         require(
-            (workers, servers) in {(0, 0), asked, (int(held["n_workers"][job]), int(held["n_ps"][job]))},
-            f"{name} gives job {job} {workers} workers and {servers} PSs; it is rigid and trains with the {asked[0]} "
-            f"and {asked[1]} that it asked for or not at all.",
+            (workers, servers) in {(0, 0), gang, (int(held["n_workers"][job]), int(held["n_ps"][job]))},
+            f"{name} gives job {job} {workers} workers and {servers} PSs; it is rigid and trains with the {gang[0]} "
+            f"and {gang[1]} that it asked for or not at all.",
         )
 
 
@@ -215,9 +215,9 @@ def same(one: Placement, other: Placement) -> bool:
 
 
 def _plain(placement: Placement) -> tuple[list[tuple[int, int]], list[tuple[float, ...]]]:
-    given = (np.nan_to_num(c if len(c) else np.full(len(placement), np.nan), nan=-1.0)
+    amounts = (np.nan_to_num(c if len(c) else np.full(len(placement), np.nan), nan=-1.0)
              for c in (placement.cpus, placement.memory_gb))  # fmt: skip
-    columns = (placement.job, placement.role, placement.group, placement.count, *given)
+    columns = (placement.job, placement.role, placement.group, placement.count, *amounts)
     partner = placement.partner if len(placement.partner) else np.full(len(placement.set_jobs), -1)
     jobs = sorted(zip(placement.set_jobs.tolist(), partner.tolist(), strict=True))
     return jobs, sorted(zip(*(c.tolist() for c in columns), strict=True))

@@ -90,7 +90,7 @@ def _wrong(span: str) -> str:
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
 
-def groups_of(given: Any, hosts: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+def groups_of(table: Any, hosts: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Return the groups of a table [groups], and what is wrong with them.
 
     A group is a text or a list of names, ranges, and groups that stand above it.
@@ -98,11 +98,11 @@ def groups_of(given: Any, hosts: Sequence[str]) -> tuple[dict[str, list[str]], l
     >>> groups_of({"fast": "gpu[1-2]", "all": ["fast", "cpu"]}, ["gpu1", "gpu2", "cpu"])
     ({'fast': ['gpu1', 'gpu2'], 'all': ['gpu1', 'gpu2', 'cpu']}, [])
     """
-    if not isinstance(given, dict):
-        return {}, [f"groups is {given!r}; expected a table [groups]"]
+    if not isinstance(table, dict):
+        return {}, [f"groups is {table!r}; expected a table [groups]"]
     groups: dict[str, list[str]] = {}
     faults: list[str] = []
-    for name, members in given.items():
+    for name, members in table.items():
         try:
             groups[name] = _members(name, members, hosts=hosts, groups=groups)
         except InputError as error:

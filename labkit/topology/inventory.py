@@ -165,7 +165,7 @@ def parse(path: str | Path) -> Content:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    rows, ssh, given, faults = _tables(path)
+    rows, ssh, group_table, faults = _tables(path)
     rows, counts, wrong = _counted(rows)
     faults += [*wrong, *_odd_ranges(rows, counts)]
     hosts: list[Host] = []
@@ -183,7 +183,7 @@ def parse(path: str | Path) -> Content:
         for name, times in names.items()
         if times > 1 and name
     ]
-    groups, odd = groups_of(given, [host.name for host in hosts]) if not faults else ({}, [])
+    groups, odd = groups_of(group_table, [host.name for host in hosts]) if not faults else ({}, [])
     return Content(hosts, ssh, [*faults, *_empty_pods(hosts), *odd], groups)
 
 

@@ -165,9 +165,9 @@ def _fault_of_path(network: Network, source: int, destination: int, links: list[
     for link in links:
         begin, end = int(network.link_from[link]), int(network.link_to[link])
         if begin != at:
-            told = f"link {link}, which leads from {network.nodes[begin]} to {network.nodes[end]}"
+            ends = f"link {link}, which leads from {network.nodes[begin]} to {network.nodes[end]}"
             return (
-                f"is at {network.nodes[at]} and goes on with {told}; its links must join, in the direction of the flow"
+                f"is at {network.nodes[at]} and goes on with {ends}; its links must join, in the direction of the flow"
             )
         at = end
     if at != destination:

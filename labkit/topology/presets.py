@@ -161,12 +161,12 @@ def _call(what: str) -> Cluster:
     return builder(*args, **options)
 
 
-def _servers(given: object) -> Server | list[tuple[float, Server]]:
+def _servers(value: object) -> Server | list[tuple[float, Server]]:
     """Return the architecture of a name, or a mix of (share, name)."""
-    if isinstance(given, str):
-        return server(given)
-    pairs = given if isinstance(given, list | tuple) else [None]
+    if isinstance(value, str):
+        return server(value)
+    pairs = value if isinstance(value, list | tuple) else [None]
     mix = [pair for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], str)]
     if len(mix) < len(pairs) or not all(isinstance(share, int | float) for share, _ in mix):
-        raise InputError(f"servers is {given!r}; expected a name such as 'dgx1', or a list of (share, name).")
+        raise InputError(f"servers is {value!r}; expected a name such as 'dgx1', or a list of (share, name).")
     return [(share, server(name)) for share, name in mix]

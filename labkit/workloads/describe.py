@@ -97,7 +97,7 @@ def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = 
         ("arrivals", f"over {_time(_span_s(jobs))}{_rate(jobs)}"),
         ("duration", _durations(jobs)),
         ("GPUs", _histogram(jobs)),
-        *([("types", told)] if (told := _types(jobs)) else []),
+        *([("types", types)] if (types := _types(jobs)) else []),
         ("load", _load(jobs, n_gpus)),
         ("models", _top(jobs.models, jobs.model)),
         ("users", _top(jobs.users, jobs.user)),
@@ -148,15 +148,15 @@ def _histogram(jobs: Jobs) -> str:
 
 def _types(jobs: Jobs) -> str:
     """Return the types of GPU that jobs demand, and those that they ran on, with counts; "" where none is told."""
-    told = []
-    for names, said in ((jobs.device_type, "demanded"), (jobs.measured_on, "ran on")):
+    parts = []
+    for names, verb in ((jobs.device_type, "demanded"), (jobs.measured_on, "ran on")):
         counts = Counter(str(name) for name in names)
         without = counts.pop("", 0)
         if counts:
             shown = [f"{name} {n:,}" for name, n in counts.most_common(MOST_TYPES)]
             shown += [f"{len(counts) - MOST_TYPES} other types"] if len(counts) > MOST_TYPES else []
-            told.append(f"{said}: {', '.join(shown)}{f', none {without:,}' if without else ''}")
-    return "; ".join(told)
+            parts.append(f"{verb}: {', '.join(shown)}{f', none {without:,}' if without else ''}")
+    return "; ".join(parts)
 
 
 def _load(jobs: Jobs, n_gpus: float | None) -> str:

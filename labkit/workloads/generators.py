@@ -104,9 +104,9 @@ def _check_catalogue(
     models: object, gangs: object, max_tasks: int, *, max_ps: int, median_s: float, mean_s: float
 ) -> None:
     whole("catalogue_jobs", at_most=MAX_TASKS, max_tasks=max_tasks, max_ps=max_ps)
-    for name, given, expected in (("models", models, "('cnn', 'vgg')"), ("gangs", gangs, "(1, 2, 4)")):
-        if isinstance(given, str) or not isinstance(given, Sequence) or not len(given):
-            raise InputError(f"catalogue_jobs: {name} is {given!r}; expected at least one, such as {expected}.")
+    for name, values, expected in (("models", models, "('cnn', 'vgg')"), ("gangs", gangs, "(1, 2, 4)")):
+        if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
+            raise InputError(f"catalogue_jobs: {name} is {values!r}; expected at least one, such as {expected}.")
     for gang in cast("Sequence[object]", gangs):
         whole("catalogue_jobs", at_most=MAX_TASKS, gangs=gang)
     if not 0 < median_s < mean_s < np.inf:

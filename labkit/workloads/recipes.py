@@ -161,11 +161,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m labkit.workloads.recipes", description="Write what ships again.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path("traces"), help="where the traces go")
     parser.add_argument("--throughputs", type=Path, help="Gavel's simulation_throughputs.json: write its figures only")
-    given = parser.parse_args(arguments)
-    if given.throughputs:
-        PUBLISHED.write_text(throughputs_csv(given.throughputs), "utf-8")
+    options = parser.parse_args(arguments)
+    if options.throughputs:
+        PUBLISHED.write_text(throughputs_csv(options.throughputs), "utf-8")
     else:
-        write_traces(given.folder)
+        write_traces(options.folder)
 
 
 if __name__ == "__main__":

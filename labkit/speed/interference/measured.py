@@ -309,8 +309,8 @@ def _uses(table: pd.DataFrame) -> dict[str, ModelUse]:
     numbers = table[columns].apply(pd.to_numeric, errors="coerce")
     uses = {}
     for name, row in numbers.groupby(table["job"].astype(str)).mean().iterrows():
-        told = float(row.get("ps_cores", np.nan))
-        uses[str(name)] = ModelUse(row.cpu_cores, _ps_cores(str(name)) if np.isnan(told) else told, row.pcie_gbps)
+        cores = float(row.get("ps_cores", np.nan))
+        uses[str(name)] = ModelUse(row.cpu_cores, _ps_cores(str(name)) if np.isnan(cores) else cores, row.pcie_gbps)
     return uses
 
 

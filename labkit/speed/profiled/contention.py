@@ -195,8 +195,8 @@ def crowds(rows: Sequence[ColocationSample]) -> list[list[ColocationSample]]:
     """Return measurements beside one job, two jobs, and so on; beside a load: by the load."""
     found: dict[object, list[ColocationSample]] = {}
     for row in rows:
-        beside = row.co_runners
-        found.setdefault(beside if beside.startswith("load-") else beside.count("+"), []).append(row)
+        co_runners = row.co_runners
+        found.setdefault(co_runners if co_runners.startswith("load-") else co_runners.count("+"), []).append(row)
     return list(found.values())
 
 

@@ -219,10 +219,10 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     )
 
 
-def _one_type(asked: list[str], tally: Tally) -> list[str]:
+def _one_type(requests: list[str], tally: Tally) -> list[str]:
     """Return the GPU type that each job demands, "" for those that have a choice, which are counted, or no demand."""
     tally.remark(
-        [SEPARATOR in name for name in asked],
+        [SEPARATOR in name for name in requests],
         "demands for one of several GPU types (A|B) dropped, so that they run on any type",
     )
-    return ["" if SEPARATOR in name or name == ANY else name for name in asked]
+    return ["" if SEPARATOR in name or name == ANY else name for name in requests]

@@ -411,11 +411,11 @@ class Tally:
         """Count rows that became part of a job that another row stands for."""
         self._count(self.merged, n, reason)
 
-    def remark(self, n: ArrayLike, said: str) -> None:
+    def remark(self, n: ArrayLike, text: str) -> None:
         """Note what was guessed or fallen back to for n jobs; nothing where there are none."""
         count = int(np.sum(n))
         if count:
-            self._remarks.append((said, count))
+            self._remarks.append((text, count))
 
     def notes(self) -> list[str]:
         """Return a line for each thing to know."""
@@ -424,7 +424,7 @@ class Tally:
             lines.append(f"left out of {self.n_rows:,} {self.noun}: {_listed(self.left_out)}.")
         if self.merged:
             lines.append(f"{self.noun} that are part of the job of another one: {_listed(self.merged)}.")
-        return lines + [f"{said}: {n:,} of {self.n_jobs:,} jobs." for said, n in self._remarks]
+        return lines + [f"{text}: {n:,} of {self.n_jobs:,} jobs." for text, n in self._remarks]
 
     def keep(self, reasons: Iterable[tuple[Bools, str]]) -> Bools:
         """Return which rows are jobs, (N,): those for which no reason holds; of several, the first one counts."""
@@ -444,9 +444,9 @@ class Tally:
         """
         if self.n_jobs < 1:
             gone = self.left_out | self.merged
-            told = f" ({_listed(gone)})" if gone else ""
+            reasons = f" ({_listed(gone)})" if gone else ""
             raise TraceError(
-                f"{path}: none of {self.n_rows:,} {self.noun} is a job with GPUs that ran{told}; {remedy}."
+                f"{path}: none of {self.n_rows:,} {self.noun} is a job with GPUs that ran{reasons}; {remedy}."
             )
 
     @staticmethod

@@ -291,10 +291,10 @@ def read_pod(i: int, entry: object, faults: list[str]) -> Pod | None:
 
 def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Pod:
     spec, status = _mapping(entry.get("spec")), _mapping(entry.get("status"))
-    told = {**_mapping(metadata.get("annotations")), **_mapping(metadata.get("labels"))}
+    labels = {**_mapping(metadata.get("annotations")), **_mapping(metadata.get("labels"))}
     space = str(metadata["namespace"]) if _text(metadata.get("namespace")) else "default"
     owner = _owner(metadata)
-    job = next((f"{space}/{told[label]}" for label in JOB_LABELS if _text(told.get(label))), None)
+    job = next((f"{space}/{labels[label]}" for label in JOB_LABELS if _text(labels.get(label))), None)
     created_s = _moment_s(metadata.get("creationTimestamp"), "metadata.creationTimestamp")
     if created_s is None:
         raise _FaultError("metadata.creationTimestamp is missing; expected a time like 2024-03-01T12:00:00Z")
@@ -305,11 +305,11 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
         name=f"{space}/{name}",
         job=job or (f"{space}/{owner[1]}" if owner[0] and owner[1] else f"{space}/{name}"),
         owner="" if job else owner[0],
-        user=next((str(told[label]) for label in QUEUE_LABELS if _text(told.get(label))), space),
-        model=next((str(told[label]) for label in MODEL_LABELS if _text(told.get(label))), "job"),
+        user=next((str(labels[label]) for label in QUEUE_LABELS if _text(labels.get(label))), space),
+        model=next((str(labels[label]) for label in MODEL_LABELS if _text(labels.get(label))), "job"),
         device_type=_type(spec),
         priority=_plain_number(spec.get("priority")),
-        is_ps=any(str(told.get(label, "")).lower() in ("ps", "parameter-server") for label in ROLE_LABELS),
+        is_ps=any(str(labels.get(label, "")).lower() in ("ps", "parameter-server") for label in ROLE_LABELS),
         created_s=created_s,
         start_s=start_s,
         end_s=end_s,
@@ -339,7 +339,7 @@ def _times(status: Mapping[str, Any]) -> tuple[float | None, float | None, list[
         last = _mapping(_mapping(container).get("lastState"))
         done, running = _mapping(state.get("terminated")), _mapping(state.get("running"))
         before = _mapping(last.get("terminated"))
-        starts += [_moment_s(told.get("startedAt"), "startedAt") for told in (before, done, running)]
+        starts += [_moment_s(phase.get("startedAt"), "startedAt") for phase in (before, done, running)]
         ends.append(_moment_s(done.get("finishedAt"), "finishedAt"))
     changes = [
         (_mapping(one).get("type"), _moment_s(_mapping(one).get("lastTransitionTime"), "lastTransitionTime"))

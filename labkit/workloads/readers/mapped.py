@@ -228,11 +228,11 @@ def words_of(column: str) -> tuple[tuple[str, ...], str]:
 
 def sureness(name: str, column: str) -> str:
     """Return how sure a column's name means a field: "sure", "likely", or "" for not at all."""
-    told, words = FIELDS[name], " ".join(words_of(column)[0])
+    spec, words = FIELDS[name], " ".join(words_of(column)[0])
     plain = words.replace(" ", "")
-    if words in told.names or plain in {known.replace(" ", "") for known in told.names}:
+    if words in spec.names or plain in {known.replace(" ", "") for known in spec.names}:
         return "sure"
-    if words in told.maybe or any(f" {known} " in f" {words} " for known in told.names if len(known) > 2):
+    if words in spec.maybe or any(f" {known} " in f" {words} " for known in spec.names if len(known) > 2):
         return "likely"
     return ""
 
@@ -254,14 +254,14 @@ def keep(mapping: ColumnMap, path: str | Path) -> Path:
         "[units]",
         *(f"{name} = {json.dumps(source.unit)}" for name, source in mapping.sources.items() if source.unit),
     ]
-    beside = sidecar(path)
-    scratch = beside.with_name(f".{beside.name}.{uuid4().hex}")
+    map_path = sidecar(path)
+    scratch = map_path.with_name(f".{map_path.name}.{uuid4().hex}")
     try:
         scratch.write_text("\n".join(lines) + "\n", "utf-8")
-        os.replace(scratch, beside)
+        os.replace(scratch, map_path)
     finally:
         scratch.unlink(missing_ok=True)
-    return beside
+    return map_path
 
 
 def kept(path: str | Path) -> ColumnMap:
@@ -272,32 +272,34 @@ def kept(path: str | Path) -> ColumnMap:
     TraceError
         If there is none, or it is not as `keep` writes it.
     """
-    beside = sidecar(path)
+    map_path = sidecar(path)
     again = f"Make it anew: labkit traces import {path}"
-    refuse_unreadable(beside, expected="a mapping of columns", error=TraceError)
+    refuse_unreadable(map_path, expected="a mapping of columns", error=TraceError)
     try:
-        content = tomllib.loads(beside.read_text("utf-8"))
+        content = tomllib.loads(map_path.read_text("utf-8"))
     except FileNotFoundError:
         raise TraceError(f"{path}: nothing says what its columns mean. Tell it: labkit traces import {path}") from None
     except OSError as error:
-        raise TraceError(f"{beside}: {error.strerror or error}. {again}") from None
+        raise TraceError(f"{map_path}: {error.strerror or error}. {again}") from None
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{beside} is not TOML ({error}). {again}") from None
+        raise TraceError(f"{map_path} is not TOML ({error}). {again}") from None
     separator, columns, units = content.get("separator", ","), content.get("columns"), content.get("units", {})
     if not _strings(columns) or not columns or not isinstance(units, dict) or not _strings(units):
-        raise TraceError(f"{beside}: expected tables [columns] and [units] of names. {again}")
+        raise TraceError(f"{map_path}: expected tables [columns] and [units] of names. {again}")
     if not isinstance(separator, str) or len(separator) != 1:
-        raise TraceError(f"{beside}: separator is {separator!r}; expected one character. {again}")
-    return ColumnMap(separator, _checked(columns, units, beside, again))
+        raise TraceError(f"{map_path}: separator is {separator!r}; expected one character. {again}")
+    return ColumnMap(separator, _checked(columns, units, map_path, again))
 
 
-def _checked(columns: Mapping[str, str], units: Mapping[str, str], beside: Path, again: str) -> dict[str, FieldSource]:
+def _checked(
+    columns: Mapping[str, str], units: Mapping[str, str], map_path: Path, again: str
+) -> dict[str, FieldSource]:
     for name in (*columns, *units):
         if name not in FIELDS:
-            raise TraceError(f"{beside}: {unknown('field of a trace', name, FIELDS)} {again}")
+            raise TraceError(f"{map_path}: {unknown('field of a trace', name, FIELDS)} {again}")
     for name, unit in units.items():
         if unit not in FIELDS[name].units:
-            raise TraceError(f"{beside}: {unknown(f'unit of {name}', unit, FIELDS[name].units or ['none'])} {again}")
+            raise TraceError(f"{map_path}: {unknown(f'unit of {name}', unit, FIELDS[name].units or ['none'])} {again}")
     return {name: FieldSource(column, units.get(name, "")) for name, column in columns.items()}
 
 
@@ -313,12 +315,12 @@ def refuse_unfit(sources: Iterable[str], columns: Sequence[str], path: object) -
     InputError
         With the columns that there are.
     """
-    given, there = set(sources), ", ".join(columns)
-    if not given & {"arrival", "start"}:
+    names, there = set(sources), ", ".join(columns)
+    if not names & {"arrival", "start"}:
         raise InputError(
             f"{path}: no column tells when jobs were submitted; name it: --map arrival=COLUMN. There are: {there}."
         )
-    if "duration" not in given and not given >= {"start", "end"}:
+    if "duration" not in names and not names >= {"start", "end"}:
         raise InputError(
             f"{path}: no column tells how long jobs ran; name it: --map duration=COLUMN, or start=COLUMN,end=COLUMN. "
             f"There are: {there}."
@@ -367,7 +369,7 @@ def table(path: str | Path) -> tuple[pd.DataFrame, str]:
     return whole.frame, separator
 
 
-def proposed(frame: pd.DataFrame, separator: str, *, told: dict[str, FieldSource] | None = None) -> ColumnMap:
+def proposed(frame: pd.DataFrame, separator: str, *, chosen: dict[str, FieldSource] | None = None) -> ColumnMap:
     """Return what the columns of a table seem to mean; what is `told` stands.
 
     Raises
@@ -375,18 +377,18 @@ def proposed(frame: pd.DataFrame, separator: str, *, told: dict[str, FieldSource
     InputError
         If a column that is told is not there.
     """
-    columns, told = [str(name) for name in frame.columns], told or {}
-    for source in told.values():
+    columns, chosen = [str(name) for name in frame.columns], chosen or {}
+    for source in chosen.values():
         if source.column not in columns:
             raise unknown("column", source.column, columns)
     head = frame.head(_LOOKED_AT)
-    found = {name: _with_unit(name, source, head) for name, source in told.items()}
-    taken = {source.column for source in told.values()}
+    found = {name: _with_unit(name, source, head) for name, source in chosen.items()}
+    taken = {source.column for source in chosen.values()}
     candidates = [
         (_ORDER[sure], place, name, column)
         for place, name in enumerate(FIELDS)
         for column in columns
-        if name not in told and (sure := sureness(name, column)) and _holds(name, head[column])
+        if name not in chosen and (sure := sureness(name, column)) and _holds(name, head[column])
     ]
     for order, _, name, column in sorted(candidates, key=lambda c: (c[0], c[1], columns.index(c[3]))):
         if name not in found and column not in taken:
@@ -427,12 +429,12 @@ def _with_unit(name: str, source: FieldSource, head: pd.DataFrame) -> FieldSourc
     units = FIELDS[name].units
     if source.unit or not units:
         return source
-    told = words_of(source.column)[1]
+    unit = words_of(source.column)[1]
     if FIELDS[name].kind == "moment":
         largest = _largest(head[source.column])
         usual = "us" if largest > 1e14 else "ms" if largest > 1e11 else "s"
         return replace(source, unit=usual)
-    return replace(source, unit=told if told in units else "gb" if "gb" in units else "s")
+    return replace(source, unit=unit if unit in units else "gb" if "gb" in units else "s")
 
 
 def mapped(path: str | Path, mapping: ColumnMap) -> Read:
@@ -462,8 +464,8 @@ def mapped(path: str | Path, mapping: ColumnMap) -> Read:
     gpus = columns.get("gpus", np.ones(len(cells)))
     keep = _kept(times.arrival_s, times.duration_s, gpus, tally)
     tally.refuse_none(path, "look at what the columns mean: labkit traces import")
-    for rows, said in times.guessed:
-        tally.remark(rows & keep, said)
+    for rows, guess in times.guessed:
+        tally.remark(rows & keep, guess)
     _remark(cells, sources, tally)
     return Read(_jobs(cells, sources, columns, times, gpus, keep, tally), tally)
 

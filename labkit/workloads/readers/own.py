@@ -113,9 +113,9 @@ def _jobs(table: TraceTable) -> Jobs:
         columns[name] = _column(table, name)
     if "id" in columns:
         table.fault(frame["id"].astype("str").duplicated().to_numpy(), "id", expected="an id that occurs once")
-    for most, asked in (("max_workers", "n_workers"), ("max_ps", "n_ps")):
-        if most in columns and asked in columns:
-            table.fault(columns[most] < columns[asked], most, expected=f"at least {asked}")
+    for most, column in (("max_workers", "n_workers"), ("max_ps", "n_ps")):
+        if most in columns and column in columns:
+            table.fault(columns[most] < columns[column], most, expected=f"at least {column}")
     table.check()
     import pandas as pd
 

@@ -107,12 +107,12 @@ def _ran(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
         ]
     )
     ran = [row for row, is_job in zip(rows, kept.tolist(), strict=True) if is_job]
-    for name, said in (
+    for name, reason in (
         ("under_way", "still ran at the end of the log, so that their durations are too short (what they had run)"),
         ("n_backwards", "an attempt that ends before it starts (a change of clocks), which is not counted"),
         ("n_unknown", "an attempt that ended at an unknown time, which is not counted"),
     ):
-        tally.remark(sum(bool(row[name]) for row in ran), said)
+        tally.remark(sum(bool(row[name]) for row in ran), reason)
     tally.remark(sum(row["gpus"] > MAX_TASKS for row in ran), f"cut to {MAX_TASKS:,} GPUs")
     return ran, tally.notes()
 
@@ -170,16 +170,16 @@ def _times(attempts: list[dict[str, Any]], *, ends: bool) -> dict[str, Any]:
     n_backwards, n_unknown: attempts that end before they start, and others without an end.
     """
     spans = [(_seconds(attempt.get("start_time")), _seconds(attempt.get("end_time"))) for attempt in attempts]
-    begun = [(start_s, end_s) for start_s, end_s in spans if start_s is not None]
-    lasted = [end_s - start_s for start_s, end_s in begun if end_s is not None]
-    open_s = begun[-1][0] if begun and begun[-1][1] is None and not ends else None
+    started = [(start_s, end_s) for start_s, end_s in spans if start_s is not None]
+    lasted = [end_s - start_s for start_s, end_s in started if end_s is not None]
+    open_s = started[-1][0] if started and started[-1][1] is None and not ends else None
     return {
         "ended_s": sum(max(0.0, span_s) for span_s in lasted),
         "open_s": open_s,
         "last_s": max((at_s for span in spans for at_s in span if at_s is not None), default=0.0),
-        "n_attempts": len(begun),
+        "n_attempts": len(started),
         "n_backwards": sum(span_s < 0 for span_s in lasted),
-        "n_unknown": len(begun) - len(lasted) - (open_s is not None),
+        "n_unknown": len(started) - len(lasted) - (open_s is not None),
     }
 
 

@@ -88,21 +88,21 @@ def _columns(table: TraceTable, which: Bools) -> pd.DataFrame:
     """Return what is known of the rows that are no steps, with faults of all that is looked at noted."""
     import pandas as pd
 
-    frame, given = table.frame, set(table.frame.columns)
+    frame, names = table.frame, set(table.frame.columns)
     ids = table.texts("JobID")
     rows = pd.DataFrame({"id": ids, "row": np.arange(len(table))})
     for name, column in (("submit_s", "Submit"), ("start_s", "Start"), ("end_s", "End")):
-        rows[name] = moments_s(table, column) if column in given else np.nan
-    spans = next((column for column in ("ElapsedRaw", "Elapsed") if column in given), None)
+        rows[name] = moments_s(table, column) if column in names else np.nan
+    spans = next((column for column in ("ElapsedRaw", "Elapsed") if column in names), None)
     rows["elapsed_s"] = spans_s(table, spans) if spans else np.nan
     states = frame["State"].astype("str").str.upper().str.extract(r"^\s*([A-Z_]+)")[0].fillna("UNKNOWN")
-    rows["state"] = states.to_numpy(dtype=object) if "State" in given else "COMPLETED"
+    rows["state"] = states.to_numpy(dtype=object) if "State" in names else "COMPLETED"
     for name, column in (("alloc", "AllocTRES"), ("req", "ReqTRES")):
-        rows[name] = names_of(frame[column]) if column in given else ""
+        rows[name] = names_of(frame[column]) if column in names else ""
     rows["cpus"] = _first_number(table, ("AllocCPUS", "NCPUS", "ReqCPUS"))
     rows["restarts"] = _first_number(table, ("Restarts",))
     rows["priority"] = np.nan_to_num(_first_number(table, ("Priority",)))
-    kept = names_of(frame["Reservation"]) if "Reservation" in given else [""] * len(frame)
+    kept = names_of(frame["Reservation"]) if "Reservation" in names else [""] * len(frame)
     rows["reservation"] = [name.removeprefix("(null)") for name in kept]
     rows["user"] = _first_name(frame, ("User", "Account", "UID", "Partition"), otherwise="user")
     rows["model"] = _first_name(frame, ("JobName",), otherwise="job")
@@ -197,7 +197,9 @@ def _remark(rows: pd.DataFrame, tally: Tally, table: TraceTable) -> None:
         under_way,
         "not ended when the file was written, so that their durations are too short (the time that they had run)",
     )
-    badly = [f"{int((state == name).sum()):,} {said}" for name, said in ENDED_BADLY.items() if (state == name).any()]
+    badly = [
+        f"{int((state == name).sum()):,} {outcome}" for name, outcome in ENDED_BADLY.items() if (state == name).any()
+    ]
     if badly:
         tally.remark(state.isin(list(ENDED_BADLY)), f"not completed, and count as they ran ({', '.join(badly)})")
     tally.remark(rows["guessed_arrival"], "no time of submission, so that they arrive when they started")
@@ -319,10 +321,10 @@ def sacct_table(path: Path) -> TraceTable:
     return table
 
 
-def _refuse_missing(path: Path, given: set[str]) -> None:
-    if "AllocTRES" not in given and "ReqTRES" not in given:
+def _refuse_missing(path: Path, names: set[str]) -> None:
+    if "AllocTRES" not in names and "ReqTRES" not in names:
         raise TraceError(f"{path}: line 1: column AllocTRES is missing, which tells GPUs; expected {EXPECTED}.")
-    if not given & {"Elapsed", "ElapsedRaw"} and not given >= {"Start", "End"}:
+    if not names & {"Elapsed", "ElapsedRaw"} and not names >= {"Start", "End"}:
         raise TraceError(f"{path}: line 1: column Elapsed is missing, and Start or End; expected {EXPECTED}.")
 
 
