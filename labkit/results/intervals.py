@@ -78,6 +78,14 @@ def end_s(rows: Events) -> float:
     return float(rows["time_s"].max()) if len(rows) else 0.0
 
 
+def placements(rows: Events) -> tuple[Bools, Bools]:
+    """Return which events are rows of placements, and which of them are the first row of one, (E,) each."""
+    job, time_s, placed = rows["job"], rows["time_s"], is_kind(rows, Kind.PLACED)
+    begins = placed.copy()
+    begins[1:] &= ~(placed[:-1] & (job[1:] == job[:-1]) & (time_s[1:] == time_s[:-1]))
+    return placed, begins
+
+
 def holdings(rows: Events, jobs: Jobs) -> Holdings:
     """Return what each job held from when to when.
 
@@ -85,9 +93,7 @@ def holdings(rows: Events, jobs: Jobs) -> Holdings:
     and DROPPED give everything back.
     """
     job, time_s = rows["job"], rows["time_s"]
-    placed = is_kind(rows, Kind.PLACED)
-    begins = placed.copy()  # the first row of each placement
-    begins[1:] &= ~(placed[:-1] & (job[1:] == job[:-1]) & (time_s[1:] == time_s[:-1]))
+    placed, begins = placements(rows)
     marks = by_job(rows, begins | is_kind(rows, *_GIVE_BACK))
     until = np.full(len(marks), end_s(rows))
     same_job = job[marks[1:]] == job[marks[:-1]]

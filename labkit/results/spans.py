@@ -13,7 +13,7 @@ import numpy as np
 from labkit.core.events import Events, Kind, Role
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS
-from labkit.results.intervals import by_job, end_s, gantt, is_kind
+from labkit.results.intervals import by_job, end_s, gantt, is_kind, placements
 from labkit.results.record import RunRecord
 
 if TYPE_CHECKING:
@@ -107,10 +107,8 @@ def stretches(rows: Events) -> pd.DataFrame:
 
 def _lives(rows: Events) -> Iterator[tuple[int, list[_Mark]]]:
     """Yield the marks of each job in order of the log."""
-    job, time_s = rows["job"], rows["time_s"]
-    placed = is_kind(rows, Kind.PLACED)
-    begins = placed.copy()  # the first row of each placement
-    begins[1:] &= ~(placed[:-1] & (job[1:] == job[:-1]) & (time_s[1:] == time_s[:-1]))
+    job = rows["job"]
+    placed, begins = placements(rows)
     counts = np.zeros((len(rows), 2), np.int64)
     first_row = np.flatnonzero(begins)[np.cumsum(begins)[placed] - 1]
     np.add.at(counts, (first_row, rows["role"][placed]), rows["value"][placed].astype(np.int64))
@@ -279,12 +277,7 @@ def rescalings(rows: Events) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["job", "time_s", "steps", "n_workers", "n_ps"])
 
 
-_COUNTS: Final = (
-    Kind.STARTED, Kind.RESCALED, Kind.PROGRESSED, Kind.PAUSED, Kind.RESIZED, Kind.PREEMPTED, Kind.COMPLETED,
-    Kind.FAILED, Kind.DROPPED,
-)  # fmt: skip
-"""The kinds whose value is the number of steps done."""
-_HAS: Final = (Kind.STARTED, Kind.RESCALED, Kind.RESIZED)
+_HAS: Final = (*_GANG, Kind.RESIZED)
 """After these, a job trains with the tasks that it was placed with last."""
 
 
@@ -310,7 +303,7 @@ def configurations(rows: Events, jobs: Jobs) -> pd.DataFrame:
 def _of(rows: Events, jobs: Jobs, job: int) -> list[tuple[object, ...]]:
     """Return the configurations of one job, without their speeds."""
     mine = rows[rows["job"] == job]
-    mine = mine[np.isin(mine["kind"], (*_COUNTS, Kind.PLACED))]
+    mine = mine[np.isin(mine["kind"], (*_TELLS, Kind.PLACED))]
     found: list[tuple[object, ...]] = []
     holds: tuple[int, float, int, float] | None = None
     since, steps, name = 0.0, 0.0, str(jobs.id[job])

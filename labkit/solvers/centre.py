@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 
 from labkit.core.errors import InputError
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.solvers.levels import Proved, column
 
 WORST_GAP: Final = 1e-4
 """An answer that is proved no better than this, relative, is none."""
@@ -29,7 +30,7 @@ COARSE: Final = 1024.0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Centred:
+class Centred(Proved):
     """Shares in the middle of the best ones, and the proof that they are among them.
 
     Attributes
@@ -51,11 +52,6 @@ class Centred:
     bound: float
     pairs: Ints = field(default_factory=lambda: np.empty((0, 2), np.int32))
     pair_x: Floats = field(default_factory=lambda: np.empty((0, 0)))
-
-    @property
-    def gap(self) -> float:
-        """How far the level may be from the greatest, relative."""
-        return abs(self.bound - self.level) / max(abs(self.bound), abs(self.level), 1e-300)
 
 
 def centre(
@@ -468,8 +464,3 @@ def _sums(group: Ints, amount: Floats, n: int) -> Floats:
     sums = np.zeros(n)
     sums[:] = np.bincount(group, amount, n)
     return sums
-
-
-def column(values: ArrayLike, n: int) -> Floats:
-    """Return (n,) numbers from as many or one."""
-    return np.array(np.broadcast_to(np.asarray(values, np.float64), (n,)))

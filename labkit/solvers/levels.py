@@ -12,8 +12,21 @@ from labkit.core.errors import InfeasibleError, InputError, SolverError, Unbound
 from labkit.core.resources import Bools, Floats, Ints
 
 
+class Proved:
+    """A level that was reached, and a bound that none exceeds."""
+
+    __slots__ = ()
+    level: float
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """How far the level may be from the greatest, relative."""
+        return abs(self.bound - self.level) / max(abs(self.bound), abs(self.level), 1e-300)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
-class Filled:
+class Filled(Proved):
     """Shares, what they are worth to each job, and the proof that no job could do better.
 
     Attributes
@@ -39,11 +52,6 @@ class Filled:
     bound: float
     prices: Floats
     n_levels: int
-
-    @property
-    def gap(self) -> float:
-        """How far the level may be from the greatest, relative."""
-        return abs(self.bound - self.level) / max(abs(self.bound), abs(self.level), 1e-300)
 
 
 def fill(
@@ -318,3 +326,8 @@ def _groups(entity: ArrayLike, weight: ArrayLike, fifo: ArrayLike, n_jobs: int) 
         e = int(np.flatnonzero(~((weights > 0) & (weights < np.inf)))[0])
         raise InputError(f"entity {e} has weight {weights[e]}; expected more than 0.")
     return of, weights, queues
+
+
+def column(values: ArrayLike, n: int) -> Floats:
+    """Return (n,) numbers from as many or one."""
+    return np.array(np.broadcast_to(np.asarray(values, np.float64), (n,)))

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from labkit.core.errors import InfeasibleError, InputError, SolverError
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.solvers.levels import fill
+from labkit.solvers.levels import Proved, column, fill
 from labkit.solvers.lp import LinearProgram
 
 PINS = 1e-7
@@ -27,7 +27,7 @@ MAX_STEPS = 60
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class FilledPairs:
+class FilledPairs(Proved):
     """Shares of jobs and of pairs, what they are worth to each job, and the proof that no job could do better.
 
     Attributes
@@ -58,11 +58,6 @@ class FilledPairs:
     bound: float
     n_levels: int
     n_columns: int
-
-    @property
-    def gap(self) -> float:
-        """How far the level may be from the greatest, relative."""
-        return abs(self.bound - self.level) / max(abs(self.bound), abs(self.level), 1e-300)
 
 
 def fill_pairs(
@@ -160,11 +155,11 @@ class _Problem:
         uses = np.eye(len(there)) if use is None else np.asarray(use, np.float64)
         nowhere = (uses[:, there == 0] > 0).any(axis=1)
         kinds = np.broadcast_to(np.asarray(kind, np.int64), (n_jobs,))
-        pairing = Pairing.checked(kinds, speed, _column(scale, n_jobs), n_columns)
+        pairing = Pairing.checked(kinds, speed, column(scale, n_jobs), n_columns)
         values[:, nowhere] = 0.0
         pairing.speed[:, :, nowhere] = 0.0
         some = there > 0
-        return cls(values, _column(size, n_jobs), there[some], uses[:, some], pairing, _column(drag, n_jobs))
+        return cls(values, column(size, n_jobs), there[some], uses[:, some], pairing, column(drag, n_jobs))
 
     def fitted(self, alone: Floats, pairs: Ints, paired: Floats) -> tuple[Floats, Ints, Floats, Floats]:
         """Return shares that break no limit by rounding, and the value of each job."""
@@ -174,10 +169,6 @@ class _Problem:
         got = (self.value * alone).sum(axis=1)
         np.add.at(got, pairs, (self.pairing.worth(pairs) * paired[:, None]).sum(axis=2))
         return alone / over, pairs, paired / over, got / over
-
-
-def _column(values: ArrayLike, n: int) -> Floats:
-    return np.array(np.broadcast_to(np.asarray(values, np.float64), (n,)))
 
 
 class _Climb:

@@ -23,9 +23,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.core.errors import unknown
 from labkit.core.resources import Floats, Ints
-from labkit.speed.measured import SpeedTable
+from labkit.speed.measured import OfModels, SpeedTable
 
 COEFFICIENTS: Final = Path(__file__).with_name("dl2_fit.csv")
 THETA: Final = ("t0", "t1", "t2", "t3", "t4", "t5")
@@ -38,7 +37,7 @@ def terms(n_ps: ArrayLike, n_workers: ArrayLike, *, batch: float) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class FittedTable:
+class FittedTable(OfModels):
     """Speeds of K models by gang as smooth functions; a `MeasuredSpeed` takes it in place of a `SpeedTable`.
 
     It has neither the noise of measurements nor the gangs at which they failed.
@@ -57,6 +56,7 @@ class FittedTable:
         (K,) the median of it over gangs whose number of workers had no part in the fit.
     """
 
+    called = "model of DL2's fitted speeds"
     models: tuple[str, ...]
     theta: Floats
     batch: Floats
@@ -69,18 +69,6 @@ class FittedTable:
         """What it is, for headers of runs."""
         least, most = 100 * self.median_error.min(), 100 * self.median_error.max()
         return f"a smooth model fitted to DL2's measurements (median error {least:.0f} to {most:.0f} % by model)"
-
-    def code(self, model: str) -> int:
-        """Return the index of a model.
-
-        Raises
-        ------
-        InputError
-            If it was not fitted; the message names the nearest one that was.
-        """
-        if model not in self.models:
-            raise unknown("model of DL2's fitted speeds", model, self.models)
-        return self.models.index(model)
 
     def grid(self, model: str, *, max_ps: int, max_workers: int, clip: bool = False) -> Floats:  # noqa: ARG002
         """Return samples/s at every gang, (max_ps + 1, max_workers + 1); 0 without PS or without workers.

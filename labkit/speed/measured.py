@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -54,8 +54,27 @@ class ByGang(Protocol):
         """Return samples/s at every gang, (max_ps + 1, max_workers + 1); 0 without PS or without workers."""
 
 
+class OfModels:
+    """Numbers of some models, by name; `called` is what an error calls one of them."""
+
+    models: tuple[str, ...]
+    called: ClassVar = "model of the speed table"
+
+    def code(self, model: str) -> int:
+        """Return the index of a model.
+
+        Raises
+        ------
+        InputError
+            If it is not there; the message names the nearest one that is.
+        """
+        if model not in self.models:
+            raise unknown(self.called, model, self.models)
+        return self.models.index(model)
+
+
 @dataclass(frozen=True, eq=False)
-class SpeedTable:
+class SpeedTable(OfModels):
     """Measured speeds of some models, K of them; make one with `SpeedTable.of` or `SpeedTable.read`.
 
     Attributes
@@ -147,18 +166,6 @@ class SpeedTable:
             {"model": names, "n_ps": self.n_ps, "n_workers": self.n_workers, "samples_per_s": self.samples_per_s,
              "batch": self.batch[self.model]}
         )  # fmt: skip
-
-    def code(self, model: str) -> int:
-        """Return the index of a model.
-
-        Raises
-        ------
-        InputError
-            If it was not measured; the message names the nearest one that was.
-        """
-        if model not in self.models:
-            raise unknown("model of the speed table", model, self.models)
-        return self.models.index(model)
 
     def rows(self, model: str) -> tuple[Ints, Ints, Floats]:
         """Return PS, workers and samples/s of one model's measurements, (n,) each."""

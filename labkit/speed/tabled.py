@@ -10,11 +10,11 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.device_types import may_run_on
-from labkit.core.errors import InputError, unknown
+from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.running import Running
-from labkit.speed.measured import ByGang
+from labkit.speed.measured import ByGang, OfModels
 from labkit.speed.optimus import PRIOR, SpeedFunction, pre_runs
 from labkit.speed.units import samples_of_step
 
@@ -133,7 +133,7 @@ LARGEST: Final = 16
 
 
 @dataclass(frozen=True, eq=False)
-class AnalyticTable:
+class AnalyticTable(OfModels):
     """Speeds of K models by gang as Optimus' eq. 4 predicts them; a `MeasuredSpeed` takes it.
 
     Attributes
@@ -146,6 +146,7 @@ class AnalyticTable:
         (K,) samples in a parameter update.
     """
 
+    called = "model of the analytical speeds"
     models: tuple[str, ...]
     functions: tuple[SpeedFunction, ...]
     batch: Floats
@@ -154,18 +155,6 @@ class AnalyticTable:
     def in_words(self) -> str:
         """What it is, for headers of runs."""
         return f"Optimus' analytical model, fitted to {N_GANGS} gangs of each model"
-
-    def code(self, model: str) -> int:
-        """Return the index of a model.
-
-        Raises
-        ------
-        InputError
-            If it was not fitted; the message names the nearest one that was.
-        """
-        if model not in self.models:
-            raise unknown("model of the analytical speeds", model, self.models)
-        return self.models.index(model)
 
     def grid(self, model: str, *, max_ps: int, max_workers: int, clip: bool = False) -> Floats:  # noqa: ARG002
         """Return samples/s at every gang, (max_ps + 1, max_workers + 1); 0 without PS or without workers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import zlib
 from collections.abc import Iterable, Sequence
@@ -379,6 +380,34 @@ class Read(NamedTuple):
 
     jobs: Jobs
     tally: Tally
+
+
+def json_of(path: Path, text: str, *, expected: str, remedy: str = "") -> Any:
+    """Return the value of a JSON text; raise a TraceError with line and column if it is none."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TraceError(
+            f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; expected {expected}. It may be cut off"
+            f"{remedy}."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path}: {error}; expected {expected}.") from None
+
+
+def entries_of(path: Path, text: str, *, key: str, expected: str) -> list[Any]:
+    """Return the list under a key of a JSON object.
+
+    Raises
+    ------
+    TraceError
+        If it is no JSON, or there is no such list.
+    """
+    content = json_of(path, text, expected=expected)
+    entries = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        raise TraceError(f"{path}: it has no list '{key}'; expected {expected}.")
+    return entries
 
 
 class Tally:

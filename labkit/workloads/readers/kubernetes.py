@@ -15,8 +15,7 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import LATEST_S, Read, Tally, from_zero, text_of
-from labkit.workloads.readers.sacct import entries_of
+from labkit.workloads.readers.base import LATEST_S, Read, Tally, entries_of, from_zero, text_of
 
 EXPECTED: Final = "what `kubectl get pods --all-namespaces -o json` prints"
 SERVICES: Final = frozenset({"ReplicaSet", "StatefulSet", "DaemonSet", "ReplicationController", "Node"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +13,7 @@ from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools
-from labkit.workloads.readers.base import Tally, from_zero, per_gpu, table_of, text_of
+from labkit.workloads.readers.base import Tally, from_zero, json_of, per_gpu, table_of, text_of
 
 COLUMNS: Final = ("timestamp", "duration", "num_gpus", "cluster")
 EXPECTED: Final = "a Philly CSV with columns timestamp, duration, num_gpus, gpu_time, cluster"
@@ -119,15 +118,7 @@ def _ran(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _entries(path: Path) -> list[Any]:
     text = text_of(path, expected=EXPECTED_LOG)
-    try:
-        entries = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TraceError(
-            f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; expected {EXPECTED_LOG}. "
-            "It may be cut off: fetch it again."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: {error}; expected {EXPECTED_LOG}.") from None
+    entries = json_of(path, text, expected=EXPECTED_LOG, remedy=": fetch it again")
     if not isinstance(entries, list):
         raise TraceError(f"{path}: holds a {type(entries).__name__}; expected {EXPECTED_LOG}.")
     return entries

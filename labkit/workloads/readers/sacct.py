@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from labkit.workloads.readers.base import (
     Read,
     Tally,
     TraceTable,
+    entries_of,
     from_zero,
     lines_of,
     moments_s,
@@ -338,28 +338,6 @@ def _from_json(path: Path, text: str) -> TraceTable:
         raise TraceError(told(str(path), faults))
     frame = pd.DataFrame([row for row in rows if row is not None], columns=[name for name in COLUMNS if name in _KEPT])
     return TraceTable(path, frame.astype(object), text="", header=False, unit="job")
-
-
-def entries_of(path: Path, text: str, *, key: str, expected: str) -> list[Any]:
-    """Return the list under a key of a JSON object.
-
-    Raises
-    ------
-    TraceError
-        If it is no JSON, or there is no such list.
-    """
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TraceError(
-            f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; expected {expected}. It may be cut off."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: {error}; expected {expected}.") from None
-    entries = content.get(key) if isinstance(content, dict) else None
-    if not isinstance(entries, list):
-        raise TraceError(f"{path}: it has no list '{key}'; expected {expected}.")
-    return entries
 
 
 _KEPT: Final = frozenset(
