@@ -127,7 +127,7 @@ class Board:
         return self.jct_s / self.n_done if self.n_done else float("nan")
 
     def down(self, machine: int) -> bool:
-        """Tell whether a machine is gone."""
+        """Return whether a machine is gone."""
         return machine in self._down
 
     def fold(self, batch: Events) -> None:
@@ -160,7 +160,7 @@ class Board:
             placing = job if kind == Kind.PLACED else -1
 
     def _each(self, role: int, job: int, cpus: float) -> float:
-        """Return what one task holds: cores may be given by a decision (`cpus`), GPUs are as declared."""
+        """Return the amount of one task: cores may be set by a decision (`cpus`), GPUs are as declared."""
         amount_given = self.resource == CPUS and cpus == cpus
         return cpus if amount_given else float(self._demand[role][job])
 
@@ -181,7 +181,7 @@ class Board:
         self._note(job, time_s, _AFTER[Kind(kind)])
 
     def _holding(self, job: int) -> JobActivity:
-        """Return what a job does that was just placed: one that trains goes on until it is paused."""
+        """Return the activity of a job that was just placed: one that trains goes on until it is paused."""
         return JobActivity.TRAINS if self._doing.get(job) is JobActivity.TRAINS else JobActivity.HOLDS
 
     def _note(self, job: int, time_s: float, doing: JobActivity) -> None:

@@ -88,7 +88,7 @@ class Feed:
             return {"kind": "all", "until": self._guess_s()} | self.frame() | self._moment(), as_bytes(rows)
 
     def news(self) -> Told:
-        """Return what is new since the last time."""
+        """Return the news since the last call."""
         with self.run.model.lock:
             new = self.rows()[self._n_told :]
             self._n_told += len(new)
@@ -108,11 +108,11 @@ class Feed:
         raise NotImplementedError
 
     def frame(self) -> dict[str, Any]:
-        """Return what stays as it is during a run."""
+        """Return the constants of a run."""
         raise NotImplementedError
 
     def now(self) -> dict[str, Any]:
-        """Return what is shown of this moment only."""
+        """Return the state of this moment."""
         return {}
 
 

@@ -109,7 +109,7 @@ class FollowedRun:
         return True
 
     def _told_silence(self) -> bool:
-        """Tell listeners where the only news is for how long there have been none."""
+        """Notify listeners where the only change is the length of the silence."""
         if self.status == self._was:
             return False
         self._was = self.status

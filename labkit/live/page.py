@@ -66,7 +66,7 @@ class RunTold:
             yield _rows(name, feed.everything())
 
     def news(self) -> Iterator[str]:
-        """Return what is new since the last time."""
+        """Return the news since the last call."""
         yield from self._changed()
         for name, feed in self._feeds.items():
             yield _rows(name, feed.news())
@@ -141,7 +141,7 @@ class RunPage:
             self.update()
 
     def messages(self) -> Iterator[str]:
-        """Return what one page is told, message by message; empty: nothing new, but still there."""
+        """Yield the messages to one page; empty: a heartbeat without news."""
         feed = RunTold(self.run)
         seen = self.n_changes
         yield from feed.everything()
@@ -196,7 +196,7 @@ class _Server(ThreadingHTTPServer):
             self._strangers.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a connection that broke: a terminal shows the run."""
+        """Ignore a connection that broke: a terminal shows the run."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -254,4 +254,4 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing of requests: a terminal shows the run."""
+        """Log no requests: a terminal shows the run."""

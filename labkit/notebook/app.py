@@ -167,7 +167,6 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         )
 
     def _prepare(self) -> None:
-        """Make the run that the form asks for, ready to start."""
         if self.run is not None and self.run.state != READY and not self.run.over:
             return
         choice = self.choice
@@ -201,7 +200,6 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         return record.info.trace == run.experiment.jobs.name and len(record.jobs) == len(run.experiment.jobs)
 
     def _show(self, run: LiveRun) -> None:
-        """Follow the run's state."""
         if run is not self.run:
             return
         self._controls.show(run.state, run.status.text)

@@ -177,7 +177,7 @@ def plain(thing: Any) -> str:
 
 
 def checks_html(checks: Sequence[Check]) -> str:
-    """Return what `labkit.system.doctor.checks` found, without places of this machine."""
+    """Return the findings of `labkit.system.doctor.checks` as HTML, without places of this machine."""
     rows = [
         [
             "yes" if check.ok else "missing",

@@ -202,7 +202,7 @@ class LiveRun(traitlets.HasTraits):
 
     @contextmanager
     def _told_if_interrupted(self) -> Iterator[None]:
-        """Say so where a cell that waits is interrupted: the run goes on in its thread."""
+        """Report that the run goes on in its thread where a waiting cell is interrupted."""
         try:
             yield
         except (asyncio.CancelledError, KeyboardInterrupt):
@@ -449,7 +449,7 @@ class RunWork:
         return self.paced.live
 
     def info(self) -> RunInfo:
-        """Return what was asked, as the record of a run has it."""
+        """Return the request of the run, as its record has it."""
         return replace(self._info or self._new_info(), wall_s=self._wall_s if self.ended else self._since_s())
 
     def _since_s(self) -> float:
@@ -572,7 +572,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return what went wrong in one line; for what labkit did not raise on purpose, with the place.
+    """Return an error in one line; one that labkit did not raise on purpose, with the place.
 
     >>> from labkit.core.errors import InputError
     >>> one_line(InputError("unknown cluster 'dem'."))

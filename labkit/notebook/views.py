@@ -65,7 +65,6 @@ class LiveView(anywidget.AnyWidget):
             self._pass_on(self.feed.everything())
 
     def _tell(self) -> None:
-        """Send what is new."""
         if self.feed is not None:
             self._pass_on(self.feed.news())
 
@@ -122,7 +121,6 @@ class LiveText(anywidget.AnyWidget):
         self._tell()
 
     def _tell(self) -> None:
-        """Show what is so now."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

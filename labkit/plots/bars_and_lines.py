@@ -166,7 +166,6 @@ def _looks(
     x: str, y: str, line: str, names: list[str], *, axes: tuple[str, str], ticks: Sequence[float], zero: bool,
     shades: Sequence[str] | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the encodings that all layers share."""
     numbers: dict[str, Any] = {"format": ",~f"} | ({"values": list(ticks)} if len(ticks) else {})
     if shades is None and line == "scheduler":
         shades = list(colours(names).values())

@@ -195,7 +195,7 @@ def plot_explained(table: pd.DataFrame, *, heading: str = "What explains the gap
 
 
 def _says(gap: float, percent: float, unit: str) -> str:
-    """Say a gap.
+    """Return a gap in words.
 
     >>> _says(1.234, 5.04, "s"), _says(0.0, 0.0, "s")
     ('+1.23 s, +5.0 %', '0')

@@ -99,13 +99,11 @@ def shared_ends(records: Sequence[RunRecord]) -> dict[str, float]:
 
 
 def _until_s(bars: pd.DataFrame, table: pd.DataFrame) -> float:
-    """Return when the chart ends."""
     ends = [float(each.max()) for each in (bars["end_s"], table["arrival_s"]) if len(each)]
     return max([0.0, *ends])
 
 
 def _works(held: pd.DataFrame, *, x: alt.X, y: alt.Y, unit: str, most_gpus: float) -> alt.Chart:
-    """Return the bars of jobs that hold tasks."""
     scale = alt.Scale(domain=[0, most_gpus], range=list(HELD))
     colour = alt.Color("gpus:Q", title="GPUs held", scale=scale, legend=alt.Legend(tickMinStep=1))
     chart = (

@@ -123,7 +123,7 @@ COLUMNS = ("mean", "median", "p95")
 
 
 def _bars(comparison: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return what is drawn of each run, in one unit of time: what a run has no number for is NaN."""
+    """Return the bars of each run in one unit of time; NaN where a run has no number."""
     n_done, n_trace = comparison["n_done"], comparison["n_trace"]
     whole = comparison.where(n_done == n_trace)
     usual_s = float(whole["mean_jct_s"].median())  # one slow scheduler does not choose the unit of all

@@ -104,7 +104,7 @@ def in_points(svg: str) -> str:
 
 
 def notes_of(chart: alt.TopLevelMixin) -> list[str]:
-    """Return what the title of a chart tells below it, for the caption; on paper nothing can be clicked."""
+    """Return a chart's subtitle for a caption, without hints on clicking."""
     heading = chart.to_dict().get("title", {})
     notes = heading.get("subtitle", []) if isinstance(heading, dict) else []
     parts = [part for note in ([notes] if isinstance(notes, str) else notes) for part in note.split("; ")]

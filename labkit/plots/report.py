@@ -128,7 +128,6 @@ def write_report(
 
 
 def _failed(failed: Mapping[str, object] | None) -> list[str]:
-    """Return a sentence for each scheduler that is not in the report, for it failed."""
     return [
         f"Not in this report: {name} failed ({shortened(' '.join(str(error).split()), most=300)})."
         for name, error in (failed or {}).items()
@@ -162,7 +161,7 @@ def _alone(records: Sequence[RunRecord], seeds: pd.DataFrame | None) -> str:
 
 
 def _about(records: Sequence[RunRecord], pairs: Sequence[tuple[RunRecord, RunRecord]]) -> bool:
-    """Tell whether a report is about a run and its simulation, and nothing else."""
+    """Return whether a report is about a run and its simulation, and nothing else."""
     return len(pairs) == 1 and {id(record) for record in records} == {id(record) for record in pairs[0]}
 
 
@@ -222,7 +221,6 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
 
 
 def _types(by_name: Mapping[str, RunRecord], *, cut: str) -> list[page.Section]:
-    """Return a section on device types where a cluster has several."""
     if all(len(record.cluster.device_types) < 2 for record in by_name.values()):
         return []
     table = gpu_hours(by_name)
@@ -242,7 +240,7 @@ def _costs(by_name: Mapping[str, RunRecord]) -> list[page.Section]:
 
 
 def _without_gpus(record: RunRecord) -> str:
-    """Say how many jobs are not in a figure of GPUs."""
+    """Return the note on jobs that are not in a figure of GPUs."""
     n = int(np.count_nonzero(record.jobs.gpus == 0))
     return f"{n} of {len(record.jobs):,} jobs ask for no GPU; what they hold is not in this figure." if n else ""
 
@@ -307,7 +305,7 @@ def _options(info: RunInfo) -> set[str]:
 
 
 def _provenance(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """Return what is the same in all runs as one line each, and what differs as a list."""
+    """Return provenance rows: values that all runs share on one line, those that differ as a list."""
 
     def all_of(values: Sequence[object]) -> str:
         return ", ".join(dict.fromkeys(str(value) for value in values if value not in ("", None)))
@@ -386,7 +384,6 @@ def runs_table(records: Sequence[RunRecord], *, lead: str = "") -> page.PageTabl
 
 
 def _table_notes(records: Sequence[RunRecord], *, cut: bool, priced: bool) -> list[str]:
-    """Return what to know of the numbers in the table."""
     sentences = ["GPUs held: of all GPUs, the part that jobs held. It is what a schedule costs; more is not better."]
     if cut:
         sentences.append(
@@ -406,7 +403,6 @@ def _table_notes(records: Sequence[RunRecord], *, cut: bool, priced: bool) -> li
 
 
 def _bounds(records: Sequence[RunRecord]) -> list[str]:
-    """Return the sentence on the bound of the mean JCT, where it is known."""
     bounds = [bound_jct_s(record) for record in records]
     if np.isnan(bounds).all():
         return []
@@ -416,7 +412,7 @@ def _bounds(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _unit(name: str, column: pd.Series[Any]) -> tuple[float, str]:
-    """Return what to divide a column by, and what its heading says of it."""
+    """Return a column's divisor and its unit for the heading."""
     if not name.endswith("_s") or column.dropna().empty:
         return 1.0, ""
     scale_s, unit = time_unit(float(column.median()))
@@ -475,7 +471,7 @@ def seeds_table(records: Sequence[RunRecord]) -> pd.DataFrame | None:
 
 
 def _setting(info: RunInfo) -> str:
-    """Return what must be the same in runs whose seeds are compared, as text."""
+    """Return the settings that runs share whose seeds are compared, as text."""
     parts = [without_seed(info.trace), info.cluster, info.backend, *(info.config.get(name) for name in OF_RUN)]
     return json.dumps(parts, sort_keys=True, default=str)
 

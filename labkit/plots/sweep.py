@@ -135,7 +135,6 @@ def _seed_by_seed(table: pd.DataFrame, varying: list[str], *, metric: str, base:
 
 
 def _varying(table: pd.DataFrame) -> list[str]:
-    """Return what tells panels apart."""
     return [key for key in keys_of(table) if key not in FIXED and len(set(table[key])) > 1]
 
 
@@ -188,7 +187,6 @@ def _header(shown: bool) -> alt.Header:
 
 
 def _panels(table: pd.DataFrame, varying: list[str]) -> list[str]:
-    """Return what tells the panel of each row from others."""
     columns = [table[key] for key in varying]
     return [", ".join(f"{key} {_short(value)}" for key, value in zip(varying, row, strict=True))
             for row in zip(*columns, strict=True)] if varying else [""] * len(table)  # fmt: skip
@@ -200,7 +198,7 @@ def _short(value: object) -> str:
 
 
 def _axis_of(means: pd.DataFrame, *, metric: str, unit: str | None = None) -> tuple[float, str]:
-    """Return what to divide by, and the title of the axis: means and their differences have one unit."""
+    """Return divisor and title of the axis: means and their differences have one unit."""
     if unit is not None and (unit not in UNITS or not metric.endswith("_s")):
         raise InputError(f"unit is '{unit}' and the metric {metric}; expected one of {', '.join(UNITS)}, for seconds.")
     scale, unit = (UNITS[unit], unit) if unit else _unit_of(means, metric)

@@ -230,5 +230,5 @@ def style() -> str:
 
 
 def embed_options() -> dict[str, Any]:
-    """Return what JupyterLab passes on to the program that draws a figure."""
+    """Return the options that JupyterLab passes to Vega-Embed."""
     return {"renderer": "svg", "defaultStyle": style()}

@@ -54,7 +54,7 @@ def scaling_marks(events: Iterable[Event]) -> pd.DataFrame:
 
 
 def _words(servers: int, workers: int) -> str:
-    """Say what a request asked for.
+    """Return a request in words.
 
     >>> _words(1, -2)
     '+1 PS, −2 workers'
@@ -98,7 +98,6 @@ def plot_training(
 
 
 def _there(curve: pd.DataFrame, x: alt.X) -> alt.Chart:
-    """Return the panel of how many servers and workers there were."""
     changed = (curve[["servers", "workers"]].diff().fillna(1) != 0).any(axis=1)
     ends = curve[changed | (curve["step"] == max(curve["step"], default=0))]
     shown = ends.melt("step", list(ROLES), var_name="role", value_name="n")
@@ -327,7 +326,7 @@ def plot_pauses(
 
 
 def _ms(ms: float) -> str:
-    """Say some milliseconds.
+    """Return milliseconds in words.
 
     >>> _ms(0.0), _ms(4.27), _ms(3210.0)
     ('0', '4.3 ms', '3.2 s')
@@ -340,7 +339,6 @@ def _ms(ms: float) -> str:
 
 
 def _row(strategy: str, kind: str) -> str:
-    """Say what a row of the figure is."""
     name = STRATEGIES.get(strategy, strategy)
     return name if kind == "worker stands still" else f"{name}: slowest step"
 
@@ -467,13 +465,11 @@ def plot_tuning(
 
 
 def _rules(marks: pd.DataFrame, *, x: alt.X) -> alt.Chart:
-    """Return a dashed line at each decision."""
     rules: alt.Chart = alt.Chart(marks).mark_rule(color=MUTED, strokeDash=[4, 3]).encode(x=x)
     return rules
 
 
 def _speed_panel(speed: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel:
-    """Return the throughput with a number at each decision."""
     words = (
         alt.Chart(marks)
         .mark_text(align="left", baseline="top", dx=4, color=INK, fontSize=12, fontWeight=600)
@@ -492,7 +488,6 @@ def _speed_panel(speed: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel
 
 
 def _cores_panel(allocated: pd.DataFrame, used: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel:
-    """Return the cores given as lines and those in use as dots, by role."""
     colour = alt.Color(
         "role:N", title=None, scale=alt.Scale(domain=list(TASK_INKS), range=list(TASK_INKS.values())),
         legend=alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3.5),

@@ -247,7 +247,7 @@ TYPE_SHADES: Final = ("#2f6fce", "#c8791a", "#7a8798", "#2b9f86", "#b8548f", "#8
 
 
 def gpu_hours(records: Mapping[str, RunRecord]) -> pd.DataFrame:
-    """Return what jobs held of each device type, a row per run and type.
+    """Return the GPU-hours of each device type, a row per run and type.
 
     Columns: scheduler, device_type, order (of the type in the cluster), gpu_h (GPU-hours), share (of all GPU-hours of
     the run), held (of what GPUs of this type were there for from the first arrival to the last completion).

@@ -113,7 +113,7 @@ def told_bound(value: str, *, faster: bool = False) -> str:
 
 
 def dollars(record: RunRecord, *, prices: Mapping[str, float]) -> float:
-    """Return what the GPUs that jobs held cost, at dollars per GPU and hour of each device type.
+    """Return the cost of the GPUs that jobs held, at dollars per GPU and hour of each device type.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def prices_of(record: RunRecord) -> dict[str, float]:
 
 
 def bills(records: Sequence[RunRecord]) -> list[float]:
-    """Return what each run cost, at its own prices, else those of the first run that has some; NaN: none or no GPUs."""
+    """Return the cost of each run, at its own prices, else at those of the first run with some; NaN: none or no GPUs."""
     known = [prices_of(record) for record in records]
     usual = next((prices for prices in known if prices), {})
     return [_bill(record, own or usual) for record, own in zip(records, known, strict=True)]

@@ -24,7 +24,7 @@ MOST_NAMED = 4
 def conclusion(
     records: Sequence[RunRecord], *, seeds: pd.DataFrame | None = None, base: str | None = None
 ) -> list[str]:
-    """Return what runs show, a sentence each; with several seeds it is those that are told.
+    """Return conclusions from runs, a sentence each; with several seeds, from the seeds.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def one_run_each(records: Sequence[RunRecord], *, base: str | None = None) -> li
 
 
 def _more(record: RunRecord) -> str:
-    """Return what would tell more: other seeds of a generated trace; a trace from a file has none."""
+    """Return the advice for more evidence: other seeds of a generated trace; a trace from a file has none."""
     if is_generated(without_seed(record.info.trace or record.jobs.name)):
         return "--seeds 10 would tell"
     return "the same comparison on the trace of another period would tell"

@@ -76,7 +76,7 @@ def job_fidelity(real: RunRecord, predicted: RunRecord) -> pd.DataFrame:
 
 
 def gap_parts(real: RunRecord, predicted: RunRecord) -> pd.DataFrame:
-    """Return what explains the gap of each job: job, id, gap_s, and a column of seconds for each of `PARTS`.
+    """Return the parts of the gap of each job: job, id, gap_s, and a column of seconds for each of `PARTS`.
 
     The parts of a job add up to its gap. All but two are differences of what `job_fidelity` tells. The rest, the
     difference in training time, divides into *speed* and *other gangs*. With n steps made with a gang g (workers and
@@ -109,7 +109,7 @@ def gap_parts(real: RunRecord, predicted: RunRecord) -> pd.DataFrame:
 
 
 def explained(table: pd.DataFrame, parts: pd.DataFrame) -> pd.DataFrame:
-    """Return what explains the gap between the mean JCTs, a row per part and their sum.
+    """Return the parts of the gap between the mean JCTs, a row per part and their sum.
 
     Parameters
     ----------

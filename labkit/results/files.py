@@ -154,7 +154,7 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def _fault_of(cluster: Cluster) -> str:
-    """Return what is wrong with a cluster, "" if nothing is."""
+    """Return the fault of a cluster, "" if it has none."""
     m, g = cluster.n_machines, len(cluster.group_machine) if cluster.group_machine.ndim else 0
     shapes = {
         "group_machine": (g,), "group_type": (g,), "capacity": (g, len(RESOURCES)), "group_pcie_gbps": (g,),

@@ -87,7 +87,7 @@ def placements(rows: Events) -> tuple[Bools, Bools]:
 
 
 def holdings(rows: Events, jobs: Jobs) -> Holdings:
-    """Return what each job held from when to when.
+    """Return the tasks that each job held, with start and end.
 
     The rows of a placement come together in the log and replace the job's earlier ones; PREEMPTED, COMPLETED, FAILED
     and DROPPED give everything back.
@@ -264,7 +264,7 @@ def time_split(rows: Events, jobs: Jobs) -> pd.DataFrame:
 
 
 def _state_after() -> NDArray[np.int64]:
-    """Return what a job does after each kind of event, indexed by kind."""
+    """Return a job's state after each kind of event, indexed by kind."""
     state = np.full(max(Kind) + 1, OVERHEAD)
     state[list(_WAITS)] = WAITING
     state[list(_TRAINS)] = TRAINING

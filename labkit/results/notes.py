@@ -57,7 +57,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
 
 
 def held_up(record: RunRecord) -> list[tuple[str, str, int]]:
-    """Return what reservations did to the jobs of a run: which one, what, and to how many jobs."""
+    """Return the effects of reservations on a run: which one, which effect, on how many jobs."""
     explained = record.events[record.events["kind"] == Kind.EXPLAINED] if record.reasons else record.events[:0]
     found = []
     for begins, what in ((LOST_TO, "lost hosts when it started"), (WAITS_FOR, "waited, having no other hosts")):
@@ -178,7 +178,7 @@ def fallback_of(record: RunRecord) -> str:
 
 
 def _gives_in_vain(record: RunRecord) -> bool:
-    """Tell whether simulated tasks were given cores or memory that the speed model does not look at."""
+    """Return whether simulated tasks were given cores or memory that the speed model does not look at."""
     if record.info.backend != "simulator" or record.info.config.get(AMOUNTS_COUNT):
         return False
     rows = record.events

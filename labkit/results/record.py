@@ -193,7 +193,7 @@ FAILURES: Final = (Kind.TASK_FAILED, Kind.FAILED, Kind.DROPPED, Kind.PREEMPTED)
 
 
 def measured(rows: Events, jobs: Jobs) -> pd.DataFrame:
-    """Return what was measured, a row each: time_s, job, role, task, quantity, value.
+    """Return the measurements, a row each: time_s, job, role, task, quantity, value.
 
     `job` is the id of the trace; `task` is -1 where a row tells of all tasks of a role: what of them, `Quantity` says.
     """

@@ -81,7 +81,7 @@ class _Piece:
 
 
 def stretches(rows: Events) -> pd.DataFrame:
-    """Return what each job was doing from its arrival to its end, or to the end of the log.
+    """Return the states of each job from its arrival to its end, or to the end of the log.
 
     Between two events that tell steps they are spread evenly over the time. A training job that is placed anew goes on
     with the gang that it had, until it says that it was rescaled.
@@ -134,7 +134,6 @@ def _steps(mine: Events) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 
 def _pieces(marks: list[_Mark], until_s: float) -> list[_Piece]:
-    """Return the life of a job in pieces."""
     last = marks[-1]
     ends = [*marks, _Mark(max(until_s, last.time_s), Kind.PROGRESSED, last.steps, 0.0, (0, 0))]
     walk = _Walk()
@@ -199,7 +198,7 @@ def _reached(mark: _Mark, after: _Mark) -> float:
 
 
 def _count(pieces: list[_Piece], kept: list[float]) -> None:
-    """Tell which steps of each piece count; `kept`: the steps done after it."""
+    """Count the steps of each piece that were not lost later; `kept`: the steps done after it."""
     safe = np.inf
     for piece, steps in zip(reversed(pieces), reversed(kept), strict=True):
         safe = min(safe, steps)
@@ -221,7 +220,7 @@ def _finish(pieces: list[_Piece], steps: float) -> None:
 
 
 def lanes(record: RunRecord) -> pd.DataFrame:
-    """Return what each job held, and within that when it made steps: id, start_s, end_s, workers, works.
+    """Return the spans in which each job held tasks, and in which it made steps: id, start_s, end_s, workers, works.
 
     Rows with `works` False are the tasks that it held, whatever it did with them; those with True lie on them.
     """

@@ -136,7 +136,7 @@ class RunWriter:
             raise
 
     def resume(self) -> None:
-        """Say that the run goes on."""
+        """Mark the run as running."""
         self.tell(config={key: value for key, value in self.info.config.items() if key != TAKEN_BY})
         self._mark(RunState.RUNNING)
 

@@ -166,7 +166,7 @@ def digest_of(plan: Mapping[str, Any]) -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return what keeps one grid from being a part of another; nothing where the new one only adds cells."""
+    """Return differences that keep one grid from being a part of another; none where the new one only adds cells."""
     changes = [f"{name} is no axis any more" for name in old["axes"] if name not in new["axes"]]
     changes += [f"{name} is a new axis" for name in new["axes"] if name not in old["axes"]]
     for name, values in old["axes"].items():

@@ -67,7 +67,7 @@ def cell_table(
 
 
 def pairs_called(table: pd.DataFrame) -> str:
-    """Return what the runs are told apart by that are compared pair by pair: "seed", or "repeat" on machines."""
+    """Return the key of paired runs: "seed", or "repeat" on machines."""
     return str(table.attrs.get("pairs", "seed"))
 
 
@@ -285,7 +285,6 @@ def _refuse_unknown(table: pd.DataFrame, metric: str) -> None:
 
 
 def _metrics_of(table: pd.DataFrame) -> list[str]:
-    """Return the columns behind `error` and `run`."""
     return [str(name) for name in table.columns[len(keys_of(table)) + len(AFTER) :]]
 
 

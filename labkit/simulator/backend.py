@@ -270,14 +270,14 @@ class Simulator:
         return is_event, moved
 
     def _round_over(self) -> bool:
-        """Tell whether no job makes progress or will by itself."""
+        """Return whether no job makes progress or will by itself."""
         truth = self._truth
         return not truth.counts[kernels.N_RUNNING] or bool(
             kernels.round_over(truth.records, truth.running, truth.counts)
         )
 
     def _hopeless(self) -> bool:
-        """Tell whether no job will ever arrive or complete, and no machine fail or return."""
+        """Return whether no job will ever arrive or complete, and no machine fail or return."""
         truth = self._truth
         arrived = truth.counts[kernels.NEXT_ARRIVAL] == len(self.jobs)
         at = truth.records[truth.holding()]

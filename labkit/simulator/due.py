@@ -128,7 +128,7 @@ class DueDisturbances:
         return news, joined(batches)
 
     def _is_due(self, which: int, period_s: float) -> bool:
-        """Tell whether one of the periodic things is due; it is due again a period later."""
+        """Return whether one of the periodic things is due; it is due again a period later."""
         due = bool(self._due_s[which] <= self._truth.now_s)
         if due:
             self._due_s[which] += period_s
@@ -142,7 +142,6 @@ class DueDisturbances:
         return truth.retime(jobs, truth.records["base_speed"][jobs])
 
     def _measure(self) -> Events:
-        """Measure the jobs that train."""
         truth = self._truth
         jobs = truth.in_phase(kernels.RUNNING)
         jobs = jobs[truth.records["speed"][jobs] > 0]

@@ -147,7 +147,7 @@ def end(truth: Records, job: int, now_s: float, true_steps: Floats) -> int:
 
 @kernel
 def round_over(truth: Records, running: Ints, counts: Ints) -> bool:
-    """Tell whether jobs hold tasks and none of them makes progress, or will by itself."""
+    """Return whether jobs hold tasks and none of them makes progress, or will by itself."""
     for i in range(counts[N_RUNNING]):
         if truth[running[i]].phase != RESTING:
             return False
@@ -156,7 +156,7 @@ def round_over(truth: Records, running: Ints, counts: Ints) -> bool:
 
 @kernel
 def on_groups(running: Ints, counts: Ints, held: Records, tasks: Records, hit: Bools) -> Bools:
-    """Tell which of the jobs that hold tasks have one in a group that was hit."""
+    """Return which of the jobs that hold tasks have one in a group that was hit."""
     touched = np.zeros(counts[N_RUNNING], np.bool_)
     for i in range(counts[N_RUNNING]):
         task = held[running[i]].first
@@ -282,7 +282,7 @@ def retime(jobs: Ints, base_speeds: Floats, now_s: float, truth: Records, out: E
 def _same(
     first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, held: Records, tasks: Records
 ) -> bool:
-    """Tell whether the rows from `first` on are the tasks that the job holds already, in any order."""
+    """Return whether the rows from `first` on are the tasks that the job holds already, in any order."""
     j = job[first]
     n_new = 0
     p = first
@@ -310,7 +310,7 @@ def _same_amounts(
     first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts,
     held: Records, tasks: Records, demand: Floats,
 ) -> bool:  # fmt: skip
-    """Tell whether the tasks from row `first` on, which the job holds already, take the same cores and memory."""
+    """Return whether the tasks from row `first` on, which the job holds already, take the same cores and memory."""
     j = job[first]
     if len(cpus) == 0 and len(memory_gb) == 0 and held[j].n_given == 0:
         return True
@@ -339,7 +339,7 @@ def _same_amounts(
 
 @inner
 def _takes(declared: Floats, cpus: Amounts, memory_gb: Amounts, row: int, cores: float, gb: float) -> bool:
-    """Tell whether each task of a row takes so many cores and GB."""
+    """Return whether each task of a row takes so many cores and GB."""
     return bool(
         takes(declared[CPUS], amount_of(cpus, row)) == cores
         and takes(declared[MEMORY_GB], amount_of(memory_gb, row)) == gb

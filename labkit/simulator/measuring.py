@@ -45,7 +45,7 @@ class Measuring:
         self._jobs, self._speed = jobs, speed
 
     def rows(self, running: Running, *, speeds: Floats, factor: Floats, now_s: float) -> Events:
-        """Return what is measured of running jobs: a row for each job, role and quantity that is known.
+        """Return measurements of running jobs: a row for each job, role and quantity that is known.
 
         Parameters
         ----------
@@ -72,7 +72,7 @@ class Measuring:
         return batch
 
     def _from_speeds(self, running: Running, speeds: Floats) -> TaskUse:
-        """Return what speeds alone tell: workers of a synchronous job make its steps together, others in turns."""
+        """Return steps per worker from speeds alone: workers of a synchronous job step together, others in turns."""
         jobs = running.job
         together = self._jobs.sync[jobs] | (running.n_ps == 0)
         with np.errstate(divide="ignore"):
@@ -82,7 +82,7 @@ class Measuring:
         return TaskUse(cores=unknown, step_s=of_workers, compute_s=unknown, load=unknown)
 
     def _value(self, quantity: Quantity, role: Role, running: Running, use: TaskUse, factor: Floats) -> Floats:
-        """Return what is told of all tasks of a role of each job, (J,); NaN: it is not known."""
+        """Return a quantity over all tasks of a role of each job, (J,); NaN: it is not known."""
         if quantity == Quantity.MEMORY_GB:
             demand = (self._jobs.worker_demand, self._jobs.ps_demand)[role][running.job, MEMORY_GB]
             held = (running.n_workers, running.n_ps)[role] > 0
@@ -123,7 +123,7 @@ class DetailedMeasuring:
         self._jobs, self._speed, self._memory = jobs, speed, memory
 
     def rows(self, running: Running, *, factor: Floats, steps: Floats, now_s: float) -> Events:
-        """Return what is measured of running jobs.
+        """Return measurements of running jobs.
 
         Of each job, role and quantity a row of all tasks. Then rows of single tasks: of all tasks of a role where some
         are slower than others, else of those that use another amount or have another load than most, and of a task
@@ -156,7 +156,7 @@ class DetailedMeasuring:
         return batch
 
     def _values(self, running: Running, each: EachTask, factor: Floats, steps: Floats) -> dict[Quantity, Floats]:
-        """Return what is measured of each single task, by quantity, (K,) each."""
+        """Return measurements of each single task, by quantity, (K,) each."""
         number, part = running.job[each.at], factor[each.at]
         demand = np.stack([self._jobs.worker_demand[:, MEMORY_GB], self._jobs.ps_demand[:, MEMORY_GB]])
         memory = demand[each.role, number]
@@ -177,7 +177,7 @@ _UPDATING: Final = (Quantity.COMPUTE_S, Role.PS)
 
 
 def _of_all(quantity: Quantity, role: Role, values: Floats, each: EachTask, running: Running) -> Events:
-    """Return what is told of all tasks of a role of each job together."""
+    """Return the rows over all tasks of a role of each job."""
     mine = (each.role == role) & ~np.isnan(values)
     owner, known = each.at[mine], np.bincount(each.at[mine], minlength=len(running.job)) > 0
     together = np.bincount(owner, values[mine], len(running.job))

@@ -194,7 +194,7 @@ def refuse_foreign(troubles: Troubles, jobs: Jobs) -> None:
 
 
 def _wrong(row: Any) -> str:
-    """Return what is wrong with the numbers of a trouble; empty: nothing."""
+    """Return the fault of the numbers of a trouble; empty: none."""
     if row["role"] not in (Role.WORKER, Role.PS) or row["task"] < 0:
         return f"role is {row['role']} and task {row['task']}; expected role 0 (worker) or 1 (PS) and a task >= 0"
     if not 0 <= row["after_s"] < math.inf:

@@ -249,7 +249,6 @@ def _answer(ways: CentreColumns, x: Floats, level: float, bound: float) -> Centr
 
 
 def _checked(answer: Centred) -> Centred:
-    """Return the answer if it is one."""
     if not answer.gap <= WORST_GAP:
         raise InputError(
             f"the interior-point solver stopped at {answer.level:.6g}, with no better bound than {answer.bound:.6g}; "
@@ -412,7 +411,7 @@ class CentreColumns:
         return len(self.size)
 
     def got(self, x: Floats) -> Floats:
-        """Return what each job gets, (J,)."""
+        """Return the value of each job, (J,)."""
         return _sums(self.member, self.value * x[self.way], self.n_jobs)
 
     def in_units(self, unit: Floats) -> CentreColumns:
@@ -420,11 +419,11 @@ class CentreColumns:
         return replace(self, value=self.value / unit[self.member])
 
     def worth(self, price: Floats) -> Floats:
-        """Return what a way is worth to all its members at prices (J,), (W,)."""
+        """Return the value of each way to all its members at prices (J,), (W,)."""
         return _sums(self.way, self.value * price[self.member], self.n)
 
     def mean_alone(self) -> Floats:
-        """Return what each job would get alone on an even mix of all devices, (J,)."""
+        """Return each job's value alone on an even mix of all devices, (J,)."""
         offered = self.use @ self.capacity
         alone = self.value[: self.n_jobs * len(offered)].reshape(self.n_jobs, -1)
         mean: Floats = alone @ (offered / offered.sum())
@@ -450,7 +449,7 @@ class CentreColumns:
         return fitted
 
     def most(self, worth: Floats, z: Floats) -> float:
-        """Return what sum_w worth_w x_w cannot exceed, by the prices of time and of devices that the solver found."""
+        """Return the dual bound on sum_w worth_w x_w, by the solver's prices of time and of devices."""
         time_price, price = z[self.n : self.n + self.n_jobs], z[self.n + self.n_jobs :][: len(self.capacity)]
         cost = self.size[self.job] * (self.use @ price)[self.column]
         over = worth - cost - np.bincount(self.way, time_price[self.member], self.n)

@@ -216,7 +216,6 @@ def fill_entities(
 def _run(
     values: Floats, there: Floats, uses: Floats, columns: list[Floats], groups: Any, leximin: bool, tolerance: float
 ) -> Filled:
-    """Check that every job can run on what is there, and search."""
     if there.all():
         values, uses = _where_it_can(values, values), uses / there
     else:
@@ -304,7 +303,7 @@ def _check_bases(values: Floats, base: Floats) -> None:
 
 
 def _unmet(values: Floats, size: Floats, base: Floats) -> str:
-    """Say why the bases cannot be met, and which job asks for most."""
+    """Return why the bases cannot be met, and which job asks for most."""
     dearest = int((base * size / values.max(axis=1)).argmax())
     return (
         f"the bases of {np.count_nonzero(base)} jobs together take more devices than there are "

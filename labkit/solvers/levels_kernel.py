@@ -77,7 +77,6 @@ def fill(
 
 @inner
 def _tabulate(value: Floats, base: Floats, slope: Floats, drag: Floats) -> Any:
-    """Return the table of jobs."""
     jobs = np.zeros((len(value), N_COLUMNS))
     for j in range(len(value)):
         jobs[j, BASE], jobs[j, RATE], jobs[j, DRAG] = base[j], slope[j], drag[j]
@@ -289,7 +288,7 @@ burdens the next."""
 
 @inner
 def need(job: Floats, t: float, clock: float, pace: float) -> Any:
-    """Return what a job needs at level t, when its clock shows `clock`, and how fast that grows just below t."""
+    """Return a job's need at level t, when its clock shows `clock`, and its growth just below t."""
     if t > job[CAP]:
         return job[BEST], 0.0
     u = clock - job[START]
@@ -495,7 +494,7 @@ def _least_and_most(numbers: Floats) -> tuple[float, float]:
 
 @inner
 def _rows_sound(rows: Floats) -> bool:
-    """Tell whether the numbers of each row are finite and at least 0, and one of them is more."""
+    """Return whether the numbers of each row are finite and at least 0, and one of them is more."""
     for i in range(rows.shape[0]):
         most = 0.0
         for k in range(rows.shape[1]):
@@ -511,7 +510,7 @@ def _rows_sound(rows: Floats) -> bool:
 def sound(
     value: Floats, capacity: Floats, use: Floats, size: Floats, base: Floats, slope: Floats, drag: Floats
 ) -> bool:  # fmt: skip
-    """Tell whether `levels.fill` has nothing to refuse, all types have devices, and no job has a base."""
+    """Return whether `levels.fill` has nothing to refuse, all types have devices, and no job has a base."""
     for numbers, above in ((capacity, True), (size, True), (slope, False), (drag, False)):
         least, most = _least_and_most(numbers)
         if not (least >= 0.0 and most < np.inf) or (above and least == 0.0):

@@ -236,7 +236,7 @@ class _Climb:
         return self.master.best(np.where(self.rises, need, self.have), self.rises)
 
     def _need(self, t: float) -> Floats:
-        """Return what jobs need at a level, or the most that they can have, (G,)."""
+        """Return the jobs' needs at a level, or the most that they can have, (G,)."""
         left = np.maximum(1 - self.drag * t, 1e-300)
         return np.minimum(t / left, self.best) / self.unit
 
@@ -390,7 +390,7 @@ class Pairing:
         return cls(kind, np.where(both, known, 0.0), scale)
 
     def worth(self, pairs: Ints) -> Floats:
-        """Return what all of its time is worth to either member of pairs (P, 2) in each column, (P, 2, V)."""
+        """Return the value of all its time to either member of pairs (P, 2) in each column, (P, 2, V)."""
         kind, scale = self.kind[pairs], self.scale[pairs]
         partner_speed = self.speed[kind, kind[:, ::-1]]
         worth: Floats = scale[:, :, None] * partner_speed
@@ -489,7 +489,6 @@ def _pairs(groups: Groups, alone: Floats, size: Floats, pairing: Pairing) -> tup
 
 
 def _rounded(numbers: Floats) -> Floats:
-    """Return numbers to `DIGITS` significant digits."""
     with np.errstate(divide="ignore", invalid="ignore"):
         digit = 10.0 ** (DIGITS - 1 - np.floor(np.log10(np.abs(numbers))))
         rounded: Floats = np.round(numbers * digit) / digit
@@ -583,7 +582,6 @@ class Master:
         return np.unique(np.concatenate([np.flatnonzero(~ways.paired), *(best[first] for first in found)]))
 
     def _enter(self, which: Ints) -> None:
-        """Put ways into the program."""
         self._program.add_columns(np.zeros(len(which)), entries=self._rows[:, which])
         self._chosen[which] = True
         self._order = np.concatenate([self._order, which])
@@ -615,7 +613,7 @@ class Master:
         return Optimum(x, factor, (self._rows @ x)[self._needs], answer.bound / self._weight + excess, price)
 
     def _excess(self, pay: Floats) -> float:
-        """Return what all ways that have not entered could add to the factor at most."""
+        """Return the most that ways that have not entered could add to the factor."""
         most = np.zeros(len(self.groups))
         np.maximum.at(most, self.ways.a, np.where(self._barred, 0.0, pay))
         return float(most @ self.groups.n) / self._weight

@@ -31,7 +31,7 @@ THETA: Final = ("t0", "t1", "t2", "t3", "t4", "t5")
 
 
 def terms(n_ps: ArrayLike, n_workers: ArrayLike, *, batch: float) -> Floats:
-    """Return what the coefficients of some gangs' seconds per update are multiplied by, (..., 6)."""
+    """Return the terms of some gangs' seconds per update, (..., 6), which `THETA` weighs."""
     p, w = np.broadcast_arrays(np.asarray(n_ps, np.float64), np.asarray(n_workers, np.float64))
     return np.stack([batch / w, np.ones_like(w), w / p, w, p, 1 / p], axis=-1)
 

@@ -174,7 +174,7 @@ def _by_workers(jobs: Jobs, kinds: Floats, table: Throughputs, types: tuple[str,
 
 
 def _shared(jobs: Jobs, kinds: Floats, table: Throughputs, types: tuple[str, ...]) -> tuple[Ints, Floats]:
-    """Return what is known of pairs.
+    """Return the measured speeds of pairs.
 
     Returns
     -------
@@ -279,7 +279,7 @@ def _spread(
     fewest: Ints, kind: Ints, group_type: Ints, group_machine: Ints, job: Ints, first: Ints, role: NDArray[np.int8],
     group: Ints, count: Ints,
 ) -> Bools:  # fmt: skip
-    """Tell which gangs have workers of a device type on more machines than these need."""
+    """Return which gangs have workers of a device type on more machines than these need."""
     spread = np.zeros(len(job), np.bool_)
     for j in range(len(job)):
         for t in range(fewest.shape[2]):

@@ -120,7 +120,6 @@ def fastest(jobs: Jobs, *, speed: SpeedModel) -> Floats | None:
 
 
 def _owner(speed: SpeedModel, method: str) -> type:
-    """Return the class that defines a method of a model."""
     return next(kind for kind in type(speed).__mro__ if method in vars(kind))
 
 

@@ -305,7 +305,7 @@ def _counts(values: ArrayLike, n: int) -> Ints:
 
 
 def _faults(models: tuple[str, ...], code: Ints, ps: Ints, workers: Ints, speed: Floats, batch: Floats) -> list[str]:
-    """Return what is wrong with the columns of a table, a line each."""
+    """Return the faults of the columns of a table, a line each."""
     if not len(code):
         return ["it has no measurements; expected at least two gangs of a model"]
     checks: list[tuple[Bools, str, NDArray[Any], str]] = [
@@ -394,7 +394,7 @@ def read_rows(path: Path) -> list[SpeedRow]:
 
 
 def _csv_parser(path: Path, header: str) -> Callable[[str], SpeedRow]:
-    """Return what turns a line into a row, by the header's order of columns."""
+    """Return the parser of lines, by the header's order of columns."""
     names = [name.strip() for name in next(csv.reader([header]))]
     for name in names:
         if name not in COLUMNS:

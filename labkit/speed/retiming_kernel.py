@@ -132,7 +132,7 @@ def _factor(kind: int, c: Floats, own: float, other: float) -> float:
 def slowdown(
     own: float, pcie: float, co_cores: float, co_pcie: float, kinds: Ints, cpu: Floats, bus: Floats, additive: bool
 ) -> float:
-    """Return what `InterferenceModel.slowdown` does, of one task."""
+    """Return the slowdown of one task, as `InterferenceModel.slowdown`."""
     co_cores = co_cores if co_cores > NO_LOAD else 0.0
     co_pcie = co_pcie if co_pcie > NO_LOAD else 0.0
     if co_cores <= NO_LOAD and co_pcie <= NO_LOAD:

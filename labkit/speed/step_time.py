@@ -167,7 +167,7 @@ class StepTime:
         return sync, compute_s, self._exchange_s(flows, len(workers), alone=alone)
 
     def use(self, running: Running) -> TaskUse:
-        """Return what tasks use: cores as far as `cpu` tells of work on them, loads as blocks are spread evenly.
+        """Return tasks' use: cores as far as `cpu` models them, loads as blocks are spread evenly.
 
         A worker computes without what it does beside: reading its batch, updates on the servers, the exchange.
         """

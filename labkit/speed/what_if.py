@@ -153,7 +153,7 @@ def learned(seen: Floats, out: Floats) -> Slow:
 def facts_of(
     jobs: Jobs, cluster: Cluster, *, speed: StepTime, uses: Mapping[str, ModelUse] | None = None
 ) -> RunFacts:  # fmt: skip
-    """Return what never changes.
+    """Return the constants of a run.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ def _factor(kind: int, of: Floats, own: float, other: float) -> float:
 
 @inner(error_model="numpy")
 def _predicted(slow: Slow, own: float, others: float, elsewhere: float, pcie: float, moved: float) -> float:
-    """Return what the network predicts; shares of cores, and PCIe in `PCIE_UNIT`."""
+    """Return the network's prediction; shares of cores, and PCIe in `PCIE_UNIT`."""
     seen, total = slow.seen, 0.0
     for h in range(len(slow.out)):
         x = seen[0, h] * own + seen[1, h] * others + seen[2, h] * elsewhere + seen[3, h] * pcie + seen[4, h] * moved

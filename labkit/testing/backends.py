@@ -73,7 +73,7 @@ def check_backend(
 
 
 def same_events(one: Events, other: Events) -> bool:
-    """Tell whether two event tables are equal in every field, to the last bit; NaN equals NaN."""
+    """Return whether two event tables are equal in every field, to the last bit; NaN equals NaN."""
     names = one.dtype.names or ()
     return len(one) == len(other) and all(
         np.array_equal(one[name], other[name], equal_nan=one[name].dtype.kind == "f") for name in names

@@ -145,7 +145,7 @@ def require(holds: object, sentence: str) -> None:
 
 
 def name_of(thing: object) -> str:
-    """Return what to call something in a sentence.
+    """Return the name of something in a sentence.
 
     >>> name_of(3)
     'int'

@@ -111,13 +111,12 @@ def check_answer(scheduler: Scheduler, *, scene: DecisionScene) -> Placement:
 
 
 def _context(scene: DecisionScene, *, jobs: Jobs | None = None) -> Context:
-    """Return what a scheduler is told before the run of a scene; `jobs` are declared in place of the scene's own."""
+    """Return a scheduler's context of a scene; `jobs` are declared in place of the scene's own."""
     speed = SharedSpeeds(scene.jobs, scene.cluster, runs_on=scene.runs_on)
     return context(scene.jobs if jobs is None else jobs, scene.cluster, speed=speed, seed=0)
 
 
 def _answer(scheduler: Scheduler, snapshot: Snapshot, name: str) -> Placement:
-    """Return what a scheduler answers."""
     try:
         placement: object = scheduler.schedule(snapshot)
     except TruthError as error:
@@ -210,7 +209,7 @@ def _step(session: Session, placement: Placement, name: str, scene: DecisionScen
 
 
 def same(one: Placement, other: Placement) -> bool:
-    """Tell whether two placements do the same, whatever the order of their jobs."""
+    """Return whether two placements do the same, whatever the order of their jobs."""
     return _plain(one) == _plain(other)
 
 
@@ -232,7 +231,7 @@ def _everything(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def flat(frozen: dict[str, Any]) -> dict[str, Any]:
-    """Return what `Snapshot.freeze` gives without nesting: "jobs.speed", "tasks.0", ..."""
+    """Return the arrays of `Snapshot.freeze` by dotted names: "jobs.speed", "tasks.0", ..."""
     jobs = {f"jobs.{name}": column for name, column in frozen["jobs"].items()}
     tasks = {f"tasks.{i}": column for i, column in enumerate(frozen["tasks"])}
     return {k: v for k, v in frozen.items() if k not in {"jobs", "tasks"}} | jobs | tasks

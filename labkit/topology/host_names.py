@@ -17,7 +17,7 @@ SPAN: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
 def has_range(text: str) -> bool:
-    """Tell whether a name has brackets."""
+    """Return whether a name has brackets."""
     return "[" in text or "]" in text
 
 
@@ -70,7 +70,7 @@ def _numbers(spans: str, *, within: str) -> list[str]:
 
 
 def _wrong(span: str) -> str:
-    """Return what is expected instead of a range; empty: it is one.
+    """Return the remedy for a malformed range; empty: it is well-formed.
 
     >>> _wrong("01-16"), _wrong("8-12"), _wrong("1-016"), _wrong("3-1")
     ('', '', '001-016, padded alike', 'the smaller number first')

@@ -156,7 +156,7 @@ class Content:
 
 
 def parse(path: str | Path) -> Content:
-    """Return what stands in an inventory, with its faults.
+    """Return the content of an inventory, with its faults.
 
     Raises
     ------
@@ -224,7 +224,7 @@ def _each(host: Host, count: int) -> list[Host]:
 
 
 def _odd_ranges(rows: Sequence[Any], counts: Sequence[int]) -> list[str]:
-    """Return what is wrong with ranges in names, and in the addresses beside them."""
+    """Return the faults of ranges in names and addresses."""
     faults = []
     for number, (row, count) in enumerate(zip(rows, counts, strict=True), start=1):
         name = row.get("name") if isinstance(row, dict) else None

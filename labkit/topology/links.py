@@ -141,7 +141,7 @@ N_TRIED: Final = 32
 
 
 def fault_of_routes(network: Network, *, source: Ints, destination: Ints, flow_hash: Ints) -> str | None:
-    """Return what is wrong with the routes of some flows between machines, None if nothing is."""
+    """Return the first fault of the routes of some flows between machines, None if they have none."""
     paths = network.route(source, destination, flow_hash)
     n_links, expected = network.n_links, "expected int32 links of each flow (F, H)"
     if not isinstance(paths, np.ndarray) or paths.ndim != 2 or len(paths) != len(source):

@@ -144,7 +144,7 @@ def _parameters(builder: Callable[..., Cluster]) -> str:
 
 
 def _call(what: str) -> Cluster:
-    """Return what an expression builds."""
+    """Return the cluster of an expression."""
     call = read_call(what, thing="cluster", expected=EXPECTED)
     name, args, options = call.name, call.args, call.options
     if name not in BUILDERS:

@@ -177,7 +177,7 @@ def assemble(
 
 
 def _offers(kinds: tuple[Server, ...]) -> Floats:
-    """Return what socket s of architecture k offers, (K, S, R)."""
+    """Return the resources of socket s of architecture k, (K, S, R)."""
     offers = np.zeros((len(kinds), max(len(server.sockets) for server in kinds), 3))
     for k, kind in enumerate(kinds):
         offers[k, : len(kind.sockets)] = kind.sockets

@@ -71,7 +71,7 @@ def scaled(jobs: Jobs, *, load: float) -> Jobs:
 
 
 def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = None) -> str:
-    """Return what `labkit traces info FILE` prints: jobs, span, durations, GPUs and types, load, models, users.
+    """Return the lines of `labkit traces info FILE`: jobs, span, durations, GPUs and types, load, models, users.
 
     Parameters
     ----------
@@ -121,7 +121,6 @@ def _tasks(jobs: Jobs) -> str:
 
 
 def _span_s(jobs: Jobs) -> float:
-    """Return the seconds from the first arrival to the last."""
     return float(jobs.arrival_s[-1] - jobs.arrival_s[0])
 
 

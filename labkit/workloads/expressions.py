@@ -56,7 +56,7 @@ GENERATORS: Final[dict[str, Callable[..., Jobs]]] = {
 
 
 def is_generated(what: str) -> bool:
-    """Tell whether a trace is an expression, whose jobs depend on a seed, and not a file.
+    """Return whether a trace is an expression, whose jobs depend on a seed, and not a file.
 
     >>> is_generated("poisson(80, per_hour=12)"), is_generated("traces/demo.csv")
     (True, False)

@@ -58,7 +58,7 @@ class TypeSpeeds:
 
 
 def is_speeds(path: str | Path) -> bool:
-    """Tell whether a file begins as a CSV of speeds by type; InputError for a pipe, a device or a socket."""
+    """Return whether a file begins as a CSV of speeds by type; InputError for a pipe, a device or a socket."""
     refuse_unreadable(path, expected=EXPECTED)
     try:
         with Path(path).open(encoding="utf-8-sig") as file:
@@ -69,7 +69,7 @@ def is_speeds(path: str | Path) -> bool:
 
 
 def _nearly(names: set[str]) -> bool:
-    """Tell whether a header is that of speeds by type with a word misspelt, which reading it tells."""
+    """Return whether a header is that of speeds by type with a word misspelt, which reading it tells."""
     return any(
         len(names) == len(columns) and len(set(columns) & names) == len(columns) - 1 and "type" in names
         for columns in (COLUMNS, RELATIVE)
@@ -173,7 +173,7 @@ def _without(names: Iterable[str]) -> str:
 
 
 def counts_seconds(jobs: Jobs) -> bool:
-    """Tell whether the steps of all jobs are the seconds that they were recorded to take."""
+    """Return whether the steps of all jobs are the seconds that they were recorded to take."""
     return bool(np.array_equal(jobs.total_steps, jobs.duration_s))
 
 

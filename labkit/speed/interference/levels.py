@@ -84,7 +84,7 @@ class Level:
 
 
 def digest_of(known: Contention | None) -> str:
-    """Return what tells a truth about interference from others: the name of a level, a digest of what was measured.
+    """Return the identity of a level: its name, or a digest of its measurements.
 
     >>> digest_of(None), digest_of(level("mild"))
     ('none', 'level mild')
@@ -134,7 +134,7 @@ def level(what: str | Path | Level | None) -> Level | None:
 
 
 def is_file(what: object) -> bool:
-    """Tell whether a level is a file, whatever its name: it has an ending, or lies there.
+    """Return whether a level is a file, whatever its name: it has an ending, or lies there.
 
     >>> is_file("calibrated"), is_file("profiles/lab.json")
     (False, True)

@@ -201,7 +201,7 @@ def _model(name: str) -> str:
 
 
 def _proxies(tables: dict[str, dict[str, Any]], device: str, name: str) -> tuple[float, float]:
-    """Return what stands in for cores and for PCIe traffic of a job; 1 where it did not run on a K80."""
+    """Return proxies for cores and PCIe traffic of a job; 1 where it did not run on a K80."""
     k80 = tables["k80"].get(name, {}).get("null", 0.0)
     own = float(tables[device][name]["null"])
     return (tables["v100"][name]["null"] / k80 if k80 > 0 else 1.0), own
@@ -228,7 +228,7 @@ class MeasuredInterference:
 
 
 def read(path: str | Path) -> MeasuredInterference:
-    """Return what a file says: the profile of a testbed (.json), or a table with the columns of `Profile.of`.
+    """Read a file: the profile of a testbed (.json), or a table with the columns of `Profile.of`.
 
     Raises
     ------
@@ -253,7 +253,7 @@ def read(path: str | Path) -> MeasuredInterference:
 
 
 def of_testbed(profile: TestbedProfile, *, source: str = "") -> MeasuredInterference:
-    """Return what a testbed's profile says of jobs beside others, measured while nothing else kept its cores busy.
+    """Return a testbed's measurements of co-located jobs, taken while nothing else kept its cores busy.
 
     Raises
     ------
@@ -299,7 +299,7 @@ def _fitted(
 
 
 def _uses(table: pd.DataFrame) -> dict[str, ModelUse]:
-    """Return what a worker of each job of a table uses: the mean of its rows.
+    """Return the use of a worker of each job of a table: the mean of its rows.
 
     A server uses what the column `ps_cores` says, else what the catalogue has of its model, else the cores it asks for.
     """

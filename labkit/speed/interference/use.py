@@ -167,7 +167,7 @@ class Interference:
         self.cores, self.pcie_gbps = task_use(jobs, uses=uses)
 
     def groups(self, running: Running) -> GroupUse:
-        """Return what the tasks of each device group use together, and how slow the slowest of them is."""
+        """Return the use of each device group, and the slowdown of its slowest task."""
         job, n_groups = running.job[running.row_job()], self.cluster.n_groups
         slowest = np.ones(n_groups)
         np.maximum.at(slowest, running.group, self(running))

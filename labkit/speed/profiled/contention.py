@@ -97,7 +97,7 @@ class Beyond:
 
     @classmethod
     def of(cls, profile: TestbedProfile) -> Beyond:
-        """Return what a profile says."""
+        """Return the contention that a profile measured."""
         rows = believed(profile.beside)
         if not rows or not profile.pools:
             return cls()
@@ -125,7 +125,7 @@ class Beyond:
 
 
 def max_min(demand: Floats, capacity: float, *, weight: Floats | None = None) -> Floats:
-    """Return what each gets of a capacity: max-min fair, in proportion to weights, and never more than it asks for.
+    """Return max-min fair shares of a capacity, in proportion to weights, and never more than is asked for.
 
     No share can grow but at the cost of one that is no larger for its weight. As long as all ask for no more than there
     is, each gets what it asks for.

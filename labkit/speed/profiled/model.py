@@ -140,7 +140,7 @@ class ProfiledSpeed:
         return self._known_costs[key]
 
     def alone(self, running: Running) -> GangTable:
-        """Return what each gang does alone."""
+        """Return the speed and core use of each gang alone."""
         n_hosts = self._n_hosts(running)
         step_s, worker_s, ps_s = (np.empty(len(running.job)) for _ in range(3))
         kind = self._kind[running.job]
@@ -255,7 +255,7 @@ def _nearest(cells: Sequence[GangMeasurement], span: int) -> list[GangMeasuremen
 
 
 def _spread(cell: GangMeasurement, cells: Sequence[GangMeasurement], span: int) -> GangMeasurement:
-    """Return what a gang would do over another number of hosts: as gangs that were measured over both."""
+    """Return a cell for another number of hosts, scaled as gangs that were measured over both."""
     there = {(each.n_ps, each.n_workers): each for each in cells if each.n_hosts == span}
     both = [
         (each, there[each.n_ps, each.n_workers])

@@ -293,7 +293,7 @@ class TestbedProfile(ProfileRow):
         )
 
     def faults(self) -> list[str]:
-        """Return what contradicts itself, a line each."""
+        """Return the contradictions, a line each."""
         names = [host.name for host in self.hosts]
         faults = [f"hosts: two are named '{name}'" for name in dict.fromkeys(names) if names.count(name) > 1]
         faults += _pool_faults(self.pools, names)
@@ -363,7 +363,7 @@ def read(path: str | Path) -> TestbedProfile:
 
 
 def is_profile(path: str | Path) -> bool:
-    """Tell whether a file begins as a profile of a testbed does."""
+    """Return whether a file begins as a profile of a testbed does."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             return FORMAT in file.read(200)

@@ -60,7 +60,7 @@ def kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Read:
 
 
 def is_pods(head: str) -> bool:
-    """Tell whether the beginning of a JSON file is that of a list of Kubernetes objects."""
+    """Return whether the beginning of a JSON file is that of a list of Kubernetes objects."""
     return '"apiVersion"' in head and '"items"' in head
 
 
@@ -138,7 +138,6 @@ def _most_at_once(pods: list[Pod]) -> list[Pod]:
 
 
 def _busy_s(pods: list[Pod]) -> float:
-    """Return for how many seconds any of the pods ran."""
     busy_s, until_s = 0.0, -np.inf
     for start_s, end_s in sorted((pod.start_s or 0.0, pod.end_s or 0.0) for pod in pods):
         busy_s += max(0.0, end_s - max(start_s, until_s))
@@ -368,7 +367,7 @@ def _gpus(spec: Mapping[str, Any]) -> tuple[float, bool]:
 
 
 def _asked(spec: Mapping[str, Any], resource: str) -> float:
-    """Return what a pod asks of a resource: its containers together, or an init container alone if that is more."""
+    """Return a pod's request of a resource: its containers together, or an init container alone if that is more."""
     together = sum(_of(container, resource) for container in _list(spec.get("containers")))
     alone = max((_of(container, resource) for container in _list(spec.get("initContainers"))), default=0.0)
     return max(together, alone)

@@ -370,7 +370,7 @@ def table(path: str | Path) -> tuple[pd.DataFrame, str]:
 
 
 def proposed(frame: pd.DataFrame, separator: str, *, chosen: dict[str, FieldSource] | None = None) -> ColumnMap:
-    """Return what the columns of a table seem to mean; what is `told` stands.
+    """Propose a meaning for the columns of a table; what is `chosen` stands.
 
     Raises
     ------
@@ -399,7 +399,7 @@ def proposed(frame: pd.DataFrame, separator: str, *, chosen: dict[str, FieldSour
 
 
 def _holds(name: str, cells: pd.Series) -> bool:
-    """Tell whether cells can be what a field needs."""
+    """Return whether cells can be what a field needs."""
     kind, blank = FIELDS[name].kind, not_known(cells)
     if blank.all():
         return False
@@ -577,5 +577,4 @@ def _jobs(
 
 
 def _plain(name: str) -> str:
-    """Return a name without control characters."""
     return name if name.isprintable() else "".join(letter if letter.isprintable() else " " for letter in name)

@@ -156,7 +156,7 @@ def _gpus(attempt: dict[str, Any]) -> int:
 
 
 def _times(attempts: list[dict[str, Any]], *, ends: bool) -> dict[str, Any]:
-    """Return what attempts took, ended_s; when one began that still ran, open_s; and their last moment, last_s.
+    """Return when attempts ended, ended_s; when one began that still ran, open_s; and their last moment, last_s.
 
     n_backwards, n_unknown: attempts that end before they start, and others without an end.
     """

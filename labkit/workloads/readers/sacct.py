@@ -85,7 +85,7 @@ def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
 
 
 def _columns(table: TraceTable, which: Bools) -> pd.DataFrame:
-    """Return what is known of the rows that are no steps, with faults of all that is looked at noted."""
+    """Return the columns of the rows that are no steps, with all faults noted."""
     import pandas as pd
 
     frame, names = table.frame, set(table.frame.columns)
@@ -273,7 +273,7 @@ _NUMBERS: Final = frozenset({"ElapsedRaw", "AllocCPUS", "NCPUS", "ReqCPUS", "Pri
 
 
 def separator_of(header: str) -> str | None:
-    """Return what stands between the columns of a sacct header; None: it is no such header."""
+    """Return the separator of a sacct header; None: it is no such header."""
     for separator in SEPARATORS:
         names = {name.strip().lower() for name in header.split(separator)}
         if "jobid" in names and len(names & set(_PLAIN)) >= 3 and names & {"submit", "start"}:
@@ -282,7 +282,7 @@ def separator_of(header: str) -> str | None:
 
 
 def lacks_header(line: str) -> bool:
-    """Tell whether a line looks like a row of sacct: a job's id, and at least two cells more.
+    """Return whether a line looks like a row of sacct: a job's id, and at least two cells more.
 
     >>> lacks_header("4711_3.batch|train|ada|2024-03-01T10:00:00"), lacks_header("4711,3,5")
     (True, False)
@@ -375,7 +375,7 @@ def _row(i: int, entry: object, faults: list[str]) -> dict[str, Any] | None:
 
 
 def _id(entry: Mapping[str, Any]) -> str:
-    """Return what sacct's text form calls a job: 12, 12_3 of an array, 12+1 of a heterogeneous job."""
+    """Return a job's id in sacct's text form: 12, 12_3 of an array, 12+1 of a heterogeneous job."""
     array, het = _mapping(entry.get("array")), _mapping(entry.get("het"))
     array_id, task = _number(array.get("job_id")), _number(array.get("task_id"))
     if array_id and task is not None:
