@@ -157,13 +157,13 @@ def print_header(records: list[RunRecord], *, usual: str = "") -> None:
 def _bound(record: RunRecord) -> str | None:
     """Return the line that tells the mean JCT below which no scheduler can be, in the unit of the table."""
     from labkit.core.text import time_unit
-    from labkit.results.comparison import FASTER, bound_jct_s, told_bound
+    from labkit.results.comparison import FASTER, bound_jct_s, reported_bound
 
     if (bound_s := bound_jct_s(record)) != bound_s:
         return None
     scale, unit = time_unit(bound_s)
     faster = bool(record.info.config.get(FASTER, False))
-    return told_bound(f"a mean JCT of {bound_s / scale:,.4g} {unit}", faster=faster)
+    return reported_bound(f"a mean JCT of {bound_s / scale:,.4g} {unit}", faster=faster)
 
 
 def _prices(record: RunRecord) -> str:

@@ -23,7 +23,7 @@ HERE: Final = Path(__file__).parent
 MOST_TOLD: Final = 60
 """Decisions that a list shows."""
 
-Told = tuple[dict[str, Any], bytes]
+FeedMessage = tuple[dict[str, Any], bytes]
 """What is told: a message that JSON can hold, and rows of 32-bit floats."""
 
 
@@ -80,14 +80,14 @@ class Feed:
         self.run, self.ghosts = run, tuple(ghosts)
         self._n_told = 0
 
-    def everything(self) -> Told:
+    def everything(self) -> FeedMessage:
         """Return all there is."""
         with self.run.model.lock:
             rows = self.rows()
             self._n_told = len(rows)
             return {"kind": "all", "until": self._guess_s()} | self.frame() | self._moment(), as_bytes(rows)
 
-    def news(self) -> Told:
+    def news(self) -> FeedMessage:
         """Return the news since the last call."""
         with self.run.model.lock:
             new = self.rows()[self._n_told :]
@@ -152,7 +152,7 @@ class HeatMapFeed(Feed):
         super().__init__(run, ghosts=ghosts)
         self._groups: dict[int, tuple[int, float, str]] = {}
 
-    def everything(self) -> Told:
+    def everything(self) -> FeedMessage:
         """Return all there is."""
         self._groups = {}
         return super().everything()

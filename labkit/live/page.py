@@ -21,7 +21,7 @@ from string import Template
 from typing import Any, Final
 
 from labkit.core.errors import LabkitError
-from labkit.live.feeds import Feed, GanttFeed, HeatMapFeed, SignalsFeed, Told, decisions_of, source
+from labkit.live.feeds import Feed, FeedMessage, GanttFeed, HeatMapFeed, SignalsFeed, decisions_of, source
 from labkit.live.follow import EVERY_S, FollowedRun
 from labkit.live.model import cards_of
 
@@ -50,7 +50,7 @@ def page_of(run: FollowedRun) -> str:
     return Template(source("page.html")).substitute(title=escape(info.run), about=escape(about))
 
 
-class RunTold:
+class RunFeeds:
     """What one page is told of a run."""
 
     def __init__(self, run: FollowedRun) -> None:
@@ -84,7 +84,7 @@ class RunTold:
         self._values = now
 
 
-def _rows(view: str, message: Told) -> str:
+def _rows(view: str, message: FeedMessage) -> str:
     content, rows = message
     return json.dumps({"view": view, "content": content, "rows": b64encode(rows).decode()})
 
@@ -142,7 +142,7 @@ class RunPage:
 
     def messages(self) -> Iterator[str]:
         """Yield the messages to one page; empty: a heartbeat without news."""
-        feed = RunTold(self.run)
+        feed = RunFeeds(self.run)
         seen = self.n_changes
         yield from feed.everything()
         while not self.over:

@@ -15,7 +15,7 @@ import ipywidgets as ipw
 import traitlets
 
 from labkit.core.errors import LabkitError
-from labkit.live.feeds import Feed, GanttFeed, Ghost, HeatMapFeed, SignalsFeed, Told, decisions_of, source
+from labkit.live.feeds import Feed, FeedMessage, GanttFeed, Ghost, HeatMapFeed, SignalsFeed, decisions_of, source
 from labkit.live.follow import EVERY_S, FollowedRun
 from labkit.live.model import WatchedSource, cards_of
 from labkit.notebook.run import one_line, running_loop
@@ -68,7 +68,7 @@ class LiveView(anywidget.AnyWidget):
         if self.feed is not None:
             self._pass_on(self.feed.news())
 
-    def _pass_on(self, message: Told) -> None:
+    def _pass_on(self, message: FeedMessage) -> None:
         content, rows = message
         self.send(content, [rows])
 

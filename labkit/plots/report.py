@@ -36,7 +36,7 @@ from labkit.results import (
     run_table,
     utilisation,
 )
-from labkit.results.comparison import BOUND, BOUND_LABEL, FASTER, bound_jct_s, late_by_s, prices_of, told_bound
+from labkit.results.comparison import BOUND, BOUND_LABEL, FASTER, bound_jct_s, late_by_s, prices_of, reported_bound
 from labkit.results.conclusion import conclusion
 from labkit.results.record import RunInfo
 from labkit.results.sweeps import cell_table, comparison, pairs_called, same_on_all
@@ -407,7 +407,9 @@ def _bounds(records: Sequence[RunRecord]) -> list[str]:
     if np.isnan(bounds).all():
         return []
     value = " to ".join(dict.fromkeys((human_s(np.nanmin(bounds)), human_s(np.nanmax(bounds)))))
-    sentence = told_bound(f"a mean JCT of {value}", faster=any(record.info.config.get(FASTER) for record in records))
+    sentence = reported_bound(
+        f"a mean JCT of {value}", faster=any(record.info.config.get(FASTER) for record in records)
+    )
     return [f"{sentence[0].upper()}{sentence[1:]}."]
 
 

@@ -93,7 +93,7 @@ WHAT: Final = "each job alone on its fastest gang from its arrival on, in an inf
 
 
 UNREACHED: Final = "; schedulers that keep the requested gang cannot reach it"
-"""What is told where the bound rests on faster gangs."""
+"""What is said where the bound rests on faster gangs."""
 
 
 def bound_jct_s(record: RunRecord) -> float:
@@ -101,12 +101,12 @@ def bound_jct_s(record: RunRecord) -> float:
     return float(record.info.config.get(BOUND, np.nan)) if record.complete else float("nan")
 
 
-def told_bound(value: str, *, faster: bool = False) -> str:
-    """Return the sentence that tells a bound; `faster`: it rests on gangs faster than those that were asked for.
+def reported_bound(value: str, *, faster: bool = False) -> str:
+    """Return the sentence on a bound; `faster`: it rests on gangs faster than those that were asked for.
 
-    >>> told_bound("44 min")[:44]
+    >>> reported_bound("44 min")[:44]
     'bound: no scheduler can be below 44 min (eac'
-    >>> told_bound("44 min", faster=True)[-30:]
+    >>> reported_bound("44 min", faster=True)[-30:]
     'requested gang cannot reach it'
     """
     return f"bound: no scheduler can be below {value} ({WHAT}){UNREACHED * faster}"
@@ -159,7 +159,7 @@ def prices_of(record: RunRecord) -> dict[str, float]:
 
 
 def bills(records: Sequence[RunRecord]) -> list[float]:
-    """Return the cost of each run, at its own prices, else at those of the first run with some; NaN: none or no GPUs."""
+    """Return the cost of each run, at its own prices, else those of the first run with some; NaN: none or no GPUs."""
     known = [prices_of(record) for record in records]
     usual = next((prices for prices in known if prices), {})
     return [_bill(record, own or usual) for record, own in zip(records, known, strict=True)]

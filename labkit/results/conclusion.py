@@ -38,10 +38,10 @@ def conclusion(
     if seeds is None:
         return [*one_run_each(records, base=base), *_aims(records)]
     one = f"{pairs_called(seeds)} {records[0].info.config.get('repeat', records[0].info.seed)}"
-    return [*over_seeds(seeds), *(f"On {one} alone: {sentence}" for sentence in _aims(records))]
+    return [*summarize_seeds(seeds), *(f"On {one} alone: {sentence}" for sentence in _aims(records))]
 
 
-def over_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float = 0.95) -> list[str]:
+def summarize_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float = 0.95) -> list[str]:
     """Return which scheduler is lowest over seeds, what others lose on it, and which cannot be told apart from it."""
     by, pair = [key for key in keys_of(table) if key not in ("seed", "scheduler")], pairs_called(table)
     if any(len(set(table[key])) > 1 for key in by):
@@ -53,7 +53,7 @@ def over_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float 
         return [f"No scheduler completed on every {pair}; nothing can be compared."]
     if same := same_on_all(table):
         return [same]
-    if len(whole) > 1 and alike(table):
+    if len(whole) > 1 and identical_runs(table):
         return [f"No scheduler is lower than another: all have the same {_words(metric)} on each {pair}."]
     best = whole.iloc[int(whole["mean"].to_numpy().argmin())]
     what = _words(metric)
@@ -230,7 +230,7 @@ OUTCOMES: Final = ("mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s")
 """What two schedulers must have in common to count as the same; how often they were asked does not count."""
 
 
-def alike(table: pd.DataFrame) -> list[str]:
+def identical_runs(table: pd.DataFrame) -> list[str]:
     """Return a note for each setting of a sweep in which all schedulers had identical results on every seed.
 
     Parameters

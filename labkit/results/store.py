@@ -395,7 +395,7 @@ FILTERS: Final = ("scheduler", "trace", "cluster", "state", "backend")
 
 
 @dataclass(frozen=True)
-class Shelved:
+class CatalogEntry:
     """A run in a folder.
 
     Attributes
@@ -411,18 +411,18 @@ class Shelved:
     why: str = ""
 
 
-def shelved(root: Path | str) -> list[Shelved]:
+def catalog(root: Path | str) -> list[CatalogEntry]:
     """Return the runs under a folder, the newest first; what cannot be read is among them."""
     found = []
     for run in known_runs(root):
         try:
-            found.append(Shelved(run, files.read_info(Path(root) / run / "run.json")))
+            found.append(CatalogEntry(run, files.read_info(Path(root) / run / "run.json")))
         except InputError as error:
-            found.append(Shelved(run, None, str(error)))
+            found.append(CatalogEntry(run, None, str(error)))
     return sorted(found, key=lambda each: "" if each.info is None else each.info.started, reverse=True)
 
 
-def chosen(runs: Iterable[Shelved], *, names: Sequence[str] = (), **wanted: str | None) -> list[Shelved]:
+def chosen(runs: Iterable[CatalogEntry], *, names: Sequence[str] = (), **wanted: str | None) -> list[CatalogEntry]:
     """Return the runs of some ids, or all, that have in each column what is wanted, or a part of it.
 
     Raises
@@ -441,7 +441,7 @@ def chosen(runs: Iterable[Shelved], *, names: Sequence[str] = (), **wanted: str 
     return picked
 
 
-def mean_jct(each: Shelved, *, root: Path | str) -> tuple[int, int, float]:
+def mean_jct(each: CatalogEntry, *, root: Path | str) -> tuple[int, int, float]:
     """Return how many jobs of a run are done, of how many, and their mean JCT in seconds (NaN: none is)."""
     if each.info is None:
         return 0, 0, np.nan

@@ -13,7 +13,7 @@ from labkit.speed.optimus import PRIOR, SpeedFunction
 from labkit.speed.profiled.profile import QUIET, ColocationSample, Fitted, GangMeasurement, TestbedProfile
 
 
-class Press(NamedTuple):
+class ChangeContention(NamedTuple):
     """By how much longer changes take than the sharing of cores says: 1 + slope x excess.
 
     The excess is how many cores more than there are are wanted, for each there is; it counts up to the most that was
@@ -24,7 +24,7 @@ class Press(NamedTuple):
     most: float = 0.0
 
     @classmethod
-    def of(cls, rows: list[ColocationSample], *, cores: float) -> Press:
+    def of(cls, rows: list[ColocationSample], *, cores: float) -> ChangeContention:
         """Return the least-squares line through what was measured; none if nothing was."""
         excess = np.array([max((row.cpu_cores + row.co_cpu_cores) / cores - 1, 0.0) for row in rows])
         if not excess.any():
@@ -37,10 +37,10 @@ class Press(NamedTuple):
         return 1.0 + self.slope * min(max(excess, 0.0), self.most)
 
 
-NO_PRESS: Final = Press()
+NO_CHANGE_CONTENTION: Final = ChangeContention()
 
 
-class Crowding(NamedTuple):
+class UpdateContention(NamedTuple):
     """By how much longer updates take beside other jobs than the sharing of cores says.
 
     Attributes
@@ -70,44 +70,46 @@ class Crowding(NamedTuple):
         return found
 
 
-NO_CROWDING: Final = Crowding()
+NO_UPDATE_CONTENTION: Final = UpdateContention()
 
 FEW: Final = 2
 """Measurements of a model's own contention; with fewer, that of all models counts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beyond:
+class Contention:
     """What was measured beyond the sharing of cores.
 
     Attributes
     ----------
-    contention : Crowding
+    contention : UpdateContention
         Of the updates of all models together.
     by_model : mapping
         Of the updates of single models that were measured often enough.
-    start, rescale : Press
+    start, rescale : ChangeContention
         Of changes.
     """
 
-    contention: Crowding = NO_CROWDING
-    by_model: Mapping[str, Crowding] = field(default_factory=dict)
-    start: Press = NO_PRESS
-    rescale: Press = NO_PRESS
+    contention: UpdateContention = NO_UPDATE_CONTENTION
+    by_model: Mapping[str, UpdateContention] = field(default_factory=dict)
+    start: ChangeContention = NO_CHANGE_CONTENTION
+    rescale: ChangeContention = NO_CHANGE_CONTENTION
 
     @classmethod
-    def of(cls, profile: TestbedProfile) -> Beyond:
+    def of(cls, profile: TestbedProfile) -> Contention:
         """Return the contention that a profile measured."""
         rows = believed(profile.beside)
         if not rows or not profile.pools:
             return cls()
         cores = profile.pools[0].cores
-        start, rescale = (Press.of([r for r in rows if r.what == what], cores=cores) for what in ("start", "rescale"))
+        start, rescale = (
+            ChangeContention.of([r for r in rows if r.what == what], cores=cores) for what in ("start", "rescale")
+        )
         steps = [row for row in rows if row.what == "step"]
         jobs = [row for row in steps if not row.co_runners.startswith("load-")] or steps
         of = {model: [row for row in jobs if row.job == model] for model in dict.fromkeys(row.job for row in jobs)}
-        own = {model: Crowding.of(mine, cores=cores) for model, mine in of.items() if len(mine) >= FEW}
-        return cls(Crowding.of(jobs, cores=cores), own, start, rescale)
+        own = {model: UpdateContention.of(mine, cores=cores) for model, mine in of.items() if len(mine) >= FEW}
+        return cls(UpdateContention.of(jobs, cores=cores), own, start, rescale)
 
     def slowdown(self, cores: Floats, others: Floats, models: Sequence[str]) -> Floats:
         """Return the factor >= 1 of the updates of jobs, (J,).

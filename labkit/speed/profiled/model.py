@@ -16,7 +16,7 @@ from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.running import Running
 from labkit.speed.measured import SpeedTable
 from labkit.speed.optimus import PRIOR, SpeedFunction
-from labkit.speed.profiled.contention import Beyond, max_min
+from labkit.speed.profiled.contention import Contention, max_min
 from labkit.speed.profiled.overheads import ChangeCost, Costs, weight_of
 from labkit.speed.profiled.profile import GangMeasurement, TestbedProfile
 from labkit.speed.units import refuse_samples
@@ -71,7 +71,7 @@ class ProfiledSpeed:
         ]
 
         self._costs = [Costs(profile.overheads, model) for model in jobs.models]
-        self._beyond = Beyond.of(profile)
+        self._contention = Contention.of(profile)
         self._known_costs: dict[tuple[int, int], tuple[ChangeCost, ChangeCost, ChangeCost]] = {}
 
     def speeds(self, running: Running) -> Floats:
@@ -110,7 +110,7 @@ class ProfiledSpeed:
     def _contended(self, running: Running, cores: Floats, others: Floats) -> Floats:
         """Return by how much longer than the sharing of cores says each gang takes beside the others, (J,)."""
         models = [self.jobs.models[model] for model in self.jobs.model[running.job].tolist()]
-        return self._beyond.slowdown(cores, others, models)
+        return self._contention.slowdown(cores, others, models)
 
     def _change_cores(self, running: Running) -> tuple[Floats, Floats]:
         """Return the cores that the change of each job wants, (J,), 0 without one, and as how many it competes."""
@@ -128,7 +128,7 @@ class ProfiledSpeed:
         excess = cores.sum(axis=0) / self.pool_cores - 1.0
         for i in np.flatnonzero(running.changing):
             here = cores[len(running.job) + i] > 0
-            press = self._beyond.start if running.changing[i] == 1 else self._beyond.rescale
+            press = self._contention.start if running.changing[i] == 1 else self._contention.rescale
             pressed[i] = press.at(float(excess[here].max(initial=0.0)))
         return pressed
 

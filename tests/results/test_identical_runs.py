@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from labkit.results.conclusion import alike
+from labkit.results.conclusion import identical_runs
 
 
 def table(*rows):
@@ -19,12 +19,12 @@ SAME = [(1, "fifo", 0, 5.0), (1, "srtf", 0, 5.0), (1, "fifo", 1, 7.0), (1, "srtf
 
 
 def test_schedulers_under_which_no_job_waits_are_told_to_be_the_same():
-    (note,) = alike(table(*SAME))
+    (note,) = identical_runs(table(*SAME))
     assert note.startswith("fifo, srtf gave identical results on every seed (no job ever waited): more load")
 
 
 def test_a_setting_in_which_they_differ_is_not_told():
     differs = [(2, "fifo", 0, 5.0), (2, "srtf", 0, 4.0)]
-    (note,) = alike(table(*SAME, *differs))
+    (note,) = identical_runs(table(*SAME, *differs))
     assert " on every seed with load 1 (no job ever waited)" in note
-    assert alike(table(*differs)) == []
+    assert identical_runs(table(*differs)) == []
