@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 import altair as alt
 import pandas as pd
 
-from labkit.plots.theme import COLOURS, INK, LINE, MUTED, WIDTH, colours, name_axis, title
+from labkit.plots.theme import COLOURS, INK, LINE, MUTED, WIDTH, colours, cycled, name_axis, stroke_legend, title
 
 SHADES: Final = tuple(COLOURS[name] for name in ("srtf", "fifo", "drf", "optimus", "dl2", "tetris", "las", "marl"))
 GAP: Final = 24
@@ -64,7 +64,7 @@ def plot_bars(
     length = alt.X(f"{x}:Q", title=axis, scale=scale, axis=alt.Axis(tickCount=4 if panel else 8, format=format_))
     fill = alt.Color(
         f"{by}:N", sort=kinds, title=None, legend=alt.Legend(orient="bottom") if colour else None,
-        scale=alt.Scale(domain=kinds, range=[shades[i % len(shades)] for i in range(len(kinds))]),
+        scale=cycled(kinds, shades),
     )  # fmt: skip
     tips = [*(alt.Tooltip(f"{name}:N") for name in (y, panel, colour) if name),
             alt.Tooltip(f"{x}:Q", title=axis, format=number)]  # fmt: skip
@@ -169,14 +169,11 @@ def _looks(
     numbers: dict[str, Any] = {"format": ",~f"} | ({"values": list(ticks)} if len(ticks) else {})
     if shades is None and line == "scheduler":
         shades = list(colours(names).values())
-    chosen = [(shades or SHADES)[i % len(shades or SHADES)] for i in range(len(names))]
     return {
         "x": alt.X(f"{x}:Q", title=axes[0], axis=alt.Axis(**numbers), scale=alt.Scale(nice=False, zero=False)),
         "y": alt.Y(f"{y}:Q", title=axes[1], scale=alt.Scale(zero=zero)),
         "color": alt.Color(
-            f"{line}:N", title=None, scale=alt.Scale(domain=names, range=chosen), sort=names,
-            legend=alt.Legend(
-                symbolType="stroke", symbolStrokeWidth=3.5, symbolSize=180, symbolOpacity=1, labelLimit=260,
-            ),
+            f"{line}:N", title=None, scale=cycled(names, shades or SHADES), sort=names,
+            legend=stroke_legend(symbolSize=180, symbolOpacity=1, labelLimit=260),
         ),
     }  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.core.errors import InputError
-from labkit.plots.theme import COLOURS, HEAT, INK, PAPER, WIDTH, layered, title
+from labkit.plots.theme import COLOURS, HEAT, INK, PAPER, WIDTH, cycled, layered, stroke_legend, title
 from labkit.schedulers.gavel.problem import Allocation, Problem
 
 STOP: Final = "stop"
@@ -224,8 +224,8 @@ def plot_scaling(
                 axis=alt.Axis(values=[10.0**power for power in range(-3, 7)], format=",~g"),
             ),
             color=alt.Color(
-                "method:N", title="Method", scale=alt.Scale(domain=names, range=_colours(len(names))),
-                legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3.5, symbolSize=180),
+                "method:N", title="Method", scale=cycled(names, CURVES),
+                legend=stroke_legend(symbolSize=180),
             ),
             tooltip=[
                 "method",
@@ -236,8 +236,3 @@ def plot_scaling(
         .properties(width=WIDTH, height=300, title=title(heading, note))
     )  # fmt: skip
     return chart
-
-
-def _colours(n: int) -> list[str]:
-    """Return a colour for each of n methods, which are no schedulers; they begin anew after eight."""
-    return [CURVES[i % len(CURVES)] for i in range(n)]

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.plots.page import Card, Section
-from labkit.plots.theme import FONT, INK, LINE, MAX_ROWS, MUTED, human_s, layered, thin, time_unit, title
+from labkit.plots.theme import FONT, INK, LINE, MAX_ROWS, MUTED, cycled, human_s, layered, thin, time_unit, title
 from labkit.results import RunRecord, explained, fidelity_summary, gap_parts, job_fidelity, lanes
 from labkit.results.fidelity import PARTS, without_drift
 
@@ -30,7 +30,7 @@ LOG_FROM: Final = 20.0
 
 def job_colours(ids: Sequence[str]) -> alt.Scale:
     """Return the colour of each job, the same in every figure of a comparison; after ten they begin anew."""
-    return alt.Scale(domain=list(ids), range=[PALETTE[i % len(PALETTE)] for i in range(len(ids))])
+    return cycled(ids, PALETTE)
 
 
 def plot_fidelity(

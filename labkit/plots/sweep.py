@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.core.errors import InputError
-from labkit.plots.theme import INK, MUTED, WIDTH, name_axis, scheduler_colours, time_unit, title
+from labkit.plots.theme import INK, MUTED, WIDTH, cycled, name_axis, scheduler_colours, time_unit, title
 from labkit.results.sweeps import keys_of, pairs_called, sweep_differences, sweep_means
 
 FIXED = ("seed", "scheduler")
@@ -113,7 +113,7 @@ def plot_sweep_differences(
     others = [name for name in names if name != base]
     look_of = scheduler_colours(names)  # as in the figure of means
     if shades is not None:
-        look_of = alt.Scale(domain=names, range=[shades[i % len(shades)] for i in range(len(names))])
+        look_of = cycled(names, shades)
     drawn = _layers(both, others, axis=f"{axis}, minus that of {base}", scale=look, shades=look_of)
     zero = alt.Chart(both).mark_rule(strokeDash=[4, 3], color=INK, opacity=0.6).encode(x=alt.datum(0.0))
     note = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any, Final, cast
 
@@ -42,12 +42,21 @@ def scheduler_colours(names: Iterable[str]) -> alt.Scale:
     return alt.Scale(domain=list(shades), range=list(shades.values()))
 
 
+def cycled(names: Sequence[str], shades: Sequence[str]) -> alt.Scale:
+    """Return the colour scale of some names; where there are more names than shades, these begin again."""
+    return alt.Scale(domain=list(names), range=[shades[i % len(shades)] for i in range(len(names))])
+
+
+def stroke_legend(**look: Any) -> alt.Legend:
+    """Return the legend of a chart of lines: strokes broad enough to tell their colours apart."""
+    return alt.Legend(symbolType="stroke", symbolStrokeWidth=3.5, **look)
+
+
 def line_legend(names: Iterable[str] = ()) -> alt.Legend:
     """Return the legend of a chart whose lines are schedulers; long names stand in full, one below the other."""
-    look: dict[str, Any] = {"title": "Scheduler", "symbolType": "stroke", "symbolStrokeWidth": 3.5, "symbolSize": 180}
-    if max(map(len, names), default=0) > LABEL_WIDTH:
-        look |= {"orient": "bottom", "columns": 1, "direction": "vertical"}
-    return alt.Legend(**look, labelLimit=0)
+    long = max(map(len, names), default=0) > LABEL_WIDTH
+    look = {"orient": "bottom", "columns": 1, "direction": "vertical"} if long else {}
+    return stroke_legend(title="Scheduler", symbolSize=180, labelLimit=0, **look)
 
 
 def name_axis(names: Iterable[str], **look: Any) -> alt.Axis:

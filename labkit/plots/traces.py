@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from labkit.plots.bars_and_lines import GAP, SHADES
-from labkit.plots.theme import WIDTH, title
+from labkit.plots.theme import WIDTH, cycled, stroke_legend, title
 
 
 def plot_durations(table: pd.DataFrame, *, heading: str = "Declared durations") -> alt.Chart:
@@ -24,8 +24,8 @@ def plot_durations(table: pd.DataFrame, *, heading: str = "Declared durations") 
             ),
             y=alt.Y("fraction:Q", title="Jobs that take at most so long", axis=alt.Axis(format="%")),
             color=alt.Color(
-                "trace:N", title=None, sort=traces, legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3.5),
-                scale=alt.Scale(domain=traces, range=[SHADES[i % len(SHADES)] for i in range(len(traces))]),
+                "trace:N", title=None, sort=traces, legend=stroke_legend(),
+                scale=cycled(traces, SHADES),
             ),
         )
         .properties(width=WIDTH, height=280, title=title(heading, "time is logarithmic"))

@@ -11,7 +11,7 @@ import pandas as pd
 
 from labkit.core.events import Events, Kind, Quantity, Role
 from labkit.core.jobs import Jobs
-from labkit.plots.theme import INK, LINE, MUTED, WIDTH, layered, title
+from labkit.plots.theme import INK, LINE, MUTED, WIDTH, layered, stroke_legend, title
 from labkit.results.spans import configurations
 
 BLUE, ORANGE, GREEN, PALE = "#2563d8", "#e5762b", "#2b9f5c", "#b9d3f4"
@@ -116,7 +116,7 @@ def _there(curve: pd.DataFrame, x: alt.X) -> alt.Chart:
             color=alt.Color(
                 "role:N", title=None,
                 scale=alt.Scale(domain=list(ROLES), range=list(ROLES.values())),
-                legend=alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3.5),
+                legend=stroke_legend(orient="bottom"),
             ),
             strokeDash=alt.StrokeDash(
                 "role:N", legend=None, scale=alt.Scale(domain=list(ROLES), range=[[1, 0], [6, 4]])
@@ -236,7 +236,7 @@ def plot_learning(
     names = [kind for kind in UPDATES if (curve["kind"] == kind).any()]
     colour = alt.Color(
         "kind:N", title=None, scale=alt.Scale(domain=names, range=[UPDATES[name] for name in names]),
-        legend=alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3.5, symbolOpacity=1),
+        legend=stroke_legend(orient="bottom", symbolOpacity=1),
     )  # fmt: skip
     base = alt.Chart(curve).encode(
         x=alt.X("update:Q", title="Update"), color=colour,
@@ -490,7 +490,7 @@ def _speed_panel(speed: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel
 def _cores_panel(allocated: pd.DataFrame, used: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel:
     colour = alt.Color(
         "role:N", title=None, scale=alt.Scale(domain=list(TASK_INKS), range=list(TASK_INKS.values())),
-        legend=alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3.5),
+        legend=stroke_legend(orient="bottom"),
     )  # fmt: skip
     y = alt.Y("cores:Q", title="Cores")
     lines = (

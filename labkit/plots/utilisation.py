@@ -19,6 +19,7 @@ from labkit.plots.theme import (
     MAX_ROWS,
     MUTED,
     WIDTH,
+    cycled,
     human_s,
     layered,
     name_axis,
@@ -276,7 +277,7 @@ def plot_gpu_hours(table: pd.DataFrame) -> alt.LayerChart:
     """Draw a table from `gpu_hours`: a bar per run, a part per device type, with its part of the run's GPU-hours."""
     names = list(dict.fromkeys(table["scheduler"]))
     kinds = list(dict.fromkeys(table["device_type"]))
-    scale = alt.Scale(domain=kinds, range=[TYPE_SHADES[i % len(TYPE_SHADES)] for i in range(len(kinds))])
+    scale = cycled(kinds, TYPE_SHADES)
     shown = table.assign(until=table.groupby("scheduler", sort=False)["gpu_h"].cumsum())
     shown["since"] = shown["until"] - shown["gpu_h"]
     most = float(shown["until"].max()) or 1.0

@@ -77,7 +77,7 @@ FEW: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Contention:
+class MeasuredContention:
     """What was measured beyond the sharing of cores.
 
     Attributes
@@ -96,7 +96,7 @@ class Contention:
     rescale: ChangeContention = NO_CHANGE_CONTENTION
 
     @classmethod
-    def of(cls, profile: TestbedProfile) -> Contention:
+    def of(cls, profile: TestbedProfile) -> MeasuredContention:
         """Return the contention that a profile measured."""
         rows = believed(profile.beside)
         if not rows or not profile.pools:

@@ -16,7 +16,7 @@ from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.running import Running
 from labkit.speed.measured import SpeedTable
 from labkit.speed.optimus import PRIOR, SpeedFunction
-from labkit.speed.profiled.contention import Contention, max_min
+from labkit.speed.profiled.contention import MeasuredContention, max_min
 from labkit.speed.profiled.overheads import ChangeCost, Costs, weight_of
 from labkit.speed.profiled.profile import GangMeasurement, TestbedProfile
 from labkit.speed.units import refuse_samples
@@ -71,7 +71,7 @@ class ProfiledSpeed:
         ]
 
         self._costs = [Costs(profile.overheads, model) for model in jobs.models]
-        self._contention = Contention.of(profile)
+        self._contention = MeasuredContention.of(profile)
         self._known_costs: dict[tuple[int, int], tuple[ChangeCost, ChangeCost, ChangeCost]] = {}
 
     def speeds(self, running: Running) -> Floats:
