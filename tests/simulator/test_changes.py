@@ -160,7 +160,7 @@ def test_blocks_that_are_spread_anew_start_no_process() -> None:
     made.apply(Placement.of([0], job=[0, 0], role=[0, 1], group=[0, 0], count=[1, 2]))
     run(made, 30.0)
     asked = []
-    made.speed.change_s = lambda jobs, *, n_new: asked.append(n_new.tolist()) or np.zeros((len(jobs), 3))  # type: ignore[attr-defined, method-assign]
+    made.speed.change_s = lambda jobs, *, n_new, cold: asked.append(n_new.tolist()) or np.zeros((len(jobs), 3))  # type: ignore[attr-defined, method-assign]
     made.apply(Placement.of([], repairs=repairs_of([(0, 1, -1, Repair.BALANCE)])))
     made.apply(Placement.of([], repairs=repairs_of([(0, 1, 0, Repair.REPLACE), (0, 1, 1, Repair.REPLACE)])))
     assert asked == [[0], [2]]
