@@ -160,7 +160,7 @@ SEPARATOR: Final = "|"
 """Between GPU types of which a pod demands one."""
 ANY: Final = "any"
 """The model of a pod that demands no type of GPU."""
-EXPECTED_PODS: Final = "an Alibaba 2023 pod list with columns " + ", ".join(COLUMNS)
+POD_LIST: Final = "an Alibaba 2023 pod list with columns " + ", ".join(COLUMNS)
 
 
 def read_alibaba_2023(path: str | Path) -> Jobs:
@@ -176,9 +176,7 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     TraceError
         Every fault, with line and column.
     """
-    table = table_of(
-        Path(path), columns=COLUMNS, names=("name", "gpu_spec", "qos"), header=True, expected=EXPECTED_PODS
-    )
+    table = table_of(Path(path), columns=COLUMNS, names=("name", "gpu_spec", "qos"), header=True, expected=POD_LIST)
     created_s = table.numbers("creation_time", low=0)
     deleted_s = table.numbers("deletion_time", low=0, blank_ok=True)
     scheduled_s = table.numbers("scheduled_time", low=0, blank_ok=True)
@@ -201,7 +199,7 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     )
     kept = np.flatnonzero(jobs).astype(np.int32)
     if not len(kept):
-        raise TraceError(f"{path}: no pod was both scheduled and deleted; expected {EXPECTED_PODS}.")
+        raise TraceError(f"{path}: no pod was both scheduled and deleted; expected {POD_LIST}.")
     workers, demand = per_gpu(gpus, cpus=cpus, memory_gb=memory_gb)
     demand[:, GPUS] *= np.where(gpus == 1, share / 1000, 1.0)
     return Jobs.of(
