@@ -69,15 +69,15 @@ def shown(run: FollowedRun, *, height: int | None = None) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    told = signal_lines(run.model)
+    signal_rows = signal_lines(run.model)
     below = {
         DECIDED: [entry.line() for entry in list(run.model.decisions.entries)[-SHOWN_DECISIONS:]],
         "notes": run.notes(),
     }
     n_below = sum(len(lines) + 2 for lines in below.values() if lines)
-    most = None if height is None else max(LEAST_JOBS, height - len(told) - n_below - 6)
+    most = None if height is None else max(LEAST_JOBS, height - len(signal_rows) - n_below - 6)
     signals = Table.grid(padding=(0, 2))
-    for line in told:
+    for line in signal_rows:
         signals.add_row(*line)
     table = Table(box=None, header_style="bold")
     for name in HEADINGS:
