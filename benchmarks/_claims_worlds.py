@@ -21,10 +21,9 @@ from labkit.learning.published.federated import Federated
 from labkit.learning.published.trainer import Trainer
 from labkit.learning.settings import FITTED, Setting
 from labkit.simulator import Variation
-from labkit.speed.analytic import analytic
 from labkit.speed.dl2 import fitted
 from labkit.speed.measured import ByGang, MeasuredSpeed, SpeedTable
-from labkit.speed.tabled import rings
+from labkit.speed.tabled import analytic, rings
 from labkit.topology import build
 from labkit.workloads import dl2_jobs
 from labkit.workloads.catalogue import DL2_MODELS

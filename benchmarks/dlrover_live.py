@@ -32,8 +32,8 @@ from labkit.core.resources import CPUS
 from labkit.core.snapshot import Snapshot
 from labkit.experiment.auto import auto, brain_for
 from labkit.results.record import RunRecord
+from labkit.results.spans import configurations
 from labkit.results.store import load
-from labkit.results.tuning import configurations
 from labkit.schedulers import make
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.testbed.run.training import TrainingTable

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks import Row, size
 from labkit.core.jobs import Jobs
 from labkit.experiment import deploy, fidelity
-from labkit.plots.fidelity_page import GOAL_PERCENT
+from labkit.plots.fidelity import GOAL_PERCENT
 from labkit.testbed.laptop import Bed
 from labkit.testbed.profiling.gangs import kinds_of
 from labkit.testbed.profiling.run import profile

@@ -35,9 +35,9 @@ from labkit.learning.marl.published.trainer import Trainer
 from labkit.results.intervals import gantt
 from labkit.results.record import RunRecord
 from labkit.schedulers.marl.published import MarlWeights, PublishedMarl
-from labkit.speed.contention import profile
 from labkit.speed.interference import compare_models
 from labkit.speed.interference.levels import level
+from labkit.speed.interference.measured import profile
 from labkit.speed.interference.use import task_use
 from labkit.topology import build
 from labkit.workloads.catalogue import DL2_MODELS

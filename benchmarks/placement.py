@@ -28,8 +28,7 @@ from labkit.schedulers.marl.network import NEVER, Net, desk_of
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.scheduler import show
 from labkit.schedulers.marl.weights import load
-from labkit.speed.what_if import seconds_more
-from labkit.speed.what_if_state import learned
+from labkit.speed.what_if import learned, seconds_more
 from labkit.workloads.expressions import trace
 
 COMMAND = "python -m benchmarks.placement"

@@ -20,7 +20,7 @@ from labkit.experiment.sweeping import sweep
 from labkit.results.sweeps import refuse_unknown_metric
 from labkit.schedulers.fifo import Fifo
 from labkit.simulator.disturbances import Overheads
-from labkit.speed import measured_files
+from labkit.speed import measured
 from labkit.topology import build, inventory
 from labkit.workloads import read
 from labkit.workloads.expressions import trace
@@ -164,7 +164,7 @@ def test_an_inventory_without_bounds_is_refused(change, said, tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no /dev/zero here")
-@pytest.mark.parametrize("reads", [read, inventory.read_hosts, measured_files.read_rows])
+@pytest.mark.parametrize("reads", [read, inventory.read_hosts, measured.read_rows])
 def test_a_pipe_or_a_device_is_not_read(reads, tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
     for path in (tmp_path / "pipe.toml", *map(type(tmp_path), ["/dev/zero"])):
@@ -175,7 +175,7 @@ def test_a_pipe_or_a_device_is_not_read(reads, tmp_path):
 def test_a_packed_file_may_not_unpack_without_end(tmp_path, monkeypatch):
     import gzip
 
-    monkeypatch.setattr("labkit.workloads.readers.files.MAX_BYTES", 1000)
+    monkeypatch.setattr("labkit.workloads.readers.base.MAX_BYTES", 1000)
     (tmp_path / "bomb.csv.gz").write_bytes(gzip.compress(b"0" * 100_000))
     with pytest.raises(TraceError, match="holds more than"):
         read(tmp_path / "bomb.csv.gz")

@@ -12,7 +12,7 @@ import pytest
 import labkit
 from labkit import placers, schedulers
 from labkit.core import Jobs, Kind
-from labkit.workloads.readers import FORMATS, alibaba2020, alibaba2023, gavel, google2011, helios, own, philly
+from labkit.workloads.readers import FORMATS, alibaba, gavel, google2011, helios, own, philly
 from tests.cli.test_help import parsed
 
 ROOT = Path(__file__).parents[1]
@@ -24,8 +24,8 @@ COLUMNS = {
     "gavel-old": gavel.OLD_COLUMNS,
     "philly-csv": philly.COLUMNS,
     "helios": helios.COLUMNS,
-    "alibaba-2020": alibaba2020.JOB_COLUMNS + alibaba2020.TASK_COLUMNS,
-    "alibaba-2023": alibaba2023.COLUMNS,
+    "alibaba-2020": alibaba.JOB_COLUMNS + alibaba.TASK_COLUMNS,
+    "alibaba-2023": alibaba.COLUMNS,
     "google-2011": google2011.COLUMNS,
 }
 TO_BE_WRITTEN = {"labkit/schedulers/smallest_first.py"}

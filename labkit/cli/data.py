@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from labkit.learning.disclosure import TensorSummary
-    from labkit.workloads.readers.mapping import ColumnMap
-    from labkit.workloads.readers.tally import Read
+    from labkit.workloads.readers.base import Read
+    from labkit.workloads.readers.mapped import ColumnMap
 
 
 weights = typer.Typer(help="Show what files of trained policies hold.", no_args_is_help=True)
@@ -74,7 +74,7 @@ def traces_fetch(
     checksum: Annotated[str | None, typer.Option(help="SHA-256 that the file must have.")] = None,
 ) -> None:
     """Download a public trace, check it, and print where it is."""
-    from labkit.workloads.fetch import fetch
+    from labkit.workloads.named_traces import fetch
 
     print(fetch(name, checksum=checksum))
 
@@ -82,8 +82,7 @@ def traces_fetch(
 @traces.command("list")
 def traces_list() -> None:
     """List the traces that have a name: those that come with labkit, and public ones to download."""
-    from labkit.workloads.fetch import PUBLIC, kept
-    from labkit.workloads.shipped import shipped
+    from labkit.workloads.named_traces import PUBLIC, kept, shipped
 
     print("with labkit:")
     for name, path in shipped().items():
@@ -150,7 +149,7 @@ def traces_import(
     """
     from labkit.core.errors import InputError
     from labkit.workloads.readers import mapped, sniff
-    from labkit.workloads.readers.mapping import keep, named, sidecar
+    from labkit.workloads.readers.mapped import keep, named, sidecar
 
     told = named(map)
     known = _known_format(file) if not sidecar(file).exists() and not told else None
@@ -160,7 +159,7 @@ def traces_import(
     if told and not sidecar(file).exists() and (found := _known_format(file)) is not None and found != "csv":
         raise InputError(f"{file} is a trace of format {found}, whose columns are known; leave --map out.")
     frame, separator = mapped.table(file)
-    mapping = mapped.proposed(frame, separator, told=told)
+    mapping = mapped.proposed(frame, separator, chosen=told)
     show_proposal(file, frame, mapping)
     read = mapped.mapped(file, mapping)
     _show_read(read)
@@ -186,7 +185,7 @@ def show_proposal(file: Path, frame: pd.DataFrame, mapping: ColumnMap) -> None:
     from rich.table import Table
 
     from labkit.cli.tables import show, words
-    from labkit.workloads.readers.mapping import FIELDS
+    from labkit.workloads.readers.mapped import FIELDS
 
     print(f"{file}: {len(frame):,} rows, columns separated by {mapping.separator!r}")
     table = Table(box=None, header_style="bold")

@@ -102,7 +102,7 @@ def show(twins: Twins) -> None:
     from labkit.cli.tables import say
     from labkit.cli.tables import show as show_table
     from labkit.results import fidelity_summary
-    from labkit.results.drift import without_drift
+    from labkit.results.fidelity import without_drift
 
     show_table(table_of(twins))
     means = fidelity_summary(twins.real, twins.simulated)

@@ -162,7 +162,7 @@ def named(entry: Entry) -> str:
 
 def traces(incomplete: str) -> list[str]:
     """Return what a trace may go on as: the names of those that come with labkit, and files."""
-    from labkit.workloads.shipped import shipped
+    from labkit.workloads.named_traces import shipped
 
     return _beginning(incomplete, [*shipped(), *sorted(glob.glob(glob.escape(incomplete) + "*"))])
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from labkit.core.below import Below, read_plain, refuse_foreign
 from labkit.core.errors import InputError
 from labkit.core.text import human_s
-from labkit.results.lock import writer_of
-from labkit.results.queue import OVER, QueuedRun, QueueState, RunQueue, state_told, status_of_queue
+from labkit.results.files import writer_of
+from labkit.results.queue import OVER, QueuedRun, QueueState, RunQueue, describe_state, status_of_queue
 from labkit.system.printing import printable
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def tell_run(queue: RunQueue) -> Any:
 def print_comparison(queue: RunQueue, folder: Path, *, against: str | None, as_json: bool) -> None:
     """Print what the runs of a queue show together, and write the report; runs that came to nothing are told."""
     from labkit.cli.sweep import tell
-    from labkit.results.conclusion import over_seeds
-    from labkit.results.queue_table import queue_records, queue_table
+    from labkit.results.conclusion import summarize_seeds
+    from labkit.results.sweep_folder import queue_records, queue_table
 
     records = queue_records(queue, folder)
     if records:
@@ -77,7 +77,7 @@ def print_comparison(queue: RunQueue, folder: Path, *, against: str | None, as_j
         base = against or next(name for name in queue.schedulers if name in set(table["scheduler"]))
         tell(table, metric="mean_jct_s", base=base, as_json=as_json)
         if not as_json:
-            print("\n".join(over_seeds(table)))
+            print("\n".join(summarize_seeds(table)))
             print(f"report: {_report(queue, records, table, folder, base=base)}")
             if queue.runs[0].run in records:
                 print(
@@ -121,7 +121,9 @@ def queue_rows(queue: RunQueue, folder: Path) -> Table:
         took = ""
         if (path := folder / each.run / "run.json").is_file() and not path.parent.is_symlink():
             took = human_s(files.read_info(path).wall_s)
-        table.add_row(each.run, each.scheduler, str(each.repeat), state_told(each.state, worked=worked), took, each.why)
+        table.add_row(
+            each.run, each.scheduler, str(each.repeat), describe_state(each.state, worked=worked), took, each.why
+        )
     return table
 
 

@@ -14,7 +14,7 @@ from labkit.cli.attach import Runs
 from labkit.system.printing import printable
 
 if TYPE_CHECKING:
-    from labkit.results.shelf import Shelved
+    from labkit.results.store import CatalogEntry
 
 app = typer.Typer(help="List, compare and remove the runs that were kept.", invoke_without_command=True)
 
@@ -54,9 +54,9 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and run.")] = False,
 ) -> None:
     """List runs, the newest first."""
-    from labkit.results.shelf import chosen, mean_jct, shelved
+    from labkit.results.store import catalog, chosen, mean_jct
 
-    found = chosen(shelved(runs), scheduler=scheduler, trace=trace, state=state)
+    found = chosen(catalog(runs), scheduler=scheduler, trace=trace, state=state)
     rows = [(each, *mean_jct(each, root=runs)) for each in found[:most]]
     if as_json:
         for row in rows:
@@ -89,7 +89,7 @@ def _queues(runs: Path) -> list[str]:
     return lines
 
 
-def _as_json(each: Shelved, n_done: int, n_jobs: int, mean_jct_s: float) -> dict[str, Any]:
+def _as_json(each: CatalogEntry, n_done: int, n_jobs: int, mean_jct_s: float) -> dict[str, Any]:
     info = each.info
     named = ("scheduler", "trace", "cluster", "seed", "backend", "state", "started")
     told = {name: None if info is None else getattr(info, name) for name in named}
@@ -97,7 +97,7 @@ def _as_json(each: Shelved, n_done: int, n_jobs: int, mean_jct_s: float) -> dict
     return {"run": each.run, **told, "n_done": n_done, "n_jobs": n_jobs, "mean_jct_s": mean, "error": each.why}
 
 
-def _print(rows: list[tuple[Shelved, int, int, float]]) -> None:
+def _print(rows: list[tuple[CatalogEntry, int, int, float]]) -> None:
     from rich.table import Table
 
     from labkit.cli.tables import numbers, show, words
@@ -137,11 +137,10 @@ def compare(
     """Write a report of several runs, and open it in the browser."""
     from labkit.core.errors import InputError
     from labkit.plots.report import write_report
-    from labkit.results.shelf import chosen, shelved
-    from labkit.results.store import load
+    from labkit.results.store import catalog, chosen, load
 
     only = None if names else state
-    found = chosen(shelved(runs), names=names or (), scheduler=scheduler, trace=trace, state=only)
+    found = chosen(catalog(runs), names=names or (), scheduler=scheduler, trace=trace, state=only)
     if not found:
         raise InputError(f"no such run in {runs}; 'labkit runs' lists what is there.")
     records = [load(runs / each.run) for each in found]
@@ -165,8 +164,8 @@ def remove(
     """Remove runs, and queues by name with all their runs, for good; it asks first. Nothing else is touched."""
     from labkit.core.errors import InputError
     from labkit.results.queue import known_queues
-    from labkit.results.shelf import chosen, refuse_unremovable, shelved, size_of
-    from labkit.results.shelf import remove as remove_all
+    from labkit.results.store import catalog, chosen, refuse_unremovable, size_of
+    from labkit.results.store import remove as remove_all
 
     if not names and scheduler is trace is state is None:
         raise InputError("which runs? Name them, or give --scheduler, --trace or --state.")
@@ -175,7 +174,7 @@ def remove(
     if queues and not (scheduler is trace is state is None):
         raise InputError(f"'{queues[0]}' is a queue; --scheduler, --trace and --state are for runs. Leave them out.")
     singles = [name for name in names or () if name not in queues]
-    found = chosen(shelved(runs), names=singles, scheduler=scheduler, trace=trace, state=state)
+    found = chosen(catalog(runs), names=singles, scheduler=scheduler, trace=trace, state=state)
     picked = queues + [each.run for each in found if singles or not queues]
     if not picked:
         print(f"no such run in {runs}; nothing was removed")

@@ -140,8 +140,8 @@ def seeds_of(text: str) -> list[int]:
 
 def tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
     """Print what the cells say together: a table, or an object per scheduler."""
-    from labkit.results.alike import alike
-    from labkit.results.bound import BOUND_LABEL, FASTER, UNREACHED, WHAT
+    from labkit.results.comparison import BOUND_LABEL, FASTER, UNREACHED, WHAT
+    from labkit.results.conclusion import identical_runs
     from labkit.results.sweeps import comparison, pairs_called
 
     told = comparison(table, metric=metric, base=base)
@@ -153,7 +153,7 @@ def tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
         if told["times_bound"].notna().any():
             unreached = UNREACHED if table.attrs.get(FASTER) else ""
             print(f"{BOUND_LABEL}: no scheduler can be below it ({WHAT}){unreached}")
-        for note in alike(table):
+        for note in identical_runs(table):
             print(printable(f"note: {note}"))
         return
     for row in told.astype(object).where(told.notna(), None).to_dict("records"):
@@ -267,7 +267,7 @@ def compare_on_seeds(
     from labkit.experiment.asked import schedulers_of
     from labkit.experiment.caveats import Caveat
     from labkit.experiment.seeded import compare_on_seeds as run_all
-    from labkit.results.conclusion import over_seeds
+    from labkit.results.conclusion import summarize_seeds
     from labkit.results.record import arrivals
 
     if scenario.seed:
@@ -289,7 +289,7 @@ def compare_on_seeds(
         print(usual)
     tell(found.table, metric="mean_jct_s", base=base, as_json=as_json)
     if not as_json:
-        print("\n".join(over_seeds(found.table)))
+        print("\n".join(summarize_seeds(found.table)))
     if report is not None and found.records:
         from labkit.plots.report import write_report
 

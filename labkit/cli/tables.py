@@ -101,8 +101,7 @@ are written."""
 
 def as_json_row(record: RunRecord) -> dict[str, Any]:
     """Return what `--json` tells of a run."""
-    from labkit.results.bound import WHAT, bound_jct_s
-    from labkit.results.cost import bills, in_time
+    from labkit.results.comparison import WHAT, bills, bound_jct_s, in_time
     from labkit.results.notes import notes
 
     bound_s = bound_jct_s(record)
@@ -129,7 +128,7 @@ def usual_cluster(trace: Path) -> tuple[str, str]:
     ('demo', 'gavel-36x3')
     """
     from labkit.topology.presets import PRESETS
-    from labkit.workloads.shipped import located, shipped
+    from labkit.workloads.named_traces import located, shipped
 
     file = shipped().get(trace.stem)
     if file is not None and trace.stem in PRESETS and located(trace).resolve() == file.resolve():
@@ -158,17 +157,17 @@ def print_header(records: list[RunRecord], *, usual: str = "") -> None:
 def _bound(record: RunRecord) -> str | None:
     """Return the line that tells the mean JCT below which no scheduler can be, in the unit of the table."""
     from labkit.core.text import time_unit
-    from labkit.results.bound import FASTER, bound_jct_s, told_bound
+    from labkit.results.comparison import FASTER, bound_jct_s, reported_bound
 
     if (bound_s := bound_jct_s(record)) != bound_s:
         return None
     scale, unit = time_unit(bound_s)
     faster = bool(record.info.config.get(FASTER, False))
-    return told_bound(f"a mean JCT of {bound_s / scale:,.4g} {unit}", faster=faster)
+    return reported_bound(f"a mean JCT of {bound_s / scale:,.4g} {unit}", faster=faster)
 
 
 def _prices(record: RunRecord) -> str:
-    from labkit.results.cost import prices_of
+    from labkit.results.comparison import prices_of
 
     told = [f"{kind} {price:g} $" for kind, price in prices_of(record).items() if kind in record.cluster.device_types]
     return f"prices: {', '.join(told)} per GPU and hour" if told else ""

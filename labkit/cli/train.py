@@ -440,7 +440,7 @@ class Teller:
 
 def summary(record: RunRecord) -> dict[str, Any]:
     """Return what a run has come to, for JSON; it ends with the decisions."""
-    from labkit.results.tuning import configurations
+    from labkit.results.spans import configurations
 
     held = configurations(record.events, record.jobs)
     losses = record.events["value"][record.events["kind"] == Kind.LOSS]

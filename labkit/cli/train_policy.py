@@ -202,6 +202,6 @@ def _say(line: str) -> None:
 def _draw(course: Course, figure: Path) -> None:
     """Write the learning curve of a training so far."""
     from labkit.learning.logs import read
-    from labkit.plots.learning import plot_learning
+    from labkit.plots.training import plot_learning
 
     plot_learning(read(course.table), heading=f"Learning curve of {course.out.stem}").save(figure)

@@ -59,7 +59,7 @@ def _watch_queue(folder: Path, console: Console, *, once: bool, browser: bool, p
     from labkit.cli.queue import current_run, follow_queue, queue_shown
     from labkit.core.errors import InputError
     from labkit.live.follow import FollowedRun
-    from labkit.results.lock import writer_of
+    from labkit.results.files import writer_of
     from labkit.results.queue import QueueState, RunQueue
 
     if browser:

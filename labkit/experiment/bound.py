@@ -9,7 +9,7 @@ from labkit.core.protocols import SpeedModel
 from labkit.core.resources import Floats
 from labkit.experiment.cadence import Cadence
 from labkit.simulator import Overheads, Variation
-from labkit.speed.fastest import fastest
+from labkit.speed.isolated import fastest
 
 
 def jct_bound_s(
@@ -30,7 +30,7 @@ def jct_bound_s(
     Returns
     -------
     array or None
-        None where the speed model does not know (`labkit.speed.fastest`).
+        None where the speed model does not know (`labkit.speed.isolated`).
     """
     best = fastest(jobs, speed=speed)
     if best is None:

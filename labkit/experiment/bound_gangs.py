@@ -6,7 +6,7 @@ from typing import Final
 
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import SpeedModel
-from labkit.speed.fastest import fastest
+from labkit.speed.isolated import fastest
 
 CLEARLY: Final = 1.01
 """Gangs that are faster by less than this factor count as equal."""

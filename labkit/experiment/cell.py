@@ -22,7 +22,7 @@ from labkit.experiment.inputs import Inputs
 from labkit.experiment.prices import prices_of
 from labkit.experiment.reservations import Reservations
 from labkit.experiment.scenario import OPTIONS, Scenario
-from labkit.results.bound import BOUND, FASTER
+from labkit.results.comparison import BOUND, FASTER
 from labkit.results.notes import held_up
 from labkit.results.record import RunRecord
 from labkit.schedulers import open_options, options_of

@@ -18,8 +18,8 @@ from labkit.core.resources import Floats
 from labkit.core.running import Running
 from labkit.experiment.profile import measure_profile
 from labkit.experiment.rehearsal import rehearse
-from labkit.speed.alone import compact
 from labkit.speed.interference.levels import Level
+from labkit.speed.isolated import compact
 
 SCHEDULERS: Final = 1
 """Stream of random numbers that schedulers draw from, beside the simulator's."""

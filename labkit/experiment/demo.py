@@ -17,7 +17,7 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Events, Kind
 from labkit.core.jobs import Jobs
 from labkit.system.progress import StageLines
-from labkit.workloads import readers, shipped
+from labkit.workloads import named_traces, readers
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from labkit.testbed.inventory import Inventory
 
 CLUSTER = "demo"
-TRACE = shipped.FOLDER / "demo.csv"
-TO_TRAIN = shipped.FOLDER / "testbed.csv"
-PROFILE = shipped.FOLDER / "testbed-profile.json"
+TRACE = named_traces.FOLDER / "demo.csv"
+TO_TRAIN = named_traces.FOLDER / "testbed.csv"
+PROFILE = named_traces.FOLDER / "testbed-profile.json"
 """Of a laptop testbed on two cores of another machine."""
 N_HOSTS: Final = 3
 """Each with one GPU in name: two jobs have room to grow, three have not."""

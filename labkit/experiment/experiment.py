@@ -47,8 +47,8 @@ from labkit.experiment.scenario import KEY, Fields, Scenario
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import asked_speed, declared
 from labkit.kernels.watching import watched
-from labkit.results.bound import BOUND, FASTER
-from labkit.results.drift import REFERENCE, reference
+from labkit.results.comparison import BOUND, FASTER
+from labkit.results.fidelity import REFERENCE, reference
 from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
 from labkit.results.record import LOAD, RunInfo, RunRecord, RunState
 from labkit.results.store import RunWriter
@@ -59,7 +59,7 @@ from labkit.simulator.troubles import troubles as troubles_of
 from labkit.speed.interference.levels import Level, level
 from labkit.speed.profiled import ProfiledSpeed
 from labkit.topology import presets
-from labkit.topology.routes import refuse_unsound_network
+from labkit.topology.links import refuse_unsound_network
 
 TROUBLE_STREAM: Final = 4
 """The simulator has streams 0, 1 and 2 of a seed, epochs of a sweep stream 3."""

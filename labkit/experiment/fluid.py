@@ -13,7 +13,7 @@ from labkit.core.protocols import SpeedModel
 from labkit.core.resources import GPUS, Bools, Floats
 from labkit.core.running import Running
 from labkit.experiment.profile import measure_profile
-from labkit.speed.fastest import fastest
+from labkit.speed.isolated import fastest
 
 SLICES: Final = 1_000_000
 """Into how many slices of time a gang is cut."""

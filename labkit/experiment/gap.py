@@ -94,7 +94,7 @@ class Fidelity:
 
     def gantts(self) -> alt.VConcatChart:
         """Draw the Gantt charts of both runs over each other."""
-        from labkit.plots.fidelity_page import gantts
+        from labkit.plots.fidelity import gantts
 
         return gantts(self.real, self.simulated)
 
@@ -113,12 +113,12 @@ class Fidelity:
 
     def __str__(self) -> str:
         """Return both tables and the numbers as text."""
-        from labkit.plots.fidelity_page import as_text
+        from labkit.plots.fidelity import as_text
 
         return as_text(self.summary, self.jobs, self.explained)
 
     def _repr_html_(self) -> str:
-        from labkit.plots.fidelity_page import as_html
+        from labkit.plots.fidelity import as_html
 
         return as_html(self.summary, self.jobs, self.explained)
 

@@ -16,7 +16,7 @@ from labkit.speed.interference import Interference, InterferenceModel
 from labkit.speed.interference.use import ModelUse
 from labkit.speed.step_time import StepTime
 from labkit.system.progress import counted
-from labkit.workloads.arrivals import poisson
+from labkit.workloads.generators import poisson
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from labkit.speed.contention import PRESETS, profile
 from labkit.speed.interference import compare_models
+from labkit.speed.interference.measured import PRESETS, profile
 from labkit.system.progress import counted
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def model_errors(seeds: Sequence[int], *, progress: bool = False) -> pd.DataFram
     Returns
     -------
     DataFrame
-        server (of `labkit.speed.contention.PRESETS`, or "published"), model, seed, error in %: the mean of
+        server (of `labkit.speed.interference.measured.PRESETS`, or "published"), model, seed, error in %: the mean of
         |predicted - measured| / measured.
     """
     import pandas as pd

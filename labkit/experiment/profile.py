@@ -13,7 +13,7 @@ from labkit.core.protocols import SpeedModel
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.running import Running
 from labkit.schedulers.gavel.profile import room_for
-from labkit.speed.alone import compact
+from labkit.speed.isolated import compact
 
 
 def measure_profile(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, pairs: bool) -> Profile:

@@ -23,7 +23,7 @@ from labkit.experiment.provenance import command
 from labkit.experiment.scenario import OPTIONS, Fields, Scenario
 from labkit.experiment.time_limit import checked_limit
 from labkit.results import files
-from labkit.results.lock import RunLock
+from labkit.results.files import RunLock
 from labkit.results.queue import FOLDER, QUEUE, TRACE, QueuedRun, QueueState, RunQueue, known_queues, ordered
 from labkit.results.record import RunRecord
 from labkit.results.store import known_runs, load

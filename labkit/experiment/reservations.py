@@ -17,7 +17,7 @@ from labkit.core.files import read_table
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools
 from labkit.core.text import shortened
-from labkit.topology.host_ranges import listed
+from labkit.topology.host_names import listed
 
 DAY_S: Final = 86400.0
 RUNNING: Final = {"preempt": "jobs of others there are preempted at its start", "finish": "jobs of others there go on"}

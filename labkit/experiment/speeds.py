@@ -14,8 +14,8 @@ from labkit.core.protocols import SpeedModel
 from labkit.core.resources import GPUS
 from labkit.speed.interference.levels import Level
 from labkit.speed.profiled import ProfiledSpeed
+from labkit.workloads.named_traces import located
 from labkit.workloads.own_speeds import TypeSpeeds, guessed_speeds, in_steps, is_speeds, read_speeds
-from labkit.workloads.shipped import located
 
 KINDS = ("auto", "bottleneck", "dl2", "flops", "gavel", "measured", "profiled", "recorded", "step-time")
 
@@ -137,7 +137,7 @@ def _by_type(kind: str, jobs: Jobs, cluster: Cluster, throughputs: str | Path | 
 
     given = type_speeds(jobs, cluster, kind=kind, throughputs=throughputs)
     if given is not None:
-        return GavelSpeed(jobs, cluster, throughputs=given.table, strict=strict, said=given.said)
+        return GavelSpeed(jobs, cluster, throughputs=given.table, strict=strict, description=given.said)
     table = None if throughputs is None else Throughputs.read(throughputs)
     return GavelSpeed(jobs, cluster, throughputs=table, strict=strict)
 
@@ -224,7 +224,7 @@ def _fitting(jobs: Jobs, cluster: Cluster, throughputs: str | Path | None) -> st
 
 def _is_profile(path: str | Path | None) -> bool:
     """Tell whether a file is the profile of a testbed."""
-    from labkit.speed.profiled.files import is_profile
+    from labkit.speed.profiled.profile import is_profile
 
     return path is not None and str(path).endswith(".json") and is_profile(path)
 

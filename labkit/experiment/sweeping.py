@@ -18,7 +18,7 @@ from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.on_dask import on_dask
 from labkit.experiment.pool import on_pool
-from labkit.results.bound import BOUND, FASTER
+from labkit.results.comparison import BOUND, FASTER
 from labkit.results.notes import reserved_in
 from labkit.results.record import RunRecord
 from labkit.results.sweep_folder import SweepFolder

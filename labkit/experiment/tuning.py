@@ -29,7 +29,7 @@ from labkit.experiment.inputs import Inputs
 from labkit.experiment.ranges import Range, Value
 from labkit.experiment.sweeping import sweep
 from labkit.results import files
-from labkit.results.lock import RunLock
+from labkit.results.files import RunLock
 from labkit.results.sweeps import refuse_unknown_metric, sweep_differences
 from labkit.schedulers import make, open_options
 from labkit.system.release import how_to_get

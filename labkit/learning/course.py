@@ -19,7 +19,7 @@ from labkit.core.text import human_s
 from labkit.experiment.fitting import refuse_unfit
 from labkit.learning.logs import TrainingLog, row_of
 from labkit.learning.training import TrainingDivergedError, Trains, Update
-from labkit.speed.by_counts import ByCounts
+from labkit.speed.tabled import ByCounts
 
 if TYPE_CHECKING:
     from labkit.learning.env import ExperimentOf

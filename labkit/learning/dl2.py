@@ -23,9 +23,8 @@ from labkit.learning.training import Training, copied, refuse_not_finite
 from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
 from labkit.schedulers.dl2.policy import BEST, NOTHING, DecisionRecord, How, record
 from labkit.schedulers.dl2.weights import SpeedFit, Weights
-from labkit.speed.by_counts import ByCounts
-from labkit.speed.dl2 import THETA, terms
-from labkit.speed.dl2_fit import fit
+from labkit.speed.dl2 import THETA, fit, terms
+from labkit.speed.tabled import ByCounts
 
 PATIENCE: Final = 100
 USUAL_SLOTS: Final = 80

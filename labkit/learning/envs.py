@@ -16,7 +16,7 @@ from labkit.core.resources import Bools, Floats
 from labkit.experiment.experiment import Experiment
 from labkit.learning import episodes
 from labkit.learning.env import ExperimentOf, Observation, SlotEnv
-from labkit.speed.by_counts import ByCounts
+from labkit.speed.tabled import ByCounts
 
 Actions = NDArray[np.int64]
 

@@ -13,9 +13,9 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.experiment.experiment import Experiment
-from labkit.speed.analytic import analytic
 from labkit.speed.dl2 import FittedTable, fitted
 from labkit.speed.measured import ByGang, MeasuredSpeed, SpeedTable
+from labkit.speed.tabled import analytic
 from labkit.topology import build
 from labkit.workloads.expressions import is_generated, trace
 

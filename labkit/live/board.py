@@ -13,6 +13,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind, Role
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS
+from labkit.results.metrics import jct_s
 
 _SEEN: Final = (
     Kind.ARRIVED, Kind.DECIDED, Kind.PLACED, Kind.STARTED, Kind.RESCALED, Kind.PAUSED, Kind.PREEMPTED, Kind.COMPLETED,
@@ -126,7 +127,7 @@ class Board:
         return self.jct_s / self.n_done if self.n_done else float("nan")
 
     def down(self, machine: int) -> bool:
-        """Tell whether a machine is gone."""
+        """Return whether a machine is gone."""
         return machine in self._down
 
     def fold(self, batch: Events) -> None:
@@ -159,9 +160,9 @@ class Board:
             placing = job if kind == Kind.PLACED else -1
 
     def _each(self, role: int, job: int, cpus: float) -> float:
-        """Return what one task holds: cores may be given by a decision (`cpus`), GPUs are as declared."""
-        given = self.resource == CPUS and cpus == cpus
-        return cpus if given else float(self._demand[role][job])
+        """Return the amount of one task: cores may be set by a decision (`cpus`), GPUs are as declared."""
+        amount_given = self.resource == CPUS and cpus == cpus
+        return cpus if amount_given else float(self._demand[role][job])
 
     def _turn(self, job: int, kind: int, time_s: float) -> None:
         """Note that a job does something else from now on."""
@@ -176,11 +177,11 @@ class Board:
             self.dropped.add(job)
         if kind == Kind.COMPLETED:
             self.n_done += 1
-            self.jct_s += time_s - float(self.jobs.arrival_s[job])
+            self.jct_s += jct_s(arrival_s=float(self.jobs.arrival_s[job]), completion_s=time_s)
         self._note(job, time_s, _AFTER[Kind(kind)])
 
     def _holding(self, job: int) -> JobActivity:
-        """Return what a job does that was just placed: one that trains goes on until it is paused."""
+        """Return the activity of a job that was just placed: one that trains goes on until it is paused."""
         return JobActivity.TRAINS if self._doing.get(job) is JobActivity.TRAINS else JobActivity.HOLDS
 
     def _note(self, job: int, time_s: float, doing: JobActivity) -> None:
@@ -221,12 +222,12 @@ class Board:
         _say(self.changes.machines, (machine, time_s, gpus), since=self._n_told[1])
 
 
-def _say(said: list[Any], row: tuple[Any, ...], *, since: int) -> None:
+def _say(changes: list[Any], row: tuple[Any, ...], *, since: int) -> None:
     """Add a change, in place of the last one if that is of the same batch, thing and moment."""
-    if len(said) > since and said[-1][:2] == row[:2]:
-        said[-1] = row
+    if len(changes) > since and changes[-1][:2] == row[:2]:
+        changes[-1] = row
     else:
-        said.append(row)
+        changes.append(row)
 
 
 def as_bytes(rows: Iterable[tuple[float, ...]]) -> bytes:

@@ -54,8 +54,8 @@ class LoggedDecision:
 
     def line(self) -> str:
         """Return it as a sentence."""
-        said = ": ".join(filter(None, (self.what, self.why)))
-        return f"{when(self.time_s)}: {self.about}: {said}"
+        text = ": ".join(filter(None, (self.what, self.why)))
+        return f"{when(self.time_s)}: {self.about}: {text}"
 
 
 def when(time_s: float) -> str:

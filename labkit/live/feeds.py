@@ -23,7 +23,7 @@ HERE: Final = Path(__file__).parent
 MOST_TOLD: Final = 60
 """Decisions that a list shows."""
 
-Told = tuple[dict[str, Any], bytes]
+FeedMessage = tuple[dict[str, Any], bytes]
 """What is told: a message that JSON can hold, and rows of 32-bit floats."""
 
 
@@ -80,15 +80,15 @@ class Feed:
         self.run, self.ghosts = run, tuple(ghosts)
         self._n_told = 0
 
-    def everything(self) -> Told:
+    def everything(self) -> FeedMessage:
         """Return all there is."""
         with self.run.model.lock:
             rows = self.rows()
             self._n_told = len(rows)
             return {"kind": "all", "until": self._guess_s()} | self.frame() | self._moment(), as_bytes(rows)
 
-    def news(self) -> Told:
-        """Return what is new since the last time."""
+    def news(self) -> FeedMessage:
+        """Return the news since the last call."""
         with self.run.model.lock:
             new = self.rows()[self._n_told :]
             self._n_told += len(new)
@@ -108,11 +108,11 @@ class Feed:
         raise NotImplementedError
 
     def frame(self) -> dict[str, Any]:
-        """Return what stays as it is during a run."""
+        """Return the constants of a run."""
         raise NotImplementedError
 
     def now(self) -> dict[str, Any]:
-        """Return what is shown of this moment only."""
+        """Return the state of this moment."""
         return {}
 
 
@@ -152,7 +152,7 @@ class HeatMapFeed(Feed):
         super().__init__(run, ghosts=ghosts)
         self._groups: dict[int, tuple[int, float, str]] = {}
 
-    def everything(self) -> Told:
+    def everything(self) -> FeedMessage:
         """Return all there is."""
         self._groups = {}
         return super().everything()
@@ -175,9 +175,9 @@ class HeatMapFeed(Feed):
 
     def now(self) -> dict[str, Any]:
         """Return the load of the device groups where it changed since the last time, and whose it is."""
-        told = {group: _group(self.run.model, group) for group in range(self.run.model.cluster.n_groups)}
-        changed = [row for group, row in told.items() if self._groups.get(group) != row]
-        self._groups = told
+        by_group = {group: _group(self.run.model, group) for group in range(self.run.model.cluster.n_groups)}
+        changed = [row for group, row in by_group.items() if self._groups.get(group) != row]
+        self._groups = by_group
         return {"groups": changed}
 
 
@@ -204,8 +204,8 @@ class SignalsFeed(Feed):
         names = signals.names()
 
         def panel(title: str, **lines: Signal) -> dict[str, Any]:
-            told = [[int(signal), name.replace("_", " ")] for name, signal in lines.items()]
-            return {"title": title, "lines": told, "share": Signal.LINK_LOAD in lines.values()}
+            curves = [[int(signal), name.replace("_", " ")] for name, signal in lines.items()]
+            return {"title": title, "lines": curves, "share": Signal.LINK_LOAD in lines.values()}
 
         unsized = signals.n_unsized
         without = f"; {unsized} jobs of unknown size left out" if unsized else ""
@@ -225,8 +225,8 @@ class SignalsFeed(Feed):
     def now(self) -> dict[str, Any]:
         """Return the newest values, since when, and in words."""
         signals = self.run.model.signals
-        said = {int(signal): signals.said(signal) for signal in signals.latest}
-        return {"said": said, "since": signals.now_s, "latest": {int(each): n for each, n in signals.latest.items()}}
+        texts = {int(signal): signals.said(signal) for signal in signals.latest}
+        return {"said": texts, "since": signals.now_s, "latest": {int(each): n for each, n in signals.latest.items()}}
 
 
 def decisions_of(model: LiveModel, *, most: int = MOST_TOLD) -> list[list[str]]:

@@ -14,10 +14,9 @@ import numpy as np
 from labkit.core.below import read_plain
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
-from labkit.live.model import LiveModel
-from labkit.live.status import RunStatus, status_of
+from labkit.live.model import LiveModel, RunStatus, status_of
 from labkit.results import files
-from labkit.results.lock import writer_of
+from labkit.results.files import writer_of
 from labkit.results.record import RunInfo
 from labkit.results.store import FLUSH_S, REASONS, RunTail
 from labkit.topology import build
@@ -110,7 +109,7 @@ class FollowedRun:
         return True
 
     def _told_silence(self) -> bool:
-        """Tell listeners where the only news is for how long there have been none."""
+        """Notify listeners where the only change is the length of the silence."""
         if self.status == self._was:
             return False
         self._was = self.status

@@ -21,7 +21,7 @@ from string import Template
 from typing import Any, Final
 
 from labkit.core.errors import LabkitError
-from labkit.live.feeds import Feed, GanttFeed, HeatMapFeed, SignalsFeed, Told, decisions_of, source
+from labkit.live.feeds import Feed, FeedMessage, GanttFeed, HeatMapFeed, SignalsFeed, decisions_of, source
 from labkit.live.follow import EVERY_S, FollowedRun
 from labkit.live.model import cards_of
 
@@ -50,7 +50,7 @@ def page_of(run: FollowedRun) -> str:
     return Template(source("page.html")).substitute(title=escape(info.run), about=escape(about))
 
 
-class RunTold:
+class RunFeeds:
     """What one page is told of a run."""
 
     def __init__(self, run: FollowedRun) -> None:
@@ -66,7 +66,7 @@ class RunTold:
             yield _rows(name, feed.everything())
 
     def news(self) -> Iterator[str]:
-        """Return what is new since the last time."""
+        """Return the news since the last call."""
         yield from self._changed()
         for name, feed in self._feeds.items():
             yield _rows(name, feed.news())
@@ -84,8 +84,8 @@ class RunTold:
         self._values = now
 
 
-def _rows(view: str, told: Told) -> str:
-    content, rows = told
+def _rows(view: str, message: FeedMessage) -> str:
+    content, rows = message
     return json.dumps({"view": view, "content": content, "rows": b64encode(rows).decode()})
 
 
@@ -141,15 +141,15 @@ class RunPage:
             self.update()
 
     def messages(self) -> Iterator[str]:
-        """Return what one page is told, message by message; empty: nothing new, but still there."""
-        told = RunTold(self.run)
+        """Yield the messages to one page; empty: a heartbeat without news."""
+        feed = RunFeeds(self.run)
         seen = self.n_changes
-        yield from told.everything()
+        yield from feed.everything()
         while not self.over:
             with self.changed:
                 heard = self.changed.wait_for(lambda: self.over or self.n_changes != seen, BEAT_S)  # noqa: B023
                 seen = self.n_changes
-            yield from told.news() if heard and not self.over else ("",)
+            yield from feed.news() if heard and not self.over else ("",)
 
 
 class _Server(ThreadingHTTPServer):
@@ -196,7 +196,7 @@ class _Server(ThreadingHTTPServer):
             self._strangers.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a connection that broke: a terminal shows the run."""
+        """Ignore a connection that broke: a terminal shows the run."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -254,4 +254,4 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing of requests: a terminal shows the run."""
+        """Log no requests: a terminal shows the run."""

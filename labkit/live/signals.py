@@ -131,7 +131,7 @@ class Signals:
                 self.history.append((int(signal), time_s, value))
 
     def names(self) -> dict[Signal, str]:
-        """Return what to call each signal that a run on this cluster can have."""
+        """Return the name of each signal that a run on this cluster can have."""
         rate = "samples/s" if self.counts_samples else "steps/s"
         return {
             Signal.THROUGHPUT: f"throughput ({rate})", Signal.RUNNING: "jobs running", Signal.WAITING: "jobs waiting",
@@ -179,7 +179,7 @@ class Signals:
         return values
 
     def _held(self) -> Floats:
-        """Return what tasks hold, (R,); the free capacity of a machine that is gone lacks all that it had."""
+        """Return the amounts in use, (R,); the free capacity of a machine that is gone lacks all that it had."""
         cluster, up = self.ledger.cluster, self.ledger.up
         held: Floats = (cluster.capacity * up[cluster.group_machine, None] - self.ledger.book.free).sum(axis=0)
         return held

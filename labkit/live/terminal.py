@@ -6,13 +6,16 @@ import math
 import time
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from labkit.core.ledger import DONE, HOLDING, WAITING
 from labkit.live.follow import EVERY_S, FollowedRun
-from labkit.live.jobs import HEADINGS, NUMBERS, job_rows
 from labkit.live.model import LiveModel
 from labkit.system.printing import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 WIDTH: Final = 32
@@ -66,15 +69,15 @@ def shown(run: FollowedRun, *, height: int | None = None) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    told = signal_lines(run.model)
+    signal_rows = signal_lines(run.model)
     below = {
         DECIDED: [entry.line() for entry in list(run.model.decisions.entries)[-SHOWN_DECISIONS:]],
         "notes": run.notes(),
     }
     n_below = sum(len(lines) + 2 for lines in below.values() if lines)
-    most = None if height is None else max(LEAST_JOBS, height - len(told) - n_below - 6)
+    most = None if height is None else max(LEAST_JOBS, height - len(signal_rows) - n_below - 6)
     signals = Table.grid(padding=(0, 2))
-    for line in told:
+    for line in signal_rows:
         signals.add_row(*line)
     table = Table(box=None, header_style="bold")
     for name in HEADINGS:
@@ -114,3 +117,58 @@ def follow(run: FollowedRun, console: Console) -> None:
                 return
             time.sleep(EVERY_S)  # as often as a writer writes: flock and file systems over a network tell no news
             run.update()
+
+
+HEADINGS = ("job", "model", "does", "steps", "steps/s", "loss", "tasks on")
+NUMBERS = ("steps", "steps/s", "loss")
+
+
+def job_rows(model: LiveModel, *, most: int | None = None) -> list[tuple[str, ...]]:
+    """Return id, model, what it does, steps, steps/s, loss and places of each job that has arrived.
+
+    Parameters
+    ----------
+    model : LiveModel
+        Of the run.
+    most : int, optional
+        Only so many: those that hold tasks first, then those that wait, then those that are over, the newest first.
+    """
+    belief = model.signals.ledger.belief
+    arrived = np.flatnonzero(belief["phase"] > 0)
+    if most is not None and len(arrived) > most:
+        rank = {HOLDING: 0, WAITING: 1, DONE: 2}
+        order = sorted(arrived.tolist(), key=lambda job: (rank[int(belief["phase"][job])], -job))
+        arrived = np.sort(order[:most])
+    names = model.jobs.model_names()
+    return [_row(model, job, str(names[job])) for job in arrived.tolist()]
+
+
+def _row(model: LiveModel, job: int, name: str) -> tuple[str, ...]:
+    at = model.signals.ledger.belief[job]
+    return (
+        str(model.jobs.id[job]), name, _phase(model, job), f"{at['steps']:.0f} of {model.jobs.total_steps[job]:.0f}",
+        _number(at["speed"] if at["phase"] == HOLDING else math.nan, ".1f"),
+        _number(model.signals.loss_of.get(job, math.nan), ".4g"), _where(model, job),
+    )  # fmt: skip
+
+
+def _phase(model: LiveModel, job: int) -> str:
+    at = model.signals.ledger.belief[job]
+    if at["phase"] == DONE:
+        return "given up" if job in model.board.dropped else "done"
+    if at["phase"] == WAITING:
+        return "waits"
+    return "starts" if at["speed"] == 0 else "trains"
+
+
+def _where(model: LiveModel, job: int) -> str:
+    _, _, group, count = model.signals.ledger.book.of(np.array([job], np.int32))
+    found: dict[str, int] = {}
+    for each, n in zip(group.tolist(), count.tolist(), strict=True):
+        name = model.cluster.machines[model.cluster.group_machine[each]]
+        found[name] = found.get(name, 0) + int(n)
+    return ", ".join(f"{name} ({n})" for name, n in found.items())
+
+
+def _number(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else ""

@@ -11,40 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.notebook.app import LabApp
-    from labkit.notebook.panels import RunBoard
     from labkit.notebook.run import LiveRun
     from labkit.notebook.training import watch
-    from labkit.notebook.views import LiveCards, LiveDecisions, LiveGantt, LiveHeatMap, LiveSignals
+    from labkit.notebook.views import LiveCards, LiveDecisions, LiveGantt, LiveHeatMap, LiveSignals, RunBoard
     from labkit.notebook.where import live_auto, live_deploy
 
 _HOME = {
-    "LabApp": "app",
-    "watch": "training",
-    "LiveCards": "views",
-    "LiveDecisions": "views",
-    "LiveGantt": "views",
-    "LiveHeatMap": "views",
-    "LiveRun": "run",
-    "LiveSignals": "views",
-    "RunBoard": "panels",
-    "live_auto": "where",
+    "LabApp": "app", "watch": "training", "LiveCards": "views", "LiveDecisions": "views", "LiveGantt": "views",
+    "LiveHeatMap": "views", "LiveRun": "run", "LiveSignals": "views", "RunBoard": "views", "live_auto": "where",
     "live_deploy": "where",
-}
+}  # fmt: skip
 
 __all__ = [
-    "LabApp",
-    "LiveCards",
-    "LiveDecisions",
-    "LiveGantt",
-    "LiveHeatMap",
-    "LiveRun",
-    "LiveSignals",
-    "RunBoard",
-    "live_auto",
-    "live_deploy",
-    "load_ipython_extension",
-    "watch",
-]
+    "LabApp", "LiveCards", "LiveDecisions", "LiveGantt", "LiveHeatMap", "LiveRun", "LiveSignals", "RunBoard",
+    "live_auto", "live_deploy", "load_ipython_extension", "watch",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

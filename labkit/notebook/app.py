@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+import anywidget
 import ipywidgets as ipw
+import traitlets
 
 from labkit.core.errors import LabkitError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
-from labkit.live.feeds import Ghost
-from labkit.notebook.code import Choice
-from labkit.notebook.controls import CodePanel, Controls, RunForm
+from labkit.live.feeds import Ghost, source
 from labkit.notebook.html import runs_html
-from labkit.notebook.loop import one_line, running_loop
-from labkit.notebook.panels import RunPanels
-from labkit.notebook.run import READY, LiveRun
-from labkit.notebook.where import place
+from labkit.notebook.run import PAUSED, READY, RUNNING, STOPPING, LiveRun, one_line, running_loop
+from labkit.notebook.views import HERE, STYLE, RunPanels
+from labkit.notebook.where import Where, place
 from labkit.results import RunRecord
 from labkit.schedulers import available
 
@@ -142,12 +144,12 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         if self.run is not None:
             self.run.speedup = speedup
 
-    def _later(self, act: Callable[..., None], *given: Any) -> None:
+    def _later(self, act: Callable[..., None], *arguments: Any) -> None:
         """Act on the kernel's loop; the browser's messages may come in on another thread."""
         if self._loop is None or running_loop() is self._loop:
-            act(*given)
+            act(*arguments)
         else:
-            self._loop.call_soon_threadsafe(act, *given)
+            self._loop.call_soon_threadsafe(act, *arguments)
 
     # --- what the form asks for
 
@@ -165,7 +167,6 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         )
 
     def _prepare(self) -> None:
-        """Make the run that the form asks for, ready to start."""
         if self.run is not None and self.run.state != READY and not self.run.over:
             return
         choice = self.choice
@@ -199,7 +200,6 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         return record.info.trace == run.experiment.jobs.name and len(record.jobs) == len(run.experiment.jobs)
 
     def _show(self, run: LiveRun) -> None:
-        """Follow the run's state."""
         if run is not self.run:
             return
         self._controls.show(run.state, run.status.text)
@@ -212,3 +212,181 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
     def __repr__(self) -> str:
         choice = self.choice
         return f"<LabApp: {Path(choice.trace).name or 'jobs'} on {escape(choice.cluster)}; run this cell to use it>"
+
+
+PACES: Final = {
+    "10 min per second": 600.0,
+    "1 h per second": 3600.0,
+    "6 h per second": 21_600.0,
+    "1 day per second": 86_400.0,
+    "as fast as possible": math.inf,
+}
+
+DOTS: Final = {RUNNING: "#2b9f5c", PAUSED: "#e59a2b", STOPPING: "#e59a2b", "failed": "#b3261e"}
+"""Colour of the dot that stands for a state; grey for the others."""
+
+
+class RunForm:
+    """What is to be run: trace, cluster, scheduler, seed, pace."""
+
+    def __init__(
+        self, *, trace: str, fixed: bool, where: Where, cluster: str, scheduler: str, schedulers: Sequence[str],
+        seed: int, speedup: float,
+    ) -> None:  # fmt: skip
+        wide = ipw.Layout(width="100%", margin="0 0 6px 0")
+        self.trace = ipw.Text(trace, disabled=fixed, continuous_update=False, layout=wide)
+        self.cluster = ipw.Combobox(
+            value=cluster, options=list(where.suggestions()), ensure_option=False, continuous_update=False, layout=wide
+        )
+        names = [*schedulers, *([scheduler] if scheduler not in schedulers else [])]
+        self.scheduler = ipw.Dropdown(options=names, value=scheduler, layout=wide)
+        self.seed = ipw.BoundedIntText(seed, min=0, max=2**31 - 1, layout=wide)
+        paces = PACES if speedup in PACES.values() else {f"{speedup:g} s per second": speedup} | PACES
+        self.speedup = ipw.Dropdown(options=paces, value=speedup, layout=wide)
+        self._fixed = fixed
+        self._fields = {
+            "Trace": self.trace, where.field: self.cluster, "Scheduler": self.scheduler,
+        }  # fmt: skip
+        if not where.machines:  # there, time passes as it does, and nothing is drawn by lot
+            self._fields |= {"Seed": self.seed, "Pace": self.speedup}
+        parts = [part for name, field in self._fields.items() for part in (_label(name), field)]
+        self.box = ipw.VBox(parts, layout=ipw.Layout(width="190px", flex="0 0 190px"))
+        self.box.add_class("labkit-form")
+
+    def on_change(self, act: Callable[[], None]) -> None:
+        """Call when something else is to be run; another pace is not."""
+        for field in (self.trace, self.cluster, self.scheduler, self.seed):
+            field.observe(lambda _: act(), "value")
+
+    def enable(self, yes: bool) -> None:
+        """Let people change what is to be run, or not; the pace may always be changed."""
+        for field in (self.cluster, self.scheduler, self.seed):
+            field.disabled = not yes
+        self.trace.disabled = self._fixed or not yes
+
+
+def _label(text: str) -> ipw.Label:
+    return ipw.Label(text, layout=ipw.Layout(margin="0", height="24px"))
+
+
+class Controls:
+    """Run, Pause, Step and Stop, and how the run is doing."""
+
+    def __init__(
+        self, *, run: Callable[[], None], pause: Callable[[], None], step: Callable[[], None], stop: Callable[[], None],
+        where: Where,
+    ) -> None:  # fmt: skip
+        self.run = _button("Run", "play", "Begin, or go on", run, style="primary")
+        self.pause = _button("Pause", "pause", where.pause, pause)
+        self.step = _button("Step", "step-forward", "One decision", step)
+        self.stop = _button("Stop", "stop", "End this run; it stays in the comparison", stop)
+        self.status = ipw.HTML(layout=ipw.Layout(margin="0 0 0 10px"))
+        self.error = ipw.HTML(layout=ipw.Layout(margin="4px 0 0 0", display="none"))
+        buttons = [self.run, self.pause, self.step, self.stop, self.status]
+        row = ipw.HBox(buttons, layout=ipw.Layout(align_items="center", grid_gap="4px"))
+        self.box = ipw.VBox([row, self.error])
+
+    def show(self, state: str, error: str = "") -> None:
+        """Show a state, and offer only what can be done in it."""
+        going = state in (RUNNING, PAUSED)
+        self.run.disabled = state in (RUNNING, STOPPING)
+        self.pause.disabled = state != RUNNING
+        self.step.disabled = state == STOPPING
+        self.stop.disabled = not going
+        dot = f'<span style="color:{DOTS.get(state, "#7b8798")}">●</span>'
+        self.status.value = f'<span class="labkit-status">{dot} {escape(state)}</span>'
+        self.error.value = f'<div class="labkit-error">{escape(error)}</div>'
+        self.error.layout.display = "block" if error else "none"
+
+
+def _button(text: str, icon: str, tip: str, act: Callable[[], None], *, style: str = "") -> ipw.Button:
+    button = ipw.Button(
+        description=text, icon=icon, tooltip=tip, button_style=style, layout=ipw.Layout(width="92px", margin="0")
+    )
+    button.on_click(lambda _: act())
+    return button
+
+
+class CodePanel(anywidget.AnyWidget):
+    """The Python and the command line of a run, each with a button that copies it."""
+
+    _esm = source("code.js", folder=HERE)
+    _css = STYLE
+    python = traitlets.Unicode("").tag(sync=True)
+    shell = traitlets.Unicode("").tag(sync=True)
+
+    def show(self, choice: Choice) -> None:
+        """Show this run."""
+        self.python, self.shell = choice.python(), choice.shell()
+
+    def __repr__(self) -> str:
+        return "<CodePanel>"
+
+
+KNOWN_HERE = "jobs"
+"""What a trace is called that was given as jobs, not as a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a run is made of, by name.
+
+    Attributes
+    ----------
+    trace : str
+        Path of a file; empty: jobs that only the notebook has.
+    cluster, scheduler : str
+        As `labkit.topology` and `labkit.schedulers` take them.
+    own : bool
+        The scheduler is an object of the notebook, named `scheduler` there.
+    seed : int
+        Of the simulator.
+    machines : bool
+        Jobs really train, on the hosts of the inventory that `cluster` names.
+    """
+
+    trace: str
+    cluster: str
+    scheduler: str
+    own: bool = False
+    seed: int = 0
+    machines: bool = False
+
+    def python(self) -> str:
+        """Return the run as Python.
+
+        >>> print(Choice(trace="a.csv", cluster="demo", scheduler="srtf").python())
+        import labkit
+        <BLANKLINE>
+        record = labkit.simulate("a.csv", cluster="demo", scheduler="srtf", seed=0)
+        record.summary
+        """
+        trace = _quoted(self.trace) if self.trace else KNOWN_HERE
+        scheduler = self.scheduler if self.own else _quoted(self.scheduler)
+        verb, on = ("deploy", "inventory") if self.machines else ("simulate", "cluster")
+        seed = "" if self.machines else f", seed={self.seed}"
+        call = f"labkit.{verb}({trace}, {on}={_quoted(self.cluster)}, scheduler={scheduler}{seed})"
+        return f"import labkit\n\nrecord = {call}\nrecord.summary"
+
+    def shell(self) -> str:
+        """Return the run as a command, or why there is none.
+
+        >>> Choice(trace="a b.csv", cluster="demo", scheduler="srtf", seed=1).shell()
+        "labkit compare 'a b.csv' --schedulers srtf --cluster demo --seed 1"
+        >>> Choice(trace="a.csv", cluster="hosts.toml", scheduler="srtf", machines=True).shell()
+        'labkit deploy a.csv --scheduler srtf --inventory hosts.toml'
+        """
+        if not self.trace:
+            return "# the command line needs the trace as a file"
+        if self.own:
+            return "# the command line needs the scheduler as a file in labkit/schedulers"
+        if self.machines:
+            return shlex.join(
+                ["labkit", "deploy", self.trace, "--scheduler", self.scheduler, "--inventory", self.cluster]
+            )
+        words = ["labkit", "compare", self.trace, "--schedulers", self.scheduler, "--cluster", self.cluster]
+        return shlex.join([*words, "--seed", str(self.seed)])
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -104,14 +104,14 @@ def snapshot_html(snapshot: Snapshot) -> str:
 
 def record_html(record: RunRecord) -> str:
     """Return a run in one row."""
-    info, said = record.info, record.summary
+    info, summary = record.info, record.summary
     head = ["jobs", "mean JCT", "median JCT", "p95 JCT", "makespan", "queueing", "GPUs held"]
-    times = [human_s(said[name]) for name in ("mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s")]
-    held = _number(said["utilisation"], ".0%")
-    row = [f"{record.n_done} of {len(record.jobs)}", *times, human_s(said["mean_queueing_s"]), held]
+    times = [human_s(summary[name]) for name in ("mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s")]
+    held = _number(summary["utilisation"], ".0%")
+    row = [f"{record.n_done} of {len(record.jobs)}", *times, human_s(summary["mean_queueing_s"]), held]
     of_done = "" if record.complete else "means are over the jobs that were done: not to be compared with whole runs"
-    told = [f"speeds: {info.config['speeds']}" if info.config.get("speeds") else "", of_done]
-    note = "; ".join(filter(None, [*told, *info.config.get("notes", ())]))
+    remarks = [f"speeds: {info.config['speeds']}" if info.config.get("speeds") else "", of_done]
+    note = "; ".join(filter(None, [*remarks, *info.config.get("notes", ())]))
     return table(f"{info.scheduler} on {info.trace}, {info.cluster} ({info.state})", head, [row], note=note)
 
 
@@ -146,12 +146,12 @@ def _unit(seconds: Sequence[float]) -> tuple[float, str]:
 
 
 def _run_row(number: int, record: RunRecord, *, best: bool, units: Mapping[str, tuple[float, str]]) -> str:
-    info, said = record.info, record.summary
+    info, summary = record.info, record.summary
     swatch = f'<i style="background:{colour(info.scheduler)}"></i>'
     words = [f"{swatch}{escape(info.scheduler)}", escape(info.trace), escape(info.cluster)]
-    times = [_number(said[name] / units[name][0], ",.2f") if record.complete else "–" for name in _TIMES]
+    times = [_number(summary[name] / units[name][0], ",.2f") if record.complete else "–" for name in _TIMES]
     completed = f"{record.n_done:,} of {len(record.jobs):,}"
-    held = _number(said["utilisation"], ".0%") if record.complete else "–"
+    held = _number(summary["utilisation"], ".0%") if record.complete else "–"
     numbers = [str(info.seed), completed, *times, held]
     cells = [f"<td>{number}</td>", *(f'<td class="left">{word}</td>' for word in words)]
     cells += [f"<td>{text}</td>" for text in numbers]
@@ -177,7 +177,7 @@ def plain(thing: Any) -> str:
 
 
 def checks_html(checks: Sequence[Check]) -> str:
-    """Return what `labkit.system.doctor.checks` found, without places of this machine."""
+    """Return the findings of `labkit.system.doctor.checks` as HTML, without places of this machine."""
     rows = [
         [
             "yes" if check.ok else "missing",

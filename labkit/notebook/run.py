@@ -7,6 +7,7 @@ import copy
 import math
 import threading
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,21 +16,20 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import traitlets
 
-from labkit.core.errors import InputError, unknown
-from labkit.core.events import Kind, joined
+from labkit.core.errors import InputError, LabkitError, StoppedError, unknown
+from labkit.core.events import Events, Kind, joined
 from labkit.core.protocols import Backend, Scheduler
-from labkit.experiment import Experiment
+from labkit.experiment import Experiment, Session
 from labkit.experiment.machines import OnMachines
 from labkit.live.board import Board
-from labkit.live.model import LiveModel
-from labkit.live.status import RunStatus
-from labkit.notebook.loop import one_line, running_loop
-from labkit.notebook.work import RunWork
-from labkit.results import RunRecord, RunState
+from labkit.live.model import LiveModel, RunStatus
+from labkit.results import RunInfo, RunRecord, RunState
 from labkit.schedulers import named
+from labkit.simulator import Paced
 
 if TYPE_CHECKING:
     from labkit.elastic.protocol.messages.clients import MemberStatus
+
 
 TICK_S: Final = 0.05
 """Traits change at most this often."""
@@ -104,14 +104,14 @@ class LiveRun(traitlets.HasTraits):
         sizes = np.zeros(len(experiment.jobs)) if getattr(backend, "live", False) else None  # not the catalogue's
         super().__init__(speedup=speedup)
         self.experiment = experiment
-        made, self.name = named(scheduler, name)
+        policy, self.name = named(scheduler, name)
         self._work = RunWork(
-            experiment, copy.deepcopy(made), name=self.name, backend=backend or experiment.simulator(),
+            experiment, copy.deepcopy(policy), name=self.name, backend=backend or experiment.simulator(),
             speedup=speedup, heard=self._hear, over=self._end,
         )  # fmt: skip
         self.model = LiveModel(experiment.jobs, experiment.cluster, reasons=self._work.reasons, sizes=sizes)
         self._paced, self._gate, self._heard = self._work.paced, self._work.gate, self._work.events
-        self._caveats = experiment.caveats(made, name=self.name)
+        self._caveats = experiment.caveats(policy, name=self.name)
         self._n_folded, self._folded_at = 0, 0.0
         self._listeners: list[Listener] = []
         self._loop = running_loop()
@@ -202,7 +202,7 @@ class LiveRun(traitlets.HasTraits):
 
     @contextmanager
     def _told_if_interrupted(self) -> Iterator[None]:
-        """Say so where a cell that waits is interrupted: the run goes on in its thread."""
+        """Report that the run goes on in its thread where a waiting cell is interrupted."""
         try:
             yield
         except (asyncio.CancelledError, KeyboardInterrupt):
@@ -370,3 +370,217 @@ class LiveRun(traitlets.HasTraits):
             for name, value in traits.items():
                 setattr(self, name, value)
             self._tell_views()
+
+
+LOOK_S: Final = 0.2
+"""Between two looks at machines while no decisions are made."""
+
+
+class RunWork:
+    """What goes on in the thread of a run; it knows of no views.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        All but the scheduler.
+    scheduler : Scheduler
+        It belongs to this run alone.
+    name : str
+        What to call it.
+    backend : Backend
+        Where jobs run; closed at the end where it can be.
+    speedup : float
+        Seconds of the run per second of waiting.
+    heard : callable
+        Called in the thread after a batch of events was added to `events`.
+    over : callable
+        Called in the thread at its end.
+
+    Attributes
+    ----------
+    gate : RunGate
+        Holds, steps and ends it.
+    paced : Paced
+        The backend with the clock of the wall.
+    events : list of Events
+        All batches so far.
+    reasons : list of str
+        Texts that events name by number.
+    ended : str
+        done, stopped or failed; empty while it goes on.
+    exception : BaseException or None
+        What made it fail.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        scheduler: Scheduler,
+        *,
+        name: str,
+        backend: Backend,
+        speedup: float,
+        heard: Callable[[], None],
+        over: Callable[[], None],
+    ) -> None:
+        self.experiment, self.scheduler, self.name = experiment, scheduler, name
+        self.backend, self.paced, self.gate = backend, Paced(backend, speedup=speedup), RunGate()
+        self.events: list[Events] = []
+        self.reasons: list[str] = []
+        self.ended = ""
+        self.exception: BaseException | None = None
+        self.thread: threading.Thread | None = None
+        self._heard, self._over = heard, over
+        self._info: RunInfo | None = None
+        self._began = self._wall_s = math.nan
+
+    def begin(self) -> bool:
+        """Start the thread; False: it was started before."""
+        if self.thread is not None:
+            return False
+        self._began = time.monotonic()
+        self.thread = threading.Thread(target=self._work, name=f"labkit {self.name}", daemon=True)
+        self.thread.start()
+        return True
+
+    @property
+    def live(self) -> bool:
+        """True where jobs really train: their time cannot be held or hurried."""
+        return self.paced.live
+
+    def info(self) -> RunInfo:
+        """Return the request of the run, as its record has it."""
+        return replace(self._info or self._new_info(), wall_s=self._wall_s if self.ended else self._since_s())
+
+    def _since_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def _new_info(self) -> RunInfo:
+        info = self.experiment.info(self.scheduler, name=self.name)
+        return replace(info, backend="testbed") if self.live else info
+
+    def _work(self) -> None:
+        ended = "failed"
+        try:
+            ended = self._run()
+        except StoppedError:
+            ended = "stopped"
+        except Exception as error:  # a notebook must hear of it, not the thread's stderr
+            self.exception = error
+        try:
+            self._let_go()
+        except Exception as error:
+            ended, self.exception = "failed", self.exception or error
+        self._wall_s = self._since_s()
+        self.ended = ended
+        self._over()
+
+    def _run(self) -> str:
+        self._info = self._new_info()
+        observers: list[Callable[[Events], None]] = [self._hear]
+        if isinstance(self.backend, OnMachines):
+            observers.append(self.backend.note)
+            self.backend.reasons = self.reasons
+        session = self.experiment.session(
+            self.scheduler, observers=observers, backend=self.paced, reasons=self.reasons
+        )  # fmt: skip
+        while not session.done and self._may_go(session):
+            session.step(self.scheduler.schedule(session.snapshot()))
+        return "done" if session.done else "stopped"
+
+    def _may_go(self, session: Session) -> bool:
+        """Wait while the run is paused; tell whether a decision is to be made then."""
+        while self.gate.shut and not session.done:
+            if self.live:
+                session.look(LOOK_S)
+            else:
+                self.gate.wait()
+        return self.gate.pass_through() and not session.done
+
+    def _let_go(self) -> None:
+        """Close a backend that can be closed: machines are let go of."""
+        close = getattr(self.backend, "close", None)
+        if close is not None:
+            close()
+
+    def _hear(self, batch: Events) -> None:
+        if len(batch):
+            self.events.append(batch)
+            self._heard()
+
+
+class RunGate:
+    """Steered from any thread; the run's thread waits at it before each decision.
+
+    Attributes
+    ----------
+    stopping : bool
+        Whether the run is to end.
+    """
+
+    def __init__(self) -> None:
+        self._turn = threading.Condition()
+        self._paused, self._tickets = False, 0
+        self.stopping = False
+
+    def open(self) -> None:
+        """Let decisions be made."""
+        self._change(paused=False, tickets=0)
+
+    def close(self) -> None:
+        """Let no decision be made until `open` or `admit`."""
+        self._change(paused=True, tickets=0)
+
+    def admit(self) -> None:
+        """Let one decision be made, and no further one."""
+        self._change(paused=True, tickets=self._tickets + 1)
+
+    def stop(self) -> None:
+        """End all waiting: no decision is made any more."""
+        with self._turn:
+            self.stopping = True
+            self._turn.notify_all()
+
+    def _change(self, *, paused: bool, tickets: int) -> None:
+        with self._turn:
+            self._paused, self._tickets = paused, tickets
+            self._turn.notify_all()
+
+    @property
+    def shut(self) -> bool:
+        """Whether the run has to wait."""
+        return self._paused and not self._tickets and not self.stopping
+
+    def wait(self) -> None:
+        """Wait while it is shut."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self.shut)
+
+    def pass_through(self) -> bool:
+        """Take the right to one decision; False: the run is to stop."""
+        with self._turn:
+            self._tickets = max(self._tickets - 1, 0)
+            return not self.stopping
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the loop that runs in this thread, if one does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error in one line; one that labkit did not raise on purpose, with the place.
+
+    >>> from labkit.core.errors import InputError
+    >>> one_line(InputError("unknown cluster 'dem'."))
+    "unknown cluster 'dem'."
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, LabkitError):
+        return text
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((frame for frame in reversed(frames) if frame.name == "schedule"), frames[-1] if frames else None)
+    return f"{type(error).__name__}: {text}" + (f" (in {place.name}, line {place.lineno})." if place else "")

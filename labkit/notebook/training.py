@@ -72,8 +72,6 @@ def watch(
 
 
 class _Picture:
-    """The figure in a cell's output, drawn anew now and then."""
-
     def __init__(self, n_steps: int | None) -> None:
         self._n_steps = n_steps
         self._events: list[Mapping[str, Any]] = []

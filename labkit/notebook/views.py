@@ -1,19 +1,25 @@
-"""Widgets that show a run: the Gantt, the heat-map, the signals, the decisions, the cards and the state.
+"""Widgets that show a run: the Gantt, heat-map, signals, decisions, cards and state, each alone or all in one.
 
 Each paints what a feed of `labkit.live` tells, nothing else; the page of `labkit watch --browser` has the same scripts.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import anywidget
+import ipywidgets as ipw
 import traitlets
 
-from labkit.live.feeds import Feed, GanttFeed, Ghost, HeatMapFeed, SignalsFeed, Told, decisions_of, source
+from labkit.core.errors import LabkitError
+from labkit.live.feeds import Feed, FeedMessage, GanttFeed, Ghost, HeatMapFeed, SignalsFeed, decisions_of, source
+from labkit.live.follow import EVERY_S, FollowedRun
 from labkit.live.model import WatchedSource, cards_of
+from labkit.notebook.run import one_line, running_loop
+from labkit.results.store import find
 
 HERE: Final = Path(__file__).parent
 STYLE: Final = source("live.css") + source("lab.css", folder=HERE)
@@ -59,12 +65,11 @@ class LiveView(anywidget.AnyWidget):
             self._pass_on(self.feed.everything())
 
     def _tell(self) -> None:
-        """Send what is new."""
         if self.feed is not None:
             self._pass_on(self.feed.news())
 
-    def _pass_on(self, told: Told) -> None:
-        content, rows = told
+    def _pass_on(self, message: FeedMessage) -> None:
+        content, rows = message
         self.send(content, [rows])
 
     def _hear(self, _: object, content: dict[str, Any], __: object) -> None:
@@ -116,7 +121,6 @@ class LiveText(anywidget.AnyWidget):
         self._tell()
 
     def _tell(self) -> None:
-        """Show what is so now."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -155,3 +159,67 @@ class LiveStatus(LiveText):
         if self.run is not None:
             status = self.run.status
             self.status = [status.state, status.text]
+
+
+TABS: Final = ("Gantt", "Signals", "Heat-map", "Decisions")
+
+
+class RunPanels(ipw.VBox):  # type: ignore[misc]
+    """The views of a run, one below the other; the lab's widget and `RunBoard` have them."""
+
+    def __init__(self) -> None:
+        self.cards, self.gantt, self.signals = LiveCards(), LiveGantt(), LiveSignals()
+        self.heat_map, self.decisions = LiveHeatMap(), LiveDecisions()
+        shown = [self.gantt, self.signals, self.heat_map, self.decisions]
+        tabs = ipw.Tab(shown, titles=TABS, layout=ipw.Layout(margin="0"))
+        super().__init__([self.cards, tabs], layout=ipw.Layout(flex="1 1 0", min_width="0", grid_gap="10px"))
+
+    def watch(self, run: WatchedSource, *, ghosts: Sequence[Ghost] = ()) -> None:
+        """Show this run from now on, with traces of earlier ones on the Gantt."""
+        self.cards.watch(run)
+        self.gantt.watch(run, ghosts=ghosts)
+        for view in (self.signals, self.heat_map):
+            view.watch(run)
+        self.decisions.watch(run)
+
+
+class RunBoard(ipw.VBox):  # type: ignore[misc]
+    """Look on at a run from a notebook: one of this kernel, or one that any process writes, or wrote, to a folder.
+
+    >>> RunBoard("runs/optimus-testbed-0")                                                   # doctest: +SKIP
+
+    Parameters
+    ----------
+    run : WatchedSource, path or str
+        A `LiveRun`, the folder of a run, or its id under `runs`. Nothing is written, and a run is not steered.
+    runs : path
+        Where runs are kept.
+
+    Raises
+    ------
+    InputError
+        If there is no such run ("Did you mean ...?"), or a file of it is missing or damaged.
+    """
+
+    def __init__(self, run: WatchedSource | Path | str, *, runs: Path | str = "runs") -> None:
+        self.run: WatchedSource = FollowedRun(find(run, runs=runs)) if isinstance(run, str | Path) else run
+        self.status, self.panels = LiveStatus(self.run), RunPanels()
+        self.panels.watch(self.run)
+        super().__init__([self.status, self.panels], layout=ipw.Layout(grid_gap="10px", max_width="1240px"))
+        self.add_class("labkit-app")
+        self._loop = running_loop()
+        if isinstance(self.run, FollowedRun) and self._loop is not None:
+            self._task = self._loop.create_task(self._follow(self.run))
+
+    async def _follow(self, run: FollowedRun) -> None:
+        """Look at the folder as often as it is written, until the run is over."""
+        while run.going:
+            await asyncio.sleep(EVERY_S)
+            try:
+                run.update()
+            except (LabkitError, OSError) as error:  # the folder was removed, say
+                self.status.status = ["unreachable", one_line(error)]
+                return
+
+    def __repr__(self) -> str:
+        return f"<RunBoard of {self.run.name}>"

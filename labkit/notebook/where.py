@@ -42,7 +42,7 @@ class Where(Protocol):
     pause: str
 
     def suggestions(self) -> tuple[str, ...]:
-        """Return what the field offers."""
+        """Return the choices of the field."""
 
     def experiment(self, trace: Jobs | str, on: str, *, seed: int) -> Experiment:
         """Return all that defines a run but its scheduler."""

@@ -16,9 +16,8 @@ from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.placers.base import settled
 from labkit.speed.interference.levels import mild_model
-from labkit.speed.interference.load import slowdowns
 from labkit.speed.interference.model import InterferenceModel
-from labkit.speed.interference.use import ModelUse, task_use
+from labkit.speed.interference.use import ModelUse, slowdowns, task_use
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +33,7 @@ class LeastInterference:
     ----------
     model : InterferenceModel or None
         A fitted one; None: what measurements before the run have shown (`told`), and where there are none, the
-        two-stage model of the synthetic "mild" server of `labkit.speed.contention`.
+        two-stage model of the synthetic "mild" server of `labkit.speed.interference.measured`.
     uses : mapping or None
         What the tasks of a model use, by its name; None: `labkit.workloads.catalogue`, see `task_use`.
 

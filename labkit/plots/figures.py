@@ -6,15 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import altair as alt
+import pandas as pd
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.text import shortened, without_seed
-from labkit.plots.fairness import plot_fairness
-from labkit.plots.gantt import plot_gantt_stack
-from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
-from labkit.plots.overheads import plot_overheads
-from labkit.plots.report import rho_of
-from labkit.plots.report_seeds import table_of
+from labkit.plots.gantt import plot_gantt_stack, plot_overheads
+from labkit.plots.jct import plot_fairness, plot_jct_bars, plot_jct_cdf
+from labkit.plots.report import rho_of, seeds_table
 from labkit.plots.sweep import plot_sweep, plot_sweep_differences
 from labkit.plots.utilisation import plot_utilisation
 from labkit.results import RunRecord, jct_cdf, labels, run_table, utilisation
@@ -38,43 +36,32 @@ def draw(records: Sequence[RunRecord], *, kind: str, base: str | None = None) ->
     if not records:
         raise InputError("a figure needs at least one run; give run ids or folders.")
     if base is None:
-        return KINDS[kind](records)
+        return KINDS[kind](dict(zip(labels(records), records, strict=True)))
     if kind != "seeds":
         raise InputError(f"a figure of kind '{kind}' compares with no scheduler; leave out --against {base}.")
     return _seeds(records, base=base)
 
 
-def _jct(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
-    named = zip(labels(records), records, strict=True)
-    return plot_jct_cdf(jct_cdf({label: record.table for label, record in named}))
+Named = dict[str, RunRecord]
 
 
-def _bars(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
-    return plot_jct_bars(run_table(records))
+def _utilisation(named: Named) -> alt.TopLevelMixin:
+    return plot_utilisation({label: utilisation(run.events, run.jobs, run.cluster) for label, run in named.items()})
 
 
-def _utilisation(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
-    named = zip(labels(records), records, strict=True)
-    return plot_utilisation({label: utilisation(run.events, run.jobs, run.cluster) for label, run in named})
-
-
-def _overheads(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
-    return plot_overheads({label: record.table for label, record in zip(labels(records), records, strict=True)})
-
-
-def _fairness(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
-    rho = rho_of(dict(zip(labels(records), records, strict=True)))
+def _fairness(named: Named) -> alt.TopLevelMixin:
+    rho = rho_of(named)
     if rho["rho"].isna().all():
         raise InputError("no job of these runs has a declared duration, without which its fairness is not known.")
     return plot_fairness(rho)
 
 
-def _gantt(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
-    return plot_gantt_stack(dict(zip(labels(records), records, strict=True)))
+def _tables(named: Named) -> dict[str, pd.DataFrame]:
+    return {label: record.table for label, record in named.items()}
 
 
 def _seeds(records: Sequence[RunRecord], *, base: str | None = None) -> alt.TopLevelMixin:
-    table = table_of(records)
+    table = seeds_table(records)
     if table is None:
         raise InputError(
             f"these are not the same schedulers on the same seeds, at least two: {_seeds_of(records)}. Keep such runs "
@@ -82,7 +69,7 @@ def _seeds(records: Sequence[RunRecord], *, base: str | None = None) -> alt.TopL
         )
     if base is not None and base not in set(table["scheduler"]):
         raise unknown("scheduler to compare --against", base, table["scheduler"].unique())
-    return plot_sweep_differences(table, base=base) if table["scheduler"].nunique() > 1 else plot_sweep(table)
+    return plot_sweep_differences(table, base=base) if len(set(table["scheduler"])) > 1 else plot_sweep(table)
 
 
 def _seeds_of(records: Sequence[RunRecord]) -> str:
@@ -93,10 +80,15 @@ def _seeds_of(records: Sequence[RunRecord]) -> str:
     return shortened("; ".join(f"{name}: {', '.join(seeds)}" for name, seeds in found.items()), most=300)
 
 
-KINDS: Final[dict[str, Callable[[Sequence[RunRecord]], alt.TopLevelMixin]]] = {
-    "jct": _jct, "bars": _bars, "utilisation": _utilisation, "overheads": _overheads, "fairness": _fairness,
-    "gantt": _gantt, "seeds": _seeds,
-}  # fmt: skip
+KINDS: Final[dict[str, Callable[[Named], alt.TopLevelMixin]]] = {
+    "jct": lambda named: plot_jct_cdf(jct_cdf(_tables(named))),
+    "bars": lambda named: plot_jct_bars(run_table(list(named.values()))),
+    "utilisation": _utilisation,
+    "overheads": lambda named: plot_overheads(_tables(named)),
+    "fairness": _fairness,
+    "gantt": plot_gantt_stack,
+    "seeds": lambda named: _seeds(list(named.values())),
+}
 """What can be drawn of runs."""
 
 EXPLAINED: Final = {"jct": "the dashed line is at 50 %: a line crosses it at its median JCT"}

@@ -169,7 +169,7 @@ def plot_convergence(
         rule = alt.Chart(end).mark_rule(color=INK, strokeDash=[4, 3]).encode(x="step:Q")
         word = alt.Chart(end).mark_text(align="right", dx=-6, baseline="top", dy=4, color=INK)
         layers += [rule, word.encode(x="step:Q", y=alt.value(0), text="text:N")]
-    said = (
+    fit_note = (
         f"dots: reported; line: 1/(b0 k + b1) + b2, root mean square error {100 * curve.error:.1f} % of the first loss"
     )
-    return alt.LayerChart(layer=layers).properties(title=title(name, said, note), width=WIDTH, height=300)
+    return alt.LayerChart(layer=layers).properties(title=title(name, fit_note, note), width=WIDTH, height=300)

@@ -1,4 +1,4 @@
-"""Gantt chart: what each job held from when to when, and when it waited."""
+"""When each job ran, and how it spent its time: Gantt charts, and bars of waiting, overhead and training."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from labkit.plots.palette import HELD, NO_GPU
-from labkit.plots.theme import MAX_ROWS, MUTED, layered, time_unit, title
+from labkit.plots.theme import INK, MAX_ROWS, MUTED, layered, name_axis, time_unit, title
 from labkit.results import RunRecord, gantt
 
 WAITS: Final = "#9aa7b8"
@@ -50,8 +51,7 @@ def plot_gantt(
     held, left_out = _merged(bars[bars["job"].isin(jobs["job"])], limit=limit)
     scale_s, unit = time_unit(until_s)
     lives = jobs.assign(
-        start=jobs["arrival_s"] / scale_s,
-        end=jobs["completion_s"].fillna(jobs["dropped_s"]).fillna(until_s) / scale_s,
+        start=jobs["arrival_s"] / scale_s, end=jobs["completion_s"].fillna(jobs["dropped_s"]).fillna(until_s) / scale_s
     )[["id", "start", "end"]].round(4)
     held = (
         held.merge(jobs[["job", "id"]], on="job")
@@ -67,9 +67,9 @@ def plot_gantt(
     waits = alt.Chart(lives).mark_rule(color=WAITS, strokeWidth=1.4, aria=False).encode(x=x, x2="end:Q", y=y)
     most = max(float(held["gpus"].max()) if len(held) else 1.0, 1.0) if most_gpus is None else most_gpus
     without = bool((held["gpus"] == 0).any())
-    said = "grey line: in the system without tasks" + ("; brown: holds tasks and no GPU" if without else "")
+    legend_note = "grey line: in the system without tasks" + ("; brown: holds tasks and no GPU" if without else "")
     works = _works(held, x=x, y=y, unit=unit, most_gpus=most)
-    return layered(waits, works, height=alt.Step(step), title=title(heading, said, note, left_out))
+    return layered(waits, works, height=alt.Step(step), title=title(heading, legend_note, note, left_out))
 
 
 def plot_gantt_stack(records: Mapping[str, RunRecord], *, limit: int = MAX_ROWS) -> alt.VConcatChart:
@@ -99,13 +99,11 @@ def shared_ends(records: Sequence[RunRecord]) -> dict[str, float]:
 
 
 def _until_s(bars: pd.DataFrame, table: pd.DataFrame) -> float:
-    """Return when the chart ends."""
     ends = [float(each.max()) for each in (bars["end_s"], table["arrival_s"]) if len(each)]
     return max([0.0, *ends])
 
 
 def _works(held: pd.DataFrame, *, x: alt.X, y: alt.Y, unit: str, most_gpus: float) -> alt.Chart:
-    """Return the bars of jobs that hold tasks."""
     scale = alt.Scale(domain=[0, most_gpus], range=list(HELD))
     colour = alt.Color("gpus:Q", title="GPUs held", scale=scale, legend=alt.Legend(tickMinStep=1))
     chart = (
@@ -165,4 +163,77 @@ def _job_axis(order: list[str]) -> alt.Axis:
     every = max(-(-len(order) // 30), 1)
     return alt.Axis(
         values=order[::every], labelFontSize=9, labelColor=MUTED, labelLimit=130, grid=False, domain=False, ticks=False
+    )
+
+
+PARTS = {"training_s": "training", "overhead_s": "overhead", "waiting_s": "waiting"}
+STATE_SHADES = {"training": "#2563d8", "overhead": "#e5484d", "waiting": "#d5dbe4"}
+
+
+def _bars(tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """Return the parts of the bars, what is written beside each, and the unit of time.
+
+    Parts: scheduler, part, order, time; beside: scheduler, total, says.
+    """
+    means = {name: table[list(PARTS)].mean() for name, table in tables.items()}
+    scale_s, unit = time_unit(float(np.median([mean.sum() for mean in means.values()])) if means else 1.0)
+    rows = [
+        {"scheduler": name, "part": part, "order": order, "time": float(mean[column]) / scale_s}
+        for name, mean in means.items()
+        for order, (column, part) in enumerate(PARTS.items())
+    ]
+    shown = pd.DataFrame(rows, columns=["scheduler", "part", "order", "time"])
+    total = shown.groupby("scheduler", sort=False)["time"].sum()
+    overhead = shown[shown["part"] == "overhead"].set_index("scheduler")["time"]
+    holding = total - shown[shown["part"] == "waiting"].set_index("scheduler")["time"]
+    totals = pd.DataFrame({"scheduler": total.index, "total": total.to_numpy()})
+    totals["says"] = [f"{overhead[name] / max(holding[name], 1e-12):.1%} overhead" for name in total.index]
+    return shown, totals, unit
+
+
+def plot_overheads(tables: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
+    """Draw the mean time per job in each state, a bar per scheduler.
+
+    Overhead: a job holds tasks and makes no progress: start, checkpoint, move, restart.
+
+    Parameters
+    ----------
+    tables : mapping
+        Scheduler -> table from `labkit.results.job_table`.
+    """
+    shown, totals, unit = _bars(tables)
+    y = alt.Y("scheduler:N", sort=list(tables), title=None, axis=name_axis(tables))
+    bars = (
+        alt.Chart(shown)
+        .mark_bar(height=22, cornerRadiusEnd=0)
+        .encode(
+            y=y,
+            x=alt.X(
+                "sum(time):Q",
+                title=f"Mean time per job ({unit})",
+                stack="zero",
+                scale=alt.Scale(domainMax=1.2 * float(totals["total"].max())),
+            ),
+            color=alt.Color(
+                "part:N",
+                title=None,
+                legend=alt.Legend(orient="bottom"),
+                scale=alt.Scale(domain=list(STATE_SHADES), range=list(STATE_SHADES.values())),
+            ),
+            order=alt.Order("order:Q"),
+            tooltip=[
+                "scheduler:N",
+                alt.Tooltip("part:N", title="is"),
+                alt.Tooltip("time:Q", title=unit, format=",.3f"),
+            ],
+        )
+    )
+    words = (
+        alt.Chart(totals).mark_text(align="left", dx=6, color=INK, fontSize=12).encode(y=y, x="total:Q", text="says:N")
+    )
+    return layered(
+        bars,
+        words,
+        height=alt.Step(44),
+        title=title("How jobs spend their time", "overhead: of the time in which a job holds tasks"),
     )

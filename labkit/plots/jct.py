@@ -1,15 +1,20 @@
-"""Job completion times: the distribution, and the mean, median and 95th percentile side by side."""
+"""Job completion times: distribution and means, over load, against an equal share, deadlines and cost."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
+from labkit.core.resources import Floats
 from labkit.plots.theme import (
+    COLOURS,
     INK,
     MAX_ROWS,
     MUTED,
+    WIDTH,
     layered,
     line_legend,
     name_axis,
@@ -18,6 +23,8 @@ from labkit.plots.theme import (
     time_unit,
     title,
 )  # fmt: skip
+from labkit.results.comparison import dollars, late_by_s
+from labkit.results.record import RunRecord
 
 
 def plot_jct_cdf(curve: pd.DataFrame, *, log: bool | None = None, limit: int = MAX_ROWS) -> alt.LayerChart:
@@ -116,7 +123,7 @@ COLUMNS = ("mean", "median", "p95")
 
 
 def _bars(comparison: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return what is drawn of each run, in one unit of time: what a run has no number for is NaN."""
+    """Return the bars of each run in one unit of time; NaN where a run has no number."""
     n_done, n_trace = comparison["n_done"], comparison["n_trace"]
     whole = comparison.where(n_done == n_trace)
     usual_s = float(whole["mean_jct_s"].median())  # one slow scheduler does not choose the unit of all
@@ -130,3 +137,164 @@ def _bars(comparison: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     ]
     shown["says_p95"] = ["" if np.isnan(p95) else f"{p95:,.3g}" for p95 in shown["p95"]]
     return shown.fillna(dict.fromkeys(COLUMNS, 0.0)), unit
+
+
+LABEL = 280
+"""Pixels for a name in the legend: schedulers with options have long ones."""
+
+
+def plot_jct_by_load(table: pd.DataFrame, *, load: str = "Jobs that arrive per hour") -> alt.Chart:
+    """Draw the mean JCT of each scheduler as a line over the load.
+
+    Parameters
+    ----------
+    table : DataFrame
+        One row per run: scheduler, load, mean_jct_s. Of several rows with one load (seeds) the mean is drawn.
+    load : str
+        Title of the axis.
+    """
+    names = list(dict.fromkeys(table["scheduler"]))
+    scale_s, unit = time_unit(float(table["mean_jct_s"].max()))
+    shown = table.groupby(["scheduler", "load"], sort=False)["mean_jct_s"].agg(["mean", "size"]).reset_index()
+    shown = shown.assign(jct=(shown["mean"] / scale_s).round(4))[["scheduler", "load", "jct", "size"]]
+    most = int(shown["size"].max())
+    note = f"mean of up to {most} runs at each load" if most > 1 else ""
+    legend = line_legend()
+    legend.labelLimit = LABEL
+    chart: alt.Chart = (
+        alt.Chart(shown)
+        .mark_line(point=alt.OverlayMarkDef(size=50, opacity=1))
+        .encode(
+            x=alt.X(
+                "load:Q", title=load, scale=alt.Scale(zero=False, nice=False, padding=16),
+                axis=alt.Axis(values=sorted(set(shown["load"])), format=",~r"),
+            ),
+            y=alt.Y("jct:Q", title=f"Mean JCT ({unit})", scale=alt.Scale(zero=True)),
+            color=alt.Color("scheduler:N", legend=legend, scale=scheduler_colours(names)),
+            tooltip=["scheduler", alt.Tooltip("load:Q", format=",~r"), alt.Tooltip("jct:Q", format=",.2f")],
+        )
+        .properties(
+            width=WIDTH,
+            height=340,
+            title=title("The same jobs, faster and faster", note),
+        )
+    )  # fmt: skip
+    return chart
+
+
+HEIGHT = 260
+TICKS = [ratio * 10**power for power in range(-3, 5) for ratio in (1, 2, 5)]
+
+
+def plot_fairness(rho: pd.DataFrame, *, limit: int = MAX_ROWS) -> alt.LayerChart:
+    """Draw the distribution of rho, a line per scheduler; left of 1 a job gained from sharing, right of it it lost.
+
+    Parameters
+    ----------
+    rho : DataFrame
+        Columns scheduler, rho (`labkit.results.finish_time_fairness`, or JCT / `fair_share_s`).
+    limit : int
+        The most points to draw.
+    """
+    known = rho.dropna(subset="rho").sort_values(["scheduler", "rho"], kind="stable")
+    names = [name for name in dict.fromkeys(rho["scheduler"]) if (known["scheduler"] == name).any()]
+    rank = known.groupby("scheduler").cumcount() + 1
+    known = known.assign(fraction=rank / known.groupby("scheduler")["rho"].transform("size"))
+    shown, note = thin_lines(known[["scheduler", "rho", "fraction"]], limit=limit)
+    shown = shown.round(5)
+    x = alt.X(
+        "rho:Q",
+        title="ρ = JCT / JCT with an equal share (no unit)",
+        scale=alt.Scale(type="log", nice=False),
+        axis=alt.Axis(values=TICKS),
+    )
+    lines = (
+        alt.Chart(shown)
+        .mark_line(interpolate="step-after")
+        .encode(
+            x=x,
+            y=alt.Y("fraction:Q", title="Fraction of jobs", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%")),
+            color=alt.Color("scheduler:N", legend=line_legend(names), scale=scheduler_colours(names)),
+            tooltip=[
+                alt.Tooltip("scheduler:N", title="scheduler"),
+                alt.Tooltip("rho:Q", title="ρ", format=".2f"),
+                alt.Tooltip("fraction:Q", title="jobs at most there", format=".1%"),
+            ],
+        )
+    )
+    one = pd.DataFrame({"rho": [1.0], "says": ["fair"]})
+    rule = alt.Chart(one).mark_rule(strokeDash=[4, 3], color=INK, opacity=0.6).encode(x="rho:Q")
+    word = alt.Chart(one).mark_text(align="left", dx=5, dy=-6, color=MUTED, baseline="bottom", fontSize=11)
+    label = word.encode(x="rho:Q", y=alt.value(HEIGHT), text="says:N")
+    return layered(
+        rule,
+        label,
+        lines,
+        height=HEIGHT,
+        title=title("Finish-time fairness", "right of 1: later than with an equal share", note),
+    )
+
+
+COLOUR = COLOURS["srtf"]
+"""Of all points: their names stand beside them."""
+
+
+def cost_table(
+    records: Mapping[str, RunRecord], *, prices: Mapping[str, float], slo_s: Floats | None = None, grace_s: float = 0.0
+) -> pd.DataFrame:
+    """Return one row per run: label, dollars, violations (fraction of jobs with an SLO), worst_s, mean_jct_s.
+
+    Parameters
+    ----------
+    records : mapping
+        Label -> run.
+    prices : mapping
+        Dollars per GPU and hour by device type.
+    slo_s : array, optional
+        As for `late_by_s`.
+    grace_s : float
+        A job that is late by no more than this is in time.
+    """
+    rows = []
+    for label, record in records.items():
+        late_s = late_by_s(record, slo_s=slo_s)
+        late_s = late_s[~np.isnan(late_s)]
+        rows.append(
+            {
+                "label": label,
+                "dollars": dollars(record, prices=prices),
+                "violations": float((late_s > grace_s).mean()) if len(late_s) else np.nan,
+                "worst_s": float(late_s.max(initial=-np.inf)),
+                "mean_jct_s": record.summary["mean_jct_s"],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def plot_cost(table: pd.DataFrame) -> alt.LayerChart:
+    """Draw a table from `cost_table`: a point per run, dollars across, SLO violations up. Best is bottom left."""
+    shown = table[["label", "dollars", "violations"]].round({"dollars": 1, "violations": 4})
+    least, most = float(shown["dollars"].min()), float(shown["dollars"].max())
+    room = max(most - least, 0.05 * most, 1e-9)  # for the names, on the right
+    base = alt.Chart(shown).encode(
+        x=alt.X(
+            "dollars:Q", title="Cost of the GPUs held ($)", axis=alt.Axis(format="$,.0f"),
+            scale=alt.Scale(domain=[least - 0.1 * room, most + 0.4 * room], nice=False),
+        ),
+        y=alt.Y(
+            "violations:Q", title="Fraction of jobs that miss their SLO", axis=alt.Axis(format="%"),
+            scale=alt.Scale(domain=[0, max(1.15 * float(shown["violations"].max()), 0.05)], nice=False),
+        ),
+    )  # fmt: skip
+    points = base.mark_point(filled=True, size=130, opacity=1, color=COLOUR).encode(
+        tooltip=[
+            alt.Tooltip("label:N", title="run"),
+            alt.Tooltip("dollars:Q", format="$,.0f"),
+            alt.Tooltip("violations:Q", format=".1%"),
+        ]
+    )
+    named = base.mark_text(align="left", dx=10, dy=-10, fontSize=12, color=INK).encode(text="label:N")
+    return layered(
+        points, named, height=300,
+        title=title("Cost against missed SLOs", "best is bottom left; the axis of dollars does not begin at 0"),
+    )  # fmt: skip

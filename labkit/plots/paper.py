@@ -104,11 +104,11 @@ def in_points(svg: str) -> str:
 
 
 def notes_of(chart: alt.TopLevelMixin) -> list[str]:
-    """Return what the title of a chart tells below it, for the caption; on paper nothing can be clicked."""
-    told = chart.to_dict().get("title", {})
-    notes = told.get("subtitle", []) if isinstance(told, dict) else []
-    said = [part for note in ([notes] if isinstance(notes, str) else notes) for part in note.split("; ")]
-    return [part for part in said if not part.startswith("click ")]
+    """Return a chart's subtitle for a caption, without hints on clicking."""
+    heading = chart.to_dict().get("title", {})
+    notes = heading.get("subtitle", []) if isinstance(heading, dict) else []
+    parts = [part for note in ([notes] if isinstance(notes, str) else notes) for part in note.split("; ")]
+    return [part for part in parts if not part.startswith("click ")]
 
 
 def _in_print(spec: dict[str, Any]) -> dict[str, Any]:

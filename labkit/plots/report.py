@@ -1,36 +1,45 @@
-"""One HTML file that tells a comparison: cards, table, live figures, provenance. It works without a network."""
+"""One HTML file about a comparison: cards, table, live figures, jobs, seeds, provenance. It works without a network."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unwritable
-from labkit.core.text import shortened
-from labkit.plots import fidelity_page, page, report_jobs, report_seeds, report_table
-from labkit.plots.cost import cost_table, plot_cost
-from labkit.plots.device_types import gpu_hours, plot_gpu_hours
-from labkit.plots.fairness import plot_fairness
-from labkit.plots.forwarding import plot_forwarding
-from labkit.plots.gantt import plot_gantt, shared_ends
-from labkit.plots.heat_map import plot_heat_map
-from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
-from labkit.plots.overheads import plot_overheads
-from labkit.plots.theme import human_s
-from labkit.plots.utilisation import plot_utilisation
-from labkit.results import RunRecord, fair_share_s, forwarding, gantt, heat_map, jct_cdf, labels, run_table, utilisation
-from labkit.results.bound import BOUND, FASTER
+from labkit.core.text import human_s, shortened, time_unit, without_seed
+from labkit.plots import fidelity, page
+from labkit.plots.decisions import plot_forwarding
+from labkit.plots.gantt import plot_gantt, plot_overheads, shared_ends
+from labkit.plots.jct import cost_table, plot_cost, plot_fairness, plot_jct_bars, plot_jct_cdf
+from labkit.plots.page import Section
+from labkit.plots.sweep import plot_sweep
+from labkit.plots.utilisation import gpu_hours, plot_gpu_hours, plot_heat_map, plot_utilisation
+from labkit.results import (
+    RunRecord,
+    fair_share_s,
+    forwarding,
+    gantt,
+    heat_map,
+    jct_cdf,
+    labels,
+    notes,
+    run_table,
+    utilisation,
+)
+from labkit.results.comparison import BOUND, BOUND_LABEL, FASTER, bound_jct_s, late_by_s, prices_of, reported_bound
 from labkit.results.conclusion import conclusion
-from labkit.results.cost import prices_of
 from labkit.results.record import RunInfo
-from labkit.results.sweeps import pairs_called
+from labkit.results.sweeps import cell_table, comparison, pairs_called, same_on_all
 
 MOST_RUNS_IN_DEPTH = 6
 """Gantt chart and heat-map are drawn for the first runs only."""
@@ -94,16 +103,16 @@ def write_report(
         raise InputError("a report needs at least one run; give run ids or folders.")
     target = Path(path)
     refuse_unwritable(target, endings=ENDINGS)
-    pairs = fidelity_page.pairs(records) if pair is None else [pair]
-    seeds = report_seeds.table_of(records) if seeds is None else seeds
-    over = [] if seeds is None else [report_seeds.section(seeds, base=base)]
+    pairs = fidelity.pairs(records) if pair is None else [pair]
+    seeds = seeds_table(records) if seeds is None else seeds
+    over = [] if seeds is None else [seeds_section(seeds, base=base)]
     about_two = _about(records, pairs)
     text = page.html(
         heading=title,
         lead=_lead(records),
         shown=[] if about_two else [*conclusion(records, seeds=seeds, base=base), *_failed(failed)],
         cards=_first_cards(records, pairs),
-        table=report_table.table(records, lead=_alone(records, seeds)),
+        table=runs_table(records, lead=_alone(records, seeds)),
         sections=[*over, *_fidelity(pairs, last=not about_two, lead=pair_note), *_sections(records)],
         provenance=_provenance(records),
         command=command or records[0].info.command,
@@ -119,7 +128,6 @@ def write_report(
 
 
 def _failed(failed: Mapping[str, object] | None) -> list[str]:
-    """Return a sentence for each scheduler that is not in the report, for it failed."""
     return [
         f"Not in this report: {name} failed ({shortened(' '.join(str(error).split()), most=300)})."
         for name, error in (failed or {}).items()
@@ -132,33 +140,35 @@ def _lead(records: Sequence[RunRecord]) -> str:
     what = f"{n_schedulers} scheduler{'s' if n_schedulers > 1 else ''}"
     traces = ", ".join(dict.fromkeys(f"{record.info.trace or record.jobs.name}{record.arrivals}" for record in records))
     speeds = " | ".join(dict.fromkeys(_speeds(record) for record in records if _speeds(record)))
-    told = f"; speeds: {speeds}" if speeds else ""
-    return f"{what} on {len(first.jobs):,} jobs of {traces}; cluster {first.cluster}{told}"
+    of_speeds = f"; speeds: {speeds}" if speeds else ""
+    return f"{what} on {len(first.jobs):,} jobs of {traces}; cluster {first.cluster}{of_speeds}"
 
 
 def _speeds(record: RunRecord) -> str:
-    said = str(record.info.config.get("speeds", ""))
-    return f"{said} (of the simulation, not of the testbed)" if said and record.info.backend == "testbed" else said
+    speeds = str(record.info.config.get("speeds", ""))
+    return (
+        f"{speeds} (of the simulation, not of the testbed)" if speeds and record.info.backend == "testbed" else speeds
+    )
 
 
 def _alone(records: Sequence[RunRecord], seeds: pd.DataFrame | None) -> str:
     """Return of which seed the table and the figures of single runs are, where there are others too."""
-    told = sorted({record.info.seed for record in records})
-    if seeds is None or len(told) > 1 or seeds["seed"].nunique() < 2:
+    run_seeds = sorted({record.info.seed for record in records})
+    if seeds is None or len(run_seeds) > 1 or seeds["seed"].nunique() < 2:
         return ""
-    pair, one = pairs_called(seeds), records[0].info.config.get("repeat", told[0])
+    pair, one = pairs_called(seeds), records[0].info.config.get("repeat", run_seeds[0])
     return f"This table, the cards above, and all figures but those over {pair}s are of {pair} {one} alone."
 
 
 def _about(records: Sequence[RunRecord], pairs: Sequence[tuple[RunRecord, RunRecord]]) -> bool:
-    """Tell whether a report is about a run and its simulation, and nothing else."""
+    """Return whether a report is about a run and its simulation, and nothing else."""
     return len(pairs) == 1 and {id(record) for record in records} == {id(record) for record in pairs[0]}
 
 
 def _first_cards(records: Sequence[RunRecord], pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[page.Card]:
     """Return the cards; of a run and its simulation alone, which of the two is best says nothing."""
     usual = _cards(records)
-    return [*fidelity_page.cards(*pairs[0]), usual[0]] if _about(records, pairs) else usual
+    return [*fidelity.cards(*pairs[0]), usual[0]] if _about(records, pairs) else usual
 
 
 def _cards(records: Sequence[RunRecord]) -> list[page.Card]:
@@ -203,7 +213,7 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
         note = " ".join(filter(None, [_RHO, cut]))
         sections.append(page.Section("Fairness", [plot_fairness(rho, limit=MOST_MARKS)], note))
     sections += _costs(whole)
-    sections.append(report_jobs.section(by_name))
+    sections.append(jobs_section(by_name))
     in_depth = list(by_name.items())[:MOST_RUNS_IN_DEPTH]
     each = 2 * MOST_MARKS // max(len(in_depth), 2)
     ends = shared_ends([record for _, record in in_depth])
@@ -211,7 +221,6 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
 
 
 def _types(by_name: Mapping[str, RunRecord], *, cut: str) -> list[page.Section]:
-    """Return a section on device types where a cluster has several."""
     if all(len(record.cluster.device_types) < 2 for record in by_name.values()):
         return []
     table = gpu_hours(by_name)
@@ -224,14 +233,14 @@ def _costs(by_name: Mapping[str, RunRecord]) -> list[page.Section]:
     prices = next((known for known in map(prices_of, records) if known), {})
     if len(records) < 2 or any(set(record.cluster.device_types) - set(prices) for record in records):
         return []
-    told = cost_table(by_name, prices=prices)
-    if told["violations"].isna().any():
+    table = cost_table(by_name, prices=prices)
+    if table["violations"].isna().any():
         return []
-    return [page.Section("Cost and deadlines", [plot_cost(told)])]
+    return [page.Section("Cost and deadlines", [plot_cost(table)])]
 
 
 def _without_gpus(record: RunRecord) -> str:
-    """Say how many jobs are not in a figure of GPUs."""
+    """Return the note on jobs that are not in a figure of GPUs."""
     n = int(np.count_nonzero(record.jobs.gpus == 0))
     return f"{n} of {len(record.jobs):,} jobs ask for no GPU; what they hold is not in this figure." if n else ""
 
@@ -239,12 +248,12 @@ def _without_gpus(record: RunRecord) -> str:
 def _fidelity(pairs: Sequence[tuple[RunRecord, RunRecord]], *, last: bool, lead: str) -> list[page.Section]:
     """Return a section for each real run with its simulation beside it."""
     usual = "Jobs that really trained, and their simulation" if last else "Fidelity"
-    told = []
+    sections = []
     for real, predicted in pairs:
         heading = f"{usual}: {real.info.scheduler}" if len(pairs) > 1 else usual
-        section = fidelity_page.section(real, predicted, heading=heading)
-        told.append(replace(section, last=last, lead=lead, cards=fidelity_page.cards(real, predicted) if last else ()))
-    return told
+        section = fidelity.section(real, predicted, heading=heading)
+        sections.append(replace(section, last=last, lead=lead, cards=fidelity.cards(real, predicted) if last else ()))
+    return sections
 
 
 def _run(name: str, record: RunRecord, *, limit: int, ends: dict[str, float]) -> page.Section:
@@ -284,8 +293,10 @@ def _in_words(option: Any) -> str:
     """
     if not isinstance(option, Mapping):
         return str(option)
-    given = [f"{key}={_in_words(value)}" for key, value in option.items() if key != "kind" and value not in ({}, None)]
-    return f"{option.get('kind', '')}({', '.join(given)})"
+    options = [
+        f"{key}={_in_words(value)}" for key, value in option.items() if key != "kind" and value not in ({}, None)
+    ]
+    return f"{option.get('kind', '')}({', '.join(options)})"
 
 
 def _options(info: RunInfo) -> set[str]:
@@ -294,7 +305,7 @@ def _options(info: RunInfo) -> set[str]:
 
 
 def _provenance(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """Return what is the same in all runs as one line each, and what differs as a list."""
+    """Return provenance rows: values that all runs share on one line, those that differ as a list."""
 
     def all_of(values: Sequence[object]) -> str:
         return ", ".join(dict.fromkeys(str(value) for value in values if value not in ("", None)))
@@ -319,3 +330,232 @@ def _provenance(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
         ("Versions", ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+COLUMNS: Final[tuple[tuple[str, str, bool | None], ...]] = (
+    ("mean_jct_s", "Mean JCT", False),
+    ("median_jct_s", "Median JCT", False),
+    ("p95_jct_s", "p95 JCT", False),
+    ("makespan_s", "Makespan", False),
+    ("mean_queueing_s", "Queueing", False),
+    ("utilisation", "GPUs held", None),
+    ("dollars", "Cost ($)", False),
+    ("in_time", "SLOs met", True),
+    ("mean_stretch", "Stretch", False),
+    ("mean_rho", "Mean ρ", False),
+    ("max_rho", "Worst ρ", False),
+    ("n_preemptions", "Preemptions", None),
+    ("n_forwarded", "Forwarded", None),
+    ("n_missing", "Unfinished", None),
+)
+"""Column of `run_table`, heading, and whether a higher number is better (None: neither)."""
+
+OPTIONAL: Final = ("dollars", "in_time", "n_forwarded", "n_missing")
+"""Left out where no run has a number for it, where no job was forwarded, or where all were done."""
+
+OF_ALL_JOBS: Final = (
+    "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "mean_queueing_s", "dollars", "mean_stretch", "mean_rho",
+    "max_rho",
+)  # fmt: skip
+"""Means nothing beside other runs unless all jobs are done."""
+
+
+def runs_table(records: Sequence[RunRecord], *, lead: str = "") -> page.PageTable:
+    """Return a row per run, with a note in front; what a run that was cut short did is not compared with others."""
+    numbers = run_table(records)
+    numbers["n_missing"] = numbers["n_trace"] - numbers["n_done"]
+    cut = numbers["n_missing"] > 0
+    numbers.loc[cut, list(OF_ALL_JOBS)] = np.nan
+    if not numbers["n_forwarded"].any():
+        numbers["n_forwarded"] = np.nan
+    if not cut.any():
+        numbers["n_missing"] = np.nan
+    columns = [each for each in COLUMNS if each[0] not in OPTIONAL or numbers[each[0]].notna().any()]
+    units = {name: _unit(name, numbers[name]) for name, _, _ in columns}
+    best = {name: _best(numbers[name], higher=higher) for name, _, higher in columns}
+    rows = []
+    for _, row in numbers.iterrows():
+        values = {name: float(row[name]) for name in units}
+        cells = [_cell(values[name], name, scale=units[name][0], best=best[name]) for name in units]
+        rows.append((str(row["label"]), cells))
+    headings = [f"{heading}{units[name][1]}" for name, heading, _ in columns]
+    table_notes = [*filter(None, [lead]), *_table_notes(records, cut=bool(cut.any()), priced="dollars" in units)]
+    return page.PageTable(headings, rows, pale=cut.tolist(), notes=table_notes)
+
+
+def _table_notes(records: Sequence[RunRecord], *, cut: bool, priced: bool) -> list[str]:
+    sentences = ["GPUs held: of all GPUs, the part that jobs held. It is what a schedule costs; more is not better."]
+    if cut:
+        sentences.append(
+            "Grey: not every job of the trace was done. Means over the jobs that were would flatter such a run, so "
+            "they are left out."
+        )
+    prices = {
+        kind: price
+        for record in records
+        for kind, price in prices_of(record).items()
+        if kind in record.cluster.device_types
+    }
+    if prices and priced:
+        at = ", ".join(f"{kind} {price:g} $" for kind, price in prices.items())
+        sentences.append(f"Cost: of the GPUs that jobs held, at {at} per GPU and hour.")
+    return [*sentences, *_bounds(records), *notes(records)]
+
+
+def _bounds(records: Sequence[RunRecord]) -> list[str]:
+    bounds = [bound_jct_s(record) for record in records]
+    if np.isnan(bounds).all():
+        return []
+    value = " to ".join(dict.fromkeys((human_s(np.nanmin(bounds)), human_s(np.nanmax(bounds)))))
+    sentence = reported_bound(
+        f"a mean JCT of {value}", faster=any(record.info.config.get(FASTER) for record in records)
+    )
+    return [f"{sentence[0].upper()}{sentence[1:]}."]
+
+
+def _unit(name: str, column: pd.Series[Any]) -> tuple[float, str]:
+    """Return a column's divisor and its unit for the heading."""
+    if not name.endswith("_s") or column.dropna().empty:
+        return 1.0, ""
+    scale_s, unit = time_unit(float(column.median()))
+    return scale_s, f" ({unit})"
+
+
+def _best(column: pd.Series[Any], *, higher: bool | None) -> float:
+    """Return the value to mark, NaN (equal to nothing) where there is nothing to win."""
+    known = column.dropna().astype(float)
+    if higher is None or known.nunique() < 2:
+        return np.nan
+    return float(known.max() if higher else known.min())
+
+
+def _cell(value: float, name: str, *, scale: float, best: float) -> page.TableCell:
+    return page.TableCell(_said(value / scale, name), value == best, value / scale)
+
+
+def _said(value: float, name: str) -> str:
+    if np.isnan(value):
+        return "–"
+    if name.startswith("n_"):
+        return f"{value:,.0f}"
+    return f"{value:.1%}" if name in ("utilisation", "in_time") else f"{value:,.2f}"
+
+
+NOTE = (
+    "Intervals (95 %, Student's t) are over {pair}s. Schedulers see the same traces, so they are compared {pair} by "
+    "{pair}; an interval of the difference that leaves out 0 is a difference that these {pair}s show."
+)
+
+OF_RUN: Final = ("cadence", "overheads", "variation", "faults", "interference", "speeds")
+"""What the configuration of a run tells that is not its scheduler's."""
+
+
+def seeds_table(records: Sequence[RunRecord]) -> pd.DataFrame | None:
+    """Return runs as a sweep's table where they are the same schedulers on several seeds of one setting; else None."""
+    infos = [record.info for record in records]
+    cells = {(info.scheduler, info.seed) for info in infos}
+    schedulers, seeds = ({cell[i] for cell in cells} for i in (0, 1))
+    is_whole = len(cells) == len(records) == len(schedulers) * len(seeds) and all(run.complete for run in records)
+    if len(seeds) < 2 or len(set(map(_setting, infos))) > 1 or not is_whole:
+        return None
+    order = list(dict.fromkeys(info.scheduler for info in infos))
+    axes: dict[str, Sequence[Any]] = {"trace": [without_seed(infos[0].trace)], "cluster": [infos[0].cluster]}
+    axes |= {"scheduler": order, "seed": sorted(seeds)}
+    rows = [
+        {
+            "keys": {"trace": axes["trace"][0], "cluster": info.cluster, "scheduler": info.scheduler,
+                     "seed": info.seed},
+            "error": "", "run": "", "metrics": record.summary, **_bound(record),
+        }
+        for info, record in zip(infos, records, strict=True)
+    ]  # fmt: skip
+    return cell_table(rows, axes=axes)
+
+
+def _setting(info: RunInfo) -> str:
+    """Return the settings that runs share whose seeds are compared, as text."""
+    parts = [without_seed(info.trace), info.cluster, info.backend, *(info.config.get(name) for name in OF_RUN)]
+    return json.dumps(parts, sort_keys=True, default=str)
+
+
+def _bound(record: RunRecord) -> dict[str, Any]:
+    return {"bound_jct_s": record.info.config.get("bound_jct_s"), "wall_s": record.info.wall_s}
+
+
+def seeds_section(table: pd.DataFrame, *, base: str | None = None, metric: str = "mean_jct_s") -> page.Section:
+    """Return the section on what runs of several seeds come to."""
+    names = list(dict.fromkeys(table["scheduler"]))
+    base = names[0] if base is None else base
+    compared = comparison(table, metric=metric, base=base)
+    compared = compared[compared["scheduler"] != BOUND_LABEL]
+    scale, unit = time_unit(float(compared["mean"].median()))
+    pair = pairs_called(table)
+    headings = [
+        f"{pair.capitalize()}s", "Failed", f"Mean JCT ({unit})", "95 % interval", f"Against {base}", "95 % interval",
+        "Lower on",
+    ]  # fmt: skip
+    rows = [(str(row["scheduler"]), _cells(row, scale)) for row in compared.to_dict("records")]
+    shown = page.PageTable(headings, rows, name="seeds")
+    figures = [plot_sweep(table, metric=metric, base=base)]
+    n = table["seed"].nunique()
+    if same := same_on_all(table):
+        return page.Section(f"Over {n} {pair}s", [], same, table=shown)
+    return page.Section(f"Over {n} {pair}s", figures, NOTE.format(pair=pair), table=shown)
+
+
+def _cells(row: dict[Any, Any], scale: float) -> list[page.TableCell]:
+    def span(low: float, high: float, form: str) -> str:
+        return "–" if np.isnan(low) else f"{format(low, form)} to {format(high, form)}"
+
+    is_base = np.isnan(row["relative"])
+    apart = "–" if is_base else f"{row['relative']:+.1%}"
+    lower = "–" if np.isnan(row["n_pairs"]) else f"{row['n_lower']:.0f} of {row['n_pairs']:.0f}"
+    return [
+        page.TableCell(str(row["n"]), value=row["n"]),
+        page.TableCell(str(row["n_failed"] or "–"), value=row["n_failed"]),
+        page.TableCell(f"{row['mean'] / scale:,.4g}", value=row["mean"] / scale),
+        page.TableCell(span(row["low"] / scale, row["high"] / scale, ",.4g"), value=row["low"] / scale),
+        page.TableCell(apart, value=row["relative"]),
+        page.TableCell(span(row["relative_low"], row["relative_high"], "+.1%"), value=row["relative_low"]),
+        page.TableCell(lower, value=row["n_lower"]),
+    ]
+
+
+MOST_ROWS: Final = 60_000
+"""Rows of a page at most; it stays small enough to send around."""
+
+DIGITS: Final = 3
+"""Behind the point; times are told to a millisecond."""
+
+_SHELL: Final = (
+    '<div id="jobs"><div class="tools"></div><div class="wide"><table><thead><tr></tr></thead><tbody></tbody></table>'
+    '</div><p class="note told">The table needs the page\'s script.</p>'
+    '<script type="text/plain">{packed}</script></div>'
+)
+
+
+def jobs_section(by_name: Mapping[str, RunRecord]) -> Section:
+    """Return the section with a row per job; of many runs or jobs, only of as many whole runs as there is room for."""
+    shown: dict[str, RunRecord] = {}
+    n_rows = 0
+    for name, record in by_name.items():
+        n_rows += len(record.table)
+        if not shown or n_rows <= MOST_ROWS:
+            shown[name] = record
+    packed = b64encode(gzip.compress(jobs_csv(shown).encode(), mtime=0)).decode()
+    left_out = [name for name in by_name if name not in shown]
+    note = f"For lack of room without the jobs of {', '.join(left_out)}." if left_out else ""
+    lead = "Click a heading to sort. The CSV has a row for each job and run; times are in seconds."
+    return Section("Jobs", [], note, lead=lead, html=_SHELL.format(packed=packed))
+
+
+def jobs_csv(by_name: Mapping[str, RunRecord]) -> str:
+    """Return the job tables of runs as one CSV: run, the columns of `job_table`, late_by_s where jobs have an SLO."""
+    parts = []
+    for name, record in by_name.items():
+        late_s = late_by_s(record)[record.table["job"].to_numpy()]
+        late = {} if np.isnan(late_s).all() else {"late_by_s": late_s}
+        table = record.table.assign(**late)
+        table.insert(0, "run", name)
+        parts.append(table)
+    return pd.concat(parts).round(DIGITS).round({"gpu_s": 1}).to_csv(index=False, float_format="%.12g")

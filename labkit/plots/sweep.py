@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.core.errors import InputError
-from labkit.plots.theme import INK, MUTED, WIDTH, name_axis, scheduler_colours, time_unit, title
+from labkit.plots.theme import INK, MUTED, WIDTH, cycled, name_axis, scheduler_colours, time_unit, title
 from labkit.results.sweeps import keys_of, pairs_called, sweep_differences, sweep_means
 
 FIXED = ("seed", "scheduler")
@@ -113,7 +113,7 @@ def plot_sweep_differences(
     others = [name for name in names if name != base]
     look_of = scheduler_colours(names)  # as in the figure of means
     if shades is not None:
-        look_of = alt.Scale(domain=names, range=[shades[i % len(shades)] for i in range(len(names))])
+        look_of = cycled(names, shades)
     drawn = _layers(both, others, axis=f"{axis}, minus that of {base}", scale=look, shades=look_of)
     zero = alt.Chart(both).mark_rule(strokeDash=[4, 3], color=INK, opacity=0.6).encode(x=alt.datum(0.0))
     note = (
@@ -135,7 +135,6 @@ def _seed_by_seed(table: pd.DataFrame, varying: list[str], *, metric: str, base:
 
 
 def _varying(table: pd.DataFrame) -> list[str]:
-    """Return what tells panels apart."""
     return [key for key in keys_of(table) if key not in FIXED and len(set(table[key])) > 1]
 
 
@@ -170,13 +169,12 @@ def _layers(
 
     base = alt.Chart(both).encode(y=y, color=colours)
     dots = base.mark_circle(size=52, opacity=0.45).encode(
-        x=at("value"),
-        tooltip=["scheduler:N", "seed:Q", alt.Tooltip("value:Q", title=axis, format=",.4~g")],
+        x=at("value"), tooltip=["scheduler:N", "seed:Q", alt.Tooltip("value:Q", title=axis, format=",.4~g")]
     )
     spans = base.mark_rule(strokeWidth=2.4).encode(x=at("low"), x2="high:Q")
     ends = [
-        alt.Tooltip(f"{name}:Q", title=told, format=",.4~g")
-        for name, told in (("mean", "mean"), ("low", "at least"), ("high", "at most"))
+        alt.Tooltip(f"{name}:Q", title=label, format=",.4~g")
+        for name, label in (("mean", "mean"), ("low", "at least"), ("high", "at most"))
     ]
     means = base.mark_tick(thickness=3.2, size=20, opacity=1).encode(x=at("mean"), tooltip=["scheduler:N", *ends])
     words = base.mark_text(dy=-15, fontSize=11, color=MUTED).encode(x=at("mean"), text="says:N", color=alt.value(MUTED))
@@ -189,7 +187,6 @@ def _header(shown: bool) -> alt.Header:
 
 
 def _panels(table: pd.DataFrame, varying: list[str]) -> list[str]:
-    """Return what tells the panel of each row from others."""
     columns = [table[key] for key in varying]
     return [", ".join(f"{key} {_short(value)}" for key, value in zip(varying, row, strict=True))
             for row in zip(*columns, strict=True)] if varying else [""] * len(table)  # fmt: skip
@@ -201,7 +198,7 @@ def _short(value: object) -> str:
 
 
 def _axis_of(means: pd.DataFrame, *, metric: str, unit: str | None = None) -> tuple[float, str]:
-    """Return what to divide by, and the title of the axis: means and their differences have one unit."""
+    """Return divisor and title of the axis: means and their differences have one unit."""
     if unit is not None and (unit not in UNITS or not metric.endswith("_s")):
         raise InputError(f"unit is '{unit}' and the metric {metric}; expected one of {', '.join(UNITS)}, for seconds.")
     scale, unit = (UNITS[unit], unit) if unit else _unit_of(means, metric)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any, Final, cast
 
@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from labkit.core.text import human_s, time_unit
-from labkit.plots.embedding import embed_options
 from labkit.plots.palette import AGNOSTIC, COLOURS, FAINT, FONT, HEAT, INK, LINE, MUTED, PAPER, colour, colours
 from labkit.system.printing import printable
 
@@ -43,12 +42,21 @@ def scheduler_colours(names: Iterable[str]) -> alt.Scale:
     return alt.Scale(domain=list(shades), range=list(shades.values()))
 
 
+def cycled(names: Sequence[str], shades: Sequence[str]) -> alt.Scale:
+    """Return the colour scale of some names; where there are more names than shades, these begin again."""
+    return alt.Scale(domain=list(names), range=[shades[i % len(shades)] for i in range(len(names))])
+
+
+def stroke_legend(**look: Any) -> alt.Legend:
+    """Return the legend of a chart of lines: strokes broad enough to tell their colours apart."""
+    return alt.Legend(symbolType="stroke", symbolStrokeWidth=3.5, **look)
+
+
 def line_legend(names: Iterable[str] = ()) -> alt.Legend:
     """Return the legend of a chart whose lines are schedulers; long names stand in full, one below the other."""
-    look: dict[str, Any] = {"title": "Scheduler", "symbolType": "stroke", "symbolStrokeWidth": 3.5, "symbolSize": 180}
-    if max(map(len, names), default=0) > LABEL_WIDTH:
-        look |= {"orient": "bottom", "columns": 1, "direction": "vertical"}
-    return alt.Legend(**look, labelLimit=0)
+    long = max(map(len, names), default=0) > LABEL_WIDTH
+    look = {"orient": "bottom", "columns": 1, "direction": "vertical"} if long else {}
+    return stroke_legend(title="Scheduler", symbolSize=180, labelLimit=0, **look)
 
 
 def name_axis(names: Iterable[str], **look: Any) -> alt.Axis:
@@ -63,8 +71,8 @@ def in_lines(names: Iterable[str]) -> dict[str, str]:
     >>> in_lines(["fifo"]), sorted(in_lines(["las(quantum_s=60, threshold_gpu_s=3600)"]))
     ({}, ['labelExpr'])
     """
-    told = [printable_spec(name) for name in dict.fromkeys(names)]
-    lines = {name: broken(name) for name in told if len(name) > LABEL_WIDTH}
+    shown = [printable_spec(name) for name in dict.fromkeys(names)]
+    lines = {name: broken(name) for name in shown if len(name) > LABEL_WIDTH}
     return {"labelExpr": f"({json.dumps(lines)})[datum.label] || datum.label"} if lines else {}
 
 
@@ -91,8 +99,8 @@ def broken(name: str) -> list[str]:
 
 def title(text: str, *notes: str) -> alt.TitleParams:
     """Return a title; what a figure leaves out or how it was binned goes under it."""
-    said = [note for note in notes if note]
-    return alt.TitleParams(text, subtitle=said) if said else alt.TitleParams(text)
+    subtitle = [note for note in notes if note]
+    return alt.TitleParams(text, subtitle=subtitle) if subtitle else alt.TitleParams(text)
 
 
 def thin(frame: pd.DataFrame, *, limit: int = MAX_ROWS) -> tuple[pd.DataFrame, str]:
@@ -195,3 +203,41 @@ def _in_notebook(spec: dict[str, Any], **options: Any) -> tuple[dict[str, Any], 
 alt.renderers.register("labkit", _in_notebook)
 alt.renderers.enable("labkit")
 alt.data_transformers.disable_max_rows()
+
+
+DARK: Final = {INK: "#e6eaf1", MUTED: "#a3adbb", LINE: "#4b5768", FAINT: "#2a323e", PAPER: "#1a212b"}
+"""Ink on white paper -> the same on dark paper; colours of data stay."""
+
+_MENU: Final = f"""
+.vega-embed {{ position: relative; display: inline-block; box-sizing: border-box; }}
+.vega-embed.has-actions {{ padding-right: 38px; }}
+.vega-embed details:not([open]) > :not(summary) {{ display: none !important; }}
+.vega-embed summary {{ list-style: none; position: absolute; top: 0; right: 0; padding: 6px; line-height: 0;
+  z-index: 10; border-radius: 999px; color: {MUTED}; opacity: .3; cursor: pointer; }}
+.vega-embed summary::-webkit-details-marker {{ display: none; }}
+.vega-embed:hover summary, .vega-embed details[open] summary {{ opacity: .9; }}
+.vega-embed .vega-actions {{ position: absolute; top: 32px; right: 0; z-index: 11; display: flex;
+  flex-direction: column; padding: 6px 0; border-radius: 4px; border: 1px solid {LINE};
+  background: {PAPER}; text-align: left; }}
+.vega-embed .vega-actions a {{ padding: 6px 14px; font: 13px {FONT}; color: {INK}; text-decoration: none;
+  white-space: nowrap; }}
+"""
+"""Of the menu beside a figure: a style of one's own takes the place of the one that comes with it."""
+
+_IN_DARK: Final = 'body[data-jp-theme-light="false"]'
+
+
+def style() -> str:
+    """Return the style sheet of figures in a notebook."""
+    rules = [
+        f'{_IN_DARK} .vega-embed svg [{part}="{ink}"] {{ {part}: {dark}; }}'
+        for ink, dark in DARK.items()
+        for part in ("fill", "stroke")
+    ]
+    back = f"{_IN_DARK} .vega-embed svg.marks {{ background: transparent !important; }}"
+    return "\n".join([_MENU.strip(), back, *rules])
+
+
+def embed_options() -> dict[str, Any]:
+    """Return the options that JupyterLab passes to Vega-Embed."""
+    return {"renderer": "svg", "defaultStyle": style()}

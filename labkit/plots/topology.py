@@ -189,7 +189,7 @@ def _tiers(nodes: pd.DataFrame, shown: pd.DataFrame, links: pd.DataFrame) -> pd.
 
 
 def _notes(graph: Graph, nodes: pd.DataFrame, shown: pd.DataFrame) -> list[str]:
-    """Return what a picture pod by pod leaves out."""
+    """Return the notes on switches and links that a picture pod by pod leaves out."""
     notes = ["drawn pod by pod: a circle stands for the machines of a pod and the switches inside it"]
     for tier, members in nodes.groupby("tier"):
         drawn = int((shown["tier"] == tier).sum())
@@ -212,7 +212,7 @@ def _range(values: pd.Series[Any]) -> str:
 
 
 def _stem(name: str) -> str:
-    """Return what a node is called without its number.
+    """Return the name of a node without its number.
 
     >>> _stem("agg17"), _stem("level2-3")
     ('aggregation', 'level-2')

@@ -7,12 +7,12 @@ from typing import cast
 import altair as alt
 import pandas as pd
 
-from labkit.plots.bars import GAP, SHADES
-from labkit.plots.theme import WIDTH, title
+from labkit.plots.bars_and_lines import GAP, SHADES
+from labkit.plots.theme import WIDTH, cycled, stroke_legend, title
 
 
 def plot_durations(table: pd.DataFrame, *, heading: str = "Declared durations") -> alt.Chart:
-    """Draw a table of `labkit.workloads.shape.durations`: a line per trace, time on a logarithmic axis."""
+    """Draw a table of `labkit.workloads.describe.durations`: a line per trace, time on a logarithmic axis."""
     traces = list(dict.fromkeys(table["trace"]))
     chart = (
         alt.Chart(table.round(4))
@@ -24,8 +24,8 @@ def plot_durations(table: pd.DataFrame, *, heading: str = "Declared durations") 
             ),
             y=alt.Y("fraction:Q", title="Jobs that take at most so long", axis=alt.Axis(format="%")),
             color=alt.Color(
-                "trace:N", title=None, sort=traces, legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3.5),
-                scale=alt.Scale(domain=traces, range=[SHADES[i % len(SHADES)] for i in range(len(traces))]),
+                "trace:N", title=None, sort=traces, legend=stroke_legend(),
+                scale=cycled(traces, SHADES),
             ),
         )
         .properties(width=WIDTH, height=280, title=title(heading, "time is logarithmic"))
@@ -34,7 +34,7 @@ def plot_durations(table: pd.DataFrame, *, heading: str = "Declared durations") 
 
 
 def plot_sizes(table: pd.DataFrame, *, heading: str = "Jobs and GPU-hours, by the GPUs of a job") -> alt.Chart:
-    """Draw a table of `labkit.workloads.shape.sizes`: two bars for each number of GPUs."""
+    """Draw a table of `labkit.workloads.describe.sizes`: two bars for each number of GPUs."""
     of = list(dict.fromkeys(table["of"]))
     chart = (
         alt.Chart(table.round(4))
@@ -54,7 +54,7 @@ def plot_sizes(table: pd.DataFrame, *, heading: str = "Jobs and GPU-hours, by th
 
 
 def plot_arrivals(table: pd.DataFrame, *, heading: str = "Jobs that arrive in each hour") -> alt.FacetChart:
-    """Draw a table of `labkit.workloads.shape.arrivals`: a panel per shape, all on one scale."""
+    """Draw a table of `labkit.workloads.describe.arrivals`: a panel per shape, all on one scale."""
     shapes = list(dict.fromkeys(table["shape"]))
     days = range(0, int(table["hour"].max()) + 2, 24)
     chart = (

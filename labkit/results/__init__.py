@@ -1,62 +1,24 @@
 """What a run leaves behind: its record, its folder on disk, and the numbers that follow from its events.
 
-A metric is a pure function of (events, jobs, cluster) in `metrics`, `intervals` or `fairness`; add one there. What
-sets several records side by side is in `comparison`.
+A metric is a pure function of (events, jobs, cluster) in `metrics`, `intervals` or `spans`; add one there. What sets
+several records side by side is in `comparison`.
 """
 
 from labkit.results.comparison import jct_table, labels, run_table
-from labkit.results.fairness import fair_share_s, finish_time_fairness, jain_index
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity
-from labkit.results.forwarding import forwarding
-from labkit.results.intervals import gantt, heat_map, time_split, utilisation
-from labkit.results.lanes import lanes
-from labkit.results.means import means_by
-from labkit.results.metrics import jct_cdf, job_table, summary
+from labkit.results.intervals import forwarding, gantt, heat_map, time_split, utilisation
+from labkit.results.metrics import fair_share_s, finish_time_fairness, jain_index, jct_cdf, job_table, summary
 from labkit.results.notes import notes
 from labkit.results.record import RunInfo, RunRecord, RunState
-from labkit.results.rescalings import rescalings
+from labkit.results.spans import configurations, lanes, rescalings, stretches
 from labkit.results.store import RunWriter, free_id, known_runs, load
-from labkit.results.stretches import stretches
 from labkit.results.sweep_folder import read_sweep
-from labkit.results.sweeps import cell_table, interval, sweep_differences, sweep_means, with_bound
-from labkit.results.tuning import configurations
+from labkit.results.sweeps import cell_table, interval, means_by, sweep_differences, sweep_means, with_bound
 
 __all__ = [
-    "RunInfo",
-    "RunRecord",
-    "RunState",
-    "RunWriter",
-    "cell_table",
-    "configurations",
-    "explained",
-    "fair_share_s",
-    "fidelity_summary",
-    "finish_time_fairness",
-    "forwarding",
-    "free_id",
-    "gantt",
-    "gap_parts",
-    "heat_map",
-    "interval",
-    "jain_index",
-    "jct_cdf",
-    "jct_table",
-    "job_fidelity",
-    "job_table",
-    "known_runs",
-    "labels",
-    "lanes",
-    "load",
-    "means_by",
-    "notes",
-    "read_sweep",
-    "rescalings",
-    "run_table",
-    "stretches",
-    "summary",
-    "sweep_differences",
-    "sweep_means",
-    "time_split",
-    "utilisation",
-    "with_bound",
-]
+    "RunInfo", "RunRecord", "RunState", "RunWriter", "cell_table", "configurations", "explained", "fair_share_s",
+    "fidelity_summary", "finish_time_fairness", "forwarding", "free_id", "gantt", "gap_parts", "heat_map", "interval",
+    "jain_index", "jct_cdf", "jct_table", "job_fidelity", "job_table", "known_runs", "labels", "lanes", "load",
+    "means_by", "notes", "read_sweep", "rescalings", "run_table", "stretches", "summary", "sweep_differences",
+    "sweep_means", "time_split", "utilisation", "with_bound",
+]  # fmt: skip

@@ -1,18 +1,21 @@
-"""Several runs side by side: a label for each that tells it from the others, and a table with a row for each."""
+"""Several runs side by side: a label and a row for each, with bounds of the mean JCT, dollars and deadlines."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from labkit.core.errors import InputError
-from labkit.results.bound import bound_jct_s
-from labkit.results.cost import bills, in_time
+import numpy as np
+
+from labkit.core.errors import InputError, unknown
+from labkit.core.resources import Floats
+from labkit.results.intervals import holdings
 from labkit.results.record import RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 _TIMES: Final = {
     "mean_jct_s": "mean JCT (h)", "median_jct_s": "median (h)", "p95_jct_s": "95th percentile (h)",
@@ -25,22 +28,22 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
     names = [record.info.scheduler for record in records]
     for tell in (lambda info: f"seed {info.seed}", lambda info: info.backend, lambda info: info.run):
         twice = {name for name, n in Counter(names).items() if n > 1}
-        told = [
+        infos = [
             f"{record.info.scheduler} ({tell(record.info)})" if name in twice else name
             for name, record in zip(names, records, strict=True)
         ]
-        if len(set(told)) == len(told):
-            return told
-    return told if records else []
+        if len(set(infos)) == len(infos):
+            return infos
+    return infos if records else []
 
 
 def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     """Return one row per run, in the order given.
 
     Columns: label, the row of `RunInfo` that tells runs apart, `summary`; n_done (jobs completed), n_trace (jobs of
-    the trace: with fewer done, means are over the quick ones); dollars (`labkit.results.cost.bills`, NaN where no run
-    is about cost), in_time (fraction of the jobs with an SLO that met it, NaN where none has one); bound_jct_s (mean
-    JCT that no scheduler can go below, NaN where it is not known) and times_bound (mean_jct_s over it).
+    the trace: with fewer done, means are over the quick ones); dollars (`bills`, NaN where no run is about cost),
+    in_time (fraction of the jobs with an SLO that met it, NaN where none has one); bound_jct_s (mean JCT that no
+    scheduler can go below, NaN where it is not known) and times_bound (mean_jct_s over it).
 
     Raises
     ------
@@ -74,3 +77,94 @@ def jct_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     """Return a row per run with its times in hours, by label: mean, median and 95th percentile of the JCT, makespan."""
     table = run_table(records).set_index("label")
     return (table[list(_TIMES)] / 3600).rename(columns=_TIMES).rename_axis(None)
+
+
+BOUND: Final = "bound_jct_s"
+"""In the configuration of a run, and a column of a sweep: seconds; left out or NaN where it is not known."""
+
+FASTER: Final = "bound_faster"
+"""In the configuration of a run, and among what a sweep tells: the bound rests on gangs faster than those asked for."""
+
+BOUND_LABEL: Final = "(bound)"
+"""What stands in the column of schedulers."""
+
+WHAT: Final = "each job alone on its fastest gang from its arrival on, in an infinite cluster"
+"""What the bound is, in words (`labkit.experiment.bound`)."""
+
+
+UNREACHED: Final = "; schedulers that keep the requested gang cannot reach it"
+"""What is said where the bound rests on faster gangs."""
+
+
+def bound_jct_s(record: RunRecord) -> float:
+    """Return the bound of a run's mean JCT in seconds; NaN where it is not known, or not all jobs of it completed."""
+    return float(record.info.config.get(BOUND, np.nan)) if record.complete else float("nan")
+
+
+def reported_bound(value: str, *, faster: bool = False) -> str:
+    """Return the sentence on a bound; `faster`: it rests on gangs faster than those that were asked for.
+
+    >>> reported_bound("44 min")[:44]
+    'bound: no scheduler can be below 44 min (eac'
+    >>> reported_bound("44 min", faster=True)[-30:]
+    'requested gang cannot reach it'
+    """
+    return f"bound: no scheduler can be below {value} ({WHAT}){UNREACHED * faster}"
+
+
+def dollars(record: RunRecord, *, prices: Mapping[str, float]) -> float:
+    """Return the cost of the GPUs that jobs held, at dollars per GPU and hour of each device type.
+
+    Raises
+    ------
+    InputError
+        If the price of a device type of the cluster's GPUs is not given.
+    """
+    for kind in record.cluster.gpu_types:
+        if kind not in prices:
+            raise unknown("price of device type", kind, prices)
+    price = np.array([prices.get(kind, 0.0) for kind in record.cluster.device_types])
+    held = holdings(record.events, record.jobs)
+    return float(price[record.cluster.group_type[held.group]] @ held.gpu_s) / 3600
+
+
+def late_by_s(record: RunRecord, *, slo_s: Floats | None = None) -> Floats:
+    """Return seconds by which each job missed its SLO, negative: in time; NaN: no SLO, inf: never done, (N,).
+
+    Parameters
+    ----------
+    record : RunRecord
+        The run.
+    slo_s : array, optional
+        (N,) seconds after arrival by which jobs should have been done; by default what they had declared.
+    """
+    jct_s = np.full(len(record.jobs), np.inf)
+    done = record.table[record.table["completion_s"].notna()]
+    jct_s[done["job"].to_numpy()] = done["jct_s"].to_numpy(np.float64)
+    late_s: Floats = jct_s - (record.jobs.slo_s if slo_s is None else slo_s)
+    return late_s
+
+
+def in_time(record: RunRecord) -> float:
+    """Return the fraction of the jobs with an SLO that were done in time; NaN: no job has one."""
+    late_s = late_by_s(record)
+    late_s = late_s[~np.isnan(late_s)]
+    return float((late_s <= 0).mean()) if len(late_s) else np.nan
+
+
+def prices_of(record: RunRecord) -> dict[str, float]:
+    """Return the prices that a run was made with; nothing where none of its schedulers is about cost."""
+    prices = record.info.config.get("prices")
+    return {str(kind): float(price) for kind, price in prices.items()} if isinstance(prices, Mapping) else {}
+
+
+def bills(records: Sequence[RunRecord]) -> list[float]:
+    """Return the cost of each run, at its own prices, else those of the first run with some; NaN: none or no GPUs."""
+    known = [prices_of(record) for record in records]
+    usual = next((prices for prices in known if prices), {})
+    return [_bill(record, own or usual) for record, own in zip(records, known, strict=True)]
+
+
+def _bill(record: RunRecord, prices: Mapping[str, float]) -> float:
+    types = record.cluster.gpu_types
+    return dollars(record, prices=prices) if types and set(types) <= set(prices) else np.nan

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from labkit.core.text import human_s, time_unit, without_seed
-from labkit.results.alike import alike
-from labkit.results.bound import BOUND_LABEL, bound_jct_s
-from labkit.results.comparison import labels
-from labkit.results.cost import bills, in_time
+from labkit.core.text import human_s, none_told, time_unit, without_seed
+from labkit.results.comparison import BOUND_LABEL, bills, bound_jct_s, in_time, labels
 from labkit.results.record import RunRecord
 from labkit.results.sweeps import keys_of, pairs_called, same_on_all, sweep_differences, sweep_means
 from labkit.workloads.expressions import is_generated
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 MOST_NAMED = 4
 """Schedulers that a sentence names one by one."""
@@ -26,7 +24,7 @@ MOST_NAMED = 4
 def conclusion(
     records: Sequence[RunRecord], *, seeds: pd.DataFrame | None = None, base: str | None = None
 ) -> list[str]:
-    """Return what runs show, a sentence each; with several seeds it is those that are told.
+    """Return conclusions from runs, a sentence each; with several seeds, from the seeds.
 
     Parameters
     ----------
@@ -40,10 +38,10 @@ def conclusion(
     if seeds is None:
         return [*one_run_each(records, base=base), *_aims(records)]
     one = f"{pairs_called(seeds)} {records[0].info.config.get('repeat', records[0].info.seed)}"
-    return [*over_seeds(seeds), *(f"On {one} alone: {said}" for said in _aims(records))]
+    return [*summarize_seeds(seeds), *(f"On {one} alone: {sentence}" for sentence in _aims(records))]
 
 
-def over_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float = 0.95) -> list[str]:
+def summarize_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float = 0.95) -> list[str]:
     """Return which scheduler is lowest over seeds, what others lose on it, and which cannot be told apart from it."""
     by, pair = [key for key in keys_of(table) if key not in ("seed", "scheduler")], pairs_called(table)
     if any(len(set(table[key])) > 1 for key in by):
@@ -55,39 +53,39 @@ def over_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float 
         return [f"No scheduler completed on every {pair}; nothing can be compared."]
     if same := same_on_all(table):
         return [same]
-    if len(whole) > 1 and alike(table):
+    if len(whole) > 1 and identical_runs(table):
         return [f"No scheduler is lower than another: all have the same {_words(metric)} on each {pair}."]
     best = whole.iloc[int(whole["mean"].to_numpy().argmin())]
     what = _words(metric)
     n = int(best["n"])
     on = f"{n} {pair}{'s' * (n != 1)}"
-    told = [f"On {on} {best['scheduler']} has the lowest {what}: {_of(best, metric)}."]
+    sentences = [f"On {on} {best['scheduler']} has the lowest {what}: {_of(best, metric)}."]
     apart = sweep_differences(table, metric=metric, base=str(best["scheduler"]), level=level)
     apart = apart[apart["scheduler"].isin(whole["scheduler"])]
-    told += _against(apart, str(best["scheduler"]), level=level, pair=pair)
+    sentences += _against(apart, str(best["scheduler"]), level=level, pair=pair)
     if failed := [str(name) for name in means.loc[means["n_failed"] > 0, "scheduler"]]:
-        told.append(f"Not compared, for runs of it failed: {', '.join(failed)}.")
-    return told
+        sentences.append(f"Not compared, for runs of it failed: {', '.join(failed)}.")
+    return sentences
 
 
 def _against(apart: pd.DataFrame, best: str, *, level: float, pair: str) -> list[str]:
     """Return sentences about differences to the best: which are shown, and which are not."""
-    told, near = [], []
+    shown, near = [], []
     apart = apart[apart["n"] > 0].sort_values("mean", kind="stable")
     for row in apart.to_dict("records"):
         low, high = 100 * row["low"] / row["base"], 100 * row["high"] / row["base"]
         if np.isnan(low):
             near.append(f"{row['scheduler']} (a single {pair} has no interval)")
         elif low > 0:
-            told.append(
+            shown.append(
                 f"{row['scheduler']} {100 * row['relative']:+.1f} % ({low:+.1f} to {high:+.1f} %, higher on "
                 f"{row['n'] - row['n_lower']} of {row['n']})"
             )
         else:
             near.append(f"{row['scheduler']} ({100 * row['relative']:+.1f} %, {low:+.1f} to {high:+.1f} %)")
     sentences = []
-    if told:
-        sentences.append(f"Higher than {best} on the same {pair}s, with {level:.0%} intervals: {_some(told)}.")
+    if shown:
+        sentences.append(f"Higher than {best} on the same {pair}s, with {level:.0%} intervals: {_some(shown)}.")
     if near:
         sentences.append(f"Not told apart from {best} by these {pair}s: {_some(near)}.")
     return sentences
@@ -97,13 +95,13 @@ def one_run_each(records: Sequence[RunRecord], *, base: str | None = None) -> li
     """Return which run has the lowest mean JCT, how others compare with `base`, and that one run is one run."""
     named = dict(zip(labels(records), records, strict=True))
     whole = {name: record for name, record in named.items() if record.complete}
-    told = []
+    sentences = []
     if len(whole) > 1:
         means = {name: record.summary["mean_jct_s"] for name, record in whole.items()}
         best, worst = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-        told.append(_ranked(whole, means, best, worst))
-        told += against(whole, base=base)
-        told.append(
+        sentences.append(_ranked(whole, means, best, worst))
+        sentences += against(whole, base=base)
+        sentences.append(
             "It is one run of each: whether the difference would hold on other traces is not known from it; "
             f"{_more(records[0])}."
         )
@@ -111,14 +109,14 @@ def one_run_each(records: Sequence[RunRecord], *, base: str | None = None) -> li
         ((name, record),) = whole.items()
         mean_s, bound_s = record.summary["mean_jct_s"], bound_jct_s(record)
         over = f", {mean_s / bound_s:.2f} times what no scheduler can be below" if bound_s == bound_s else ""
-        told.append(f"{name}: the mean JCT of {len(record.jobs):,} jobs is {human_s(mean_s)}{over}.")
+        sentences.append(f"{name}: the mean JCT of {len(record.jobs):,} jobs is {human_s(mean_s)}{over}.")
     if cut := [name for name in named if name not in whole]:
-        told.append(f"Not compared, for not all of its jobs were done: {_some(cut)}.")
-    return told
+        sentences.append(f"Not compared, for not all of its jobs were done: {_some(cut)}.")
+    return sentences
 
 
 def _more(record: RunRecord) -> str:
-    """Return what would tell more: other seeds of a generated trace; a trace from a file has none."""
+    """Return the advice for more evidence: other seeds of a generated trace; a trace from a file has none."""
     if is_generated(without_seed(record.info.trace or record.jobs.name)):
         return "--seeds 10 would tell"
     return "the same comparison on the trace of another period would tell"
@@ -128,12 +126,14 @@ def _ranked(whole: dict[str, RunRecord], means: dict[str, float], best: str, wor
     if means[best] == means[worst]:
         return f"All have the same mean JCT on this trace, {human_s(means[best])}."
     second = min((name for name in means if name != best), key=means.__getitem__)
-    said = f"On this trace {best} has the lowest mean JCT: {human_s(means[best])}, {_below(means, best, second)}"
-    said += f" and {_below(means, best, worst)}" if worst != second else ""
+    sentence = f"On this trace {best} has the lowest mean JCT: {human_s(means[best])}, {_below(means, best, second)}"
+    sentence += f" and {_below(means, best, worst)}" if worst != second else ""
     if moved := _moved(whole[best], whole[second]):
         sooner, later = moved
-        said += f"; {sooner:,} of {len(whole[best].table):,} jobs are done sooner than with {second}, {later:,} later"
-    return said + "."
+        sentence += (
+            f"; {sooner:,} of {len(whole[best].table):,} jobs are done sooner than with {second}, {later:,} later"
+        )
+    return sentence + "."
 
 
 def finding(records: Sequence[RunRecord]) -> str:
@@ -152,15 +152,15 @@ def against(whole: Mapping[str, RunRecord], *, base: str | None) -> list[str]:
     """Return how the mean JCT of each run compares with that of one of them, and how many jobs are sooner and later."""
     if base is None or base not in whole or len(whole) < 2:
         return []
-    mean_s, told = whole[base].summary["mean_jct_s"], []
+    mean_s, sentences = whole[base].summary["mean_jct_s"], []
     for name, record in whole.items():
         if name == base or not mean_s > 0:
             continue
-        said = f"{name} mean JCT {record.summary['mean_jct_s'] / mean_s - 1:+.1%}"
+        sentence = f"{name} mean JCT {record.summary['mean_jct_s'] / mean_s - 1:+.1%}"
         if moved := _moved(record, whole[base]):
-            said += f", {moved[0]:,} of {len(record.table):,} jobs sooner, {moved[1]:,} later"
-        told.append(said)
-    return [f"Against {base}: {'; '.join(told)}."] if told else []
+            sentence += f", {moved[0]:,} of {len(record.table):,} jobs sooner, {moved[1]:,} later"
+        sentences.append(sentence)
+    return [f"Against {base}: {'; '.join(sentences)}."] if sentences else []
 
 
 def _moved(record: RunRecord, other: RunRecord) -> tuple[int, int] | None:
@@ -183,7 +183,7 @@ def _aims(records: Sequence[RunRecord]) -> list[str]:
     if len(whole) < 2:
         return []
     names, runs = [name for name, _ in whole], [record for _, record in whole]
-    told = []
+    sentences = []
     cost = np.array(bills(runs))
     if np.ptp(cost) > 0:  # NaN where no run has prices
         i, j = int(cost.argmin()), int(cost.argmax())
@@ -191,19 +191,23 @@ def _aims(records: Sequence[RunRecord]) -> list[str]:
             f"${dollars:,.2f}, mean JCT {human_s(run.summary['mean_jct_s'])}"
             for dollars, run in zip(cost, runs, strict=True)
         ]
-        told.append(f"Cheapest: {names[i]}, {at[i]} ({names[j]}: {at[j]}).")
+        sentences.append(f"Cheapest: {names[i]}, {at[i]} ({names[j]}: {at[j]}).")
     met = np.array([in_time(record) for record in runs])
     if np.ptp(met) > 0:
         i, j = int(met.argmax()), int(met.argmin())
-        told.append(f"Most SLOs met: {names[i]}, {met[i]:.1%} of the jobs that have one ({names[j]}: {met[j]:.1%}).")
+        sentences.append(
+            f"Most SLOs met: {names[i]}, {met[i]:.1%} of the jobs that have one ({names[j]}: {met[j]:.1%})."
+        )
     rho = np.array([record.summary["max_rho"] for record in runs])
     if any("ftf" in name or "las" in name for name in names) and np.ptp(rho) > 0:
         i, j = int(rho.argmin()), int(rho.argmax())
         at = [
             f"{most:.2f} at most, {run.summary['mean_rho']:.2f} on average" for most, run in zip(rho, runs, strict=True)
         ]
-        told.append(f"Fairest by the worst finish-time fairness of a job: {names[i]}, ρ {at[i]} ({names[j]}: {at[j]}).")
-    return told
+        sentences.append(
+            f"Fairest by the worst finish-time fairness of a job: {names[i]}, ρ {at[i]} ({names[j]}: {at[j]})."
+        )
+    return sentences
 
 
 def _of(row: pd.Series[Any], metric: str) -> str:
@@ -220,3 +224,46 @@ def _words(metric: str) -> str:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return "; ".join(names[:MOST_NAMED]) + more
+
+
+OUTCOMES: Final = ("mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s")
+"""What two schedulers must have in common to count as the same; how often they were asked does not count."""
+
+
+def identical_runs(table: pd.DataFrame) -> list[str]:
+    """Return a note for each setting of a sweep in which all schedulers had identical results on every seed.
+
+    Parameters
+    ----------
+    table : DataFrame
+        From `labkit.sweep` or `labkit.results.read_sweep`.
+    """
+    table = table[table["scheduler"] != BOUND_LABEL]
+    known = [name for name in OUTCOMES if name in table]
+    setting = [key for key in keys_of(table) if key not in ("seed", "scheduler") and len(set(table[key])) > 1]
+    if not known:
+        return []
+    parts = [((), table)] if not setting else list(table.groupby(setting, sort=False, dropna=False))
+    same = [(dict(zip(setting, keys, strict=True)), part) for keys, part in parts if _same(part, known)]
+    if len(same) == len(parts):
+        same = [({}, table)] if same else []
+    return [_note(part, names) for names, part in same]
+
+
+def _same(part: pd.DataFrame, known: list[str]) -> bool:
+    """Return whether there are two schedulers at least, and all have the same numbers on each seed."""
+    if len(set(part["scheduler"])) < 2 or (part["error"] != "").any() or part[known].isna().to_numpy().any():
+        return False
+    return len(part.drop_duplicates(["seed", *known])) == len(set(part["seed"]))
+
+
+def _note(part: pd.DataFrame, setting: dict[str, object]) -> str:
+    names = ", ".join(dict.fromkeys(part["scheduler"]))
+    where = " with " + ", ".join(f"{key} {none_told(value)}" for key, value in setting.items()) if setting else ""
+    queued_s = part["mean_queueing_s"] if "mean_queueing_s" in part else part["mean_jct_s"]
+    sentence = f"{names} gave identical results on every {pairs_called(part)}{where}"
+    if (queued_s > 0).any():
+        return sentence
+    return (
+        f"{sentence} (no job ever waited): more load (--load, --set load=2) or a smaller cluster would tell them apart"
+    )

@@ -12,7 +12,7 @@ from labkit.speed.network import link_loads
 
 
 def contention(snapshot: Snapshot, interference: Interference, *, model_bytes: ArrayLike) -> pd.DataFrame:
-    """Return what the tasks of each device group do to each other, one row per group.
+    """Return the slowdown among the tasks of each device group, one row per group.
 
     Parameters
     ----------

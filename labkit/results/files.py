@@ -1,31 +1,39 @@
-"""The files of a run: each is written under another name, synced and renamed, and read with errors that name it."""
+"""The files of a run: written under another name, synced and renamed; events as columns; one writer, by a lock."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Callable, Sequence
+import socket
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime
+from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.core.below import read_plain
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
-from labkit.core.events import Events
+from labkit.core.events import LATER, NAMED, PLAIN, Events, events, names, positions
 from labkit.core.jobs import Jobs
-from labkit.core.parquet import ForeignError, ParquetError, decode, decode_frame, encode, encode_frame
+from labkit.core.parquet import ForeignError, ParquetError, Texts, decode, decode_frame, encode, encode_frame
 from labkit.core.resources import RESOURCES
-from labkit.core.text import odd_name
+from labkit.core.text import odd_name, shortened
 from labkit.results.record import RUN_ID, RunInfo, RunState
-from labkit.results.table import from_columns, to_columns
 from labkit.system.printing import printable
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 T = TypeVar("T")
 NAME_KEY = "labkit.name"
@@ -104,11 +112,11 @@ def read_info(path: Path) -> RunInfo:
     """
     row = _read_json(path)
     known = {field.name for field in fields(RunInfo)}
-    given = {key: value for key, value in row.items() if key in known}
+    known_fields = {key: value for key, value in row.items() if key in known}
     try:
-        given["state"] = RunState(row.get("state", "done"))
-        given["wall_s"] = float("nan") if row.get("wall_s") is None else float(row["wall_s"])
-        info = RunInfo(**given)
+        known_fields["state"] = RunState(row.get("state", "done"))
+        known_fields["wall_s"] = float("nan") if row.get("wall_s") is None else float(row["wall_s"])
+        info = RunInfo(**known_fields)
     except (TypeError, ValueError) as error:
         raise InputError(f"{path} does not describe a run: {printable(str(error))}.") from error
     if odd := next((name for name, kind in _KINDS.items() if not isinstance(getattr(info, name), kind)), None):
@@ -146,7 +154,7 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def _fault_of(cluster: Cluster) -> str:
-    """Return what is wrong with a cluster, "" if nothing is."""
+    """Return the fault of a cluster, "" if it has none."""
     m, g = cluster.n_machines, len(cluster.group_machine) if cluster.group_machine.ndim else 0
     shapes = {
         "group_machine": (g,), "group_type": (g,), "capacity": (g, len(RESOURCES)), "group_pcie_gbps": (g,),
@@ -176,10 +184,10 @@ def read_reasons(path: Path) -> list[str]:
     """Read why decisions changed jobs; none where the run has no such file, as no reason was given."""
     if not os.path.lexists(path):
         return []
-    told = _json(path)
-    if not (isinstance(told, list) and all(isinstance(text, str) for text in told)):
+    reasons = _json(path)
+    if not (isinstance(reasons, list) and all(isinstance(text, str) for text in reasons)):
         raise InputError(f"{path} does not hold reasons; expected a list of texts.")
-    return told
+    return reasons
 
 
 def _json(path: Path) -> Any:
@@ -220,3 +228,174 @@ def _read(path: Path, decoder: Callable[[bytes], T]) -> T:
             f"{path} cannot be read as Parquet ({error}); it is cut short or damaged. "
             "Take it from a copy, or run again."
         ) from error
+
+
+LOCK: Final = ".writer"
+LOOKED_S: Final = 1.0
+"""A process that only looks whether there is a writer holds the lock for a moment."""
+
+_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
+
+
+class RunLock:
+    """The right to write a run, from now until `release` or the end of this process.
+
+    The kernel keeps it (flock), so that of a killed process is free at once. A process that is only stopped has it.
+    The process that holds it is written inside, for people.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the run.
+
+    Raises
+    ------
+    InputError
+        If another process, or another part of this one, writes the run: which, and how to watch it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        _held.add(self)
+        try:
+            if not _taken(self.file):
+                raise InputError(_refusal(folder))
+            os.ftruncate(self.file, 0)
+            since = datetime.now(UTC).isoformat(timespec="seconds")
+            me = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+            os.pwrite(self.file, json.dumps(me).encode(), 0)
+        except BaseException:
+            self.release()
+            raise
+
+    def __del__(self) -> None:
+        if hasattr(self, "file"):
+            self.release()
+
+    def release(self) -> None:
+        """Let others write; twice is as good as once."""
+        _held.discard(self)
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+def _forget_in_child() -> None:
+    """Hold nothing in a forked child: it may outlive the writer, and writes nothing."""
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _taken(file: int) -> bool:
+    until_s = time.monotonic() + LOOKED_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
+def writer_of(folder: Path) -> dict[str, Any] | None:
+    """Return the process that writes a run (pid, host, since); None where none does."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None  # never written by a labkit with locks, or not ours to read
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _said(file)
+    except OSError:  # a file system without locks
+        return None
+    finally:
+        os.close(file)
+    return None
+
+
+def _said(file: int) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        content = json.loads(os.pread(file, 1 << 12, 0))
+        if isinstance(content, dict):
+            return content
+    return {}
+
+
+def _refusal(folder: Path) -> str:
+    by = writer_of(folder) or {}
+    return (
+        f"run '{folder.name}' is being written by process {by.get('pid', '?')} on {by.get('host', '?')} since "
+        f"{by.get('since', '?')}; watch it with: labkit watch {folder}."
+    )
+
+
+Columns = Mapping[str, NDArray[Any] | Texts]
+
+
+def to_columns(rows: Events) -> dict[str, NDArray[Any] | Texts]:
+    """Return the fields of `EVENT`; kind, role, quantity and cause by name."""
+    columns: dict[str, NDArray[Any] | Texts] = {name: np.ascontiguousarray(rows[name]) for name in PLAIN}
+    for name, enum in NAMED.items():
+        columns[name] = Texts(positions(np.ascontiguousarray(rows[name]), enum), names(enum))
+    return {name: columns[name] for name in rows.dtype.names or ()}
+
+
+def from_columns(columns: Columns, *, source: str) -> Events:
+    """Return the events of `to_columns`.
+
+    Raises
+    ------
+    InputError
+        If a column is missing or holds something else, or a kind is not known; the message names `source`.
+    """
+    missing = [name for name in (*PLAIN, *NAMED) if name not in (*columns, *LATER)]
+    if missing:
+        raise InputError(f"{source}: column '{missing[0]}' is missing; is it an event table of labkit?")
+    present = [name for name in (*PLAIN, *NAMED) if name in columns]
+    for name in present:
+        column = columns[name]
+        kind = "text" if isinstance(column, Texts) else column.dtype.kind
+        if kind not in ({"text"} if name in NAMED else {"f", "i"}):
+            raise InputError(f"{source}: column '{name}' has another type; is it an event table of labkit?")
+    first = columns[present[0]]
+    rows = events(len(first))
+    for name in present:
+        column = columns[name]
+        rows[name] = _codes(column, NAMED[name], source=source) if isinstance(column, Texts) else column
+    return rows
+
+
+def refuse_odd_rows(rows: Events, *, jobs: Jobs, cluster: Cluster, source: str) -> None:
+    """Raise if events have times that are no numbers, or name jobs or machines that a run does not have.
+
+    Raises
+    ------
+    InputError
+        With the first such event.
+    """
+    limits = {"job": len(jobs), "partner": len(jobs), "machine": cluster.n_machines, "group": cluster.n_groups}
+    checks = {name: (rows[name] < -1) | (rows[name] >= n) for name, n in limits.items()}
+    checks["time_s"] = ~np.isfinite(rows["time_s"])
+    for name, wrong in checks.items():
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            expected = "seconds" if name == "time_s" else f"-1 to {limits[name] - 1}"
+            raise InputError(f"{source}: event {at} has the {name} {rows[name][at]:g}; expected {expected}.")
+
+
+def _codes(column: Texts, enum: type[IntEnum], *, source: str) -> NDArray[np.int8]:
+    """Return the numbers behind names, -1 for none; the file may list the names in another order."""
+    number = {member.name.lower(): int(member) for member in enum}
+    foreign = [name for name in column.names if name not in number]
+    if foreign:
+        raise InputError(
+            f"{source}: {enum.__name__.lower()} {shortened(foreign[0])!r} is not known; it is of a newer labkit."
+        )
+    codes: NDArray[np.int8] = np.array([*(number[name] for name in column.names), -1], dtype=np.int8)[column.codes]
+    return codes

@@ -1,4 +1,4 @@
-"""What jobs held from when to when: Gantt intervals, utilisation, heat-map, and how each job spent its time."""
+"""What jobs held from when to when: Gantt intervals, utilisation, heat-map, time by state, and pods that jobs left."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind, Role
 from labkit.core.jobs import Jobs
+from labkit.core.pods import n_pods
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Bools, Floats, Ints
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 _GIVE_BACK = (Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED, Kind.DROPPED)
 _WAITS = (Kind.ARRIVED, Kind.PREEMPTED, Kind.FAILED)
@@ -76,16 +78,22 @@ def end_s(rows: Events) -> float:
     return float(rows["time_s"].max()) if len(rows) else 0.0
 
 
+def placements(rows: Events) -> tuple[Bools, Bools]:
+    """Return which events are rows of placements, and which of them are the first row of one, (E,) each."""
+    job, time_s, placed = rows["job"], rows["time_s"], is_kind(rows, Kind.PLACED)
+    begins = placed.copy()
+    begins[1:] &= ~(placed[:-1] & (job[1:] == job[:-1]) & (time_s[1:] == time_s[:-1]))
+    return placed, begins
+
+
 def holdings(rows: Events, jobs: Jobs) -> Holdings:
-    """Return what each job held from when to when.
+    """Return the tasks that each job held, with start and end.
 
     The rows of a placement come together in the log and replace the job's earlier ones; PREEMPTED, COMPLETED, FAILED
     and DROPPED give everything back.
     """
     job, time_s = rows["job"], rows["time_s"]
-    placed = is_kind(rows, Kind.PLACED)
-    begins = placed.copy()  # the first row of each placement
-    begins[1:] &= ~(placed[:-1] & (job[1:] == job[:-1]) & (time_s[1:] == time_s[:-1]))
+    placed, begins = placements(rows)
     marks = by_job(rows, begins | is_kind(rows, *_GIVE_BACK))
     until = np.full(len(marks), end_s(rows))
     same_job = job[marks[1:]] == job[marks[:-1]]
@@ -256,9 +264,34 @@ def time_split(rows: Events, jobs: Jobs) -> pd.DataFrame:
 
 
 def _state_after() -> NDArray[np.int64]:
-    """Return what a job does after each kind of event, indexed by kind."""
+    """Return a job's state after each kind of event, indexed by kind."""
     state = np.full(max(Kind) + 1, OVERHEAD)
     state[list(_WAITS)] = WAITING
     state[list(_TRAINS)] = TRAINING
     state[[Kind.COMPLETED, Kind.DROPPED]] = OVER
     return state
+
+
+def forwarding(rows: Events, jobs: Jobs, cluster: Cluster) -> pd.DataFrame:
+    """Return how many jobs of each pod were forwarded to each other pod, one row per pair of pods.
+
+    Columns: home (the pod that a job belonged to), pod (where it was forwarded to), n_jobs (0 where home is pod: jobs
+    that stay are no events), fraction (n_jobs over the jobs that arrived at that home; NaN where none did).
+
+    A recording of a labkit that told of no pods has no such events, and zeros here.
+    """
+    import pandas as pd
+
+    n = n_pods(cluster)
+    belongs = jobs.home.copy()
+    sent = np.zeros((n, n), np.int64)
+    moves = rows[is_kind(rows, Kind.FORWARDED)]
+    for job, to in zip(moves["job"].tolist(), moves["value"].astype(np.int64).tolist(), strict=True):
+        sent[belongs[job], to] += 1
+        belongs[job] = to
+    came = rows["job"][is_kind(rows, Kind.ARRIVED)]
+    homes = jobs.home[came]
+    arrived = np.bincount(homes[homes >= 0], minlength=n).astype(np.float64)
+    home, pod = np.divmod(np.arange(n * n), n)
+    part = sent / np.where(arrived > 0, arrived, np.nan)[:, None]
+    return pd.DataFrame({"home": home, "pod": pod, "n_jobs": sent.ravel(), "fraction": part.ravel()})

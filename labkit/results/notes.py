@@ -33,36 +33,36 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     mean JCT far above the best one; runs in which no job waited.
     """
     named = list(zip(labels(records), records, strict=True))
-    told = list(dict.fromkeys(note for record in records for note in record.info.config.get("notes", ())))
+    lines = list(dict.fromkeys(note for record in records for note in record.info.config.get("notes", ())))
     for label, record in named:
         n_cuts, n_jobs = int(record.summary["n_cuts"]), int((record.table["n_cuts"] > 0).sum())
         if n_cuts:
             were = "1 job was" if n_jobs == 1 else f"{n_jobs} jobs were"
-            told.append(
+            lines.append(
                 f"{label}: {were} allocated more tasks than the machines had room for ({n_cuts} times); the extra "
                 "tasks were not started."
             )
-        told += fallbacks(record.events, name=label, fallback=fallback_of(record))
-        told += [*given_up(record, name=label), *reserved(record, name=label)]
-    told += [_unseen(label, record) for label, record in named if _gives_in_vain(record)]
+        lines += fallbacks(record.events, name=label, fallback=fallback_of(record))
+        lines += [*given_up(record, name=label), *reserved(record, name=label)]
+    lines += [_unseen(label, record) for label, record in named if _gives_in_vain(record)]
     times = {label: float(record.info.config.get(TYPES_DIFFER, 1.0)) for label, record in named}
-    told += [*_free_changes(named), *_far_behind(named), *_never_waited(records)]
+    lines += [*_free_changes(named), *_far_behind(named), *_never_waited(records)]
     unaware = [label for label, slower in times.items() if slower > 1]
     if unaware:
-        told.append(
+        lines.append(
             f"{', '.join(unaware)}: a job gets GPUs of the first type with room, and here a job is up to "
             f"{max(times.values()):.3g} times slower on one type than on another; gavel_ schedulers look at that."
         )
-    return told
+    return lines
 
 
 def held_up(record: RunRecord) -> list[tuple[str, str, int]]:
-    """Return what reservations did to the jobs of a run: which one, what, and to how many jobs."""
-    told = record.events[record.events["kind"] == Kind.EXPLAINED] if record.reasons else record.events[:0]
+    """Return the effects of reservations on a run: which one, which effect, on how many jobs."""
+    explained = record.events[record.events["kind"] == Kind.EXPLAINED] if record.reasons else record.events[:0]
     found = []
     for begins, what in ((LOST_TO, "lost hosts when it started"), (WAITS_FOR, "waited, having no other hosts")):
         for number, text in enumerate(record.reasons):
-            n = len(np.unique(told["job"][told["value"] == number])) if text.startswith(begins) else 0
+            n = len(np.unique(explained["job"][explained["value"] == number])) if text.startswith(begins) else 0
             if n:
                 found.append((text.removeprefix(begins), what, n))
     return found
@@ -163,27 +163,27 @@ def fallbacks(rows: Events, *, name: str, fallback: str) -> list[str]:
     n_all = int((rows["kind"] == Kind.DECIDED).sum())
     n_fell_back = len(np.unique(found["time_s"]))
     why = []
-    for doubt, said in WHY.items():
+    for doubt, sentence in WHY.items():
         mine = found["time_s"][found["value"] == doubt]
         if len(mine):
             scale, unit = time_unit(float(mine[0]))
-            why.append(f"{len(mine)} times because {said} (first at {mine[0] / scale:.3g} {unit})")
+            why.append(f"{len(mine)} times because {sentence} (first at {mine[0] / scale:.3g} {unit})")
     return [f"{name}: its fallback {fallback} made {n_fell_back} of {n_all} decisions: {'; '.join(why)}."]
 
 
 def fallback_of(record: RunRecord) -> str:
     """Return the name of a scheduler's fallback."""
-    told = record.info.config.get("scheduler")
-    return str(told.get("fallback", "")) if isinstance(told, dict) else ""
+    options = record.info.config.get("scheduler")
+    return str(options.get("fallback", "")) if isinstance(options, dict) else ""
 
 
 def _gives_in_vain(record: RunRecord) -> bool:
-    """Tell whether simulated tasks were given cores or memory that the speed model does not look at."""
+    """Return whether simulated tasks were given cores or memory that the speed model does not look at."""
     if record.info.backend != "simulator" or record.info.config.get(AMOUNTS_COUNT):
         return False
     rows = record.events
-    given = ~(np.isnan(rows["cpus"]) & np.isnan(rows["memory_gb"]))
-    return bool(given.any())
+    has_amounts = ~(np.isnan(rows["cpus"]) & np.isnan(rows["memory_gb"]))
+    return bool(has_amounts.any())
 
 
 def _unseen(label: str, record: RunRecord) -> str:

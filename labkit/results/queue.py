@@ -18,7 +18,7 @@ from labkit.core.below import read_plain
 from labkit.core.errors import InputError, unknown
 from labkit.core.faults import told
 from labkit.results import files
-from labkit.results.lock import writer_of
+from labkit.results.files import writer_of
 
 QUEUE: Final = "queue.json"
 TRACE: Final = "trace.parquet"
@@ -166,7 +166,7 @@ class RunQueue:
         """
         n = {state: sum(each.state == state for each in self.runs) for state in QueueState}
         order = dict.fromkeys((*OVER, QueueState.RUNNING, QueueState.STOPPED, QueueState.PLANNED))
-        return ", ".join(f"{n[state]} {state_told(state, worked=worked)}" for state in order if n[state])
+        return ", ".join(f"{n[state]} {describe_state(state, worked=worked)}" for state in order if n[state])
 
 
 FOLDER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
@@ -203,10 +203,10 @@ def ordered(schedulers: Sequence[str], *, repeat: int) -> Iterator[QueuedRun]:
             yield QueuedRun(run=f"{slugs[name]}-{number}", scheduler=name, repeat=number)
 
 
-def state_told(state: QueueState, *, worked: bool) -> str:
+def describe_state(state: QueueState, *, worked: bool) -> str:
     """Return the state of a run for people: one that is running in a queue that no process carries out was cut off.
 
-    >>> state_told(QueueState.RUNNING, worked=True), state_told(QueueState.RUNNING, worked=False)
+    >>> describe_state(QueueState.RUNNING, worked=True), describe_state(QueueState.RUNNING, worked=False)
     ('running', 'cut off')
     """
     return "cut off" if state == QueueState.RUNNING and not worked else str(state)

@@ -1,4 +1,4 @@
-"""The record of a run: what was asked (one row), the jobs, the cluster, and all that happened."""
+"""The record of a run: its options (one row), the jobs, the cluster, and its events; decisions and task use in them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from labkit.core.cluster import Cluster
-from labkit.core.events import Events, to_frame
+from labkit.core.errors import InputError
+from labkit.core.events import Cause, Events, Kind, Quantity, Role, names, positions, to_frame
 from labkit.core.jobs import Jobs
+from labkit.core.resources import Ints
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,23 +128,17 @@ class RunRecord:
 
     @cached_property
     def measured(self) -> pd.DataFrame:
-        """What was measured of tasks, if the run asked for it: `labkit.results.use.measured`."""
-        from labkit.results.use import measured
-
+        """What was measured of tasks, if the run asked for it: `labkit.results.record.measured`."""
         return measured(self.events, self.jobs)
 
     @cached_property
     def failures(self) -> pd.DataFrame:
-        """Why jobs and their tasks failed or lost what they held: `labkit.results.use.failures`."""
-        from labkit.results.use import failures
-
+        """Why jobs and their tasks failed or lost what they held: `labkit.results.record.failures`."""
         return failures(self.events, self.jobs, self.cluster)
 
     @cached_property
     def decisions(self) -> pd.DataFrame:
-        """Why decisions changed jobs, as far as schedulers told: `labkit.results.decisions.decisions`."""
-        from labkit.results.decisions import decisions
-
+        """Why decisions changed jobs, as far as schedulers told: `labkit.results.record.decisions`."""
         return decisions(self.events, self.jobs, self.reasons)
 
     @property
@@ -162,3 +161,93 @@ class RunRecord:
         frame = to_frame(self.events)
         frame.insert(0, "run", self.info.run)
         return frame
+
+
+def decisions(rows: Events, jobs: Jobs, reasons: Sequence[str]) -> pd.DataFrame:
+    """Return why decisions changed jobs, a row each: time_s, job, reason.
+
+    `job` is the id of the trace. Schedulers that tell no reasons have no rows.
+
+    Raises
+    ------
+    InputError
+        If an event names a text that is not among the reasons.
+    """
+    import pandas as pd
+
+    rows = rows[rows["kind"] == Kind.EXPLAINED]
+    numbers = rows["value"].astype(np.int64)
+    if len(unknown := numbers[(numbers < 0) | (numbers >= len(reasons))]):
+        raise InputError(
+            f"reason {unknown[0]} is named by an event, and the run has {len(reasons)} of them; its list of reasons "
+            "does not belong to its events."
+        )
+    texts = np.array([*reasons, ""], dtype=object)
+    return pd.DataFrame(
+        {"time_s": rows["time_s"], "job": jobs.id[rows["job"]].astype(str), "reason": texts[numbers].astype(str)}
+    )
+
+
+FAILURES: Final = (Kind.TASK_FAILED, Kind.FAILED, Kind.DROPPED, Kind.PREEMPTED)
+"""After which a job holds a task less, or none, although it is not done."""
+
+
+def measured(rows: Events, jobs: Jobs) -> pd.DataFrame:
+    """Return the measurements, a row each: time_s, job, role, task, quantity, value.
+
+    `job` is the id of the trace; `task` is -1 where a row tells of all tasks of a role: what of them, `Quantity` says.
+    """
+    import pandas as pd
+
+    rows = rows[rows["kind"] == Kind.MEASURED]
+    return pd.DataFrame(
+        {
+            "time_s": rows["time_s"],
+            "job": _ids(rows["job"], jobs),
+            "role": pd.Categorical.from_codes(rows["role"], pd.Index(names(Role))),
+            "task": rows["task"],
+            "quantity": pd.Categorical.from_codes(positions(rows["quantity"], Quantity), pd.Index(names(Quantity))),
+            "value": rows["value"],
+        }
+    )
+
+
+def failures(rows: Events, jobs: Jobs, cluster: Cluster) -> pd.DataFrame:
+    """Return why tasks were lost, a row each: time_s, job, kind, role, task, machine, cause, detail.
+
+    `kind` is task_failed, or failed, dropped or preempted for the whole job; then there is no role and `task` is -1.
+    `machine` is empty where none has a part in it or it is not known; `cause` is unknown in runs of an older labkit.
+    `detail` is the exit status of a task, as a sentence.
+    """
+    import pandas as pd
+
+    rows = rows[np.isin(rows["kind"], FAILURES)]
+    machines = np.array([*cluster.machines, ""], dtype=object)
+    causes = np.where(rows["cause"] < 0, int(Cause.UNKNOWN), rows["cause"])
+    return pd.DataFrame(
+        {
+            "time_s": rows["time_s"],
+            "job": _ids(rows["job"], jobs),
+            "kind": [Kind(kind).name.lower() for kind in rows["kind"].tolist()],
+            "role": pd.Categorical.from_codes(rows["role"], pd.Index(names(Role))),
+            "task": rows["task"],
+            "machine": machines[rows["machine"]].astype(str),
+            "cause": pd.Categorical.from_codes(positions(causes, Cause), pd.Index(names(Cause))),
+            "detail": [_detail(int(row["kind"]), float(row["value"])) for row in rows],
+        }
+    )
+
+
+def _ids(numbers: Ints, jobs: Jobs) -> NDArray[np.str_]:
+    return jobs.id[numbers].astype(str)
+
+
+def _detail(kind: int, status: float) -> str:
+    """Return how a task ended, in words.
+
+    >>> _detail(Kind.TASK_FAILED, -9.0), _detail(Kind.TASK_FAILED, 1.0), _detail(Kind.FAILED, 20.0)
+    ('ended by signal 9', 'exit code 1', '')
+    """
+    if kind != Kind.TASK_FAILED or np.isnan(status):
+        return ""
+    return f"ended by signal {-status:.0f}" if status < 0 else f"exit code {status:.0f}"

@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -28,10 +28,9 @@ from labkit.core.errors import EndedError, InputError, TakenOverError, unknown
 from labkit.core.events import EventLog, Events, joined
 from labkit.core.jobs import Jobs
 from labkit.results import files
-from labkit.results.lock import RunLock
+from labkit.results.files import RunLock, refuse_odd_rows, writer_of
 from labkit.results.queue import QUEUE
 from labkit.results.record import RUN_ID, TAKEN_BY, RunInfo, RunRecord, RunState
-from labkit.results.table import refuse_odd_rows
 
 FLUSH_S = 1.0
 REASONS = "reasons.json"
@@ -137,7 +136,7 @@ class RunWriter:
             raise
 
     def resume(self) -> None:
-        """Say that the run goes on."""
+        """Mark the run as running."""
         self.tell(config={key: value for key, value in self.info.config.items() if key != TAKEN_BY})
         self._mark(RunState.RUNNING)
 
@@ -317,9 +316,9 @@ def find(path: Path | str, *, runs: Path | str = "runs") -> Path:
             )
     parent = path.parent if path.parent.name else runs
     known = known_runs(parent)
-    if begun := [run for run in known if run.startswith(path.name)]:
-        more = f" and {len(begun) - OFFERED} more" if len(begun) > OFFERED else ""
-        raise InputError(f"unknown run '{path.name}'. Did you mean {', '.join(begun[:OFFERED])}{more}?")
+    if matches := [run for run in known if run.startswith(path.name)]:
+        more = f" and {len(matches) - OFFERED} more" if len(matches) > OFFERED else ""
+        raise InputError(f"unknown run '{path.name}'. Did you mean {', '.join(matches[:OFFERED])}{more}?")
     if not known:
         how = "'labkit compare' (simulated) or 'labkit deploy' (on machines)"
         raise InputError(f"no run '{path}': there are no runs in {parent}; begin one with {how}.")
@@ -390,3 +389,106 @@ def _spans(folder: Path) -> tuple[list[tuple[int, int, Path]], int]:
             chosen.append((first, -minus_last, path))
             following = 1 - minus_last
     return chosen, following
+
+
+FILTERS: Final = ("scheduler", "trace", "cluster", "state", "backend")
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """A run in a folder.
+
+    Attributes
+    ----------
+    info : RunInfo
+        Its row; None where `run.json` cannot be read: `why` tells.
+    run, why : str
+        Its id, and why it cannot be read.
+    """
+
+    run: str
+    info: RunInfo | None
+    why: str = ""
+
+
+def catalog(root: Path | str) -> list[CatalogEntry]:
+    """Return the runs under a folder, the newest first; what cannot be read is among them."""
+    found = []
+    for run in known_runs(root):
+        try:
+            found.append(CatalogEntry(run, files.read_info(Path(root) / run / "run.json")))
+        except InputError as error:
+            found.append(CatalogEntry(run, None, str(error)))
+    return sorted(found, key=lambda each: "" if each.info is None else each.info.started, reverse=True)
+
+
+def chosen(runs: Iterable[CatalogEntry], *, names: Sequence[str] = (), **wanted: str | None) -> list[CatalogEntry]:
+    """Return the runs of some ids, or all, that have in each column what is wanted, or a part of it.
+
+    Raises
+    ------
+    InputError
+        If there is no run of an id ("Did you mean ...?").
+    """
+    there = {each.run: each for each in runs}
+    for name in names:
+        if name not in there:
+            raise unknown("run", name, list(there))
+    picked = [there[name] for name in dict.fromkeys(names)] if names else list(there.values())
+    for column, part in wanted.items():
+        if part is not None:
+            picked = [each for each in picked if each.info and part in str(getattr(each.info, column))]
+    return picked
+
+
+def mean_jct(each: CatalogEntry, *, root: Path | str) -> tuple[int, int, float]:
+    """Return how many jobs of a run are done, of how many, and their mean JCT in seconds (NaN: none is)."""
+    if each.info is None:
+        return 0, 0, np.nan
+    try:
+        record = load(Path(root) / each.run)
+    except InputError:
+        return 0, 0, np.nan
+    return record.n_done, len(record.jobs), float(record.summary["mean_jct_s"])
+
+
+def size_of(run: str, *, root: Path | str) -> int:
+    """Return the bytes that a run takes."""
+    return sum(path.lstat().st_size for path in (Path(root) / run).rglob("*") if not path.is_symlink())
+
+
+def refuse_unremovable(runs: Iterable[str], *, root: Path | str) -> None:
+    """Raise if one of some runs and queues is not a folder of its own in `root`, or is being written.
+
+    Raises
+    ------
+    InputError
+        Which, and why.
+    """
+    for run in runs:
+        folder = Path(root) / run
+        if not RUN_ID.fullmatch(run) or folder.resolve().parent != Path(root).resolve() or folder.is_symlink():
+            raise InputError(f"'{run}' is no folder of its own in {root}; only runs and queues there are removed.")
+        queued = (folder / QUEUE).is_file()
+        if not queued and not (folder / "run.json").is_file():
+            raise InputError(f"{folder} holds no run.json and no {QUEUE}; only runs and queues are removed.")
+        if (by := writer_of(folder)) is not None:
+            doing = f"queue '{run}' is being worked" if queued else f"run '{run}' is being written"
+            raise InputError(f"{doing} by process {by.get('pid', '?')}; stop that first.")
+        for within in known_runs(folder) if queued else ():
+            if (by := writer_of(folder / within)) is not None:
+                pid = by.get("pid", "?")
+                raise InputError(f"run '{within}' of queue '{run}' is being written by process {pid}; stop that first.")
+
+
+def remove(runs: Sequence[str], *, root: Path | str) -> None:
+    """Remove runs, and queues with all their runs; all are looked at before the first one goes.
+
+    Raises
+    ------
+    InputError
+        As `refuse_unremovable`.
+    """
+    refuse_unremovable(runs, root=root)
+    for run in runs:
+        shutil.rmtree(Path(root) / run)

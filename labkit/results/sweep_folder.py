@@ -17,15 +17,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from labkit.core.below import read_plain, refuse_foreign
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, LabkitError
 from labkit.core.files import make_writable
 from labkit.results import files
+from labkit.results.comparison import BOUND
+from labkit.results.queue import OVER, QueueState, RunQueue
 from labkit.results.record import RunRecord
-from labkit.results.store import RunWriter
+from labkit.results.store import RunWriter, load
 from labkit.results.sweeps import cell_table
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 GRID, CELLS, RUNS = "sweep.json", "cells.jsonl", "runs"
 MAX_TOLD: Final = 4
@@ -41,12 +44,12 @@ class SweepFolder:
         The folder.
     rows : dict
         Id of a cell -> its newest row.
-    begun : mapping
+    plan : mapping
         The plan that stands in the folder: of the first call, with the versions that it had.
     """
 
-    def __init__(self, path: Path, descriptor: int, *, rows: dict[str, Row], begun: Mapping[str, Any]) -> None:
-        self.path, self.rows, self.begun, self._descriptor = path, rows, begun, descriptor
+    def __init__(self, path: Path, descriptor: int, *, rows: dict[str, Row], plan: Mapping[str, Any]) -> None:
+        self.path, self.rows, self.plan, self._descriptor = path, rows, plan, descriptor
 
     @classmethod
     def open(cls, path: str | Path, *, plan: Mapping[str, Any]) -> Self:
@@ -73,13 +76,13 @@ class SweepFolder:
         )
         try:
             _lock(descriptor, folder)
-            begun = _settle(folder, plan)
+            stored = _settle(folder, plan)
             rows = read_rows(folder)
             _drop_torn_line(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(folder, descriptor, rows=rows, begun=begun)
+        return cls(folder, descriptor, rows=rows, plan=stored)
 
     def add(self, row: Row) -> None:
         """Write the row of a cell; it is on the disk when this returns."""
@@ -163,17 +166,17 @@ def digest_of(plan: Mapping[str, Any]) -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return what keeps one grid from being a part of another; nothing where the new one only adds cells."""
-    told = [f"{name} is no axis any more" for name in old["axes"] if name not in new["axes"]]
-    told += [f"{name} is a new axis" for name in new["axes"] if name not in old["axes"]]
+    """Return differences that keep one grid from being a part of another; none where the new one only adds cells."""
+    changes = [f"{name} is no axis any more" for name in old["axes"] if name not in new["axes"]]
+    changes += [f"{name} is a new axis" for name in new["axes"] if name not in old["axes"]]
     for name, values in old["axes"].items():
         lost = [value for value in values if json.dumps(value) not in map(json.dumps, new["axes"].get(name, values))]
         if lost:
-            told.append(f"{name} lacks {_listed(lost)}")
+            changes.append(f"{name} lacks {_listed(lost)}")
     for label, meaning in old["meanings"].items():
         if new["meanings"].get(label, meaning) != meaning:
-            told.append(f"{label} was something else then ({_short(meaning)}, now {_short(new['meanings'][label])})")
-    return told
+            changes.append(f"{label} was something else then ({_short(meaning)}, now {_short(new['meanings'][label])})")
+    return changes
 
 
 def _listed(values: Sequence[Any]) -> str:
@@ -191,10 +194,10 @@ def _settle(folder: Path, plan: Mapping[str, Any]) -> Mapping[str, Any]:
     old = _read_plan(folder)
     if old is not None and old.get("digest") == digest:
         return old
-    told = differences(old, plan) if old is not None else []
-    if told:
+    changes = differences(old, plan) if old is not None else []
+    if changes:
         raise InputError(
-            f"{folder} holds another sweep: {'; '.join(told)}. Take another folder, or ask for all of its cells and "
+            f"{folder} holds another sweep: {'; '.join(changes)}. Take another folder, or ask for all of its cells and "
             "more."
         )
     kept = {name: old[name] for name in old if name not in ("axes", "meanings", "digest")} if old else {}
@@ -247,3 +250,41 @@ def _remove(folder: Path) -> None:
 
     if folder.exists():
         shutil.rmtree(folder)
+
+
+def queue_records(queue: RunQueue, folder: Path) -> dict[str, RunRecord]:
+    """Return the records of the runs whose jobs are all done, by run; one that cannot be read is left out."""
+    found = {}
+    for each in queue.runs:
+        if each.state == QueueState.DONE and not (folder / each.run).is_symlink():
+            try:
+                found[each.run] = load(folder / each.run)
+            except LabkitError:
+                continue
+    return found
+
+
+def queue_table(queue: RunQueue, records: Mapping[str, RunRecord]) -> pd.DataFrame:
+    """Return one row per run that is over: trace, cluster, scheduler, seed (the repeat), and what a sweep's table has.
+
+    A run that failed, was cut at its time limit or cannot be read has the reason as its error, and no metrics.
+    """
+    runs = [each for each in queue.runs if each.state in OVER]
+    cluster = next((record.info.cluster for record in records.values()), "")
+    rows: list[dict[str, Any]] = []
+    for each in runs:
+        record = records.get(each.run)
+        error = each.why or each.state if each.state != QueueState.DONE else "" if record else "cannot be read"
+        rows.append({
+            "keys": {"trace": queue.trace, "cluster": cluster, "scheduler": each.scheduler, "seed": each.repeat},
+            "error": str(error), "run": each.run if record else "", "metrics": record.summary if record else {},
+            BOUND: record.info.config.get(BOUND) if record else None,
+            "wall_s": record.info.wall_s if record else None,
+        })  # fmt: skip
+    axes: dict[str, Sequence[Any]] = {
+        "trace": [queue.trace], "cluster": [cluster], "scheduler": queue.schedulers,
+        "seed": sorted({each.repeat for each in runs}),
+    }  # fmt: skip
+    table = cell_table(rows, axes=axes)
+    table.attrs["pairs"] = "repeat"
+    return table

@@ -11,10 +11,11 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.resources import Floats
-from labkit.results.bound import BOUND, BOUND_LABEL, FASTER
+from labkit.results.comparison import BOUND, BOUND_LABEL, FASTER
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 AFTER: Final = ("error", "run")
 """Columns behind the keys of a cell, before its metrics."""
@@ -66,7 +67,7 @@ def cell_table(
 
 
 def pairs_called(table: pd.DataFrame) -> str:
-    """Return what the runs are told apart by that are compared pair by pair: "seed", or "repeat" on machines."""
+    """Return the key of paired runs: "seed", or "repeat" on machines."""
     return str(table.attrs.get("pairs", "seed"))
 
 
@@ -284,5 +285,50 @@ def _refuse_unknown(table: pd.DataFrame, metric: str) -> None:
 
 
 def _metrics_of(table: pd.DataFrame) -> list[str]:
-    """Return the columns behind `error` and `run`."""
     return [str(name) for name in table.columns[len(keys_of(table)) + len(AFTER) :]]
+
+
+def means_by(table: pd.DataFrame, by: str | Sequence[str], *, value: str, level: float = 0.95) -> pd.DataFrame:
+    """Return the mean of a column for each combination of others, with Student's confidence interval.
+
+    Parameters
+    ----------
+    table : DataFrame
+        One row per run, job or draw.
+    by : str or sequence of str
+        Columns that tell the rows of the result apart.
+    value : str
+        The column whose mean is wanted; rows without a value count for nothing.
+    level : float
+        Of confidence.
+
+    Returns
+    -------
+    DataFrame
+        In the order of the table: the columns `by`; n; mean, low, high (NaN where fewer than two values are there).
+
+    Raises
+    ------
+    InputError
+        If the table has no such column.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> means_by(pd.DataFrame({"to": ["a", "a", "b"], "s": [1.0, 3.0, 5.0]}), "to", value="s")[["to", "n", "mean"]]
+      to  n  mean
+    0  a  2   2.0
+    1  b  1   5.0
+    """
+    import pandas as pd
+
+    keys = [by] if isinstance(by, str) else list(by)
+    for name in (*keys, value):
+        if name not in table.columns:
+            raise unknown("column of the table", name, [str(column) for column in table.columns])
+    rows = []
+    for key, part in table.groupby(keys, sort=False, dropna=False):
+        values = part[value].to_numpy(np.float64)
+        known = values[~np.isnan(values)]
+        rows.append((*key, len(known), *interval(known, level=level)))
+    return pd.DataFrame(rows, columns=[*keys, "n", "mean", "low", "high"])

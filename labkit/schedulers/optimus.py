@@ -19,8 +19,7 @@ from labkit.schedulers import dl2_simulator
 from labkit.schedulers.base import capacity, changed, place
 from labkit.schedulers.marginal_gain import allocate, by_urgency, every_gang, kinds_of, penalties, refuse_unknown_gain
 from labkit.speed.convergence import Convergence
-from labkit.speed.optimus import PINCH, pre_runs
-from labkit.speed.optimus_online import OnlineSpeedFit
+from labkit.speed.optimus import PINCH, OnlineSpeedFit, pre_runs
 
 YOUNG: Final = 0.1
 """A job is young during this fraction of its steps."""

@@ -16,14 +16,12 @@ from labkit.core.placement import Placement
 from labkit.core.protocols import ChangeModel, SpeedModel
 from labkit.core.repairs import refuse_repairs
 from labkit.core.resources import Floats, Ints
-from labkit.simulator import state, transitions
-from labkit.simulator.carry_out import carry_out
-from labkit.simulator.changes import Changes
+from labkit.simulator import kernels
 from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation
 from labkit.simulator.due import DueDisturbances
-from labkit.simulator.run_until import run_until
+from labkit.simulator.kernels import carry_out, run_until
 from labkit.simulator.troubles import Troubles
-from labkit.simulator.truth import SimulatedTruth
+from labkit.simulator.truth import Changes, SimulatedTruth
 
 _LAST_S = np.finfo(np.float64).max
 _DECIDED = events(1)
@@ -100,8 +98,8 @@ class Simulator:
     def idle(self) -> bool:
         """True when nothing will happen unless a scheduler starts a job."""
         counts = self._truth.counts
-        arrived = counts[state.NEXT_ARRIVAL] == len(self.jobs)
-        return bool(arrived and not counts[state.N_RUNNING] and self._truth.machine_up.all())
+        arrived = counts[kernels.NEXT_ARRIVAL] == len(self.jobs)
+        return bool(arrived and not counts[kernels.N_RUNNING] and self._truth.machine_up.all())
 
     def plain_overheads(self) -> Floats | None:
         """Return that starts take no time, (1, 3), where nothing disturbs jobs and their speeds are local; else None.
@@ -130,8 +128,8 @@ class Simulator:
             repairs what is not there; nothing is changed then.
         """
         happened = self._carry_out(placement)
-        if beside := asides(placement, happened, time_s=self._truth.now_s):
-            happened = joined([happened, *beside])
+        if extra := asides(placement, happened, time_s=self._truth.now_s):
+            happened = joined([happened, *extra])
         if np.isfinite(self._lease_s):
             return joined([happened, self._grant()])
         return happened
@@ -152,7 +150,7 @@ class Simulator:
         others = NO_EVENTS
         if n_repairs:
             n, changed = self._repair(placement, changed, n)
-        if len(changed) or truth.counts[state.N_OTHERS]:
+        if len(changed) or truth.counts[kernels.N_OTHERS]:
             costs = self._overhead_s
             if truth.changes:
                 costs = truth.changes.costs(changed, before, placement.repairs, now_s=truth.now_s)
@@ -182,7 +180,7 @@ class Simulator:
             truth.troubles.repaired(placement.repairs)
         more = np.setdiff1d(placement.repairs["job"], changed).astype(np.int32)
         for job in more.tolist():
-            state.settle(truth.records, job, truth.now_s)
+            kernels.settle(truth.records, job, truth.now_s)
         return n + len(rows), np.concatenate([changed, more])
 
     def _begin(self, changed: Ints, n: int, costs: Floats) -> tuple[int, Events]:
@@ -195,7 +193,7 @@ class Simulator:
         if truth.memory is not None:
             truth.memory.note(truth.tasks_of(np.concatenate([changed, others])))
         speeds = truth.speeds(np.concatenate([changed, others]) if len(others) else changed)
-        n = transitions.begin(
+        n = kernels.begin(
             changed, speeds, costs, truth.changes is not None and np.isinf(self._lease_s), truth.now_s, truth.records,
             truth.running, truth.counts, truth.out, n,
         )  # fmt: skip
@@ -209,14 +207,14 @@ class Simulator:
         truth = self._truth
         if truth.troubles is not None:
             for job in starting:
-                begins = truth.records["phase"][job] == state.STARTING
+                begins = truth.records["phase"][job] == kernels.STARTING
                 truth.troubles.starts(job, float(truth.records["ready_s"][job]) if begins else truth.now_s)
 
     def _renew(self, changed: Ints) -> list[int]:
         """Let jobs that start again have new processes; return those that start for the first time."""
         truth = self._truth
         assert truth.troubles is not None
-        waiting = changed[truth.records["phase"][changed] == state.WAITING]
+        waiting = changed[truth.records["phase"][changed] == kernels.WAITING]
         first = truth.records["n_starts"][waiting] == 0
         for job in waiting[~first].tolist():
             truth.troubles.renewed(job)
@@ -227,7 +225,7 @@ class Simulator:
         """Give a lease to every job that holds tasks, except in an overhead: there it comes when they are ready."""
         truth, jobs = self._truth, self._truth.ready()
         out = np.empty(len(jobs), dtype=EVENT)
-        n = transitions.grant(
+        n = kernels.grant(
             jobs, truth.records["base_speed"][jobs] if self.speed.local else truth.speeds(jobs), truth.now_s,
             self._lease_s, truth.records, self.jobs.true_steps, truth.book.held, truth.book.demand, out,
         )  # fmt: skip
@@ -241,8 +239,8 @@ class Simulator:
         parts: list[Events] = []
         until_s = float(until_s)  # the kernels are compiled for floats
         while True:
-            told, moved = self._run_until(min(until_s, self._due.next_s()), stop_at_event, parts)
-            if told:
+            is_event, moved = self._run_until(min(until_s, self._due.next_s()), stop_at_event, parts)
+            if is_event:
                 break
             if moved:
                 continue
@@ -257,9 +255,9 @@ class Simulator:
     def _run_until(self, until_s: float, stop_at_event: bool, parts: list[Events]) -> tuple[bool, bool]:
         """Let jobs arrive and complete; return whether an event, or a change of the running jobs, cut it short."""
         truth, book = self._truth, self._truth.book
-        still_to_arrive = len(self.jobs) - int(truth.counts[state.NEXT_ARRIVAL])
-        truth.room_for(2 * int(truth.counts[state.N_RUNNING]) + still_to_arrive)
-        n, at, told, moved = run_until(
+        still_to_arrive = len(self.jobs) - int(truth.counts[kernels.NEXT_ARRIVAL])
+        truth.room_for(2 * int(truth.counts[kernels.N_RUNNING]) + still_to_arrive)
+        n, at, is_event, moved = run_until(
             until_s, stop_at_event, not self.speed.local, self._lease_s, truth.records, truth.running, truth.counts,
             self.jobs.arrival_s, self.jobs.true_steps, book.held, book.tasks, book.spare, book.free, book.demand,
             truth.others, truth.out,
@@ -269,19 +267,21 @@ class Simulator:
             parts.append(copied(truth.out[:n]))
         if moved:
             parts.append(truth.retime_beside())
-        return told, moved
+        return is_event, moved
 
     def _round_over(self) -> bool:
-        """Tell whether no job makes progress or will by itself."""
+        """Return whether no job makes progress or will by itself."""
         truth = self._truth
-        return not truth.counts[state.N_RUNNING] or bool(state.round_over(truth.records, truth.running, truth.counts))
+        return not truth.counts[kernels.N_RUNNING] or bool(
+            kernels.round_over(truth.records, truth.running, truth.counts)
+        )
 
     def _hopeless(self) -> bool:
-        """Tell whether no job will ever arrive or complete, and no machine fail or return."""
+        """Return whether no job will ever arrive or complete, and no machine fail or return."""
         truth = self._truth
-        arrived = truth.counts[state.NEXT_ARRIVAL] == len(self.jobs)
+        arrived = truth.counts[kernels.NEXT_ARRIVAL] == len(self.jobs)
         at = truth.records[truth.holding()]
-        stuck = (at["phase"] == state.RESTING) | ((at["phase"] == state.RUNNING) & (at["base_speed"] <= 0))
+        stuck = (at["phase"] == kernels.RESTING) | ((at["phase"] == kernels.RUNNING) & (at["base_speed"] <= 0))
         return bool(arrived and not self._due.failures and stuck.all())
 
     # --- what is refused
@@ -298,7 +298,7 @@ class Simulator:
         self._refuse_pairs(placement)
         fault, where = checks.check(
             placement.set_jobs, placement.partner, placement.job, placement.role, placement.group, placement.count,
-            placement.cpus, placement.memory_gb, truth.records, state.DONE, book.held, book.tasks, book.free,
+            placement.cpus, placement.memory_gb, truth.records, kernels.DONE, book.held, book.tasks, book.free,
             book.demand, truth.machine_up, self._group_machine, truth.first_row, truth.mate,
         )  # fmt: skip
         try:

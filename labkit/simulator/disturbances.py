@@ -58,7 +58,7 @@ class Overheads:
 
     @classmethod
     def published(cls, name: str) -> Self:
-        """Return what starts and changes take where a system's paper tells it.
+        """Return the overheads that a system's paper gives.
 
         >>> Overheads.published("dlrover")
         Overheads(start_s=120.0, restart_s=120.0, rescale_s=120.0)

@@ -1,19 +1,19 @@
-"""What disturbs a simulated run at its own times: speeds that vary, reports, measurements, troubles and failures."""
+"""What disturbs a simulated run at its own times: varying speeds, reports, measurements, troubles, machine failures."""
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, StalledError
 from labkit.core.events import NO_EVENTS, Cause, Events, Kind, events, joined
 from labkit.core.protocols import TroubleModel
-from labkit.simulator import state
-from labkit.simulator.active_troubles import ActiveTroubles
+from labkit.core.resources import Bools, Floats
+from labkit.simulator import kernels
 from labkit.simulator.disturbances import Faults, Losses, Variation
-from labkit.simulator.machine_failures import MachineFailures
-from labkit.simulator.measuring import DetailedMeasuring, Measuring, check_every
-from labkit.simulator.memory import GrowingMemory, grows
-from labkit.simulator.troubles import Troubles
+from labkit.simulator.measuring import DetailedMeasuring, GrowingMemory, Measuring, check_every, grows
+from labkit.simulator.troubles import ActiveTroubles, Troubles
 from labkit.simulator.truth import SimulatedTruth
 
 _VARIATION, _LOSSES, _MEASURING = range(3)
@@ -128,7 +128,7 @@ class DueDisturbances:
         return news, joined(batches)
 
     def _is_due(self, which: int, period_s: float) -> bool:
-        """Tell whether one of the periodic things is due; it is due again a period later."""
+        """Return whether one of the periodic things is due; it is due again a period later."""
         due = bool(self._due_s[which] <= self._truth.now_s)
         if due:
             self._due_s[which] += period_s
@@ -138,13 +138,12 @@ class DueDisturbances:
         """Draw other factors of all speeds, with which the running jobs go on."""
         truth = self._truth
         truth.records["factor"] = variation.factors(len(truth.jobs), rng=self._variation_rng)
-        jobs = truth.in_phase(state.RUNNING)
+        jobs = truth.in_phase(kernels.RUNNING)
         return truth.retime(jobs, truth.records["base_speed"][jobs])
 
     def _measure(self) -> Events:
-        """Measure the jobs that train."""
         truth = self._truth
-        jobs = truth.in_phase(state.RUNNING)
+        jobs = truth.in_phase(kernels.RUNNING)
         jobs = jobs[truth.records["speed"][jobs] > 0]
         at, running = truth.records[jobs], truth.tasks_of(jobs)
         if self._detail is not None:
@@ -171,20 +170,97 @@ class DueDisturbances:
         """Let a job lose its tasks, as a server has no more memory; for good where more of the same would not help."""
         truth = self._truth
         failed = memory.told(job, machines=truth.cluster.group_machine.astype(np.int32), now_s=truth.now_s)
-        truth.counts[state.N_OTHERS] = 0
+        truth.counts[kernels.N_OTHERS] = 0
         given_up = memory.ran_out(job)
         lost = truth.lose(np.array([job], np.int32), 0.0 if given_up else self._checkpoint_s)
         lost["machine"], lost["cause"] = failed["machine"], Cause.OUT_OF_MEMORY
         if given_up:
             lost["kind"] = Kind.DROPPED
-            truth.records["phase"][job] = state.DONE
+            truth.records["phase"][job] = kernels.DONE
         return joined([failed, lost, truth.retime_unpaired()])
 
     def _report_losses(self, losses: Losses) -> Events:
         truth = self._truth
-        jobs = truth.in_phase(state.RUNNING)
+        jobs = truth.in_phase(kernels.RUNNING)
         batch = events(len(jobs))
         batch["time_s"], batch["kind"], batch["job"] = truth.now_s, Kind.LOSS, jobs
         epochs = truth.steps_now(jobs) / truth.jobs.steps_per_epoch[jobs]
         batch["value"] = losses.at(jobs, epochs, rng=self._losses_rng)
         return batch
+
+
+MOST_FAILURES: Final = 100_000, 1_000
+"""Failures of machines on end, in all and for each machine, during which some job completes, or none ever will."""
+
+
+class MachineFailures:
+    """When each machine fails or returns next, and what happens then.
+
+    Parameters
+    ----------
+    truth : SimulatedTruth
+        Jobs, tasks and machines.
+    faults : Faults
+        How often machines fail, and for how long.
+    rng : Generator
+        Of the times.
+
+    Attributes
+    ----------
+    next_s : array
+        (M,) seconds at which each machine fails or returns next.
+    """
+
+    def __init__(self, truth: SimulatedTruth, faults: Faults, *, rng: np.random.Generator) -> None:
+        self._truth, self._faults, self._rng = truth, faults, rng
+        self.next_s: Floats = rng.exponential(faults.mtbf_s, truth.cluster.n_machines)
+        self._n, self._n_done_before = 0, 0
+
+    def happen(self) -> Events:
+        """Let the machine that is due next fail or return; return the events.
+
+        Raises
+        ------
+        StalledError
+            If so many machines have failed without a job that completed that the run would not end.
+        """
+        truth, machine = self._truth, int(self.next_s.argmin())
+        groups = truth.cluster.group_machine == machine
+        note = events(1)
+        note["time_s"], note["machine"] = truth.now_s, machine
+        if not truth.machine_up[machine]:
+            truth.machine_up[machine] = True
+            self.next_s[machine] = truth.now_s + self._rng.exponential(self._faults.mtbf_s)
+            truth.book.free[groups] += truth.cluster.capacity[groups]
+            note["kind"] = Kind.JOINED
+            return note
+        self._count()
+        lost = self._lose_jobs(groups)
+        lost["machine"], lost["cause"] = machine, Cause.HOST_LOST
+        truth.machine_up[machine] = False
+        self.next_s[machine] = truth.now_s + self._rng.exponential(self._faults.mttr_s)
+        truth.book.free[groups] -= truth.cluster.capacity[groups]
+        note["kind"], note["cause"] = Kind.LEFT, Cause.HOST_LOST
+        return joined([lost, note, truth.retime_beside()]) if len(lost) else note
+
+    def _lose_jobs(self, groups: Bools) -> Events:
+        """Take all tasks from the jobs that have one in these groups; they fall back to their checkpoints."""
+        truth = self._truth
+        truth.counts[kernels.N_OTHERS] = 0
+        hit = kernels.on_groups(truth.running, truth.counts, truth.book.held, truth.book.tasks, groups)
+        return truth.lose(truth.holding()[hit].copy(), self._faults.checkpoint_s)
+
+    def _count(self) -> None:
+        """Raise if so many machines have failed, and no job completed meanwhile, that the run would not end."""
+        self._n += 1
+        most, each = MOST_FAILURES
+        if self._n % max(most, each * self._truth.cluster.n_machines):
+            return
+        n_done = self._truth.n_done
+        if n_done == self._n_done_before:
+            raise StalledError(
+                f"machines have failed {self._n:,} times by {self._truth.now_s:g} s, and {n_done} of "
+                f"{len(self._truth.jobs)} jobs have completed, none of them lately; give "
+                f"Faults(mtbf_s={self._faults.mtbf_s:g}) more seconds between failures, or less to lose with each."
+            )
+        self._n_done_before = n_done

@@ -1,4 +1,4 @@
-"""What simulated tasks use and how fast they are, as a testbed would measure it: from the speed model alone."""
+"""What simulated tasks use and how fast they are, and servers' memory that grows: as a testbed would measure it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Final
 
 import numpy as np
 
+from labkit.core.book import Records
 from labkit.core.errors import InputError
-from labkit.core.events import NO_EVENTS, Events, Kind, Quantity, Role, events, joined
+from labkit.core.events import NO_EVENTS, Cause, Events, Kind, Quantity, Role, events, joined
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import SpeedModel, TroubleModel, UseModel
 from labkit.core.resources import MEMORY_GB, Bools, Floats, Ints
 from labkit.core.running import EachTask, Running, TaskUse
-from labkit.simulator.memory import GrowingMemory
+from labkit.simulator import kernels
 
 _TOLD: Final = (
     (Quantity.CORES, Role.WORKER), (Quantity.CORES, Role.PS), (Quantity.MEMORY_GB, Role.WORKER),
@@ -44,7 +45,7 @@ class Measuring:
         self._jobs, self._speed = jobs, speed
 
     def rows(self, running: Running, *, speeds: Floats, factor: Floats, now_s: float) -> Events:
-        """Return what is measured of running jobs: a row for each job, role and quantity that is known.
+        """Return measurements of running jobs: a row for each job, role and quantity that is known.
 
         Parameters
         ----------
@@ -71,7 +72,7 @@ class Measuring:
         return batch
 
     def _from_speeds(self, running: Running, speeds: Floats) -> TaskUse:
-        """Return what speeds alone tell: workers of a synchronous job make its steps together, others in turns."""
+        """Return steps per worker from speeds alone: workers of a synchronous job step together, others in turns."""
         jobs = running.job
         together = self._jobs.sync[jobs] | (running.n_ps == 0)
         with np.errstate(divide="ignore"):
@@ -81,7 +82,7 @@ class Measuring:
         return TaskUse(cores=unknown, step_s=of_workers, compute_s=unknown, load=unknown)
 
     def _value(self, quantity: Quantity, role: Role, running: Running, use: TaskUse, factor: Floats) -> Floats:
-        """Return what is told of all tasks of a role of each job, (J,); NaN: it is not known."""
+        """Return a quantity over all tasks of a role of each job, (J,); NaN: it is not known."""
         if quantity == Quantity.MEMORY_GB:
             demand = (self._jobs.worker_demand, self._jobs.ps_demand)[role][running.job, MEMORY_GB]
             held = (running.n_workers, running.n_ps)[role] > 0
@@ -122,7 +123,7 @@ class DetailedMeasuring:
         self._jobs, self._speed, self._memory = jobs, speed, memory
 
     def rows(self, running: Running, *, factor: Floats, steps: Floats, now_s: float) -> Events:
-        """Return what is measured of running jobs.
+        """Return measurements of running jobs.
 
         Of each job, role and quantity a row of all tasks. Then rows of single tasks: of all tasks of a role where some
         are slower than others, else of those that use another amount or have another load than most, and of a task
@@ -142,9 +143,9 @@ class DetailedMeasuring:
         each = self._speed.each(running)
         values = self._values(running, each, factor, steps)
         parts = [_of_all(quantity, role, values[quantity], each, running) for quantity, role in (*_TOLD, _UPDATING)]
-        told = _differing(values, each)
+        differing = _differing(values, each)
         for quantity, column in values.items():
-            mine = np.flatnonzero(told & ~np.isnan(column))
+            mine = np.flatnonzero(differing & ~np.isnan(column))
             rows = events(len(mine))
             rows["kind"], rows["quantity"] = Kind.MEASURED, quantity
             rows["job"], rows["role"], rows["task"] = running.job[each.at[mine]], each.role[mine], each.task[mine]
@@ -155,7 +156,7 @@ class DetailedMeasuring:
         return batch
 
     def _values(self, running: Running, each: EachTask, factor: Floats, steps: Floats) -> dict[Quantity, Floats]:
-        """Return what is measured of each single task, by quantity, (K,) each."""
+        """Return measurements of each single task, by quantity, (K,) each."""
         number, part = running.job[each.at], factor[each.at]
         demand = np.stack([self._jobs.worker_demand[:, MEMORY_GB], self._jobs.ps_demand[:, MEMORY_GB]])
         memory = demand[each.role, number]
@@ -176,7 +177,7 @@ _UPDATING: Final = (Quantity.COMPUTE_S, Role.PS)
 
 
 def _of_all(quantity: Quantity, role: Role, values: Floats, each: EachTask, running: Running) -> Events:
-    """Return what is told of all tasks of a role of each job together."""
+    """Return the rows over all tasks of a role of each job."""
     mine = (each.role == role) & ~np.isnan(values)
     owner, known = each.at[mine], np.bincount(each.at[mine], minlength=len(running.job)) > 0
     together = np.bincount(owner, values[mine], len(running.job))
@@ -207,3 +208,109 @@ def _differing(values: Mapping[Quantity, Floats], each: EachTask) -> Bools:
 
 ALIKE: Final = 1e-9
 """Values that differ by less than this part are told as one."""
+
+
+MOST_TIMES: Final = 3
+"""Times on end that a job runs out of memory, without more memory in between, before it is given up."""
+PER_STEPS: Final = 1000.0
+KILLED: Final = -9.0
+"""Exit status of a process that the kernel kills for its memory."""
+
+
+class GrowingMemory:
+    """What the servers of each job hold, and when it is too much.
+
+    All servers of a job hold base + growth x steps together, each the part that its load is of the updates. A server
+    that would hold more than it was given runs out of memory.
+
+    Parameters
+    ----------
+    jobs : Jobs
+        N jobs; those with `ps_memory_growth_gb` or `ps_memory_base_gb` are watched.
+    speed : TroubleModel
+        Tells the loads of servers.
+
+    Raises
+    ------
+    InputError
+        If a job whose memory grows has no server, or declares no memory for it.
+    """
+
+    def __init__(self, jobs: Jobs, speed: TroubleModel) -> None:
+        self._jobs, self._speed = jobs, speed
+        self._grows = grows(jobs)
+        self._per_step: Floats = jobs.ps_memory_growth_gb / PER_STEPS
+        for job in np.flatnonzero(self._grows & ((jobs.ps_demand[:, MEMORY_GB] <= 0) | (jobs.n_ps < 1))):
+            raise InputError(
+                f"the memory of job {jobs.id[job]}'s servers grows, and it has {jobs.n_ps[job]} servers of "
+                f"{jobs.ps_demand[job, MEMORY_GB]:g} GB; give n_ps and ps_memory_gb, or leave ps_memory_growth_gb out."
+            )
+        self._until: Floats = np.full(len(jobs), np.inf)
+        """(N,) steps at which a server of a job runs out of memory."""
+        self._task, self._group = np.full(len(jobs), -1, np.int32), np.full(len(jobs), -1, np.int32)
+        self._most: Floats = np.full(len(jobs), -np.inf)
+        self._n_times = np.zeros(len(jobs), np.int32)
+
+    def note(self, running: Running) -> None:
+        """Take note of jobs that hold other tasks, or have other loads, from now on."""
+        mine = np.flatnonzero(self._grows[running.job])
+        if not len(mine):
+            return
+        each = self._speed.each(running)
+        limit = self._limits(running)
+        server = each.role == Role.PS
+        job = running.job[each.at]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            room = limit[each.row] / each.use.load - self._jobs.ps_memory_base_gb[job]
+            steps = np.where(room <= 0, 0.0, room / self._per_step[job])
+        for i in mine.tolist():
+            of_job = np.flatnonzero(server & (each.at == i))
+            first = of_job[np.argmin(steps[of_job])] if len(of_job) else -1
+            number = running.job[i]
+            self._until[number] = steps[first] if first >= 0 else np.inf
+            self._task[number] = each.task[first] if first >= 0 else -1
+            self._group[number] = running.group[each.row[first]] if first >= 0 else -1
+
+    def used(self, job: Ints, load: Floats, steps: Floats) -> Floats:
+        """Return the GB of servers with some loads after the steps of their jobs; NaN of jobs that are not watched."""
+        total = self._jobs.ps_memory_base_gb[job] + self._per_step[job] * steps
+        return np.where(self._grows[job], total * load, np.nan)
+
+    def next(self, truth: Records, jobs: Ints) -> tuple[float, int]:
+        """Return when the next of some jobs, which hold tasks, runs out of memory, and which; inf: none does."""
+        mine = jobs[self._grows[jobs]]
+        at = truth[mine]
+        left = np.maximum(self._until[mine] - at["steps"], 0.0)
+        waits = (at["phase"] == kernels.STARTING) | (at["phase"] == kernels.RESCALING)
+        speed = np.where(waits, at["then_speed"] * at["factor"], at["speed"])
+        begins = np.where(waits, at["ready_s"], at["since_s"])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            due = np.where(speed > 0, begins + left / speed, np.inf)
+        return (float(due.min()), int(mine[due.argmin()])) if len(mine) else (np.inf, -1)
+
+    def ran_out(self, job: int) -> bool:
+        """Count that a job ran out of memory; tell whether it is to be given up."""
+        more = self._until[job] > self._most[job] * (1 + 1e-9)
+        self._most[job] = max(self._most[job], self._until[job])
+        self._n_times[job] = 1 if more else self._n_times[job] + 1
+        return bool(self._n_times[job] >= MOST_TIMES)
+
+    def told(self, job: int, *, machines: Ints, now_s: float) -> Events:
+        """Return the event of the server of a job that ran out of memory; `machines`: of each device group, (G,)."""
+        row = events(1)
+        row["time_s"], row["kind"], row["job"], row["cause"] = now_s, Kind.TASK_FAILED, job, Cause.OUT_OF_MEMORY
+        row["role"], row["task"], row["group"] = Role.PS, self._task[job], self._group[job]
+        row["machine"], row["value"] = machines[self._group[job]], KILLED
+        return row
+
+    def _limits(self, running: Running) -> Floats:
+        """Return the GB that each task of a row was given, (P,)."""
+        if len(running.memory_gb):
+            return np.asarray(running.memory_gb, np.float64)
+        declared: Floats = self._jobs.ps_demand[running.job[running.row_job()], MEMORY_GB]
+        return declared
+
+
+def grows(jobs: Jobs) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return the jobs whose servers hold other memory than they declare, (N,)."""
+    return np.asarray((jobs.ps_memory_growth_gb > 0) | (jobs.ps_memory_base_gb > 0))

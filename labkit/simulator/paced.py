@@ -128,7 +128,6 @@ class Paced:
             self._turn.notify_all()
 
     def _mark(self) -> None:
-        """Count from here on."""
         self._from_s, self._since = self._clock_s(), time.monotonic()
 
     def _clock_s(self) -> float:

@@ -61,7 +61,7 @@ class Replay:
         return self._rows[at : at + 1]
 
     def advance(self, until_s: float, *, stop_at_event: bool) -> Events:
-        """Return what happened up to the next decision."""
+        """Return the events up to the next decision."""
         del until_s, stop_at_event
         first = self._decisions[self._next - 1] + 1 if self._begun else 0
         self._begun = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -17,6 +17,9 @@ from labkit.core.events import Role
 from labkit.core.faults import told
 from labkit.core.files import refuse_unreadable
 from labkit.core.jobs import Jobs
+from labkit.core.placement import Repair, Repairs
+from labkit.core.resources import Floats, Ints
+from labkit.core.running import TROUBLED, Running
 
 TROUBLE: Final = np.dtype(
     [
@@ -70,14 +73,14 @@ class Troubles:
                 raise InputError(f"a trouble of job {row['job']}, task {row['task']}: {wrong}.")
 
     @classmethod
-    def of(cls, rows: Iterable[tuple[int, int, int, float, float, float]], *, said: str = "") -> Self:
+    def of(cls, rows: Iterable[tuple[int, int, int, float, float, float]], *, description: str = "") -> Self:
         """Return troubles, each a job, a role, a task, after_s, pace and load.
 
         >>> len(Troubles.of([(0, Role.PS, 1, 60.0, 0.25, 1.0)]))
         1
         """
-        made = np.array([tuple(row) for row in rows], TROUBLE)
-        return cls(made, said or f"{len(made)} given")
+        table = np.array([tuple(row) for row in rows], TROUBLE)
+        return cls(table, description or f"{len(table)} given")
 
     @classmethod
     def drawn(
@@ -107,8 +110,8 @@ class Troubles:
                      HOT if hot else 1.0)
                 )  # fmt: skip
             before += part
-        said = ", ".join(f"{kind}={part:g}" for kind, part in parts.items() if part)
-        return cls.of(rows, said=f"{said or 'none'}: {len(rows)} of {len(jobs)} jobs")
+        summary = ", ".join(f"{kind}={part:g}" for kind, part in parts.items() if part)
+        return cls.of(rows, description=f"{summary or 'none'}: {len(rows)} of {len(jobs)} jobs")
 
     @classmethod
     def read(cls, path: str | Path, jobs: Jobs) -> Self:
@@ -142,13 +145,13 @@ class Troubles:
                 faults.append(f"line {n}: {str(error).removesuffix('.')}")
         if faults:
             raise TraceError(told(str(path), faults))
-        return cls.of(rows, said=f"{len(rows)} of {path.name}")
+        return cls.of(rows, description=f"{len(rows)} of {path.name}")
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
-def troubles(given: Any, jobs: Jobs, *, rng: np.random.Generator) -> Troubles | None:
+def troubles(options: Any, jobs: Jobs, *, rng: np.random.Generator) -> Troubles | None:
     """Return the troubles that a user names: a file, words such as `hot_ps=0.13,slow_ps=0.06`, or none.
 
     Raises
@@ -156,17 +159,17 @@ def troubles(given: Any, jobs: Jobs, *, rng: np.random.Generator) -> Troubles | 
     InputError
         If they are neither; as `Troubles.read`; or a job or a task of them is not there.
     """
-    if given is None or (isinstance(given, str) and given.strip() in ("", "none")):
+    if options is None or (isinstance(options, str) and options.strip() in ("", "none")):
         return None
-    if isinstance(given, str | Path):
-        of_words = isinstance(given, str) and "=" in given and not Path(given).exists()
-        given = Troubles.drawn(jobs, rng=rng, **_parts(str(given))) if of_words else Troubles.read(given, jobs)
-    if not isinstance(given, Troubles):
+    if isinstance(options, str | Path):
+        of_words = isinstance(options, str) and "=" in options and not Path(options).exists()
+        options = Troubles.drawn(jobs, rng=rng, **_parts(str(options))) if of_words else Troubles.read(options, jobs)
+    if not isinstance(options, Troubles):
         raise InputError(
-            f"troubles is {given!r:.60}; expected Troubles, a CSV file, or parts of the jobs such as 'hot_ps=0.13'."
+            f"troubles is {options!r:.60}; expected Troubles, a CSV file, or parts of the jobs such as 'hot_ps=0.13'."
         )
-    refuse_foreign(given, jobs)
-    return given
+    refuse_foreign(options, jobs)
+    return options
 
 
 def refuse_foreign(troubles: Troubles, jobs: Jobs) -> None:
@@ -191,7 +194,7 @@ def refuse_foreign(troubles: Troubles, jobs: Jobs) -> None:
 
 
 def _wrong(row: Any) -> str:
-    """Return what is wrong with the numbers of a trouble; empty: nothing."""
+    """Return the fault of the numbers of a trouble; empty: none."""
     if row["role"] not in (Role.WORKER, Role.PS) or row["task"] < 0:
         return f"role is {row['role']} and task {row['task']}; expected role 0 (worker) or 1 (PS) and a task >= 0"
     if not 0 <= row["after_s"] < math.inf:
@@ -272,3 +275,72 @@ def _refuse_odd(parts: Mapping[str, float]) -> None:
             raise InputError(f"{name} is {part:g}; expected a part of the jobs from 0 to 1.")
     if sum(parts.values()) > 1 + 1e-9:
         raise InputError(f"the parts of jobs in trouble are {sum(parts.values()):g} in all; expected at most 1.")
+
+
+class ActiveTroubles:
+    """The troubles of a run: T of them.
+
+    Parameters
+    ----------
+    troubles : Troubles
+        All that will ever come.
+    jobs : Jobs
+        Of the run.
+    """
+
+    def __init__(self, troubles: Troubles, jobs: Jobs) -> None:
+        refuse_foreign(troubles, jobs)
+        self._rows: NDArray[Any] = troubles.rows.copy()
+        self._due_s: Floats = np.full(len(self._rows), np.inf)
+        self._acts = np.zeros(len(self._rows), np.bool_)
+        self._of: dict[int, list[int]] = {}
+        for i, job in enumerate(self._rows["job"].tolist()):
+            self._of.setdefault(job, []).append(i)
+
+    @property
+    def next_s(self) -> float:
+        """When the next trouble begins; inf: none is known to begin."""
+        return float(self._due_s.min(initial=np.inf))
+
+    def starts(self, job: int, at_s: float) -> None:
+        """Count the seconds of a job's troubles from its first start."""
+        for i in self._of.get(job, ()):
+            self._due_s[i] = at_s + self._rows["after_s"][i]
+
+    def begin(self, now_s: float) -> Ints:
+        """Let what is due begin, and return the jobs that have trouble with it."""
+        due = self._due_s <= now_s
+        self._acts |= due
+        self._due_s[due] = np.inf
+        return np.unique(self._rows["job"][due]).astype(np.int32)
+
+    def repaired(self, repairs: Repairs) -> None:
+        """Let repairs end what they mend."""
+        for job, role, task, kind in repairs.tolist():
+            for i in self._of.get(job, ()):
+                row = self._rows[i]
+                if not self._acts[i]:
+                    continue
+                if kind == Repair.BALANCE and row["role"] == Role.PS:
+                    row["load"] = 1.0
+                elif kind == Repair.REPLACE and (row["role"], row["task"]) == (role, task):
+                    row["pace"] = 1.0
+
+    def renewed(self, job: int) -> None:
+        """Let what is slow of a job end: all of its processes are new."""
+        for i in self._of.get(job, ()):
+            if self._acts[i]:
+                self._rows["pace"][i] = 1.0
+
+    def with_troubles(self, running: Running) -> Running:
+        """Return the tasks of running jobs with the troubles that they have now."""
+        found: dict[tuple[int, int, int], tuple[float, float]] = {}
+        for at, job in enumerate(running.job.tolist() if self._acts.any() else ()):
+            for i in self._of.get(job, ()):
+                _, role, task, _, pace, load = self._rows[i].tolist()
+                if self._acts[i] and (pace < 1 or load > 1):
+                    before = found.get((at, role, task), (1.0, 1.0))
+                    found[at, role, task] = before[0] * pace, max(before[1], load)
+        if not found:
+            return running
+        return replace(running, troubles=np.array([(*task, *how) for task, how in found.items()], TROUBLED))

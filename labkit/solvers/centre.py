@@ -13,15 +13,14 @@ References
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.core.errors import InputError
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.solvers.centre_rows import ConeRows
-from labkit.solvers.centre_ways import CentreColumns, column
+from labkit.solvers.levels import Proved, column
 
 WORST_GAP: Final = 1e-4
 """An answer that is proved no better than this, relative, is none."""
@@ -31,7 +30,7 @@ COARSE: Final = 1024.0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Centred:
+class Centred(Proved):
     """Shares in the middle of the best ones, and the proof that they are among them.
 
     Attributes
@@ -53,11 +52,6 @@ class Centred:
     bound: float
     pairs: Ints = field(default_factory=lambda: np.empty((0, 2), np.int32))
     pair_x: Floats = field(default_factory=lambda: np.empty((0, 0)))
-
-    @property
-    def gap(self) -> float:
-        """How far the level may be from the greatest, relative."""
-        return abs(self.bound - self.level) / max(abs(self.bound), abs(self.level), 1e-300)
 
 
 def centre(
@@ -155,7 +149,7 @@ def centre_pairs(
 
 
 def _highest(ways: CentreColumns, slope: ArrayLike, drag: ArrayLike, base: ArrayLike, level: float | None) -> Centred:
-    slopes, drags, bases = (column(given, ways.n_jobs) for given in (slope, drag, base))
+    slopes, drags, bases = (column(values, ways.n_jobs) for values in (slope, drag, base))
     rising = slopes > 0
     _refuse(ways, rising)
     if level is not None:
@@ -255,10 +249,217 @@ def _answer(ways: CentreColumns, x: Floats, level: float, bound: float) -> Centr
 
 
 def _checked(answer: Centred) -> Centred:
-    """Return the answer if it is one."""
     if not answer.gap <= WORST_GAP:
         raise InputError(
             f"the interior-point solver stopped at {answer.level:.6g}, with no better bound than {answer.bound:.6g}; "
             "check for values or sizes that differ by many orders of magnitude."
         )
     return answer
+
+
+class ConeRows:
+    """Rows of A y + s = h, s in a cone: first those with s >= 0, then cones of three rows each."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Any, Any, Any]] = []
+        self.h: list[Floats] = []
+        self.n = self.n_cones = self.n_limits = 0
+
+    @classmethod
+    def limits(cls, ways: CentreColumns) -> ConeRows:
+        """Return x >= 0, the time of each job, and the devices of each type."""
+        rows, n, n_jobs = cls(), ways.n, ways.n_jobs
+        rows.extend(np.concatenate([np.zeros(n), np.ones(n_jobs), ways.capacity]))
+        each, (column, kind) = np.arange(n), np.nonzero(ways.use)
+        rows.add(each, each, -1.0)
+        rows.add(n + ways.member, ways.way, 1.0)
+        if len(column) == len(ways.use):  # one type for each column, in order of the columns
+            rows.add(n + n_jobs + kind[ways.column], each, ways.size[ways.job] * ways.use[column, kind][ways.column])
+        else:
+            for v, i in zip(column, kind, strict=True):
+                there = each[ways.column == v]
+                rows.add(n + n_jobs + i, there, ways.size[ways.job[there]] * ways.use[v, i])
+        rows.n_limits = rows.n
+        return rows
+
+    def extend(self, h: Floats) -> int:
+        """Append rows; return the number of the first one."""
+        self.h.append(h)
+        self.n += len(h)
+        return self.n - len(h)
+
+    def cones(self, n: int) -> int:
+        """Append n cones of three rows, with (0, 0, 2) on the right; return the number of the first row."""
+        self.n_cones = n
+        return self.extend(np.tile([0.0, 0.0, 2.0], n))
+
+    def add(self, row: ArrayLike, column: ArrayLike, entry: ArrayLike) -> None:
+        """Set entries of A."""
+        self.entries.append(tuple(np.broadcast_arrays(row, column, entry)))  # type: ignore[arg-type]
+
+    def values(self, ways: CentreColumns, jobs: Ints, h: Floats, *, start: int | None = None, step: int = 1) -> int:
+        """Let rows be h >= -value . x of some jobs: new ones, or every `step`th from `start` on."""
+        place = np.full(ways.n_jobs, -1)
+        place[jobs] = np.arange(len(jobs))
+        if start is None:
+            start = self.extend(h)
+        else:
+            self.add_h(start + step * place[jobs], h)
+        there = place[ways.member] >= 0
+        self.add(start + step * place[ways.member[there]], ways.way[there], -ways.value[there])
+        return start
+
+    def add_h(self, row: Ints, h: Floats) -> None:
+        """Add to the right-hand side of some rows."""
+        joined = np.concatenate(self.h)
+        joined[row] += h
+        self.h = [joined]
+
+    def solve(self, cost: Floats) -> tuple[Floats, Floats]:
+        """Return the slacks and the prices of all rows at the least cost."""
+        import clarabel
+        from scipy import sparse
+
+        row, column, entry = (np.concatenate(part) for part in zip(*self.entries, strict=True))
+        a = sparse.csc_matrix((entry.astype(np.float64), (row, column)), shape=(self.n, len(cost)))
+        cones = [clarabel.NonnegativeConeT(self.n - 3 * self.n_cones)]
+        cones += [clarabel.SecondOrderConeT(3)] * self.n_cones
+        settings = clarabel.DefaultSettings()
+        settings.verbose = False
+        nothing = sparse.csc_matrix((len(cost), len(cost)))
+        found = clarabel.DefaultSolver(nothing, cost, a, np.concatenate(self.h), cones, settings).solve()
+        if "Infeasible" in str(found.status):
+            raise InputError("not all jobs can have together what they must get; lower a base or a floor.")
+        return np.asarray(found.s), np.asarray(found.z)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CentreColumns:
+    """All ways, W in number: a job alone, or a pair, in a column; and what each is worth to its members.
+
+    Attributes
+    ----------
+    size, capacity, use
+        As in `centre`.
+    job : array
+        (W,) the first member.
+    column : array
+        (W,) where.
+    member, way, value : array
+        (E,) job, way, and what all the time spent so is worth to the job.
+    pairs : array
+        (P, 2).
+    """
+
+    size: Floats
+    capacity: Floats
+    use: Floats
+    job: Ints
+    column: Ints
+    member: Ints
+    way: Ints
+    value: Floats
+    pairs: Ints
+
+    @classmethod
+    def alone(cls, value: ArrayLike, size: ArrayLike, capacity: ArrayLike, use: ArrayLike | None) -> Self:
+        """Return those of jobs alone, checked."""
+        values, there = np.atleast_2d(np.asarray(value, np.float64)), np.atleast_1d(np.asarray(capacity, np.float64))
+        n_jobs, n_columns = values.shape
+        uses = np.eye(len(there)) if use is None else np.asarray(use, np.float64)
+        if uses.shape != (n_columns, len(there)):
+            raise InputError(f"use has the shape {uses.shape}; expected ({n_columns}, {len(there)}): columns by types.")
+        if not (n_jobs and (there > 0).all() and np.isfinite(values).all()):
+            raise InputError(
+                f"{n_jobs} jobs, capacity {there.tolist()}; expected at least one job, finite values, and devices > 0 "
+                "of each type: leave out types that have none."
+            )
+        job = np.repeat(np.arange(n_jobs), n_columns)
+        return cls(
+            size=column(size, n_jobs), capacity=there, use=uses, job=job, column=np.tile(np.arange(n_columns), n_jobs),
+            member=job, way=np.arange(len(job)), value=values.ravel(), pairs=np.empty((0, 2), np.int32),
+        )  # fmt: skip
+
+    def with_pairs(self, kind: Ints, pair_speed: ArrayLike, scale: ArrayLike) -> CentreColumns:
+        """Return the same ways and those of all pairs of jobs of equal size."""
+        speed, worth, kinds = np.asarray(pair_speed, np.float64), column(scale, self.n_jobs), np.asarray(kind)
+        a, b = np.triu_indices(self.n_jobs, 1)
+        same = self.size[a] == self.size[b]
+        a, b = a[same], b[same]
+        n_columns = len(self.use)
+        first = np.repeat(a, n_columns)
+        way = self.n + np.arange(len(first))
+        both = [worth[i, None] * speed[kinds[i], kinds[k]] for i, k in ((a, b), (b, a))]
+        return replace(
+            self,
+            job=np.concatenate([self.job, first]),
+            column=np.concatenate([self.column, np.tile(np.arange(n_columns), len(a))]),
+            member=np.concatenate([self.member, first, np.repeat(b, n_columns)]),
+            way=np.concatenate([self.way, way, way]),
+            value=np.concatenate([self.value, both[0].ravel(), both[1].ravel()]),
+            pairs=np.stack([a, b], axis=1).astype(np.int32),
+        )
+
+    @property
+    def n(self) -> int:
+        """How many ways there are."""
+        return len(self.job)
+
+    @property
+    def n_jobs(self) -> int:
+        """How many jobs there are."""
+        return len(self.size)
+
+    def got(self, x: Floats) -> Floats:
+        """Return the value of each job, (J,)."""
+        return _sums(self.member, self.value * x[self.way], self.n_jobs)
+
+    def in_units(self, unit: Floats) -> CentreColumns:
+        """Return the same ways with values in units of each job, (J,)."""
+        return replace(self, value=self.value / unit[self.member])
+
+    def worth(self, price: Floats) -> Floats:
+        """Return the value of each way to all its members at prices (J,), (W,)."""
+        return _sums(self.way, self.value * price[self.member], self.n)
+
+    def mean_alone(self) -> Floats:
+        """Return each job's value alone on an even mix of all devices, (J,)."""
+        offered = self.use @ self.capacity
+        alone = self.value[: self.n_jobs * len(offered)].reshape(self.n_jobs, -1)
+        mean: Floats = alone @ (offered / offered.sum())
+        return mean
+
+    def worth_of_all(self) -> Floats:
+        """Return the sum of all values of each job, (J,)."""
+        return self.got(np.ones(self.n))
+
+    def times(self, x: Floats) -> Floats:
+        """Return the time that each job spends, (J,)."""
+        return _sums(self.member, x[self.way], self.n_jobs)
+
+    def fitted(self, slacks: Floats) -> Floats:
+        """Return the shares, the slacks of x >= 0, so that no rounding overfills anything, (W,)."""
+        x = slacks[: self.n]
+        over = np.maximum(self.times(x), 1.0)
+        scale = np.ones(self.n)
+        np.maximum.at(scale, self.way, over[self.member])
+        x = x / scale
+        full = (np.bincount(self.column, self.size[self.job] * x, len(self.use)) @ self.use) / self.capacity
+        fitted: Floats = x / max(float(full.max()), 1.0)
+        return fitted
+
+    def most(self, worth: Floats, z: Floats) -> float:
+        """Return the dual bound on sum_w worth_w x_w, by the solver's prices of time and of devices."""
+        time_price, price = z[self.n : self.n + self.n_jobs], z[self.n + self.n_jobs :][: len(self.capacity)]
+        cost = self.size[self.job] * (self.use @ price)[self.column]
+        over = worth - cost - np.bincount(self.way, time_price[self.member], self.n)
+        extra = np.zeros(self.n_jobs)
+        np.maximum.at(extra, self.job, over)
+        return float(self.capacity @ price + time_price.sum() + extra.sum())
+
+
+def _sums(group: Ints, amount: Floats, n: int) -> Floats:
+    """Return the sums of amounts by group, (n,)."""
+    sums = np.zeros(n)
+    sums[:] = np.bincount(group, amount, n)
+    return sums

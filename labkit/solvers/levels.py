@@ -12,8 +12,21 @@ from labkit.core.errors import InfeasibleError, InputError, SolverError, Unbound
 from labkit.core.resources import Bools, Floats, Ints
 
 
+class Proved:
+    """A level that was reached, and a bound that none exceeds."""
+
+    __slots__ = ()
+    level: float
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """How far the level may be from the greatest, relative."""
+        return abs(self.bound - self.level) / max(abs(self.bound), abs(self.level), 1e-300)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
-class Filled:
+class Filled(Proved):
     """Shares, what they are worth to each job, and the proof that no job could do better.
 
     Attributes
@@ -39,11 +52,6 @@ class Filled:
     bound: float
     prices: Floats
     n_levels: int
-
-    @property
-    def gap(self) -> float:
-        """How far the level may be from the greatest, relative."""
-        return abs(self.bound - self.level) / max(abs(self.bound), abs(self.level), 1e-300)
 
 
 def fill(
@@ -115,17 +123,17 @@ def fill(
     >>> filled.value.round(6).tolist(), round(filled.level, 6)
     ([1.0, 1.0, 1.0, 1.0], 0.333333)
     """
-    from labkit.solvers.levels_sound import sound
+    from labkit.solvers.levels_kernel import sound
 
     values, there, uses = _arrays(value, capacity, use)
     n_jobs = len(values)
-    given = {"size": size, "base": base, "slope": slope, "drag": drag}
-    columns = [_of_jobs(name, column, n_jobs) for name, column in given.items()]
+    inputs = {"size": size, "base": base, "slope": slope, "drag": drag}
+    columns = [_of_jobs(name, column, n_jobs) for name, column in inputs.items()]
     none = np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_)
     if sound(values, there, uses, *columns):
         return _search(values, there, uses / there, columns, none, leximin, tolerance)
     _check_offer(there, uses)
-    for name, column in zip(given, columns, strict=True):
+    for name, column in zip(inputs, columns, strict=True):
         _check_column(name, column)
     if not columns[2].any():
         raise UnboundedError(f"the slopes of all {n_jobs} jobs are 0: no level is the greatest; expected one above 0.")
@@ -208,7 +216,6 @@ def fill_entities(
 def _run(
     values: Floats, there: Floats, uses: Floats, columns: list[Floats], groups: Any, leximin: bool, tolerance: float
 ) -> Filled:
-    """Check that every job can run on what is there, and search."""
     if there.all():
         values, uses = _where_it_can(values, values), uses / there
     else:
@@ -254,8 +261,8 @@ def _check_offer(there: Floats, uses: Floats) -> None:
         raise InputError(f"use is {uses.tolist()}; expected fractions >= 0, not all 0 in any row.")
 
 
-def _of_jobs(name: str, given: ArrayLike, n_jobs: int) -> Floats:
-    array = np.asarray(given, np.float64)
+def _of_jobs(name: str, values: ArrayLike, n_jobs: int) -> Floats:
+    array = np.asarray(values, np.float64)
     column = np.full(n_jobs, array) if array.ndim == 0 else np.ascontiguousarray(array)
     if column.shape != (n_jobs,):
         raise InputError(f"{name} has shape {column.shape}; expected a number, or one for each of {n_jobs} jobs.")
@@ -273,14 +280,14 @@ def _check_all(name: str, column: Floats) -> None:
         raise InputError(f"job {int(column.argmin())} has {name} 0; expected more than 0.")
 
 
-def _where_it_can(given: Floats, values: Floats) -> Floats:
+def _where_it_can(rates: Floats, values: Floats) -> Floats:
     """Return the values if they are sound and every job can run somewhere."""
     best = values.max(axis=1)
-    if not (given.min() >= 0 and best.min() > 0 and given.max() < np.inf):
-        if not (given.min() >= 0 and given.max() < np.inf):
-            j, v = np.argwhere(~((given >= 0) & (given < np.inf)))[0]
-            raise InputError(f"job {j} has value {given[j, v]} in column {v}; expected a number of 0 or more.")
-        where = "anywhere: all its values are 0" if given[best.argmin()].max() == 0 else "on the types that there are"
+    if not (rates.min() >= 0 and best.min() > 0 and rates.max() < np.inf):
+        if not (rates.min() >= 0 and rates.max() < np.inf):
+            j, v = np.argwhere(~((rates >= 0) & (rates < np.inf)))[0]
+            raise InputError(f"job {j} has value {rates[j, v]} in column {v}; expected a number of 0 or more.")
+        where = "anywhere: all its values are 0" if rates[best.argmin()].max() == 0 else "on the types that there are"
         raise InputError(f"job {int(best.argmin())} cannot run {where}. Leave it out, or add devices that it can use.")
     return values
 
@@ -296,7 +303,7 @@ def _check_bases(values: Floats, base: Floats) -> None:
 
 
 def _unmet(values: Floats, size: Floats, base: Floats) -> str:
-    """Say why the bases cannot be met, and which job asks for most."""
+    """Return why the bases cannot be met, and which job asks for most."""
     dearest = int((base * size / values.max(axis=1)).argmax())
     return (
         f"the bases of {np.count_nonzero(base)} jobs together take more devices than there are "
@@ -318,3 +325,8 @@ def _groups(entity: ArrayLike, weight: ArrayLike, fifo: ArrayLike, n_jobs: int) 
         e = int(np.flatnonzero(~((weights > 0) & (weights < np.inf)))[0])
         raise InputError(f"entity {e} has weight {weights[e]}; expected more than 0.")
     return of, weights, queues
+
+
+def column(values: ArrayLike, n: int) -> Floats:
+    """Return (n,) numbers from as many or one."""
+    return np.array(np.broadcast_to(np.asarray(values, np.float64), (n,)))

@@ -87,7 +87,7 @@ def equal_share_rates(paths: Ints, capacity: Floats) -> Floats:
 
 
 def _max_min_plain(paths: Ints, capacity: Floats) -> Floats:
-    """Return what `maxmin_kernel.fill` does."""
+    """Compute `maxmin_kernel.fill` in plain numpy."""
     rates = np.full(len(paths), np.inf)
     left = np.append(capacity, np.inf)
     active = np.flatnonzero((paths < len(capacity)).any(axis=1))

@@ -83,7 +83,7 @@ def _freeze(
 
 @inner
 def _at_bottleneck(paths: Ints, flow: int, share: Floats, least: Floats) -> bool:
-    """Tell whether a link of the flow offers all its flows the least that they are offered."""
+    """Return whether a link of the flow offers all its flows the least that they are offered."""
     for hop in range(paths.shape[1]):
         link = paths[flow, hop]
         if link < len(share) and least[link] == share[link]:

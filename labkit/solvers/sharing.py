@@ -1,18 +1,17 @@
-"""Max-min levels where two jobs may share devices, exact, with a proof."""
+"""Max-min levels where two jobs may share devices, exact, with a proof: a master program and priced columns."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.core.errors import InfeasibleError, SolverError
-from labkit.core.resources import Floats, Ints
-from labkit.solvers.levels import fill
-from labkit.solvers.sharing_master import Master, Optimum
-from labkit.solvers.sharing_spread import spread
-from labkit.solvers.sharing_ways import Groups, Pairing, SharingColumns
+from labkit.core.errors import InfeasibleError, InputError, SolverError
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.solvers.levels import Proved, column, fill
+from labkit.solvers.lp import LinearProgram
 
 PINS = 1e-7
 """A job is pinned if the price of all that it could have, relative to the greatest such price, is above this."""
@@ -28,7 +27,7 @@ MAX_STEPS = 60
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class FilledPairs:
+class FilledPairs(Proved):
     """Shares of jobs and of pairs, what they are worth to each job, and the proof that no job could do better.
 
     Attributes
@@ -59,11 +58,6 @@ class FilledPairs:
     bound: float
     n_levels: int
     n_columns: int
-
-    @property
-    def gap(self) -> float:
-        """How far the level may be from the greatest, relative."""
-        return abs(self.bound - self.level) / max(abs(self.bound), abs(self.level), 1e-300)
 
 
 def fill_pairs(
@@ -156,16 +150,16 @@ class _Problem:
         scale: ArrayLike,
         drag: ArrayLike,
     ) -> _Problem:
-        values, there, speed = (np.array(given, np.float64) for given in (value, capacity, pair_speed))
+        values, there, speed = (np.array(array, np.float64) for array in (value, capacity, pair_speed))
         n_jobs, n_columns = values.shape
         uses = np.eye(len(there)) if use is None else np.asarray(use, np.float64)
         nowhere = (uses[:, there == 0] > 0).any(axis=1)
         kinds = np.broadcast_to(np.asarray(kind, np.int64), (n_jobs,))
-        pairing = Pairing.checked(kinds, speed, _column(scale, n_jobs), n_columns)
+        pairing = Pairing.checked(kinds, speed, column(scale, n_jobs), n_columns)
         values[:, nowhere] = 0.0
         pairing.speed[:, :, nowhere] = 0.0
         some = there > 0
-        return cls(values, _column(size, n_jobs), there[some], uses[:, some], pairing, _column(drag, n_jobs))
+        return cls(values, column(size, n_jobs), there[some], uses[:, some], pairing, column(drag, n_jobs))
 
     def fitted(self, alone: Floats, pairs: Ints, paired: Floats) -> tuple[Floats, Ints, Floats, Floats]:
         """Return shares that break no limit by rounding, and the value of each job."""
@@ -175,10 +169,6 @@ class _Problem:
         got = (self.value * alone).sum(axis=1)
         np.add.at(got, pairs, (self.pairing.worth(pairs) * paired[:, None]).sum(axis=2))
         return alone / over, pairs, paired / over, got / over
-
-
-def _column(given: ArrayLike, n: int) -> Floats:
-    return np.array(np.broadcast_to(np.asarray(given, np.float64), (n,)))
 
 
 class _Climb:
@@ -246,7 +236,7 @@ class _Climb:
         return self.master.best(np.where(self.rises, need, self.have), self.rises)
 
     def _need(self, t: float) -> Floats:
-        """Return what jobs need at a level, or the most that they can have, (G,)."""
+        """Return the jobs' needs at a level, or the most that they can have, (G,)."""
         left = np.maximum(1 - self.drag * t, 1e-300)
         return np.minimum(t / left, self.best) / self.unit
 
@@ -273,3 +263,390 @@ class _Climb:
         pinned = self.rises & ((worth > PINS * worth.max()) | (self.cap <= level * (1 + CLOSE)))
         self.have[pinned] = np.minimum(self._need(level), self.found.value)[pinned] * (1 - LEEWAY)
         self.rises &= ~pinned
+
+
+NOTHING = 1e-13
+"""Times that are smaller are rounding."""
+
+
+def spread(groups: Groups, ways: SharingColumns, x: Floats, *, n_columns: int) -> tuple[Floats, Ints, Floats]:
+    """Divide the time of each way (W,) evenly among the jobs of its groups.
+
+    Returns
+    -------
+    alone : array
+        (J, V) shares of jobs alone.
+    pairs : array
+        (P, 2) positions, the lower one first; as few of them as there can be.
+    paired : array
+        (P, V) shares of pairs.
+    """
+    n_jobs = len(groups.of)
+    members = np.split(np.argsort(groups.of, kind="stable"), np.cumsum(groups.n)[:-1])
+    used = np.flatnonzero(x > NOTHING)
+    single = used[ways.b[used] == NOBODY]
+    alone = np.zeros((len(groups), n_columns))
+    alone[ways.a[single], ways.column[single]] = x[single] / groups.n[ways.a[single]]
+    met = [
+        _meeting(members[ways.a[w]], members[ways.b[w]], int(ways.column[w]), float(x[w]))
+        for w in used[ways.b[used] != NOBODY]
+    ]
+    pairs, paired = _gathered(met, n_jobs, n_columns)
+    return alone[groups.of], pairs, paired
+
+
+def _meeting(a: Ints, b: Ints, column: int, time: float) -> tuple[Ints, Ints, Ints, Floats]:
+    """Return which jobs meet for how long, of two groups of jobs, or in one."""
+    first, second, part = _among(len(a)) if a[0] == b[0] else _between(len(a), len(b))
+    return a[first], b[second], np.full(len(part), column), part * time
+
+
+def _between(n_a: int, n_b: int) -> tuple[Ints, Ints, Floats]:
+    """Return which jobs meet for which part of the time if all of a group have as much of it, in turns.
+
+    >>> [part.tolist() for part in _between(1, 2)]
+    [[0, 0], [0, 1], [0.5, 0.5]]
+    """
+    middle, length = _pieces(np.concatenate([np.arange(n_a + 1) / n_a, np.arange(n_b + 1) / n_b]))
+    return (middle * n_a).astype(np.int64), (middle * n_b).astype(np.int64), length
+
+
+def _among(n: int) -> tuple[Ints, Ints, Floats]:
+    """Return the same within a group of at least two: the first half of its time beside the second.
+
+    >>> [part.tolist() for part in _among(2)]
+    [[0], [1], [1.0]]
+    """
+    middle, length = _pieces(np.append(np.arange(n) / n % 0.5, 0.5))
+    return (middle * n).astype(np.int64), ((middle + 0.5) * n).astype(np.int64), 2 * length
+
+
+def _pieces(knots: Floats) -> tuple[Floats, Floats]:
+    """Return middle and length of the intervals between knots."""
+    ends = np.unique(knots)
+    length = np.diff(ends)
+    keep = length > NOTHING
+    return ((ends[1:] + ends[:-1]) / 2)[keep], length[keep]
+
+
+def _gathered(met: list[tuple[Ints, Ints, Ints, Floats]], n_jobs: int, n_columns: int) -> tuple[Ints, Floats]:
+    """Return pairs (P, 2), the lower position first, and their shares (P, V)."""
+    if not met:
+        return np.empty((0, 2), np.int32), np.empty((0, n_columns))
+    i, j, v, time = (np.concatenate(part) for part in zip(*met, strict=True))
+    low, high = np.minimum(i, j), np.maximum(i, j)
+    codes, pair = np.unique(low * n_jobs + high, return_inverse=True)
+    shares = np.zeros((len(codes), n_columns))
+    np.add.at(shares, (pair.reshape(-1), v), time)
+    return np.stack([codes // n_jobs, codes % n_jobs], axis=1).astype(np.int32), shares
+
+
+DIGITS = 12
+"""Significant digits to which the numbers of jobs must agree to be like each other."""
+
+NOBODY = -1
+"""In place of the second group of a way alone."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pairing:
+    """Which jobs can share devices, and how fast.
+
+    Attributes
+    ----------
+    kind : array
+        (J,) the kind of each job.
+    speed : array
+        (K, K, V) of the first kind beside the second in each column; 0: they cannot share it.
+    scale : array
+        (J,) value of one unit of speed.
+    """
+
+    kind: Ints
+    speed: Floats
+    scale: Floats
+
+    @classmethod
+    def checked(cls, kind: Ints, speed: Floats, scale: Floats, n_columns: int) -> Self:
+        """Return it, with 0 for NaN and where only one of two could run.
+
+        Raises
+        ------
+        InputError
+            If shapes differ, a kind is unknown, or a number is negative.
+        """
+        k = len(speed)
+        if speed.shape != (k, k, n_columns):
+            raise InputError(f"pair_speed has shape {speed.shape}; expected (kinds, kinds, {n_columns}).")
+        if not 0 <= kind.min() <= kind.max() < k:
+            raise InputError(f"kinds go from {kind.min()} to {kind.max()}; pair_speed has kinds 0 to {k - 1}.")
+        known = np.nan_to_num(speed, nan=0.0, posinf=np.inf)
+        if not 0 <= known.min() <= known.max() < np.inf:
+            raise InputError(f"pair_speed holds {known.min() if known.min() < 0 else np.inf}; expected speeds >= 0.")
+        if not 0 < scale.min() <= scale.max() < np.inf:
+            j = int(np.flatnonzero(~((scale > 0) & (scale < np.inf)))[0])
+            raise InputError(f"the scale of job {j} is {scale[j]}; expected more than 0.")
+        both = (known > 0) & (known.transpose(1, 0, 2) > 0)
+        return cls(kind, np.where(both, known, 0.0), scale)
+
+    def worth(self, pairs: Ints) -> Floats:
+        """Return the value of all its time to either member of pairs (P, 2) in each column, (P, 2, V)."""
+        kind, scale = self.kind[pairs], self.scale[pairs]
+        partner_speed = self.speed[kind, kind[:, ::-1]]
+        worth: Floats = scale[:, :, None] * partner_speed
+        return worth
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Groups:
+    """Jobs that are alike in everything: they may as well have equal shares.
+
+    Attributes
+    ----------
+    of : array
+        (J,) the group of each job; groups are numbered by their first jobs.
+    first : array
+        (G,) position of that job.
+    n : array
+        (G,) jobs in each.
+    """
+
+    of: Ints
+    first: Ints
+    n: Ints
+
+    @classmethod
+    def of_like(cls, *columns: Floats | Ints) -> Self:
+        """Return the groups of jobs with equal rows in all columns, (J,) or (J, N) each."""
+        table = np.column_stack([_rounded(np.asarray(column, np.float64)) for column in columns])
+        _, first, of = np.unique(table, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(np.argsort(first, kind="stable"), kind="stable")
+        group = order[of.reshape(-1)]
+        return cls(group.astype(np.int32), np.sort(first), np.bincount(group))
+
+    def __len__(self) -> int:
+        return len(self.n)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SharingColumns:
+    """All ways to run that could be of use, W of them.
+
+    Attributes
+    ----------
+    a, b : array
+        (W,) the groups; b is -1 for one alone, and may be a for two jobs of one group.
+    column : array
+        (W,) where.
+    rate_a, rate_b : array
+        (W,) what all of its time is worth to a member of each; 0 for none.
+    """
+
+    a: Ints
+    b: Ints
+    column: Ints
+    rate_a: Floats
+    rate_b: Floats
+
+    @classmethod
+    def of(cls, groups: Groups, value: Floats, size: Floats, pairing: Pairing) -> Self:
+        """Return all ways, without pairs that gain nothing over taking turns; value (J, V), size (J,)."""
+        alone = value[groups.first]
+        g, v = np.nonzero(alone > 0)
+        single = (g, np.full(len(g), NOBODY), v, alone[g, v], np.zeros(len(g)))
+        parts = zip(single, _pairs(groups, alone, size[groups.first], pairing), strict=True)
+        a, b, column, rate_a, rate_b = (np.concatenate(part) for part in parts)
+        return cls(a.astype(np.int32), b.astype(np.int32), column.astype(np.int32), rate_a, rate_b)
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def in_units(self, unit: Floats) -> SharingColumns:
+        """Return the same ways with values in units of each group, (G,)."""
+        return replace(self, rate_a=self.rate_a / unit[self.a], rate_b=self.rate_b / unit[self.b])
+
+    @property
+    def paired(self) -> Bools:
+        """(W,) whether two jobs share the devices."""
+        return np.asarray(self.b != NOBODY, np.bool_)
+
+
+def _pairs(groups: Groups, alone: Floats, size: Floats, pairing: Pairing) -> tuple[Ints, Ints, Ints, Floats, Floats]:
+    """Return a, b, column and rates of all pairs of groups that gain anything; alone (G, V), size (G,)."""
+    kind, scale = pairing.kind[groups.first], pairing.scale[groups.first]
+    a, b = np.triu_indices(len(groups))
+    fits = (size[a] == size[b]) & ((a != b) | (groups.n[a] > 1))
+    a, b = a[fits], b[fits]
+    found = []
+    for v in range(alone.shape[1]):
+        rate_a, rate_b = scale[a] * pairing.speed[kind[a], kind[b], v], scale[b] * pairing.speed[kind[b], kind[a], v]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            turns = rate_a / alone[a, v] + rate_b / alone[b, v]  # time that both need alone for as much
+        gains = np.flatnonzero((rate_a > 0) & ~(turns <= 1.0))
+        found.append((a[gains], b[gains], np.full(len(gains), v), rate_a[gains], rate_b[gains]))
+    first, second, column, rate_a, rate_b = (np.concatenate(part) for part in zip(*found, strict=True))
+    return first, second, column, rate_a, rate_b
+
+
+def _rounded(numbers: Floats) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        digit = 10.0 ** (DIGITS - 1 - np.floor(np.log10(np.abs(numbers))))
+        rounded: Floats = np.round(numbers * digit) / digit
+    return np.asarray(np.where(np.isfinite(rounded), rounded, numbers), np.float64)
+
+
+FEW = 2000
+"""Ways up to which all of them are in the program from the start."""
+
+PAYS = 1e-9
+"""A way pays if its reduced cost is more."""
+
+ROUGHLY = 0.3
+"""Ways stop entering if they can add at most this part of what the factor is away from 1: another level is next."""
+
+COSTS = 1e-7
+"""A way is in no optimum if its reduced cost, relative to the greatest price, is less than minus this."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Optimum:
+    """An optimum over all ways.
+
+    Attributes
+    ----------
+    x : array
+        (W,) time of each way, in all of its group.
+    factor : float
+        What all needs of the rising jobs are multiplied by.
+    value : array
+        (G,) what each job of a group gets.
+    bound : float
+        No shares reach a greater factor.
+    price : array
+        (G,) what would be added to the factor if each job of a group had to have one unit less; no shares give the
+        groups more than the bound at these prices.
+    """
+
+    x: Floats
+    factor: float
+    value: Floats
+    bound: float
+    price: Floats
+
+
+class Master:
+    """The greatest factor such that devices and time suffice, and each group gets its need times the factor.
+
+    Columns: the factor, then the ways that entered. Rows: devices of each type, time of each group, needs.
+
+    Parameters
+    ----------
+    groups, ways : Groups, SharingColumns
+        The jobs, and what they can do.
+    size : array
+        (G,) devices of a job.
+    capacity : array
+        (T,) devices of each type, > 0.
+    use : array
+        (V, T) fraction of devices that a column takes from each type.
+    """
+
+    def __init__(self, groups: Groups, ways: SharingColumns, *, size: Floats, capacity: Floats, use: Floats) -> None:
+        self.groups, self.ways = groups, ways
+        self._rows = _rows(groups, ways, size, use / capacity)
+        self._first_need = len(capacity) + len(groups)
+        self._needs = np.arange(self._first_need, self._first_need + len(groups))
+        self._chosen, self._barred = np.zeros((2, len(ways)), np.bool_)
+        self._order: Ints = np.empty(0, np.int64)  # way of each column but the first
+        self._dual = np.empty(0)
+        self._method = "choose"
+        self._program = LinearProgram(maximise=True)
+        self._weight = float(groups.n.sum())  # of the factor, so that prices are near 1
+        self._program.add_columns([self._weight])
+        self._program.add_rows(np.zeros((self._first_need, 1)), upper=1.0)
+        self._program.add_rows(np.zeros((len(groups), 1)), lower=0.0)
+        self._enter(np.arange(len(ways)) if len(ways) <= FEW else self._promising())
+
+    @property
+    def n_columns(self) -> int:
+        """How many ways are in the program."""
+        return len(self._order)
+
+    def _promising(self) -> Ints:
+        """Return all ways alone, and for each group and column the partner with which they get most done."""
+        ways = self.ways
+        pairs = np.flatnonzero(ways.paired)
+        best = pairs[np.argsort(-(ways.rate_a + ways.rate_b)[pairs], kind="stable")]
+        n = int(ways.column.max()) + 1
+        found = [np.unique(side[best] * n + ways.column[best], return_index=True)[1] for side in (ways.a, ways.b)]
+        return np.unique(np.concatenate([np.flatnonzero(~ways.paired), *(best[first] for first in found)]))
+
+    def _enter(self, which: Ints) -> None:
+        self._program.add_columns(np.zeros(len(which)), entries=self._rows[:, which])
+        self._chosen[which] = True
+        self._order = np.concatenate([self._order, which])
+
+    def best(self, need: Floats, rises: Bools) -> Optimum:
+        """Return the greatest factor for the rising jobs, while the others have what they need; need (G,), rises (G,).
+
+        Exact where it is 1, and within `ROUGHLY` elsewhere; the bound always is one.
+
+        Raises
+        ------
+        InfeasibleError
+            If the others cannot have it.
+        """
+        self._program.set_limits(self._needs, lower=np.where(rises, 0.0, need))
+        self._program.set_column(0, self._needs, np.where(rises, -need, 0.0))
+        while True:
+            answer = self._program.solve(method=self._method)
+            factor, pay = float(answer.x[0]), -self._rows.T @ answer.dual
+            excess, entering = self._excess(pay), self._entering(pay)
+            if not len(entering) or excess <= ROUGHLY * abs(factor - 1):
+                break
+            self._enter(entering)
+            self._method = "primal"
+        self._method, self._dual = "primal", answer.dual
+        x = np.zeros(len(self.ways))
+        x[self._order] = np.maximum(answer.x[1:], 0.0)
+        price = np.maximum(-answer.dual[self._needs], 0.0) / self._weight
+        return Optimum(x, factor, (self._rows @ x)[self._needs], answer.bound / self._weight + excess, price)
+
+    def _excess(self, pay: Floats) -> float:
+        """Return the most that ways that have not entered could add to the factor."""
+        most = np.zeros(len(self.groups))
+        np.maximum.at(most, self.ways.a, np.where(self._barred, 0.0, pay))
+        return float(most @ self.groups.n) / self._weight
+
+    def _entering(self, pay: Floats) -> Ints:
+        """Return the best way of each group on either side, of those that pay."""
+        which = np.flatnonzero((pay > PAYS) & ~self._chosen & ~self._barred)
+        which = which[np.argsort(-pay[which], kind="stable")]
+        first = [np.unique(side[which], return_index=True)[1] for side in (self.ways.a, self.ways.b)]
+        return which[np.unique(np.concatenate(first))]
+
+    def stay(self) -> None:
+        """Bar the ways that are in no optimum from all solutions to come, which then are optima of this one too.
+
+        So jobs that are held at what they have cannot give up next to nothing for the sake of others, which would get
+        much for it: later levels depend on earlier ones no more than they must.
+        """
+        pay = -self._rows.T @ self._dual
+        self._barred |= pay < -COSTS * np.abs(self._dual).max()
+        self._program.set_bounds(np.flatnonzero(self._barred[self._order]) + 1, upper=0.0)
+
+
+def _rows(groups: Groups, ways: SharingColumns, size: Floats, use: Floats) -> Any:
+    """Return devices of each type, time and value of each group by way, sparse (T + G + G, W), all of it 1."""
+    from scipy import sparse
+
+    n_groups, n_types, n_ways = len(groups), use.shape[1], len(ways)
+    pairs = np.flatnonzero(ways.paired)
+    group, way = np.concatenate([ways.a, ways.b[pairs]]), np.concatenate([np.arange(n_ways), pairs])
+    rate = np.concatenate([ways.rate_a, ways.rate_b[pairs]]) / groups.n[group]
+    taking, types = np.nonzero(use[ways.column])
+    taken = use[ways.column[taking], types] * size[ways.a[taking]]
+    entries = np.concatenate([taken, 1 / groups.n[group], rate])
+    row = np.concatenate([types, n_types + group, n_types + n_groups + group])
+    column = np.concatenate([taking, way, way])
+    return sparse.csc_matrix((entries, (row, column)), shape=(n_types + 2 * n_groups, n_ways))

@@ -17,7 +17,7 @@ from labkit.core.events import Role
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, Bools, Floats, Ints
 from labkit.core.running import EachTask, Running, TaskUse
-from labkit.speed.alone import compact
+from labkit.speed.isolated import compact
 from labkit.speed.units import samples_of_step
 
 SHARDING: Final = ("dynamic", "static")
@@ -87,7 +87,7 @@ class Work:
     def of_sample(
         cls, speed: float, *, given_cores: float, used_cores: tuple[float, float], hot: float = 1.0, n_hot: int = 1
     ) -> Work:
-        """Return what was seen of one worker and one server with so many cores each: used cores (2,) and steps/s."""
+        """Return used cores (2,) and steps/s of one worker and one server with so many cores each."""
         compute, update = used_cores[0] / speed, used_cores[1] / speed
         rest = speed**-SOFTNESS - (given_cores / compute) ** -SOFTNESS - (given_cores / update) ** -SOFTNESS
         return cls(compute, update, max(rest, 0.0) ** (1 / SOFTNESS), hot, n_hot)
@@ -196,7 +196,7 @@ class Bottleneck:
         return speeds
 
     def use(self, running: Running) -> TaskUse:
-        """Return what tasks use: computing and updating take core-seconds, so that use follows from speed."""
+        """Return tasks' use: computing and updating take core-seconds, so that use follows from speed."""
         speeds, rates, loads = self._told(running)
         owner = running.row_job()
         c, u = (self._column(name)[running.job][owner] for name in ("compute_core_s", "update_core_s"))
@@ -213,7 +213,7 @@ class Bottleneck:
             )
 
     def each(self, running: Running) -> EachTask:
-        """Return what every single task uses, troubles and all."""
+        """Return the use of every single task, troubles included."""
         at, role, task, row = _tasks_of(running)
         speeds, rates, _ = self._told(running)
         updates = speeds * self._updates_per_step[self.jobs.model[running.job]]

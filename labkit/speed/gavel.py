@@ -80,10 +80,10 @@ class GavelSpeed:
         throughputs: Throughputs | None = None,
         strict: bool = False,
         placement: bool = False,
-        said: str = "",
+        description: str = "",
     ) -> None:
-        if said:
-            self.in_words = said
+        if description:
+            self.in_words = description
         table = Throughputs.published() if throughputs is None else throughputs
         types = cluster.device_types
         refuse_samples(jobs, what="Gavel's table")
@@ -146,8 +146,8 @@ class GavelSpeed:
             if self.pairs:
                 counted = self._counted[self._kind[row]]
                 of_pairs = self._shared[..., types].max(axis=(2, 3), initial=0.0)
-                beside = of_pairs[self._model[row, None], counted]
-                best = np.where(counted >= 0, np.maximum(best, beside), best)
+                in_pairs = of_pairs[self._model[row, None], counted]
+                best = np.where(counted >= 0, np.maximum(best, in_pairs), best)
             each = np.arange(len(row))
             most = np.maximum.accumulate(best, axis=1)[each, jobs.max_workers[row]]
             fastest[row] = np.where(jobs.malleable[row], most, best[each, jobs.n_workers[row]])
@@ -174,7 +174,7 @@ def _by_workers(jobs: Jobs, kinds: Floats, table: Throughputs, types: tuple[str,
 
 
 def _shared(jobs: Jobs, kinds: Floats, table: Throughputs, types: tuple[str, ...]) -> tuple[Ints, Floats]:
-    """Return what is known of pairs.
+    """Return the measured speeds of pairs.
 
     Returns
     -------
@@ -268,8 +268,8 @@ def _slowest(
                 slowest = min(slowest, rates[k, n, group_type[group[p]]])
             elif role[p] == 0:
                 s = counted[k, n]
-                beside = shared[model[job[j]], s, model[other], group_type[group[p]]] if s >= 0 else 0.0
-                slowest = min(slowest, beside)
+                pair_speed = shared[model[job[j]], s, model[other], group_type[group[p]]] if s >= 0 else 0.0
+                slowest = min(slowest, pair_speed)
         speeds[j] = slowest if n > 0 and slowest < np.inf else 0.0
     return speeds
 
@@ -279,7 +279,7 @@ def _spread(
     fewest: Ints, kind: Ints, group_type: Ints, group_machine: Ints, job: Ints, first: Ints, role: NDArray[np.int8],
     group: Ints, count: Ints,
 ) -> Bools:  # fmt: skip
-    """Tell which gangs have workers of a device type on more machines than these need."""
+    """Return which gangs have workers of a device type on more machines than these need."""
     spread = np.zeros(len(job), np.bool_)
     for j in range(len(job)):
         for t in range(fewest.shape[2]):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,10 +18,10 @@ from labkit.core.cluster import Cluster
 from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError, ProfileError, unknown
 from labkit.core.faults import told
+from labkit.core.files import refuse_unreadable
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.running import Running
-from labkit.speed.measured_files import read_rows
 from labkit.speed.units import samples_of_step
 
 if TYPE_CHECKING:
@@ -51,8 +54,27 @@ class ByGang(Protocol):
         """Return samples/s at every gang, (max_ps + 1, max_workers + 1); 0 without PS or without workers."""
 
 
+class OfModels:
+    """Numbers of some models, by name; `called` is what an error calls one of them."""
+
+    models: tuple[str, ...]
+    called: ClassVar = "model of the speed table"
+
+    def code(self, model: str) -> int:
+        """Return the index of a model.
+
+        Raises
+        ------
+        InputError
+            If it is not there; the message names the nearest one that is.
+        """
+        if model not in self.models:
+            raise unknown(self.called, model, self.models)
+        return self.models.index(model)
+
+
 @dataclass(frozen=True, eq=False)
-class SpeedTable:
+class SpeedTable(OfModels):
     """Measured speeds of some models, K of them; make one with `SpeedTable.of` or `SpeedTable.read`.
 
     Attributes
@@ -144,18 +166,6 @@ class SpeedTable:
             {"model": names, "n_ps": self.n_ps, "n_workers": self.n_workers, "samples_per_s": self.samples_per_s,
              "batch": self.batch[self.model]}
         )  # fmt: skip
-
-    def code(self, model: str) -> int:
-        """Return the index of a model.
-
-        Raises
-        ------
-        InputError
-            If it was not measured; the message names the nearest one that was.
-        """
-        if model not in self.models:
-            raise unknown("model of the speed table", model, self.models)
-        return self.models.index(model)
 
     def rows(self, model: str) -> tuple[Ints, Ints, Floats]:
         """Return PS, workers and samples/s of one model's measurements, (n,) each."""
@@ -273,12 +283,12 @@ def _grid(table: ByGang, model: str, *, max_ps: int, max_workers: int, clip: boo
     return grid
 
 
-def _samples_per_step(model: str, given: Mapping[str, float]) -> float:
-    if model not in given:
-        raise unknown("model in samples_per_step", model, given)
-    if not given[model] > 0:
-        raise InputError(f"samples_per_step of '{model}' is {given[model]}; expected a number > 0.")
-    return float(given[model])
+def _samples_per_step(model: str, batches: Mapping[str, float]) -> float:
+    if model not in batches:
+        raise unknown("model in samples_per_step", model, batches)
+    if not batches[model] > 0:
+        raise InputError(f"samples_per_step of '{model}' is {batches[model]}; expected a number > 0.")
+    return float(batches[model])
 
 
 def _refuse_without_ps(jobs: Jobs) -> None:
@@ -295,7 +305,7 @@ def _counts(values: ArrayLike, n: int) -> Ints:
 
 
 def _faults(models: tuple[str, ...], code: Ints, ps: Ints, workers: Ints, speed: Floats, batch: Floats) -> list[str]:
-    """Return what is wrong with the columns of a table, a line each."""
+    """Return the faults of the columns of a table, a line each."""
     if not len(code):
         return ["it has no measurements; expected at least two gangs of a model"]
     checks: list[tuple[Bools, str, NDArray[Any], str]] = [
@@ -326,3 +336,154 @@ def _model_faults(name: str, mine: Bools, ps: Ints, workers: Ints, batch: Floats
     if len(np.unique(batch[mine])) > 1:
         faults.append(f"{name}: the batch changes between rows; speeds are comparable at one global batch only")
     return faults
+
+
+COLUMNS: Final = ("model", "n_ps", "n_workers", "samples_per_s", "batch")
+DL2_COLUMNS: Final = (
+    "model", "sync_mode", "tot_batch_size", "num_ps", "num_worker", "speeds", "ps_cpu_usages", "worker_cpu_usages",
+)  # fmt: skip
+_REMEDY: Final = "drop the row or measure it again"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRow:
+    """One measurement: a job's speed with a gang."""
+
+    model: str
+    n_ps: int
+    n_workers: int
+    samples_per_s: float
+    batch: float
+
+
+class _FaultError(Exception):
+    """What is wrong, and in which character or column."""
+
+
+def read_rows(path: Path) -> list[SpeedRow]:
+    """Return the measurements of a file in either format.
+
+    Raises
+    ------
+    ProfileError
+        If it cannot be read; all its faults at once, each with line and column.
+    """
+    refuse_unreadable(path, expected="measured speeds (CSV, or DL2's config_speed.txt)", error=ProfileError)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise ProfileError(
+            f"{path}: no such file; expected measured speeds (CSV, or DL2's config_speed.txt)."
+        ) from None
+    except UnicodeDecodeError:
+        raise ProfileError(f"{path}: not a text file; expected CSV, or DL2's config_speed.txt.") from None
+    numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
+    if not numbered:
+        raise ProfileError(f"{path}: it has no measurements; expected one per line.")
+    parse = _dl2_row if numbered[0][1].lstrip().startswith("(") else _csv_parser(path, numbered.pop(0)[1])
+    rows: list[SpeedRow] = []
+    faults: list[str] = []
+    for n, line in numbered:
+        try:
+            rows.append(parse(line))
+        except _FaultError as fault:
+            faults.append(f"line {n}, {fault}")
+    if faults:
+        raise ProfileError(told(str(path), faults))
+    return rows
+
+
+def _csv_parser(path: Path, header: str) -> Callable[[str], SpeedRow]:
+    """Return the parser of lines, by the header's order of columns."""
+    names = [name.strip() for name in next(csv.reader([header]))]
+    for name in names:
+        if name not in COLUMNS:
+            raise unknown(f"column of {path}", name, COLUMNS)
+    missing = [name for name in COLUMNS[:4] if name not in names]
+    if missing:
+        raise ProfileError(
+            f"{path}: column {missing[0]} is missing; expected {', '.join(COLUMNS[:4])} and maybe batch."
+        )
+
+    def parse(line: str) -> SpeedRow:
+        cells = [cell.strip() for cell in next(csv.reader([line]))]
+        if len(cells) != len(names):
+            raise _FaultError(f"column {min(len(cells), len(names)) + 1}: {len(cells)} cells; expected {len(names)}")
+        cell = dict(zip(names, cells, strict=True))
+        return SpeedRow(
+            cell["model"],
+            _whole(_number(cell["n_ps"]), "column n_ps"),
+            _whole(_number(cell["n_workers"]), "column n_workers"),
+            _speed(_number(cell["samples_per_s"]), "column samples_per_s"),
+            _batch(_number(cell.get("batch", "1")), "column batch"),
+        )
+
+    return parse
+
+
+def _dl2_row(line: str) -> SpeedRow:
+    text = line.strip()
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise _FaultError(
+            f"character {error.offset}: {error.msg}; expected a tuple ('model', 'dist_sync', 32, ...)"
+        ) from None
+    except (ValueError, RecursionError, MemoryError):  # a zero byte, or brackets too deep
+        raise _FaultError("it cannot be read; expected a tuple ('model', 'dist_sync', 32, ...)") from None
+    if not isinstance(tree, ast.Tuple) or len(tree.elts) != len(DL2_COLUMNS):
+        n = len(tree.elts) if isinstance(tree, ast.Tuple) else 1
+        raise _FaultError(f"character {len(text)}: {n} columns; expected {len(DL2_COLUMNS)}: {', '.join(DL2_COLUMNS)}")
+    at = {name: f"character {e.col_offset + 1}, {name}" for name, e in zip(DL2_COLUMNS, tree.elts, strict=True)}
+    value = {name: _literal(e, at[name]) for name, e in zip(DL2_COLUMNS[:6], tree.elts, strict=False)}
+    workers = _whole(value["num_worker"], at["num_worker"])
+    if not isinstance(value["model"], str):
+        raise _FaultError(f"{at['model']}: {value['model']!r}; expected a name in quotes")
+    return SpeedRow(
+        value["model"],
+        _whole(value["num_ps"], at["num_ps"]),
+        workers,
+        sum(_speeds(value["speeds"], workers, at["speeds"])),
+        _batch(value["tot_batch_size"], at["tot_batch_size"]),
+    )
+
+
+def _literal(node: ast.expr, where: str) -> object:
+    if any(isinstance(part, ast.Name) and part.id.lower() in {"nan", "inf"} for part in ast.walk(node)):
+        raise _FaultError(f"{where}: {ast.unparse(node)}; expected numbers: {_REMEDY}")
+    try:
+        value: object = ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        raise _FaultError(f"{where}: expected a plain value") from None
+    return value
+
+
+def _speeds(value: object, n_workers: int, where: str) -> Iterator[float]:
+    if not isinstance(value, list) or len(value) != n_workers:
+        raise _FaultError(f"{where}: {value!r}; expected a list of {n_workers} speeds, one per worker")
+    return (_speed(speed, where) for speed in value)
+
+
+def _number(text: str) -> object:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _whole(value: object, where: str) -> int:
+    if not isinstance(value, int | float) or value != value or value < 1 or value != int(value):
+        raise _FaultError(f"{where}: {value!r}; expected a whole number >= 1")
+    return int(value)
+
+
+def _speed(value: object, where: str) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise _FaultError(f"{where}: {value!r}; expected samples/s >= 0: {_REMEDY}")
+    return float(value)
+
+
+def _batch(value: object, where: str) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise _FaultError(f"{where}: {value!r}; expected samples > 0")
+    return float(value)

@@ -192,7 +192,7 @@ def bandwidth_gbps(cluster: Cluster, flows: Flows, *, share: Share = "max-min", 
 
 
 def rates_inside(cluster: Cluster, flows: Flows) -> tuple[Floats, Bools]:
-    """Return what machines allow each flow, (F,) in Gbps, and whether it leaves its machine, (F,)."""
+    """Return the machines' limit on each flow, (F,) in Gbps, and whether it leaves its machine, (F,)."""
     rates = np.minimum(cluster.group_pcie_gbps[flows.source], cluster.group_pcie_gbps[flows.destination])
     source, destination = cluster.group_machine[flows.source], cluster.group_machine[flows.destination]
     local = source == destination
@@ -202,7 +202,7 @@ def rates_inside(cluster: Cluster, flows: Flows) -> tuple[Floats, Bools]:
 
 
 def flows_of(running: Running, *, jobs: Jobs, model_bytes: Floats) -> Flows:
-    """Return what all running jobs exchange in a step: with parameter servers, and around rings.
+    """Return the flows of all running jobs in a step: with parameter servers, and around rings.
 
     Parameters
     ----------

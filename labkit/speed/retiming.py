@@ -139,7 +139,6 @@ class Retiming:
         return marked if marked is not None and marked[:-1].any() else None
 
     def _add(self, some: Running) -> None:
-        """Note the flows of jobs."""
         model, cluster = self.model, self.model.cluster
         flows = flows_of(some, jobs=model.jobs, model_bytes=model.model_bytes)
         order = np.argsort(flows.job, kind="stable")
@@ -178,7 +177,6 @@ class Retiming:
         return begin
 
     def _forget(self) -> None:
-        """Know of no job."""
         n, network = len(self.model.jobs), self.model.cluster.network
         self._before = (*(np.zeros(0, np.int32), np.zeros(1, np.int32), np.zeros(0, np.int8)),
                         *(np.zeros(0, np.int32), np.zeros(0, np.int32)))  # fmt: skip
@@ -213,7 +211,7 @@ class Retiming:
 
 
 def knows(model: Timed) -> bool:
-    """Tell whether a model's speeds can be kept up to date change by change."""
+    """Return whether a model's speeds can be kept up to date change by change."""
     slowdown = model.slowdown
     fitted = type(slowdown) is Interference and (slowdown.model.cpu_ is not None or slowdown.model.pcie_ is not None)
     return model.cpu is None and not model.local and (slowdown is None or fitted)
@@ -227,7 +225,6 @@ def _kernel() -> Any:
 
 
 def _copied(running: Running) -> tuple[np.ndarray[Any, Any], ...]:
-    """Return the tasks in columns of our own."""
     return (
         np.array(running.job, np.int32), np.array(running.first, np.int32), np.array(running.role, np.int8),
         np.array(running.group, np.int32), np.array(running.count, np.int32),
@@ -235,7 +232,6 @@ def _copied(running: Running) -> tuple[np.ndarray[Any, Any], ...]:
 
 
 def _part(running: Running, chosen: Bools) -> Running:
-    """Return the tasks of some of the jobs."""
     sizes = np.diff(running.first)
     rows = np.repeat(chosen, sizes)
     first = np.concatenate([[0], np.cumsum(sizes[chosen])]).astype(np.int32)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from labkit.core.events import Role
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.kernels import inner, kernel
-from labkit.speed.interference.factors import MAX_EXPONENT
+from labkit.speed.interference.model import MAX_EXPONENT
 from labkit.speed.interference.profile import NO_LOAD
 
 WORKER, PS = int(Role.WORKER), int(Role.PS)
@@ -116,7 +116,7 @@ def mark_owners(found: Ints, owner: Ints, dirty: Bools) -> None:
 
 @inner
 def _factor(kind: int, c: Floats, own: float, other: float) -> float:
-    """Return a factor of `labkit.speed.interference.factors`."""
+    """Return a factor of `labkit.speed.interference.model`."""
     if kind == EXPONENTIAL:
         return float(c[0] * np.exp(min(c[1] * own + c[2] * other, MAX_EXPONENT)) + c[3])
     if kind == LINEAR:
@@ -132,7 +132,7 @@ def _factor(kind: int, c: Floats, own: float, other: float) -> float:
 def slowdown(
     own: float, pcie: float, co_cores: float, co_pcie: float, kinds: Ints, cpu: Floats, bus: Floats, additive: bool
 ) -> float:
-    """Return what `InterferenceModel.slowdown` does, of one task."""
+    """Return the slowdown of one task, as `InterferenceModel.slowdown`."""
     co_cores = co_cores if co_cores > NO_LOAD else 0.0
     co_pcie = co_pcie if co_pcie > NO_LOAD else 0.0
     if co_cores <= NO_LOAD and co_pcie <= NO_LOAD:

@@ -16,8 +16,8 @@ from labkit.core.events import Role
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, Bools, Floats
 from labkit.core.running import Running, TaskUse
-from labkit.speed.alone import compact
 from labkit.speed.cpu import CpuModel
+from labkit.speed.isolated import compact
 from labkit.speed.network import Flows, RoleTasks, Share, bandwidth_gbps, flows_of
 from labkit.speed.retiming import Retiming, knows
 from labkit.speed.units import samples_of_step
@@ -167,7 +167,7 @@ class StepTime:
         return sync, compute_s, self._exchange_s(flows, len(workers), alone=alone)
 
     def use(self, running: Running) -> TaskUse:
-        """Return what tasks use: cores as far as `cpu` tells of work on them, loads as blocks are spread evenly.
+        """Return tasks' use: cores as far as `cpu` models them, loads as blocks are spread evenly.
 
         A worker computes without what it does beside: reading its batch, updates on the servers, the exchange.
         """
@@ -320,11 +320,11 @@ def _of_rows(values: Floats, tasks: RoleTasks, n: int) -> Floats:
 
 def _column(name: str, values: ArrayLike, shape: tuple[int, ...]) -> Floats:
     """Return values broadcast to a shape, checked."""
-    given = np.asarray(values, np.float64)
+    array = np.asarray(values, np.float64)
     try:
-        column = np.array(np.broadcast_to(given, shape))
+        column = np.array(np.broadcast_to(array, shape))
     except ValueError:
-        raise InputError(f"{name} has shape {given.shape}; expected {shape} or what broadcasts to it.") from None
+        raise InputError(f"{name} has shape {array.shape}; expected {shape} or what broadcasts to it.") from None
     bad = np.argwhere(~(column >= 0))
     if len(bad):
         raise InputError(f"{name} of job {bad[0][0]} is {column[tuple(bad[0])]:g}; expected 0 or more.")

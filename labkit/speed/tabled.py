@@ -1,6 +1,10 @@
-"""Speeds by numbers of tasks made from other ones: jobs that vary, some of the jobs, rings in place of servers."""
+"""Speeds by numbers of tasks alone: from tables, altered or cut down, as rings, or predicted from a few gangs."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -10,9 +14,25 @@ from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.running import Running
-from labkit.speed.by_counts import ByCounts
-from labkit.speed.measured import ByGang
+from labkit.speed.measured import ByGang, OfModels
+from labkit.speed.optimus import PRIOR, SpeedFunction, pre_runs
 from labkit.speed.units import samples_of_step
+
+
+@runtime_checkable
+class ByCounts(Protocol):
+    """A speed model that is a table.
+
+    Attributes
+    ----------
+    grid : array
+        (K, P, W) steps per second with p parameter servers and w workers; more tasks than that are of no use.
+    row : array
+        (N,) which of the K tables is that of a job.
+    """
+
+    grid: Floats
+    row: Ints
 
 
 class Tabled:
@@ -104,3 +124,58 @@ def rings(jobs: Jobs, cluster: Cluster, *, table: ByGang) -> Tabled:
     return Tabled(
         jobs, cluster, grid=grid, row=jobs.model, in_words=f"rings as fast as equal gangs in {table.in_words}"
     )
+
+
+N_GANGS: Final = 10
+"""That are measured of each model; Optimus' evaluation has 5 to 10."""
+LARGEST: Final = 16
+"""Most parameter servers, and most workers, of a gang that is measured."""
+
+
+@dataclass(frozen=True, eq=False)
+class AnalyticTable(OfModels):
+    """Speeds of K models by gang as Optimus' eq. 4 predicts them; a `MeasuredSpeed` takes it.
+
+    Attributes
+    ----------
+    models : tuple of str
+        (K,) names.
+    functions : tuple of SpeedFunction
+        (K,) updates per second by gang.
+    batch : array
+        (K,) samples in a parameter update.
+    """
+
+    called = "model of the analytical speeds"
+    models: tuple[str, ...]
+    functions: tuple[SpeedFunction, ...]
+    batch: Floats
+
+    @property
+    def in_words(self) -> str:
+        """What it is, for headers of runs."""
+        return f"Optimus' analytical model, fitted to {N_GANGS} gangs of each model"
+
+    def grid(self, model: str, *, max_ps: int, max_workers: int, clip: bool = False) -> Floats:  # noqa: ARG002
+        """Return samples/s at every gang, (max_ps + 1, max_workers + 1); 0 without PS or without workers."""
+        k = self.code(model)
+        speeds: Floats = self.functions[k].table(max_ps=max_ps, max_workers=max_workers) * self.batch[k]
+        return speeds
+
+
+@lru_cache(maxsize=8)
+def analytic(table: ByGang, models: tuple[str, ...], *, n: int = N_GANGS) -> AnalyticTable:
+    """Fit Optimus' synchronous speed function to n gangs of each model, those that Optimus measures before a run.
+
+    >>> from labkit.speed.dl2 import fitted
+    >>> made = analytic(fitted(), ("resnet-50",))
+    >>> made.grid("resnet-50", max_ps=4, max_workers=4)[[1, 4], [1, 4]].round(1)  # it was told 19.5 and 33.7
+    array([30.8, 34.2])
+    """
+    ps, workers = pre_runs(max_ps=LARGEST, max_workers=LARGEST, n=n)
+    batch = table.batch[[table.code(model) for model in models]]
+    functions = []
+    for model, samples in zip(models, batch, strict=True):
+        updates = table.grid(model, max_ps=LARGEST, max_workers=LARGEST, clip=True)[ps, workers] / samples
+        functions.append(SpeedFunction.fit(ps, workers, updates, batch=float(samples), prior=PRIOR))
+    return AnalyticTable(models, tuple(functions), np.asarray(batch, np.float64))

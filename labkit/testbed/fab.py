@@ -25,7 +25,7 @@ from labkit.system.printing import printable
 from labkit.system.release import how_to_get
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.topology.host_ranges import has_range
+from labkit.topology.host_names import has_range
 
 OUTSIDE_BRACKETS = re.compile(r",(?![^\[\]]*\])")
 FAILED, WRONG, STOPPED, BROKEN_PIPE = 1, 2, early.STOPPED, 141

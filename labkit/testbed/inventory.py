@@ -18,7 +18,7 @@ from labkit.core.errors import InputError, unknown
 from labkit.core.faults import told
 from labkit.testbed.ssh.config_include import expanded as expanded_config
 from labkit.testbed.ssh.options import NONE, Options, SshConfig, checked_defaults, checked_options
-from labkit.topology.host_ranges import expanded, listed
+from labkit.topology.host_names import expanded, listed
 from labkit.topology.inventory import Host, cluster_of, parse
 
 USUAL = Path("testbed/hosts.toml")

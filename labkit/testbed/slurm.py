@@ -12,7 +12,7 @@ from typing import Final
 
 from labkit.core.errors import InputError
 from labkit.core.text import shortened
-from labkit.topology.host_ranges import listed
+from labkit.topology.host_names import listed
 
 ASK_S: Final = 30.0
 JOB: Final = re.compile(r"\d+(?:_\d+)?(?:\+\d+)?", re.ASCII)

@@ -5,8 +5,7 @@ One line in a test is enough: `check_scheduler(MyScheduler())`. Hypothesis strat
 """
 
 from labkit.testing.backends import check_backend, same_events
-from labkit.testing.failures import ConformanceError
-from labkit.testing.placements import check_placement
+from labkit.testing.placements import ConformanceError, check_placement
 from labkit.testing.placers import check_gangs, check_placer
 from labkit.testing.scenes import Chaos, DecisionScene, random_scene, random_scenes
 from labkit.testing.schedulers import check_answer, check_run, check_scheduler
@@ -14,19 +13,7 @@ from labkit.testing.speeds import check_speed_model
 from labkit.testing.topologies import check_topology
 
 __all__ = [
-    "Chaos",
-    "ConformanceError",
-    "DecisionScene",
-    "check_answer",
-    "check_backend",
-    "check_gangs",
-    "check_placement",
-    "check_placer",
-    "check_run",
-    "check_scheduler",
-    "check_speed_model",
-    "check_topology",
-    "random_scene",
-    "random_scenes",
-    "same_events",
-]
+    "Chaos", "ConformanceError", "DecisionScene", "check_answer", "check_backend", "check_gangs", "check_placement",
+    "check_placer", "check_run", "check_scheduler", "check_speed_model", "check_topology", "random_scene",
+    "random_scenes", "same_events",
+]  # fmt: skip

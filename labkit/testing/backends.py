@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit.core import Backend, Events, Kind, Ledger, Placement, PlacementError, Repair, Snapshot, repairs_of
 from labkit.core.resources import GPUS
-from labkit.testing.failures import name_of, require
+from labkit.testing.placements import name_of, require
 from labkit.testing.scenes import Chaos
 
 MAX_DECISIONS = 2000
@@ -73,7 +73,7 @@ def check_backend(
 
 
 def same_events(one: Events, other: Events) -> bool:
-    """Tell whether two event tables are equal in every field, to the last bit; NaN equals NaN."""
+    """Return whether two event tables are equal in every field, to the last bit; NaN equals NaN."""
     names = one.dtype.names or ()
     return len(one) == len(other) and all(
         np.array_equal(one[name], other[name], equal_nan=one[name].dtype.kind == "f") for name in names

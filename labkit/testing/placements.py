@@ -1,4 +1,4 @@
-"""Checks whether the cluster can hold a placement, and whether its jobs are there."""
+"""Checks whether the cluster can hold a placement, and how all checks fail: one complete sentence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 
 from labkit.core import Placement, Snapshot
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, RESOURCES, Ints
-from labkit.testing.failures import require
 
 SLACK = 1e-6
 
@@ -85,9 +84,9 @@ def _not_overfilled(placement: Placement, snapshot: Snapshot, name: str) -> None
     demand = np.stack([snapshot.table.worker_demand, snapshot.table.ps_demand])[placement.role, placement.job]
     sharing = np.isin(placement.job, placement.set_jobs[placement.partner >= 0] if len(placement.partner) else [])
     demand[sharing & (placement.role == 0), GPUS] /= 2
-    for r, given in ((CPUS, placement.cpus), (MEMORY_GB, placement.memory_gb)):
-        if len(given):
-            demand[:, r] = np.where(np.isnan(given), demand[:, r], given)
+    for r, amounts in ((CPUS, placement.cpus), (MEMORY_GB, placement.memory_gb)):
+        if len(amounts):
+            demand[:, r] = np.where(np.isnan(amounts), demand[:, r], amounts)
     taken = np.zeros_like(left)
     np.add.at(taken, placement.group, placement.count[:, None] * demand)
     for group, r in np.argwhere((taken > left + SLACK) & (taken > 0))[:1]:
@@ -127,3 +126,28 @@ def _where_it_runs(placement: Placement, snapshot: Snapshot, name: str) -> None:
     with_gpus = (placement.role == 0) & (table.worker_demand[placement.job, GPUS] > 0)
     wrong = with_gpus & ~snapshot.runs_on[placement.job, cluster.group_type[placement.group]]
     require(not wrong.any(), f"{name} puts jobs {placement.job[wrong].tolist()} on device types they do not run on.")
+
+
+class ConformanceError(AssertionError):
+    """A scheduler, placer, backend, speed model or topology breaks its protocol."""
+
+
+def require(holds: object, sentence: str) -> None:
+    """Raise unless `holds`.
+
+    Raises
+    ------
+    ConformanceError
+        With the sentence.
+    """
+    if not holds:
+        raise ConformanceError(sentence)
+
+
+def name_of(thing: object) -> str:
+    """Return the name of something in a sentence.
+
+    >>> name_of(3)
+    'int'
+    """
+    return thing.__name__ if isinstance(thing, type) else type(thing).__name__

@@ -8,8 +8,7 @@ import numpy as np
 
 from labkit.core import Gangs, Placement, Placer, Snapshot
 from labkit.core.resources import GPUS, Ints
-from labkit.testing.failures import name_of, require
-from labkit.testing.placements import check_placement, counts
+from labkit.testing.placements import check_placement, counts, name_of, require
 from labkit.testing.scenes import DecisionScene, empty_snapshot, paired, random_scenes
 from labkit.testing.schedulers import same
 
@@ -129,11 +128,11 @@ def _check_pairs(name: str, snapshot: Snapshot, gangs: Gangs, placement: Placeme
         if other >= 0:
             n_other, n_ps = counts(placement, jobs=placement.set_jobs)
             at = np.flatnonzero(placement.set_jobs == other)
-            told = (int(n_other[at[0]]), int(n_ps[at[0]])) if len(at) else (0, 0)
+            pair = (int(n_other[at[0]]), int(n_ps[at[0]])) if len(at) else (0, 0)
             right = (n, int(snapshot.table.n_ps[other])) if n else (0, 0)
             require(
-                told == right,
-                f"{name} gives job {other}, which is to share with job {job}, {told[0]} workers and {told[1]} PSs "
+                pair == right,
+                f"{name} gives job {other}, which is to share with job {job}, {pair[0]} workers and {pair[1]} PSs "
                 f"instead of {right[0]} and {right[1]}.",
             )
 

@@ -236,7 +236,7 @@ def _arrived(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> DecisionScene:
 
 
 def fits_empty(jobs: Jobs, cluster: Cluster, runs_on: Bools, number: int) -> bool:
-    """Tell whether first fit finds a place for a job's gang on the empty cluster."""
+    """Return whether first fit finds a place for a job's gang on the empty cluster."""
     snapshot = empty_snapshot(jobs, cluster=cluster, runs_on=runs_on)
     return len(FirstFit().place(snapshot, asked(jobs, [number]))) > 0
 

@@ -16,8 +16,7 @@ from labkit.core.life import Context, Traits, begin
 from labkit.experiment import Cadence, Session, at_events, every_slot
 from labkit.experiment.context import context
 from labkit.simulator import Faults, Overheads
-from labkit.testing.failures import ConformanceError, name_of, require
-from labkit.testing.placements import check_placement, counts
+from labkit.testing.placements import ConformanceError, check_placement, counts, name_of, require
 from labkit.testing.scenes import DecisionScene, SharedSpeeds, fits_empty, random_scenes
 
 MAX_DECISIONS = 5000
@@ -112,13 +111,12 @@ def check_answer(scheduler: Scheduler, *, scene: DecisionScene) -> Placement:
 
 
 def _context(scene: DecisionScene, *, jobs: Jobs | None = None) -> Context:
-    """Return what a scheduler is told before the run of a scene; `jobs` are declared in place of the scene's own."""
+    """Return a scheduler's context of a scene; `jobs` are declared in place of the scene's own."""
     speed = SharedSpeeds(scene.jobs, scene.cluster, runs_on=scene.runs_on)
     return context(scene.jobs if jobs is None else jobs, scene.cluster, speed=speed, seed=0)
 
 
 def _answer(scheduler: Scheduler, snapshot: Snapshot, name: str) -> Placement:
-    """Return what a scheduler answers."""
     try:
         placement: object = scheduler.schedule(snapshot)
     except TruthError as error:
@@ -172,9 +170,9 @@ def check_run(
     while not session.done:
         snapshot = session.snapshot()
         placement = _answer(scheduler, snapshot, name)
-        told = f"{name}'s decision {snapshot.number}"
-        check_placement(placement, snapshot=snapshot, name=told)
-        _check_rigid(placement, snapshot, told)
+        decision = f"{name}'s decision {snapshot.number}"
+        check_placement(placement, snapshot=snapshot, name=decision)
+        _check_rigid(placement, snapshot, decision)
         _step(session, placement, name, scene)
         require(
             session.n_decisions < MAX_DECISIONS,
@@ -188,11 +186,11 @@ def _check_rigid(placement: Placement, snapshot: Snapshot, name: str) -> None:
     table, held = snapshot.table, snapshot.held_by_all
     rigid = placement.set_jobs[~table.malleable[placement.set_jobs]]
     for job, workers, servers in zip(rigid, *counts(placement, jobs=rigid), strict=True):
-        asked = int(table.n_workers[job]), int(table.n_ps[job])
+        gang = int(table.n_workers[job]), int(table.n_ps[job])
         require(
-            (workers, servers) in {(0, 0), asked, (int(held["n_workers"][job]), int(held["n_ps"][job]))},
-            f"{name} gives job {job} {workers} workers and {servers} PSs; it is rigid and trains with the {asked[0]} "
-            f"and {asked[1]} that it asked for or not at all.",
+            (workers, servers) in {(0, 0), gang, (int(held["n_workers"][job]), int(held["n_ps"][job]))},
+            f"{name} gives job {job} {workers} workers and {servers} PSs; it is rigid and trains with the {gang[0]} "
+            f"and {gang[1]} that it asked for or not at all.",
         )
 
 
@@ -211,14 +209,14 @@ def _step(session: Session, placement: Placement, name: str, scene: DecisionScen
 
 
 def same(one: Placement, other: Placement) -> bool:
-    """Tell whether two placements do the same, whatever the order of their jobs."""
+    """Return whether two placements do the same, whatever the order of their jobs."""
     return _plain(one) == _plain(other)
 
 
 def _plain(placement: Placement) -> tuple[list[tuple[int, int]], list[tuple[float, ...]]]:
-    given = (np.nan_to_num(c if len(c) else np.full(len(placement), np.nan), nan=-1.0)
+    amounts = (np.nan_to_num(c if len(c) else np.full(len(placement), np.nan), nan=-1.0)
              for c in (placement.cpus, placement.memory_gb))  # fmt: skip
-    columns = (placement.job, placement.role, placement.group, placement.count, *given)
+    columns = (placement.job, placement.role, placement.group, placement.count, *amounts)
     partner = placement.partner if len(placement.partner) else np.full(len(placement.set_jobs), -1)
     jobs = sorted(zip(placement.set_jobs.tolist(), partner.tolist(), strict=True))
     return jobs, sorted(zip(*(c.tolist() for c in columns), strict=True))
@@ -233,7 +231,7 @@ def _everything(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def flat(frozen: dict[str, Any]) -> dict[str, Any]:
-    """Return what `Snapshot.freeze` gives without nesting: "jobs.speed", "tasks.0", ..."""
+    """Return the arrays of `Snapshot.freeze` by dotted names: "jobs.speed", "tasks.0", ..."""
     jobs = {f"jobs.{name}": column for name, column in frozen["jobs"].items()}
     tasks = {f"tasks.{i}": column for i, column in enumerate(frozen["tasks"])}
     return {k: v for k, v in frozen.items() if k not in {"jobs", "tasks"}} | jobs | tasks

@@ -10,8 +10,7 @@ from labkit.core import Cluster, Jobs, SpeedModel
 from labkit.core.resources import Floats, Ints
 from labkit.core.running import Running
 from labkit.placers import FirstFit, Spread
-from labkit.testing.failures import name_of, require
-from labkit.testing.placements import counts
+from labkit.testing.placements import counts, name_of, require
 from labkit.testing.scenes import asked, empty_snapshot, paired
 
 

@@ -6,9 +6,8 @@ import numpy as np
 
 from labkit.core import Cluster, Network
 from labkit.core.resources import Ints
-from labkit.testing.failures import require
-from labkit.topology.links import Router
-from labkit.topology.routes import fault_of_routes
+from labkit.testing.placements import require
+from labkit.topology.links import Router, fault_of_routes
 
 MAX_FLOWS = 4000
 

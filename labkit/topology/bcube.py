@@ -64,12 +64,7 @@ class BCubeRoute:
 
 
 def bcube(
-    n: int,
-    k: int,
-    *,
-    servers: Servers = DEFAULT,
-    gbps: Sequence[float] | None = None,
-    units_per_partition: int = 2,
+    n: int, k: int, *, servers: Servers = DEFAULT, gbps: Sequence[float] | None = None, units_per_partition: int = 2
 ) -> Cluster:
     """Return a BCube_k [1]_ of n^(k+1) machines and (k + 1) n^k switches of n ports.
 

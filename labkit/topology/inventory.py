@@ -19,8 +19,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.faults import told
 from labkit.core.files import refuse_unreadable
-from labkit.topology.host_groups import groups_of
-from labkit.topology.host_ranges import expanded, has_range
+from labkit.topology.host_names import expanded, groups_of, has_range
 from labkit.topology.servers import Server, assemble
 from labkit.topology.single_switch import star
 
@@ -157,7 +156,7 @@ class Content:
 
 
 def parse(path: str | Path) -> Content:
-    """Return what stands in an inventory, with its faults.
+    """Return the content of an inventory, with its faults.
 
     Raises
     ------
@@ -166,7 +165,7 @@ def parse(path: str | Path) -> Content:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    rows, ssh, given, faults = _tables(path)
+    rows, ssh, group_table, faults = _tables(path)
     rows, counts, wrong = _counted(rows)
     faults += [*wrong, *_odd_ranges(rows, counts)]
     hosts: list[Host] = []
@@ -184,7 +183,7 @@ def parse(path: str | Path) -> Content:
         for name, times in names.items()
         if times > 1 and name
     ]
-    groups, odd = groups_of(given, [host.name for host in hosts]) if not faults else ({}, [])
+    groups, odd = groups_of(group_table, [host.name for host in hosts]) if not faults else ({}, [])
     return Content(hosts, ssh, [*faults, *_empty_pods(hosts), *odd], groups)
 
 
@@ -225,7 +224,7 @@ def _each(host: Host, count: int) -> list[Host]:
 
 
 def _odd_ranges(rows: Sequence[Any], counts: Sequence[int]) -> list[str]:
-    """Return what is wrong with ranges in names, and in the addresses beside them."""
+    """Return the faults of ranges in names and addresses."""
     faults = []
     for number, (row, count) in enumerate(zip(rows, counts, strict=True), start=1):
         name = row.get("name") if isinstance(row, dict) else None

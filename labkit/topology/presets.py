@@ -14,11 +14,9 @@ from labkit.topology.bcube import bcube
 from labkit.topology.fat_tree import fat_tree
 from labkit.topology.inventory import from_inventory
 from labkit.topology.leaf_spine import leaf_spine
-from labkit.topology.no_network import no_network
-from labkit.topology.pods import pods
 from labkit.topology.servers import DEFAULT, Server, server
-from labkit.topology.single_switch import single_switch
-from labkit.topology.vl2 import vl2
+from labkit.topology.single_switch import no_network, single_switch
+from labkit.topology.vl2 import pods, vl2
 
 BUILDERS: Final[dict[str, Callable[..., Cluster]]] = {
     builder.__name__: builder for builder in (fat_tree, vl2, bcube, leaf_spine, pods, single_switch, no_network)
@@ -146,7 +144,7 @@ def _parameters(builder: Callable[..., Cluster]) -> str:
 
 
 def _call(what: str) -> Cluster:
-    """Return what an expression builds."""
+    """Return the cluster of an expression."""
     call = read_call(what, thing="cluster", expected=EXPECTED)
     name, args, options = call.name, call.args, call.options
     if name not in BUILDERS:
@@ -163,12 +161,12 @@ def _call(what: str) -> Cluster:
     return builder(*args, **options)
 
 
-def _servers(given: object) -> Server | list[tuple[float, Server]]:
+def _servers(value: object) -> Server | list[tuple[float, Server]]:
     """Return the architecture of a name, or a mix of (share, name)."""
-    if isinstance(given, str):
-        return server(given)
-    pairs = given if isinstance(given, list | tuple) else [None]
+    if isinstance(value, str):
+        return server(value)
+    pairs = value if isinstance(value, list | tuple) else [None]
     mix = [pair for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], str)]
     if len(mix) < len(pairs) or not all(isinstance(share, int | float) for share, _ in mix):
-        raise InputError(f"servers is {given!r}; expected a name such as 'dgx1', or a list of (share, name).")
+        raise InputError(f"servers is {value!r}; expected a name such as 'dgx1', or a list of (share, name).")
     return [(share, server(name)) for share, name in mix]

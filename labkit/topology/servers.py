@@ -1,16 +1,19 @@
-"""Server architectures, and machines made of them."""
+"""Server architectures, machines made of them, and tables of both."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from labkit.core.cluster import Cluster, Network
 from labkit.core.errors import InputError, unknown
 from labkit.core.resources import Floats, Ints
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +177,48 @@ def assemble(
 
 
 def _offers(kinds: tuple[Server, ...]) -> Floats:
-    """Return what socket s of architecture k offers, (K, S, R)."""
+    """Return the resources of socket s of architecture k, (K, S, R)."""
     offers = np.zeros((len(kinds), max(len(server.sockets) for server in kinds), 3))
     for k, kind in enumerate(kinds):
         offers[k, : len(kind.sockets)] = kind.sockets
     return offers
+
+
+def architectures() -> pd.DataFrame:
+    """Return a row for each server architecture: GPUs and cores by socket, bandwidths in Gbps, GPU type."""
+    import pandas as pd
+
+    rows = {
+        name: {
+            "GPUs per socket": " + ".join(f"{gpus:g}" for gpus, _, _ in kind.sockets),
+            "cores per socket": " + ".join(f"{cores:g}" for _, cores, _ in kind.sockets),
+            "PCIe (Gbps)": f"{kind.pcie_gbps:g}",
+            "between sockets (Gbps)": f"{kind.socket_gbps:g}",
+            "GPU type": kind.device_type,
+        }
+        for name, kind in ARCHITECTURES.items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def sizes(clusters: Mapping[str, Cluster]) -> pd.DataFrame:
+    """Return a column for each cluster: how many machines, GPUs, device groups, switches, cables and pods it has.
+
+    Switches and cables are 0, and cable speeds empty, where there is no network.
+    """
+    import pandas as pd
+
+    columns: dict[str, dict[str, int | str]] = {}
+    for name, cluster in clusters.items():
+        net = cluster.network
+        speeds = [] if net is None else np.unique(net.link_gbps).tolist()
+        columns[name] = {
+            "machines": cluster.n_machines,
+            "GPUs": int(cluster.n_gpus),
+            "device groups": cluster.n_groups,
+            "switches": len(net.nodes) - cluster.n_machines if net is not None else 0,
+            "cables": net.n_links // 2 if net is not None else 0,
+            "pods": int(cluster.partition.max()) + 1,
+            "cable speeds (Gbps)": ", ".join(f"{speed:g}" for speed in speeds),
+        }
+    return pd.DataFrame(columns)

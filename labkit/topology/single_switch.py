@@ -1,4 +1,4 @@
-"""All machines on one switch."""
+"""All machines on one switch, or without a network that costs anything."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 
 from labkit.core.bounds import whole
 from labkit.core.cluster import Cluster, Network
+from labkit.core.errors import InputError
 from labkit.core.resources import Floats, Ints
 from labkit.topology.links import Cables, bandwidths, check_size, network, up_down
-from labkit.topology.servers import DEFAULT, Servers, assemble, assign
+from labkit.topology.servers import DEFAULT, Server, Servers, assemble, assign
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +70,37 @@ def single_switch(n: int, *, servers: Servers = DEFAULT, gbps: float = 10, parti
     pod = np.arange(n, dtype=np.int64) * partitions // n
     return assemble(
         f"single_switch({n})", kinds=kinds, kind=kind, partition=pod.astype(np.int32), network=star(n, gbps=speed)
+    )
+
+
+def no_network(n: int, *, servers: Server | Sequence[tuple[int, Server]] = DEFAULT) -> Cluster:
+    """Return n machines in one partition, without a network.
+
+    Parameters
+    ----------
+    n : int
+        Number of machines.
+    servers : Server or sequence of (count, Server)
+        The machines; of a mix, those of the first kind come first.
+
+    Raises
+    ------
+    InputError
+        If n is not positive, or the counts do not add up to it.
+
+    Examples
+    --------
+    >>> print(no_network(2, servers=[(1, DEFAULT), (1, DEFAULT)]))
+    no_network(2): 2 machines, 8 GPUs (8 v100)
+    """
+    whole("no_network", n=n)
+    check_size(f"no_network({n})", n)
+    mix = [(n, servers)] if isinstance(servers, Server) else list(servers)
+    counts = [count for count, _ in mix]
+    whole(f"no_network({n})", at_least=0, **{f"servers[{i}]": count for i, count in enumerate(counts)})
+    if sum(counts) != n or min(counts) < 0:
+        raise InputError(f"no_network({n}): the servers are {counts}; expected counts that add up to {n}.")
+    kind = np.repeat(np.arange(len(mix), dtype=np.int32), counts)
+    return assemble(
+        f"no_network({n})", kinds=tuple(server for _, server in mix), kind=kind, partition=np.zeros(n, np.int32)
     )

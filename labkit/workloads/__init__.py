@@ -14,22 +14,7 @@ from labkit.workloads.readers import read, write
 from labkit.workloads.split import split
 
 __all__ = [
-    "EstimatedThroughput",
-    "Model",
-    "Throughputs",
-    "catalogue_jobs",
-    "describe",
-    "dl2_jobs",
-    "gavel_jobs",
-    "info",
-    "marl_jobs",
-    "model",
-    "models",
-    "offered_load",
-    "philly_like",
-    "read",
-    "scaled",
-    "split",
-    "with_epoch_error",
+    "EstimatedThroughput", "Model", "Throughputs", "catalogue_jobs", "describe", "dl2_jobs", "gavel_jobs", "info",
+    "marl_jobs", "model", "models", "offered_load", "philly_like", "read", "scaled", "split", "with_epoch_error",
     "write",
-]
+]  # fmt: skip

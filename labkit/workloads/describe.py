@@ -1,10 +1,11 @@
-"""What a trace holds, as a table and as text; and the same trace at another load."""
+"""What a trace holds, as a table, as text and as numbers to draw; and the same trace at another load."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +14,13 @@ from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats, Ints
 from labkit.workloads.expressions import is_generated, trace
+from labkit.workloads.generators import SHAPES
+from labkit.workloads.named_traces import located
 from labkit.workloads.readers import read, sniff
-from labkit.workloads.shipped import located
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 _QUANTILES: Final = {"min": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "max": 1.0}
 _N_TOP: Final = 5
@@ -68,7 +71,7 @@ def scaled(jobs: Jobs, *, load: float) -> Jobs:
 
 
 def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = None) -> str:
-    """Return what `labkit traces info FILE` prints: jobs, span, durations, GPUs and types, load, models, users.
+    """Return the lines of `labkit traces info FILE`: jobs, span, durations, GPUs and types, load, models, users.
 
     Parameters
     ----------
@@ -94,7 +97,7 @@ def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = 
         ("arrivals", f"over {_time(_span_s(jobs))}{_rate(jobs)}"),
         ("duration", _durations(jobs)),
         ("GPUs", _histogram(jobs)),
-        *([("types", told)] if (told := _types(jobs)) else []),
+        *([("types", types)] if (types := _types(jobs)) else []),
         ("load", _load(jobs, n_gpus)),
         ("models", _top(jobs.models, jobs.model)),
         ("users", _top(jobs.users, jobs.user)),
@@ -118,7 +121,6 @@ def _tasks(jobs: Jobs) -> str:
 
 
 def _span_s(jobs: Jobs) -> float:
-    """Return the seconds from the first arrival to the last."""
     return float(jobs.arrival_s[-1] - jobs.arrival_s[0])
 
 
@@ -145,15 +147,15 @@ def _histogram(jobs: Jobs) -> str:
 
 def _types(jobs: Jobs) -> str:
     """Return the types of GPU that jobs demand, and those that they ran on, with counts; "" where none is told."""
-    told = []
-    for names, said in ((jobs.device_type, "demanded"), (jobs.measured_on, "ran on")):
+    parts = []
+    for names, verb in ((jobs.device_type, "demanded"), (jobs.measured_on, "ran on")):
         counts = Counter(str(name) for name in names)
         without = counts.pop("", 0)
         if counts:
             shown = [f"{name} {n:,}" for name, n in counts.most_common(MOST_TYPES)]
             shown += [f"{len(counts) - MOST_TYPES} other types"] if len(counts) > MOST_TYPES else []
-            told.append(f"{said}: {', '.join(shown)}{f', none {without:,}' if without else ''}")
-    return "; ".join(told)
+            parts.append(f"{verb}: {', '.join(shown)}{f', none {without:,}' if without else ''}")
+    return "; ".join(parts)
 
 
 def _load(jobs: Jobs, n_gpus: float | None) -> str:
@@ -195,3 +197,60 @@ def with_epoch_error(jobs: Jobs, *, error: float, rng: np.random.Generator) -> J
     drawn = jobs.total_steps * (1 + error * (2 * rng.random(len(jobs)) - 1))
     whole = np.maximum(np.round(drawn / jobs.steps_per_epoch), 1.0) * jobs.steps_per_epoch
     return jobs.with_columns(true_steps=np.where(jobs.total_steps > jobs.steps_per_epoch, whole, drawn))
+
+
+STEPS: Final = 101
+"""Points of a curve: every per cent of the jobs."""
+
+
+def durations(traces: Mapping[str, Jobs]) -> pd.DataFrame:
+    """Return which fraction of the jobs of each trace takes at most so long alone: trace, hours, fraction.
+
+    A trace in which not every duration is known is left out.
+    """
+    import pandas as pd
+
+    fraction = np.linspace(0, 1, STEPS)
+    curves = [
+        pd.DataFrame({"trace": name, "hours": np.quantile(jobs.duration_s, fraction) / 3600, "fraction": fraction})
+        for name, jobs in traces.items()
+        if not np.isnan(jobs.duration_s).any()
+    ]
+    return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(columns=["trace", "hours", "fraction"])
+
+
+def sizes(jobs: Jobs) -> pd.DataFrame:
+    """Return the shares of jobs by the GPUs they ask for: gpus, of ("jobs" or "GPU-hours"), share."""
+    import pandas as pd
+
+    counted = pd.DataFrame({"gpus": jobs.gpus, "jobs": 1.0, "GPU-hours": jobs.gpus * jobs.duration_s})
+    summed = counted.groupby("gpus").sum()
+    return (summed / summed.sum()).reset_index().melt("gpus", var_name="of", value_name="share")
+
+
+def arrivals(
+    *, per_hour: float, days: int = 3, seed: int = 0, shapes: Mapping[str, Callable[..., Any]] = SHAPES
+) -> pd.DataFrame:
+    """Return how many jobs arrive in each hour, by the shape of arrivals: shape, hour, jobs.
+
+    Parameters
+    ----------
+    per_hour : float
+        The mean rate of all shapes.
+    days : int
+        How long.
+    seed : int
+        All shapes are drawn from it.
+    shapes : mapping
+        Name -> function of a number of jobs, `per_hour` and `rng`, that returns seconds.
+    """
+    import pandas as pd
+
+    hours = 24 * days
+    n = round(1.2 * per_hour * hours) + 10  # some more than come in that time
+    counts = []
+    for name, arrive in shapes.items():
+        hour = np.asarray(arrive(n, per_hour=per_hour, rng=np.random.default_rng(seed))) / 3600
+        jobs, _ = np.histogram(hour, np.arange(hours + 1))
+        counts.append(pd.DataFrame({"shape": name, "hour": np.arange(hours), "jobs": jobs}))
+    return pd.concat(counts, ignore_index=True)

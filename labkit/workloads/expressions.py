@@ -14,10 +14,9 @@ import numpy as np
 from labkit.core.calls import read_call
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
-from labkit.workloads.arrivals import SHAPES
 from labkit.workloads.dl2_traces import dl2_jobs
 from labkit.workloads.gavel_traces import gavel_jobs
-from labkit.workloads.generators import catalogue_jobs, philly_like
+from labkit.workloads.generators import SHAPES, catalogue_jobs, philly_like
 from labkit.workloads.marl_traces import marl_jobs
 from labkit.workloads.readers import read
 
@@ -57,7 +56,7 @@ GENERATORS: Final[dict[str, Callable[..., Jobs]]] = {
 
 
 def is_generated(what: str) -> bool:
-    """Tell whether a trace is an expression, whose jobs depend on a seed, and not a file.
+    """Return whether a trace is an expression, whose jobs depend on a seed, and not a file.
 
     >>> is_generated("poisson(80, per_hour=12)"), is_generated("traces/demo.csv")
     (True, False)

@@ -278,7 +278,6 @@ def _parsed(kind: str, jobs: object, faults: list[str]) -> Entries:
 
 
 def _some(names: Sequence[str], *, most: int = 3) -> str:
-    """Return the first few names, and how many there are besides."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

@@ -12,8 +12,8 @@ from labkit.core.bounds import MAX_JOBS, whole
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
-from labkit.workloads.arrivals import HOUR_S, google_like
 from labkit.workloads.catalogue import DL2_MODELS, Demand, model
+from labkit.workloads.generators import HOUR_S, google_like
 from labkit.workloads.split import split
 
 WORKER: Final = Demand(1, 2)
@@ -56,7 +56,7 @@ def marl_jobs(
     load : float
         Mean number of slots that a job takes alone, on one machine, with no job beside it; log-normal, in whole epochs.
     pattern : {"google", "uniform", "poisson"}
-        Arrivals: in bursts (`labkit.workloads.arrivals.google_like`), the same number in each slot and pod at random
+        Arrivals: in bursts (`labkit.workloads.generators.google_like`), the same number in each slot and pod at random
         moments of it, or a Poisson process.
     per_slot : float
         Mean number of jobs that arrive in a slot at each pod; the text's 15 for pods of 100 machines are 3 for 20.

@@ -58,7 +58,7 @@ class TypeSpeeds:
 
 
 def is_speeds(path: str | Path) -> bool:
-    """Tell whether a file begins as a CSV of speeds by type; InputError for a pipe, a device or a socket."""
+    """Return whether a file begins as a CSV of speeds by type; InputError for a pipe, a device or a socket."""
     refuse_unreadable(path, expected=EXPECTED)
     try:
         with Path(path).open(encoding="utf-8-sig") as file:
@@ -69,7 +69,7 @@ def is_speeds(path: str | Path) -> bool:
 
 
 def _nearly(names: set[str]) -> bool:
-    """Tell whether a header is that of speeds by type with a word misspelt, which reading it tells."""
+    """Return whether a header is that of speeds by type with a word misspelt, which reading it tells."""
     return any(
         len(names) == len(columns) and len(set(columns) & names) == len(columns) - 1 and "type" in names
         for columns in (COLUMNS, RELATIVE)
@@ -155,32 +155,32 @@ def in_steps(jobs: Jobs, speeds: TypeSpeeds) -> tuple[Jobs, str]:
         steps_per_epoch=steps * jobs.steps_per_epoch / jobs.total_steps,
     )
     n_guessed = int((~known).sum())
-    said = "recorded durations hold for the type that the trace names"
+    origin = "recorded durations hold for the type that the trace names"
     if n_guessed == len(jobs):
         return changed, f"recorded durations are taken as those on {first}"
     if n_guessed:
-        said += f", or else for {first} ({n_guessed:,} of {len(jobs):,} jobs: {_without(jobs.measured_on[~known])})"
-    return changed, said
+        origin += f", or else for {first} ({n_guessed:,} of {len(jobs):,} jobs: {_without(jobs.measured_on[~known])})"
+    return changed, origin
 
 
 def _without(names: Iterable[str]) -> str:
     """Return which types jobs name that a table lacks, with counts, and how many name none."""
     counts = Counter(str(name) for name in names)
     unnamed = counts.pop("", 0)
-    told = [f"{name} {n:,}" for name, n in counts.most_common(MOST_NAMED)]
-    told += [f"{len(counts) - MOST_NAMED} other types"] if len(counts) > MOST_NAMED else []
-    return ", ".join(told + ([f"no type {unnamed:,}"] if unnamed else []))
+    parts = [f"{name} {n:,}" for name, n in counts.most_common(MOST_NAMED)]
+    parts += [f"{len(counts) - MOST_NAMED} other types"] if len(counts) > MOST_NAMED else []
+    return ", ".join(parts + ([f"no type {unnamed:,}"] if unnamed else []))
 
 
 def counts_seconds(jobs: Jobs) -> bool:
-    """Tell whether the steps of all jobs are the seconds that they were recorded to take."""
+    """Return whether the steps of all jobs are the seconds that they were recorded to take."""
     return bool(np.array_equal(jobs.total_steps, jobs.duration_s))
 
 
 def _in_proportion(jobs: Jobs, relative: dict[str, float]) -> Throughputs:
     """Return speeds that grow with the number of GPUs, and differ between types by the same factor for all models."""
-    asked = jobs.worker_demand[:, GPUS] * jobs.max_workers
-    counts = np.arange(1, max(1, min(math.ceil(float(asked.max())), MAX_GPUS)) + 1, dtype=np.int32)
+    gpus = jobs.worker_demand[:, GPUS] * jobs.max_workers
+    counts = np.arange(1, max(1, min(math.ceil(float(gpus.max())), MAX_GPUS)) + 1, dtype=np.int32)
     values = np.array(list(relative.values()))
     alone = np.broadcast_to(counts[None, :, None] * values, (len(jobs.models), len(counts), len(values)))
     return Throughputs(tuple(relative), jobs.models, counts, np.ascontiguousarray(alone), in_proportion=True)

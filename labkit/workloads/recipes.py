@@ -14,12 +14,11 @@ import numpy as np
 
 from labkit.core.jobs import Jobs
 from labkit.core.resources import amounts
-from labkit.workloads.arrivals import diurnal
 from labkit.workloads.catalogue import models
 from labkit.workloads.dl2_traces import dl2_jobs
 from labkit.workloads.gavel import PUBLISHED, Throughputs
 from labkit.workloads.gavel_traces import gavel_jobs, write_gavel
-from labkit.workloads.generators import catalogue_jobs, philly_like
+from labkit.workloads.generators import catalogue_jobs, diurnal, philly_like
 from labkit.workloads.readers import write
 
 _TYPES: Final = ("k80", "p100", "v100")
@@ -162,11 +161,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m labkit.workloads.recipes", description="Write what ships again.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path("traces"), help="where the traces go")
     parser.add_argument("--throughputs", type=Path, help="Gavel's simulation_throughputs.json: write its figures only")
-    given = parser.parse_args(arguments)
-    if given.throughputs:
-        PUBLISHED.write_text(throughputs_csv(given.throughputs), "utf-8")
+    options = parser.parse_args(arguments)
+    if options.throughputs:
+        PUBLISHED.write_text(throughputs_csv(options.throughputs), "utf-8")
     else:
-        write_traces(given.folder)
+        write_traces(options.folder)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.results.lock import RunLock
+from labkit.results.files import RunLock
 from labkit.results.queue import QueuedRun, RunQueue
-from labkit.results.shelf import chosen, remove, shelved
-from labkit.results.store import RunWriter
+from labkit.results.store import RunWriter, chosen, remove, shelved
 from tests.command import labkit
 
 from .plots.runs import record

@@ -14,8 +14,8 @@ import pytest
 from labkit.core.text import human_s
 from labkit.experiment import compare
 from labkit.results import load
-from labkit.results.bound import bound_jct_s
-from labkit.results.conclusion import conclusion, finding, over_seeds
+from labkit.results.comparison import bound_jct_s
+from labkit.results.conclusion import conclusion, finding, summarize_seeds
 from labkit.results.sweeps import comparison, sweep_differences
 from tests.command import labkit
 
@@ -94,22 +94,22 @@ def test_lower_on_counts_the_seeds_that_both_have():
 
 
 def test_a_difference_is_concluded_only_where_its_interval_leaves_out_zero():
-    clear = over_seeds(table(fifo=[100, 210, 290, 400], srtf=[80, 191, 268, 381]))
+    clear = summarize_seeds(table(fifo=[100, 210, 290, 400], srtf=[80, 191, 268, 381]))
     assert clear[0].startswith("On 4 seeds srtf has the lowest mean JCT: 230 s (95 %: ")
     assert "fifo +8.7 %" in clear[1]
     assert "higher on 4 of 4" in clear[1]
-    near = over_seeds(table(fifo=[100, 210, 290, 400], las=[90, 215, 280, 410]))
+    near = summarize_seeds(table(fifo=[100, 210, 290, 400], las=[90, 215, 280, 410]))
     assert len(near) == 2
     assert near[1].startswith("Not told apart from las by these seeds: fifo (+0.5 %, ")
-    assert "a single seed has no interval" in over_seeds(table(fifo=[100], las=[90]))[1]
-    failed = over_seeds(table(fifo=[100, 110], las=[90, np.nan]))
+    assert "a single seed has no interval" in summarize_seeds(table(fifo=[100], las=[90]))[1]
+    failed = summarize_seeds(table(fifo=[100, 110], las=[90, np.nan]))
     assert failed[-1] == "Not compared, for runs of it failed: las."
     assert not any("las" in sentence for sentence in failed[:-1])
 
 
 def test_seeds_that_all_gave_the_same_have_no_intervals():
     same = table(fifo=[100, 100, 100], las=[90, 90, 90])
-    (told,) = over_seeds(same)
+    (told,) = summarize_seeds(same)
     assert told.startswith("All 3 seeds gave the same numbers, since nothing in the trace or the schedulers is random")
     both = comparison(same, base="fifo")
     assert both["mean"].tolist() == [100, 90]
@@ -170,7 +170,7 @@ def test_json_of_single_runs_says_that_it_compares_with_none(tmp_path):
 
 
 def test_none_is_called_lowest_where_all_are_the_same_on_each_seed():
-    assert over_seeds(table(a=[1.0, 2.0], b=[1.0, 2.0])) == [
+    assert summarize_seeds(table(a=[1.0, 2.0], b=[1.0, 2.0])) == [
         "No scheduler is lower than another: all have the same mean JCT on each seed."
     ]
 

@@ -18,7 +18,7 @@ from labkit.core import InputError, LabkitError
 from labkit.core.resources import GPUS
 from labkit.experiment import Experiment
 from labkit.learning.course import Course, refuse_unfit_episodes
-from labkit.plots.learning import learning_curve
+from labkit.plots.training import learning_curve
 from labkit.schedulers.dl2 import load
 from labkit.topology import build
 from labkit.workloads import dl2_jobs

@@ -16,11 +16,11 @@ from labkit.core.resources import amounts
 from labkit.experiment import Experiment, Grid, every_slot, sweep
 from labkit.experiment.scenario import Scenario
 from labkit.results import read_sweep, run_table
-from labkit.results.bound import BOUND, BOUND_LABEL
+from labkit.results.comparison import BOUND, BOUND_LABEL
 from labkit.results.sweeps import comparison
 from labkit.simulator import Overheads, Variation
 from labkit.speed.cpu import CpuModel
-from labkit.speed.fastest import fastest
+from labkit.speed.isolated import fastest
 from labkit.speed.measured import MeasuredSpeed, SpeedTable
 from labkit.speed.recorded import Recorded
 from labkit.speed.step_time import StepTime, step_time

@@ -18,7 +18,7 @@ from labkit.experiment import Experiment, compare
 from labkit.experiment.caveats import Caveat
 from labkit.experiment.scenario import Scenario
 from labkit.results import load, run_table
-from labkit.results.cost import bills, dollars
+from labkit.results.comparison import bills, dollars
 from labkit.schedulers import make
 from labkit.topology import build
 

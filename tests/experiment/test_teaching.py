@@ -14,8 +14,8 @@ from labkit.experiment.predicting import model_errors
 from labkit.experiment.racks import step_times_by_racks
 from labkit.experiment.waiting import curves, durations, mean_wait, waits
 from labkit.results import means_by, sweep_differences
-from labkit.speed.contention import profile
 from labkit.speed.interference import InterferenceModel
+from labkit.speed.interference.measured import profile
 
 
 def test_max_min_gives_no_flow_less_than_equal_shares_and_hashing_helps_a_fat_tree():

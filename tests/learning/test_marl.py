@@ -31,7 +31,7 @@ from labkit.schedulers.marl.scheduler import Marl
 from labkit.schedulers.marl.weights import TrainedFor, Weights
 from labkit.speed.interference.levels import level
 from labkit.speed.step_time import step_time
-from labkit.speed.what_if_state import learned
+from labkit.speed.what_if import learned
 from labkit.topology import build
 from labkit.workloads.expressions import trace
 

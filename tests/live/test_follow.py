@@ -18,10 +18,8 @@ from labkit.core.events import Kind, events
 from labkit.experiment import simulate
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.live.follow import FollowedRun, with_network
-from labkit.live.jobs import job_rows
-from labkit.live.model import LiveModel
-from labkit.live.status import RunStatus
-from labkit.live.terminal import shown
+from labkit.live.model import LiveModel, RunStatus
+from labkit.live.terminal import job_rows, shown
 from labkit.results import RunWriter
 from labkit.results.record import RunRecord, RunState
 

@@ -13,8 +13,7 @@ from labkit.core import Jobs
 from labkit.core.errors import InputError
 from labkit.experiment import Experiment, simulate
 from labkit.notebook import LiveRun, RunBoard
-from labkit.notebook.gate import RunGate
-from labkit.notebook.run import INTERRUPTED
+from labkit.notebook.run import INTERRUPTED, RunGate
 from labkit.results import RunWriter
 
 
@@ -35,7 +34,7 @@ def writer(record, tmp_path):
 
 
 def test_a_board_follows_a_folder_to_the_end_of_its_run(record, writer, tmp_path, monkeypatch):
-    monkeypatch.setattr("labkit.notebook.panels.EVERY_S", 0.01)
+    monkeypatch.setattr("labkit.notebook.views.EVERY_S", 0.01)
 
     async def notebook():
         board = RunBoard("r", runs=tmp_path)
@@ -52,7 +51,7 @@ def test_a_board_follows_a_folder_to_the_end_of_its_run(record, writer, tmp_path
 
 
 def test_a_folder_that_is_removed_is_told_in_the_board(writer, tmp_path, monkeypatch):
-    monkeypatch.setattr("labkit.notebook.panels.EVERY_S", 0.01)
+    monkeypatch.setattr("labkit.notebook.views.EVERY_S", 0.01)
 
     async def notebook():
         board = RunBoard(writer.folder)

@@ -12,8 +12,8 @@ from labkit.core.running import Running
 from labkit.placers import LeastInterference, Pack, Spread
 from labkit.placers.least_interference import default_model
 from labkit.schedulers import make
-from labkit.speed.contention import Kinds, profile
 from labkit.speed.interference import InterferenceModel
+from labkit.speed.interference.measured import Kinds, profile
 from labkit.speed.interference.use import Interference, ModelUse, task_use
 from labkit.testing import check_placer
 from labkit.testing.scenes import empty_snapshot, random_scenes

@@ -12,12 +12,9 @@ from labkit.core.cluster import Cluster
 from labkit.core.events import Kind, events
 from labkit.core.jobs import Jobs
 from labkit.core.resources import amounts
-from labkit.plots.fairness import plot_fairness
-from labkit.plots.gantt import plot_gantt
-from labkit.plots.heat_map import plot_heat_map
-from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
-from labkit.plots.overheads import plot_overheads
-from labkit.plots.utilisation import plot_utilisation
+from labkit.plots.gantt import plot_gantt, plot_overheads
+from labkit.plots.jct import plot_fairness, plot_jct_bars, plot_jct_cdf
+from labkit.plots.utilisation import plot_heat_map, plot_utilisation
 from labkit.results import RunInfo, RunRecord, gantt, heat_map, jct_cdf, run_table, utilisation
 
 SCHEDULERS = ("fifo", "srtf", "drf", "tetris", "optimus")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.plots.allocation import allocations, plot_allocations
+from labkit.plots.decisions import allocations, plot_allocations
 from labkit.plots.theme import offline_renderer
 from labkit.schedulers.gavel.las import Las
 from labkit.schedulers.gavel.problem import Allocation, Problem

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from labkit.plots import plot_bars, plot_lines
-from labkit.plots.bars import GAP
+from labkit.plots.bars_and_lines import GAP
 from labkit.plots.theme import COLOURS, WIDTH, as_svg
 
 RATES = pd.DataFrame(
@@ -40,7 +40,7 @@ def test_an_interval_is_drawn_where_it_is_known(known):
 
 
 def test_each_bar_has_its_number_beside_it_in_the_order_of_the_table():
-    svg = as_svg(drawn(plot_bars(RATES, x="gbps", y="way", panel="to", axis="Rate", heading="Rates", said="of a day")))
+    svg = as_svg(drawn(plot_bars(RATES, x="gbps", y="way", panel="to", axis="Rate", heading="Rates", note="of a day")))
     assert all(f">{number}<" in svg for number in ("1", "2.5", "0.3", "0.1"))
     assert svg.index(">one<") < svg.index(">many<")
     assert ">of a day<" in svg

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from labkit import compare, simulate
-from labkit.cli.options import prices_of
 from labkit.core import Jobs
 from labkit.core.errors import InputError
-from labkit.plots import report_table
-from labkit.plots.cost import cost_table, dollars, late_by_s, plot_cost
-from labkit.plots.device_types import gpu_hours, plot_gpu_hours
+from labkit.experiment.prices import prices_of
+from labkit.plots.jct import cost_table, dollars, late_by_s, plot_cost
+from labkit.plots.report import runs_table
 from labkit.plots.theme import offline_renderer
+from labkit.plots.utilisation import gpu_hours, plot_gpu_hours
 from labkit.results import run_table
-from labkit.results.cost import bills
+from labkit.results.comparison import bills
 from labkit.topology import no_network
 from labkit.workloads import gavel_jobs
 
@@ -90,11 +90,11 @@ def test_given_prices_are_those_of_all_runs_and_of_schedulers_about_cost_which_k
 
 
 def test_prices_of_types_that_the_cluster_lacks_are_not_told(priced):
-    (told,) = [note for note in report_table.table(priced).notes if note.startswith("Cost: ")]
+    (told,) = [note for note in runs_table(priced).notes if note.startswith("Cost: ")]
     assert "v100 9 $" in told
     assert "a100" not in told
     free = compare(gavel_jobs(2, seed=0, mean_gap_s=60), cluster="gavel-8-16-24", schedulers="fifo")
-    assert not any(note.startswith("Cost: ") for note in report_table.table(free).notes)
+    assert not any(note.startswith("Cost: ") for note in runs_table(free).notes)
 
 
 def test_gpu_hours_of_each_type_come_to_what_jobs_held(priced):

@@ -8,9 +8,8 @@ import altair as alt
 import pandas as pd
 
 from labkit.plots import plot_bars
-from labkit.plots.embedding import DARK, embed_options, style
 from labkit.plots.palette import FAINT, INK, LINE, MUTED, PAPER
-from labkit.plots.theme import VEGALITE_MIME, as_svg
+from labkit.plots.theme import DARK, VEGALITE_MIME, as_svg, embed_options, style
 
 
 def luminance(colour: str) -> float:

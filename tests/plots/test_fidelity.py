@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from labkit.plots import fidelity_page
+from labkit.plots import fidelity
 from labkit.plots.fidelity import PALETTE, job_colours, plot_explained, plot_fidelity, plot_gantts
 from labkit.plots.report import write_report
 from labkit.plots.theme import as_svg
@@ -60,7 +60,7 @@ def test_axes_are_logarithmic_where_the_longest_job_is_twenty_times_the_shortest
 
 
 def test_a_job_has_one_colour_in_both_gantt_charts_and_both_share_the_axis_of_time():
-    spec = fidelity_page.gantts(real(), predicted()).to_dict()
+    spec = fidelity.gantts(real(), predicted()).to_dict()
     bars = [layer for chart in spec["vconcat"] for layer in chart["layer"] if "color" in layer["encoding"]]
     assert len({str(bar["encoding"]["color"]["scale"]) for bar in bars}) == 1
     assert len({str(bar["encoding"]["x"]["scale"]["domain"]) for bar in bars}) == 1
@@ -111,7 +111,7 @@ def test_two_simulations_are_compared_where_that_is_asked_for(tmp_path: Path):
     assert "Gap of mean JCT" in text
 
 
-@pytest.mark.parametrize("as_what", [fidelity_page.as_html, fidelity_page.as_text])
+@pytest.mark.parametrize("as_what", [fidelity.as_html, fidelity.as_text])
 def test_tables_say_every_part_every_job_and_the_gap(as_what):
     said = as_what(fidelity_summary(real(), predicted()), table(), explained(table(), gap_parts(real(), predicted())))
     for word in ("other gangs", "finishing", "job-0003", "gap +"):
@@ -122,6 +122,6 @@ def test_hostile_names_are_text(tmp_path: Path):
     given = {"hostile": HOSTILE}
     runs = (real(**given), predicted(**given))
     jobs = job_fidelity(*runs)
-    html = fidelity_page.as_html(fidelity_summary(*runs), jobs, explained(jobs, gap_parts(*runs)))
+    html = fidelity.as_html(fidelity_summary(*runs), jobs, explained(jobs, gap_parts(*runs)))
     assert "<script" not in html
     assert HOSTILE not in write_report(runs, tmp_path / "report.html").read_text()

@@ -15,12 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.plots import theme
-from labkit.plots.fairness import plot_fairness
-from labkit.plots.gantt import plot_gantt
-from labkit.plots.heat_map import plot_heat_map
-from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
-from labkit.plots.overheads import plot_overheads
-from labkit.plots.utilisation import binned, plot_utilisation
+from labkit.plots.gantt import plot_gantt, plot_overheads
+from labkit.plots.jct import plot_fairness, plot_jct_bars, plot_jct_cdf
+from labkit.plots.utilisation import binned, plot_heat_map, plot_utilisation
 from labkit.results import gantt, heat_map, jct_cdf, utilisation
 
 from .runs import SCHEDULERS, comparison, figures, record, tables

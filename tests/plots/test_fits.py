@@ -17,9 +17,9 @@ from labkit.plots.fits import (
     plot_residuals,
     residuals,
 )
-from labkit.speed.contention import profile
 from labkit.speed.convergence import Convergence
 from labkit.speed.interference import InterferenceModel
+from labkit.speed.interference.measured import profile
 from labkit.speed.optimus import SpeedFunction
 
 P, W = (axis.ravel() for axis in np.meshgrid([1, 2, 4], np.arange(1, 7), indexing="ij"))

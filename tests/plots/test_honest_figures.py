@@ -15,8 +15,7 @@ from labkit.plots.fidelity import PALETTE
 from labkit.plots.gantt import NO_GPU, plot_gantt_stack
 from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
 from labkit.plots.palette import SECOND_GREY, colours
-from labkit.plots.report import _cards, _lead, write_report
-from labkit.plots.report_table import table
+from labkit.plots.report import _cards, _lead, runs_table, write_report
 from labkit.plots.sweep import plot_sweep, plot_sweep_differences
 from labkit.plots.theme import COLOURS, as_svg, line_legend, name_axis
 from labkit.plots.utilisation import plot_utilisation
@@ -84,7 +83,7 @@ def test_a_run_that_was_cut_short_has_no_bar_and_is_the_best_of_nothing():
     assert its["says"] == f"no bar: {runs[1].n_done} of {len(runs[1].jobs)} jobs done"
     assert not any(row["says"].endswith("1.00x") for row in rows if row["label"] == "srtf")
     assert not any("srtf" in card.note for card in _cards(runs))
-    told = table(runs)
+    told = runs_table(runs)
     assert list(told.pale) == [False, True, False]
     assert [cell.text for cell in told.rows[1][1]][:5] == ["–"] * 5
     assert not any(cell.best for cell in told.rows[1][1])
@@ -96,7 +95,7 @@ def test_distributions_of_a_report_leave_out_runs_that_were_cut_short_and_say_so
 
 
 def test_gpus_held_are_not_praised(tmp_path):
-    told = table(records())
+    told = runs_table(records())
     held = list(told.headings).index("GPUs held")
     assert not any(cells[held].best for _, cells in told.rows)
     assert not any("tilisation" in heading for heading in told.headings)

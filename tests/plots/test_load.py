@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from labkit.plots.load import plot_jct_by_load
+from labkit.plots.jct import plot_jct_by_load
 from labkit.plots.theme import colour, offline_renderer
 
 TABLE = pd.DataFrame(

@@ -20,7 +20,7 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.core.text import human_s, time_unit
 from labkit.experiment import simulate
-from labkit.plots import page, report, report_seeds
+from labkit.plots import page, report
 from labkit.plots.report import write_report
 from labkit.results import RunRecord
 
@@ -128,8 +128,8 @@ def test_runs_of_several_seeds_are_told_with_intervals(tmp_path):
     assert "Over 3 seeds" in words
     assert "On 3 seeds " in words
     assert "Difference to fifo on the same seeds" in write_report(runs, tmp_path / "r.html").read_text()
-    assert report_seeds.table_of(runs[:-1]) is None, "a scheduler lacks a seed"
-    assert report_seeds.table_of(records()) is None, "one seed"
+    assert report.seeds_table(runs[:-1]) is None, "a scheduler lacks a seed"
+    assert report.seeds_table(records()) is None, "one seed"
 
 
 def test_ids_of_static_figures_do_not_clash(written):

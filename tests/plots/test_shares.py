@@ -7,7 +7,7 @@ import pytest
 
 from labkit import simulate
 from labkit.core import Jobs
-from labkit.plots.shares import plot_shares, shares, steps_between
+from labkit.plots.utilisation import plot_shares, shares, steps_between
 from labkit.topology import no_network
 
 

@@ -9,8 +9,8 @@ import pytest
 from labkit.core import Jobs
 from labkit.plots import plot_arrivals, plot_durations, plot_sizes, plot_slowdowns, slowdowns
 from labkit.plots.theme import as_svg
-from labkit.speed.contention import profile
-from labkit.workloads.shape import arrivals, durations, sizes
+from labkit.speed.interference.measured import profile
+from labkit.workloads.describe import arrivals, durations, sizes
 
 HOURS = Jobs.of(
     arrival_s=np.zeros(4), total_steps=1, duration_s=np.array([1, 2, 3, 4]) * 3600.0, n_workers=[1, 1, 1, 4]

@@ -7,9 +7,19 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from labkit.plots.pauses import KINDS, pauses, plot_pauses, plot_step_times, step_times
 from labkit.plots.theme import offline_renderer
-from labkit.plots.training import loss_curve, plot_convergence, plot_staleness, plot_training, scaling_marks
+from labkit.plots.training import (
+    DELAYS,
+    loss_curve,
+    pauses,
+    plot_convergence,
+    plot_pauses,
+    plot_staleness,
+    plot_step_times,
+    plot_training,
+    scaling_marks,
+    step_times,
+)
 
 
 def event(what: str, **columns: Any) -> dict[str, Any]:
@@ -75,7 +85,7 @@ def test_strategies_are_judged_by_standing_still_and_by_their_slowest_step_too()
     assert table.groupby("kind").size().to_dict() == {"worker stands still": 4, "step is late by": 3}
     assert table.loc[table["kind"] == "step is late by", "ms"].tolist() == [4.0, 0.0, 70.0]
     drawn = svg(plot_pauses(SCALINGS))
-    for words in (">20 ms<", ">70 ms<", ">3.2 s<", ">0<", ">2.0 ms<", *(f">{kind}<" for kind in KINDS)):
+    for words in (">20 ms<", ">70 ms<", ">3.2 s<", ">0<", ">2.0 ms<", *(f">{kind}<" for kind in DELAYS)):
         assert words in drawn
 
 

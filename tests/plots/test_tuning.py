@@ -6,7 +6,7 @@ import labkit
 from labkit.core import Jobs
 from labkit.core.resources import amounts
 from labkit.plots.theme import as_svg
-from labkit.plots.tuning import change_marks, cores_curve, plot_tuning, speed_curve
+from labkit.plots.training import change_marks, cores_curve, plot_tuning, speed_curve
 
 
 def test_speed_cores_and_marks_are_those_of_the_run() -> None:

@@ -9,7 +9,7 @@ from labkit.core import Jobs
 from labkit.core.placement import Placement
 from labkit.experiment import Experiment, every_slot
 from labkit.placers.least_interference import default_model
-from labkit.plots.contention import plot_contention
+from labkit.plots.interference import plot_contention
 from labkit.results.contention import contention
 from labkit.schedulers import make
 from labkit.speed.interference import Interference, ModelUse

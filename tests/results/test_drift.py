@@ -10,9 +10,9 @@ import pytest
 from labkit.core import Jobs
 from labkit.core.events import Events, Kind, events, joined
 from labkit.experiment import Fidelity, simulate
-from labkit.plots.fidelity_page import as_text
+from labkit.plots.fidelity import as_text
 from labkit.results import RunRecord, fidelity_summary
-from labkit.results.drift import REFERENCE, Drift, reference
+from labkit.results.fidelity import REFERENCE, Drift, reference
 from labkit.simulator import Overheads
 from labkit.speed.profiled import YardstickSample
 

@@ -7,7 +7,7 @@ import pytest
 
 import labkit
 from labkit.core import Jobs, Kind
-from labkit.plots.forwarding import plot_forwarding
+from labkit.plots.decisions import plot_forwarding
 from labkit.plots.report import write_report
 from labkit.results import RunRecord, forwarding, load
 from labkit.topology import fat_tree

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from labkit.core.durations import seconds_of
 from labkit.core.errors import InputError
 from labkit.results import load
-from labkit.results.lock import RunLock
+from labkit.results.files import RunLock
 from labkit.results.queue import (
     FOLDER,
     QueuedRun,

@@ -19,7 +19,7 @@ from labkit.core.errors import InputError
 from labkit.core.events import Events, events, explained, from_frame, to_frame
 from labkit.core.jobs import Jobs
 from labkit.results import RunInfo, RunState, RunWriter, files, free_id, known_runs, load
-from labkit.results.lock import writer_of
+from labkit.results.files import writer_of
 from labkit.results.store import RunTail, find, refuse_taken
 
 from .logs import TWO_MACHINES, by_hand, random_log, three_jobs

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from labkit.core.events import Events, Kind, Role, events
 from labkit.results import job_table, stretches
-from labkit.results.stretches import Doing
+from labkit.results.spans import Doing
 
 from .logs import random_log
 

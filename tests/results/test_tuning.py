@@ -7,7 +7,7 @@ import numpy as np
 from labkit.core import Jobs
 from labkit.core.events import Events, Kind, Role, joined
 from labkit.core.resources import amounts
-from labkit.results.tuning import configurations
+from labkit.results.spans import configurations
 from labkit.testbed.run.event_rows import at, row
 
 JOBS = Jobs.of(

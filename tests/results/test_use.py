@@ -10,9 +10,9 @@ import labkit
 from labkit.core import Cause, Jobs, Kind, Role
 from labkit.core.events import LATER, events, from_frame, to_frame
 from labkit.core.parquet import decode, encode
+from labkit.results.files import from_columns, to_columns
+from labkit.results.record import failures
 from labkit.results.store import load
-from labkit.results.table import from_columns, to_columns
-from labkit.results.use import failures
 from labkit.simulator import Faults
 from labkit.testing.backends import same_events
 from labkit.topology import no_network

@@ -23,8 +23,7 @@ from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.weights import FILES, TrainedFor, Weights, load, shipped
 from labkit.simulator import Faults
 from labkit.speed.interference.levels import level
-from labkit.speed.what_if import put, renew
-from labkit.speed.what_if_state import N_SEEN, learned
+from labkit.speed.what_if import N_SEEN, learned, put, renew
 from labkit.topology import build
 from labkit.workloads import catalogue
 from labkit.workloads.catalogue import DL2_MODELS

@@ -225,7 +225,7 @@ def test_machines_that_fail_so_often_that_no_job_completes_end_the_run_with_the_
     mtbf_s: float, mttr_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, such a run went on for ever."""
-    monkeypatch.setattr("labkit.simulator.machine_failures.MOST_FAILURES", (2_000, 100))
+    monkeypatch.setattr("labkit.simulator.due.MOST_FAILURES", (2_000, 100))
     faults = Faults(mtbf_s, mttr_s, checkpoint_s=60)
     with pytest.raises(StalledError, match=r"2,000 times .* 0 of 3 jobs have completed.* Faults\(mtbf_s="):
         run(many(3), cluster=no_network(2), faults=faults)

@@ -8,9 +8,9 @@ import pytest
 from labkit.core import Events, Jobs, Kind, Placement, Role, Trial
 from labkit.core.resources import amounts
 from labkit.experiment import Session, every_slot
+from labkit.results.files import from_columns, to_columns
 from labkit.results.intervals import gantt, time_split
-from labkit.results.stretches import stretches
-from labkit.results.table import from_columns, to_columns
+from labkit.results.spans import stretches
 from labkit.simulator import Overheads, Paced, Replay, Simulator
 from labkit.speed.cpu import CpuModel
 from labkit.speed.recorded import Recorded

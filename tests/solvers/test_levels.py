@@ -14,8 +14,7 @@ from scipy.optimize import linprog
 from labkit.core.errors import InfeasibleError, InputError, UnboundedError
 from labkit.solvers.levels import fill, fill_entities
 from labkit.solvers.levels_game import balance
-from labkit.solvers.levels_search import mix
-from labkit.solvers.levels_sound import sound
+from labkit.solvers.levels_kernel import mix, sound
 
 TIGHT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
@@ -478,7 +477,7 @@ def test_sound_numbers_are_filled_as_after_all_checks(monkeypatch):
     value = rng.uniform(0.1, 5, (40, 3)) * (rng.random((40, 3)) < 0.9) + np.array([0.0, 0.0, 1e-3])
     fast = fill(value, **problem)
     asked = []
-    monkeypatch.setattr("labkit.solvers.levels_sound.sound", lambda *_: asked.append(1))
+    monkeypatch.setattr("labkit.solvers.levels_kernel.sound", lambda *_: asked.append(1))
     slow = fill(value, **problem)
     assert asked
     assert fast.x.tobytes() == slow.x.tobytes()

@@ -14,8 +14,7 @@ from scipy.optimize import linprog
 
 from labkit.core.errors import InputError
 from labkit.solvers.levels import fill
-from labkit.solvers.sharing import FilledPairs, fill_pairs
-from labkit.solvers.sharing_spread import _among, _between
+from labkit.solvers.sharing import FilledPairs, _among, _between, fill_pairs
 
 TIGHT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 

@@ -8,10 +8,9 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.experiment import Experiment
-from labkit.speed.by_counts import ByCounts
-from labkit.speed.dl2 import COEFFICIENTS, fitted
-from labkit.speed.dl2_fit import main
+from labkit.speed.dl2 import COEFFICIENTS, fitted, main
 from labkit.speed.measured import SpeedTable
+from labkit.speed.tabled import ByCounts
 from labkit.testing import check_speed_model
 from labkit.topology import build
 from labkit.workloads import dl2_jobs

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core.errors import InputError, ProfileError
-from labkit.speed.contention import PRESETS, gavel_pairs, profile, stretch
 from labkit.speed.interference import (
     COLUMNS,
     MODELS,
@@ -23,7 +22,8 @@ from labkit.speed.interference import (
     held_out_error,
     slowdowns,
 )
-from labkit.speed.interference.factors import FACTORS
+from labkit.speed.interference.measured import PRESETS, gavel_pairs, profile, stretch
+from labkit.speed.interference.model import FACTORS
 
 Shared = Callable[[str], Path]
 

@@ -11,8 +11,8 @@ from labkit.core.running import Running
 from labkit.experiment import Experiment
 from labkit.placers import FirstFit, LeastInterference, Pack, Spread
 from labkit.schedulers.fifo import Fifo
-from labkit.speed.contention import profile
 from labkit.speed.interference import InterferenceModel
+from labkit.speed.interference.measured import profile
 from labkit.speed.interference.use import Interference, ModelUse
 from labkit.speed.step_time import StepTime, step_time
 from labkit.testing import check_speed_model

@@ -14,9 +14,9 @@ from labkit.cli import app as cli
 from labkit.core import Jobs
 from labkit.core.errors import InputError, ProfileError
 from labkit.experiment import Experiment, Grid, sweep
-from labkit.speed.contention import profile
 from labkit.speed.interference import InterferenceModel, ModelUse, level
 from labkit.speed.interference.levels import CALIBRATION
+from labkit.speed.interference.measured import profile
 from labkit.speed.interference.use import task_use
 from labkit.speed.step_time import StepTime
 from labkit.topology import build, no_network

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from labkit.core.errors import ProfileError
 from labkit.core.resources import Floats
 from labkit.speed.measured import SpeedTable
-from labkit.speed.optimus import PRIOR, SpeedFunction, pre_runs
-from labkit.speed.optimus_online import MEMORY, OnlineSpeedFit
+from labkit.speed.optimus import MEMORY, PRIOR, OnlineSpeedFit, SpeedFunction, pre_runs
 
 Shared = Callable[[str], Path]
 

@@ -34,9 +34,8 @@ from labkit.speed.profiled import (
     read,
     write,
 )
-from labkit.speed.profiled.beyond import Beyond
-from labkit.speed.profiled.fits import foreseen, speed_functions
-from labkit.speed.profiled.grid import UpdateGrid
+from labkit.speed.profiled.contention import MeasuredContention, foreseen, speed_functions
+from labkit.speed.profiled.model import UpdateGrid
 from labkit.speed.profiled.overheads import Costs
 from labkit.testbed.profiling.alone import ChangeMeasurement
 from labkit.testbed.profiling.measure import overheads
@@ -216,7 +215,7 @@ def test_k_jobs_slow_each_other_as_the_median_of_what_was_measured_with_k() -> N
 
 
 def test_between_two_crowds_that_were_measured_the_slowdown_lies_between_theirs() -> None:
-    contention = Beyond.of(profile(beside=[crowd(1, 1.2), crowd(2, 1.5)], cores=64.0)).contention
+    contention = MeasuredContention.of(profile(beside=[crowd(1, 1.2), crowd(2, 1.5)], cores=64.0)).contention
     assert contention.at(np.array([0.0, 0.5, 1.5])) == pytest.approx([1.0, 1.1, 1.35])
 
 
@@ -244,12 +243,12 @@ def test_what_was_measured_while_something_else_ran_counts_only_where_it_always_
 def test_starts_in_a_crowd_are_slowed_as_measured_there_and_less_where_fewer_crowd() -> None:
     """Two cores, 3 wanted, fair shares say 1.5 times: it took three times as long, a factor of 2 beyond."""
     row = replace(beside(1.0, 2.0, 3.0), what="start")
-    press = Beyond.of(profile(beside=[row], cores=2.0)).start
+    press = MeasuredContention.of(profile(beside=[row], cores=2.0)).start
     assert press.at(0.5) == pytest.approx(2.0)
     assert press.at(0.25) == pytest.approx(1.5)  # 1 + slope x excess
     assert press.at(9.0) == pytest.approx(2.0)
     assert press.at(-0.5) == 1.0
-    assert Beyond.of(profile(beside=[row], cores=2.0)).rescale.at(0.5) == 1.0
+    assert MeasuredContention.of(profile(beside=[row], cores=2.0)).rescale.at(0.5) == 1.0
 
 
 # --- in a simulation

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from labkit.core import Cluster, Jobs
 from labkit.core.running import Running
-from labkit.speed.contention import profile
 from labkit.speed.interference import Interference, InterferenceModel, level
+from labkit.speed.interference.measured import profile
 from labkit.speed.interference.model import MODELS
 from labkit.speed.network import Share
 from labkit.speed.retiming import LEAST

@@ -9,10 +9,9 @@ from labkit.core import InputError
 from labkit.core.resources import Ints
 from labkit.core.running import Running
 from labkit.learning.settings import Setting
-from labkit.speed.analytic import analytic
 from labkit.speed.dl2 import THETA, FittedTable, fitted
 from labkit.speed.measured import MeasuredSpeed
-from labkit.speed.tabled import of_some, rings, varied
+from labkit.speed.tabled import analytic, of_some, rings, varied
 from labkit.topology import build
 from labkit.workloads import dl2_jobs
 from labkit.workloads.catalogue import DL2_MODELS

@@ -12,8 +12,19 @@ from labkit.core.resources import amounts
 from labkit.core.running import Running
 from labkit.speed.interference import MODELS, Interference, InterferenceModel, ModelUse
 from labkit.speed.step_time import StepTime
-from labkit.speed.what_if import fill, put, seconds_more, speed_of, take
-from labkit.speed.what_if_state import RunFacts, Slow, TaskTable, facts_of, slow_of, tasks_of
+from labkit.speed.what_if import (
+    RunFacts,
+    Slow,
+    TaskTable,
+    facts_of,
+    fill,
+    put,
+    seconds_more,
+    slow_of,
+    speed_of,
+    take,
+    tasks_of,
+)
 from labkit.topology import build
 
 CLUSTER = build("leaf_spine(2, 2, 3, gbps=(10, 1000))")  # above the network cards there is room for all
@@ -21,7 +32,7 @@ USES = {"a": ModelUse(3.5, 2.0, 8.0), "b": ModelUse(1.2, 4.4, 0.0)}
 
 
 def fitted(kind: str) -> InterferenceModel:
-    from labkit.speed.contention import profile
+    from labkit.speed.interference.measured import profile
 
     return InterferenceModel(kind).fit(profile("mild", rng=np.random.default_rng(0)))
 

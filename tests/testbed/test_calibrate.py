@@ -6,7 +6,7 @@ import pytest
 
 from labkit.experiment.demo import PROFILE
 from labkit.speed.profiled import Pool, read
-from labkit.speed.profiled.nouns import GangMeasurement
+from labkit.speed.profiled.profile import GangMeasurement
 from labkit.testbed.profiling.alone import ChangeMeasurement
 from labkit.testbed.profiling.calibrate import Ratios, ratios_of, scaled
 

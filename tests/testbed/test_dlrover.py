@@ -13,8 +13,8 @@ from labkit.core.ledger import Ledger
 from labkit.core.resources import amounts
 from labkit.experiment import deploy
 from labkit.live.follow import FollowedRun
+from labkit.results.spans import configurations
 from labkit.results.store import load
-from labkit.results.tuning import configurations
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.training import TrainingTable
 

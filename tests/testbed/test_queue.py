@@ -23,8 +23,8 @@ from labkit.experiment import deploy, queued, simulate
 from labkit.experiment.queued import begin_queue, plan_queue, work_queue
 from labkit.results import load
 from labkit.results.queue import QueuedRun, QueueState, RunQueue
-from labkit.results.queue_table import queue_records, queue_table
 from labkit.results.record import RunRecord, RunState
+from labkit.results.sweep_folder import queue_records, queue_table
 from labkit.testbed.inventory import Inventory
 from labkit.topology import no_network
 from tests.hang import HANG_S

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from labkit.core.errors import InputError
-from labkit.workloads.arrivals import DAY_S, HOUR_S, SHAPES, diurnal, google_like, poisson, uniform
+from labkit.workloads.generators import DAY_S, HOUR_S, SHAPES, diurnal, google_like, poisson, uniform
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))

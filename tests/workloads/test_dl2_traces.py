@@ -11,8 +11,16 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.core.resources import CPUS, GPUS
 from labkit.workloads.catalogue import DL2_MODELS
-from labkit.workloads.dl2_arrivals import GOOGLE, PHILLY, philly_like
-from labkit.workloads.dl2_traces import EPOCH_FRACTIONS, SETTINGS, Dl2Setting, dl2_jobs, setting
+from labkit.workloads.dl2_traces import (
+    EPOCH_FRACTIONS,
+    GOOGLE,
+    PHILLY,
+    SETTINGS,
+    Dl2Setting,
+    dl2_jobs,
+    philly_like,
+    setting,
+)
 from labkit.workloads.readers import read, write
 
 

@@ -17,10 +17,18 @@ from labkit.core.resources import CPUS, GPUS, MEMORY_GB
 from labkit.workloads import info, read
 from labkit.workloads.readers import read_sacct, sniff
 from labkit.workloads.readers.kubernetes import kubernetes
-from labkit.workloads.readers.mapped import mapped, proposed, table
-from labkit.workloads.readers.mapping import FIELDS, ColumnMap, FieldSource, keep, named, sidecar
-from labkit.workloads.readers.sacct import sacct
-from labkit.workloads.readers.tres import gpus_of, read_tres
+from labkit.workloads.readers.mapped import (
+    FIELDS,
+    ColumnMap,
+    FieldSource,
+    keep,
+    mapped,
+    named,
+    proposed,
+    sidecar,
+    table,
+)
+from labkit.workloads.readers.sacct import gpus_of, read_tres, sacct
 
 from .exports import PODS, SACCT, SACCT_HEADER, SACCT_JSON, SACCT_ROWS, TABLE, pod
 
@@ -212,7 +220,7 @@ def test_columns_are_proposed_by_name_and_values_and_remembered_beside_the_file(
 
 def test_what_a_user_names_stands_and_what_is_misspelt_is_told(tmp_path):
     frame, separator = table(put(tmp_path, "jobs.csv", TABLE))
-    mapping = proposed(frame, separator, told=named("arrival=startTime,duration=run_time_min:h"))
+    mapping = proposed(frame, separator, chosen=named("arrival=startTime,duration=run_time_min:h"))
     assert mapping.sources["arrival"] == FieldSource("startTime", "s")
     assert mapping.sources["duration"] == FieldSource("run_time_min", "h")
     assert "start" not in mapping.sources  # a column means one thing
@@ -224,7 +232,7 @@ def test_what_a_user_names_stands_and_what_is_misspelt_is_told(tmp_path):
         with pytest.raises(InputError, match=re.escape(told)):
             named(text)
     with pytest.raises(InputError, match=r"unknown column 'submit'\. Did you mean 'submit_time'"):
-        proposed(frame, separator, told=named("arrival=submit"))
+        proposed(frame, separator, chosen=named("arrival=submit"))
 
 
 def test_a_table_without_arrivals_or_durations_is_refused_with_its_columns(tmp_path):

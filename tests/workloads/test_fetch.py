@@ -13,8 +13,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.workloads import fetch as module
-from labkit.workloads.fetch import PUBLIC, PublicTrace, fetch
+from labkit.workloads import named_traces
+from labkit.workloads.named_traces import PUBLIC, PublicTrace, fetch
 from labkit.workloads.readers import read
 
 PHILLY = b"timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,1,66.0,11cb48\n"
@@ -64,7 +64,7 @@ def packed(files, kind):
 def public(monkeypatch):
     def add(name, files, main):
         trace = PublicTrace(base_url="http://127.0.0.1:9", files=files, main=main, licence="none", what="a test")
-        monkeypatch.setitem(module.PUBLIC, name, trace)
+        monkeypatch.setitem(named_traces.PUBLIC, name, trace)
 
     return add
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from labkit.core.resources import GPUS
-from labkit.workloads.arrivals import poisson
 from labkit.workloads.catalogue import DL2_MODELS, model
-from labkit.workloads.generators import PHILLY_DURATIONS, PHILLY_GPUS, catalogue_jobs, philly_like
+from labkit.workloads.generators import PHILLY_DURATIONS, PHILLY_GPUS, catalogue_jobs, philly_like, poisson
 
 
 def arrivals(n, seed=1):

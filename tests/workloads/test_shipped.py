@@ -8,9 +8,9 @@ import pytest
 
 import labkit
 from labkit.core.errors import InputError, TraceError
-from labkit.workloads import fetch
+from labkit.workloads import named_traces
+from labkit.workloads.named_traces import FOLDER, located, shipped
 from labkit.workloads.recipes import TRACES
-from labkit.workloads.shipped import FOLDER, located, shipped
 
 
 def test_every_recipe_has_a_name():
@@ -34,7 +34,7 @@ def test_what_is_no_name_stays_as_it_is(path, tmp_path, monkeypatch):
 
 def test_a_public_trace_has_a_name_once_it_is_fetched(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fetch, "_folder", lambda name, cache: tmp_path / "cache" / name)
+    monkeypatch.setattr(named_traces, "_folder", lambda name, cache: tmp_path / "cache" / name)
     with pytest.raises(InputError, match=r"philly was not downloaded yet: labkit traces fetch philly"):
         located("philly")
     (tmp_path / "cache" / "philly").mkdir(parents=True)

@@ -39,9 +39,8 @@ from labkit.experiment.classic.order import forget_all, join, leave
 from labkit.experiment.classic.queue import add, remove
 from labkit.experiment.classic.room import fill, mark, restore
 from labkit.kernels import inner, kernel
-from labkit.simulator import state
-from labkit.simulator.carry_out import carry_out
-from labkit.simulator.transitions import begin
+from labkit.simulator import kernels
+from labkit.simulator.kernels import begin, carry_out
 
 _ARRIVED, _DECIDED, _PLACED = int(Kind.ARRIVED), int(Kind.DECIDED), int(Kind.PLACED)
 _PREEMPTED, _COMPLETED = int(Kind.PREEMPTED), int(Kind.COMPLETED)
@@ -63,13 +62,13 @@ def _pop(work: Scratch) -> None:
 @inner(_nrt=False)
 def _await(truth: Truth, work: Scratch, j: int) -> None:
     """Note when a job that runs ends."""
-    if truth.truth[j].phase != state.RUNNING or not truth.truth[j].next_s < np.inf:
+    if truth.truth[j].phase != kernels.RUNNING or not truth.truth[j].next_s < np.inf:
         return
     if work.numbers[N_ENDS] == len(work.ends):  # moments that are over fill it
         work.numbers[N_ENDS] = 0
-        for i in range(truth.counts[state.N_RUNNING]):
+        for i in range(truth.counts[kernels.N_RUNNING]):
             other = truth.running[i]
-            if other != j and truth.truth[other].phase == state.RUNNING and truth.truth[other].next_s < np.inf:
+            if other != j and truth.truth[other].phase == kernels.RUNNING and truth.truth[other].next_s < np.inf:
                 _push(work, truth.truth[other].next_s, other)
     _push(work, truth.truth[j].next_s, j)
 
@@ -79,7 +78,7 @@ def _next_end_s(truth: Truth, work: Scratch) -> float:
     """Return when the next job ends; what is out of date leaves the heap."""
     while work.numbers[N_ENDS]:
         at = truth.truth[work.ends[0]]
-        if at.phase == state.RUNNING and at.next_s == work.ends_s[0]:
+        if at.phase == kernels.RUNNING and at.next_s == work.ends_s[0]:
             return float(work.ends_s[0])
         _pop(work)
     return np.inf
@@ -156,8 +155,8 @@ def _end(
     n: int,
 ) -> int:  # fmt: skip
     """Complete a job; it stays in the list of those that run until the next `_tidy`."""
-    kind = state.end(truth.truth, j, now_s, trace.true_steps)
-    n = state.write(out, n, now_s, kind, j, truth.truth[j].steps, 0.0, -1, -1)
+    kind = kernels.end(truth.truth, j, now_s, trace.true_steps)
+    n = kernels.write(out, n, now_s, kind, j, truth.truth[j].steps, 0.0, -1, -1)
     release(truth.held, truth.tasks, truth.spare, truth.free, truth.demand, j)
     work.numbers[N_DEAD] += 1
     if preempts:
@@ -171,12 +170,12 @@ def _end(
 def _tidy(truth: Truth, work: Scratch) -> None:
     """Take the jobs that are over out of the list of those that run."""
     n = 0
-    for i in range(truth.counts[state.N_RUNNING]):
+    for i in range(truth.counts[kernels.N_RUNNING]):
         j = truth.running[i]
-        if truth.truth[j].phase != state.DONE:
+        if truth.truth[j].phase != kernels.DONE:
             truth.running[n] = j
             n += 1
-    truth.counts[state.N_RUNNING] = n
+    truth.counts[kernels.N_RUNNING] = n
     work.numbers[N_DEAD] = 0
 
 
@@ -187,13 +186,13 @@ def _pass(  # noqa: C901 - a branch for each thing that happens
 ) -> float:  # fmt: skip
     """Let time pass until jobs complete or arrive, or until a moment; return the time then.
 
-    As `labkit.simulator.run_until`.
+    As `labkit.simulator.kernels`.
     """
     counts, first = truth.counts, work.numbers[N_ROWS]
     end_s = _next_end_s(truth, work)
     at = end_s
-    if counts[state.NEXT_ARRIVAL] < len(trace.arrival_s):
-        at = min(at, trace.arrival_s[counts[state.NEXT_ARRIVAL]])
+    if counts[kernels.NEXT_ARRIVAL] < len(trace.arrival_s):
+        at = min(at, trace.arrival_s[counts[kernels.NEXT_ARRIVAL]])
     if at > until_s or at == np.inf:
         return max(now_s, until_s) if until_s < np.inf else now_s
     now_s = max(now_s, at)
@@ -204,19 +203,19 @@ def _pass(  # noqa: C901 - a branch for each thing that happens
         if _next_end_s(truth, work) > at:
             n = _end(truth, trace, order, work, preempts, j, at, out, n)
         else:  # several at once, in order of start
-            for i in range(counts[state.N_RUNNING]):
+            for i in range(counts[kernels.N_RUNNING]):
                 j = truth.running[i]
-                if truth.truth[j].phase == state.RUNNING and truth.truth[j].next_s <= at:
+                if truth.truth[j].phase == kernels.RUNNING and truth.truth[j].next_s <= at:
                     n = _end(truth, trace, order, work, preempts, j, at, out, n)
         queue.stuck[:] = False
-        if 2 * work.numbers[N_DEAD] > counts[state.N_RUNNING] + 64:
+        if 2 * work.numbers[N_DEAD] > counts[kernels.N_RUNNING] + 64:
             _tidy(truth, work)
     arrived = n
-    while counts[state.NEXT_ARRIVAL] < len(trace.arrival_s) and trace.arrival_s[counts[state.NEXT_ARRIVAL]] <= at:
-        j = counts[state.NEXT_ARRIVAL]
-        truth.truth[j].phase = state.WAITING
-        n = state.write(out, n, at, _ARRIVED, j, np.nan, np.nan, -1, -1)
-        counts[state.NEXT_ARRIVAL] += 1
+    while counts[kernels.NEXT_ARRIVAL] < len(trace.arrival_s) and trace.arrival_s[counts[kernels.NEXT_ARRIVAL]] <= at:
+        j = counts[kernels.NEXT_ARRIVAL]
+        truth.truth[j].phase = kernels.WAITING
+        n = kernels.write(out, n, at, _ARRIVED, j, np.nan, np.nan, -1, -1)
+        counts[kernels.NEXT_ARRIVAL] += 1
         for r in range(len(work.asked)):
             work.asked[r] += trace.gang[trace.kind[j], r]
     _fold(out[first:n], mind, space, trace, work)
@@ -241,7 +240,7 @@ def _set_up(
         queue.lo[k] = queue.hi[k] = queue.base[k]
     fill(space, mind.free, trace.group_type)
     work.numbers[N_TOUCHED] = 0
-    for i in range(truth.counts[state.N_RUNNING]):
+    for i in range(truth.counts[kernels.N_RUNNING]):
         _await(truth, work, truth.running[i])
     for j in active:
         for r in range(len(work.asked)):
@@ -295,7 +294,7 @@ def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
         else:  # as `Ledger.fold` takes note of it
             if numbers[N_TOUCHED]:
                 restore(space, mind, trace.group_type, numbers)
-            numbers[N_ROWS] = state.write(out, before, now_s, _DECIDED, -1, 0.0, np.nan, -1, -1)
+            numbers[N_ROWS] = kernels.write(out, before, now_s, _DECIDED, -1, 0.0, np.nan, -1, -1)
             mind.counts[ledger.N_DECIDED] += 1
         numbers[N_DECISIONS] += 1
         slot_end_s = np.inf

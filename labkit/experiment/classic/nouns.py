@@ -27,7 +27,7 @@ moments in the heap of turns, jobs that are in no list yet; how many numbers the
 
 @by_reference
 class Truth(NamedTuple):
-    """The simulator's columns, as `labkit.simulator.state` has them."""
+    """The simulator's columns, as `labkit.simulator.kernels` has them."""
 
     truth: Records
     running: Ints

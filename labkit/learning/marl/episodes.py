@@ -26,8 +26,21 @@ from labkit.schedulers.marl.network import (
     latest_s,
     weigh,
 )
-from labkit.speed.what_if import put, renew, seconds_more, slowdown, speed_of, take, touched
-from labkit.speed.what_if_state import N_SEEN, PCIE_UNIT, WORKER, RunFacts, Slow, TaskTable
+from labkit.speed.what_if import (
+    N_SEEN,
+    PCIE_UNIT,
+    WORKER,
+    RunFacts,
+    Slow,
+    TaskTable,
+    put,
+    renew,
+    seconds_more,
+    slowdown,
+    speed_of,
+    take,
+    touched,
+)
 
 DONE = 1e-9
 """Part of its steps that a job may lack when it ends: rounding."""

@@ -18,7 +18,7 @@ from labkit.core.errors import LabkitError
 from labkit.core.resources import Floats, Ints
 from labkit.learning.marl.episodes import ActionRule, Rec, World, play, record
 from labkit.schedulers.marl.network import SLOT_S, Net, Scene, desk_of
-from labkit.speed.what_if_state import learned
+from labkit.speed.what_if import learned
 
 WorldOf = Callable[[np.random.Generator], tuple[Scene, World]]
 MOST_DECISIONS: Final = 6000

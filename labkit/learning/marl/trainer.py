@@ -22,7 +22,7 @@ from labkit.learning.marl.settings import Setting
 from labkit.learning.training import Training, copied, refuse_not_finite
 from labkit.schedulers.marl.network import FEATURES, N_TOP, NEVER, WAITING, Net
 from labkit.schedulers.marl.weights import TrainedFor, Weights
-from labkit.speed.what_if_state import N_SEEN
+from labkit.speed.what_if import N_SEEN
 
 MOST_BETTER: Final = 3.0
 """Choices are better or worse by at most so many standard deviations, for learning."""

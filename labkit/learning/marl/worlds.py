@@ -14,7 +14,7 @@ from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.speed.interference.model import InterferenceModel
 from labkit.speed.interference.use import ModelUse
 from labkit.speed.step_time import step_time
-from labkit.speed.what_if_state import facts_of, slow_of, tasks_of
+from labkit.speed.what_if import facts_of, slow_of, tasks_of
 
 
 def world_of(

@@ -12,8 +12,7 @@ import numpy as np
 
 from labkit.core.errors import InputError
 from labkit.experiment.experiment import Experiment
-from labkit.speed.by_counts import ByCounts
-from labkit.speed.tabled import of_some, varied
+from labkit.speed.tabled import ByCounts, of_some, varied
 from labkit.workloads import with_epoch_error
 
 

@@ -18,7 +18,7 @@ from labkit.core.running import Running
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.base import capacity
 from labkit.schedulers.marginal_gain import kinds_of
-from labkit.speed.optimus_online import OnlineSpeedFit
+from labkit.speed.optimus import OnlineSpeedFit
 
 FEWEST: Final = 5
 """Jobs of a window; with fewer, nothing is said about it."""

@@ -17,7 +17,7 @@ from labkit.schedulers.marl.queue import place_waiting
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.scheduler import RunKnowledge, beyond_pods, left_out, placement, show, with_limit
 from labkit.schedulers.pods.room import refuse_pods_without_gpus
-from labkit.speed.what_if_state import slow_of
+from labkit.speed.what_if import slow_of
 
 
 @dataclass(eq=False)

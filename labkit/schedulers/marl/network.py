@@ -10,8 +10,7 @@ from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.kernels import by_reference, inner, kernel
 from labkit.kernels.arrays import fill_with
 from labkit.schedulers.marl.candidates import MOST, Candidates, ClusterRoom, GangRequest, candidates, found_of
-from labkit.speed.what_if import seconds_more
-from labkit.speed.what_if_state import N_SEEN, WORKER, RunFacts, Slow, TaskTable
+from labkit.speed.what_if import N_SEEN, WORKER, RunFacts, Slow, TaskTable, seconds_more
 
 FEATURES: Final = (
     "own_slowdown", "others", "machines", "empty", "gpus_left", "cores_left", "stranded", "at_home", "pod_free",

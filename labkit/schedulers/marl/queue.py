@@ -9,8 +9,7 @@ from labkit.kernels import kernel
 from labkit.kernels.arrays import fill_with
 from labkit.schedulers.marl.candidates import hold
 from labkit.schedulers.marl.network import CandidateBuffers, Net, Scene, best_of, gang_of, weigh
-from labkit.speed.what_if import put, renew
-from labkit.speed.what_if_state import Slow
+from labkit.speed.what_if import Slow, put, renew
 
 
 @kernel(error_model="numpy")

@@ -16,7 +16,7 @@ from labkit.schedulers.marl.network import Scene
 from labkit.speed.interference.use import ModelUse
 from labkit.speed.step_time import StepTime
 from labkit.speed.units import samples_of_step
-from labkit.speed.what_if_state import facts_of, tasks_of
+from labkit.speed.what_if import facts_of, tasks_of
 from labkit.workloads import catalogue
 
 PODS: Final = 3

@@ -23,8 +23,7 @@ from labkit.schedulers.marl.scenes import MACHINES, PODS, declared_speed, scene_
 from labkit.schedulers.marl.weights import TrainedFor, load
 from labkit.schedulers.pods.room import refuse_pods_without_gpus
 from labkit.speed.interference.levels import digest_of
-from labkit.speed.what_if import fill
-from labkit.speed.what_if_state import Slow, learned, slow_of
+from labkit.speed.what_if import Slow, fill, learned, slow_of
 
 
 class RunKnowledge(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 from labkit.core.weights import Tensors, WeightsFiles, fault_of, other_names
 from labkit.schedulers.marl.network import FEATURES, WAITING, Net
 from labkit.speed.interference.levels import Level, digest_of
-from labkit.speed.what_if_state import N_SEEN
+from labkit.speed.what_if import N_SEEN
 
 FILES: Final = WeightsFiles(
     policy="marl",

@@ -84,7 +84,7 @@ class Level:
 
 
 def digest_of(known: Contention | None) -> str:
-    """Return what tells a truth about interference from others: the name of a level, a digest of what was measured.
+    """Return the identity of a level: its name, or a digest of its measurements.
 
     >>> digest_of(None), digest_of(level("mild"))
     ('none', 'level mild')
@@ -104,9 +104,9 @@ def level(what: str | Path | Level | None) -> Level | None:
     Parameters
     ----------
     what : str, path or Level
-        "none"; "mild": the two-stage model of the synthetic server of `labkit.speed.contention`, with the catalogue's
-        use of cores and PCIe; "calibrated": the same with `CALIBRATION` times that use; or a file: a table with the
-        columns of `Profile.of` (.csv), or the profile of a testbed that `labkit profile` wrote (.json).
+        "none"; "mild": the two-stage model of the synthetic server of `measured`, with the catalogue's use of cores and
+        PCIe; "calibrated": the same with `CALIBRATION` times that use; or a file: a table with the columns of
+        `Profile.of` (.csv), or the profile of a testbed that `labkit profile` wrote (.json).
 
     Raises
     ------
@@ -134,7 +134,7 @@ def level(what: str | Path | Level | None) -> Level | None:
 
 
 def is_file(what: object) -> bool:
-    """Tell whether a level is a file, whatever its name: it has an ending, or lies there.
+    """Return whether a level is a file, whatever its name: it has an ending, or lies there.
 
     >>> is_file("calibrated"), is_file("profiles/lab.json")
     (False, True)
@@ -147,7 +147,7 @@ def is_file(what: object) -> bool:
 @cache
 def mild_model() -> InterferenceModel:
     """Return the two-stage model fitted to the synthetic server with mild contention."""
-    from labkit.speed.contention import profile
+    from labkit.speed.interference.measured import profile
 
     return InterferenceModel().fit(profile("mild", rng=np.random.default_rng(0)))
 

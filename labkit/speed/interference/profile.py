@@ -35,7 +35,7 @@ class InterferenceProfile:
     cpu_cores, pcie_gbps : array
         (n,) U and P: what the job uses when it runs alone.
     co_cpu_cores, co_pcie_gbps : array
-        (n,) U_C and P_C: what those beside it use, as `labkit.speed.interference.load.co_load` counts it.
+        (n,) U_C and P_C: what those beside it use, as `labkit.speed.interference.use.co_load` counts it.
     slowdown : array
         (n,) D: shared / alone seconds per step.
     """
@@ -66,15 +66,15 @@ class InterferenceProfile:
         missing = [column for column in COLUMNS if column not in table.columns]
         if missing:
             raise ProfileError(f"profile: column {missing[0]} is missing; expected {', '.join(COLUMNS)}.")
-        given = [column for column in LOADS if column in table.columns]
+        present = [column for column in LOADS if column in table.columns]
         if not len(table):
             raise ProfileError("profile: it has no rows; expected one for each measurement of a job beside others.")
-        numbers = {c: _numbers(table, c) for c in (*COLUMNS[2:], *given)}
+        numbers = {c: _numbers(table, c) for c in (*COLUMNS[2:], *present)}
         faults = [fault for c, values in numbers.items() for fault in _faults(c, values, table[c])]
         if faults:
             raise ProfileError(told("profile", faults))
         cpu, pcie = numbers["cpu_cores"], numbers["pcie_gbps"]
-        if len(given) == len(LOADS):
+        if len(present) == len(LOADS):
             co_cpu, co_pcie = numbers["co_cpu_cores"], numbers["co_pcie_gbps"]
         else:
             co_cpu, co_pcie = _sum_of_co_runners(table, cpu, pcie)

@@ -1,13 +1,13 @@
 """The profile of a testbed: what was measured on it, its file, and the speed model that a simulation takes from it.
 
-`nouns` says what a measurement is, `files` reads and writes a profile as JSON, `grid` fills in gangs that were not
-measured, `sharing` divides the cores of a machine, `model` is the speed model, `overheads` says what starts and
-rescales cost. `labkit profile` measures one.
+`profile` says what a measurement is, reads and writes a profile as JSON; `contention` divides the cores of a machine;
+`model` is the speed model and fills in gangs that were not measured, `overheads` says what starts and rescales cost.
+`labkit profile` measures one.
 """
 
-from labkit.speed.profiled.files import read, write
+from labkit.speed.profiled.contention import max_min
 from labkit.speed.profiled.model import ProfiledSpeed
-from labkit.speed.profiled.nouns import (
+from labkit.speed.profiled.profile import (
     ColocationSample,
     GangMeasurement,
     LinkMeasurement,
@@ -16,20 +16,11 @@ from labkit.speed.profiled.nouns import (
     Provenance,
     TestbedProfile,
     YardstickSample,
+    read,
+    write,
 )
-from labkit.speed.profiled.sharing import max_min
 
 __all__ = [
-    "ColocationSample",
-    "GangMeasurement",
-    "LinkMeasurement",
-    "Overhead",
-    "Pool",
-    "ProfiledSpeed",
-    "Provenance",
-    "TestbedProfile",
-    "YardstickSample",
-    "max_min",
-    "read",
-    "write",
+    "ColocationSample", "GangMeasurement", "LinkMeasurement", "Overhead", "Pool", "ProfiledSpeed", "Provenance",
+    "TestbedProfile", "YardstickSample", "max_min", "read", "write",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from labkit.speed.profiled.nouns import Overhead, TestbedProfile
+from labkit.speed.profiled.profile import Overhead, TestbedProfile
 
 STARTER: Final = 0.8
 """As how many busy processes a start competes for each core that it wants alone: its processes wait for each other."""
@@ -54,7 +54,7 @@ class Costs:
         """Processor seconds of a process that joins."""
 
     def start(self, n_new: int, *, again: bool = False) -> ChangeCost:
-        """Return what a start of so many workers and servers takes, with the end of the job, which holds its tasks."""
+        """Return the cost of a start of so many workers and servers, with the end of the job, which holds its tasks."""
         row = _nearest(self._rows["restart" if again else "start"], n_new)
         if row is None:
             return ChangeCost(0.0, 0.0)
@@ -68,7 +68,7 @@ class Costs:
         return 0.0 if row is None else row.median_s
 
     def rescale(self, n_new: int) -> ChangeCost:
-        """Return what a rescale takes that starts so many processes; nothing, if it ends some and was not measured."""
+        """Return the cost of a rescale that starts so many processes; none if it ends some and was not measured."""
         row = _nearest([row for row in self._rows["rescale"] if bool(row.n_new) == bool(n_new)], n_new)
         if row is None:
             return ChangeCost(0.0, 0.0)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from labkit.core.errors import LabkitError
-from labkit.speed.profiled.nouns import QUIET, GangMeasurement
+from labkit.speed.profiled.profile import QUIET, GangMeasurement
 from labkit.testbed.errors import HostError
 from labkit.testbed.profiling.gangs import GangShape, MeasuredKind, place_of, walk
 from labkit.testbed.profiling.stage import ProfilingSession

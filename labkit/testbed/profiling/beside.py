@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from labkit.core.errors import LabkitError
-from labkit.speed.profiled.nouns import ColocationSample
+from labkit.speed.profiled.profile import ColocationSample
 from labkit.testbed.profiling.alone import GangPace, Measurements, Say, pace, short
 from labkit.testbed.profiling.cores import load
 from labkit.testbed.profiling.gangs import GangShape

@@ -8,7 +8,7 @@ from typing import Final
 
 from labkit.core.errors import ProfileError
 from labkit.speed.profiled import Pool, TestbedProfile
-from labkit.speed.profiled.nouns import QUIET, Fitted, GangMeasurement, Overhead
+from labkit.speed.profiled.profile import QUIET, Fitted, GangMeasurement, Overhead
 from labkit.testbed.errors import HostError
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.alone import ChangeMeasurement, Measurements, alone, starts, warm_up

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Final
 
 from labkit.core.errors import LabkitError
-from labkit.speed.profiled.nouns import Pool
+from labkit.speed.profiled.profile import Pool
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.errors import HostError
 from labkit.testbed.profiling.stage import LEASE_S, ProfilingSession

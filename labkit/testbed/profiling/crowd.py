@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from labkit.core.errors import LabkitError
-from labkit.speed.profiled.nouns import ColocationSample, Overhead
 from labkit.speed.profiled.overheads import Costs, weight_of
+from labkit.speed.profiled.profile import ColocationSample, Overhead
 from labkit.testbed.profiling.alone import GangPace, Measurements, Say, paces_of, short, warm_up_s
 from labkit.testbed.profiling.gangs import GangShape, place_of, room
 from labkit.testbed.profiling.stage import ProfilingSession

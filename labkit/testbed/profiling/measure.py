@@ -12,8 +12,8 @@ import numpy as np
 
 from labkit.core.errors import LabkitError
 from labkit.speed.profiled import ColocationSample, LinkMeasurement, Overhead, Pool, Provenance, TestbedProfile
-from labkit.speed.profiled.fits import speed_functions
-from labkit.speed.profiled.nouns import QUIET
+from labkit.speed.profiled.contention import speed_functions
+from labkit.speed.profiled.profile import QUIET
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.alone import ChangeMeasurement, Measurements, Say, alone, starts, warm_up
 from labkit.testbed.profiling.beside import beside_load

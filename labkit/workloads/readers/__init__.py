@@ -8,41 +8,24 @@ from typing import Final
 
 from labkit.core.errors import TraceError, unknown
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers import alibaba2020, alibaba2023, gavel, google2011, helios, own, philly
-from labkit.workloads.readers.alibaba2020 import read_alibaba_2020
-from labkit.workloads.readers.alibaba2023 import read_alibaba_2023
-from labkit.workloads.readers.files import bytes_of, lines_of
+from labkit.workloads.named_traces import located
+from labkit.workloads.readers import alibaba, gavel, google2011, helios, own, philly
+from labkit.workloads.readers.alibaba import read_alibaba_2020, read_alibaba_2023
+from labkit.workloads.readers.base import bytes_of, lines_of
 from labkit.workloads.readers.gavel import read_gavel, read_gavel_old
 from labkit.workloads.readers.google2011 import read_google_2011
 from labkit.workloads.readers.helios import read_helios
 from labkit.workloads.readers.kubernetes import is_pods, read_kubernetes
-from labkit.workloads.readers.mapped import read_mapped
-from labkit.workloads.readers.mapping import sidecar
+from labkit.workloads.readers.mapped import read_mapped, sidecar
 from labkit.workloads.readers.own import read_csv, read_parquet, write
 from labkit.workloads.readers.philly import read_philly_csv, read_philly_log
-from labkit.workloads.readers.sacct import read_sacct
-from labkit.workloads.readers.sacct_files import lacks_header, separator_of
-from labkit.workloads.shipped import located
+from labkit.workloads.readers.sacct import lacks_header, read_sacct, separator_of
 
 __all__ = [
-    "FORMATS",
-    "read",
-    "read_alibaba_2020",
-    "read_alibaba_2023",
-    "read_csv",
-    "read_gavel",
-    "read_gavel_old",
-    "read_google_2011",
-    "read_helios",
-    "read_kubernetes",
-    "read_mapped",
-    "read_parquet",
-    "read_philly_csv",
-    "read_philly_log",
-    "read_sacct",
-    "sniff",
-    "write",
-]
+    "FORMATS", "read", "read_alibaba_2020", "read_alibaba_2023", "read_csv", "read_gavel", "read_gavel_old",
+    "read_google_2011", "read_helios", "read_kubernetes", "read_mapped", "read_parquet", "read_philly_csv",
+    "read_philly_log", "read_sacct", "sniff", "write",
+]  # fmt: skip
 
 FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
     "csv": read_csv,
@@ -62,7 +45,7 @@ FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
 """Name of each format and its reader."""
 
 _HEADERS: Final = {
-    "alibaba-2023": alibaba2023.COLUMNS,
+    "alibaba-2023": alibaba.COLUMNS,
     "helios": helios.COLUMNS,
     "philly-csv": philly.COLUMNS,
     "csv": own.REQUIRED,
@@ -71,7 +54,7 @@ _WIDTHS: Final = {
     ("\t", len(gavel.COLUMNS)): "gavel",
     ("\t", len(gavel.OLD_COLUMNS)): "gavel-old",
     (",", len(google2011.COLUMNS)): "google-2011",
-    (",", len(alibaba2020.JOB_COLUMNS)): "alibaba-2020",
+    (",", len(alibaba.JOB_COLUMNS)): "alibaba-2020",
 }
 
 

@@ -1,27 +1,32 @@
-"""What all readers of tables share: rows as columns, and faults gathered with line and column."""
+"""What all readers share: files, rows as columns, times, faults with line and column, and counts of rows left out."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import re
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from gzip import BadGzipFile, GzipFile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.faults import MAX_FAULTS_TOLD, told
+from labkit.core.files import MAX_BYTES, refuse_unreadable, too_large
+from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.text import CONTROL, shortened
-from labkit.workloads.readers.files import lines_of, text_of
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 MAX_NUMBER: Final = 1e15
 """The largest number that a reader believes."""
@@ -318,3 +323,255 @@ def per_gpu(n_gpus: Ints, *, cpus: Floats | float = np.nan, memory_gb: Floats | 
     shares = (np.minimum(n_gpus, 1), cores / workers, np.broadcast_to(memory_gb, workers.shape) / workers)
     demand: NDArray[np.float64] = np.stack([np.asarray(share, np.float64) for share in shares], axis=-1)
     return workers, demand
+
+
+_NEWLINE: Final = re.compile(r"\r\n|\r|\n")
+
+
+def bytes_of(path: Path, *, expected: str) -> bytes:
+    """Return the contents of a file, unpacked where it is gzipped.
+
+    Raises
+    ------
+    TraceError
+        If it is not there, is no plain file, cannot be read, is empty or too large, or is a truncated gzip file.
+    """
+    refuse_unreadable(path, expected=expected, error=TraceError)
+    try:
+        raw = path.read_bytes()
+        raw = GzipFile(fileobj=io.BytesIO(raw)).read(MAX_BYTES + 1) if raw[:2] == b"\x1f\x8b" else raw
+    except FileNotFoundError:
+        raise TraceError(f"{path}: there is no such file; expected {expected}.") from None
+    except (EOFError, BadGzipFile, zlib.error) as error:
+        raise TraceError(f"{path}: broken gzip file ({error}); expected {expected}. Fetch it again.") from None
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}; expected {expected}.") from None
+    if len(raw) > MAX_BYTES:
+        raise too_large(path, expected=expected, error=TraceError)
+    if not raw.strip():
+        raise TraceError(f"{path}: the file is empty; expected {expected}.")
+    return raw
+
+
+def text_of(path: Path, *, expected: str) -> str:
+    """Return the text of a file.
+
+    Raises
+    ------
+    TraceError
+        As `bytes_of`, or if it is not text in UTF-8.
+    """
+    raw = bytes_of(path, expected=expected)
+    if b"\0" in raw:
+        raise TraceError(f"{path}: binary data (a zero at byte {raw.index(0)}); expected {expected}, as text.")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: byte {error.start} is not UTF-8 text; expected {expected}.") from None
+
+
+def lines_of(text: str) -> list[tuple[int, str]]:
+    """Return the lines that are not blank, with their numbers."""
+    return [(i, line) for i, line in enumerate(_NEWLINE.split(text), start=1) if line.strip()]
+
+
+class Read(NamedTuple):
+    """The jobs of a trace, and what became of its rows."""
+
+    jobs: Jobs
+    tally: Tally
+
+
+def json_of(path: Path, text: str, *, expected: str, remedy: str = "") -> Any:
+    """Return the value of a JSON text; raise a TraceError with line and column if it is none."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TraceError(
+            f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; expected {expected}. It may be cut off"
+            f"{remedy}."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path}: {error}; expected {expected}.") from None
+
+
+def entries_of(path: Path, text: str, *, key: str, expected: str) -> list[Any]:
+    """Return the list under a key of a JSON object.
+
+    Raises
+    ------
+    TraceError
+        If it is no JSON, or there is no such list.
+    """
+    content = json_of(path, text, expected=expected)
+    entries = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        raise TraceError(f"{path}: it has no list '{key}'; expected {expected}.")
+    return entries
+
+
+class Tally:
+    """Counts the rows of a trace: those that are jobs, and those that are not, by reason.
+
+    Parameters
+    ----------
+    n_rows : int
+        Rows of the file, or entries of its list.
+    noun : str
+        What a row is called, in the plural.
+    """
+
+    def __init__(self, n_rows: int, *, noun: str) -> None:
+        self.n_rows, self.noun = n_rows, noun
+        self.left_out: dict[str, int] = {}
+        self.merged: dict[str, int] = {}
+        self._remarks: list[tuple[str, int]] = []
+
+    @property
+    def n_jobs(self) -> int:
+        """How many rows are left, each of which is a job."""
+        return self.n_rows - sum(self.left_out.values()) - sum(self.merged.values())
+
+    def leave_out(self, n: ArrayLike, reason: str) -> None:
+        """Count rows that are no jobs of the trace."""
+        self._count(self.left_out, n, reason)
+
+    def merge(self, n: ArrayLike, reason: str) -> None:
+        """Count rows that became part of a job that another row stands for."""
+        self._count(self.merged, n, reason)
+
+    def remark(self, n: ArrayLike, text: str) -> None:
+        """Note what was guessed or fallen back to for n jobs; nothing where there are none."""
+        count = int(np.sum(n))
+        if count:
+            self._remarks.append((text, count))
+
+    def notes(self) -> list[str]:
+        """Return a line for each thing to know."""
+        lines = []
+        if self.left_out:
+            lines.append(f"left out of {self.n_rows:,} {self.noun}: {_listed(self.left_out)}.")
+        if self.merged:
+            lines.append(f"{self.noun} that are part of the job of another one: {_listed(self.merged)}.")
+        return lines + [f"{text}: {n:,} of {self.n_jobs:,} jobs." for text, n in self._remarks]
+
+    def keep(self, reasons: Iterable[tuple[Bools, str]]) -> Bools:
+        """Return which rows are jobs, (N,): those for which no reason holds; of several, the first one counts."""
+        kept = np.ones(self.n_rows, np.bool_)
+        for bad, reason in reasons:
+            self.leave_out(kept & bad, reason)
+            kept &= ~bad
+        return kept
+
+    def refuse_none(self, path: object, remedy: str) -> None:
+        """Raise if no row is a job.
+
+        Raises
+        ------
+        TraceError
+            With what became of the rows.
+        """
+        if self.n_jobs < 1:
+            gone = self.left_out | self.merged
+            reasons = f" ({_listed(gone)})" if gone else ""
+            raise TraceError(
+                f"{path}: none of {self.n_rows:,} {self.noun} is a job with GPUs that ran{reasons}; {remedy}."
+            )
+
+    @staticmethod
+    def _count(into: dict[str, int], n: ArrayLike, reason: str) -> None:
+        count = int(np.sum(n))
+        if count:
+            into[reason] = into.get(reason, 0) + count
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{n:,} {reason}" for reason, n in counts.items())
+
+
+SAME = "repeated, the same in every column"
+"""Of rows that are merged into an earlier one."""
+
+
+UNKNOWN: Final = ("", "none", "unknown", "n/a", "nan", "null", "nat", "invalid")
+"""What stands for a moment or a span that is not known, in any case of letters."""
+
+LATEST_S: Final = 2.0**33
+"""Moments later than that (the year 2242) are not believed."""
+
+LONGEST_S: Final = 1e10
+"""Spans longer than that (317 years) are not believed."""
+
+_SPAN: Final = r"^(?:(\d{1,6})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9}(?:\.\d{1,9})?)$"
+_OFFSET: Final = r"(?:Z|[+-]\d{2}:?\d{2})$"
+
+
+def moments_s(table: TraceTable, column: str, *, unit_s: float = 1.0) -> Floats:
+    """Return a column of moments as seconds since 1970, (N,); NaN where one is not known, or wrong (noted).
+
+    Parameters
+    ----------
+    table : TraceTable
+        Where faults are noted.
+    column : str
+        Its name; its cells hold ISO 8601 with or without an offset, or a number.
+    unit_s : float
+        Seconds in the unit of numbers: 0.001 where they are milliseconds.
+    """
+    expected = "a time like 2024-03-01T12:00:00, or seconds since 1970"
+    return _noted(table, column, read_moments_s(table.frame[column], unit_s=unit_s), expected=expected)
+
+
+def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
+    """Return moments as seconds since 1970, (N,); NaN where one cannot be read."""
+    import pandas as pd
+
+    numbers = numbers_of(raw) * unit_s
+    text = raw.astype("str").str.strip()
+    dated = np.isnan(numbers) & text.str.match(r"\d{4}-\d{2}-\d{2}").to_numpy(np.bool_)
+    seconds = numbers.copy()
+    if dated.any():
+        stamps = pd.to_datetime(text[dated], format="ISO8601", utc=True, errors="coerce")
+        seconds[dated] = (stamps - pd.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy(np.float64)
+    seconds[~((seconds >= 0) & (seconds < LATEST_S))] = np.nan
+    return seconds
+
+
+def spans_s(table: TraceTable, column: str, *, unit_s: float = 1.0) -> Floats:
+    """Return a column of spans of time in seconds, (N,); NaN where one is not known, or wrong (noted).
+
+    Cells hold [days-][hours:]minutes:seconds, or a number of units of `unit_s` seconds.
+    """
+    expected = "a span of time >= 0 like 1-02:30:00 or 02:30:00, or a number"
+    return _noted(table, column, read_spans_s(table.frame[column], unit_s=unit_s), expected=expected)
+
+
+def read_spans_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
+    """Return spans of time in seconds, (N,); NaN where one cannot be read."""
+    seconds = numbers_of(raw) * unit_s
+    written = np.isnan(seconds)
+    if written.any():
+        parts = raw[written].astype("str").str.strip().str.extract(_SPAN).astype("float64")
+        days, hours = parts[0].fillna(0.0), parts[1].fillna(0.0)
+        seconds[written] = (days * 86_400 + hours * 3600 + parts[2] * 60 + parts[3]).to_numpy(np.float64)
+    seconds[~((seconds >= 0) & (seconds <= LONGEST_S))] = np.nan
+    return seconds
+
+
+def _noted(table: TraceTable, column: str, seconds: Floats, *, expected: str) -> Floats:
+    """Return seconds of a column; a cell that says something, and could not be read, is noted as a fault."""
+    table.fault(np.isnan(seconds) & ~unknown(table.frame[column]), column, expected=expected)
+    return seconds
+
+
+def unknown(raw: pd.Series) -> Bools:
+    """Return which cells say that something is not known, (N,)."""
+    words = raw.astype("str").str.strip().str.lower().isin(UNKNOWN)
+    return (raw.isna() | words).to_numpy(np.bool_)
+
+
+def without_offset(raw: pd.Series) -> Bools:
+    """Return which cells are dates that do not tell their time zone, (N,)."""
+    text = raw.astype("str").str.strip()
+    dated = text.str.match(r"\d{4}-\d{2}-\d{2}[T ]").to_numpy(np.bool_)
+    return np.asarray(dated & ~text.str.contains(_OFFSET, regex=True).to_numpy(np.bool_), np.bool_)

@@ -10,8 +10,7 @@ import numpy as np
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import from_zero, names_of, table_of
-from labkit.workloads.readers.tally import Tally
+from labkit.workloads.readers.base import Tally, from_zero, names_of, table_of
 
 if TYPE_CHECKING:
     import pandas as pd

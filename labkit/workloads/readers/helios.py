@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import from_zero, per_gpu, table_of
-from labkit.workloads.readers.tally import SAME, Tally
+from labkit.workloads.readers.base import SAME, Tally, from_zero, per_gpu, table_of
 
 COLUMNS: Final = ("job_id", "user", "vc", "gpu_num", "cpu_num", "submit_time", "duration")
 NAMES: Final = ("job_id", "user", "vc", "submit_time")

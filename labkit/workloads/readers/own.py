@@ -15,8 +15,7 @@ from labkit.core.errors import InputError, TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.parquet import ForeignError, ParquetError, decode_frame, encode_frame
 from labkit.core.text import spreadsheet_text, text_of_spreadsheet
-from labkit.workloads.readers.base import MAX_NUMBER, TraceTable, names_of, table_of
-from labkit.workloads.readers.files import bytes_of, lines_of, text_of
+from labkit.workloads.readers.base import MAX_NUMBER, TraceTable, bytes_of, lines_of, names_of, table_of, text_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,9 +113,9 @@ def _jobs(table: TraceTable) -> Jobs:
         columns[name] = _column(table, name)
     if "id" in columns:
         table.fault(frame["id"].astype("str").duplicated().to_numpy(), "id", expected="an id that occurs once")
-    for most, asked in (("max_workers", "n_workers"), ("max_ps", "n_ps")):
-        if most in columns and asked in columns:
-            table.fault(columns[most] < columns[asked], most, expected=f"at least {asked}")
+    for most, column in (("max_workers", "n_workers"), ("max_ps", "n_ps")):
+        if most in columns and column in columns:
+            table.fault(columns[most] < columns[column], most, expected=f"at least {column}")
     table.check()
     import pandas as pd
 

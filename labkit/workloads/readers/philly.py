@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +13,7 @@ from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools
-from labkit.workloads.readers.base import from_zero, per_gpu, table_of
-from labkit.workloads.readers.files import text_of
-from labkit.workloads.readers.tally import Tally
+from labkit.workloads.readers.base import Tally, from_zero, json_of, per_gpu, table_of, text_of
 
 COLUMNS: Final = ("timestamp", "duration", "num_gpus", "cluster")
 EXPECTED: Final = "a Philly CSV with columns timestamp, duration, num_gpus, gpu_time, cluster"
@@ -109,30 +106,19 @@ def _ran(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
         ]
     )
     ran = [row for row, is_job in zip(rows, kept.tolist(), strict=True) if is_job]
-    for name, said in (
-        (
-            "under_way",
-            "still ran at the end of the log, so that their durations are too short (what they had run)",
-        ),
+    for name, reason in (
+        ("under_way", "still ran at the end of the log, so that their durations are too short (what they had run)"),
         ("n_backwards", "an attempt that ends before it starts (a change of clocks), which is not counted"),
         ("n_unknown", "an attempt that ended at an unknown time, which is not counted"),
     ):
-        tally.remark(sum(bool(row[name]) for row in ran), said)
+        tally.remark(sum(bool(row[name]) for row in ran), reason)
     tally.remark(sum(row["gpus"] > MAX_TASKS for row in ran), f"cut to {MAX_TASKS:,} GPUs")
     return ran, tally.notes()
 
 
 def _entries(path: Path) -> list[Any]:
     text = text_of(path, expected=EXPECTED_LOG)
-    try:
-        entries = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TraceError(
-            f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; expected {EXPECTED_LOG}. "
-            "It may be cut off: fetch it again."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: {error}; expected {EXPECTED_LOG}.") from None
+    entries = json_of(path, text, expected=EXPECTED_LOG, remedy=": fetch it again")
     if not isinstance(entries, list):
         raise TraceError(f"{path}: holds a {type(entries).__name__}; expected {EXPECTED_LOG}.")
     return entries
@@ -170,21 +156,21 @@ def _gpus(attempt: dict[str, Any]) -> int:
 
 
 def _times(attempts: list[dict[str, Any]], *, ends: bool) -> dict[str, Any]:
-    """Return what attempts took, ended_s; when one began that still ran, open_s; and their last moment, last_s.
+    """Return when attempts ended, ended_s; when one began that still ran, open_s; and their last moment, last_s.
 
     n_backwards, n_unknown: attempts that end before they start, and others without an end.
     """
     spans = [(_seconds(attempt.get("start_time")), _seconds(attempt.get("end_time"))) for attempt in attempts]
-    begun = [(start_s, end_s) for start_s, end_s in spans if start_s is not None]
-    lasted = [end_s - start_s for start_s, end_s in begun if end_s is not None]
-    open_s = begun[-1][0] if begun and begun[-1][1] is None and not ends else None
+    started = [(start_s, end_s) for start_s, end_s in spans if start_s is not None]
+    lasted = [end_s - start_s for start_s, end_s in started if end_s is not None]
+    open_s = started[-1][0] if started and started[-1][1] is None and not ends else None
     return {
         "ended_s": sum(max(0.0, span_s) for span_s in lasted),
         "open_s": open_s,
         "last_s": max((at_s for span in spans for at_s in span if at_s is not None), default=0.0),
-        "n_attempts": len(begun),
+        "n_attempts": len(started),
         "n_backwards": sum(span_s < 0 for span_s in lasted),
-        "n_unknown": len(begun) - len(lasted) - (open_s is not None),
+        "n_unknown": len(started) - len(lasted) - (open_s is not None),
     }
 
 

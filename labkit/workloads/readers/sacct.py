@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,16 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.bounds import MAX_TASKS
+from labkit.core.errors import TraceError
+from labkit.core.faults import told
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
-from labkit.workloads.readers.base import TraceTable, from_zero, names_of, per_gpu
-from labkit.workloads.readers.sacct_files import sacct_table
-from labkit.workloads.readers.tally import SAME, Read, Tally
-from labkit.workloads.readers.times import moments_s, spans_s, without_offset
-from labkit.workloads.readers.tres import gpus_of, read_tres
+from labkit.workloads.readers.base import (
+    SAME,
+    Read,
+    Tally,
+    TraceTable,
+    entries_of,
+    from_zero,
+    lines_of,
+    moments_s,
+    names_of,
+    per_gpu,
+    spans_s,
+    table_of,
+    text_of,
+    without_offset,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 REQUEUED: Final = frozenset({"REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
 """States after which another row of the same id is the same job, which ran again."""
@@ -69,24 +85,24 @@ def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
 
 
 def _columns(table: TraceTable, which: Bools) -> pd.DataFrame:
-    """Return what is known of the rows that are no steps, with faults of all that is looked at noted."""
+    """Return the columns of the rows that are no steps, with all faults noted."""
     import pandas as pd
 
-    frame, given = table.frame, set(table.frame.columns)
+    frame, names = table.frame, set(table.frame.columns)
     ids = table.texts("JobID")
     rows = pd.DataFrame({"id": ids, "row": np.arange(len(table))})
     for name, column in (("submit_s", "Submit"), ("start_s", "Start"), ("end_s", "End")):
-        rows[name] = moments_s(table, column) if column in given else np.nan
-    spans = next((column for column in ("ElapsedRaw", "Elapsed") if column in given), None)
+        rows[name] = moments_s(table, column) if column in names else np.nan
+    spans = next((column for column in ("ElapsedRaw", "Elapsed") if column in names), None)
     rows["elapsed_s"] = spans_s(table, spans) if spans else np.nan
     states = frame["State"].astype("str").str.upper().str.extract(r"^\s*([A-Z_]+)")[0].fillna("UNKNOWN")
-    rows["state"] = states.to_numpy(dtype=object) if "State" in given else "COMPLETED"
+    rows["state"] = states.to_numpy(dtype=object) if "State" in names else "COMPLETED"
     for name, column in (("alloc", "AllocTRES"), ("req", "ReqTRES")):
-        rows[name] = names_of(frame[column]) if column in given else ""
+        rows[name] = names_of(frame[column]) if column in names else ""
     rows["cpus"] = _first_number(table, ("AllocCPUS", "NCPUS", "ReqCPUS"))
     rows["restarts"] = _first_number(table, ("Restarts",))
     rows["priority"] = np.nan_to_num(_first_number(table, ("Priority",)))
-    kept = names_of(frame["Reservation"]) if "Reservation" in given else [""] * len(frame)
+    kept = names_of(frame["Reservation"]) if "Reservation" in names else [""] * len(frame)
     rows["reservation"] = [name.removeprefix("(null)") for name in kept]
     rows["user"] = _first_name(frame, ("User", "Account", "UID", "Partition"), otherwise="user")
     rows["model"] = _first_name(frame, ("JobName",), otherwise="job")
@@ -181,7 +197,9 @@ def _remark(rows: pd.DataFrame, tally: Tally, table: TraceTable) -> None:
         under_way,
         "not ended when the file was written, so that their durations are too short (the time that they had run)",
     )
-    badly = [f"{int((state == name).sum()):,} {said}" for name, said in ENDED_BADLY.items() if (state == name).any()]
+    badly = [
+        f"{int((state == name).sum()):,} {outcome}" for name, outcome in ENDED_BADLY.items() if (state == name).any()
+    ]
     if badly:
         tally.remark(state.isin(list(ENDED_BADLY)), f"not completed, and count as they ran ({', '.join(badly)})")
     tally.remark(rows["guessed_arrival"], "no time of submission, so that they arrive when they started")
@@ -233,3 +251,197 @@ def _first_name(frame: pd.DataFrame, columns: tuple[str, ...], *, otherwise: str
     column = next((name for name in columns if name in frame.columns), None)
     names = [otherwise] * len(frame) if column is None else names_of(frame[column], blank=otherwise)
     return np.array(names, dtype=object)
+
+
+COLUMNS: Final = (
+    "JobID", "Submit", "Start", "End", "Elapsed", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "AllocCPUS", "NCPUS",
+    "ReqCPUS", "User", "Account", "UID", "Partition", "JobName", "Priority", "Restarts",
+    "Reservation",
+)  # fmt: skip
+"""What is looked at, of what sacct can print; others may stand beside them."""
+
+ASKED: Final = (
+    "sacct -a -X -P -S 2024-01-01 -o JobID,JobName,User,Submit,Start,End,Elapsed,State,AllocTRES,ReqTRES,Priority,"
+    "Reservation"
+)
+EXPECTED: Final = f"what `{ASKED}` prints, or `sacct --json`"
+SEPARATORS: Final = "|,;\t^~#"
+_JOB_ID: Final = re.compile(r"\d+(_\d+|_\[[^\]]*\]|\+\d+)?(\.\w+)?")
+NO_HEADER: Final = "looks like sacct without its header; export with --parsable2 and without --noheader"
+_PLAIN: Final = {name.lower(): name for name in COLUMNS}
+_NUMBERS: Final = frozenset({"ElapsedRaw", "AllocCPUS", "NCPUS", "ReqCPUS", "Priority", "Restarts"})
+
+
+def separator_of(header: str) -> str | None:
+    """Return the separator of a sacct header; None: it is no such header."""
+    for separator in SEPARATORS:
+        names = {name.strip().lower() for name in header.split(separator)}
+        if "jobid" in names and len(names & set(_PLAIN)) >= 3 and names & {"submit", "start"}:
+            return separator
+    return None
+
+
+def lacks_header(line: str) -> bool:
+    """Return whether a line looks like a row of sacct: a job's id, and at least two cells more.
+
+    >>> lacks_header("4711_3.batch|train|ada|2024-03-01T10:00:00"), lacks_header("4711,3,5")
+    (True, False)
+    """
+    return any(
+        line.count(separator) >= 2 and _JOB_ID.fullmatch(line.split(separator)[0].strip()) is not None
+        for separator in SEPARATORS
+        if separator not in ",\t"  # as in traces of other kinds
+    )
+
+
+def sacct_table(path: Path) -> TraceTable:
+    """Return the rows of an export.
+
+    Raises
+    ------
+    TraceError
+        If it cannot be read, or a column is missing without which nothing can be told.
+    """
+    text = text_of(path, expected=EXPECTED)
+    first = next((line for _, line in lines_of(text[: 1 << 16])), "")
+    if first.lstrip().startswith("{"):
+        return _from_json(path, text)
+    separator = separator_of(first)
+    if separator is None:
+        aligned = "jobid" in first.lower().split()
+        why = "is aligned with spaces, which cuts what is long" if aligned else "is no header of sacct"
+        why = NO_HEADER if lacks_header(first) else why
+        raise TraceError(f"{path}: line 1 {why}; expected {EXPECTED}.")
+    header = [name.strip() for name in first.split(separator)]
+    known = {name: _PLAIN[name.lower()] for name in header if name.lower() in _PLAIN}
+    _refuse_missing(path, set(known.values()))
+    names = [name for name, plain in known.items() if plain not in _NUMBERS]
+    table = table_of(path, columns=tuple(known), names=names, header=True, expected=EXPECTED, separator=separator)
+    table.frame = table.frame.rename(columns=known)
+    return table
+
+
+def _refuse_missing(path: Path, names: set[str]) -> None:
+    if "AllocTRES" not in names and "ReqTRES" not in names:
+        raise TraceError(f"{path}: line 1: column AllocTRES is missing, which tells GPUs; expected {EXPECTED}.")
+    if not names & {"Elapsed", "ElapsedRaw"} and not names >= {"Start", "End"}:
+        raise TraceError(f"{path}: line 1: column Elapsed is missing, and Start or End; expected {EXPECTED}.")
+
+
+def _from_json(path: Path, text: str) -> TraceTable:
+    import pandas as pd
+
+    entries = entries_of(path, text, key="jobs", expected=EXPECTED)
+    faults: list[str] = []
+    rows = [_row(i, entry, faults) for i, entry in enumerate(entries)]
+    if faults:
+        raise TraceError(told(str(path), faults))
+    frame = pd.DataFrame([row for row in rows if row is not None], columns=[name for name in COLUMNS if name in _KEPT])
+    return TraceTable(path, frame.astype(object), text="", header=False, unit="job")
+
+
+_KEPT: Final = frozenset(
+    {"JobID", "Submit", "Start", "End", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "ReqCPUS", "User", "Account",
+     "Partition", "JobName", "Priority", "Restarts", "Reservation"}
+)  # fmt: skip
+
+
+def _row(i: int, entry: object, faults: list[str]) -> dict[str, Any] | None:
+    """Return a job in sacct's columns; steps are part of their job in JSON."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("time"), Mapping):
+        faults.append(f"job {i + 1}: is {str(entry)[:40]}; expected an object with job_id, time, state, tres")
+        return None
+    time, tres = entry["time"], _mapping(entry.get("tres"))
+    state = _mapping(entry.get("state")).get("current")
+    start, end = _number(time.get("start")), _number(time.get("end"))
+    return {
+        "JobID": _id(entry),
+        "Submit": _number(time.get("submission")),
+        "Start": start or None,
+        "End": end or None,
+        "ElapsedRaw": _number(time.get("elapsed")),
+        "State": state[0] if isinstance(state, list) and state else state,
+        "AllocTRES": _tres(tres.get("allocated")),
+        "ReqTRES": _tres(tres.get("requested")),
+        "ReqCPUS": _number(_mapping(entry.get("required")).get("CPUs")),
+        "User": _text(entry.get("user")),
+        "Account": _text(entry.get("account")),
+        "Partition": _text(entry.get("partition")),
+        "JobName": _text(entry.get("name")),
+        "Priority": _number(entry.get("priority")),
+        "Restarts": _number(entry.get("restart_cnt")),
+        "Reservation": _text(_mapping(entry.get("reservation")).get("name")),
+    }
+
+
+def _id(entry: Mapping[str, Any]) -> str:
+    """Return a job's id in sacct's text form: 12, 12_3 of an array, 12+1 of a heterogeneous job."""
+    array, het = _mapping(entry.get("array")), _mapping(entry.get("het"))
+    array_id, task = _number(array.get("job_id")), _number(array.get("task_id"))
+    if array_id and task is not None:
+        return f"{array_id}_{task}"
+    if array_id and array.get("task"):
+        return f"{array_id}_[{array['task']}]"
+    if (het_id := _number(het.get("job_id"))) and (offset := _number(het.get("job_offset"))) is not None:
+        return f"{het_id}+{offset}"
+    return str(_number(entry.get("job_id")) or "")
+
+
+def _number(value: object) -> Any:
+    """Return a number; newer versions of Slurm wrap it: {"set": true, "infinite": false, "number": 3}."""
+    if isinstance(value, Mapping):
+        return value.get("number") if value.get("set") and not value.get("infinite") else None
+    return None if isinstance(value, bool | list) else value
+
+
+def _tres(listed: object) -> str:
+    """Return a list of {type, name, count} as the text form has it; memory is in MB."""
+    items = []
+    for item in listed if isinstance(listed, list) else ():
+        if isinstance(item, Mapping) and (count := _number(item.get("count"))) is not None:
+            name = f"/{item['name']}" if item.get("name") else ""
+            items.append(f"{item.get('type')}{name}={count}{'M' if item.get('type') == 'mem' else ''}")
+    return ",".join(items)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+_ITEM: Final = re.compile(r"([a-z]+(?:/[^=,]+)?)=(\d{1,15}(?:\.\d{1,9})?)([KMGTP]?)")
+_SIZES: Final = {"": 1 / 1024, "K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0, "P": 1024.0**2}
+_COUNTS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_GPU: Final = "gres/gpu"
+
+
+def read_tres(text: str) -> dict[str, float] | None:
+    """Return amounts by name, memory in GB (memory without a unit is in MB); None if it cannot be read.
+
+    >>> read_tres("cpu=8,mem=64G,gres/gpu:a100=4")
+    {'cpu': 8.0, 'mem': 64.0, 'gres/gpu:a100': 4.0}
+    """
+    amounts: dict[str, float] = {}
+    for item in filter(None, text.strip().split(",")):
+        match = _ITEM.fullmatch(item.strip())
+        if match is None:
+            return None
+        name, number, unit = match.groups()
+        amounts[name] = float(number) * (_SIZES if name == "mem" else _COUNTS)[unit]
+    return amounts
+
+
+def gpus_of(amounts: Mapping[str, float]) -> tuple[int, str]:
+    """Return the number of GPUs, and the type that most of them are of; "" where none is named.
+
+    `gres/gpu` counts GPUs of all types; where the cluster tracks types alone, they are added up.
+
+    >>> gpus_of({"gres/gpu": 4, "gres/gpu:a100": 4}), gpus_of({"gres/gpu:v100": 2}), gpus_of({"cpu": 2})
+    ((4, 'a100'), (2, 'v100'), (0, ''))
+    """
+    typed = {name.partition(":")[2]: n for name, n in amounts.items() if name.startswith(f"{_GPU}:") and n > 0}
+    n = amounts.get(_GPU, 0) or sum(typed.values())
+    return int(n), max(typed, key=lambda name: typed[name]) if typed and n else ""

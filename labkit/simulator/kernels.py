@@ -1,0 +1,492 @@
+"""The simulator's state arrays and kernels: jobs start, rescale and complete, placements are set, time passes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.book import Records, hold, release, takes
+from labkit.core.checks import amount_of
+from labkit.core.events import Cause, Events, Kind
+from labkit.core.resources import CPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
+from labkit.kernels import inner, kernel
+
+TRUTH: Final = np.dtype(
+    [
+        ("phase", np.int32),
+        ("n_starts", np.int32),
+        ("n_futile", np.int32),
+        ("steps", np.float64),
+        ("since_s", np.float64),
+        ("speed", np.float64),
+        ("base_speed", np.float64),
+        ("factor", np.float64),
+        ("next_s", np.float64),
+        ("ready_s", np.float64),
+        ("pace", np.float64),
+        ("then_speed", np.float64),
+        ("until_steps", np.float64),
+        ("started_s", np.float64),
+        ("started_steps", np.float64),
+    ],
+    align=True,
+)
+"""`steps` done at `since_s`, growing by `speed` = `base_speed` * `factor`; `next_s`: when it is ready, or has done
+`until_steps`: all of them, or those of its lease. In an overhead: it is over at `ready_s`, if it goes on at `pace`, and
+`then_speed` follows. `n_futile`: leases on end that were too short for it."""
+
+UNSEEN, WAITING, STARTING, RESCALING, RUNNING, FUTILE, RESTING, DONE = range(8)
+N_RUNNING, NEXT_ARRIVAL, N_OTHERS = range(3)
+MAX_FUTILE = 5
+
+_COMPLETED, _DROPPED, _PAUSED, _STARTED = int(Kind.COMPLETED), int(Kind.DROPPED), int(Kind.PAUSED), int(Kind.STARTED)
+_RESCALED, _PROGRESSED, _DECIDED, _PLACED = (
+    int(Kind.RESCALED),
+    int(Kind.PROGRESSED),
+    int(Kind.DECIDED),
+    int(Kind.PLACED),
+)
+_RESIZED, _PREEMPTED, _ARRIVED = int(Kind.RESIZED), int(Kind.PREEMPTED), int(Kind.ARRIVED)
+_BY_SCHEDULER, _STALLED = int(Cause.PREEMPTED), int(Cause.STALLED)
+
+
+@inner
+def write(
+    out: Events, n: int, time_s: float, kind: int, job: int, value: float, speed: float, role: int, group: int
+) -> int:
+    """Write one event and return the number of events written."""
+    out[n].time_s = time_s
+    out[n].kind = kind
+    out[n].role = role
+    out[n].quantity = -1
+    out[n].cause = -1
+    out[n].job = job
+    out[n].machine = -1
+    out[n].group = group
+    out[n].partner = -1
+    out[n].cpus = np.nan
+    out[n].memory_gb = np.nan
+    out[n].task = -1
+    out[n].value = value
+    out[n].speed = speed
+    return n + 1
+
+
+@kernel
+def settle(truth: Records, job: int, now_s: float) -> None:
+    """Bring a job's steps up to now; one that is rescaled while it goes on makes steps too."""
+    at = truth[job]
+    if at.phase == RUNNING or at.phase == RESCALING:
+        at.steps += at.speed * (now_s - at.since_s)
+    at.since_s = now_s
+
+
+@kernel
+def forget_running(running: Ints, counts: Ints, job: int) -> None:
+    """Take a job out of the list of those that hold tasks, keeping the order."""
+    n = counts[N_RUNNING]
+    i = 0
+    while running[i] != job:
+        i += 1
+    for k in range(i, n - 1):
+        running[k] = running[k + 1]
+    counts[N_RUNNING] = n - 1
+
+
+@inner
+def go_on(truth: Records, job: int, now_s: float) -> None:
+    """Let a job run from now on with its base speed and factor."""
+    at = truth[job]
+    at.phase = RUNNING
+    at.since_s = now_s
+    at.speed = at.base_speed * at.factor
+    at.next_s = now_s + (at.until_steps - at.steps) / at.speed if at.speed > 0 else np.inf
+
+
+@inner
+def lease(
+    truth: Records, job: int, now_s: float, lease_s: float, true_steps: Floats, held: Records, demand: Floats
+) -> None:
+    """Let a job run for the whole steps of so many seconds, and no more than it has left.
+
+    A lease without a step, or with fewer steps than the gang has GPUs, passes in vain.
+    """
+    at = truth[job]
+    speed = at.base_speed * at.factor
+    left = true_steps[job] - at.steps
+    n = min(np.floor(speed * lease_s), left)
+    gpus = held[job].n_workers * demand[0, job, 0]
+    at.since_s = now_s
+    at.next_s = now_s + n / speed if speed > 0 else now_s
+    if n <= 0 or (gpus > 1 and n < gpus):
+        at.phase, at.speed, at.until_steps = FUTILE, 0.0, at.steps
+    else:
+        at.phase, at.speed = RUNNING, speed
+        at.until_steps = true_steps[job] if n == left else at.steps + n
+
+
+@inner
+def end(truth: Records, job: int, now_s: float, true_steps: Floats) -> int:
+    """End what a running job has done, or its lease; return the kind of event."""
+    settle(truth, job, now_s)
+    at = truth[job]
+    if at.phase == FUTILE:
+        at.n_futile += 1
+    else:
+        at.steps = at.until_steps
+        at.n_futile = 0
+    done = at.steps >= true_steps[job]
+    over = done or at.n_futile >= MAX_FUTILE
+    at.phase = DONE if over else RESTING
+    at.next_s = np.inf
+    at.speed = 0.0
+    return _COMPLETED if done else _DROPPED if over else _PAUSED
+
+
+@kernel
+def round_over(truth: Records, running: Ints, counts: Ints) -> bool:
+    """Return whether jobs hold tasks and none of them makes progress, or will by itself."""
+    for i in range(counts[N_RUNNING]):
+        if truth[running[i]].phase != RESTING:
+            return False
+    return bool(counts[N_RUNNING] > 0)
+
+
+@kernel
+def on_groups(running: Ints, counts: Ints, held: Records, tasks: Records, hit: Bools) -> Bools:
+    """Return which of the jobs that hold tasks have one in a group that was hit."""
+    touched = np.zeros(counts[N_RUNNING], np.bool_)
+    for i in range(counts[N_RUNNING]):
+        task = held[running[i]].first
+        while task >= 0:
+            if hit[tasks[task].group]:
+                touched[i] = True
+                break
+            task = tasks[task].next
+    return touched
+
+
+@kernel
+def begin(
+    changed: Ints, speeds: Floats, overheads: Floats, hot: bool, now_s: float, truth: Records, running: Ints,
+    counts: Ints, out: Events, n: int,
+) -> int:  # fmt: skip
+    """Start or rescale the jobs whose tasks changed, at once or after their overhead; return the events written.
+
+    `overheads` has a row for all jobs or one for each: start, restart, rescale. `hot`: a job that is rescaled
+    goes on as it was until that is over.
+    """
+    for i in range(len(changed)):
+        j = changed[i]
+        fresh = truth[j].phase == WAITING
+        was_starting = truth[j].phase == STARTING
+        was_running = truth[j].phase == RUNNING or truth[j].phase == FUTILE
+        costs = overheads[i if len(overheads) > 1 else 0]
+        overhead = costs[1 if truth[j].n_starts else 0] if fresh else costs[2]
+        if was_starting or truth[j].phase == RESCALING:  # what was under way is not cut short
+            overhead = max(overhead, (truth[j].ready_s - now_s) * truth[j].pace)
+        goes_on = hot and not fresh and not was_starting and truth[j].speed > 0
+        truth[j].then_speed = speeds[i]
+        if fresh:
+            running[counts[N_RUNNING]] = j
+            counts[N_RUNNING] += 1
+            truth[j].n_starts += 1
+            truth[j].started_s = now_s
+            truth[j].started_steps = truth[j].steps
+        if overhead > 0:
+            truth[j].phase = STARTING if fresh or was_starting else RESCALING
+            truth[j].since_s = now_s
+            truth[j].ready_s = now_s + overhead
+            truth[j].pace = 1.0
+            if goes_on:
+                _await(truth, j, now_s)
+                continue
+            if was_running:
+                n = write(out, n, now_s, _PAUSED, j, truth[j].steps, 0.0, -1, -1)
+            truth[j].speed = 0.0
+            truth[j].next_s = now_s + overhead
+        else:
+            truth[j].base_speed = speeds[i]
+            go_on(truth, j, now_s)
+            kind = _STARTED if fresh or was_starting else _RESCALED
+            n = write(out, n, now_s, kind, j, truth[j].steps, truth[j].speed, -1, -1)
+    return n
+
+
+@inner
+def _await(truth: Records, job: int, now_s: float) -> None:
+    """Let a job go on as it is until its overhead is over, or it is done before."""
+    at = truth[job]
+    done_s = now_s + (at.until_steps - at.steps) / at.speed if at.speed > 0 else np.inf
+    at.next_s = min(at.ready_s, done_s)
+
+
+@kernel
+def grant(
+    jobs: Ints, base_speeds: Floats, now_s: float, lease_s: float, truth: Records, true_steps: Floats, held: Records,
+    demand: Floats, out: Events,
+) -> int:  # fmt: skip
+    """Give jobs that hold tasks and are ready a new lease, and report those whose speed is another then."""
+    n = 0
+    for i in range(len(jobs)):
+        j = jobs[i]
+        settle(truth, j, now_s)
+        before = truth[j].speed
+        truth[j].base_speed = base_speeds[i]
+        lease(truth, j, now_s, lease_s, true_steps, held, demand)
+        if truth[j].speed != before:
+            n = write(out, n, now_s, _PROGRESSED, j, truth[j].steps, truth[j].speed, -1, -1)
+    return n
+
+
+@kernel
+def repace(jobs: Ints, base_speeds: Floats, paces: Floats, now_s: float, truth: Records, out: Events) -> int:
+    """Let jobs in an overhead come along at other paces from now on; return the events of those whose speed changed."""
+    n = 0
+    for i in range(len(jobs)):
+        j = jobs[i]
+        settle(truth, j, now_s)
+        left_s = (truth[j].ready_s - now_s) * truth[j].pace
+        truth[j].pace = paces[i]
+        truth[j].ready_s = now_s + left_s / paces[i] if paces[i] > 0 else np.inf
+        before = truth[j].speed
+        if truth[j].phase == RESCALING and before > 0:
+            truth[j].base_speed = base_speeds[i]
+            truth[j].speed = base_speeds[i] * truth[j].factor
+        _await(truth, j, now_s)
+        if truth[j].speed != before:
+            n = write(out, n, now_s, _PROGRESSED, j, truth[j].steps, truth[j].speed, -1, -1)
+    return n
+
+
+@kernel
+def retime(jobs: Ints, base_speeds: Floats, now_s: float, truth: Records, out: Events) -> int:
+    """Give running jobs other speeds from now on, and report those that changed; return the events written."""
+    n = 0
+    for i in range(len(jobs)):
+        j = jobs[i]
+        speed = base_speeds[i] * truth[j].factor
+        if truth[j].phase != RUNNING or speed == truth[j].speed:
+            truth[j].base_speed = truth[j].then_speed = base_speeds[i]
+            continue
+        settle(truth, j, now_s)
+        truth[j].base_speed = base_speeds[i]
+        go_on(truth, j, now_s)
+        n = write(out, n, now_s, _PROGRESSED, j, truth[j].steps, truth[j].speed, -1, -1)
+    return n
+
+
+@inner
+def _same(
+    first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, held: Records, tasks: Records
+) -> bool:
+    """Return whether the rows from `first` on are the tasks that the job holds already, in any order."""
+    j = job[first]
+    n_new = 0
+    p = first
+    while p < len(job) and job[p] == j:
+        n_new += count[p]
+        total = 0
+        q = first
+        while q < len(job) and job[q] == j:
+            if role[q] == role[p] and group[q] == group[p]:
+                total += count[q]
+            q += 1
+        task = held[j].first
+        while task >= 0:
+            if tasks[task].role == role[p] and tasks[task].group == group[p]:
+                total -= tasks[task].count
+            task = tasks[task].next
+        if total != 0:
+            return False
+        p += 1
+    return bool(n_new == held[j].n_workers + held[j].n_ps)
+
+
+@inner
+def _same_amounts(
+    first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts,
+    held: Records, tasks: Records, demand: Floats,
+) -> bool:  # fmt: skip
+    """Return whether the tasks from row `first` on, which the job holds already, take the same cores and memory."""
+    j = job[first]
+    if len(cpus) == 0 and len(memory_gb) == 0 and held[j].n_given == 0:
+        return True
+    p = first
+    while p < len(job) and job[p] == j:
+        declared = demand[role[p], j]
+        cores, gb = takes(declared[CPUS], amount_of(cpus, p)), takes(declared[MEMORY_GB], amount_of(memory_gb, p))
+        total = 0
+        q = first
+        while q < len(job) and job[q] == j:
+            if role[q] == role[p] and group[q] == group[p] and _takes(declared, cpus, memory_gb, q, cores, gb):
+                total += count[q]
+            q += 1
+        task = held[j].first
+        while task >= 0:
+            at = tasks[task]
+            alike = takes(declared[CPUS], at.cpus) == cores and takes(declared[MEMORY_GB], at.memory_gb) == gb
+            if at.role == role[p] and at.group == group[p] and alike:
+                total -= at.count
+            task = at.next
+        if total != 0:
+            return False
+        p += 1
+    return True
+
+
+@inner
+def _takes(declared: Floats, cpus: Amounts, memory_gb: Amounts, row: int, cores: float, gb: float) -> bool:
+    """Return whether each task of a row takes so many cores and GB."""
+    return bool(
+        takes(declared[CPUS], amount_of(cpus, row)) == cores
+        and takes(declared[MEMORY_GB], amount_of(memory_gb, row)) == gb
+    )
+
+
+@kernel
+def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, then which take some
+    set_jobs: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts,
+    now_s: float, truth: Records, running: Ints, counts: Ints, held: Records, tasks: Records, spare: Ints, free: Floats,
+    demand: Floats, first_row: Ints, mate: Ints, changed: Ints, others: Ints, out: Events,
+) -> tuple[int, int]:  # fmt: skip
+    """Set the tasks of a checked placement; return the numbers of events written and of jobs that hold other tasks.
+
+    Those (`changed`) are to begin anew. `others`, N_OTHERS of them, go on where they are, but with another partner,
+    without, or with other cores and memory; some of them may be among the changed, or stopped.
+    """
+    n, n_changed, n_set = 1, 0, 0
+    counts[N_OTHERS] = 0
+    stays, resized = np.zeros(len(set_jobs), np.bool_), np.zeros(len(set_jobs), np.bool_)
+    for i in range(len(set_jobs)):
+        j = set_jobs[i]
+        first, old = first_row[j], held[j].partner
+        if first == -2 and held[j].first < 0:
+            continue
+        stays[i] = first >= 0 and held[j].first >= 0 and _same(first, job, role, group, count, held, tasks)
+        resized[i] = stays[i] and not _same_amounts(
+            first, job, role, group, count, cpus, memory_gb, held, tasks, demand
+        )  # fmt: skip
+        if stays[i] and not resized[i] and old == mate[j]:
+            other = first_row[old] if old >= 0 else -1
+            if other < 0 or (
+                _same(other, job, role, group, count, held, tasks)
+                and _same_amounts(other, job, role, group, count, cpus, memory_gb, held, tasks, demand)
+            ):  # fmt: skip
+                first_row[j] = mate[j] = -1
+                continue
+        n_set += 1
+        if resized[i] or not stays[i]:
+            settle(truth, j, now_s)
+        if old >= 0:
+            others[counts[N_OTHERS]] = old
+            counts[N_OTHERS] += 1
+        release(held, tasks, spare, free, demand, j)
+        if first == -2:
+            truth[j].phase = WAITING
+            truth[j].next_s = np.inf
+            forget_running(running, counts, j)
+            n = write(out, n, now_s, _PREEMPTED, j, truth[j].steps, 0.0, -1, -1)
+            out[n - 1].cause = _BY_SCHEDULER
+    write(out, 0, now_s, _DECIDED, -1, float(n_set), np.nan, -1, -1)
+    for i in range(len(set_jobs)):
+        j = set_jobs[i]
+        p, m = first_row[j], mate[j]
+        first_row[j] = mate[j] = -1
+        if p < 0:
+            continue
+        if stays[i]:
+            others[counts[N_OTHERS]] = j
+            counts[N_OTHERS] += 1
+        else:
+            changed[n_changed] = j
+            n_changed += 1
+        held[j].partner = m
+        while p < len(job) and job[p] == j:
+            cores, gb = amount_of(cpus, p), amount_of(memory_gb, p)
+            hold(held, tasks, spare, free, demand, j, role[p], group[p], count[p], cores, gb)
+            n = write(out, n, now_s, _PLACED, j, float(count[p]), np.nan, role[p], group[p])
+            out[n - 1].partner = m
+            out[n - 1].cpus = cores
+            out[n - 1].memory_gb = gb
+            p += 1
+        if resized[i]:
+            n = write(out, n, now_s, _RESIZED, j, truth[j].steps, np.nan, -1, -1)
+    return n, n_changed
+
+
+@inner
+def _next_time(truth: Records, running: Ints, counts: Ints, arrival_s: Floats) -> float:
+    at = arrival_s[counts[NEXT_ARRIVAL]] if counts[NEXT_ARRIVAL] < len(arrival_s) else np.inf
+    for i in range(counts[N_RUNNING]):
+        at = min(at, truth[running[i]].next_s)
+    return at
+
+
+@kernel
+def run_until(  # noqa: C901 - the loop over time, a branch for each thing that happens
+    until_s: float, stop_at_event: bool, stop_at_change: bool, lease_s: float, truth: Records, running: Ints,
+    counts: Ints, arrival_s: Floats, true_steps: Floats, held: Records, tasks: Records, spare: Ints, free: Floats,
+    demand: Floats, others: Ints, out: Events,
+) -> tuple[int, float, bool, bool]:  # fmt: skip
+    """Let jobs arrive, get ready and complete, until a time, an event or a change of the running jobs.
+
+    Return the events written, the time, and whether an event or a change cut it short. At one moment jobs that get
+    ready or complete come first, in order of start, then arrivals. With leases the end of the round is the only event
+    while jobs hold tasks. A job that loses its partner (`others`, N_OTHERS of them) is always a change.
+    """
+    n = 0
+    counts[N_OTHERS] = 0
+    now_s = -np.inf
+    leased = lease_s < np.inf
+    if leased and stop_at_event and round_over(truth, running, counts):
+        return n, now_s, True, False
+    while True:
+        at = _next_time(truth, running, counts, arrival_s)
+        if at > until_s or at == np.inf:
+            return n, until_s if until_s < np.inf else now_s, False, False
+        now_s = at
+        news, moved = False, False
+        kept = 0
+        for i in range(counts[N_RUNNING]):
+            j = running[i]
+            ends = truth[j].phase >= RUNNING or (truth[j].phase == RESCALING and truth[j].ready_s > now_s)
+            if truth[j].next_s <= now_s and ends:
+                kind = end(truth, j, now_s, true_steps)
+                n = write(out, n, now_s, kind, j, truth[j].steps, 0.0, -1, -1)
+                if kind == _DROPPED:
+                    out[n - 1].cause = _STALLED
+                moved = True
+                if kind != _PAUSED:
+                    if held[j].partner >= 0:
+                        others[counts[N_OTHERS]] = held[j].partner
+                        counts[N_OTHERS] += 1
+                    release(held, tasks, spare, free, demand, j)
+                    news = True
+                    continue
+            elif truth[j].next_s <= now_s:
+                kind = _STARTED if truth[j].phase == STARTING else _RESCALED
+                settle(truth, j, now_s)
+                truth[j].base_speed = truth[j].then_speed
+                if leased:
+                    lease(truth, j, now_s, lease_s, true_steps, held, demand)
+                else:
+                    go_on(truth, j, now_s)
+                n = write(out, n, now_s, kind, j, truth[j].steps, truth[j].speed, -1, -1)
+                moved = True
+            running[kept] = j
+            kept += 1
+        counts[N_RUNNING] = kept
+        while counts[NEXT_ARRIVAL] < len(arrival_s) and arrival_s[counts[NEXT_ARRIVAL]] <= now_s:
+            j = counts[NEXT_ARRIVAL]
+            truth[j].phase = WAITING
+            n = write(out, n, now_s, _ARRIVED, j, np.nan, np.nan, -1, -1)
+            counts[NEXT_ARRIVAL] += 1
+            news = True
+        if leased and kept:
+            news = round_over(truth, running, counts)
+        moved = (moved and stop_at_change) or counts[N_OTHERS] > 0
+        if (news and stop_at_event) or moved:
+            return n, now_s, news and stop_at_event, moved

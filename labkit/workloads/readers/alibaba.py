@@ -1,0 +1,226 @@
+"""Alibaba's GPU traces: jobs and tasks of 2020 (`pai_*_table.csv`), pods with fractions of GPUs of 2023 (`openb_*`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from labkit.core.bounds import MAX_TASKS
+from labkit.core.errors import TraceError
+from labkit.core.jobs import Jobs
+from labkit.core.resources import GPUS
+from labkit.workloads.readers.base import Tally, from_zero, names_of, per_gpu, table_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+JOB_COLUMNS: Final = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
+TASK_COLUMNS: Final = (
+    "job_name",
+    "task_name",
+    "inst_num",
+    "status",
+    "start_time",
+    "end_time",
+    "plan_cpu",
+    "plan_mem",
+    "plan_gpu",
+    "gpu_type",
+)
+EXPECTED_JOBS: Final = "Alibaba's pai_job_table.csv, 6 columns: " + ", ".join(JOB_COLUMNS)
+EXPECTED_TASKS: Final = "Alibaba's pai_task_table.csv, 10 columns: " + ", ".join(TASK_COLUMNS)
+
+
+def read_alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> Jobs:
+    """Return the jobs that finished and whose tasks are known; `tasks` is the task table, beside `path` by default.
+
+    `path` is the job table or the folder of both. Instances of tasks named "ps..." are parameter servers, all others
+    workers; each role takes the mean of what its instances asked for (fractions of GPUs included). A job's duration is
+    from the start of its first task to the end of its last; its steps are its seconds. The GPU type is that which its
+    tasks were given (`measured_on`). What was left out stands in `Jobs.notes`.
+
+    Raises
+    ------
+    TraceError
+        Every fault of either table, with line and column.
+    """
+    jobs_path = Path(path) / "pai_job_table.csv" if Path(path).is_dir() else Path(path)
+    tasks_path = jobs_path.with_name("pai_task_table.csv") if tasks is None else Path(tasks)
+    jobs = _job_rows(jobs_path)
+    rows = jobs.merge(_job_tasks(tasks_path), on="job_name", how="left")
+    tally, lasts_s = Tally(len(rows), noun="jobs"), rows["duration_s"].to_numpy(np.float64)
+    kept = tally.keep(
+        [
+            (rows["submitted_s"].isna().to_numpy(), "without a start"),
+            (np.isnan(lasts_s), "without a task that has ended, with a number of instances"),
+            (~(rows["n_worker"] > 0).to_numpy(), "without workers"),
+            (lasts_s < 0, "that end before they start"),
+            (lasts_s == 0, "of 0 seconds"),
+        ]
+    )
+    known = rows[kept]
+    cut = (known[["n_all_worker", "n_all_ps"]] > MAX_TASKS).any(axis=1)
+    tally.remark(cut, f"cut to {MAX_TASKS:,} tasks of a role")
+    tally.remark(known["n_types"] > 1, "tasks on several GPU types, of which none is kept as measured_on")
+    if known.empty:
+        raise TraceError(f"{jobs_path}: none of {len(jobs)} jobs has finished tasks in {tasks_path.name}.")
+    return Jobs.of(
+        name=jobs_path.name,
+        id=known["job_name"].tolist(),
+        model=known["gpu_type"].tolist(),
+        user=known["user"].tolist(),
+        arrival_s=from_zero(known["submitted_s"].to_numpy(np.float64)),
+        total_steps=known["duration_s"].to_numpy(np.float64),
+        duration_s=known["duration_s"].to_numpy(np.float64),
+        n_workers=known["n_worker"].to_numpy(np.int32),
+        n_ps=known["n_ps"].to_numpy(np.int32),
+        worker_demand=known[[f"worker_{r}" for r in _RESOURCES]].to_numpy(np.float64),
+        ps_demand=known[[f"ps_{r}" for r in _RESOURCES]].to_numpy(np.float64),
+        measured_on=np.where(known["n_types"] == 1, known["gpu_type"], "").tolist(),
+        notes=tally.notes(),
+    )
+
+
+_RESOURCES: Final = ("gpus", "cpus", "memory_gb")
+
+
+def _job_rows(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    table = table_of(path, columns=JOB_COLUMNS, names=JOB_COLUMNS[:4], header=False, expected=EXPECTED_JOBS)
+    rows = pd.DataFrame(
+        {
+            "job_name": table.texts("job_name"),
+            "user": table.texts("user"),
+            "submitted_s": table.numbers("start_time", low=0, blank_ok=True),
+        }
+    )
+    table.fault(rows["job_name"].duplicated().to_numpy(), "job_name", expected="a name that occurs once")
+    table.check()
+    return rows
+
+
+def _job_tasks(path: Path) -> pd.DataFrame:
+    """Return per job: duration_s, gpu_type, and n_worker, n_ps, with what one task of each role takes."""
+    import pandas as pd
+
+    names = ("job_name", "task_name", "status", "gpu_type")
+    table = table_of(path, columns=TASK_COLUMNS, names=names, header=False, expected=EXPECTED_TASKS)
+    tasks = pd.DataFrame(
+        {
+            "job_name": table.texts("job_name"),
+            "role": np.where(pd.Series(table.texts("task_name")).str.lower().str.startswith("ps"), "ps", "worker"),
+            "n": table.numbers("inst_num", low=1, high=MAX_TASKS, whole=True, blank_ok=True),
+            "start_s": table.numbers("start_time", low=0, blank_ok=True),
+            "end_s": table.numbers("end_time", low=0, blank_ok=True),
+            "cpus": np.nan_to_num(table.numbers("plan_cpu", low=0, blank_ok=True) / 100),
+            "memory_gb": np.nan_to_num(table.numbers("plan_mem", low=0, blank_ok=True)),
+            "gpus": np.nan_to_num(table.numbers("plan_gpu", low=0, blank_ok=True) / 100),
+            "gpu_type": pd.Series([name or None for name in names_of(table.frame["gpu_type"])], dtype=object),
+        }
+    )
+    table.check()
+    tasks = tasks.dropna(subset=["n", "start_s", "end_s"])
+    whole = tasks.groupby("job_name", sort=False).agg(
+        start_s=("start_s", "min"), end_s=("end_s", "max"), gpu_type=("gpu_type", "first"),
+        n_types=("gpu_type", "nunique"),
+    )  # fmt: skip
+    whole["gpu_type"] = [name if isinstance(name, str) else "any" for name in whole["gpu_type"]]
+    whole["duration_s"] = whole["end_s"] - whole["start_s"]
+    return whole.join(_role(tasks, "worker")).join(_role(tasks, "ps")).fillna(0.0).reset_index()
+
+
+def _role(tasks: pd.DataFrame, role: str) -> pd.DataFrame:
+    """Return per job the number of tasks of a role and the mean of what one takes."""
+    chosen = tasks[tasks["role"] == role]
+    weighted = chosen[list(_RESOURCES)].mul(chosen["n"], axis=0).assign(n=chosen["n"], job_name=chosen["job_name"])
+    sums = weighted.groupby("job_name", sort=False).sum()
+    means = sums[list(_RESOURCES)].div(sums["n"], axis=0).add_prefix(f"{role}_")
+    means[f"n_{role}"] = np.minimum(sums["n"], MAX_TASKS)
+    means[f"n_all_{role}"] = sums["n"]
+    return means
+
+
+COLUMNS: Final = (
+    "name",
+    "cpu_milli",
+    "memory_mib",
+    "num_gpu",
+    "gpu_milli",
+    "gpu_spec",
+    "qos",
+    "creation_time",
+    "deletion_time",
+    "scheduled_time",
+)
+SEPARATOR: Final = "|"
+"""Between GPU types of which a pod demands one."""
+ANY: Final = "any"
+"""The model of a pod that demands no type of GPU."""
+POD_LIST: Final = "an Alibaba 2023 pod list with columns " + ", ".join(COLUMNS)
+
+
+def read_alibaba_2023(path: str | Path) -> Jobs:
+    """Return the pods that were scheduled and later deleted, the earliest at 0; their steps are their seconds.
+
+    A pod of one GPU may take a fraction of it (`gpu_milli`). A pod of several GPUs becomes as many workers, its cores
+    and memory shared among them; a pod without GPUs is one worker. The model is the GPU type that was asked for, or
+    "any"; classes of service are the users. A demand for one GPU type is kept (`device_type`); one for one of several
+    is not. What was left out and dropped stands in `Jobs.notes`.
+
+    Raises
+    ------
+    TraceError
+        Every fault, with line and column.
+    """
+    table = table_of(Path(path), columns=COLUMNS, names=("name", "gpu_spec", "qos"), header=True, expected=POD_LIST)
+    created_s = table.numbers("creation_time", low=0)
+    deleted_s = table.numbers("deletion_time", low=0, blank_ok=True)
+    scheduled_s = table.numbers("scheduled_time", low=0, blank_ok=True)
+    gpus = table.counts("num_gpu", low=0, high=1000)
+    share = table.numbers("gpu_milli", low=0, high=1000)
+    cpus = table.numbers("cpu_milli", low=0) / 1000
+    memory_gb = table.numbers("memory_mib", low=0) / 1024
+    table.fault((gpus > 0) & (share == 0), "gpu_milli", expected="1 to 1000 for a pod with GPUs")
+    names, user, model = table.texts("name"), table.texts("qos"), names_of(table.frame["gpu_spec"], blank=ANY)
+    table.check()
+    duration_s = deleted_s - scheduled_s
+    tally = Tally(len(table), noun="pods")
+    jobs = tally.keep(
+        [
+            (np.isnan(scheduled_s), "never scheduled"),
+            (np.isnan(deleted_s), "not deleted when the file was written"),
+            (duration_s < 0, "that end before they start"),
+            (duration_s == 0, "of 0 seconds"),
+        ]
+    )
+    kept = np.flatnonzero(jobs).astype(np.int32)
+    if not len(kept):
+        raise TraceError(f"{path}: no pod was both scheduled and deleted; expected {POD_LIST}.")
+    workers, demand = per_gpu(gpus, cpus=cpus, memory_gb=memory_gb)
+    demand[:, GPUS] *= np.where(gpus == 1, share / 1000, 1.0)
+    return Jobs.of(
+        name=table.path.name,
+        id=[names[i] for i in kept],
+        model=[model[i] for i in kept],
+        user=[user[i] for i in kept],
+        arrival_s=from_zero(created_s[kept]),
+        total_steps=duration_s[kept],
+        duration_s=duration_s[kept],
+        n_workers=workers[kept],
+        worker_demand=demand[kept],
+        device_type=_one_type([model[i] if gpus[i] else ANY for i in kept], tally),
+        notes=tally.notes(),
+    )
+
+
+def _one_type(requests: list[str], tally: Tally) -> list[str]:
+    """Return the GPU type that each job demands, "" for those that have a choice, which are counted, or no demand."""
+    tally.remark(
+        [SEPARATOR in name for name in requests],
+        "demands for one of several GPU types (A|B) dropped, so that they run on any type",
+    )
+    return ["" if SEPARATOR in name or name == ANY else name for name in requests]
