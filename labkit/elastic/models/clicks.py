@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from labkit.elastic.models.parts import he_weights
 from labkit.elastic.models.sizes import Size
 
-EMBEDDING, HIDDEN, INTERACTIONS, N_INTERACTION_LAYERS = 10, 400, 200, 3
+FEATURE_EMBEDDING, DEEP_HIDDEN, INTERACTIONS, N_INTERACTION_LAYERS = 10, 400, 200, 3
 
 STD = 0.1
 """Standard deviation of the initial embeddings."""
@@ -39,11 +39,11 @@ class WideDeep(nn.Module):
     def __init__(self, size: Size, *, growing: bool = False) -> None:
         super().__init__()
         self.growing = growing
-        hidden = size.units(HIDDEN, at_least=16)
+        hidden = size.units(DEEP_HIDDEN, at_least=16)
         self.wide = nn.Embedding(size.n_words, 1)
-        self.embed = nn.Embedding(size.n_words, EMBEDDING)
+        self.embed = nn.Embedding(size.n_words, FEATURE_EMBEDDING)
         self.deep = nn.Sequential(
-            nn.Linear(size.length * EMBEDDING, hidden),
+            nn.Linear(size.length * FEATURE_EMBEDDING, hidden),
             nn.ReLU(),
             nn.Linear(hidden, hidden),
             nn.ReLU(),
@@ -61,16 +61,16 @@ class WideDeep(nn.Module):
         return self.log_odds(features, self.embedded(features))
 
     def embedded(self, features: Tensor) -> Tensor:
-        """Return the embeddings of features (B, fields): (B, fields, EMBEDDING).
+        """Return the embeddings of features (B, fields): (B, fields, FEATURE_EMBEDDING).
 
         A growing table stores the learned difference to the initial embedding, which follows from the feature's number.
-        So the row of a feature that no sample has had is zero, and takes no memory (`labkit.elastic.server.growing`).
+        So the row of a feature that no sample has had is zero, and takes no memory (`labkit.elastic.server.block`).
         """
         learned: Tensor = self.embed(features)
-        return learned + beginning(features, EMBEDDING) if self.growing else learned
+        return learned + beginning(features, FEATURE_EMBEDDING) if self.growing else learned
 
     def log_odds(self, features: Tensor, embedded: Tensor) -> Tensor:
-        """Return the log-odds from features and their embeddings (B, fields, EMBEDDING)."""
+        """Return the log-odds from features and their embeddings (B, fields, FEATURE_EMBEDDING)."""
         odds: Tensor = self.wide(features).sum(dim=(1, 2)) + self.deep(embedded.flatten(1)).squeeze(1)
         return odds
 
@@ -92,7 +92,7 @@ class XDeepFM(WideDeep):
         fields = self.embedded(features)
         found, x = [], fields
         for weights in self.mix:
-            products = torch.einsum("bid,bjd->bijd", x, fields).flatten(1, 2)  # (B, inputs x fields, EMBEDDING)
+            products = torch.einsum("bid,bjd->bijd", x, fields).flatten(1, 2)  # (B, inputs x fields, FEATURE_EMBEDDING)
             x = F.conv1d(products, weights.unsqueeze(2))
             found.append(x.sum(dim=2))
         odds: Tensor = self.log_odds(features, fields) + self.add(torch.cat(found, dim=1)).squeeze(1)

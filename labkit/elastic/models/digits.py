@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from labkit.elastic.models.parts import he_weights
 from labkit.elastic.models.sizes import Size
 
-HIDDEN = 64
+DIGITS_HIDDEN = 64
 
 
 class Digits(nn.Module):
@@ -15,7 +15,7 @@ class Digits(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        hidden = size.units(HIDDEN, at_least=16)
+        hidden = size.units(DIGITS_HIDDEN, at_least=16)
         self.layers = nn.Sequential(
             nn.Flatten(), nn.Linear(size.px**2, hidden), nn.ReLU(), nn.Linear(hidden, size.n_classes)
         )

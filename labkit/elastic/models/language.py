@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from labkit.elastic.models.sizes import Size
 
-UNITS, N_LAYERS = 200, 2
+LSTM_UNITS, N_LSTM_LAYERS = 200, 2
 
 
 class WordLSTM(nn.Module):
@@ -18,9 +18,9 @@ class WordLSTM(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        units = size.units(UNITS, at_least=16)
+        units = size.units(LSTM_UNITS, at_least=16)
         self.embed = nn.Embedding(size.n_words, units)
-        self.lstm = nn.LSTM(units, units, N_LAYERS, batch_first=True)
+        self.lstm = nn.LSTM(units, units, N_LSTM_LAYERS, batch_first=True)
         self.score = nn.Linear(units, size.n_words)
 
     def forward(self, words: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from labkit.elastic.models.parts import group_norm, he_weights, mean_of_image
 from labkit.elastic.models.sizes import Size
 
-STAGES = ((256, 3), (512, 4), (1024, 6), (2048, 3))
+RESNET_STAGES = ((256, 3), (512, 4), (1024, 6), (2048, 3))
 """Channels, and blocks, of each stage."""
 
 
@@ -43,7 +43,7 @@ class ResNet(nn.Module):
         self.stem, self.norm = nn.Conv2d(size.n_channels, n, 7, 2, 3, bias=False), group_norm(n)
         self.pool = nn.MaxPool2d(3, 2, 1)
         self.blocks = nn.Sequential()
-        for stage, (published, n_blocks) in enumerate(STAGES):
+        for stage, (published, n_blocks) in enumerate(RESNET_STAGES):
             n_out, n_inside = (size.units(c, multiple=8, at_least=8) for c in (published, published // 4))
             for b in range(n_blocks):
                 stride = 2 if stage > 0 and b == 0 else 1

@@ -12,7 +12,7 @@ from labkit.elastic.models.parts import ConvNormReLU, group_norm, he_weights, me
 from labkit.elastic.models.sizes import Size
 
 N_GROUPS = 8
-STAGES = (72, 144, 288)
+RESNEXT_STAGES = (72, 144, 288)
 """Channels of each stage: those that make 1.73 million parameters."""
 N_BLOCKS = 12  # of each stage; 1 + 3 stages x 12 blocks x 3 layers + 1 = 110 layers
 
@@ -42,10 +42,10 @@ class ResNeXt(nn.Module):
     def __init__(self, size: Size) -> None:
         super().__init__()
         n_blocks = min(N_BLOCKS, size.units(N_BLOCKS))
-        n = size.units(STAGES[0], multiple=8, at_least=8)
+        n = size.units(RESNEXT_STAGES[0], multiple=8, at_least=8)
         self.stem = ConvNormReLU(size.n_channels, n, kernel=3)
         self.blocks = nn.Sequential()
-        for stage, published in enumerate(STAGES):
+        for stage, published in enumerate(RESNEXT_STAGES):
             n_out = size.units(published, multiple=8, at_least=8)
             for b in range(n_blocks):
                 stride = 2 if stage > 0 and b == 0 else 1

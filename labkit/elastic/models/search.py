@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from labkit.elastic.models.sizes import Size
 
-EMBEDDING, HIDDEN, OUT = 64, 256, 128
+TRIGRAM_EMBEDDING, TOWER_HIDDEN, TOWER_OUT = 64, 256, 128
 SHARPNESS = 10.0  # gamma of the softmax over cosines
 
 
@@ -21,7 +21,7 @@ class DSSM(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        embedding, hidden, out = (size.units(n, at_least=16) for n in (EMBEDDING, HIDDEN, OUT))
+        embedding, hidden, out = (size.units(n, at_least=16) for n in (TRIGRAM_EMBEDDING, TOWER_HIDDEN, TOWER_OUT))
         self.embed = nn.Embedding(size.n_words, embedding)
         self.query, self.document = (
             nn.Sequential(

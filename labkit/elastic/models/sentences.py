@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from labkit.elastic.models.parts import he_weights
 from labkit.elastic.models.sizes import Size
 
-EMBEDDING, FILTERS, WINDOWS = 300, 100, (3, 4, 5)
+WORD_EMBEDDING, FILTERS, WINDOWS = 300, 100, (3, 4, 5)
 
 
 class TextCNN(nn.Module):
@@ -19,7 +19,7 @@ class TextCNN(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        embedding, filters = size.units(EMBEDDING, at_least=8), size.units(FILTERS, at_least=8)
+        embedding, filters = size.units(WORD_EMBEDDING, at_least=8), size.units(FILTERS, at_least=8)
         self.embed = nn.Embedding(size.n_words, embedding)
         self.windows = nn.ModuleList(nn.Conv1d(embedding, filters, window) for window in WINDOWS)
         self.classify = nn.Linear(filters * len(WINDOWS), size.n_classes)

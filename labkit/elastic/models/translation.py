@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from labkit.elastic.models.sizes import Size
 
-N_LAYERS, CHANNELS, KERNEL = 3, 256, 3
+N_CONV_LAYERS, CHANNELS, KERNEL = 3, 256, 3
 HALVED = math.sqrt(0.5)  # keeps the variance of a sum of two
 
 
@@ -68,9 +68,9 @@ class ConvSeq2Seq(nn.Module):
         channels = size.units(CHANNELS, at_least=16)
         self.source = WordsAndPlaces(size.n_words, size.length, channels)
         self.target = WordsAndPlaces(size.n_words, size.length, channels)
-        self.encoder = nn.Sequential(*(GatedConv(channels, causal=False) for _ in range(N_LAYERS)))
-        self.decoder = nn.ModuleList(GatedConv(channels, causal=True) for _ in range(N_LAYERS))
-        self.attention = nn.ModuleList(TargetAttention(channels) for _ in range(N_LAYERS))
+        self.encoder = nn.Sequential(*(GatedConv(channels, causal=False) for _ in range(N_CONV_LAYERS)))
+        self.decoder = nn.ModuleList(GatedConv(channels, causal=True) for _ in range(N_CONV_LAYERS))
+        self.attention = nn.ModuleList(TargetAttention(channels) for _ in range(N_CONV_LAYERS))
         self.score = nn.Linear(channels, size.n_words)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:

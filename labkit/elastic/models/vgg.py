@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from labkit.elastic.models.parts import he_weights
 from labkit.elastic.models.sizes import Size
 
-STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+VGG_STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 """Channels, and convolutions, of each stage."""
-HIDDEN = 4096
+VGG_HIDDEN = 4096
 
 
 class VGG(nn.Module):
@@ -22,13 +22,13 @@ class VGG(nn.Module):
         super().__init__()
         n = size.n_channels
         self.features = nn.Sequential()
-        for published, n_convolutions in STAGES:
+        for published, n_convolutions in VGG_STAGES:
             n_out = size.units(published, at_least=4)
             for _ in range(n_convolutions):
                 self.features.extend([nn.Conv2d(n, n_out, 3, padding=1), nn.ReLU()])
                 n = n_out
             self.features.append(nn.MaxPool2d(2))
-        hidden, px_left = size.units(HIDDEN, at_least=16), size.px // 2 ** len(STAGES)
+        hidden, px_left = size.units(VGG_HIDDEN, at_least=16), size.px // 2 ** len(VGG_STAGES)
         self.classify = nn.Sequential(
             nn.Linear(n * px_left**2, hidden),
             nn.ReLU(),

@@ -17,7 +17,7 @@ SEEK_LEASES: Final = 2
 """Leases for which a member tries to reach a server again before it reports the server as `unmet`."""
 ATTEMPTS: Final = 3
 """Attempts to connect to a server that the controller has named."""
-WHY_CHARS: Final = 300
+CONNECT_ERROR_CHARS: Final = 300
 """Longest reason of a failed connection that is reported, in characters."""
 
 
@@ -76,7 +76,7 @@ class ServerConnections:
             try:
                 self._keep(name, self._connected(name, handler))
             except (TransportError, InputError) as error:
-                self.report(ConnectFailed(name, str(error)[:WHY_CHARS]))
+                self.report(ConnectFailed(name, str(error)[:CONNECT_ERROR_CHARS]))
                 return
         self.report(Connected(name))
 
@@ -111,7 +111,7 @@ class ServerConnections:
             try:
                 self._keep(name, self._connected(name, handler, attempts=1))
             except (TransportError, InputError) as error:
-                why = str(error)[:WHY_CHARS]
+                why = str(error)[:CONNECT_ERROR_CHARS]
             else:
                 self.report(Connected(name))
                 return

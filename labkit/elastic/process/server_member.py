@@ -49,7 +49,6 @@ from labkit.elastic.protocol.messages.reports import (
     TransferUnconfirmed,
 )
 from labkit.elastic.protocol.network import Refusals, claimed
-from labkit.elastic.server.busy_time import update_s
 from labkit.elastic.transport import Channel, Handler, Peer, Scheme, TransportError
 from labkit.system.oom import is_memory
 
@@ -233,6 +232,8 @@ class ServerMember(MemberProcess):
 
     def _report_load(self) -> None:
         """Report every `loads_every_s` seconds the gradient bytes that came, and the seconds of an update."""
+        from labkit.elastic.server.busy_time import update_s
+
         before, model_bytes = 0, 4 * self.spec.layout.n
         while not self.over.wait(self.spec.loads_every_s):
             taken = self.server.blocks.taken_bytes()
