@@ -16,7 +16,7 @@ from labkit.core.errors import InputError
 from labkit.core.events import Events, Kind
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
-from labkit.elastic.member_logs import NewLines
+from labkit.elastic.job_logs import NewLines
 from labkit.experiment.auto import auto
 from labkit.experiment.own_training import (
     OF_CATALOGUE,
@@ -180,9 +180,9 @@ def train(
     _refuse_without_auto(model, cores=cores, history=history, runs=runs)
     steps = STEPS if steps is None else steps
     from labkit.elastic import start
-    from labkit.elastic.controller.strategies import checked_strategy
-    from labkit.elastic.protocol.network import ports_of
-    from labkit.elastic.requests import ScaleRequest, follow, most_servers
+    from labkit.elastic.controller.controller_state import checked_strategy
+    from labkit.elastic.job import ScaleRequest, follow, most_servers
+    from labkit.elastic.protocol.sites import ports_of
 
     checked_strategy(strategy)
     requests = [ScaleRequest.parse(line) for line in at or ()]

@@ -11,12 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.elastic.attached_job import attach
     from labkit.elastic.errors import JobError, NoAnswerError, NotDoneError, OverError
     from labkit.elastic.job import Job
-    from labkit.elastic.job_start import start, train
+    from labkit.elastic.job_start import attach, start, train
     from labkit.elastic.result import Result
-    from labkit.elastic.server.own_update import OwnUpdate
+    from labkit.elastic.server.optimizers import OwnUpdate
     from labkit.elastic.training_logs import TrainingLog, training_log
     from labkit.elastic.validation import Validation
 

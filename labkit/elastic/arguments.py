@@ -8,20 +8,23 @@ from dataclasses import fields
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.losses import CONTINUE, STOP
-from labkit.elastic.forkserver.place import ForkError, Settings
+from labkit.elastic.forkserver.protocol import ForkError, Settings
 from labkit.elastic.models.sizes import whole
 from labkit.elastic.process.limits import check_choice
 from labkit.elastic.proof import OFF, REFUSE, TELL
 from labkit.elastic.protocol.blocks import BLOCKS, MOST_BLOCKS, TENSOR, Layout
 from labkit.elastic.protocol.program import BF16, FLOAT32
-from labkit.elastic.server.optimizers import OPTIMIZERS, optimizer
-from labkit.elastic.server.own_update import OWN, OwnUpdate
+from labkit.elastic.server.optimizers import OPTIMIZERS, OWN, OwnUpdate, optimizer
 from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.transport import Lease
+
+if TYPE_CHECKING:
+    from torch import nn
+
 
 EXACT, ANYWAY = "exact", "anyway"
 """Whether a job may go on from the checkpoint of another training."""
@@ -189,3 +192,50 @@ def checked_folder(folder: Any) -> Path | None:
     if isinstance(folder, str | os.PathLike) and str(folder):
         return Path(folder).expanduser().absolute()
     raise InputError(f"folder is {folder!r}; expected a path.")
+
+
+def load_state(model: nn.Module | Any, state: Mapping[str, Any] | Any) -> None:
+    """Load a `state_dict` into a model.
+
+    Raises
+    ------
+    InputError
+        If it lacks a parameter or buffer of the model, has one more, or one of another shape; the model is unchanged
+        then.
+    """
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        return  # `check_model` says so
+    if not isinstance(state, Mapping):
+        kind = f"the path {str(state)!r}" if isinstance(state, str) else f"a {type(state).__name__}"
+        raise InputError(f"state is {kind}; expected a state_dict: model.state_dict(), or torch.load(path).")
+    known = model.state_dict()
+    _check_names(known, state)
+    _check_shapes(known, state)
+    model.load_state_dict(state)
+
+
+def _check_names(known: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    for name in known:
+        if name not in state:
+            raise InputError(f"state has no '{name}', which the model has.{_prefix_hint(name, state)}")
+    for name in state:
+        if name not in known:
+            raise InputError(f"state has '{name}', which the model has not; expected {len(known)} names of the model.")
+
+
+def _check_shapes(known: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    for name, tensor in known.items():
+        shape, found = getattr(tensor, "shape", None), getattr(state[name], "shape", None)
+        if shape != found:
+            told = "nothing with a shape" if found is None else f"of shape {tuple(found)}"
+            raise InputError(f"'{name}' of state is {told}; expected {tuple(shape or ())}, as in the model.")
+
+
+def _prefix_hint(name: str, state: Mapping[str, Any]) -> str:
+    """Return what to do if all names have a prefix that wrappers add."""
+    for prefix in ("module.", "_orig_mod."):
+        if prefix + name in state:
+            return f" It has '{prefix}{name}': save the model inside its wrapper, or cut '{prefix}' off the names."
+    return ""

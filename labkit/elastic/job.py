@@ -1,27 +1,26 @@
-"""A training job from outside: scale it, place it, watch it, wait for its result."""
+"""The state of a running job: phase, step, loss, members, and members that were lost."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, Self, TextIO
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
-from labkit.elastic.attached_controller import AttachedController
+from labkit.elastic.checkpoint.resume import SavedModel, state_of
 from labkit.elastic.controller.client import ControllerClient, new_id
-from labkit.elastic.controller.job_files import EVENTS
-from labkit.elastic.controller_supervisor import ControllerSupervisor
+from labkit.elastic.controller.job_files import EVENTS, LOST_KNOWN
+from labkit.elastic.controller.losses import decoded
+from labkit.elastic.controller_supervisor import AttachedController, ControllerSupervisor
 from labkit.elastic.errors import JobError, NotDoneError, OverError
-from labkit.elastic.event_file import read_events
-from labkit.elastic.failure import failed, log_of
-from labkit.elastic.job_status import Status
-from labkit.elastic.member_logs import EVERY_S, NewLines
+from labkit.elastic.job_logs import EVERY_S, NewLines, failed, log_of, read_events
 from labkit.elastic.process.causes import cause_named
 from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.limits import Amounts
@@ -30,20 +29,61 @@ from labkit.elastic.protocol.messages.clients import (
     BalanceJob,
     GetStatus,
     JobStatus,
+    LostMember,
     MemberLimit,
+    MemberStatus,
     ResizeMembers,
     ScaleJob,
     ScalingAccepted,
     StopJob,
 )
-from labkit.elastic.protocol.program import Program
+from labkit.elastic.protocol.program import Program, Spec
 from labkit.elastic.protocol.sites import hosts_of, launcher_name
-from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.result import Result, rescued_in
-from labkit.elastic.saved_model import SavedModel, state_of
 from labkit.elastic.transport import Lease
-from labkit.elastic.validation import Validation
-from labkit.elastic.validator import Validator
+from labkit.elastic.validation import Validation, Validator
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The state of a job.
+
+    Attributes
+    ----------
+    phase : str
+        starting, loading, training, restoring, taking_over or over.
+    step : int
+        Updates that are complete.
+    loss : float or None
+        Loss of the newest complete step.
+    members : list of MemberStatus
+        Members that run or start, without those that are being removed.
+    lost : list of LostMember
+        Members that were lost, oldest first: the last 20 that this controller knows.
+    """
+
+    phase: str
+    step: int
+    loss: float | None
+    members: list[MemberStatus]
+    lost: list[LostMember] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, answer: JobStatus) -> Self:
+        """Return the status that a controller answered."""
+        loss = None if answer.loss is None else decoded(answer.loss)
+        return cls(answer.phase, answer.step, loss, answer.members, answer.lost)
+
+    @classmethod
+    def at_end(cls, events: Iterable[Mapping[str, Any]]) -> Self:
+        """Return the status of a job that is over, from its events."""
+        known = list(events)
+        losses = [event for event in known if event["event"] == "loss"]
+        last: Mapping[str, Any] = max(losses, key=lambda e: int(e["version"]), default={"version": -1, "loss": None})
+        gone = [event for event in known if event["event"] == "left" and not event["expected"]]
+        lost = [LostMember(*(event[of.name] for of in fields(LostMember))) for event in gone]
+        return cls("over", last["version"] + 1, last["loss"], [], lost[-LOST_KNOWN:])
+
 
 LEAVE_S: Final = 60.0
 """Seconds that a job has to save its state when its `with` block ends while it runs."""
@@ -57,7 +97,7 @@ class Job:
     Parameters
     ----------
     folder : Path
-        Folder of the job, filled by `labkit.elastic.job_folder.fill`.
+        Folder of the job, filled by `labkit.elastic.job_start.fill`.
     program : Program
         Model, data and loss.
     keep : bool
@@ -380,3 +420,83 @@ class Job:
             self._keep = True
             where = f"the job was ended; its state after step {saved} is in {self.folder}"
             print(f"{where}: start(..., folder=...) goes on from there.", file=sys.stderr)
+
+
+_LINE = re.compile(r"(?P<when>\d+(?:\.\d+)?)(?P<unit>s?):(?P<n>[+-]\d+)(?P<what>ps|servers?|workers?)")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequest:
+    """A change of the numbers of servers and workers, and its time.
+
+    Attributes
+    ----------
+    when : float
+        Completed steps, or seconds since training began.
+    in_seconds : bool
+        True: `when` is in seconds.
+    servers, workers : int
+        Change of their numbers.
+    """
+
+    when: float
+    in_seconds: bool
+    servers: int = 0
+    workers: int = 0
+
+    @classmethod
+    def parse(cls, line: str) -> ScaleRequest:
+        """Read a line.
+
+        Raises
+        ------
+        InputError
+            If it cannot be read.
+
+        Examples
+        --------
+        >>> ScaleRequest.parse("5s:-1worker")
+        ScaleRequest(when=5.0, in_seconds=True, servers=0, workers=-1)
+        """
+        found = _LINE.fullmatch(line.strip())
+        if found is None:
+            raise InputError(
+                f"'{line}' cannot be read; expected STEP:+1ps or SECONDSs:-1worker, e.g. 20:+1ps, 5s:+2ps."
+            )
+        n, unit = int(found["n"]), found["unit"]
+        if found["what"].startswith("worker"):
+            return cls(float(found["when"]), unit == "s", workers=n)
+        return cls(float(found["when"]), unit == "s", servers=n)
+
+
+def most_servers(servers: int, requests: Iterable[ScaleRequest]) -> int:
+    """Return the most servers that a job may have at one time.
+
+    >>> most_servers(1, map(ScaleRequest.parse, ("10:+2ps", "20:-1ps", "5s:+1worker")))
+    3
+    """
+    return servers + sum(max(request.servers, 0) for request in requests)
+
+
+def follow(job: Job, requests: Iterable[ScaleRequest], *, strategy: str, told: object = None) -> Result:
+    """Run a job to its end, and send each request when it is due.
+
+    Parameters
+    ----------
+    told : callable, optional
+        Takes each event.
+    """
+    todo = sorted(requests, key=lambda request: request.when)
+    began = None
+    for event in job.events():
+        if began is None and event["event"] == "began":
+            began = event["time"]
+        if event["event"] == "loss" and began is not None:
+            step, seconds = event["version"] + 1, event["time"] - began
+            due = [r for r in todo if r.when <= (seconds if r.in_seconds else step)]
+            for request in due:
+                job.scale(servers=request.servers, workers=request.workers, strategy=strategy)
+            todo = [r for r in todo if r not in due]
+        if callable(told):  # last: a picture takes its time to draw
+            told(event)
+    return job.wait()

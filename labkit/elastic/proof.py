@@ -25,15 +25,14 @@ from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.losses import NotFiniteError
-from labkit.elastic.process.offspring import MARK, end_offspring
+from labkit.elastic.process.local_members import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
 from labkit.elastic.protocol.program import FLOAT32, Program
 from labkit.elastic.shards import samples_of
-from labkit.elastic.worker.constant import ChangedError
-from labkit.elastic.worker.forward import LossParts, SampleLoss, cast, checked, parted, seed_all
+from labkit.elastic.worker.forward import ChangedError, LossParts, SampleLoss, cast, checked, parted, seed_all
 
 if TYPE_CHECKING:
-    from labkit.elastic.protocol.spec import Spec
+    from labkit.elastic.protocol.program import Spec
 
 REFUSE, TELL, OFF = "refuse", "tell", "off"
 """What `start(proof=...)` does about a difference; off: it does not look."""

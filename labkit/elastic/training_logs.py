@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from labkit.core.errors import InputError
 from labkit.core.text import spreadsheet_text
-from labkit.elastic.log_rows import LogRow, rows_of
+from labkit.elastic.result import LogRow, rows_of
 from labkit.system.release import how_to_get
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from labkit.core.errors import InputError
-from labkit.elastic import JobError, Validation, job_folder, start, train
+from labkit.elastic import JobError, Validation, start, train
+from labkit.elastic import job_start as job_folder
 from labkit.elastic.data import as_dataset
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.program import Program

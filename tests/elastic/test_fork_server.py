@@ -23,11 +23,19 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.elastic.arguments import check_variables
 from labkit.elastic.forkserver import client as forks
-from labkit.elastic.forkserver import place as fork_place
-from labkit.elastic.forkserver.order import HEAD_BYTES, ForkOrder, ForkStarted, OrderError, OrderFrames, decode, encode
+from labkit.elastic.forkserver import protocol as fork_place
+from labkit.elastic.forkserver.protocol import (
+    HEAD_BYTES,
+    ForkOrder,
+    ForkStarted,
+    OrderError,
+    OrderFrames,
+    decode,
+    encode,
+)
 from labkit.elastic.process.local_members import member_arguments, running
 from labkit.elastic.protocol.program import FILE as PROGRAM
-from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.protocol.program import Spec
 from labkit.system.proc import wait_for_end
 from tests.hang import HANG_S
 

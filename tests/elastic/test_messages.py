@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 import labkit.elastic
 from labkit.elastic.controller.connections import Admission, Receivers
-from labkit.elastic.protocol.frame_kinds import FrameKind
-from labkit.elastic.protocol.messages import blocks, clients, greeting, launchers, orders, reports
-from labkit.elastic.protocol.messages.codec import VERSION, MessageError, decode, encode
+from labkit.elastic.protocol.messages import blocks, clients, orders, reports
+from labkit.elastic.protocol.messages import clients as launchers
+from labkit.elastic.protocol.messages import codec as greeting
+from labkit.elastic.protocol.messages.codec import VERSION, FrameKind, MessageError, decode, encode
 from labkit.elastic.protocol.messages.struct import Struct
 from labkit.elastic.protocol.sites import Site
 from labkit.elastic.transport import AccessError, Head, Message, Peer

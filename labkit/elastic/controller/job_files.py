@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.elastic.controller.controller_state import SavedController
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
-from labkit.elastic.controller.saved_controller import SavedController
 from labkit.elastic.process import fault_injection as fault
-from labkit.elastic.protocol.json_file import damaged, load_struct
 from labkit.elastic.protocol.messages.clients import LostMember
-from labkit.elastic.protocol.messages.codec import to_json
-from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.protocol.messages.codec import damaged, load_struct, to_json
+from labkit.elastic.protocol.program import Spec
 from labkit.elastic.shards import Record
 
 PLAN, EVENTS, STATE, LOCK = "plan.json", "events.jsonl", "controller.json", "controller.lock"

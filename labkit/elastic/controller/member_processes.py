@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
+from labkit.core.errors import InputError
 from labkit.core.events import Cause
-from labkit.elastic.controller.connections import NewConnection
-from labkit.elastic.controller.event_loop import ControllerRuntime
+from labkit.elastic.controller.connections import ControllerRuntime, NewConnection
+from labkit.elastic.controller.controller_state import End, SavedProcess, Start
 from labkit.elastic.controller.job_files import now
-from labkit.elastic.controller.saved_controller import SavedProcess
-from labkit.elastic.failure import last_line
-from labkit.elastic.process.causes import BY_FORCE, NO_MEMORY, OOM_KILLED, of_exit
+from labkit.elastic.job_logs import last_line
+from labkit.elastic.process.causes import BY_FORCE, NO_MEMORY, OOM_KILLED, PATIENCE_LEASES, of_exit
 from labkit.elastic.process.credentials import Credentials
-from labkit.elastic.process.launchers import Launcher
-from labkit.elastic.process.local_launcher import LocalLauncher
-from labkit.elastic.process.remote_launcher import RemoteLauncher
-from labkit.elastic.protocol.commands import End, Start
-from labkit.elastic.protocol.frame_kinds import FrameKind
-from labkit.elastic.protocol.messages.codec import encode
-from labkit.elastic.protocol.messages.launchers import StartMember
-from labkit.elastic.protocol.messages.orders import Order, Stop
+from labkit.elastic.process.launchers import Launcher, LocalLauncher, RemoteLauncher
+from labkit.elastic.process.limits import Amounts
+from labkit.elastic.process.usage import EVERY_S, Gauge, MemberUsage, UsageReading, decode_readings, readings
+from labkit.elastic.protocol.messages.clients import (
+    Hosting,
+    LauncherReport,
+    Leaving,
+    MeasuredUsage,
+    MemberEnded,
+    MemberLimit,
+    MemberStarted,
+    StartFailed,
+    StartMember,
+    UsageMeasured,
+)
+from labkit.elastic.protocol.messages.codec import FrameKind, encode
+from labkit.elastic.protocol.messages.orders import Order, SetLimits, Stop
 from labkit.elastic.protocol.sites import Site, hosts_of, launcher_name
 from labkit.elastic.transport import Channel, FrameError, TransportError
 
@@ -387,3 +397,205 @@ class MemberProcesses:
         channel, record.channel = record.channel, None
         if channel is not None:
             self._dismiss(channel)
+
+
+class ResourceUse:
+    """Measures what members use, and passes on their limits; a `MemberObserver`.
+
+    Parameters
+    ----------
+    runtime : ControllerRuntime
+        Shared by all parts.
+    processes : MemberProcesses
+        Of the members.
+    """
+
+    def __init__(self, runtime: ControllerRuntime, processes: MemberProcesses) -> None:
+        self._runtime, self._processes = runtime, processes
+        self._limits: dict[str, Amounts] = {}
+        self._used: dict[str, MemberUsage] = {}
+        self._remote: dict[str, UsageReading] = {}
+        """Latest readings of members on other hosts, from their launchers."""
+        self._status_gauge, self._event_gauge = Gauge(), Gauge()
+        """One for a status and one for events: their intervals differ."""
+        self._next_look_s = self._next_event_s = 0.0
+        self._short_gb = math.inf
+        """Memory limit of the last process that ran out of memory; infinite: none did."""
+
+    def used(self, name: str) -> MemberUsage:
+        """Return what a member used in the last second."""
+        return self._used.get(name, MemberUsage())
+
+    def limit(self, name: str) -> Amounts:
+        """Return the limits of a member."""
+        return self._limits.get(name, Amounts())
+
+    # --- limits
+
+    def resize(self, asked: Mapping[str, MemberLimit]) -> None:
+        """Give members other limits; one that has not joined gets them when it does.
+
+        Parameters
+        ----------
+        asked : mapping
+            Cores and GB of memory by name of the member; None: no limit.
+
+        Raises
+        ------
+        InputError
+            If a member is unknown or leaving, or an amount is not finite and above 0.
+        """
+        members = [name for name, member in self._runtime.machine.job.members.items() if not member.leaving]
+        amounts = {}
+        for name, given in asked.items():
+            if name not in members:
+                raise InputError(f"no '{name[:40]}' to resize; there are {', '.join(sorted(members))}.")
+            amounts[name] = Amounts(*given)
+        if any(one.memory_gb is None or one.memory_gb > self._short_gb for one in amounts.values()):
+            self._runtime.machine.forgive_shortages()
+        self._limits.update(amounts)
+        for name in amounts:
+            self._send(name)
+
+    def _send(self, name: str) -> None:
+        limit = self._limits[name]
+        self._processes.send(name, SetLimits(limit.cpus, limit.memory_gb))
+
+    def on_joined(self, name: str) -> None:
+        """Send a member its limits."""
+        if name in self._limits:
+            self._send(name)
+
+    def on_ended(self, name: str, cause: Cause) -> None:
+        """Forget a member; if it ran out of memory, remember its limit: with more, the next one may not."""
+        limit = self._limits.pop(name, Amounts())
+        if cause == Cause.OUT_OF_MEMORY:
+            self._short_gb = limit.memory_gb or 0.0
+        self._remote.pop(name, None)
+
+    # --- measurements
+
+    def measure(self) -> None:
+        """Read what members use once a second, and record events at the interval that the job asks for."""
+        now_s, every_s = time.monotonic(), self._runtime.spec.measure_every_s
+        event_due = bool(every_s) and now_s >= self._next_event_s
+        if not event_due and now_s < self._next_look_s:
+            return
+        found = self._readings()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + EVERY_S
+            self._used = self._status_gauge.used(found)
+        if event_due:
+            self._next_event_s = now_s + every_s
+            self._record(self._event_gauge.used(found))
+
+    def on_remote_readings(self, sent: Mapping[str, MeasuredUsage]) -> None:
+        """Take the readings that the launcher of another host has sent."""
+        self._remote.update(decode_readings(sent))
+
+    def _readings(self) -> dict[str, UsageReading]:
+        """Return what each running member has used so far, on all hosts."""
+        running = set(self._processes.running())
+        remote = {name: reading for name, reading in self._remote.items() if name in running}
+        return {**readings(self._processes.local_pids()), **remote}
+
+    def _record(self, found: dict[str, MemberUsage]) -> None:
+        when = now()
+        for name, used in found.items():
+            limit = self.limit(name)
+            columns = {**used._asdict(), "most_cores": limit.cpus, "most_gb": limit.memory_gb}
+            self._runtime.events.write("used", {"name": name, **columns}, when=when)
+
+
+RETURN_LEASES = 2
+"""Leases within which a launcher connects again before its host counts as lost."""
+
+
+class RemoteHosts:
+    """Launchers of other hosts.
+
+    Parameters
+    ----------
+    runtime : ControllerRuntime
+        Shared by all parts.
+    processes : MemberProcesses
+        With the launchers, and the processes that they start.
+    resources : ResourceUse
+        Takes what launchers measure.
+    """
+
+    def __init__(self, runtime: ControllerRuntime, processes: MemberProcesses, resources: ResourceUse) -> None:
+        self._runtime, self._processes, self._resources = runtime, processes, resources
+        self._launchers = processes.remote
+
+    def expect_for(self, site: Site) -> None:
+        """Let the host of a site count as lost if its launcher is not connected and does not connect in time."""
+        for launcher in self._launchers.values():
+            if launcher.host == site.host and launcher.channel is None:
+                self._expect(launcher, leases=PATIENCE_LEASES)
+
+    def expect_all(self) -> None:
+        """Wait for all launchers of an earlier controller to connect to this one."""
+        for launcher in self._launchers.values():
+            self._expect(launcher, leases=RETURN_LEASES if launcher.busy else PATIENCE_LEASES)
+
+    def end(self) -> None:
+        """Tell the launchers that the job is over."""
+        for launcher in self._launchers.values():
+            launcher.end()
+
+    def on_report(self, name: str, channel: Channel, report: LauncherReport) -> None:
+        """Handle a report of a launcher: its first one names the members that run on its host."""
+        launcher = self._launchers[name]
+        if isinstance(report, Hosting):
+            self._runtime.events.write("host", {"host": launcher.host, "running": sorted(report.running)})
+            self._runtime.execute(self._runtime.machine.host_back(launcher.host))
+            launcher.here(channel, report.running)
+        elif channel is launcher.channel:
+            self._handle(launcher, report)
+
+    def _handle(
+        self, launcher: RemoteLauncher, report: MemberStarted | MemberEnded | StartFailed | UsageMeasured | Leaving
+    ) -> None:
+        match report:
+            case MemberStarted():
+                launcher.started(report.name, report.pid)
+            case MemberEnded():
+                launcher.ended(report.name, report.code)
+            case StartFailed():
+                if not launcher.wait(report.name, timeout_s=0):
+                    self._processes.on_unable(report.name, report.why)
+            case UsageMeasured():
+                self._resources.on_remote_readings(report.readings)
+            case Leaving():
+                launcher.channel = None
+                self._on_missed(launcher, launcher.turn)
+            case _:
+                assert_never(report)
+
+    def on_closed(self, name: str, channel: Channel) -> bool:
+        """Handle the end of a launcher's connection; False if the name is none of a launcher."""
+        launcher = self._launchers.get(name)
+        if launcher is None:
+            return False
+        if launcher.away(channel):
+            self._expect(launcher, leases=RETURN_LEASES)
+        return True
+
+    def _expect(self, launcher: RemoteLauncher, *, leases: int) -> None:
+        """Let a host count as lost if its launcher does not connect in time, and members should run there."""
+        timeout_s = leases * self._runtime.lease.base_s
+        timer = threading.Timer(timeout_s, self._runtime.loop.post, [self._on_missed, launcher, launcher.turn])
+        timer.daemon, timer.name = True, f"waiting for {launcher.host}"
+        timer.start()
+
+    def _on_missed(self, launcher: RemoteLauncher, turn: int) -> None:
+        if launcher.turn != turn or launcher.channel is not None:
+            return
+        members = launcher.lost()
+        if not members:
+            return
+        why = "its launcher has not reconnected" if launcher.seen else "its launcher has not connected"
+        for member in members:
+            self._processes.lose(member)
+        self._runtime.execute(self._runtime.machine.host_lost(launcher.host, why=why))

@@ -19,16 +19,35 @@ import traceback
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, assert_never
 
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.checkpoint_keeper import CheckpointKeeper
-from labkit.elastic.controller.client_requests import ClientRequests
-from labkit.elastic.controller.connections import CLIENT, Admission, NewConnection, Receivers
-from labkit.elastic.controller.controller_state import JobTerms
-from labkit.elastic.controller.event_loop import ControllerRuntime, EventLoop
+from labkit.elastic.controller.connections import (
+    CLIENT,
+    Admission,
+    ControllerRuntime,
+    EventLoop,
+    NewConnection,
+    Receivers,
+)
+from labkit.elastic.controller.controller_state import (
+    VERSION,
+    AskedScaling,
+    Command,
+    End,
+    JobTerms,
+    Keep,
+    Load,
+    Member,
+    Note,
+    Over,
+    SavedController,
+    Start,
+    Tell,
+)
 from labkit.elastic.controller.job_files import (
     LOCK,
     LOCKED,
@@ -42,11 +61,7 @@ from labkit.elastic.controller.job_files import (
     versions_of_losses,
 )
 from labkit.elastic.controller.losses import StepLosses, StepMetrics, encoded
-from labkit.elastic.controller.member_processes import MemberProcesses
-from labkit.elastic.controller.remote_hosts import RemoteHosts
-from labkit.elastic.controller.report_columns import columns_of
-from labkit.elastic.controller.resource_use import ResourceUse
-from labkit.elastic.controller.saved_controller import VERSION, AskedScaling, SavedController
+from labkit.elastic.controller.member_processes import MemberProcesses, RemoteHosts, ResourceUse
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.process.causes import FAILED, NO_MEMORY, name_of
@@ -54,8 +69,20 @@ from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.local_members import end_members
 from labkit.elastic.process.usage import EVERY_S
 from labkit.elastic.protocol.blocks import TENSOR
-from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
-from labkit.elastic.protocol.json_file import JobFileError
+from labkit.elastic.protocol.messages.clients import (
+    Accepted,
+    BalanceJob,
+    ClientAnswer,
+    ClientRequest,
+    GetStatus,
+    JobStatus,
+    MemberStatus,
+    ResizeMembers,
+    ScaleJob,
+    ScalingAccepted,
+    StopJob,
+)
+from labkit.elastic.protocol.messages.codec import JobFileError, MessageError, decode, encode
 from labkit.elastic.protocol.messages.reports import (
     BlockCopied,
     CopyLate,
@@ -63,10 +90,11 @@ from labkit.elastic.protocol.messages.reports import (
     ShardLosses,
     TransferUnconfirmed,
     UpdateDone,
+    columns_of,
 )
-from labkit.elastic.protocol.network import HOST, Refusals
-from labkit.elastic.protocol.spec import CONTROLLER_SOCKET, Spec
-from labkit.elastic.transport import Access, Address, Channel, Lease, Listener, TransportError, private_folder
+from labkit.elastic.protocol.program import CONTROLLER_SOCKET, Spec
+from labkit.elastic.protocol.sites import HOST, Refusals
+from labkit.elastic.transport import Access, Address, Channel, Lease, Listener, Message, TransportError, private_folder
 from labkit.system.oom import is_memory
 from labkit.system.proc import wait_for_end
 
@@ -414,3 +442,88 @@ def _lock(file: TextIO, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+
+
+REQUESTS_KNOWN: Final = 64
+"""Requests whose repetition is recognised."""
+
+
+class ClientRequests:
+    """Answers requests.
+
+    Parameters
+    ----------
+    runtime : ControllerRuntime
+        Shared by all parts.
+    processes : MemberProcesses
+        Of the members, for their status.
+    resources : ResourceUse
+        What members use, and their limits.
+
+    Attributes
+    ----------
+    scalings : dict
+        Number of the scaling that each request asked for, by the id that the client gave to the request.
+    """
+
+    def __init__(self, runtime: ControllerRuntime, processes: MemberProcesses, resources: ResourceUse) -> None:
+        self._runtime, self._processes, self._resources = runtime, processes, resources
+        self._machine = runtime.machine
+        self.scalings: dict[str, int] = {}
+
+    def on_request(self, channel: Channel, message: Message) -> None:
+        """Carry out a request and answer it; the client may have disconnected meanwhile."""
+        try:
+            answer = self._answer(decode(ClientRequest, message.meta))
+        except (InputError, MessageError) as error:
+            with contextlib.suppress(TransportError):
+                channel.refuse(message, str(error))
+        else:
+            with contextlib.suppress(TransportError):
+                channel.reply(message, meta=encode(answer))
+
+    def _answer(self, request: ClientRequest) -> ClientAnswer:
+        match request:
+            case GetStatus():
+                return self._status()
+            case StopJob():
+                self._runtime.execute(self._machine.stop(save=request.save))
+                return Accepted()
+            case ResizeMembers():
+                self._resources.resize(request.limits)
+                return Accepted()
+            case ScaleJob() | BalanceJob():
+                return ScalingAccepted(self._scaling(request))
+            case _:
+                assert_never(request)
+
+    def _scaling(self, request: ScaleJob | BalanceJob) -> int:
+        """Return the number of a scaling; one that a client repeats on another connection is carried out once."""
+        if request.id not in self.scalings:
+            commands = self._scale(request)
+            known = dict(list(self.scalings.items())[-REQUESTS_KNOWN:])
+            self.scalings = {**known, request.id: self._machine.requests.n_asked}
+            self._runtime.execute(commands)
+        return self.scalings[request.id]
+
+    def _scale(self, request: ScaleJob | BalanceJob) -> list[Command]:
+        if isinstance(request, BalanceJob):
+            return self._machine.balance(strategy=request.strategy)
+        return self._machine.scale(
+            servers=request.servers, workers=request.workers, replace=request.replace, place=request.place,
+            strategy=request.strategy,
+        )  # fmt: skip
+
+    def _status(self) -> JobStatus:
+        """Return progress, and the members that are not leaving."""
+        job, events = self._machine.job, self._runtime.events
+        members = [self._member(m) for m in (*job.of("server"), *job.of("worker"))]
+        return JobStatus(job.phase, job.progress, events.loss, members, list(events.lost))
+
+    def _member(self, member: Member) -> MemberStatus:
+        """Return a member's name, role, site, process number and connection; what it uses, and its limits."""
+        used, limit = self._resources.used(member.name), self._resources.limit(member.name)
+        return MemberStatus(
+            member.name, member.role, member.site, self._processes.pid(member.name), member.joined, used.cores,
+            used.memory_gb, limit.cpus, limit.memory_gb,
+        )  # fmt: skip

@@ -7,19 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.core.errors import InputError
-from labkit.elastic.controller.barrier import WorkerBarrier
-from labkit.elastic.controller.checkpoint_schedule import MARGIN, CheckpointSchedule
-from labkit.elastic.controller.command_buffer import CommandBuffer
-from labkit.elastic.controller.controller_state import ControllerState, Member, Reassign
-from labkit.elastic.controller.outcome import JobOutcome
+from labkit.elastic.controller.checkpoint_schedule import MARGIN, CheckpointSchedule, WorkerBarrier
+from labkit.elastic.controller.controller_state import CommandBuffer, ControllerState, Member, Reassign
+from labkit.elastic.controller.data_assignment import ShardAssignment
 from labkit.elastic.controller.placement import ROLES, MembershipChange, by_numbers, checked, to_place
-from labkit.elastic.controller.replica_placement import LEAST_SERVERS
-from labkit.elastic.controller.replication import Replication
-from labkit.elastic.controller.scaling_requests import ScalingQueue, ScalingRequest
-from labkit.elastic.controller.shard_assignment import ShardAssignment
+from labkit.elastic.controller.replication import LEAST_SERVERS, Replication
+from labkit.elastic.controller.scaling_requests import JobOutcome, ScalingQueue, ScalingRequest
 from labkit.elastic.protocol.messages.orders import BlockMove, FinishStep, HandOver, MeasureLoads, PauseAtVersion
 from labkit.elastic.protocol.messages.reports import BlockLoads
-from labkit.elastic.protocol.roles import Role
+from labkit.elastic.protocol.messages.struct import Role
 
 
 @dataclass(slots=True, eq=False)

@@ -7,13 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.core.errors import InputError, unknown
-from labkit.elastic.controller.command_buffer import CommandBuffer
-from labkit.elastic.controller.controller_state import ControllerState, Member
+from labkit.core.events import Cause
+from labkit.elastic.controller.controller_state import (
+    CommandBuffer,
+    ControllerState,
+    Member,
+    Over,
+    SavedRequests,
+    SavedScaling,
+    SiteMembers,
+    Strategy,
+)
 from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of_role
-from labkit.elastic.controller.replica_placement import LEAST_SERVERS
-from labkit.elastic.controller.saved_controller import SavedRequests, SavedScaling, SiteMembers
-from labkit.elastic.controller.strategies import Strategy
-from labkit.elastic.protocol.roles import Role
+from labkit.elastic.controller.replication import LEAST_SERVERS
+from labkit.elastic.protocol.messages.struct import Role
 
 
 @dataclass(slots=True)
@@ -274,3 +281,30 @@ def _saved(request: ScalingRequest) -> SavedScaling:
     place = request.place
     rows = None if place is None else tuple(SiteMembers(site, *n) for site, n in place.items())
     return SavedScaling(request.number, rows, request.strategy, request.last)
+
+
+class JobOutcome:
+    """Ends the job, and knows how it ended.
+
+    Attributes
+    ----------
+    failure : str
+        Why the job failed; empty: it did not.
+    cause : Cause
+        Of the failure.
+    """
+
+    def __init__(self, job: ControllerState, out: CommandBuffer, requests: ScalingQueue) -> None:
+        self._job, self._out, self._requests = job, out, requests
+        self.failure, self.cause = "", Cause.UNKNOWN
+
+    def end(self, failure: str, *, cause: Cause = Cause.ERROR) -> None:
+        """End the job and all its members; an empty `failure`: it ends as it should."""
+        if self._job.phase == "over":
+            return
+        self._job.phase, self.failure, self.cause = "over", failure, cause if failure else Cause.UNKNOWN
+        self._requests.note_end()
+        for member in self._job.members.values():
+            member.leaving = True
+            self._out.end(member.name)
+        self._out.add(Over(failure, self.cause))

@@ -11,33 +11,71 @@ go in one direction, from the last in this list to the first: `ScalingQueue`, `J
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
 
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
-from labkit.elastic.controller.barrier import WorkerBarrier
-from labkit.elastic.controller.block_ownership import BlockOwnership
-from labkit.elastic.controller.checkpoint_schedule import CheckpointSchedule
-from labkit.elastic.controller.command_buffer import CommandBuffer
-from labkit.elastic.controller.controller_state import ControllerState, JobTerms, Reassign
-from labkit.elastic.controller.data_leases import DataLeases
-from labkit.elastic.controller.era_start import EraStart
-from labkit.elastic.controller.host_loss import HostLoss
-from labkit.elastic.controller.joining import Joining
-from labkit.elastic.controller.member_loss import MemberLoss
-from labkit.elastic.controller.outcome import JobOutcome
+from labkit.elastic.controller.checkpoint_schedule import CheckpointSchedule, WorkerBarrier
+from labkit.elastic.controller.controller_state import (
+    Command,
+    CommandBuffer,
+    ControllerState,
+    JobTerms,
+    Keep,
+    Member,
+    Reassign,
+    SavedMachine,
+    Tell,
+    checked_strategy,
+)
+from labkit.elastic.controller.data_assignment import DataLeases, ShardAssignment
+from labkit.elastic.controller.membership import EraStart, HostLoss, Joining, MemberLoss
 from labkit.elastic.controller.placement import first_members
-from labkit.elastic.controller.progress import TrainingProgress
 from labkit.elastic.controller.replication import Replication
-from labkit.elastic.controller.report_handlers import ReportHandlers
-from labkit.elastic.controller.saved_controller import SavedMachine
 from labkit.elastic.controller.scaling import Scaler
-from labkit.elastic.controller.scaling_requests import ScalingQueue, ScalingRequest
-from labkit.elastic.controller.shard_assignment import ShardAssignment
-from labkit.elastic.controller.strategies import checked_strategy
-from labkit.elastic.controller.takeover import Takeover
-from labkit.elastic.protocol.commands import Command, Keep, Tell
+from labkit.elastic.controller.scaling_requests import JobOutcome, ScalingQueue, ScalingRequest
+from labkit.elastic.controller.takeover import BlockOwnership, Takeover
+from labkit.elastic.process.causes import cause_named
 from labkit.elastic.protocol.messages.orders import Stop
-from labkit.elastic.protocol.messages.reports import Report
+from labkit.elastic.protocol.messages.reports import (
+    BlockCopied,
+    BlockLoads,
+    BlockReport,
+    Connected,
+    ConnectFailed,
+    ConnectionBroken,
+    CopyLate,
+    Failed,
+    FellBehind,
+    GradientsReceived,
+    HandedOver,
+    HasReplica,
+    LacksReplicas,
+    LimitsSet,
+    NotFinite,
+    OutOfMemory,
+    OwnsBlock,
+    Paused,
+    PeerRefused,
+    ProcessReport,
+    Raised,
+    ReplicaFailed,
+    Report,
+    Resumed,
+    ShardLosses,
+    StateReported,
+    StepDone,
+    Stuck,
+    TrainingBegun,
+    TrainingDone,
+    Transferring,
+    TransferUnconfirmed,
+    UpdateDone,
+    VersionLost,
+    WantsLease,
+    WorkerReport,
+)
 from labkit.elastic.shards import Journal, Record, SavedShards
 
 
@@ -366,3 +404,182 @@ class Controller:
         if job.phase == "training":
             self._scaler.proceed()
         return self._out.take()
+
+
+@dataclass(slots=True, eq=False)
+class ReportHandlers:
+    """Passes reports on; mypy names a report that lacks a case.
+
+    Parameters
+    ----------
+    requests, scaler, checkpoints, leases, ownership, member_loss, takeover, progress, outcome
+        Parts of the controller that reports concern.
+    """
+
+    requests: ScalingQueue
+    scaler: Scaler
+    checkpoints: CheckpointSchedule
+    leases: DataLeases
+    ownership: BlockOwnership
+    member_loss: MemberLoss
+    takeover: Takeover
+    progress: TrainingProgress
+    outcome: JobOutcome
+
+    def handle(self, member: Member, report: Report) -> None:
+        """Pass a report to the part of the controller that it concerns."""
+        if isinstance(report, WorkerReport):
+            self._handle_training(member, report)
+        elif isinstance(report, BlockReport):
+            self._handle_blocks(member, report)
+        else:
+            self._handle_process(member, report)
+
+    def _handle_training(self, member: Member, report: WorkerReport) -> None:  # noqa: C901 - a case for each report
+        match report:
+            case TrainingBegun():
+                self.progress.on_begun(member, report)
+            case FellBehind():
+                self.progress.on_behind(member)
+            case StepDone():
+                self.progress.on_step(member, report)
+            case UpdateDone():
+                self.progress.on_update(member, report)
+            case TrainingDone():
+                self.progress.on_done(member, report)
+            case Paused():
+                self.progress.on_paused(member, report)
+            case Resumed():
+                self.progress.on_resumed(member, report)
+            case WantsLease():
+                self.leases.on_wants(member)
+            case ShardLosses() | NotFinite():
+                pass  # only events of the job
+            case _:
+                assert_never(report)
+
+    def _handle_blocks(self, member: Member, report: BlockReport) -> None:  # noqa: C901 - a case for each report
+        match report:
+            case OwnsBlock():
+                self.ownership.on_owns(member, report)
+            case HandedOver():
+                self.ownership.on_handed_over(member, report)
+            case TransferUnconfirmed():
+                self.takeover.on_unconfirmed(member, report)
+            case Transferring():
+                self.takeover.on_transferring(report)
+            case HasReplica():
+                self.ownership.on_replica(member, report)
+            case ReplicaFailed():
+                self.member_loss.on_replica_failed(report)
+            case LacksReplicas():
+                self.ownership.on_lacks(member, report)
+            case BlockCopied():
+                pass  # `CheckpointKeeper` counts them
+            case CopyLate():
+                self._on_late(report)
+            case VersionLost():
+                self.ownership.on_version_lost(report)
+            case BlockLoads():
+                self.scaler.on_loads(member, report)
+            case GradientsReceived():
+                pass  # only an event of the job
+            case _:
+                assert_never(report)
+
+    def _handle_process(self, member: Member, report: ProcessReport) -> None:  # noqa: C901 - a case for each report
+        match report:
+            case StateReported():
+                self.takeover.on_state_reported(member, report)
+            case Connected():
+                self.requests.arrived(("met", member.name, report.server))
+            case ConnectFailed():
+                self.member_loss.on_connect_failed(member, report)
+            case Stuck():
+                self.member_loss.on_stuck(member, report)
+            case Raised():
+                self.member_loss.on_raised(member, report)
+            case OutOfMemory():
+                self.member_loss.on_out_of_memory(member, report)
+            case Failed():
+                self.outcome.end(f"{member.name}: {report.why}", cause=cause_named(report.cause))
+            case ConnectionBroken() | PeerRefused() | LimitsSet():
+                pass  # only events of the job
+            case _:
+                assert_never(report)
+
+    def _on_late(self, report: CopyLate) -> None:
+        """Handle the report that the order to copy came after the version that it named."""
+        if self.checkpoints.saving == report.version:
+            self.checkpoints.saving = None
+            self.scaler.save_later(report.version)
+
+
+@dataclass(slots=True, eq=False)
+class TrainingProgress:
+    """Follows the steps of the workers.
+
+    Parameters
+    ----------
+    job : ControllerState
+        With workers and progress.
+    out : CommandBuffer
+        For events.
+    requests, barrier, checkpoints, shards, leases, eras
+        Parts of the controller that a step concerns.
+    """
+
+    job: ControllerState
+    out: CommandBuffer
+    requests: ScalingQueue
+    barrier: WorkerBarrier
+    checkpoints: CheckpointSchedule
+    shards: ShardAssignment
+    leases: DataLeases
+    eras: EraStart
+
+    def on_begun(self, member: Member, report: TrainingBegun) -> None:
+        """Handle the report that a worker has the parameters of a version."""
+        member.ready = member.begun = True
+        self.barrier.overdue.discard(member.name)
+        member.version = report.version
+        if self.requests.awaits(member.name):
+            self.requests.arrived(member.name)
+        elif self.job.phase == "training" and self.job.n_ready() > 1 and member.version > 0:  # it joined later
+            self.shards.deal()
+
+    def on_behind(self, member: Member) -> None:
+        """Deal the logical shards of a worker that lacks the parameters of the step to the others."""
+        member.ready = member.begun = False
+        if self.job.phase == "training" and self.job.n_begun():
+            self.shards.deal()
+            self.checkpoints.end_when_done()  # the others may have completed the last step
+        elif self.job.phase == "training":
+            self.eras.go_back()
+
+    def on_update(self, member: Member, report: UpdateDone) -> None:
+        """Handle the report that an asynchronous worker has made an update."""
+        self.barrier.on_step(member.name, report.compute_s + report.wait_s)
+        self.leases.on_update(member, report)
+        self.checkpoints.save_when_due()
+
+    def on_step(self, member: Member, report: StepDone) -> None:
+        """Handle the report that a synchronous worker has completed a step of the job."""
+        member.version = report.version + 1
+        self.job.progress = max(self.job.progress, member.version)
+        may_deal = self.job.phase == "training" and self.requests.current is None
+        self.shards.measured(member, report, may_deal=may_deal)
+        self.checkpoints.on_step()
+
+    def on_done(self, member: Member, report: TrainingDone) -> None:
+        """Handle the report that a worker has completed its last step."""
+        member.version = report.version
+        self.checkpoints.end_when_done()
+
+    def on_paused(self, member: Member, report: Paused) -> None:
+        """Handle the report that a worker has paused."""
+        self.barrier.on_paused(member.name, report.number)
+
+    def on_resumed(self, member: Member, report: Resumed) -> None:
+        """Record how long a worker has paused."""
+        self.out.note("suspended", name=member.name, seconds=report.seconds)

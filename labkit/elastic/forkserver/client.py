@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-from labkit.elastic.forkserver import place as place
-from labkit.elastic.forkserver.order import (
+from labkit.elastic.forkserver import protocol as place
+from labkit.elastic.forkserver.protocol import (
     GO,
     MODULES,
     NETWORK,
     OF_PYTHON,
     ForkEnded,
+    ForkError,
     ForkOrder,
     ForkRefused,
     ForkStarted,
@@ -37,7 +38,6 @@ from labkit.elastic.forkserver.order import (
     OrderFrames,
     encode,
 )
-from labkit.elastic.forkserver.place import ForkError
 from labkit.system.unix_sockets import reached
 
 PATIENCE_S: Final = 120.0
@@ -142,7 +142,7 @@ def started(
     Parameters
     ----------
     argv : sequence of str
-        Interpreter, "-m", one of `labkit.elastic.forkserver.order.MODULES`, and its arguments.
+        Interpreter, "-m", one of `labkit.elastic.forkserver.protocol.MODULES`, and its arguments.
     env : mapping
         Whole environment of the process.
     log : file
@@ -375,6 +375,6 @@ def _answer(sock: socket.socket) -> Message | None:
 
 
 def _last_words(path: Path) -> str:
-    from labkit.elastic.failure import last_line
+    from labkit.elastic.job_logs import last_line
 
     return last_line(place.log_of(path)) or "it left no message."

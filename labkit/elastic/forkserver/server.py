@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from labkit.elastic.forkserver import child as fork_child
-from labkit.elastic.forkserver.order import (
+from labkit.elastic.forkserver.child import name, show
+from labkit.elastic.forkserver.protocol import (
     ForkEnded,
     ForkOrder,
     ForkRefused,
@@ -30,10 +31,13 @@ from labkit.elastic.forkserver.order import (
     Message,
     OrderError,
     OrderFrames,
+    clear,
+    early_of,
     encode,
+    lock_of,
+    locked,
+    uid_of,
 )
-from labkit.elastic.forkserver.place import clear, early_of, lock_of, locked, uid_of
-from labkit.elastic.forkserver.title import name, show
 from labkit.system.proc import threads
 
 TITLE: Final = ("labkit-forks",)
@@ -44,11 +48,11 @@ PRELOADED: Final = (
     "labkit.elastic.process.newcomer",
     "labkit.elastic.controller.process",
     "labkit.elastic.process.host_launcher",
-    "labkit.elastic.server.arrivals",
-    "labkit.elastic.worker.arrivals",
+    "labkit.elastic.server.server",
+    "labkit.elastic.worker.push_pull",
     "labkit.elastic.worker.synchronous",
     "labkit.elastic.worker.asynchronous",
-    "labkit.elastic.worker.flat",
+    "labkit.elastic.worker.shard_gradients",
     "labkit.elastic.worker.forward",
     "labkit.elastic.transport.shared_arrays",
     "labkit.elastic.protocol.messages.prepared",

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from labkit.elastic.process.credentials import MEMBERS
-from labkit.elastic.process.offspring import end_offspring, mark_of
-from labkit.system.proc import all_pids, command_line, wait_for_end
+from labkit.system.proc import Identity, all_pids, command_line, is_ours, send, stat, variables, wait_for_end
 
 MODULES: Final = ("labkit.elastic.process.member", "labkit.elastic.process.newcomer")
 """Programs of members: the second gets ready at a low priority first."""
@@ -91,3 +90,35 @@ def end_members(folder: Path, *, but: int = 0, timeout_s: float = 0.0) -> list[s
     for name, pid in found.items():
         end_offspring(pid, mark_of(Path(homes.get(name, folder)), name))
     return sorted(found)
+
+
+MARK: Final = "LABKIT_MEMBER"
+"""Variable of a member that its children inherit, also those with a session of their own."""
+
+
+def mark_of(home: Path, name: str) -> str:
+    """Return the value of `MARK` for a member."""
+    return f"{home}/{name}"
+
+
+def end_offspring(pid: int, mark: str) -> None:
+    """Kill what a member has started: processes of its session, and those with its mark.
+
+    Parameters
+    ----------
+    pid : int
+        Process number of the member, which leads a session; the kernel gives the number to no other process while one
+        of that session is left.
+    mark : str
+        What `mark_of` returned.
+    """
+    said = f"{MARK}={mark}".encode()
+    for each in all_pids():
+        if each in (pid, os.getpid()):
+            continue
+        found = stat(each)
+        if found is None or found.dead:
+            continue
+        if found.session == pid or (is_ours(each) and said in variables(each)):
+            with contextlib.suppress(OSError):
+                send(Identity(each, found.start), signal.SIGKILL)

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
 from labkit.core.events import Cause
-from labkit.elastic.process.causes import name_of
-from labkit.elastic.process.controller_link import WHY_CHARS, InstallBlock
+from labkit.elastic.process.causes import END_LEASES, name_of
 from labkit.elastic.process.local_members import end_orphans
-from labkit.elastic.process.member_process import MemberProcess, MemberTask, SeekServer
-from labkit.elastic.process.time_limits import END_LEASES
-from labkit.elastic.protocol.frame_kinds import FrameKind, at
-from labkit.elastic.protocol.messages.codec import encode
+from labkit.elastic.process.member_process import WHY_CHARS, InstallBlock, MemberProcess, MemberTask, SeekServer
+from labkit.elastic.protocol.messages.codec import FrameKind, at, encode
 from labkit.elastic.protocol.messages.orders import (
     BeginEra,
     BlockOrder,
@@ -48,14 +45,14 @@ from labkit.elastic.protocol.messages.reports import (
     Transferring,
     TransferUnconfirmed,
 )
-from labkit.elastic.protocol.network import Refusals, claimed
+from labkit.elastic.protocol.sites import Refusals, claimed
 from labkit.elastic.transport import Channel, Handler, Peer, Scheme, TransportError
 from labkit.system.oom import is_memory
 
 if TYPE_CHECKING:
-    from labkit.elastic.server.kept_copies import KeptCopy
+    from labkit.elastic.server.block import Updates
     from labkit.elastic.server.optimizers import Optimizer
-    from labkit.elastic.server.updates import Updates
+    from labkit.elastic.server.replicas import KeptCopy
 
 BLOCKS_OF_A_NOTICE: Final = 400
 """Most blocks in one report, so that it fits into a frame."""
@@ -68,10 +65,9 @@ class ServerMember(MemberProcess):
     takes = ServerOrder
 
     def __init__(self, folder: Path, name: str, site: str = "") -> None:
-        from labkit.elastic.server.arrivals import Arrivals
-        from labkit.elastic.server.kept_copies import KeptCopies
         from labkit.elastic.server.optimizers import optimizer
-        from labkit.elastic.server.server import ParameterServer
+        from labkit.elastic.server.replicas import KeptCopies
+        from labkit.elastic.server.server import Arrivals, ParameterServer
         from labkit.elastic.transport.shared_arrays import SharedArrayPool
 
         super().__init__(folder, name, site)
@@ -232,7 +228,7 @@ class ServerMember(MemberProcess):
 
     def _report_load(self) -> None:
         """Report every `loads_every_s` seconds the gradient bytes that came, and the seconds of an update."""
-        from labkit.elastic.server.busy_time import update_s
+        from labkit.elastic.server.server import update_s
 
         before, model_bytes = 0, 4 * self.spec.layout.n
         while not self.over.wait(self.spec.loads_every_s):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from labkit.elastic.protocol.messages.launchers import MeasuredUsage
+from labkit.elastic.protocol.messages.clients import MeasuredUsage
 
 GB: Final = 1e9
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Self
 
 from labkit.core.errors import InputError
 from labkit.elastic.transport.errors import AccessError
-from labkit.elastic.transport.folders import private_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.x509 import Certificate, CertificateBuilder, KeyUsage, Name
+
 
 CLOCK_SKEW = timedelta(days=1)
 """How long before its creation a certificate becomes valid, because the clocks of hosts differ."""
@@ -217,3 +217,22 @@ def write_private(path: Path, content: bytes) -> None:
     with os.fdopen(handle, "wb") as file:
         file.write(content)
     temporary.replace(path)
+
+
+def private_folder(path: Path) -> Path:
+    """Return a folder that only its owner can enter; create it with mode 0700 if it does not exist.
+
+    Raises
+    ------
+    AccessError
+        If it belongs to another user, other users can enter it, or it is a link.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise AccessError(f"{path} is no folder of its own; sockets and keys go into a folder, not a link to one.")
+    if found.st_uid != os.getuid():
+        raise AccessError(f"{path} belongs to uid {found.st_uid}, not to uid {os.getuid()}; give another folder.")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise AccessError(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}; 0700 is needed: chmod 700 {path}")
+    return path

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from labkit.core.errors import InputError
+from labkit.elastic.transport.connection_limits import PeerLimits
 from labkit.elastic.transport.errors import FrameError, OversizedError
-from labkit.elastic.transport.terms import PeerLimits
 
 REFERENCE = struct.Struct("<BIQQ")
 """A reference to a payload: owner of the region (0: sender, 1: receiver), its number, offset, length."""

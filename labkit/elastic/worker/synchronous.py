@@ -10,8 +10,8 @@ from typing import Any, assert_never
 
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.frame_kinds import at, era_and_version
 from labkit.elastic.protocol.messages.blocks import BlocksMoved, ReplicasAdded
+from labkit.elastic.protocol.messages.codec import at, era_and_version
 from labkit.elastic.protocol.messages.orders import (
     AssignShards,
     BeginTraining,
@@ -43,11 +43,8 @@ from labkit.elastic.protocol.messages.reports import (
 from labkit.elastic.protocol.summation_tree import Node
 from labkit.elastic.transport import Channel, Head, Message
 from labkit.elastic.transport.shared_arrays import fetch
-from labkit.elastic.worker.directives import Directives, Extent, Halted, unlimited, unweighted
-from labkit.elastic.worker.flat import FlatModel
-from labkit.elastic.worker.push_pull import PushPull
-from labkit.elastic.worker.replicas import StepReplicas
-from labkit.elastic.worker.shard_gradients import ShardGradients
+from labkit.elastic.worker.push_pull import Directives, Extent, Halted, PushPull, StepReplicas, unlimited, unweighted
+from labkit.elastic.worker.shard_gradients import FlatModel, ShardGradients
 
 
 class Worker:

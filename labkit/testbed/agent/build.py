@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from labkit.elastic.forkserver import client as forks
-from labkit.elastic.forkserver import order as fork_order
-from labkit.elastic.forkserver import place as fork_place
+from labkit.elastic.forkserver import protocol as fork_order
+from labkit.elastic.forkserver import protocol as fork_place
 from labkit.system import unix_sockets
 from labkit.system.release import installed
 

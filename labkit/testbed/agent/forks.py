@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from labkit.elastic.forkserver import client as forks
-from labkit.elastic.forkserver import order as fork_order
-from labkit.elastic.forkserver.place import ROOT, ForkError
+from labkit.elastic.forkserver import protocol as fork_order
+from labkit.elastic.forkserver.protocol import ROOT, ForkError
 from labkit.system.proc import Identity
 from labkit.testbed.agent.places import LOG
 from labkit.testbed.agent.spawn import TO_LOG, SpawnRequest

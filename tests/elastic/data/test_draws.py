@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.elastic.data import draws
+from labkit.elastic import data as draws
 
 
 def test_bits_are_those_of_splitmix64():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.elastic.forkserver import place as fork_place
+from labkit.elastic.forkserver import protocol as fork_place
 from labkit.system.proc import Stat
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.measure import Reading

@@ -1,4 +1,4 @@
-"""A checkpoint that is being written: readers find it only when it is complete and on the disk."""
+"""Blocks of a checkpoint, read one by one, each verified: a reader needs memory for one block."""
 
 from __future__ import annotations
 
@@ -6,32 +6,113 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from io import FileIO
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Protocol, Self
 
+import numpy as np
+
 from labkit.core.errors import InputError
-from labkit.elastic.checkpoint.disk import Buffer, Disk
 from labkit.elastic.checkpoint.manifest import (
     FILE,
     QUEUE,
     BadCheckpointError,
     BlockEntry,
     BlockLike,
+    Buffer,
     CheckpointError,
+    Disk,
     Manifest,
+    SavedBlock,
     WriteError,
     bytes_of,
     check_sum,
     file_of,
     name_of,
 )
-from labkit.elastic.checkpoint.reader import VerifiedCheckpoint
 from labkit.elastic.protocol.blocks import Layout
 from labkit.elastic.protocol.messages.codec import to_json
+from labkit.elastic.server.block import mapped
 from labkit.elastic.server.optimizers import Optimizer
 from labkit.elastic.shards import SavedShards
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedCheckpoint:
+    """A checkpoint all of whose blocks have been read and verified, none of which is in memory.
+
+    Attributes
+    ----------
+    folder : Path
+        Of the checkpoint.
+    manifest : Manifest
+        Its content.
+    queue : SavedShards, optional
+        State of the shard queue of asynchronous training.
+    """
+
+    folder: Path
+    manifest: Manifest
+    queue: SavedShards | None
+
+    @property
+    def step(self) -> int:
+        """Of the checkpoint."""
+        return self.manifest.step
+
+    def block(self, entry: BlockEntry) -> SavedBlock:
+        """Read a block, and verify it once more.
+
+        Raises
+        ------
+        BadCheckpointError
+            If it cannot be read any more, or has changed.
+        """
+        [found] = read_blocks(self.folder, entry.server, self.manifest, [entry])
+        return found
+
+
+def read_blocks(
+    folder: Path, server: str, manifest: Manifest, entries: Iterable[BlockEntry] | None = None
+) -> Iterator[SavedBlock]:
+    """Yield blocks from the file of a server, all of them by default, each verified.
+
+    Raises
+    ------
+    BadCheckpointError
+        If the file is missing, has another length, or a block is damaged.
+    """
+    path, expected = folder / file_of(server), manifest.files[server]
+    chosen = entries if entries is not None else [entry for entry in manifest.blocks if entry.server == server]
+    try:
+        with FileIO(path) as file:
+            size = path.stat().st_size
+            if size != expected:
+                raise BadCheckpointError(folder.name, f"{path.name} has {size} bytes; expected {expected}.")
+            for entry in chosen:
+                yield _read(file, entry, manifest, name=folder.name)
+    except OSError as error:
+        raise BadCheckpointError(folder.name, f"{path.name} cannot be read: {error.strerror}.") from None
+
+
+def _read(file: FileIO, entry: BlockEntry, manifest: Manifest, *, name: str) -> SavedBlock:
+    n_rows = 1 + len(manifest.state)
+    rows = mapped(n_rows * entry.n).reshape(n_rows, entry.n)  # goes back to the system as soon as it is dropped
+    raw = rows.reshape(-1).view(np.uint8).data
+    file.seek(entry.offset)
+    n_read = 0
+    while n_read < len(raw) and (n_more := file.readinto(raw[n_read:])):
+        n_read += n_more
+    if n_read < len(raw) or check_sum([raw]) != entry.blake2b:
+        raise BadCheckpointError(
+            name, f"block {entry.number} in {file_of(entry.server)} is damaged: its digest does not match."
+        )
+    state = dict(zip(manifest.state, rows[1:], strict=True))
+    return SavedBlock(entry.number, entry.version, rows[0], state, dict(entry.seen))
+
 
 _SERVER: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
