@@ -357,7 +357,7 @@ class Spec(Struct):
     def files_of(self, role: str) -> tuple[str, ...]:
         """Return the names of the files that a member needs."""
         if role == "worker":
-            return SPEC, PROGRAM
+            return SPEC, FILE
         return (SPEC, UPDATE) if self.has_rule else (SPEC,)
 
     @property
