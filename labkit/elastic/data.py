@@ -1,7 +1,20 @@
-"""Random numbers of samples: each a pure function of seed, sample and position, vectorised.
+"""Samples that match the models: generated, with structure to learn, and the real digits.
 
-Each sample has its own stream of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014): whole-number arithmetic, with the same result on every machine.
+A sample is a pure function of (seed, index). So a worker makes any batch without a file and without other workers, and
+a batch can be divided in any way. Generating a sample takes less time than training on it.
+
+>>> samples = dataset("wlm", n=1000, width=0.1)
+>>> words, next_words = samples.fetch([17, 4])
+>>> words.shape
+torch.Size([2, 35])
+>>> bool((samples.fetch([4])[0][0] == words[1]).all())
+True
+
+Your own dataset needs `__len__` and `fetch(indices)`; nothing has to be registered. `as_dataset` makes one
+from tensors, or from a map-style dataset of torch.
+
+Random numbers: each sample has its own stream of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+number generators", OOPSLA 2014): whole-number arithmetic, with the same result on every machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state of a running job: phase, step, loss, members, and members that were lost."""
+"""A job that trains: its status, members and limits, requests to scale it at a step, and its end."""
 
 from __future__ import annotations
 

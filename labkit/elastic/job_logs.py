@@ -1,4 +1,4 @@
-"""The file of a job's events: one JSON object a line, written by the controller, read while it grows."""
+"""What a job writes while it runs: its events, the output of its members, and the log of a failure."""
 
 from __future__ import annotations
 

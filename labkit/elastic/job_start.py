@@ -1,4 +1,4 @@
-"""Start a job: check what it is given, fill its folder, and start its controller."""
+"""Start a job, or attach to one: check arguments, fill the folder, start its controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of a checkpoint, read one by one, each verified: a reader needs memory for one block."""
+"""Files of a checkpoint: its blocks are written one by one, and read and verified one by one."""
 
 from __future__ import annotations
 

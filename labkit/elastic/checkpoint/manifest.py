@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint, and the exceptions of checkpoints.
+"""The manifest of a checkpoint, its exceptions, and renames and syncs that survive a crash.
 
 CheckpointError
 ├── WriteError           a disk is full or broken; earlier checkpoints are untouched

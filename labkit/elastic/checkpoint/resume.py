@@ -1,4 +1,4 @@
-"""Resume training from a checkpoint: check that the training is the same, and read its earlier losses."""
+"""Resume from a checkpoint, or take its model: is it the same training, which losses came before."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Checkpoints in the controller's process: copies of blocks go from servers to the disk, a few at a time.
+"""Checkpoints in the controller's process: copies of blocks go to the disk a few at a time, and back to servers.
 
 Servers keep the copies of their blocks, and report each. When those of all blocks at a version are there, the
-controller asks for as many as fit into `copy_fetch.WINDOW_BYTES`, writes each as it arrives, and asks for the next when
+controller asks for as many as fit into `WINDOW_BYTES`, writes each as it arrives, and asks for the next when
 it is written. In its memory stay the entries of the manifest, so the memory does not depend on the size of the model.
 Servers need no memory for this that they did not need before, and no access to the controller's disk: there is one way
 for servers on its host and on others.

@@ -1,4 +1,4 @@
-"""A barrier for asynchronous workers: all of them pause, and then something is done to all blocks at one time.
+"""When checkpoints are saved, and the barrier at which asynchronous workers pause for them.
 
 Asynchronous training has no version at which all blocks agree, except while no worker pushes gradients.
 """

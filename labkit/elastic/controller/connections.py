@@ -1,4 +1,4 @@
-"""The loop of the controller's process, and what all of its parts share."""
+"""What the parts of the controller's process share: its event queue, and its connections to members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways in which a job's members and blocks can change while it trains."""
+"""State of the controller: members, owners of blocks, progress; its commands, and its form for a successor."""
 
 from __future__ import annotations
 

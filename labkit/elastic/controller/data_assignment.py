@@ -1,4 +1,4 @@
-"""Leases of samples to asynchronous workers: grants, commits and expiry."""
+"""Division of the data among workers: shards of a batch (synchronous), leases of samples (asynchronous)."""
 
 from __future__ import annotations
 

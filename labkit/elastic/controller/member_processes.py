@@ -1,4 +1,4 @@
-"""The processes of members: their starts, connections and ends."""
+"""The processes of members on all hosts: starts, connections, ends, and what they use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The beginning and the end of an era: a checkpoint is loaded into the servers, or given up for an earlier one."""
+"""Members that join and that are lost, with their hosts, and the era that begins after a loss."""
 
 from __future__ import annotations
 

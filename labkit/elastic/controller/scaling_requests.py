@@ -1,4 +1,4 @@
-"""Requests to scale a job: what each asks for, their queue, and the checks of what the job would have afterwards."""
+"""Requests to scale a job: what each asks for, their queue and their checks; and the end of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes of the end of a process: the meaning of exit codes, and kills by the kernel for lack of memory."""
+"""Causes of the end of a process: exit codes, lack of memory, and time limits at which it ends itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credentials of the members of a job: a folder for each, with its own key and certificate.
+"""Credentials of the members of a job, and the connections to its controller that they open.
 
 The key of the certificate authority, and the token of connections in clear, are only in the memory of the process that
 started the job and of the controller. The former sends them through a pipe to each controller that it starts.

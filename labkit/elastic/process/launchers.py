@@ -1,4 +1,4 @@
-"""What starts and ends the members on one host, as the controller uses it: the interface `Launcher`."""
+"""Launchers of members: on this host by the fork server or a new interpreter, on others by a message."""
 
 from __future__ import annotations
 

@@ -327,6 +327,10 @@ LEAST_S: Final = 0.05
 class Brake:
     """Makes the threads of this process wait while it has used more than its share of cores.
 
+    It needs no privileges, and changes when results are computed, not their values. It holds on average over times
+    longer than a piece of work: at 0.1 cores a gradient of one second is computed at full speed, followed by a wait of
+    nine.
+
     Parameters
     ----------
     spent_s : callable

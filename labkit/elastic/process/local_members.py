@@ -1,4 +1,4 @@
-"""Members of jobs among the processes of this machine: found by their command lines, whichever process started them."""
+"""Members of jobs among the processes of this machine, and the children that user code left: found and ended."""
 
 from __future__ import annotations
 

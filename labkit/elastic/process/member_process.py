@@ -1,4 +1,4 @@
-"""The connection of a member to the controller of its job: it joins, reports events, and reconnects."""
+"""The process of a member: its connections to controller and servers, its limits, and its loop over orders."""
 
 from __future__ import annotations
 

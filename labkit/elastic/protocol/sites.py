@@ -1,4 +1,4 @@
-"""The network of a job: sockets of one machine, or TCP between addresses, encrypted or in clear."""
+"""Sites of members: hosts, cores and GPUs, and the network between them."""
 
 from __future__ import annotations
 
@@ -338,6 +338,9 @@ LOCAL: Final = "cuda:0"
 
 def allotted() -> dict[str, str]:
     """Return the GPUs that the job has on this host now, by number.
+
+    The file is JSON, identifiers by number: {"0": "GPU-5f...", "1": "GPU-77..."}. It may change while the job runs.
+    Without a file, a job uses the devices of its sites as the process that started it numbers them.
 
     Raises
     ------

@@ -1,4 +1,11 @@
-"""What a block asks of an optimizer: an update of its parameters in place."""
+"""A block of parameters on a server: its sum of gradients and updates, in memory that grows with use or is shared.
+
+Memory that grows: in the layout and in checkpoints an embedding has all its rows. On a server of asynchronous training
+the blocks of a table whose rows start at zero lie in anonymous memory, which the kernel allocates page by page on the
+first write. An update skips pages whose parameters, optimizer state and gradients are all zero. The result has the same
+bits, because every optimizer here maps a zero parameter with zero state and zero gradient to zero. An update of one's
+own need not: with the first one all pages are in use.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,7 @@ import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +23,6 @@ from labkit.elastic.protocol.messages.blocks import AppliedUpdate, BlockState
 from labkit.elastic.protocol.summation_tree import Node, parents
 from labkit.elastic.transport import Channel, ClosedError
 from labkit.elastic.transport.shared_arrays import SharedArray
-
-if TYPE_CHECKING:
-    from labkit.elastic.transport.shared_arrays import SharedArray
 
 
 class Updates(Protocol):

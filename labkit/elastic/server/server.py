@@ -1,4 +1,4 @@
-"""Seconds in which a server works on updates, over all its connections, scaled to an update of the whole model."""
+"""A parameter server: blocks, connections of workers and servers, and the seconds that updates take."""
 
 from __future__ import annotations
 

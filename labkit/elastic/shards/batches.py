@@ -1,4 +1,4 @@
-"""The order of samples in an epoch, from (seed, epoch) alone: the same on every machine, for any number of workers."""
+"""Order of the samples of an epoch from (seed, epoch) alone, and the batches and shards cut from it."""
 
 from __future__ import annotations
 

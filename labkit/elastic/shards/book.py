@@ -1,4 +1,11 @@
-"""The types of the shard service: ranges of samples that wait, are leased or are committed, and fates of leases."""
+"""Ranges of samples that wait, are leased or are committed: the book of the shard service and its types.
+
+LabkitError
+├── PoisonShardError   a range of samples that failed too often
+├── LedgerError        a sample that was committed twice, or not at all
+└── InputError
+    └── JournalError   a journal or a saved state that contradicts itself
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger of commits, and the check that it has every sample of every epoch exactly once."""
+"""The shard service: leases of samples to a changing set of workers, and the ledger that proves each was used once."""
 
 from __future__ import annotations
 

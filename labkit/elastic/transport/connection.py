@@ -1,4 +1,4 @@
-"""Mutual authentication of two ends, before any other frame.
+"""A connection: both ends prove that they know the job, then frames go both ways and replies find their requests.
 
 Four frames: hello and a number, challenge and proof, answer and proof, welcome. A proof is an HMAC-SHA256 over both
 numbers and the hello, with the job's token as its key. Over a unix socket or TLS, which verify the peer themselves, the

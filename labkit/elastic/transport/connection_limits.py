@@ -1,4 +1,4 @@
-"""The terms of a connection: a lease that every timeout derives from, limits of size, and counters."""
+"""Limits of a connection: a lease that every timeout derives from, sizes, and counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of processes, and the credentials that a connection to one needs."""
+"""Endpoints: addresses of processes, the side that dials, and the side that listens."""
 
 from __future__ import annotations
 

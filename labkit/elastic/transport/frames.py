@@ -1,4 +1,4 @@
-"""Frames on the wire: a header of 48 bytes, a small meta part, and the bytes of a slice.
+"""Frames: a header of 48 bytes, a small meta part and the bytes of a slice; reader and writer of them.
 
 Nothing here uses a socket, and nothing is ever unpickled: meta part and payload are bytes. The meta part of the
 transport's own frames is a JSON object; users of the transport encode and decode theirs.
@@ -350,6 +350,9 @@ class _Item:
 
 class Outbox:
     """The queue of frames to be sent, in order.
+
+    A small frame is sent in the thread that posts it, as far as the kernel accepts it without waiting. The sender
+    thread sends the rest, and all large frames. So no handler waits for a peer that does not read.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the controller has ordered a synchronous worker to do: era, logical shards, pauses, and owners of blocks."""
+"""Gradients pushed to the owners of blocks, and parameters pulled from them."""
 
 from __future__ import annotations
 

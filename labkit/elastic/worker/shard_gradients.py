@@ -1,4 +1,4 @@
-"""Gradients of a synchronous worker's logical shards: computed with the model, and summed in the order of the tree."""
+"""Gradients of the logical shards of a synchronous worker, summed in the order of the tree, on a flat model."""
 
 from __future__ import annotations
 

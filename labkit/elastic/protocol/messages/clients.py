@@ -1,4 +1,4 @@
-"""Requests of the process that started a job to its controller, and the answers."""
+"""Messages from outside of a training: of clients to the controller, and between it and the launchers of hosts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
-"""Kinds of frames between the processes of a job, and the encoding of versions.
+"""Encoding of messages and frames: kinds, versions, the greeting of a connection, and JSON files.
 
 `Head.block` is the number of a parameter block. `Head.step` is a version, the number of updates of the parameters, with
 the era in its upper bits. An era begins when training returns to a checkpoint; frames of another era are ignored.
+
+A message is sent as its name, a space, and its fields as a JSON object: `OwnsBlock {"block":3,"version":7,"moves":1}`.
+Fields that have their default are left out. A receiver names the messages that it takes, and what arrives is one of
+these with all fields checked, or refused. A file has the JSON object alone, with all fields: `to_json`, `from_json`.
 """
 
 from __future__ import annotations
