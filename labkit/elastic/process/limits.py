@@ -5,7 +5,7 @@ There are four ways, each with the interface `Limits`. `LABKIT_LIMITS` names one
 v2, v1
     A control group, of cgroup v2 or v1: shares of cores, and memory. They need folders that this user may write.
 brake
-    No privileges: the process keeps to a share of cores by waiting (`elastic/process/brake.py`), and ends itself when
+    No privileges: the process keeps to a share of cores by waiting (`elastic/process/limits.py`), and ends itself when
     it exceeds its memory.
 affinity
     No privileges: whole cores only, and no memory. Only used when named.
