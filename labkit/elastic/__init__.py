@@ -24,9 +24,9 @@ __all__ = [
     "attach", "start", "train", "training_log",
 ]  # fmt: skip
 _MODULES = {
-    "Job": "job", "OwnUpdate": "server.own_update", "Result": "result", "start": "job_start", "train": "job_start",
+    "Job": "job", "OwnUpdate": "server.optimizers", "Result": "result", "start": "job_start", "train": "job_start",
     "TrainingLog": "training_logs", "training_log": "training_logs", "Validation": "validation",
-    "attach": "attached_job",
+    "attach": "job_start",
 }  # fmt: skip
 """Modules of public names; all others are in `errors`."""
 

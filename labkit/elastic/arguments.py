@@ -30,9 +30,9 @@ EXACT, ANYWAY = "exact", "anyway"
 """Whether a job may go on from the checkpoint of another training."""
 
 
-def checked_counts(**given: Any) -> list[int]:
+def checked_counts(**counts: Any) -> list[int]:
     """Return whole numbers as `int`, in the order given; InputError if one is no whole number."""
-    return [whole(name, value, least=-(2**63)) for name, value in given.items()]
+    return [whole(name, value, least=-(2**63)) for name, value in counts.items()]
 
 
 def check_sizes(cut: Layout, *, steps: int, save_every: int, servers: int, workers: int) -> None:
@@ -63,11 +63,11 @@ def check_sizes(cut: Layout, *, steps: int, save_every: int, servers: int, worke
         raise InputError(f"a job with {servers} servers and {workers} workers; expected at least one of each.")
 
 
-def check_seconds(*, lease_s: Any, loads_every_s: Any = 0.0, measure_every_s: Any = 0.0, **given: Any) -> None:
+def check_seconds(*, lease_s: Any, loads_every_s: Any = 0.0, measure_every_s: Any = 0.0, **seconds: Any) -> None:
     """Raise InputError unless all are finite seconds above 0 (events: or 0), and `lease_s` is valid for a `Lease`."""
     rates = {"loads_every_s": loads_every_s, "measure_every_s": measure_every_s}
-    given.update({name: value for name, value in rates.items() if value})
-    for name, value in {"lease_s": lease_s, **given}.items():
+    seconds.update({name: value for name, value in rates.items() if value})
+    for name, value in {"lease_s": lease_s, **seconds}.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not isfinite(value) or not value > 0:
             raise InputError(f"{name} is {value!r}; expected seconds above 0.")
@@ -141,8 +141,8 @@ def check_optimizer(name: Any, options: Mapping[str, Any], *, arguments: Iterabl
         if known and option not in known:
             near = get_close_matches(option.lower(), [*arguments, *known], n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
-            told = f"start has no argument '{option}', nor {name} such an option."
-            raise InputError(f"{told}{hint} Options of {name}: {', '.join(sorted(known))}.")
+            message = f"start has no argument '{option}', nor {name} such an option."
+            raise InputError(f"{message}{hint} Options of {name}: {', '.join(sorted(known))}.")
     optimizer(name, **options)
 
 
@@ -175,8 +175,8 @@ def checked_update(
         return chosen, dict(options)
     if set(options) != {"lr"}:
         extra = sorted(set(options) - {"lr"})
-        told = f"an update of one's own has no option '{extra[0]}'" if extra else "an update of one's own needs lr"
-        raise InputError(f"{told}; expected lr=0.1, say, and nothing else: what it needs goes into its function.")
+        message = f"an update of one's own has no option '{extra[0]}'" if extra else "an update of one's own needs lr"
+        raise InputError(f"{message}; expected lr=0.1, say, and nothing else: what it needs goes into its function.")
     lr = options["lr"]
     if isinstance(lr, bool) or not isinstance(lr, int | float) or not (isfinite(lr) and lr >= 0):
         raise InputError(f"lr is {lr!r}; expected a number, 0 or more.")
@@ -227,10 +227,10 @@ def _check_names(known: Mapping[str, Any], state: Mapping[str, Any]) -> None:
 
 def _check_shapes(known: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     for name, tensor in known.items():
-        shape, found = getattr(tensor, "shape", None), getattr(state[name], "shape", None)
-        if shape != found:
-            told = "nothing with a shape" if found is None else f"of shape {tuple(found)}"
-            raise InputError(f"'{name}' of state is {told}; expected {tuple(shape or ())}, as in the model.")
+        shape, state_shape = getattr(tensor, "shape", None), getattr(state[name], "shape", None)
+        if shape != state_shape:
+            actual = "nothing with a shape" if state_shape is None else f"of shape {tuple(state_shape)}"
+            raise InputError(f"'{name}' of state is {actual}; expected {tuple(shape or ())}, as in the model.")
 
 
 def _prefix_hint(name: str, state: Mapping[str, Any]) -> str:

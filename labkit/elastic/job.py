@@ -80,8 +80,8 @@ class Status:
         known = list(events)
         losses = [event for event in known if event["event"] == "loss"]
         last: Mapping[str, Any] = max(losses, key=lambda e: int(e["version"]), default={"version": -1, "loss": None})
-        gone = [event for event in known if event["event"] == "left" and not event["expected"]]
-        lost = [LostMember(*(event[of.name] for of in fields(LostMember))) for event in gone]
+        lost_events = [event for event in known if event["event"] == "left" and not event["expected"]]
+        lost = [LostMember(*(event[of.name] for of in fields(LostMember))) for event in lost_events]
         return cls("over", last["version"] + 1, last["loss"], [], lost[-LOST_KNOWN:])
 
 
@@ -240,7 +240,7 @@ class Job:
         InputError
             If there is no such member, or an amount is not finite and > 0; the job goes on unchanged.
         """
-        limits = {name: MemberLimit(*astuple(Amounts(*given))) for name, given in amounts.items()}
+        limits = {name: MemberLimit(*astuple(Amounts(*amount))) for name, amount in amounts.items()}
         self._client.ask(ResizeMembers(limits), Accepted)
 
     def stop(self, *, save: bool = False) -> None:
@@ -458,15 +458,15 @@ class ScaleRequest:
         >>> ScaleRequest.parse("5s:-1worker")
         ScaleRequest(when=5.0, in_seconds=True, servers=0, workers=-1)
         """
-        found = _LINE.fullmatch(line.strip())
-        if found is None:
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
             raise InputError(
                 f"'{line}' cannot be read; expected STEP:+1ps or SECONDSs:-1worker, e.g. 20:+1ps, 5s:+2ps."
             )
-        n, unit = int(found["n"]), found["unit"]
-        if found["what"].startswith("worker"):
-            return cls(float(found["when"]), unit == "s", workers=n)
-        return cls(float(found["when"]), unit == "s", servers=n)
+        n, unit = int(match["n"]), match["unit"]
+        if match["what"].startswith("worker"):
+            return cls(float(match["when"]), unit == "s", workers=n)
+        return cls(float(match["when"]), unit == "s", servers=n)
 
 
 def most_servers(servers: int, requests: Iterable[ScaleRequest]) -> int:

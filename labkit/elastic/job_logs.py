@@ -84,12 +84,12 @@ def logs_of(folder: Path) -> dict[str, Path]:
 
 def last_text(folder: Path) -> dict[str, str]:
     """Return the last text of each log that is not empty, by name of the member."""
-    found = {}
+    texts = {}
     for name, path in logs_of(folder).items():
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - KEPT_BYTES))
-            found[name] = file.read().decode(errors="replace")
-    return {name: text for name, text in found.items() if text}
+            texts[name] = file.read().decode(errors="replace")
+    return {name: text for name, text in texts.items() if text}
 
 
 class NewLines:
@@ -156,10 +156,10 @@ def failed(folder: Path, why: str, *, checkpoints: Checkpoints) -> str:
     checkpoints : Checkpoints
         Checkpoints of the job.
     """
-    told = why or f"the controller died: {last_line(folder / 'controller.log') or 'it left no message'}"
+    reason = why or f"the controller died: {last_line(folder / 'controller.log') or 'it left no message'}"
     good = next((step for step in reversed(checkpoints.steps()) if checkpoints.is_good(step)), None)
     left = "no checkpoint is good" if good is None else f"the newest good checkpoint is {checkpoints.path(good)}"
-    return f"{told.rstrip().removesuffix('.')} ({left}; logs: {folder})."
+    return f"{reason.rstrip().removesuffix('.')} ({left}; logs: {folder})."
 
 
 def log_of(folder: Path, why: str, events: Iterable[Mapping[str, Any]]) -> tuple[Path, str] | None:

@@ -267,8 +267,8 @@ def _checked_network(
     sites: Sequence[Site], *, network: str, addresses: Sequence[str], ports: Sequence[int] | None
 ) -> NetworkConfig:
     """Return the network of a job: on `addresses`, or on those of its sites."""
-    given = addresses or [site.address for site in sites if site.address]
-    return NetworkConfig.checked(network, given, ports, job=f"job-{new_token().hex()[:12]}")
+    configured = addresses or [site.address for site in sites if site.address]
+    return NetworkConfig.checked(network, configured, ports, job=f"job-{new_token().hex()[:12]}")
 
 
 def _checked_seats(
@@ -351,7 +351,7 @@ def job_folder(folder: Path | None) -> Iterator[Path]:
     InputError
         If it cannot be made.
     """
-    made = folder is None or not folder.exists()
+    is_new = folder is None or not folder.exists()
     try:
         home = private_folder(Path(tempfile.mkdtemp(prefix="labkit-job-")) if folder is None else folder)
     except TransportError:
@@ -361,7 +361,7 @@ def job_folder(folder: Path | None) -> Iterator[Path]:
     try:
         yield home
     except BaseException:
-        if made:
+        if is_new:
             shutil.rmtree(home, ignore_errors=True)
         raise
 
@@ -379,8 +379,8 @@ def claimed(home: Path) -> Iterator[TextIO]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            told = f"a job is running in {home}; wait until it is over, or give another folder."
-            raise RunningError(told) from None
+            message = f"a job is running in {home}; wait until it is over, or give another folder."
+            raise RunningError(message) from None
         yield lock
 
 
@@ -396,11 +396,11 @@ def fill(home: Path, program: Program, rule: UpdateRule, spec: Spec, config: Job
         in its processes.
     """
     differs = check_resume(home, spec, anyway=anyway)
-    told: list[str] = []
+    warnings: list[str] = []
 
     def check(pickled: Path) -> None:
-        told.extend(_about_size(pickled.stat().st_size))
-        told.append(proved(program, pickled, spec, how=config.proof))
+        warnings.extend(_about_size(pickled.stat().st_size))
+        warnings.append(proved(program, pickled, spec, how=config.proof))
 
     program.save(home, before=check)
     if rule:
@@ -408,19 +408,19 @@ def fill(home: Path, program: Program, rule: UpdateRule, spec: Spec, config: Job
     _set_aside(home)
     spec.save(home)
     _save_first(spec, home, pack(program.model))
-    replace(config, differs=differs, told=told).save(home)
+    replace(config, differs=differs, told=warnings).save(home)
 
 
 def _about_size(n_bytes: int) -> list[str]:
     """Return a line about a large program, and print it: each worker loads all of it."""
     if n_bytes < LARGE_BYTES:
         return []
-    told = (
+    message = (
         f"model, data and loss take {n_bytes / 1e9:.1f} GB: the job's folder and each worker have a copy. An array "
         "mapped from a file (np.memmap, np.load(mmap_mode='r')) is sent as its path"
     )
-    print(f"labkit: {told}.", file=sys.stderr, flush=True)
-    return [told]
+    print(f"labkit: {message}.", file=sys.stderr, flush=True)
+    return [message]
 
 
 def _set_aside(folder: Path) -> None:

@@ -87,13 +87,13 @@ def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
     """
     if how == OFF:
         return "nothing was proved: proof='off'"
-    found = in_a_copy(lambda: _Checks(program, pickled, spec).run(), timeout_s=min(MOST_S, spec.patience_s))
-    if NO_FORK in found.told:
+    report = in_a_copy(lambda: _Checks(program, pickled, spec).run(), timeout_s=min(MOST_S, spec.patience_s))
+    if NO_FORK in report.told:
         with _restored():
-            found = _caught(lambda: _Checks(None, pickled, spec).run())
-    if found.fault and how == REFUSE:
-        raise InputError(found.fault)
-    return f"differs: {found.fault}" if found.fault else found.told
+            report = _caught(lambda: _Checks(None, pickled, spec).run())
+    if report.fault and how == REFUSE:
+        raise InputError(report.fault)
+    return f"differs: {report.fault}" if report.fault else report.told
 
 
 class _Checks:
@@ -139,8 +139,8 @@ class _Checks:
             return ""
         n = self._n_shards
         kind = "sums by weights" if self._loss(program, self._samples(0), 0).weight is not None else "mean"
-        found = f"the {kind} of {n} shards of {self._spec.batch // n} samples has the gradient of their batch"
-        return f"{found}, as far as its random numbers let one see" if self._noisy else found
+        finding = f"the {kind} of {n} shards of {self._spec.batch // n} samples has the gradient of their batch"
+        return f"{finding}, as far as its random numbers let one see" if self._noisy else finding
 
     def _forward_pass(self, program: Program) -> str:
         """Return what a forward pass in training mode changes of the model; "" if it changes nothing."""
@@ -241,18 +241,18 @@ class _Checks:
 
     def _samples(self, *leaves: int) -> list[int]:
         spec = self._spec
-        found = [
+        samples = [
             samples_of(0, leaf, n_samples=spec.n_samples, batch=spec.batch, n_shards=self._n_shards, seed=spec.seed)
             for leaf in leaves
         ]
-        return [int(i) for part in found for i in part]
+        return [int(i) for part in samples for i in part]
 
     def _loss(self, program: Program, samples: Sequence[int], place: int) -> LossParts:
         seed_all(hash((self._spec.seed, 0, place)) & 0x7FFFFFFF)
         batch = program.batch(list(samples))
         with cast("cpu", self._spec.precision), same_rows():
-            found = parted(program.loss(program.model, batch))
-        return found._replace(loss=checked(found.loss))
+            parts = parted(program.loss(program.model, batch))
+        return parts._replace(loss=checked(parts.loss))
 
     def _gradients(self, program: Program, samples: Sequence[int], place: int) -> tuple[list[Any], float | None]:
         """Return the gradient of each parameter for some samples, and the weight that the loss returned."""
@@ -262,9 +262,9 @@ class _Checks:
         grads = [torch.zeros_like(p) for p in params]
         for p, grad in zip(params, grads, strict=True):
             p.grad = grad
-        found = self._loss(program, samples, place)
-        found.loss.backward()
-        return [grad.numpy() for grad in grads], found.weight
+        parts = self._loss(program, samples, place)
+        parts.loss.backward()
+        return [grad.numpy() for grad in grads], parts.weight
 
     def _whole(self, program: Program, samples: Sequence[int], place: int) -> tuple[Gradient, float | None]:
         rows, weight = self._gradients(program, samples, place)
@@ -344,8 +344,8 @@ def _be_copy(work: Callable[[], Proof], writer: int) -> None:
         for number in (0, 1, 2):
             os.dup2(nothing, number)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - a notebook's would write to its front end
-        found = _caught(work)
-        data = json.dumps({"told": found.told, "fault": found.fault}).encode()
+        report = _caught(work)
+        data = json.dumps({"told": report.told, "fault": report.fault}).encode()
         while data:
             data = data[os.write(writer, data) :]
     finally:
@@ -363,14 +363,14 @@ def _caught(work: Callable[[], Proof]) -> Proof:
 
 def _read(reader: int, *, timeout_s: float) -> bytes | None:
     """Return what a child writes until it closes its end; None if that takes too long."""
-    until_s, found = time.monotonic() + timeout_s, b""
+    until_s, received = time.monotonic() + timeout_s, b""
     readable = select.poll()
     readable.register(reader, select.POLLIN)
     while readable.poll(max(0.0, until_s - time.monotonic()) * 1000):
         data = os.read(reader, 1 << 16)
         if not data:
-            return found
-        found += data
+            return received
+        received += data
     return None
 
 

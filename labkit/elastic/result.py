@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def rescued_in(events: Iterable[Mapping[str, Any]]) -> Path | None:
     """Return the folder of the last state if it could not be saved in that of the job."""
-    found = [event["folder"] for event in events if event["event"] == "rescued"]
-    return Path(found[-1]) if found else None
+    folders = [event["folder"] for event in events if event["event"] == "rescued"]
+    return Path(folders[-1]) if folders else None
 
 
 class Result:

@@ -126,11 +126,11 @@ class Validation:
             with torch.no_grad(), cast(self.device, precision):
                 for first in range(0, len(self.data), self.batch):
                     indices = list(range(first, min(first + self.batch, len(self.data))))
-                    found = parted(mine.loss(model, moved(mine.batch(indices), self.device)))
-                    n = 1.0 if found.weight is not None else len(indices)
-                    sums["loss"] += float(found.loss) * n
-                    weight += len(indices) if found.weight is None else found.weight
-                    for name, value in found.metrics.items():
+                    parts = parted(mine.loss(model, moved(mine.batch(indices), self.device)))
+                    n = 1.0 if parts.weight is not None else len(indices)
+                    sums["loss"] += float(parts.loss) * n
+                    weight += len(indices) if parts.weight is None else parts.weight
+                    for name, value in parts.metrics.items():
                         sums[name] += value * len(indices)
                     if over is not None and over.is_set():
                         break

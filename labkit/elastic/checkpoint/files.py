@@ -71,8 +71,8 @@ class VerifiedCheckpoint:
         BadCheckpointError
             If it cannot be read any more, or has changed.
         """
-        [found] = read_blocks(self.folder, entry.server, self.manifest, [entry])
-        return found
+        [block] = read_blocks(self.folder, entry.server, self.manifest, [entry])
+        return block
 
 
 def read_blocks(

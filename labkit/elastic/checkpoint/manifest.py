@@ -145,10 +145,10 @@ def digest_of(blocks: Iterable[BlockLike]) -> str:
 
 def check_sum(buffers: Iterable[Buffer]) -> str:
     """Return the BLAKE2b digest of the concatenation of some buffers."""
-    found = hashlib.blake2b(digest_size=20)
+    digest = hashlib.blake2b(digest_size=20)
     for buffer in buffers:
-        found.update(buffer)
-    return found.hexdigest()
+        digest.update(buffer)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,9 +59,9 @@ def kept_cut(folder: Path, cut: Layout) -> Layout:
     for path in sorted((folder / CHECKPOINTS).glob(f"step-*/{FILE}"), reverse=True):
         with contextlib.suppress(BadCheckpointError, OSError):
             manifest = Manifest.from_json(path.read_bytes(), name=path.parent.name)
-            found = manifest.cut(cut.params)
-            if manifest.step and found.digest == manifest.layout:
-                return found
+            kept = manifest.cut(cut.params)
+            if manifest.step and kept.digest == manifest.layout:
+                return kept
     return cut
 
 
@@ -96,8 +96,8 @@ def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]
             saved=saved,
         )
     if (saved.queue is None) != spec.sync:
-        was, asked = ("asynchronous", "sync=False") if spec.sync else ("synchronous", "sync=True")
-        raise InputError(f"the checkpoints of {folder} are of {was} training: go on with {asked}, or elsewhere.")
+        was, requested = ("asynchronous", "sync=False") if spec.sync else ("synchronous", "sync=True")
+        raise InputError(f"the checkpoints of {folder} are of {was} training: go on with {requested}, or elsewhere.")
     differs = _differences(saved, spec)
     if differs and not (anyway and spec.sync):
         remedy = "; " + 'resume="anyway" goes on with other samples, some twice or never' if spec.sync else ""
@@ -148,15 +148,15 @@ def losses_before(folder: Path, *, step: int) -> dict[int, float]:
 
     A later job replaces all losses from the step on at which it began, also those that it has not reported.
     """
-    found: dict[int, float] = {}
+    losses: dict[int, float] = {}
     names = (_BEFORE.fullmatch(path.name) for path in folder.glob("*-events.jsonl"))
     for name in sorted((name for name in names if name), key=lambda name: int(name[1])):
         for event in _events(folder / name[0]):
             if event["event"] == "began":
-                found = {version: loss for version, loss in found.items() if version < event["version"]}
+                losses = {version: loss for version, loss in losses.items() if version < event["version"]}
             else:
-                found[int(event["version"])] = decoded(event["loss"])
-    return {version: loss for version, loss in found.items() if version < step}
+                losses[int(event["version"])] = decoded(event["loss"])
+    return {version: loss for version, loss in losses.items() if version < step}
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
@@ -208,9 +208,9 @@ def read_score(folder: Path) -> Score | None:
 def state_of(checkpoints: Checkpoints, version: int, model: nn.Module) -> nn.Module:
     """Return a copy of a model with the parameters of a checkpoint."""
     saved = checkpoints.load(version)
-    found = copy.deepcopy(model)
-    unpack(np.concatenate([saved.blocks[number].params for number in sorted(saved.blocks)]), found)
-    return found
+    loaded = copy.deepcopy(model)
+    unpack(np.concatenate([saved.blocks[number].params for number in sorted(saved.blocks)]), loaded)
+    return loaded
 
 
 @dataclass(frozen=True, slots=True)

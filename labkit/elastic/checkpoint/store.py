@@ -228,8 +228,8 @@ class Checkpoints:
         """Return the steps that have checkpoints, good or bad, in order."""
         if not self.folder.is_dir():
             return []
-        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        names = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in names if match)
 
     def newest(self, *, on_bad: Callable[[BadCheckpointError], None] | None = None) -> Checkpoint:
         """Read the newest good checkpoint; skip bad ones.

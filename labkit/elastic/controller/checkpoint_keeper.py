@@ -206,8 +206,8 @@ class CheckpointKeeper:
             return
         self._checkpoints = self._runtime.spec.checkpoints(elsewhere)
         self._runtime.events.write("rescued", {"folder": str(elsewhere), "why": why})
-        told = f"the last state is saved in {elsewhere}, since it could not be saved in the job's folder: {why}"
-        self._runtime.events.write("told", {"what": told})
+        message = f"the last state is saved in {elsewhere}, since it could not be saved in the job's folder: {why}"
+        self._runtime.events.write("told", {"what": message})
         self._runtime.execute(self._machine.copies_lost(fetch.version, why))
 
     def _elsewhere(self) -> Path | None:
@@ -321,7 +321,7 @@ class CheckpointLoading:
         if not self._current(command):
             return
         try:
-            found = self._checkpoints.newest_verified(
+            checkpoint = self._checkpoints.newest_verified(
                 on_bad=lambda bad: loop.post(events.write, "bad_checkpoint", {"why": str(bad)})
             )
         except LabkitError as error:
@@ -329,8 +329,8 @@ class CheckpointLoading:
         except (OSError, MemoryError) as error:
             loop.post(self._runtime.give_up, f"no checkpoint can be read: {type(error).__name__}: {error}")
         else:
-            entries = sorted(found.manifest.blocks, key=lambda entry: entry.number)
-            loop.post(self._send_next, _Sending(command, found, deque(entries), len(entries)))
+            entries = sorted(checkpoint.manifest.blocks, key=lambda entry: entry.number)
+            loop.post(self._send_next, _Sending(command, checkpoint, deque(entries), len(entries)))
 
     def _send_next(self, sending: _Sending) -> None:
         if self._current(sending.command):
@@ -451,7 +451,7 @@ class CopyFetch:
 
     def ask(self) -> dict[str, list[int]]:
         """Return the blocks to ask each server for now."""
-        found: dict[str, list[int]] = defaultdict(list)
+        by_server: dict[str, list[int]] = defaultdict(list)
         while self.left:
             n_bytes = self.sizes[self.left[0][0]]
             if self.waiting_bytes and self.waiting_bytes + n_bytes > WINDOW_BYTES:
@@ -459,8 +459,8 @@ class CopyFetch:
             block, server = self.left.popleft()
             self.asked[block] = server
             self.waiting_bytes += n_bytes
-            found[server].append(block)
-        return found
+            by_server[server].append(block)
+        return by_server
 
     def arrived(self, block: int, *, turn: int) -> str | None:
         """Return the server that a block was asked from; None: it was not asked for, or came before."""

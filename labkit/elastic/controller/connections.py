@@ -165,15 +165,15 @@ class Admission:
         AccessError
             If the peer is no such process of the job, or uses the other way.
         """
-        said = claimed(peer)
-        name, role = said.name, said.role
+        hello = claimed(peer)
+        name, role = hello.name, hello.role
         secured = peer.proved.startswith("certificate")
         if secured != (role != CLIENT and self._network != NetworkMode.LOCAL):
             raise AccessError(f"{name[:60]} is a {role[:20]}, and may not connect over this socket.")
         if (role == HOST) != (name in self._launchers):
             raise AccessError(f"{name[:60]} is no {role[:20]} of this job.")
-        address = checked_address(said.address, network=self._network)
-        return _Incoming(replace(said, address=address), loop=self._loop, receivers=self._receivers)
+        address = checked_address(hello.address, network=self._network)
+        return _Incoming(replace(hello, address=address), loop=self._loop, receivers=self._receivers)
 
 
 class _Incoming(Handler):

@@ -87,8 +87,8 @@ def records(folder: Path) -> list[Record]:
 def versions_of_losses(folder: Path) -> set[int]:
     """Return the versions whose losses are among the events of a job."""
     with (folder / EVENTS).open() as file:
-        found = (json.loads(line) for line in file if '"event": "loss"' in line and line.endswith("\n"))
-        return {int(event["version"]) for event in found}
+        losses = (json.loads(line) for line in file if '"event": "loss"' in line and line.endswith("\n"))
+        return {int(event["version"]) for event in losses}
 
 
 class LeaseJournal:

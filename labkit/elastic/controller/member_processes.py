@@ -135,11 +135,11 @@ class MemberProcesses:
         self._records: dict[str, ProcessRecord] = {}
         sites = list(self.sites.values())
         home, *others = hosts_of(sites)
-        told: dict[str, Any] = {"started": self.on_started, "ended": self._post_end}
+        callbacks: dict[str, Any] = {"started": self.on_started, "ended": self._post_end}
         self.remote = {
-            launcher_name(host, sites): RemoteLauncher(host, papers=credentials.papers, **told) for host in others
+            launcher_name(host, sites): RemoteLauncher(host, papers=credentials.papers, **callbacks) for host in others
         }
-        local = LocalLauncher(runtime.folder, furnish=self._furnish, **told)
+        local = LocalLauncher(runtime.folder, furnish=self._furnish, **callbacks)
         self._launchers: dict[str, Launcher] = {home: local, **{one.host: one for one in self.remote.values()}}
 
     def _furnish(self, name: str, role: str) -> Path:
@@ -383,8 +383,8 @@ class MemberProcesses:
         record.stop_timer()
         record.early = None
         self._credentials.clear(name)
-        said = MEANINGS.get(code) or (last_line(self._runtime.folder / f"{name}.log") if code > 0 else "")
-        reason = f"exit code {code}{said and f': {said}'}"
+        meaning = MEANINGS.get(code) or (last_line(self._runtime.folder / f"{name}.log") if code > 0 else "")
+        reason = f"exit code {code}{meaning and f': {meaning}'}"
         if cause == Cause.KILLED and record.killed_for is not None:
             cause, record.killed_for = record.killed_for, None
         self._runtime.execute(self._machine.left(name, reason=reason, by_itself=code > 0, cause=cause, code=code))
@@ -432,7 +432,7 @@ class ResourceUse:
 
     # --- limits
 
-    def resize(self, asked: Mapping[str, MemberLimit]) -> None:
+    def resize(self, limits: Mapping[str, MemberLimit]) -> None:
         """Give members other limits; one that has not joined gets them when it does.
 
         Parameters
@@ -447,10 +447,10 @@ class ResourceUse:
         """
         members = [name for name, member in self._runtime.machine.job.members.items() if not member.leaving]
         amounts = {}
-        for name, given in asked.items():
+        for name, limit in limits.items():
             if name not in members:
                 raise InputError(f"no '{name[:40]}' to resize; there are {', '.join(sorted(members))}.")
-            amounts[name] = Amounts(*given)
+            amounts[name] = Amounts(*limit)
         if any(one.memory_gb is None or one.memory_gb > self._short_gb for one in amounts.values()):
             self._runtime.machine.forgive_shortages()
         self._limits.update(amounts)
@@ -481,13 +481,13 @@ class ResourceUse:
         event_due = bool(every_s) and now_s >= self._next_event_s
         if not event_due and now_s < self._next_look_s:
             return
-        found = self._readings()
+        usage = self._readings()
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + EVERY_S
-            self._used = self._status_gauge.used(found)
+            self._used = self._status_gauge.used(usage)
         if event_due:
             self._next_event_s = now_s + every_s
-            self._record(self._event_gauge.used(found))
+            self._record(self._event_gauge.used(usage))
 
     def on_remote_readings(self, sent: Mapping[str, MeasuredUsage]) -> None:
         """Take the readings that the launcher of another host has sent."""
@@ -499,9 +499,9 @@ class ResourceUse:
         remote = {name: reading for name, reading in self._remote.items() if name in running}
         return {**readings(self._processes.local_pids()), **remote}
 
-    def _record(self, found: dict[str, MemberUsage]) -> None:
+    def _record(self, usage: dict[str, MemberUsage]) -> None:
         when = now()
-        for name, used in found.items():
+        for name, used in usage.items():
             limit = self.limit(name)
             columns = {**used._asdict(), "most_cores": limit.cpus, "most_gb": limit.memory_gb}
             self._runtime.events.write("used", {"name": name, **columns}, when=when)

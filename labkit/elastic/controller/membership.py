@@ -269,9 +269,9 @@ class MemberLoss:
         self.requests.forget(member)
         self.tell_owners([member])
 
-    def tell_owners(self, gone: Sequence[Member]) -> None:
+    def tell_owners(self, lost: Sequence[Member]) -> None:
         """Tell the workers the block owners if servers are gone: what these sent last may be lost."""
-        if self.job.phase == "training" and any(member.role == "server" for member in gone):
+        if self.job.phase == "training" and any(member.role == "server" for member in lost):
             self.out.tell_workers(SetOwners(self.job.era, self.job.owned_blocks()))
 
     def forget(self, name: str, *, died: bool = False) -> None:
@@ -327,9 +327,9 @@ class MemberLoss:
             if job.phase in ("training", "loading") and owned:
                 self.eras.go_back()
 
-    def survive(self, gone: set[str], *, repair: tuple[str, ...]) -> None:
+    def survive(self, lost: set[str], *, repair: tuple[str, ...]) -> None:
         """Go on with the replicas of dead servers' blocks, or go back to a checkpoint; see `Scaler.survive`."""
-        if not self.scaler.survive(gone, repair=repair):
+        if not self.scaler.survive(lost, repair=repair):
             self.eras.go_back()
         elif self.job.phase == "training":
             self.checkpoints.order_last()
@@ -436,19 +436,19 @@ class HostLoss:
     def on_lost(self, host: str, why: str) -> None:
         """Drop the members of a lost host, fail scalings that need it, restart what the job cannot do without."""
         job = self.job
-        gone = [m for m in job.members.values() if job.terms.sites[m.site] == host]
-        unexpected = [m for m in gone if not m.leaving]
+        lost = [m for m in job.members.values() if job.terms.sites[m.site] == host]
+        unexpected = [m for m in lost if not m.leaving]
         if unexpected:
             job.lost.add(host)
-            self.out.note("lost_host", host=host, members=[m.name for m in gone], why=why)
-        for member in gone:
+            self.out.note("lost_host", host=host, members=[m.name for m in lost], why=why)
+        for member in lost:
             self._remove(member, host)
         if unexpected and job.phase != "over":
             self._drop_requests(host)
             self._replace(unexpected, host)
         if job.phase != "over":
             self.replication.forget_dead()
-        self.member_loss.tell_owners(gone)
+        self.member_loss.tell_owners(lost)
 
     def _remove(self, member: Member, host: str) -> None:
         del self.job.members[member.name]
@@ -479,10 +479,10 @@ class HostLoss:
         place = {} if request.place is None else request.place
         return any(any(n) and self.job.terms.sites[site] == host for site, n in place.items())
 
-    def _replace(self, gone: Sequence[Member], host: str) -> None:
+    def _replace(self, lost: Sequence[Member], host: str) -> None:
         """Go on without members that died together, which counts as one death, and start what is missing."""
         job = self.job
-        joined = any(member.ever_joined for member in gone)
+        joined = any(member.ever_joined for member in lost)
         too_many = self.member_loss.deaths.note(f"all on host {host}", now_s=job.now_s, joined=joined)
         if too_many:
             self.outcome.end(too_many, cause=Cause.HOST_LOST)
@@ -490,11 +490,11 @@ class HostLoss:
         if not job.members:
             self.outcome.end(f"host {host} is lost, and the job has no member on another host.", cause=Cause.HOST_LOST)
             return
-        for member in gone:
+        for member in lost:
             self.requests.forget(member)
         self._keep_a_member_of_each_role()
-        self._without_servers({m.name for m in gone if m.role == "server"})
-        if any(m.role == "worker" for m in gone):
+        self._without_servers({m.name for m in lost if m.role == "server"})
+        if any(m.role == "worker" for m in lost):
             self.member_loss.on_workers_dead()
         for role in ROLES:
             self._fill_up(role)
@@ -508,12 +508,12 @@ class HostLoss:
             if not any(m.name not in scaling.going for m in self.job.of(role)):
                 scaling.going = [name for name in scaling.going if self.job.members[name].role != role]
 
-    def _without_servers(self, gone: set[str]) -> None:
-        if not gone:
+    def _without_servers(self, lost: set[str]) -> None:
+        if not lost:
             return
         if self.job.terms.standby and self.job.phase in ("training", "taking_over"):
-            self.member_loss.survive(gone, repair=())
-        elif self.job.phase in ("training", "loading") and gone & set(self.job.owner.values()):
+            self.member_loss.survive(lost, repair=())
+        elif self.job.phase in ("training", "loading") and lost & set(self.job.owner.values()):
             self.eras.go_back()
 
     def _fill_up(self, role: Role) -> None:

@@ -188,8 +188,8 @@ class Replication:
             self.tell_workers(blocks=list(heirs))
         return heirs
 
-    def _is_alive(self, name: str, gone: Collection[str]) -> bool:
-        return name in self._job.members and name not in gone and self._job.members[name].joined
+    def _is_alive(self, name: str, lost: Collection[str]) -> bool:
+        return name in self._job.members and name not in lost and self._job.members[name].joined
 
     def confirm_promotion(self, block: int, name: str) -> None:
         """Note that a promoted server has a block; record the promotion once all its blocks are confirmed."""
@@ -221,10 +221,10 @@ class Replication:
 
 def _grouped(rows: Iterable[tuple[str, str, int]]) -> dict[tuple[str, str], list[int]]:
     """Return the numbers of each pair of names."""
-    found: dict[tuple[str, str], list[int]] = {}
+    groups: dict[tuple[str, str], list[int]] = {}
     for first, second, number in rows:
-        found.setdefault((first, second), []).append(number)
-    return found
+        groups.setdefault((first, second), []).append(number)
+    return groups
 
 
 LEVEL: Final = 1.05
@@ -283,28 +283,28 @@ def followers(
     for block, name in owner.items():
         if name in load:
             load[name] += sizes[block]
-    found = {b: before[b] for b in owner if before.get(b) in load and before[b] != owner[b]}
-    for block, name in found.items():
+    placed = {b: before[b] for b in owner if before.get(b) in load and before[b] != owner[b]}
+    for block, name in placed.items():
         load[name] += sizes[block]
-    for block in sorted(owner.keys() - found.keys(), key=lambda b: (-sizes[b], b)):
-        found[block] = min((name for name in servers if name != owner[block]), key=load.__getitem__)
-        load[found[block]] += sizes[block]
-    while (move := _relief(found, owner, sizes, load)) is not None:
+    for block in sorted(owner.keys() - placed.keys(), key=lambda b: (-sizes[b], b)):
+        placed[block] = min((name for name in servers if name != owner[block]), key=load.__getitem__)
+        load[placed[block]] += sizes[block]
+    while (move := _relief(placed, owner, sizes, load)) is not None:
         block, name = move
-        load[found[block]] -= sizes[block]
+        load[placed[block]] -= sizes[block]
         load[name] += sizes[block]
-        found[block] = name
-    return dict(sorted(found.items()))
+        placed[block] = name
+    return dict(sorted(placed.items()))
 
 
 def _relief(
-    found: Mapping[int, str], owner: Mapping[int, str], sizes: Sequence[int], load: Mapping[str, int]
+    placed: Mapping[int, str], owner: Mapping[int, str], sizes: Sequence[int], load: Mapping[str, int]
 ) -> tuple[int, str] | None:
     """Return the largest replica of the most loaded server that a less loaded one can take, and that server."""
     most = max(load, key=load.__getitem__)
     if load[most] * len(load) <= LEVEL * sum(load.values()):
         return None
-    held = sorted((block for block, name in found.items() if name == most), key=lambda b: (-sizes[b], b))
+    held = sorted((block for block, name in placed.items() if name == most), key=lambda b: (-sizes[b], b))
     for block in held:
         for name in sorted(load, key=load.__getitem__):
             if name not in (most, owner[block]) and load[name] + sizes[block] < load[most]:

@@ -329,7 +329,7 @@ class Scaler:
             excluded = [*scaling.going, *(scaling.new if scaling.phase in ("asked", "registration") else [])]
         return [m.name for m in self.job.of("server") if m.joined and m.name not in excluded]
 
-    def survive(self, gone: Collection[str], *, repair: Sequence[str]) -> bool:
+    def survive(self, lost: Collection[str], *, repair: Sequence[str]) -> bool:
         """Continue without dead servers: replicas of their blocks are promoted; False if a block is lost.
 
         `repair` are the sites at which new servers are to replace them.
@@ -339,7 +339,7 @@ class Scaler:
             self.requests.repair(repair)
         if self.job.phase != "training":
             return True
-        promoted = self.replication.promote(gone)
+        promoted = self.replication.promote(lost)
         if promoted is None:
             return False
         self.redirect(promoted)

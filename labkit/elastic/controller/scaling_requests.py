@@ -160,10 +160,10 @@ class ScalingQueue:
     def _planned(self) -> dict[Role, int]:
         """Return the number of members of each role after all requests so far."""
         now = [] if self.current is None else [self.current]
-        begun = [s for s in now if s.phase not in ("asked", "saving")]
-        going = [name for scaling in begun for name in scaling.going]
+        under_way = [s for s in now if s.phase not in ("asked", "saving")]
+        going = [name for scaling in under_way for name in scaling.going]
         counts: dict[Role, int] = {role: sum(m.name not in going for m in self._job.of(role)) for role in ROLES}
-        for scaling in (*(s for s in now if s not in begun), *self.waiting):
+        for scaling in (*(s for s in now if s not in under_way), *self.waiting):
             counts = scaling.after(counts)
         return counts
 

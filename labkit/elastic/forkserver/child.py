@@ -58,8 +58,8 @@ def _refuse(client: socket.socket, error: BaseException) -> None:
 
 def start_of(pid: int) -> int:
     """Return the start of a process in clock ticks since the host started; 0 if there is no such process."""
-    found = stat(pid)
-    return 0 if found is None else found.start
+    status = stat(pid)
+    return 0 if status is None else status.start
 
 
 def _enter_network(files: Sequence[int]) -> None:
@@ -91,9 +91,9 @@ def _settle_signals(ignored: Sequence[int]) -> None:
 def _settle_python(order: ForkOrder) -> None:
     """Replace what is the server's: environment, command line, module search path, random numbers."""
     argv = list(order.argv)
-    made = {name: os.environ[name] for name in MADE_HERE if name in os.environ}
+    kept = {name: os.environ[name] for name in MADE_HERE if name in os.environ}
     os.environ.clear()
-    os.environ.update({**made, **order.env})
+    os.environ.update({**kept, **order.env})
     show(argv, order.env)
     time.tzset()
     tempfile.tempdir = None
@@ -121,8 +121,8 @@ def threads(env: Mapping[str, str], n_cores: int, most: int) -> int:
     >>> threads({"OMP_NUM_THREADS": "1"}, 8, 4), threads({}, 2, 4)
     (1, 2)
     """
-    said = env.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(said) if said.isdigit() and int(said) else max(1, min(n_cores, most))
+    value = env.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(value) if value.isdigit() and int(value) else max(1, min(n_cores, most))
 
 
 def run(order: ForkOrder) -> None:
@@ -168,8 +168,8 @@ def show(argv: Sequence[str], env: Mapping[str, str]) -> None:
 def _point_to(arguments: int, environment: int, end: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.sbrk.restype = ctypes.c_void_p
-    said = Path("/proc/self/stat").read_bytes().rpartition(b") ")[2].split()
-    code, code_end, data, data_end, heap, stack = (int(said[number - 3]) for number in _FIELDS)
+    columns = Path("/proc/self/stat").read_bytes().rpartition(b") ")[2].split()
+    code, code_end, data, data_end, heap, stack = (int(columns[number - 3]) for number in _FIELDS)
     places = (code, code_end, data, data_end, heap, libc.sbrk(0), stack, arguments, environment, environment, end)
     card = _MAP.pack(*places, 0, 0, 0xFFFFFFFF)  # neither another auxiliary vector nor another program
     if libc.prctl(PR_SET_MM, PR_SET_MM_MAP, card, ctypes.c_ulong(len(card)), 0):

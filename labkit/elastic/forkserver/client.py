@@ -321,12 +321,12 @@ def _forked(
         if sock is None:
             return None
         try:
-            said = _asked(sock, order, files, until_s=until_s)
+            answer = _asked(sock, order, files, until_s=until_s)
         except BaseException:
             sock.close()
             raise
-        if said is not None:
-            child = ForkedProcess(sock, said.pid, said.start, server=path)
+        if answer is not None:
+            child = ForkedProcess(sock, answer.pid, answer.start, server=path)
             child.go()
             return child
         sock.close()
@@ -341,14 +341,14 @@ def _asked(sock: socket.socket, order: ForkOrder, files: Sequence[int], *, until
             sock.settimeout(max(until_s - time.monotonic(), 0.1))
             n_sent = socket.send_fds(sock, [raw], [*files, *network])
             sock.sendall(raw[n_sent:])
-            said = _answer(sock)
+            answer = _answer(sock)
         except (BrokenPipeError, ConnectionResetError):
             return None
         except TimeoutError:
             raise ForkError("the fork server does not answer in time.") from None
-    if isinstance(said, ForkRefused):
-        raise ForkError(said.why)
-    return said if isinstance(said, ForkStarted) else None
+    if isinstance(answer, ForkRefused):
+        raise ForkError(answer.why)
+    return answer if isinstance(answer, ForkStarted) else None
 
 
 @contextlib.contextmanager

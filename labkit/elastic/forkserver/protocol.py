@@ -157,10 +157,10 @@ def decode(body: bytes) -> Message:
     ForkWatch(pid=7, start=9)
     """
     try:
-        said = json.loads(body)
-        if said["version"] != VERSION:
-            raise OrderError(f"a message of version {said['version']!r}; expected version {VERSION}.")
-        return _MESSAGES[said["message"]](**said["columns"])
+        values = json.loads(body)
+        if values["version"] != VERSION:
+            raise OrderError(f"a message of version {values['version']!r}; expected version {VERSION}.")
+        return _MESSAGES[values["message"]](**values["columns"])
     except (ValueError, KeyError, TypeError) as error:
         raise OrderError(f"{body[:100]!r} is not a message of a fork server ({type(error).__name__}).") from None
 
@@ -286,19 +286,19 @@ def own_folder(folder: Path) -> Path:
     try:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700, parents=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise ForkError(f"{folder} cannot be made: {error.strerror}; name another {FOLDER}.") from None
-    if not _is_own(found):
+    if not _is_own(status):
         raise ForkError(
-            f"{folder} is no folder of user {os.getuid()} alone (mode {stat.filemode(found.st_mode)}, "
-            f"owner {found.st_uid}); remove it, or name another {FOLDER}."
+            f"{folder} is no folder of user {os.getuid()} alone (mode {stat.filemode(status.st_mode)}, "
+            f"owner {status.st_uid}); remove it, or name another {FOLDER}."
         )
     return folder
 
 
-def _is_own(found: os.stat_result) -> bool:
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+def _is_own(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
 def is_formed_by(name: str) -> bool:
@@ -326,13 +326,13 @@ def key(env: Mapping[str, str]) -> str:
     env : mapping
         Environment of the child.
     """
-    said = [
+    parts = [
         sys.executable, sys.version, *(f"{name}={env[name]}" for name in sorted(env) if is_formed_by(name)),
         *_sources(), *_libraries(), *_namespaces(), *_rights(),
         f"nice {os.getpriority(os.PRIO_PROCESS, 0)} policy {os.sched_getscheduler(0)}",
         *(str(resource.getrlimit(each)) for each in _limits()),
     ]  # fmt: skip
-    return hashlib.sha256("\n".join(said).encode(errors="surrogateescape")).hexdigest()[:16]
+    return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _sources() -> Iterator[str]:
@@ -341,8 +341,8 @@ def _sources() -> Iterator[str]:
     for folder in folders:
         for each in sorted(os.scandir(folder), key=lambda each: each.name):
             if each.name.endswith(".py"):
-                found = each.stat()
-                yield f"{each.path} {found.st_size} {found.st_mtime_ns}"
+                status = each.stat()
+                yield f"{each.path} {status.st_size} {status.st_mtime_ns}"
             elif each.is_dir() and not each.name.startswith("__"):
                 folders.append(each.path)
 

@@ -237,14 +237,14 @@ class ForkServer:
         for sock in child.watchers:
             _send_end(sock, status)
 
-    def _watch(self, caller: Caller, asked: ForkWatch) -> None:
-        child = self._children.get(asked.pid)
-        if child is not None and child.start == asked.start:
+    def _watch(self, caller: Caller, request: ForkWatch) -> None:
+        child = self._children.get(request.pid)
+        if child is not None and child.start == request.start:
             child.watchers.append(caller.sock)
-        elif (status := self._over.get((asked.pid, asked.start))) is not None:
+        elif (status := self._over.get((request.pid, request.start))) is not None:
             _send_end(caller.sock, status)
         else:
-            self._refuse(caller, f"process {asked.pid} was not started by this fork server")
+            self._refuse(caller, f"process {request.pid} was not started by this fork server")
 
     # --- the end
 

@@ -106,10 +106,10 @@ def loss(name: str) -> Callable[[nn.Module, Sequence[Tensor]], Tensor]:
     ('cross_entropy', 'click_loss')
     """
     losses = import_module(f"{__name__}.networks")
-    found: Callable[[nn.Module, Sequence[Tensor]], Tensor] = (
+    function: Callable[[nn.Module, Sequence[Tensor]], Tensor] = (
         losses.click_loss if canonical(name, more=("digits-like",)) in CLICKS else losses.cross_entropy
     )
-    return found
+    return function
 
 
 def learning_rate(name: str) -> float:

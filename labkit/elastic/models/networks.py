@@ -484,8 +484,8 @@ class TargetAttention(nn.Module):
 
     def forward(self, state: Tensor, target: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Return (B, T, channels): source values (B, S, channels), weighted by attention to their keys."""
-        asked = (self.ask(state) + target) * HALVED
-        weights = torch.softmax(asked @ keys.transpose(1, 2), dim=2)
+        query = (self.ask(state) + target) * HALVED
+        weights = torch.softmax(query @ keys.transpose(1, 2), dim=2)
         y: Tensor = self.answer(weights @ values) * math.sqrt(keys.shape[1])  # as for equal weights
         return (y + state) * HALVED
 
@@ -602,10 +602,10 @@ class XDeepFM(WideDeep):
     def forward(self, features: Tensor) -> Tensor:
         """Return the log-odds."""
         fields = self.embedded(features)
-        found, x = [], fields
+        sums, x = [], fields
         for weights in self.mix:
             products = torch.einsum("bid,bjd->bijd", x, fields).flatten(1, 2)  # (B, inputs x fields, FEATURE_EMBEDDING)
             x = F.conv1d(products, weights.unsqueeze(2))
-            found.append(x.sum(dim=2))
-        odds: Tensor = self.log_odds(features, fields) + self.add(torch.cat(found, dim=1)).squeeze(1)
+            sums.append(x.sum(dim=2))
+        odds: Tensor = self.log_odds(features, fields) + self.add(torch.cat(sums, dim=1)).squeeze(1)
         return odds

@@ -68,8 +68,8 @@ def oom_kills(cgroups: str | None = None, *, root: Path = Path("/sys/fs/cgroup")
     root, proc : Path
         Mount points of the control groups and of /proc.
     """
-    said = text_of(proc / "self" / "cgroup") if cgroups is None else cgroups
-    for line in said.splitlines():
+    text = text_of(proc / "self" / "cgroup") if cgroups is None else cgroups
+    for line in text.splitlines():
         _, kinds, path = line.split(":", 2)
         file = root / "memory" / path.lstrip("/") / "memory.oom_control"
         if not kinds:

@@ -74,8 +74,8 @@ class Secrets:
     @classmethod
     def read(cls, raw: bytes) -> Secrets:
         """Return the secrets that `write` encoded."""
-        said = json.loads(raw)
-        return cls(said["authority"].encode(), bytes.fromhex(said["token"]))
+        values = json.loads(raw)
+        return cls(values["authority"].encode(), bytes.fromhex(values["token"]))
 
 
 def packed(content: Mapping[str, bytes]) -> bytes:
@@ -257,8 +257,12 @@ class Endpoints:
 
     def to_server(self, name: str, address: str) -> dict[str, Any]:
         """Return a server's address and the credentials for it: arguments of `connect`."""
-        found = {"address": Address.parse(address), "access": self.data}
-        return found if self.network is not NetworkMode.TLS else {**found, "expected": certificate_name(name, "server")}
+        options = {"address": Address.parse(address), "access": self.data}
+        return (
+            options
+            if self.network is not NetworkMode.TLS
+            else {**options, "expected": certificate_name(name, "server")}
+        )
 
     def admitted(self, controller: Peer) -> None:
         """Take the token of connections in clear from the controller's greeting."""

@@ -126,9 +126,9 @@ class HostLauncher:
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + self._every_s
-            found = readings({name: self.processes.pids[name] for name in self.here})
-            if found:
-                self._report(UsageMeasured(encode_readings(found)))
+            usage = readings({name: self.processes.pids[name] for name in self.here})
+            if usage:
+                self._report(UsageMeasured(encode_readings(usage)))
 
     # --- the connection
 

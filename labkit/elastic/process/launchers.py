@@ -162,9 +162,12 @@ class LocalProcesses:
     def adopt(self, name: str, pid: int, site: Site) -> None:  # noqa: ARG002
         """Watch a member that another process started."""
         self.pids[name] = pid
-        found = member_arguments(pid)
-        if found is not None:
-            self._devices[name], self._marks[name] = (found.site, found.device), mark_of(Path(found.home), name)
+        arguments = member_arguments(pid)
+        if arguments is not None:
+            self._devices[name], self._marks[name] = (
+                (arguments.site, arguments.device),
+                mark_of(Path(arguments.home), name),
+            )
         threading.Thread(target=self._watch, args=(name, pid), daemon=True).start()
 
     def _watch(self, name: str, pid: int) -> None:

@@ -545,20 +545,20 @@ def old_trees(*, own: Path = OWN, mounts: Path = MOUNTS) -> Trees | None:
 
     A limit on the group of this process also holds for the groups below it. None where there is no folder for cores.
     """
-    found = {kind: folder for kind, folder in _old_groups(own, mounts).items() if _old_usable(folder)}
-    return Trees(found["cpu"], found.get("memory"), version=1) if "cpu" in found else None
+    usable = {kind: folder for kind, folder in _old_groups(own, mounts).items() if _old_usable(folder)}
+    return Trees(usable["cpu"], usable.get("memory"), version=1) if "cpu" in usable else None
 
 
 def _old_groups(own: Path, mounts: Path) -> dict[str, Path]:
     """Return the group of this process for each controller, as it is mounted here."""
     at = _mounted(mounts)
-    found = {}
+    groups = {}
     for kinds, path in _own(own):
         for kind in CONTROLLERS & set(kinds.split(",")) & set(at):
             root, point = at[kind]
             inside = Path(path).is_relative_to(root)  # else it is a path outside the container
-            found[kind] = _above_ours(point / Path(path).relative_to(root)) if inside else point
-    return found
+            groups[kind] = _above_ours(point / Path(path).relative_to(root)) if inside else point
+    return groups
 
 
 def _above_ours(group: Path) -> Path:

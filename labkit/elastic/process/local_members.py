@@ -38,14 +38,18 @@ def member_arguments(pid: int) -> MemberArguments | None:
 
 def is_member(pid: int, folder: Path, name: str) -> bool:
     """Return whether a process is the named member of the job in a folder: process numbers are used again."""
-    found = member_arguments(pid)
-    return found is not None and found.name == name and Path(found.home).is_relative_to(folder)
+    arguments = member_arguments(pid)
+    return arguments is not None and arguments.name == name and Path(arguments.home).is_relative_to(folder)
 
 
 def running(folder: Path) -> dict[str, int]:
     """Return process numbers by name of the members of the job in a folder that run on this machine."""
     members = ((member_arguments(pid), pid) for pid in all_pids())
-    return {found.name: pid for found, pid in members if found is not None and Path(found.home).is_relative_to(folder)}
+    return {
+        arguments.name: pid
+        for arguments, pid in members
+        if arguments is not None and Path(arguments.home).is_relative_to(folder)
+    }
 
 
 def end_orphans(home: Path) -> list[str]:
@@ -80,16 +84,16 @@ def end_members(folder: Path, *, but: int = 0, timeout_s: float = 0.0) -> list[s
 
     They may still be ending when it returns, unless `timeout_s` is given: the longest time to wait for each.
     """
-    found = {name: pid for name, pid in running(folder).items() if pid != but}
-    homes = {name: arguments.home for name, pid in found.items() if (arguments := member_arguments(pid)) is not None}
-    for pid in found.values():
+    pids = {name: pid for name, pid in running(folder).items() if pid != but}
+    homes = {name: arguments.home for name, pid in pids.items() if (arguments := member_arguments(pid)) is not None}
+    for pid in pids.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    for pid in found.values():
+    for pid in pids.values():
         wait_for_end(pid, timeout_s=timeout_s)
-    for name, pid in found.items():
+    for name, pid in pids.items():
         end_offspring(pid, mark_of(Path(homes.get(name, folder)), name))
-    return sorted(found)
+    return sorted(pids)
 
 
 MARK: Final = "LABKIT_MEMBER"
@@ -112,13 +116,13 @@ def end_offspring(pid: int, mark: str) -> None:
     mark : str
         What `mark_of` returned.
     """
-    said = f"{MARK}={mark}".encode()
+    mark_bytes = f"{MARK}={mark}".encode()
     for each in all_pids():
         if each in (pid, os.getpid()):
             continue
-        found = stat(each)
-        if found is None or found.dead:
+        status = stat(each)
+        if status is None or status.dead:
             continue
-        if found.session == pid or (is_ours(each) and said in variables(each)):
+        if status.session == pid or (is_ours(each) and mark_bytes in variables(each)):
             with contextlib.suppress(OSError):
-                send(Identity(each, found.start), signal.SIGKILL)
+                send(Identity(each, status.start), signal.SIGKILL)

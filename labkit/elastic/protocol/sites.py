@@ -72,8 +72,10 @@ class NetworkConfig:
         mode = NetworkMode(network)
         if mode == NetworkMode.LOCAL:
             if addresses or ports:
-                given = f"addresses {', '.join(addresses)}" if addresses else f"ports {ports}"
-                raise InputError(f'{given} for network="local", which has none; say network="tls", or leave them out.')
+                setting = f"addresses {', '.join(addresses)}" if addresses else f"ports {ports}"
+                raise InputError(
+                    f'{setting} for network="local", which has none; say network="tls", or leave them out.'
+                )
             return cls()
         return cls(mode, tuple(map(checked_host, addresses or ("127.0.0.1",))), _checked_ports(ports or (0, 0)), job)
 
@@ -119,8 +121,8 @@ def checked_host(host: str, *, of: str = "") -> str:
     except ValueError:
         nowhere = not host.strip() or "/" in host or ":" in host
     if nowhere:
-        told = f"'{host}' {of}".rstrip()
-        raise InputError(f"{told} is no address that others can connect to; give one of a machine, as 10.0.0.7.")
+        message = f"'{host}' {of}".rstrip()
+        raise InputError(f"{message} is no address that others can connect to; give one of a machine, as 10.0.0.7.")
     return host
 
 
@@ -159,12 +161,12 @@ def claimed(peer: Peer) -> Hello:
     AccessError
         If it is malformed or of another version, or its certificate is for another name or role.
     """
-    said = greeted(peer)
+    hello = greeted(peer)
     kind, _, proved = peer.proved.partition(" ")
-    named = certificate_name(said.name, said.role)
+    named = certificate_name(hello.name, hello.role)
     if kind == "certificate" and proved != named:
         raise AccessError(f"{proved}, as its certificate says, claims to be {named[:100]}.")
-    return said
+    return hello
 
 
 def checked_address(text: str, *, network: str) -> str:
@@ -254,17 +256,17 @@ class Site:
         object.__setattr__(self, "cores", self._checked_cores())
 
     def _checked_devices(self) -> tuple[str, ...]:
-        given = (self.devices,) if isinstance(self.devices, str) else tuple(self.devices)
-        for device in given or ("",):
+        devices = (self.devices,) if isinstance(self.devices, str) else tuple(self.devices)
+        for device in devices or ("",):
             if not isinstance(device, str) or not _DEVICE.fullmatch(device):
                 raise InputError(f"site '{self.name}' has a device {device!r}; expected 'cpu', 'cuda:0' or 'gpu:0'.")
-        return given
+        return devices
 
     def _checked_cores(self) -> tuple[int, ...]:
-        given = tuple(self.cores)
-        if len(set(given)) < len(given) or not all(isinstance(core, int) and core >= 0 for core in given):
-            raise InputError(f"site '{self.name}' has cores {given}; expected different numbers from 0.")
-        return given
+        cores = tuple(self.cores)
+        if len(set(cores)) < len(cores) or not all(isinstance(core, int) and core >= 0 for core in cores):
+            raise InputError(f"site '{self.name}' has cores {cores}; expected different numbers from 0.")
+        return cores
 
 
 NOWHERE_ELSE = Site(HERE, HERE)
@@ -304,8 +306,8 @@ def checked_sites(
         if names.count(name) > 1:
             raise InputError(f"{names.count(name)} sites are named '{name}'; names must be unique.")
     if sites and (addresses or devices):
-        given = f"addresses {', '.join(addresses)}" if addresses else f"devices {', '.join(devices)}"
-        raise InputError(f"{given} beside sites; say it in the sites, or leave them out.")
+        setting = f"addresses {', '.join(addresses)}" if addresses else f"devices {', '.join(devices)}"
+        raise InputError(f"{setting} beside sites; say it in the sites, or leave them out.")
     if network == NetworkMode.LOCAL:
         _check_local(sites)
     else:
@@ -368,15 +370,15 @@ def devices_of(site: Site) -> list[str]:
         return list(site.devices)
     mine = allotted()
     numbers = [device.removeprefix(NUMBERED) for device in site.devices]
-    found = [mine[number] for number in numbers if number in mine]
-    if not found:
+    uuids = [mine[number] for number in numbers if number in mine]
+    if not uuids:
         where = (
             f"{os.environ[VARIABLE]} has {', '.join(mine) or 'none'}"
             if VARIABLE in os.environ
             else "no agent hands them out"
         )
         raise OSError(f"site '{site.name}': the job has none of the GPUs {', '.join(numbers)} of this host ({where})")
-    return found
+    return uuids
 
 
 def is_identifier(device: str) -> bool:

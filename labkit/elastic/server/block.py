@@ -64,8 +64,8 @@ def mapped(n: int) -> Vector:
 def in_use(vector: Vector) -> Pages:
     """Return which pages of a vector have a number other than zero, (ceil(n / PAGE),)."""
     whole = len(vector) // PAGE * PAGE
-    found: Pages = np.asarray(vector[:whole].reshape(-1, PAGE).any(axis=1))
-    return found if whole == len(vector) else np.append(found, vector[whole:].any())
+    pages: Pages = np.asarray(vector[:whole].reshape(-1, PAGE).any(axis=1))
+    return pages if whole == len(vector) else np.append(pages, vector[whole:].any())
 
 
 def copied(vector: Vector, pages: Pages) -> Vector:

@@ -290,25 +290,25 @@ def _slices(
     if set(state) != set(chosen.state_names):
         raise InputError(f"{chosen.name} remembers {list(chosen.state_names)}, and was given {sorted(state)}.")
     halves = [_array(grad)] if plus is None else [_array(grad), _array(plus)]
-    found = [_array(param), *halves, *(_array(state[name]) for name in chosen.state_names)]
+    arrays = [_array(param), *halves, *(_array(state[name]) for name in chosen.state_names)]
     names = ("parameters", *["gradients"] * len(halves), *chosen.state_names)
-    for what, array in zip(names, found, strict=True):
-        fits = array.dtype == np.float32 and array.shape == (len(found[0]),)
+    for what, array in zip(names, arrays, strict=True):
+        fits = array.dtype == np.float32 and array.shape == (len(arrays[0]),)
         if not (fits and array.flags.c_contiguous and array.flags.aligned):
             raise InputError(
-                f"{chosen.name}: {what} are {array.dtype} {array.shape}; expected float32 ({len(found[0])},), "
+                f"{chosen.name}: {what} are {array.dtype} {array.shape}; expected float32 ({len(arrays[0])},), "
                 "contiguous and aligned."
             )
         if what != "gradients" and not array.flags.writeable:
             raise InputError(f"{chosen.name}: {what} cannot be written; expected an array of one's own: copy it.")
     if plus is None:
-        found.insert(2, _NOTHING)
-    return found
+        arrays.insert(2, _NOTHING)
+    return arrays
 
 
-def _array(given: Any) -> Vector:
+def _array(vector: Any) -> Vector:
     """Return a view of an array or a tensor."""
-    array: Vector = given if isinstance(given, np.ndarray) else given.detach().numpy()
+    array: Vector = vector if isinstance(vector, np.ndarray) else vector.detach().numpy()
     return array
 
 
@@ -402,17 +402,17 @@ class OwnUpdate:
         """Return the new parameters and state, as arrays."""
         if self.function is None:
             raise UpdateError("the function of this job's own update is not here; expected it in its update.pickle.")
-        given = [self._given(part) for part in (param, gradient, *(state[name] for name in self.state))]
+        vectors = [self._given(part) for part in (param, gradient, *(state[name] for name in self.state))]
         try:
-            found = self.function(*given[:2], dict(zip(self.state, given[2:], strict=True)), lr=self.lr, step=step)
+            result = self.function(*vectors[:2], dict(zip(self.state, vectors[2:], strict=True)), lr=self.lr, step=step)
         except Exception as error:
             raise UpdateError(f"update number {step} raised {type(error).__name__}: {error}") from error
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
-            raise UpdateError(f"the update returned a {type(found).__name__}; expected (parameters, state by name).")
-        if set(found[1]) != set(self.state):
-            raise UpdateError(f"the update returned the state {sorted(found[1])}; expected {list(self.state)}.")
-        kept = {name: _checked(name, vector, len(param)) for name, vector in found[1].items()}
-        return _checked("parameters", found[0], len(param)), kept
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+            raise UpdateError(f"the update returned a {type(result).__name__}; expected (parameters, state by name).")
+        if set(result[1]) != set(self.state):
+            raise UpdateError(f"the update returned the state {sorted(result[1])}; expected {list(self.state)}.")
+        kept = {name: _checked(name, vector, len(param)) for name, vector in result[1].items()}
+        return _checked("parameters", result[0], len(param)), kept
 
     def _given(self, part: Vector) -> Any:
         """Return a vector as the function sees it: an array that cannot be written, or a tensor of its own."""
@@ -476,10 +476,10 @@ def check_own(own: OwnUpdate) -> None:
 def _trained(own: OwnUpdate, params: Vector, gradients: Any, *, cuts: list[int]) -> Vector:
     """Return parameters and state after updates of the parts between `cuts`."""
     own = replace(own, lr=own.lr or 0.1)
-    found = []
+    parts = []
     for first, last in zip([0, *cuts], [*cuts, len(params)], strict=True):
         part, state = params[first:last].copy(), own.init(last - first)
         for number, gradient in enumerate(gradients, 1):
             own.apply(part, gradient[first:last], state, step=number)
-        found.append(np.stack([part, *(state[name] for name in own.state)]))
-    return np.concatenate(found, axis=1)
+        parts.append(np.stack([part, *(state[name] for name in own.state)]))
+    return np.concatenate(parts, axis=1)

@@ -60,8 +60,8 @@ def samples_between(
         return np.arange(start, max(start, end), dtype=np.int64)
     first = start // PART
     parts = [_part(number, n_samples, seed, epoch) for number in range(first, -(-end // PART))]
-    found = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return found[start - first * PART : end - first * PART]
+    samples = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return samples[start - first * PART : end - first * PART]
 
 
 @lru_cache(maxsize=8)
@@ -74,9 +74,9 @@ def _part(number: int, n_samples: int, seed: int, epoch: int) -> NDArray[np.int6
     while len(beyond):
         places[beyond] = _permuted(places[beyond], keys, n_bits)
         beyond = beyond[places[beyond] >= n_samples]
-    found = places.view(np.int64)
-    found.setflags(write=False)
-    return found
+    samples = places.view(np.int64)
+    samples.setflags(write=False)
+    return samples
 
 
 def _permuted(places: NDArray[np.uint64], keys: NDArray[np.uint64], n_bits: int) -> NDArray[np.uint64]:
@@ -172,12 +172,12 @@ def samples_of(step: int, leaf: int, *, n_samples: int, batch: int, n_shards: in
     """
     size = batch // n_shards
     epoch, start = divmod(step * batch + leaf * size, n_samples)
-    found = samples_between(start, start + size, n_samples=n_samples, seed=seed, epoch=epoch)
-    while len(found) < size:
+    samples = samples_between(start, start + size, n_samples=n_samples, seed=seed, epoch=epoch)
+    while len(samples) < size:
         epoch += 1
-        more = samples_between(0, size - len(found), n_samples=n_samples, seed=seed, epoch=epoch)
-        found = np.concatenate((found, more))
-    return found
+        more = samples_between(0, size - len(samples), n_samples=n_samples, seed=seed, epoch=epoch)
+        samples = np.concatenate((samples, more))
+    return samples
 
 
 def check_batch(n_samples: int, *, batch: int, n_shards: int) -> None:

@@ -594,10 +594,10 @@ class ShardService(View):
 
     def leave(self, worker: Worker) -> tuple[ShardLease, ...]:
         """End the leases of a worker that leaves or has died, and return them; it does not count as a failed try."""
-        gone = tuple(lease for lease in self._book.held.values() if lease.worker == worker)
-        if gone or worker in self._book.workers:
-            self._do("lost", Fate.LEFT.value, tuple(lease.token for lease in gone), "it left", worker)
-        return gone
+        leases = tuple(lease for lease in self._book.held.values() if lease.worker == worker)
+        if leases or worker in self._book.workers:
+            self._do("lost", Fate.LEFT.value, tuple(lease.token for lease in leases), "it left", worker)
+        return leases
 
     def resume(self, *, now_s: float) -> None:
         """Start another clock after a restart: every lease in force starts again now."""

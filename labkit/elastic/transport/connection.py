@@ -95,9 +95,9 @@ class Greeting:
         A refused peer receives the reason; then the same error is raised here.
         """
         try:
-            asked = self._hear(HELLO)
-            peer = Peer(self._proved, _hello(asked), _lease_s(asked))
-            self._transcript.update(encode_meta(asked))
+            request = self._hear(HELLO)
+            peer = Peer(self._proved, _hello(request), _lease_s(request))
+            self._transcript.update(encode_meta(request))
             nonce = secrets.token_hex(NONCE_BYTES)
             self._transcript.update(nonce.encode())
             self._say(CHALLENGE, {"nonce": nonce, "proof": self._proof("listens")})

@@ -306,7 +306,7 @@ class Intake:
             n_got += n_more
             n_silent = 0 if n_more else n_silent + 1
             if n_got < len(view):
-                self._check_time(n_silent, begun=n_got > 0 or not header)
+                self._check_time(n_silent, started=n_got > 0 or not header)
 
     def _receive(self, view: memoryview, *, header: bool) -> int:
         if not header or not self._stream.passes_files:
@@ -315,13 +315,13 @@ class Intake:
         self.files += files
         return n_got
 
-    def _check_time(self, n_silent: int, *, begun: bool) -> None:
+    def _check_time(self, n_silent: int, *, started: bool) -> None:
         now_s = time.monotonic()
         if self._deadline_s is not None and now_s > self._deadline_s:
             raise PeerLostError(f"the peer did not show who it is within {self._lease.greeting_s:g} s.")
         if n_silent >= self._lease.silent_beats:
             raise PeerLostError(f"the peer has been silent for its lease of {self._lease.base_s:g} s.")
-        if begun:
+        if started:
             self._begun_s = self._begun_s or now_s
             if now_s - self._begun_s > self._lease.frame_s:
                 raise PeerLostError(f"a frame was not complete after {self._lease.frame_s:g} s: the link is too slow.")

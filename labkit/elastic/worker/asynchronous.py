@@ -244,16 +244,16 @@ class AsyncWorker:
 
     def run(self) -> None:
         """Train until the controller orders it to stop."""
-        begun = False
+        has_parameters = False
         while not self._stop:
             try:
-                if begun:
+                if has_parameters:
                     self._step(self._next())
                 else:
                     self._begin()
-                    begun = True
+                    has_parameters = True
             except Halted:
-                begun = False
+                has_parameters = False
 
     def _begin(self) -> None:
         """Pull all blocks, once the controller has named their owners."""
@@ -301,8 +301,8 @@ class AsyncWorker:
                 first = self._leases.first()
                 if first is not None:
                     return first
-                asked, self._leases.asked = self._leases.asked, True
-            if not asked:
+                requested, self._leases.asked = self._leases.asked, True
+            if not requested:
                 self._report(reports.WantsLease())
             with self._changed:
                 self._changed.wait_for(self._has_news)

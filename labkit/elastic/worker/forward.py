@@ -175,9 +175,9 @@ class SampleLoss:
         if self._device != "cpu":
             batch = moved(batch, self._device)
         with cast(self._device, self._precision):
-            found = self._program.loss(self._program.model, batch)
+            returned = self._program.loss(self._program.model, batch)
         self._constant.check()
-        loss, self.weight, self.metrics = parted(found)
+        loss, self.weight, self.metrics = parted(returned)
         return checked(loss)
 
 
@@ -198,7 +198,7 @@ class LossParts(NamedTuple):
     metrics: dict[str, float]
 
 
-def parted(found: Any) -> LossParts:
+def parted(returned: Any) -> LossParts:
     """Return the parts of a loss: loss, (loss, metrics), (loss_sum, weight), or (loss_sum, weight, metrics).
 
     >>> parted((0.5, {"accuracy": 1}))
@@ -211,11 +211,11 @@ def parted(found: Any) -> LossParts:
     InputError
         If it is none of these, a metric has no name, or weight or metric are not one number.
     """
-    loss, *rest = found if isinstance(found, tuple) else (found,)
+    loss, *rest = returned if isinstance(returned, tuple) else (returned,)
     metrics = rest.pop() if rest and isinstance(rest[-1], Mapping) else {}
     if len(rest) > 1:
         raise InputError(
-            f"the loss is a tuple of {len(found)}; expected a loss, (loss, metrics by name), (sum of losses, weight), "
+            f"the loss is a tuple of {len(rest) + 1}; expected a loss, (loss, metrics by name), (sum of losses, weight), "
             "or (sum of losses, weight, metrics)."
         )
     if len(metrics) > MOST_METRICS:
@@ -244,8 +244,10 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError):
-        found = f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
-        raise InputError(f"metric '{name}' is {found}; expected one number, the mean over the batch.") from None
+        described = (
+            f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+        )
+        raise InputError(f"metric '{name}' is {described}; expected one number, the mean over the batch.") from None
 
 
 def seed_all(seed: int) -> None:
@@ -301,8 +303,8 @@ def checked(loss: Any) -> Tensor:
     import torch
 
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise InputError(f"the loss is {found}; expected a tensor of one number, the mean over the batch.")
+        described = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise InputError(f"the loss is {described}; expected a tensor of one number, the mean over the batch.")
     if not loss.requires_grad:
         raise InputError(
             "the loss has no gradient: expected one that is computed of the model's parameters, not detached, not "

@@ -188,8 +188,8 @@ class ReplicaMap:
         >>> known.at(4), known.at(5)
         ({}, {0: {('ps-1', 1)}})
         """
-        found = {b: {one for one, first in known.items() if first <= version} for b, known in self._of.items()}
-        return {block: those for block, those in found.items() if those}
+        followers = {b: {one for one, first in known.items() if first <= version} for b, known in self._of.items()}
+        return {block: those for block, those in followers.items() if those}
 
 
 class StepReplicas:
@@ -226,11 +226,11 @@ class StepReplicas:
         return tuple(sorted({name for name, _ in self._of.get(block, ())}))
 
     def _by_name(self) -> dict[str, set[int]]:
-        found: dict[str, set[int]] = defaultdict(set)
+        by_name: dict[str, set[int]] = defaultdict(set)
         for block, those in self._of.items():
             for name, _ in those:
-                found[name].add(block)
-        return dict(found)
+                by_name[name].add(block)
+        return dict(by_name)
 
     def settle(self, rows: Iterable[ReplicasOfBlock], *, owner: Mapping[int, str], here: Collection[str]) -> None:
         """Stop waiting for replicas that have ended.
@@ -249,9 +249,9 @@ class StepReplicas:
 
     def once_more(self) -> dict[str, list[int]]:
         """Return the blocks to ask each server about again."""
-        asked = {name: sorted(blocks) for name, blocks in self.behind.items() if name in self.again}
+        requests = {name: sorted(blocks) for name, blocks in self.behind.items() if name in self.again}
         self.again.clear()
-        return asked
+        return requests
 
 
 class Receiver(Protocol):

@@ -109,7 +109,7 @@ class ShardGradients:
         Losses are reported before the gradient is pushed. If this process dies in between, another worker computes the
         same shards and reports the same losses.
         """
-        self.sums[node] = found = self._sum(node, version, era)
+        self.sums[node] = total = self._sum(node, version, era)
         leaves = range(node.first, node.last)
         losses = [ShardLoss(leaf, encoded(self.losses[leaf])) for leaf in leaves]
         metrics = [ShardMetrics(leaf, self.metrics[leaf]) for leaf in leaves if self.metrics[leaf]]
@@ -117,7 +117,7 @@ class ShardGradients:
         report = ShardLosses(version, losses, metrics=metrics, weights=weights, era=era)
         self._reported.append(report)
         self._report(report)
-        return found
+        return total
 
     def weight(self, node: Node) -> float | None:
         """Return the sum of the weights of a node's leaves, in the order of the tree; None for plain means."""

@@ -273,8 +273,8 @@ def hello(
     >>> hello("worker-0", "worker", pid=7)
     {'name': 'worker-0', 'role': 'worker', 'version': 1, 'pid': 7}
     """
-    said = Hello(name, role, VERSION, pid, address, unable, token)
-    fields: dict[str, object] = json.loads(to_json(said, defaults=False))
+    message = Hello(name, role, VERSION, pid, address, unable, token)
+    fields: dict[str, object] = json.loads(to_json(message, defaults=False))
     return fields
 
 
@@ -287,15 +287,15 @@ def greeted(peer: Peer) -> Hello:
         If it is malformed, or its process sends messages of another version.
     """
     try:
-        said = from_json(Hello, json.dumps(dict(peer.hello)).encode())
+        message = from_json(Hello, json.dumps(dict(peer.hello)).encode())
     except MessageError as error:
         raise AccessError(f"the greeting is malformed: {error}") from None
-    if said.version != VERSION:
+    if message.version != VERSION:
         raise AccessError(
-            f"{said.name[:60]} sends messages of version {said.version}, and this process of version {VERSION}: "
+            f"{message.name[:60]} sends messages of version {message.version}, and this process of version {VERSION}: "
             "install the same labkit on all hosts."
         )
-    return said
+    return message
 
 
 S = TypeVar("S", bound=Struct)
