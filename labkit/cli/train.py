@@ -205,7 +205,7 @@ def train(
     _refuse_unwritable_log(log_csv, tensorboard)
     job = start(training.model, training.data, training.loss, steps=steps, validate=validate, **arguments)
     with job, _log(log_csv, tensorboard) as log, _Bar(steps, quiet=as_json, log=log, folder=job.folder) as bar:
-        result = follow(job, requests, strategy=strategy, told=bar)
+        result = follow(job, requests, strategy=strategy, on_event=bar)
     if out is not None:
         _save(result, out)
     print(json.dumps(_summary(name, result)) if as_json else _sentence(name, result))
@@ -394,10 +394,10 @@ def train_auto(
     model: str, *, steps: int, runs: Path, as_json: bool, cores: float | None, training: TrainingTable, **options: Any
 ) -> None:
     """Train a model that configures itself; exit code 1 if it was given up."""
-    from labkit.elastic.process.limits import told as limits
+    from labkit.elastic.process.limits import describe_limits
 
     if not as_json:
-        print(f"limits here: {limits()}; --auto limits cores and no memory", file=sys.stderr)
+        print(f"limits here: {describe_limits()}; --auto limits cores and no memory", file=sys.stderr)
     with Teller(steps, quiet=as_json) as teller:
         record = auto(
             model, steps=steps, runs=runs, cores=cores, training=training, telling=teller.begun,

@@ -135,7 +135,7 @@ class Job:
             self._validator = Validator(
                 folder, self._spec, program, validation, ended=self._ended, stop=lambda: self.stop(save=True)
             )
-        self._told = self._validator.done if self._validator else self._ended
+        self._all_written = self._validator.done if self._validator else self._ended
 
     def _attended(self) -> ControllerSupervisor | AttachedController:
         """Return the controller, started here."""
@@ -290,7 +290,7 @@ class Job:
         if self._result is not None:
             yield from self._result.events
         else:
-            yield from read_events(self.folder / EVENTS, ended=self._told, follow=follow)
+            yield from read_events(self.folder / EVENTS, ended=self._all_written, follow=follow)
 
     def show_printed(self) -> None:
         """Print on stderr what members print, with their names, as it comes; return when the job is over."""
@@ -352,7 +352,7 @@ class Job:
         if not self._ended.wait(timeout_s):
             why = f"the job is not done after {timeout_s:g} s, and trains on; wait again, or end it with stop()."
             raise NotDoneError(why)
-        self._told.wait()
+        self._all_written.wait()
         if self._result is None:
             self._result = self._outcome()
             self.delete()  # the result has all that is needed of the folder
@@ -478,12 +478,12 @@ def most_servers(servers: int, requests: Iterable[ScaleRequest]) -> int:
     return servers + sum(max(request.servers, 0) for request in requests)
 
 
-def follow(job: Job, requests: Iterable[ScaleRequest], *, strategy: str, told: object = None) -> Result:
+def follow(job: Job, requests: Iterable[ScaleRequest], *, strategy: str, on_event: object = None) -> Result:
     """Run a job to its end, and send each request when it is due.
 
     Parameters
     ----------
-    told : callable, optional
+    on_event : callable, optional
         Takes each event.
     """
     todo = sorted(requests, key=lambda request: request.when)
@@ -497,6 +497,6 @@ def follow(job: Job, requests: Iterable[ScaleRequest], *, strategy: str, told: o
             for request in due:
                 job.scale(servers=request.servers, workers=request.workers, strategy=strategy)
             todo = [r for r in todo if r not in due]
-        if callable(told):  # last: a picture takes its time to draw
-            told(event)
+        if callable(on_event):  # last: a picture takes its time to draw
+            on_event(event)
     return job.wait()

@@ -396,11 +396,11 @@ def fill(home: Path, program: Program, rule: UpdateRule, spec: Spec, config: Job
         in its processes.
     """
     differs = check_resume(home, spec, anyway=anyway)
-    warnings: list[str] = []
+    notices: list[str] = []
 
     def check(pickled: Path) -> None:
-        warnings.extend(_about_size(pickled.stat().st_size))
-        warnings.append(proved(program, pickled, spec, how=config.proof))
+        notices.extend(_about_size(pickled.stat().st_size))
+        notices.append(proved(program, pickled, spec, how=config.proof))
 
     program.save(home, before=check)
     if rule:
@@ -408,7 +408,7 @@ def fill(home: Path, program: Program, rule: UpdateRule, spec: Spec, config: Job
     _set_aside(home)
     spec.save(home)
     _save_first(spec, home, pack(program.model))
-    replace(config, differs=differs, told=warnings).save(home)
+    replace(config, differs=differs, notices=notices).save(home)
 
 
 def _about_size(n_bytes: int) -> list[str]:

@@ -56,13 +56,13 @@ class Proof:
 
     Attributes
     ----------
-    told : str
+    summary : str
         One line: what was checked, or why nothing was.
     fault : str
         What would train another model, in one line; empty: nothing.
     """
 
-    told: str
+    summary: str
     fault: str = ""
 
 
@@ -88,12 +88,12 @@ def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
     if how == OFF:
         return "nothing was proved: proof='off'"
     report = in_a_copy(lambda: _Checks(program, pickled, spec).run(), timeout_s=min(MOST_S, spec.patience_s))
-    if NO_FORK in report.told:
+    if NO_FORK in report.summary:
         with _restored():
             report = _caught(lambda: _Checks(None, pickled, spec).run())
     if report.fault and how == REFUSE:
         raise InputError(report.fault)
-    return f"differs: {report.fault}" if report.fault else report.told
+    return f"differs: {report.fault}" if report.fault else report.summary
 
 
 class _Checks:
@@ -176,7 +176,7 @@ class _Checks:
         """
         tolerance = TOLERANCES[self._spec.precision]
         if self._differs(program, 2, tolerance) or self._losses_differ(program, tolerance):
-            return self._told(program)
+            return self._outcome(program)
         return ""
 
     def _combined(self, program: Program, n: int) -> tuple[Gradient, Gradient]:
@@ -221,7 +221,7 @@ class _Checks:
         self._noisy = difference <= tolerance * scale + NOISE * noise()
         return not self._noisy
 
-    def _told(self, program: Program) -> str:
+    def _outcome(self, program: Program) -> str:
         """Return the difference over the whole batch, in one line."""
         n, size = self._n_shards, self._spec.batch // self._n_shards
         shards, union = self._combined(program, n)
@@ -345,7 +345,7 @@ def _be_copy(work: Callable[[], Proof], writer: int) -> None:
             os.dup2(nothing, number)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - a notebook's would write to its front end
         report = _caught(work)
-        data = json.dumps({"told": report.told, "fault": report.fault}).encode()
+        data = json.dumps({"summary": report.summary, "fault": report.fault}).encode()
         while data:
             data = data[os.write(writer, data) :]
     finally:

@@ -54,7 +54,7 @@ def watch(
 
     def run() -> None:
         try:
-            followed.set_result(follow(job, requests, strategy=strategy, told=told))
+            followed.set_result(follow(job, requests, strategy=strategy, on_event=told))
         except BaseException as error:
             followed.set_exception(error)
         over.set()

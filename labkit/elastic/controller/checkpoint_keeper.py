@@ -292,8 +292,6 @@ class CheckpointLoading:
     ----------
     runtime, processes
         Of the controller.
-    checkpoints : Checkpoints
-        Of the job.
     thread : ThreadPoolExecutor
         Reads; its one thread writes too, so that a checkpoint that is being written is complete before.
     """

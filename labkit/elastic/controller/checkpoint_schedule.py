@@ -131,21 +131,6 @@ MARGIN: Final = 2
 class CheckpointSchedule:
     """Orders copies of all blocks at one version, and ends the job when its last state is safe.
 
-    Parameters
-    ----------
-    job : ControllerState
-        With progress and terms.
-    out : CommandBuffer
-        For orders to servers.
-    requests : ScalingQueue
-        Tells whether blocks stay where they are, so that a periodic checkpoint may begin.
-    barrier : WorkerBarrier
-        Pauses asynchronous workers while blocks are copied.
-    leases : DataLeases
-        Tells whether an asynchronous training is done.
-    outcome : JobOutcome
-        Ends the job.
-
     Attributes
     ----------
     saving : int, optional

@@ -310,13 +310,7 @@ class ControllerState:
 
 
 class CommandBuffer:
-    """Commands in the order of their issue.
-
-    Parameters
-    ----------
-    job : ControllerState
-        With the members that commands address.
-    """
+    """Commands in the order of their issue."""
 
     def __init__(self, job: ControllerState) -> None:
         self._job = job

@@ -19,12 +19,6 @@ class DataLeases:
 
     Parameters
     ----------
-    job : ControllerState
-        With the workers.
-    out : CommandBuffer
-        For messages to workers.
-    outcome : JobOutcome
-        Ends the job if some samples kill every worker that reads them.
     journal : callable, optional
         Takes each record of the shard service before it has any effect.
     """
@@ -321,15 +315,7 @@ class Leases:
 
 
 class ShardAssignment:
-    """Deals the logical shards of synchronous training to workers, by their measured speed.
-
-    Parameters
-    ----------
-    job : ControllerState
-        With the workers.
-    out : CommandBuffer
-        For the messages to workers.
-    """
+    """Deals the logical shards of synchronous training to workers, by their measured speed."""
 
     def __init__(self, job: ControllerState, out: CommandBuffer) -> None:
         self._job, self._out = job, out

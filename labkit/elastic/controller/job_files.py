@@ -54,7 +54,7 @@ class JobConfig:
         How the training differs from the one whose checkpoint it continues.
     proof : str
         See `labkit.elastic.proof.proved`.
-    told : list of str
+    notices : list of str
         What the user is to know about its start, one event `told` each.
     """
 
@@ -66,7 +66,7 @@ class JobConfig:
     restarts_within_s: float = WITHIN_S
     differs: list[str] = field(default_factory=list)
     proof: str = "off"
-    told: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
         """Write it into the folder of the job."""

@@ -34,12 +34,6 @@ class EraStart:
 
     Parameters
     ----------
-    job : ControllerState
-        With members and block owners, which it sets.
-    out : CommandBuffer
-        For orders to load, and to workers.
-    requests, scaler, replication, barrier, checkpoints, shards, leases
-        Parts of the controller that begin anew with an era.
     reassign : callable
         See `Reassign`.
     """
@@ -128,17 +122,7 @@ class EraStart:
 
 @dataclass(slots=True, eq=False)
 class Joining:
-    """Introduces members that connect to the others, and repeats what reconnected members may have missed.
-
-    Parameters
-    ----------
-    job : ControllerState
-        With the members.
-    out : CommandBuffer
-        For messages to members.
-    requests, scaler, replication, checkpoints, member_loss, eras
-        Parts of the controller whose orders a member needs.
-    """
+    """Introduces members that connect to the others, and repeats what reconnected members may have missed."""
 
     job: ControllerState
     out: CommandBuffer
@@ -208,15 +192,6 @@ class Joining:
 @dataclass(slots=True, eq=False)
 class MemberLoss:
     """Handles the end of members, ordered or not, and ends those that the job must do without.
-
-    Parameters
-    ----------
-    job : ControllerState
-        With the members.
-    out : CommandBuffer
-        For all commands.
-    requests, scaler, replication, shards, barrier, checkpoints, leases, eras, outcome
-        Parts of the controller that a loss concerns.
 
     Attributes
     ----------
@@ -406,17 +381,7 @@ class MemberLoss:
 
 @dataclass(slots=True, eq=False)
 class HostLoss:
-    """Handles the loss of a host, and its return.
-
-    Parameters
-    ----------
-    job : ControllerState
-        With members, and the hosts that are lost.
-    out : CommandBuffer
-        For all commands.
-    requests, replication, barrier, member_loss, eras, outcome
-        Parts of the controller that a loss concerns.
-    """
+    """Handles the loss of a host, and its return."""
 
     job: ControllerState
     out: CommandBuffer

@@ -69,6 +69,7 @@ from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.local_members import end_members
 from labkit.elastic.process.usage import EVERY_S
 from labkit.elastic.protocol.blocks import TENSOR
+from labkit.elastic.protocol.messages import reports
 from labkit.elastic.protocol.messages.clients import (
     Accepted,
     BalanceJob,
@@ -83,15 +84,6 @@ from labkit.elastic.protocol.messages.clients import (
     StopJob,
 )
 from labkit.elastic.protocol.messages.codec import JobFileError, MessageError, decode, encode
-from labkit.elastic.protocol.messages.reports import (
-    BlockCopied,
-    CopyLate,
-    Report,
-    ShardLosses,
-    TransferUnconfirmed,
-    UpdateDone,
-    columns_of,
-)
 from labkit.elastic.protocol.program import CONTROLLER_SOCKET, Spec
 from labkit.elastic.protocol.sites import HOST, Refusals
 from labkit.elastic.transport import Access, Address, Channel, Lease, Listener, Message, TransportError, private_folder
@@ -283,7 +275,7 @@ class ControllerProcess:
         config = self._config
         if config.differs:
             self._events.write("differs", {"from": config.differs})
-        for line in config.told:
+        for line in config.notices:
             self._events.write("told", {"what": line})
         self._execute(self._machine.start(place=config.place))
 
@@ -323,30 +315,30 @@ class ControllerProcess:
     def _on_refused(self, columns: Mapping[str, Any]) -> None:
         self._events.write("refused", {"name": "controller", **columns})
 
-    def _on_report(self, name: str, report: Report, when: float, *, late: bool = False) -> None:
-        if isinstance(report, TransferUnconfirmed) and not late and self._processes.is_running(report.owner):
+    def _on_report(self, name: str, report: reports.Report, when: float, *, late: bool = False) -> None:
+        if isinstance(report, reports.TransferUnconfirmed) and not late and self._processes.is_running(report.owner):
             self._report_later(name, report, when)
             return
-        if isinstance(report, ShardLosses):
+        if isinstance(report, reports.ShardLosses):
             self._on_losses(report, when)
             return
-        if isinstance(report, BlockCopied):
+        if isinstance(report, reports.BlockCopied):
             self._checkpoints.on_copied(name, report)
             return
-        if isinstance(report, CopyLate):
+        if isinstance(report, reports.CopyLate):
             self._checkpoints.on_late(report)
-        if report.EVENT and not (isinstance(report, UpdateDone) and report.again):
-            self._events.write(report.EVENT, {"name": name, **columns_of(report)}, when=when)
+        if report.EVENT and not (isinstance(report, reports.UpdateDone) and report.again):
+            self._events.write(report.EVENT, {"name": name, **reports.columns_of(report)}, when=when)
         self._execute(self._machine.reported(name, report))
 
-    def _report_later(self, name: str, report: Report, when: float) -> None:
+    def _report_later(self, name: str, report: reports.Report, when: float) -> None:
         """Handle a report after a moment: its cause may be the death of a process, whose end says more."""
         handle = partial(self._on_report, name, report, when, late=True)
         timer = threading.Timer(self._lease.base_s * GRACE_LEASES, self._loop.post, (handle,))
         timer.daemon = True
         timer.start()
 
-    def _on_losses(self, report: ShardLosses, when: float) -> None:
+    def _on_losses(self, report: reports.ShardLosses, when: float) -> None:
         """Write the loss of a step, and its metrics, once those of all its logical shards are known."""
         self._metrics.add(report.version, report.metrics)
         try:

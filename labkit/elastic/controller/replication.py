@@ -35,13 +35,6 @@ class Replication:
     orders to replicate a block are counted; the number of an order is its turn. Reports that name an earlier turn are
     thereby known to be old.
 
-    Parameters
-    ----------
-    job : ControllerState
-        With members and block owners.
-    out : CommandBuffer
-        For messages to owners, replicas and workers.
-
     Attributes
     ----------
     replicas : dict

@@ -24,22 +24,6 @@ class Scaler:
 
     Parameters
     ----------
-    job : ControllerState
-        With members and block owners.
-    out : CommandBuffer
-        For all that members are told.
-    requests : ScalingQueue
-        With the current request.
-    replication : Replication
-        Places replicas where blocks and servers are after a scaling.
-    barrier : WorkerBarrier
-        Pauses workers for strategy "suspend".
-    checkpoints : CheckpointSchedule
-        Saves the state for strategy "checkpoint".
-    shards : ShardAssignment
-        Deals logical shards to the workers that stay.
-    outcome : JobOutcome
-        Ends the job after a last checkpoint.
     reassign : callable
         See `Reassign`.
     """

@@ -101,13 +101,6 @@ class ScalingRequest:
 class ScalingQueue:
     """The request under way, and those that wait: one is carried out after the other.
 
-    Parameters
-    ----------
-    job : ControllerState
-        With the members.
-    out : CommandBuffer
-        For events of requests.
-
     Attributes
     ----------
     current : ScalingRequest, optional

@@ -5,7 +5,7 @@ It is off the path of a step: workers and servers go on without it, and report t
 The parts share `ControllerState` and `CommandBuffer`. A part is constructed with the parts that it calls, so that calls
 go in one direction, from the last in this list to the first: `ScalingQueue`, `JobOutcome`, `Replication`,
 `ShardAssignment`, `WorkerBarrier`, `DataLeases`, `CheckpointSchedule`, `Scaler`, `EraStart`, `MemberLoss`; then
-`HostLoss`, `BlockOwnership`, `Joining`, `Takeover` and `TrainingProgress`; then `ReportHandlers`.
+`HostLoss`, `BlockOwnership`, `Joining` and `Takeover`; then `ReportHandlers`.
 """
 
 from __future__ import annotations
@@ -37,45 +37,8 @@ from labkit.elastic.controller.scaling import Scaler
 from labkit.elastic.controller.scaling_requests import JobOutcome, ScalingQueue, ScalingRequest
 from labkit.elastic.controller.takeover import BlockOwnership, Takeover
 from labkit.elastic.process.causes import cause_named
+from labkit.elastic.protocol.messages import reports
 from labkit.elastic.protocol.messages.orders import Stop
-from labkit.elastic.protocol.messages.reports import (
-    BlockCopied,
-    BlockLoads,
-    BlockReport,
-    Connected,
-    ConnectFailed,
-    ConnectionBroken,
-    CopyLate,
-    Failed,
-    FellBehind,
-    GradientsReceived,
-    HandedOver,
-    HasReplica,
-    LacksReplicas,
-    LimitsSet,
-    NotFinite,
-    OutOfMemory,
-    OwnsBlock,
-    Paused,
-    PeerRefused,
-    ProcessReport,
-    Raised,
-    ReplicaFailed,
-    Report,
-    Resumed,
-    ShardLosses,
-    StateReported,
-    StepDone,
-    Stuck,
-    TrainingBegun,
-    TrainingDone,
-    Transferring,
-    TransferUnconfirmed,
-    UpdateDone,
-    VersionLost,
-    WantsLease,
-    WorkerReport,
-)
 from labkit.elastic.shards import Journal, Record, SavedShards
 
 
@@ -129,9 +92,8 @@ class Controller:
             job, out, requests, scaler, replication, barrier, checkpoints, shards, leases, ownership, loss, eras,
             outcome,
         )  # fmt: skip
-        progress = TrainingProgress(job, out, requests, barrier, checkpoints, shards, leases, eras)
         self._reports = ReportHandlers(
-            requests, scaler, checkpoints, leases, ownership, loss, takeover, progress, outcome
+            job, out, requests, barrier, checkpoints, shards, leases, scaler, eras, loss, ownership, takeover, outcome
         )
 
     # --- the beginning, of the job or of this controller
@@ -234,7 +196,7 @@ class Controller:
         self._member_loss.unable(name, why)
         return self._proceed()
 
-    def reported(self, name: str, report: Report) -> list[Command]:
+    def reported(self, name: str, report: reports.Report) -> list[Command]:
         """Handle a report of a member; one of an earlier era has no effect."""
         member = self.job.members.get(name)
         if member is not None and report.era in (None, self.job.era):
@@ -408,126 +370,7 @@ class Controller:
 
 @dataclass(slots=True, eq=False)
 class ReportHandlers:
-    """Passes reports on; mypy names a report that lacks a case.
-
-    Parameters
-    ----------
-    requests, scaler, checkpoints, leases, ownership, member_loss, takeover, progress, outcome
-        Parts of the controller that reports concern.
-    """
-
-    requests: ScalingQueue
-    scaler: Scaler
-    checkpoints: CheckpointSchedule
-    leases: DataLeases
-    ownership: BlockOwnership
-    member_loss: MemberLoss
-    takeover: Takeover
-    progress: TrainingProgress
-    outcome: JobOutcome
-
-    def handle(self, member: Member, report: Report) -> None:
-        """Pass a report to the part of the controller that it concerns."""
-        if isinstance(report, WorkerReport):
-            self._handle_training(member, report)
-        elif isinstance(report, BlockReport):
-            self._handle_blocks(member, report)
-        else:
-            self._handle_process(member, report)
-
-    def _handle_training(self, member: Member, report: WorkerReport) -> None:  # noqa: C901 - a case for each report
-        match report:
-            case TrainingBegun():
-                self.progress.on_begun(member, report)
-            case FellBehind():
-                self.progress.on_behind(member)
-            case StepDone():
-                self.progress.on_step(member, report)
-            case UpdateDone():
-                self.progress.on_update(member, report)
-            case TrainingDone():
-                self.progress.on_done(member, report)
-            case Paused():
-                self.progress.on_paused(member, report)
-            case Resumed():
-                self.progress.on_resumed(member, report)
-            case WantsLease():
-                self.leases.on_wants(member)
-            case ShardLosses() | NotFinite():
-                pass  # only events of the job
-            case _:
-                assert_never(report)
-
-    def _handle_blocks(self, member: Member, report: BlockReport) -> None:  # noqa: C901 - a case for each report
-        match report:
-            case OwnsBlock():
-                self.ownership.on_owns(member, report)
-            case HandedOver():
-                self.ownership.on_handed_over(member, report)
-            case TransferUnconfirmed():
-                self.takeover.on_unconfirmed(member, report)
-            case Transferring():
-                self.takeover.on_transferring(report)
-            case HasReplica():
-                self.ownership.on_replica(member, report)
-            case ReplicaFailed():
-                self.member_loss.on_replica_failed(report)
-            case LacksReplicas():
-                self.ownership.on_lacks(member, report)
-            case BlockCopied():
-                pass  # `CheckpointKeeper` counts them
-            case CopyLate():
-                self._on_late(report)
-            case VersionLost():
-                self.ownership.on_version_lost(report)
-            case BlockLoads():
-                self.scaler.on_loads(member, report)
-            case GradientsReceived():
-                pass  # only an event of the job
-            case _:
-                assert_never(report)
-
-    def _handle_process(self, member: Member, report: ProcessReport) -> None:  # noqa: C901 - a case for each report
-        match report:
-            case StateReported():
-                self.takeover.on_state_reported(member, report)
-            case Connected():
-                self.requests.arrived(("met", member.name, report.server))
-            case ConnectFailed():
-                self.member_loss.on_connect_failed(member, report)
-            case Stuck():
-                self.member_loss.on_stuck(member, report)
-            case Raised():
-                self.member_loss.on_raised(member, report)
-            case OutOfMemory():
-                self.member_loss.on_out_of_memory(member, report)
-            case Failed():
-                self.outcome.end(f"{member.name}: {report.why}", cause=cause_named(report.cause))
-            case ConnectionBroken() | PeerRefused() | LimitsSet():
-                pass  # only events of the job
-            case _:
-                assert_never(report)
-
-    def _on_late(self, report: CopyLate) -> None:
-        """Handle the report that the order to copy came after the version that it named."""
-        if self.checkpoints.saving == report.version:
-            self.checkpoints.saving = None
-            self.scaler.save_later(report.version)
-
-
-@dataclass(slots=True, eq=False)
-class TrainingProgress:
-    """Follows the steps of the workers.
-
-    Parameters
-    ----------
-    job : ControllerState
-        With workers and progress.
-    out : CommandBuffer
-        For events.
-    requests, barrier, checkpoints, shards, leases, eras
-        Parts of the controller that a step concerns.
-    """
+    """Handles reports, or passes them on; mypy names a report that lacks a case."""
 
     job: ControllerState
     out: CommandBuffer
@@ -536,9 +379,104 @@ class TrainingProgress:
     checkpoints: CheckpointSchedule
     shards: ShardAssignment
     leases: DataLeases
+    scaler: Scaler
     eras: EraStart
+    member_loss: MemberLoss
+    ownership: BlockOwnership
+    takeover: Takeover
+    outcome: JobOutcome
 
-    def on_begun(self, member: Member, report: TrainingBegun) -> None:
+    def handle(self, member: Member, report: reports.Report) -> None:
+        """Pass a report to the part of the controller that it concerns."""
+        if isinstance(report, reports.WorkerReport):
+            self._handle_training(member, report)
+        elif isinstance(report, reports.BlockReport):
+            self._handle_blocks(member, report)
+        else:
+            self._handle_process(member, report)
+
+    def _handle_training(self, member: Member, report: reports.WorkerReport) -> None:  # noqa: C901 - a case for each report
+        match report:
+            case reports.TrainingBegun():
+                self._on_begun(member, report)
+            case reports.FellBehind():
+                self._on_behind(member)
+            case reports.StepDone():
+                self._on_step(member, report)
+            case reports.UpdateDone():
+                self._on_update(member, report)
+            case reports.TrainingDone():
+                self._on_done(member, report)
+            case reports.Paused():
+                self._on_paused(member, report)
+            case reports.Resumed():
+                self._on_resumed(member, report)
+            case reports.WantsLease():
+                self.leases.on_wants(member)
+            case reports.ShardLosses() | reports.NotFinite():
+                pass  # only events of the job
+            case _:
+                assert_never(report)
+
+    def _handle_blocks(self, member: Member, report: reports.BlockReport) -> None:  # noqa: C901 - a case for each report
+        match report:
+            case reports.OwnsBlock():
+                self.ownership.on_owns(member, report)
+            case reports.HandedOver():
+                self.ownership.on_handed_over(member, report)
+            case reports.TransferUnconfirmed():
+                self.takeover.on_unconfirmed(member, report)
+            case reports.Transferring():
+                self.takeover.on_transferring(report)
+            case reports.HasReplica():
+                self.ownership.on_replica(member, report)
+            case reports.ReplicaFailed():
+                self.member_loss.on_replica_failed(report)
+            case reports.LacksReplicas():
+                self.ownership.on_lacks(member, report)
+            case reports.BlockCopied():
+                pass  # `CheckpointKeeper` counts them
+            case reports.CopyLate():
+                self._on_late(report)
+            case reports.VersionLost():
+                self.ownership.on_version_lost(report)
+            case reports.BlockLoads():
+                self.scaler.on_loads(member, report)
+            case reports.GradientsReceived():
+                pass  # only an event of the job
+            case _:
+                assert_never(report)
+
+    def _handle_process(self, member: Member, report: reports.ProcessReport) -> None:  # noqa: C901 - a case for each report
+        match report:
+            case reports.StateReported():
+                self.takeover.on_state_reported(member, report)
+            case reports.Connected():
+                self.requests.arrived(("met", member.name, report.server))
+            case reports.ConnectFailed():
+                self.member_loss.on_connect_failed(member, report)
+            case reports.Stuck():
+                self.member_loss.on_stuck(member, report)
+            case reports.Raised():
+                self.member_loss.on_raised(member, report)
+            case reports.OutOfMemory():
+                self.member_loss.on_out_of_memory(member, report)
+            case reports.Failed():
+                self.outcome.end(f"{member.name}: {report.why}", cause=cause_named(report.cause))
+            case reports.ConnectionBroken() | reports.PeerRefused() | reports.LimitsSet():
+                pass  # only events of the job
+            case _:
+                assert_never(report)
+
+    def _on_late(self, report: reports.CopyLate) -> None:
+        """Handle the report that the order to copy came after the version that it named."""
+        if self.checkpoints.saving == report.version:
+            self.checkpoints.saving = None
+            self.scaler.save_later(report.version)
+
+    # --- steps of the workers
+
+    def _on_begun(self, member: Member, report: reports.TrainingBegun) -> None:
         """Handle the report that a worker has the parameters of a version."""
         member.ready = member.begun = True
         self.barrier.overdue.discard(member.name)
@@ -548,7 +486,7 @@ class TrainingProgress:
         elif self.job.phase == "training" and self.job.n_ready() > 1 and member.version > 0:  # it joined later
             self.shards.deal()
 
-    def on_behind(self, member: Member) -> None:
+    def _on_behind(self, member: Member) -> None:
         """Deal the logical shards of a worker that lacks the parameters of the step to the others."""
         member.ready = member.begun = False
         if self.job.phase == "training" and self.job.n_begun():
@@ -557,13 +495,13 @@ class TrainingProgress:
         elif self.job.phase == "training":
             self.eras.go_back()
 
-    def on_update(self, member: Member, report: UpdateDone) -> None:
+    def _on_update(self, member: Member, report: reports.UpdateDone) -> None:
         """Handle the report that an asynchronous worker has made an update."""
         self.barrier.on_step(member.name, report.compute_s + report.wait_s)
         self.leases.on_update(member, report)
         self.checkpoints.save_when_due()
 
-    def on_step(self, member: Member, report: StepDone) -> None:
+    def _on_step(self, member: Member, report: reports.StepDone) -> None:
         """Handle the report that a synchronous worker has completed a step of the job."""
         member.version = report.version + 1
         self.job.progress = max(self.job.progress, member.version)
@@ -571,15 +509,15 @@ class TrainingProgress:
         self.shards.measured(member, report, may_deal=may_deal)
         self.checkpoints.on_step()
 
-    def on_done(self, member: Member, report: TrainingDone) -> None:
+    def _on_done(self, member: Member, report: reports.TrainingDone) -> None:
         """Handle the report that a worker has completed its last step."""
         member.version = report.version
         self.checkpoints.end_when_done()
 
-    def on_paused(self, member: Member, report: Paused) -> None:
+    def _on_paused(self, member: Member, report: reports.Paused) -> None:
         """Handle the report that a worker has paused."""
         self.barrier.on_paused(member.name, report.number)
 
-    def on_resumed(self, member: Member, report: Resumed) -> None:
+    def _on_resumed(self, member: Member, report: reports.Resumed) -> None:
         """Record how long a worker has paused."""
         self.out.note("suspended", name=member.name, seconds=report.seconds)

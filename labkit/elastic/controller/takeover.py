@@ -20,18 +20,8 @@ from labkit.elastic.controller.membership import EraStart, MemberLoss
 from labkit.elastic.controller.replication import Replication
 from labkit.elastic.controller.scaling import Scaler
 from labkit.elastic.controller.scaling_requests import JobOutcome, ScalingQueue
+from labkit.elastic.protocol.messages import reports
 from labkit.elastic.protocol.messages.orders import BeginEra, ForgetBlocks, Resume, SetOwners, TakeBack
-from labkit.elastic.protocol.messages.reports import (
-    HandedOver,
-    HasReplica,
-    LacksReplicas,
-    OwnsBlock,
-    StateReported,
-    Transferring,
-    TransferUnconfirmed,
-    VersionLost,
-    columns_of,
-)
 from labkit.elastic.shards import Record
 
 RESTORED: Final[dict[JobPhase, JobPhase]] = {"training": "taking_over", "starting": "starting"}
@@ -40,17 +30,7 @@ RESTORED: Final[dict[JobPhase, JobPhase]] = {"training": "taking_over", "startin
 
 @dataclass(slots=True, eq=False)
 class Takeover:
-    """Saves and restores the state of the controller, and resumes training once all members have reported.
-
-    Parameters
-    ----------
-    job : ControllerState
-        That is restored.
-    out : CommandBuffer
-        For messages to members.
-    requests, scaler, replication, barrier, checkpoints, shards, leases, ownership, member_loss, eras, outcome
-        Parts of the controller with a state of their own, and those that resume.
-    """
+    """Saves and restores the state of the controller, and resumes training once all members have reported."""
 
     job: ControllerState
     out: CommandBuffer
@@ -65,7 +45,7 @@ class Takeover:
     member_loss: MemberLoss
     eras: EraStart
     outcome: JobOutcome
-    _unsettled: list[tuple[str, TransferUnconfirmed]] = field(default_factory=list)
+    _unsettled: list[tuple[str, reports.TransferUnconfirmed]] = field(default_factory=list)
     """Reports of unconfirmed transfers, settled when all members have reported: (server, report)."""
     _outdated: bool = False
     """Whether a member is in a later era than the restored state, so that the state is too old."""
@@ -133,7 +113,7 @@ class Takeover:
 
     # --- reports of members
 
-    def on_state_reported(self, member: Member, report: StateReported) -> None:
+    def on_state_reported(self, member: Member, report: reports.StateReported) -> None:
         """Handle the end of a member's report on what it has, after it was disconnected or the controller restarted."""
         job = self.job
         if job.phase == "taking_over" and report.has > job.era:
@@ -154,12 +134,12 @@ class Takeover:
         elif not current:
             self._bring_up_to_date(member)
 
-    def on_transferring(self, report: Transferring) -> None:
+    def on_transferring(self, report: reports.Transferring) -> None:
         """Note a block that is being transferred to a live server, which will report its arrival."""
         if report.owner in self.job.members:
             self.job.claimed.add(report.block)
 
-    def on_unconfirmed(self, member: Member, report: TransferUnconfirmed) -> None:
+    def on_unconfirmed(self, member: Member, report: reports.TransferUnconfirmed) -> None:
         """Settle an unconfirmed transfer; during a takeover later, since another server may report the block."""
         if self.job.phase == "taking_over":
             self._unsettled.append((member.name, report))
@@ -232,17 +212,7 @@ def _saved(member: Member) -> SavedMember:
 
 @dataclass(slots=True, eq=False)
 class BlockOwnership:
-    """Keeps the block owners as servers report them, and settles blocks whose transfer failed.
-
-    Parameters
-    ----------
-    job : ControllerState
-        With the block owners.
-    out : CommandBuffer
-        For orders to servers.
-    requests, scaler, replication, member_loss, eras
-        Parts of the controller that such a report concerns.
-    """
+    """Keeps the block owners as servers report them, and settles blocks whose transfer failed."""
 
     job: ControllerState
     out: CommandBuffer
@@ -252,7 +222,7 @@ class BlockOwnership:
     member_loss: MemberLoss
     eras: EraStart
 
-    def on_owns(self, member: Member, report: OwnsBlock) -> None:
+    def on_owns(self, member: Member, report: reports.OwnsBlock) -> None:
         """Enter a server as the owner of a block, unless a newer owner is known."""
         job, block, moves = self.job, report.block, report.moves
         job.claimed.add(block)
@@ -265,10 +235,10 @@ class BlockOwnership:
         if block in self.replication.pending:
             self.replication.order([block])
 
-    def on_handed_over(self, member: Member, report: HandedOver) -> None:
+    def on_handed_over(self, member: Member, report: reports.HandedOver) -> None:
         """Enter the new owner of a block, before it reports itself; if it has died since, the block may be lost."""
         job = self.job
-        self.out.note("moved", **{"from": member.name, **columns_of(report)})
+        self.out.note("moved", **{"from": member.name, **reports.columns_of(report)})
         block, owner, moves = report.block, report.owner, report.moves
         if moves <= job.moves.get(block, -1):
             return
@@ -276,17 +246,17 @@ class BlockOwnership:
         if owner not in job.members and job.phase == "training" and self.replication.promote({owner}) is None:
             self.eras.go_back()
 
-    def on_replica(self, member: Member, report: HasReplica) -> None:
+    def on_replica(self, member: Member, report: reports.HasReplica) -> None:
         """Handle the report that a server has a complete replica of a block."""
         self.replication.on_complete(member, report)
         self.requests.arrived(("follows", report.block, member.name))
 
-    def on_lacks(self, member: Member, report: LacksReplicas) -> None:
+    def on_lacks(self, member: Member, report: reports.LacksReplicas) -> None:
         """Go back to a checkpoint if a promoted server has no replica of a block."""
         if self.job.phase == "training" and any(self.job.owner[b] == member.name for b in report.blocks):
             self.eras.go_back()
 
-    def on_unconfirmed(self, member: Member, report: TransferUnconfirmed) -> None:
+    def on_unconfirmed(self, member: Member, report: reports.TransferUnconfirmed) -> None:
         """Settle the owner of a block that was sent to a server which has not confirmed it."""
         job, block, owner = self.job, report.block, report.owner
         if job.moves.get(block, -1) >= report.moves:  # it arrived, and may have moved further
@@ -300,7 +270,7 @@ class BlockOwnership:
         self.requests.arrived(("owns", block, owner))
         self.scaler.redirect({block: member.name})  # orders that came while the block was under way had no effect
 
-    def on_version_lost(self, report: VersionLost) -> None:
+    def on_version_lost(self, report: reports.VersionLost) -> None:
         """Go back to a checkpoint: a worker or server has parameters of a version that was lost with a server."""
         if self.job.phase == "training":
             self.out.note("amiss", block=report.block, version=report.version)

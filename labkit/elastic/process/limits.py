@@ -272,7 +272,7 @@ def check_choice() -> None:
         raise InputError(f"{CHOICE} is '{wish}'; expected one of {', '.join(WAYS)}, or nothing.")
 
 
-def told() -> str:
+def describe_limits() -> str:
     """Return a sentence about what can be limited on this host."""
     here = limits_here()
     if isinstance(here, ControlGroup):

@@ -18,18 +18,9 @@ from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.process.causes import END_LEASES, NO_MEMORY, PATIENCE_LEASES, Watchdog
 from labkit.elastic.process.credentials import Endpoints
 from labkit.elastic.process.limits import BRAKE, Amounts, limits_here
+from labkit.elastic.protocol.messages import reports
 from labkit.elastic.protocol.messages.codec import FrameKind, decode, encode, greeted, hello
 from labkit.elastic.protocol.messages.orders import Order, SetLimits, Stop
-from labkit.elastic.protocol.messages.reports import (
-    Connected,
-    ConnectFailed,
-    ConnectionBroken,
-    Failed,
-    LimitsSet,
-    OutOfMemory,
-    Report,
-    SendReport,
-)
 from labkit.elastic.protocol.program import Spec
 from labkit.elastic.transport import Channel, FrameError, Handler, Lease, Message, TransportError, connect
 from labkit.system.oom import is_memory
@@ -150,7 +141,7 @@ class ControllerLink:
         print(f"{self._name} ends, {limit_s} s without a controller: {why}", file=sys.stderr)
         return False
 
-    def report(self, report: Report) -> None:
+    def report(self, report: reports.Report) -> None:
         """Send a report to the controller; without a connection it is dropped, since a new controller asks again.
 
         A report that cannot be encoded ends the job: without it other processes would wait for ever.
@@ -163,7 +154,7 @@ class ControllerLink:
         except FrameError as error:
             why = f"{type(report).__name__} cannot be sent: {error}"[:WHY_CHARS]
             with contextlib.suppress(TransportError):
-                channel.send(FrameKind.REPORT, meta=encode(Failed(why)))
+                channel.send(FrameKind.REPORT, meta=encode(reports.Failed(why)))
         except TransportError:
             return
 
@@ -221,7 +212,7 @@ class ServerConnections:
         endpoints: Endpoints,
         lease: Lease,
         hello: Callable[[], Mapping[str, object]],
-        report: SendReport,
+        report: reports.SendReport,
         opened: Callable[[str, Channel], None],
         route: Callable[[str, dict[str, Any]], dict[str, Any]],
         over: threading.Event,
@@ -242,9 +233,9 @@ class ServerConnections:
             try:
                 self._keep(name, self._connected(name, handler))
             except (TransportError, InputError) as error:
-                self.report(ConnectFailed(name, str(error)[:CONNECT_ERROR_CHARS]))
+                self.report(reports.ConnectFailed(name, str(error)[:CONNECT_ERROR_CHARS]))
                 return
-        self.report(Connected(name))
+        self.report(reports.Connected(name))
 
     def seek(self, name: str, handler: Handler) -> None:
         """Connect to a server again, in a thread of its own; report whether that was possible within `SEEK_LEASES`."""
@@ -279,11 +270,11 @@ class ServerConnections:
             except (TransportError, InputError) as error:
                 why = str(error)[:CONNECT_ERROR_CHARS]
             else:
-                self.report(Connected(name))
+                self.report(reports.Connected(name))
                 return
         self._seeking.discard(name)
         if not self._over.is_set():
-            self.report(ConnectFailed(name, why))
+            self.report(reports.ConnectFailed(name, why))
 
     def _connected(self, name: str, handler: Handler, *, attempts: int = ATTEMPTS) -> Channel:
         """Return a connection to a server; a busy server may answer only the second or third attempt."""
@@ -313,7 +304,7 @@ class MemberLimits:
     """
 
     def __init__(
-        self, *, report: SendReport, exhausted: Callable[[BaseException], None], over: threading.Event
+        self, *, report: reports.SendReport, exhausted: Callable[[BaseException], None], over: threading.Event
     ) -> None:
         self._report, self._exhausted, self._over = report, exhausted, over
         self._limits = limits_here()
@@ -324,7 +315,7 @@ class MemberLimits:
         amounts = Amounts(order.cpus, order.memory_gb)
         unable = self._limits.apply(os.getpid(), amounts)
         cores, how = sorted(os.sched_getaffinity(0)), self._limits.how
-        self._report(LimitsSet(amounts.cpus, amounts.memory_gb, cores, how, unable))
+        self._report(reports.LimitsSet(amounts.cpus, amounts.memory_gb, cores, how, unable))
         if amounts.memory_gb is not None and how == BRAKE and not self._watched:
             self._watched = True
             threading.Thread(target=self._watch_memory, name="memory", daemon=True).start()
@@ -442,7 +433,7 @@ class MemberProcess:
         """Report `cut` for a connection that broke: a cut, a silence, a frame that was refused."""
         if reason is not None and not self.over.is_set():
             name = greeted(channel.peer).name[:60]
-            self.report(ConnectionBroken(name, reason.reason, str(reason)[:300]))
+            self.report(reports.ConnectionBroken(name, reason.reason, str(reason)[:300]))
         self._check_memory(reason)
 
     def server_closed(self, channel: Channel, reason: TransportError | None) -> None:
@@ -463,7 +454,7 @@ class MemberProcess:
         """End this process, which ran out of memory: its state may be half changed."""
         why = f"out of memory: {error}"[:300]
         print(f"{self.name} ends: {why}", file=sys.stderr, flush=True)
-        self.report(OutOfMemory(why))
+        self.report(reports.OutOfMemory(why))
         self.controller.flush()
         os._exit(NO_MEMORY)
 

@@ -215,8 +215,8 @@ def parted(returned: Any) -> LossParts:
     metrics = rest.pop() if rest and isinstance(rest[-1], Mapping) else {}
     if len(rest) > 1:
         raise InputError(
-            f"the loss is a tuple of {len(rest) + 1}; expected a loss, (loss, metrics by name), (sum of losses, weight), "
-            "or (sum of losses, weight, metrics)."
+            f"the loss is a tuple of {len(returned)}; expected a loss, (loss, metrics by name), (sum of losses, "
+            "weight), or (sum of losses, weight, metrics)."
         )
     if len(metrics) > MOST_METRICS:
         raise InputError(f"{len(metrics)} metrics beside the loss; expected {MOST_METRICS} at most.")

@@ -15,13 +15,7 @@ import numpy as np
 from labkit.core.errors import InputError
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages.reports import (
-    NotFinite,
-    SendReport,
-    ShardLoss,
-    ShardLosses,
-    ShardMetrics,
-)
+from labkit.elastic.protocol.messages import reports
 from labkit.elastic.protocol.summation_tree import Node, cover, halves
 from labkit.elastic.transport.shared_arrays import SharedRegions
 from labkit.elastic.worker.push_pull import unweighted
@@ -78,7 +72,7 @@ class ShardGradients:
         loss_of: Callable[[int, int], Any],
         n_shards: int,
         check: Callable[[], None],
-        report: SendReport,
+        report: reports.SendReport,
         finite: bool,
         keep: Callable[[], bool],
         metrics_of: Callable[[], Mapping[str, float]] = dict,
@@ -92,7 +86,7 @@ class ShardGradients:
         self.weights: dict[int, float] = {}
         self.metrics: dict[int, dict[str, float | str]] = {}
         self.busy: tuple[tuple[int, int], float] | None = None
-        self._reported: deque[ShardLosses] = deque(maxlen=LOSSES_KEPT)
+        self._reported: deque[reports.ShardLosses] = deque(maxlen=LOSSES_KEPT)
 
     def missing(self, first: int, last: int) -> list[Node]:
         """Return the nodes that cover the logical shards `first` to before `last` and are in no computed sum."""
@@ -111,10 +105,10 @@ class ShardGradients:
         """
         self.sums[node] = total = self._sum(node, version, era)
         leaves = range(node.first, node.last)
-        losses = [ShardLoss(leaf, encoded(self.losses[leaf])) for leaf in leaves]
-        metrics = [ShardMetrics(leaf, self.metrics[leaf]) for leaf in leaves if self.metrics[leaf]]
+        losses = [reports.ShardLoss(leaf, encoded(self.losses[leaf])) for leaf in leaves]
+        metrics = [reports.ShardMetrics(leaf, self.metrics[leaf]) for leaf in leaves if self.metrics[leaf]]
         weights = [self.weights[leaf] for leaf in leaves if leaf in self.weights]
-        report = ShardLosses(version, losses, metrics=metrics, weights=weights, era=era)
+        report = reports.ShardLosses(version, losses, metrics=metrics, weights=weights, era=era)
         self._reported.append(report)
         self._report(report)
         return total
@@ -172,7 +166,7 @@ class ShardGradients:
         try:
             check_finite(loss, where=f"step {version}, logical shard {leaf}")
         except NotFiniteError:
-            self._report(NotFinite(version, encoded(loss), shard=leaf, era=era))
+            self._report(reports.NotFinite(version, encoded(loss), shard=leaf, era=era))
             raise
 
 

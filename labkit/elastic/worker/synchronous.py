@@ -10,6 +10,7 @@ from typing import Any, assert_never
 
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.protocol.messages import reports
 from labkit.elastic.protocol.messages.blocks import BlocksMoved, ReplicasAdded
 from labkit.elastic.protocol.messages.codec import at, era_and_version
 from labkit.elastic.protocol.messages.orders import (
@@ -29,16 +30,6 @@ from labkit.elastic.protocol.messages.orders import (
     SetReplicas,
     Stop,
     TrainingOrder,
-)
-from labkit.elastic.protocol.messages.reports import (
-    FellBehind,
-    Paused,
-    Resumed,
-    SendReport,
-    StateReported,
-    StepDone,
-    TrainingBegun,
-    TrainingDone,
 )
 from labkit.elastic.protocol.summation_tree import Node
 from labkit.elastic.transport import Channel, Head, Message
@@ -93,7 +84,7 @@ class Worker:
         n_shards: int,
         n_steps: int,
         channel_of: Callable[[str], Channel],
-        report: SendReport,
+        report: reports.SendReport,
         finite: bool = True,
         keep: Callable[[], bool] = unlimited,
         metrics_of: Callable[[], Mapping[str, float]] = dict,
@@ -156,7 +147,7 @@ class Worker:
                 self._missing.discard(message.head.block)
             elif era == self._orders.era and version > self._wanted and message.head.block in self._missing:
                 self._orders.start, self._orders.afresh = version + 1, True  # the job has gone on without this worker
-                self._report(FellBehind(version, era=era))
+                self._report(reports.FellBehind(version, era=era))
             if self._complete() or self._orders.afresh:
                 self._changed.notify_all()
 
@@ -201,10 +192,10 @@ class Worker:
             self._replicas.again.add(server)
             self._changed.notify_all()
 
-    def state(self) -> StateReported:
+    def state(self) -> reports.StateReported:
         """Return what a new controller must know."""
         with self._changed:
-            return StateReported(self.version, self._orders.era, self.training)
+            return reports.StateReported(self.version, self._orders.era, self.training)
 
     def repeat_losses(self) -> None:
         """Report the losses of the last steps again, to a controller that may not have received them."""
@@ -276,7 +267,7 @@ class Worker:
             with self._changed:
                 self.version, self.training = self.version if version is None else version, version is not None
             if version == self.n_steps:
-                self._report(TrainingDone(version, era=self._era))
+                self._report(reports.TrainingDone(version, era=self._era))
                 version = None
 
     def _ends(self) -> bool:
@@ -292,7 +283,7 @@ class Worker:
             version, orders.start, orders.afresh = orders.start, None, False
         self._want(version)
         self._wait_for_version()
-        self._report(TrainingBegun(version, era=self._era))
+        self._report(reports.TrainingBegun(version, era=self._era))
         return version
 
     def _step(self, version: int) -> int:
@@ -313,10 +304,10 @@ class Worker:
         if orders.hold_at is None or version < orders.hold_at:
             return
         began = time.perf_counter()
-        self._report(Paused(version))
+        self._report(reports.Paused(version))
         with self._changed:
             self._changed.wait_for(lambda: self._may_go_on(version))
-        self._report(Resumed(version, time.perf_counter() - began))
+        self._report(reports.Resumed(version, time.perf_counter() - began))
 
     def _may_go_on(self, version: int) -> bool:
         orders = self._orders
@@ -392,4 +383,4 @@ class Worker:
         n_shards = len(self._gradients.losses)
         self._drop()
         now = time.perf_counter()
-        self._report(StepDone(version, n_shards, computed - began, now - computed, era=self._era))
+        self._report(reports.StepDone(version, n_shards, computed - began, now - computed, era=self._era))
