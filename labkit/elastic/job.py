@@ -138,7 +138,6 @@ class Job:
         self._all_written = self._validator.done if self._validator else self._ended
 
     def _attended(self) -> ControllerSupervisor | AttachedController:
-        """Return the controller, started here."""
         return ControllerSupervisor(self.folder, secrets=self._secrets, ended=self._ended, lock=self._lock)
 
     @property
@@ -359,7 +358,6 @@ class Job:
         return self._result
 
     def _outcome(self) -> Result:
-        """Return the result of a job that is over, or raise the JobError of its failure."""
         if not self._failure and not self.folder.exists():
             self._failure = f"the job was deleted, and its folder {self.folder} with it: there is no result."
         events = [] if self._failure else list(self.events(follow=False))

@@ -247,7 +247,6 @@ def _started(
     anyway: bool,
     validation: Validation | None,
 ) -> Job:
-    """Fill the folder of a job, and start its controller."""
     secrets = Secrets.of(reach)
     with job_folder(folder) as home, claimed(home) as lock:
         fill(home, program, rule, spec, config, anyway=anyway)
@@ -266,7 +265,6 @@ def _checked_program(program: Program, *, batch: int, n_shards: int, folder: Pat
 def _checked_network(
     sites: Sequence[Site], *, network: str, addresses: Sequence[str], ports: Sequence[int] | None
 ) -> NetworkConfig:
-    """Return the network of a job: on `addresses`, or on those of its sites."""
     configured = addresses or [site.address for site in sites if site.address]
     return NetworkConfig.checked(network, configured, ports, job=f"job-{new_token().hex()[:12]}")
 
@@ -283,7 +281,6 @@ def _checked_seats(
 
 
 def _with_state(program: Program, state: Any) -> Program:
-    """Return a program, its model with this state if there is one."""
     if state is not None:
         load_state(program.model, state)
     return program
@@ -450,7 +447,6 @@ class AttachedJob(Job):
     """A job that another process has started: all that `Job` does, but leaving its `with` block does not end it."""
 
     def _attended(self) -> AttachedController:
-        """Return the controller, started elsewhere."""
         return AttachedController(self.folder, lease_s=self._spec.lease_s, ended=self._ended)
 
     def host_home(self, host: str) -> bytes:

@@ -108,7 +108,6 @@ def waits(events: Iterable[Event]) -> pd.DataFrame:
 
 
 def _under_way(at_s: np.ndarray, begin: float, end: float) -> slice:
-    """Return the steps that were under way in a span of time."""
     first, last = np.searchsorted(at_s, [begin, end])
     return slice(int(first), int(last) + 1)
 
@@ -152,14 +151,11 @@ def scalings(events: Iterable[Event]) -> pd.DataFrame:
 
 
 def _spans(events: Sequence[Event]) -> list[_Span]:
-    """Return the scalings that were completed."""
     started = {e["scaling"] for e in events if e["event"] == "registration"}
     return [_Span(e["scaling"], events) for e in events if e["event"] == "scaled" and e["scaling"] in started]
 
 
 class _Span:
-    """The events of one scaling."""
-
     def __init__(self, number: int, events: Sequence[Event]) -> None:
         self.zero, self.all = events[0]["time"], events
         self.note = {e["event"]: e for e in events if e.get("scaling") == number}

@@ -222,7 +222,6 @@ class _Checks:
         return not self._noisy
 
     def _outcome(self, program: Program) -> str:
-        """Return the difference over the whole batch, in one line."""
         n, size = self._n_shards, self._spec.batch // self._n_shards
         shards, union = self._combined(program, n)
         norms = float(np.linalg.norm(shards)), float(np.linalg.norm(union))
@@ -255,7 +254,6 @@ class _Checks:
         return parts._replace(loss=checked(parts.loss))
 
     def _gradients(self, program: Program, samples: Sequence[int], place: int) -> tuple[list[Any], float | None]:
-        """Return the gradient of each parameter for some samples, and the weight that the loss returned."""
         import torch
 
         params = [p for _, p in trained(program.model)]
@@ -353,7 +351,6 @@ def _be_copy(work: Callable[[], Proof], writer: int) -> None:
 
 
 def _caught(work: Callable[[], Proof]) -> Proof:
-    """Do something; an error of the user's code proves nothing: the worker that meets it tells it with its log."""
     try:
         return work()
     except Exception as error:
@@ -376,7 +373,6 @@ def _read(reader: int, *, timeout_s: float) -> bytes | None:
 
 @contextlib.contextmanager
 def _restored() -> Iterator[None]:
-    """Restore random generators and the number of threads after the block."""
     import random  # noqa: TID251 - users' data may draw from it
 
     import torch

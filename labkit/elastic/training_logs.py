@@ -88,7 +88,6 @@ def training_log(source: Job | Result, *, csv: Path | str | None = None, tensorb
 
 
 def _opened(path: Path) -> tuple[Any, Any]:
-    """Return an open CSV file with its header, and its writer."""
     try:
         file = path.open("w", newline="")
     except OSError as error:

@@ -162,8 +162,6 @@ def checked_validation(validation: Validation | None, program: Program, *, save_
 
 
 class _First:
-    """The first batch of some data."""
-
     def __init__(self, of: Validation) -> None:
         self._data, self._n = of.data, min(of.batch, len(of.data))
         if hasattr(of.data, "fetch"):
@@ -243,7 +241,6 @@ class Validator:
     # --- the thread that follows the job
 
     def _follow(self) -> None:
-        """Set aside each saved state that is to be measured."""
         try:
             for version in self._versions():
                 with contextlib.suppress(OSError):  # newer ones have replaced it, or the job was deleted
@@ -254,7 +251,6 @@ class Validator:
             self._saved.put(None)
 
     def _versions(self) -> Iterator[int]:
-        """Yield the saved versions that are due, and the last one."""
         every = self._validation.every
         last = None
         for event in read_events(self._folder / EVENTS, ended=self._ended, follow=True):

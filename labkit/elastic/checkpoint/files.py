@@ -317,7 +317,6 @@ class CheckpointWriter:
             )
 
     def _write(self, path: Path, buffers: Iterable[Buffer]) -> None:
-        """Write a file and sync it to the disk."""
         with self._failing(), self._disk.create(path) as file:
             self._disk.write(file, buffers)
             self._disk.sync(file)

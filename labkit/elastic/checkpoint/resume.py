@@ -109,7 +109,6 @@ def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]
 
 
 def _differences(saved: Checkpoint, spec: Spec) -> list[str]:
-    """Return the settings that differ in a checkpoint, one phrase each."""
     known: Mapping[str, Any] = saved.training
     if saved.queue is not None:
         plan = saved.queue.plan

@@ -103,7 +103,6 @@ class CheckpointKeeper:
             self._begin()
 
     def _begin(self) -> None:
-        """Begin with the first of the fetches."""
         if self._fetches:
             self._in_thread(self._fetches[0], self._open)
             self._ask(self._fetches[0])
@@ -230,13 +229,11 @@ class CheckpointKeeper:
         self._runtime.execute(self._machine.copies_lost(fetch.version, why))
 
     def _end(self, fetch: CopyFetch) -> None:
-        """Go on with the next fetch."""
         if self._fetches and self._fetches[0] is fetch:
             self._fetches.popleft()
             self._begin()
 
     def _drop(self, version: int) -> None:
-        """Let all servers drop the copies that no checkpoint needs."""
         for server in self._machine.job.of("server"):
             self._processes.send(server.name, DropCopies(version))
 
@@ -314,7 +311,6 @@ class CheckpointLoading:
         return command.era == self._machine.job.era
 
     def _find(self, command: Load) -> None:
-        """Verify the newest checkpoint, in the thread of the reader."""
         loop, events = self._runtime.loop, self._runtime.events
         if not self._current(command):
             return
@@ -336,7 +332,6 @@ class CheckpointLoading:
                 self._thread.submit(self._read, sending, entry)
 
     def _read(self, sending: _Sending, entry: BlockEntry) -> None:
-        """Read a block, in the thread of the reader."""
         if not self._current(sending.command):
             return
         try:

@@ -143,8 +143,6 @@ class ControllerClient:
 
 
 class _Closing(Handler):
-    """Notes the end of a connection."""
-
     def __init__(self, client: ControllerClient) -> None:
         self._client = client
 

@@ -108,7 +108,6 @@ class DataLeases:
         self._serve(now_s)
 
     def _note(self, member: Member, report: UpdateDone, *, version: int) -> None:
-        """Write the loss of an update, and its metrics."""
         known = {"version": version, "name": member.name}
         self._out.add(Note("loss", {**known, "loss": report.loss, "staleness": report.staleness}))
         if report.metrics:
@@ -424,7 +423,6 @@ class ShardBalance:
 
 
 def _cut(n_shards: int, speeds: Mapping[int | str, float]) -> dict[str, tuple[int, int]]:
-    """Return the shards of each worker at these speeds."""
     return {str(name): (leaves.start, leaves.stop) for name, leaves in deal(n_shards, speeds).items()}
 
 

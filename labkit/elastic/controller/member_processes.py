@@ -331,7 +331,6 @@ class MemberProcesses:
         threading.Thread(target=self._wait_for_return, args=arguments, daemon=True).start()
 
     def _wait_for_return(self, name: str, turn: int, timeout_s: float) -> None:
-        """Wait in a thread of its own."""
         if not self.launcher(name).wait(name, timeout_s=timeout_s):
             self._loop.post(self._on_missed, name, turn)
 
@@ -357,7 +356,6 @@ class MemberProcesses:
         threading.Thread(target=self._wait_for_stop, args=(name,), daemon=True).start()
 
     def _wait_for_stop(self, name: str) -> None:
-        """Wait in a thread of its own."""
         if not self.launcher(name).wait(name, timeout_s=STOP_LEASES * self._lease_s):
             self._loop.post(self._on_overdue, name)
 
@@ -494,7 +492,6 @@ class ResourceUse:
         self._remote.update(decode_readings(sent))
 
     def _readings(self) -> dict[str, UsageReading]:
-        """Return what each running member has used so far, on all hosts."""
         running = set(self._processes.running())
         remote = {name: reading for name, reading in self._remote.items() if name in running}
         return {**readings(self._processes.local_pids()), **remote}

@@ -440,7 +440,6 @@ class HostLoss:
             self.requests.drop(why)
 
     def _needs(self, request: ScalingRequest, host: str) -> bool:
-        """Tell whether a request places members on a host."""
         place = {} if request.place is None else request.place
         return any(any(n) and self.job.terms.sites[site] == host for site, n in place.items())
 

@@ -223,7 +223,6 @@ class ControllerProcess:
         return look_s if self._spec.sync else min(look_s, self._lease.base_s / TICKS_OF_A_LEASE)
 
     def _verdict(self) -> dict[str, Any]:
-        """Return how the job has ended; the cause is null if it has not failed."""
         over = self._over or Over()
         failure = over.failure or self._removed
         return {"failure": failure, "cause": name_of(over.cause if over.failure else Cause.ERROR) if failure else None}
@@ -250,7 +249,6 @@ class ControllerProcess:
         self._execute(self._machine.stop(save=True))
 
     def _tick(self) -> None:
-        """Let leases of samples expire."""
         now_s = time.monotonic()
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + self._lease.base_s / TICKS_OF_A_LEASE
@@ -280,7 +278,6 @@ class ControllerProcess:
         self._execute(self._machine.start(place=config.place))
 
     def _take_over(self, state: SavedController) -> None:
-        """Continue with the processes of a controller that died."""
         journal = [] if self._spec.sync else records(self._folder)
         heard = set() if self._spec.sync else versions_of_losses(self._folder)
         self._processes.adopt(state.processes)
@@ -293,7 +290,6 @@ class ControllerProcess:
         self._hosts.expect_all()
 
     def _remember(self) -> None:
-        """Write the state for the next controller, before anything else is done."""
         asked = tuple(AskedScaling(*row) for row in self._clients.scalings.items())
         state = SavedController(VERSION, self._machine.state(), self._processes.state(), asked)
         try:
@@ -507,7 +503,6 @@ class ClientRequests:
         )  # fmt: skip
 
     def _status(self) -> JobStatus:
-        """Return progress, and the members that are not leaving."""
         job, events = self._machine.job, self._runtime.events
         members = [self._member(m) for m in (*job.of("server"), *job.of("worker"))]
         return JobStatus(job.phase, job.progress, events.loss, members, list(events.lost))

@@ -107,7 +107,6 @@ class Replication:
                 self._out.tell(name, DropReplicas([BlockTurn(block, turn)]))
 
     def _known(self, block: int) -> list[Replica]:
-        """Return all replicas of a block: complete, pending and superseded."""
         known = [replicas[block] for replicas in (self.replicas, self.pending) if block in replicas]
         return known + sorted(self._superseded.get(block, ()))
 
@@ -213,7 +212,6 @@ class Replication:
 
 
 def _grouped(rows: Iterable[tuple[str, str, int]]) -> dict[tuple[str, str], list[int]]:
-    """Return the numbers of each pair of names."""
     groups: dict[tuple[str, str], list[int]] = {}
     for first, second, number in rows:
         groups.setdefault((first, second), []).append(number)

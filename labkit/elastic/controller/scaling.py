@@ -50,7 +50,6 @@ class Scaler:
             self._advance(scaling)
 
     def _advance(self, scaling: ScalingRequest) -> None:
-        """Do the next steps of a scaling, each as soon as the one before is complete."""
         steps = {
             "asked": self._register,
             "registration": self._assign,
@@ -111,7 +110,6 @@ class Scaler:
             self.requests.check_numbers({role: len(job.of(role)) + change.net(role, sitting) for role in ROLES})
 
     def _request_loads(self, scaling: ScalingRequest) -> None:
-        """Ask the servers for the gradient traffic of their blocks."""
         self._loads.clear()
         for server in self.job.of("server"):
             if server.joined:
@@ -193,7 +191,6 @@ class Scaler:
     # --- assignment
 
     def _assign(self, scaling: ScalingRequest) -> None:
-        """Determine the new owner of each block."""
         job = self.job
         stay = [m.name for m in job.of("server") if m.joined and m.name not in scaling.going]
         servers = job.limited_to_blocks(stay)
@@ -216,7 +213,6 @@ class Scaler:
         self._enter(scaling, "assignment", **columns, **shares)
 
     def _shares(self, owner: Mapping[int, str]) -> dict[str, float]:
-        """Return the part of the measured load that each server has."""
         load, total = self.job.load or [], sum(self.job.load or []) or 1.0
         names = sorted(set(owner.values()))
         return {name: round(sum(load[b] for b, its in owner.items() if its == name) / total, 4) for name in names}
@@ -254,7 +250,6 @@ class Scaler:
         self._move(scaling, version)
 
     def _move(self, scaling: ScalingRequest, version: int | None) -> None:
-        """Order the owners of blocks to hand them over."""
         scaling.waiting.discard("still")
         sources: dict[str, dict[int, str]] = {}
         for block, name in scaling.moves.items():

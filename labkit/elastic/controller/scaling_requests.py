@@ -151,7 +151,6 @@ class ScalingQueue:
         self.add(ScalingRequest(len(at), repair=True, at=tuple(at)), first=True)
 
     def _planned(self) -> dict[Role, int]:
-        """Return the number of members of each role after all requests so far."""
         now = [] if self.current is None else [self.current]
         under_way = [s for s in now if s.phase not in ("asked", "saving")]
         going = [name for scaling in under_way for name in scaling.going]

@@ -63,7 +63,6 @@ def start_of(pid: int) -> int:
 
 
 def _enter_network(files: Sequence[int]) -> None:
-    """Enter the network namespace of the client, if it differs from the server's."""
     for handle in files:
         there, here = os.fstat(handle), os.stat(NETWORK)
         libc = ctypes.CDLL(None, use_errno=True)
@@ -79,7 +78,6 @@ def _take_files(files: Sequence[int]) -> None:
 
 
 def _settle_signals(ignored: Sequence[int]) -> None:
-    """Set the signal actions of a new interpreter."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         as_python = signal.SIG_IGN if number in OF_PYTHON else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if number in ignored else as_python)

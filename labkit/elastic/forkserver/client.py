@@ -244,7 +244,6 @@ def _path(settings: place.Settings, env: Mapping[str, str]) -> Path:
 
 
 def _connected(path: Path) -> socket.socket:
-    """Connect to a server of this user; OSError if there is none."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         with reached(path) as address:

@@ -68,8 +68,6 @@ _KINDS: Final[dict[str, Callable[[Any], bool]]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A message whose columns are checked by type."""
-
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not _KINDS[name](value):

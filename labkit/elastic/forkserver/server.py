@@ -212,7 +212,6 @@ class ForkServer:
         self._on(child.handle, lambda: self._reap(child))
 
     def _be_child(self, caller: Caller, order: ForkOrder) -> None:
-        """Close the server's descriptors, and become the requested process."""
         self._selector.close()
         self._listener.close()
         for other in self._callers.values():

@@ -131,7 +131,6 @@ class LocalProcesses:
         return process.pid
 
     def _spawned(self, line: list[str], order: StartMember, home: Path, more: Mapping[str, str]) -> LocalProcess:
-        """Start a process through the fork server, or else as a new interpreter."""
         self._marks[order.name] = mark = mark_of(home, order.name)
         env = {**members_environment(os.environ, dict(Spec.load(home).variables)), **more, MARK: mark}
         cores = order.site.cores
@@ -140,7 +139,6 @@ class LocalProcesses:
             return forked or _pinned(cores, lambda: _popen(line, log, env))
 
     def _device(self, site: Site) -> str:
-        """Return the device of a site that has the fewest workers of the job."""
         used = Counter(device for _, device in self._devices.values())
         return min(devices_of(site), key=lambda device: used[device])
 

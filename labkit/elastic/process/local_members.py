@@ -70,7 +70,6 @@ def end_orphans(home: Path) -> list[str]:
 
 
 def _is_led(folder: Path) -> bool:
-    """Return whether a controller or launcher of this folder runs on this machine."""
     for pid in all_pids():
         line = command_line(pid)
         where = next((i for i, word in enumerate(line[:-1]) if word in LEADERS), None)

@@ -56,7 +56,6 @@ class ServerMember(MemberProcess):
         self.endpoints.reserve()
 
     def _with_rule(self, chosen: Optimizer) -> Updates:
-        """Return the optimizer with the job's schedule, limit of gradients, or function of its own."""
         if not self.spec.has_rule:
             return chosen
         from labkit.elastic.protocol.program import find_modules
@@ -72,7 +71,6 @@ class ServerMember(MemberProcess):
         self.report(reports.Failed(str(error)[:WHY_CHARS], name_of(Cause.ERROR)))
 
     def _welcome(self, peer: Peer) -> Handler:
-        """Return the handler of a new connection."""
         return self._arrivals_of(role=claimed(peer).role)
 
     def _send_copy(self, copy: KeptCopy, turn: int) -> None:

@@ -75,7 +75,6 @@ class WorkerMember(MemberProcess):
         self._handler = FromServers(self.worker, ended=self.server_closed, exhausted=self.exhausted)
 
     def _make_worker(self, number: int) -> Worker | AsyncWorker:
-        """Return the object that computes and pushes gradients."""
         from labkit.elastic.transport.shared_arrays import SharedRegions
         from labkit.elastic.worker.asynchronous import AsyncWorker
         from labkit.elastic.worker.shard_gradients import FlatModel
@@ -218,7 +217,6 @@ class WorkerMember(MemberProcess):
         return Raised(busy[0], f"{self._where(busy[0])}: {why[:WHY_CHARS]}".rstrip(".") + ".")
 
     def _where(self, place: tuple[int, int]) -> str:
-        """Return a place in the training in words."""
         where = "step {}, logical shard {}" if self.spec.sync else "epoch {}, minibatch at {}"
         return where.format(*place)
 

@@ -236,7 +236,6 @@ def _cut(n: int, most: int) -> tuple[Extent, ...]:
 
 
 def _named(model: Any) -> Iterable[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of each parameter."""
     if hasattr(model, "named_parameters"):
         yield from ((name, tuple(p.shape)) for name, p in trained(model))
         return

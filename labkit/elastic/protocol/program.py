@@ -99,7 +99,6 @@ class Program:
             raise
 
     def _unpicklable(self, error: Exception) -> InputError:
-        """Return the error that names the part that cannot be pickled, and the reason."""
         import cloudpickle
 
         for name, part in (("model", self.model), ("data", self.data), ("loss", self.loss)):
@@ -185,7 +184,6 @@ def _name(hook: Any) -> str:
 
 
 def _check_values(model: nn.Module) -> None:
-    """Raise InputError if a parameter has NaN or infinite values."""
     for name, p in trained(model):
         if not bool(p.detach().isfinite().all()):
             raise InputError(f"parameter '{name}' of the model has NaN or infinite values already; expected numbers.")
@@ -214,7 +212,6 @@ def check_data(data: Any) -> None:
 
 
 def _a(thing: Any) -> str:
-    """Return a class or an object in words, for a message."""
     return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
 
 

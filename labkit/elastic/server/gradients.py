@@ -137,7 +137,6 @@ class GradientUpdates:
         self._replay(slot)
 
     def _replay(self, slot: BlockSlot) -> None:
-        """Push the gradients that arrived too early."""
         parked, slot.parked = slot.parked, []
         for sender, held in parked:
             self.push(sender, held)

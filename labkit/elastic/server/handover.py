@@ -139,7 +139,6 @@ class BlockHandover:
             self.stream(slot, block, slot.leaving[0])
 
     def _departures(self, blocks: list[Block], *, at_once: bool, turn: tuple[int, int]) -> list[int]:
-        """Return after how many versions from now each block leaves."""
         if at_once or not self._sync:
             return [0] * len(blocks)
         n_bytes = [sum(vector.nbytes for vector in block.vectors()) for block in blocks]
@@ -175,7 +174,6 @@ class BlockHandover:
         reply.add_done_callback(lambda done: self._answered(transfer, done.exception()))
 
     def _leave(self, slot: BlockSlot, notice: BlocksMoved) -> None:
-        """Empty a slot, and redirect the pulls that wait for its block."""
         slot.block, slot.leaving = None, None
         slot.gone = notice
         for waiting, _ in slot.wanted:
@@ -253,7 +251,6 @@ class BlockHandover:
         ]
 
     def _owner_of(self, number: int) -> str:
-        """Return the server that a block was handed over to; "" if it was not."""
         gone = self._blocks.slot(number).gone
         return "" if gone is None else gone.owner
 

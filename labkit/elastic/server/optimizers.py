@@ -259,7 +259,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _check(chosen: SGD | Momentum | Adam) -> None:
-    """Raise InputError for an invalid value."""
     for option, value in asdict(chosen).items():
         if option in _SWITCHES:
             if not isinstance(value, bool):
@@ -307,7 +306,6 @@ def _slices(
 
 
 def _array(vector: Any) -> Vector:
-    """Return a view of an array or a tensor."""
     array: Vector = vector if isinstance(vector, np.ndarray) else vector.detach().numpy()
     return array
 
@@ -399,7 +397,6 @@ class OwnUpdate:
     def _computed(
         self, param: Vector, gradient: Vector, state: Mapping[str, Vector], step: int
     ) -> tuple[Vector, dict[str, Vector]]:
-        """Return the new parameters and state, as arrays."""
         if self.function is None:
             raise UpdateError("the function of this job's own update is not here; expected it in its update.pickle.")
         vectors = [self._given(part) for part in (param, gradient, *(state[name] for name in self.state))]

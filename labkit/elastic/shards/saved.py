@@ -159,7 +159,6 @@ def opening(book: ShardLog) -> list[Commit]:
 
 
 def _holes(book: ShardLog) -> dict[int, list[PendingRange]]:
-    """Return the ranges that are not committed, by epoch."""
     holes: dict[int, list[PendingRange]] = {epoch: [] for epoch in range(book.epoch + 1)}
     for piece in book.exceptions():
         if piece.epoch not in holes:

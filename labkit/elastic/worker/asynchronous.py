@@ -256,7 +256,6 @@ class AsyncWorker:
                 has_parameters = False
 
     def _begin(self) -> None:
-        """Pull all blocks, once the controller has named their owners."""
         with self._changed:
             self._changed.wait_for(lambda: self._stop or self._start)
             if self._stop:
@@ -268,7 +267,6 @@ class AsyncWorker:
         self._report(reports.TrainingBegun(self.version))
 
     def _await(self, blocks: Iterable[int], *, n: int) -> None:
-        """Expect the blocks' answers to update n; 0: their present parameters."""
         with self._changed:
             self._check()
             self._n, self._awaited = max(n, self._n), n
@@ -276,7 +274,6 @@ class AsyncWorker:
             self._moved.clear()
 
     def _pull(self, blocks: Iterable[int]) -> None:
-        """Ask the owners of blocks for the present parameters."""
         era, targets = self._targets(blocks)
         owner = {target.block: target.owner for target in targets}
         moves = {target.block: target.moves for target in targets}
@@ -336,7 +333,6 @@ class AsyncWorker:
         self._report(reports.Resumed(self.version, time.perf_counter() - began))
 
     def _step(self, lease: LeaseRest) -> None:
-        """Compute one minibatch of a lease, make the update, and report both."""
         began = time.perf_counter()
         end = min(lease.start + self.batch, lease.end)
         if end == lease.end:
@@ -354,7 +350,6 @@ class AsyncWorker:
         self._report(done)
 
     def _compute(self, epoch: int, start: int, end: int) -> float:
-        """Compute the gradient of a minibatch; return its loss."""
         self.flat.use(0)
         if self._gradient is None:
             self._gradient = self.flat.borrow()
@@ -369,7 +364,6 @@ class AsyncWorker:
         return float(loss.detach())
 
     def _check_loss(self, loss: float, *, epoch: int, start: int) -> None:
-        """Report a loss that is not finite, and raise NotFiniteError."""
         try:
             check_finite(loss, where=f"epoch {epoch}, minibatch at {start}")
         except NotFiniteError:
@@ -377,7 +371,6 @@ class AsyncWorker:
             raise
 
     def _update(self) -> None:
-        """Push the gradient, and wait until every block has made the update."""
         self._await(self._blocks, n=self._n + 1)
         self._push(self._blocks)
         self._wait_for_blocks(again=self._push)

@@ -134,7 +134,6 @@ class ShardGradients:
         self.metrics.clear()
 
     def _sum(self, node: Node, version: int, era: int) -> Vector:
-        """Return the sum of the gradients of a node's leaves, in the order of the tree."""
         if node.size == 1:
             return self._gradient(node.first, version, era)
         left, right = (self._sum(half, version, era) for half in halves(node))
@@ -143,7 +142,6 @@ class ShardGradients:
         return left
 
     def _gradient(self, leaf: int, version: int, era: int) -> Vector:
-        """Return the gradient of one logical shard, (N,)."""
         self._check()
         gradient = self._flat.borrow()
         self.busy = (version, leaf), time.monotonic()
@@ -161,7 +159,6 @@ class ShardGradients:
         return gradient
 
     def _check_loss(self, leaf: int, version: int, era: int) -> None:
-        """Report a loss that is not finite, and raise NotFiniteError."""
         loss = self.losses[leaf]
         try:
             check_finite(loss, where=f"step {version}, logical shard {leaf}")
@@ -208,7 +205,6 @@ class FlatModel:
             p.data = view
 
     def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return views of a vector, one for each parameter, in its shape."""
         starts = accumulate((p.numel() for p in self._params), initial=0)
         return [flat[i : i + p.numel()].view(p.shape) for i, p in zip(starts, self._params, strict=False)]
 

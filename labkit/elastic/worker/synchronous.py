@@ -287,7 +287,6 @@ class Worker:
         return version
 
     def _step(self, version: int) -> int:
-        """Do one step; return the next version."""
         self._hold(version)
         began = time.perf_counter()
         self._want(version + 1)
@@ -299,7 +298,6 @@ class Worker:
         return version + 1
 
     def _hold(self, version: int) -> None:
-        """Pause at a version if the controller wants it."""
         orders = self._orders
         if orders.hold_at is None or version < orders.hold_at:
             return
@@ -314,7 +312,6 @@ class Worker:
         return orders.hold_at is None or orders.hold_at > version or orders.stop or orders.afresh
 
     def _want(self, version: int) -> None:
-        """Pull a version of all blocks."""
         with self._changed:
             self._changed.wait_for(lambda: not self._fetching)  # an old copy must not write into the new version
             self._check()

@@ -211,7 +211,6 @@ def _adapter(kind: Any) -> Any:
 
 @cache
 def _by_name(kinds: Any) -> dict[bytes, Any]:
-    """Return the classes of a union by their names on the wire."""
     return {kind.__name__.encode(): kind for kind in get_args(kinds) or (kinds,)}
 
 
