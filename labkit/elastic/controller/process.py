@@ -392,24 +392,6 @@ class ControllerProcess:
         fault.at(f"controller.{note.event}")
 
 
-def main(arguments: list[str]) -> None:
-    """Be the controller of a job: only one process at a time is."""
-    folder = Path(arguments[0])
-    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes into the log what every thread is doing
-    inherited = os.environ.pop(LOCKED, "")
-    with open(int(inherited), "a+") if inherited else (folder / LOCK).open("a+") as lock:
-        try:
-            os.set_inheritable(lock.fileno(), False)
-            if not inherited:
-                _lock(lock, folder)
-            raw = b"" if sys.stdin is None else sys.stdin.buffer.read()
-            fault.arm(folder, name="controller")
-            ControllerProcess(folder, secrets=Secrets.read(raw) if raw else None).run()
-        except JobFileError as error:
-            end_members(folder)  # no controller can lead them
-            sys.exit(str(error))
-
-
 def _lock(file: TextIO, folder: Path) -> None:
     """Lock the job for this controller, or exit: one that was stopped and continues must find its state unchanged."""
     until, pause = time.monotonic() + Spec.load(folder).lease_s, threading.Event()
@@ -426,10 +408,6 @@ def _lock(file: TextIO, folder: Path) -> None:
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
 
 
 REQUESTS_KNOWN: Final = 64
@@ -514,3 +492,25 @@ class ClientRequests:
             member.name, member.role, member.site, self._processes.pid(member.name), member.joined, used.cores,
             used.memory_gb, limit.cpus, limit.memory_gb,
         )  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    """Be the controller of a job: only one process at a time is."""
+    folder = Path(arguments[0])
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes into the log what every thread is doing
+    inherited = os.environ.pop(LOCKED, "")
+    with open(int(inherited), "a+") if inherited else (folder / LOCK).open("a+") as lock:
+        try:
+            os.set_inheritable(lock.fileno(), False)
+            if not inherited:
+                _lock(lock, folder)
+            raw = b"" if sys.stdin is None else sys.stdin.buffer.read()
+            fault.arm(folder, name="controller")
+            ControllerProcess(folder, secrets=Secrets.read(raw) if raw else None).run()
+        except JobFileError as error:
+            end_members(folder)  # no controller can lead them
+            sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
