@@ -36,13 +36,7 @@ def checked_counts(**counts: Any) -> list[int]:
 
 
 def check_sizes(cut: Layout, *, steps: int, save_every: int, servers: int, workers: int) -> None:
-    """Raise InputError unless the numbers of a job are in range, and it has a block for each server.
-
-    Parameters
-    ----------
-    cut : Layout
-        Parameters and blocks of the model.
-    """
+    """Raise InputError unless the numbers of a job are in range, and it has a block for each server."""
     if save_every < 0:
         raise InputError(
             f"save_every is {save_every}; expected steps between two checkpoints, or 0 for the last state alone."

@@ -93,26 +93,14 @@ def last_text(folder: Path) -> dict[str, str]:
 
 
 class NewLines:
-    """Reads the logs of a job's members as they grow.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the job.
-    """
+    """Reads the logs of a job's members as they grow."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._next_s = folder, 0.0
         self._read = {name: path.stat().st_size for name, path in logs_of(folder).items()}
 
     def __call__(self, *, now: bool = False) -> Iterator[LogLine]:
-        """Yield the lines since the last call, the last `MOST_LINES` of each member; at most every `EVERY_S` seconds.
-
-        Parameters
-        ----------
-        now : bool
-            Look in any case.
-        """
+        """Yield the lines since the last call, the last `MOST_LINES` of each member; at most every `EVERY_S` seconds."""
         if not now and time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + EVERY_S

@@ -30,13 +30,7 @@ if TYPE_CHECKING:
 
 
 class NothingLeftError(InputError):
-    """The newest checkpoint of a folder is that of the last step.
-
-    Attributes
-    ----------
-    saved : Checkpoint
-        That checkpoint.
-    """
+    """The newest checkpoint of a folder is that of the last step."""
 
     def __init__(self, message: str, *, saved: Checkpoint) -> None:
         super().__init__(message)

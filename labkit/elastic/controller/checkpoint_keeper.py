@@ -45,15 +45,7 @@ ROOM: Final = 1.2
 
 
 class CheckpointKeeper:
-    """Writes checkpoints in a thread of its own, and loads the newest one into the servers.
-
-    Parameters
-    ----------
-    runtime : ControllerRuntime
-        Shared by all parts.
-    processes : MemberProcesses
-        Of the servers.
-    """
+    """Writes checkpoints in a thread of its own, and loads the newest one into the servers."""
 
     def __init__(self, runtime: ControllerRuntime, processes: MemberProcesses) -> None:
         self._runtime, self._processes, self._machine = runtime, processes, runtime.machine

@@ -92,13 +92,7 @@ def versions_of_losses(folder: Path) -> set[int]:
 
 
 class LeaseJournal:
-    """Journal of the shard service: each change is on disk before it has any effect.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the job.
-    """
+    """Journal of the shard service: each change is on disk before it has any effect."""
 
     def __init__(self, folder: Path) -> None:
         self._file = (folder / LEASES).open("a", buffering=1)
@@ -111,11 +105,6 @@ class LeaseJournal:
 
 class EventWriter:
     """Appends events of the job to a file, and keeps what a status tells of them.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the job.
 
     Attributes
     ----------
@@ -157,13 +146,7 @@ class EventWriter:
 
 
 class StateFile:
-    """State of the controller on disk, from which the next one takes over.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the job.
-    """
+    """State of the controller on disk, from which the next one takes over."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / STATE

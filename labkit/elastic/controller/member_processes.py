@@ -110,13 +110,6 @@ class MemberObserver(Protocol):
 class MemberProcesses:
     """Starts and ends the processes of members, and watches their connections.
 
-    Parameters
-    ----------
-    runtime : ControllerRuntime
-        Shared by all parts.
-    credentials : Credentials
-        Of the job.
-
     Attributes
     ----------
     sites : dict
@@ -398,15 +391,7 @@ class MemberProcesses:
 
 
 class ResourceUse:
-    """Measures what members use, and passes on their limits; a `MemberObserver`.
-
-    Parameters
-    ----------
-    runtime : ControllerRuntime
-        Shared by all parts.
-    processes : MemberProcesses
-        Of the members.
-    """
+    """Measures what members use, and passes on their limits; a `MemberObserver`."""
 
     def __init__(self, runtime: ControllerRuntime, processes: MemberProcesses) -> None:
         self._runtime, self._processes = runtime, processes

@@ -30,13 +30,7 @@ from labkit.elastic.shards import SavedShards
 
 @dataclass(slots=True, eq=False)
 class EraStart:
-    """Loads the blocks of a checkpoint into servers, and starts the workers; goes back to a checkpoint.
-
-    Parameters
-    ----------
-    reassign : callable
-        See `Reassign`.
-    """
+    """Loads the blocks of a checkpoint into servers, and starts the workers; goes back to a checkpoint."""
 
     job: ControllerState
     out: CommandBuffer

@@ -417,15 +417,6 @@ REQUESTS_KNOWN: Final = 64
 class ClientRequests:
     """Answers requests.
 
-    Parameters
-    ----------
-    runtime : ControllerRuntime
-        Shared by all parts.
-    processes : MemberProcesses
-        Of the members, for their status.
-    resources : ResourceUse
-        What members use, and their limits.
-
     Attributes
     ----------
     scalings : dict

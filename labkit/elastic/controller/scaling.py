@@ -20,13 +20,7 @@ from labkit.elastic.protocol.messages.struct import Role
 
 @dataclass(slots=True, eq=False)
 class Scaler:
-    """Carries out the current scaling request, step by step.
-
-    Parameters
-    ----------
-    reassign : callable
-        See `Reassign`.
-    """
+    """Carries out the current scaling request, step by step."""
 
     job: ControllerState
     out: CommandBuffer

@@ -340,15 +340,7 @@ class Controller:
     # --- time
 
     def tick(self, alive: Iterable[str], *, now_s: float) -> list[Command]:
-        """Renew the leases of live workers, take back expired ones, and give up a pause that takes too long.
-
-        Parameters
-        ----------
-        alive : iterable of str
-            Members that are connected.
-        now_s : float
-            Time on the caller's clock.
-        """
+        """Renew the leases of live workers, take back expired ones, and give up a pause that takes too long."""
         self.job.now_s = now_s
         if self._leases.active:
             self._leases.tick(alive, now_s=now_s)

@@ -317,13 +317,7 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def key(env: Mapping[str, str]) -> str:
-    """Return the name of a server's socket: a digest of the state that its children inherit.
-
-    Parameters
-    ----------
-    env : mapping
-        Environment of the child.
-    """
+    """Return the name of a server's socket: a digest of the state that its children inherit."""
     parts = [
         sys.executable, sys.version, *(f"{name}={env[name]}" for name in sorted(env) if is_formed_by(name)),
         *_sources(), *_libraries(), *_namespaces(), *_rights(),

@@ -90,15 +90,7 @@ def packed(content: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(raw: bytes, folder: Path) -> None:
-    """Write the files of `packed` into a folder of mode 0700; InputError if the tar has any other entry.
-
-    Parameters
-    ----------
-    raw : bytes
-        The archive.
-    folder : Path
-        Made if it does not exist.
-    """
+    """Write the files of `packed` into a folder of mode 0700; InputError if the tar has any other entry."""
     private_folder(folder)
     try:
         with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:

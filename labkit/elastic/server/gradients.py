@@ -143,15 +143,7 @@ class GradientUpdates:
 
 
 class ParameterReplies:
-    """The answers to pulls.
-
-    Parameters
-    ----------
-    blocks : BlockTable
-        Blocks of the server.
-    peers : ConnectedPeers
-        Its workers.
-    """
+    """The answers to pulls."""
 
     def __init__(self, blocks: BlockTable, peers: ConnectedPeers) -> None:
         self._blocks, self._peers = blocks, peers

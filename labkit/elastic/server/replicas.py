@@ -251,13 +251,6 @@ class KeptCopies:
 
     The controller asks for a few at a time, as fast as they are written, so that its memory does not grow with the
     model.
-
-    Parameters
-    ----------
-    report : callable
-        Sends the controller a report.
-    send : callable
-        Sends the controller a copy.
     """
 
     def __init__(self, *, report: reports.SendReport, send: SendCopy) -> None:

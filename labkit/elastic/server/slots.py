@@ -258,11 +258,6 @@ class Rate:
 class ConnectedPeers:
     """The workers and servers that are connected to one server.
 
-    Parameters
-    ----------
-    report : callable
-        Sends the controller a report.
-
     Attributes
     ----------
     workers : dict

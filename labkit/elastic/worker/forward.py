@@ -53,11 +53,6 @@ class ForwardGuard:
     Each worker would change its own copy, depending on its samples. The trained model would then depend on the number
     of workers, and would be saved with the buffers of the start. Torch counts writes to a tensor, so a check takes
     about 0.1 microseconds per tensor.
-
-    Parameters
-    ----------
-    model : Module
-        On the device where it computes.
     """
 
     def __init__(self, model: nn.Module) -> None:
