@@ -228,7 +228,7 @@ def _check_shapes(known: Mapping[str, Any], state: Mapping[str, Any]) -> None:
 
 
 def _prefix_hint(name: str, state: Mapping[str, Any]) -> str:
-    """Return what to do if all names have a prefix that wrappers add."""
+    """Return the remedy if all names have a prefix that wrappers add."""
     for prefix in ("module.", "_orig_mod."):
         if prefix + name in state:
             return f" It has '{prefix}{name}': save the model inside its wrapper, or cut '{prefix}' off the names."

@@ -113,7 +113,7 @@ class _Checks:
         self._noisy = False
 
     def run(self) -> Proof:
-        """Return what the checks find; the first difference ends them."""
+        """Return the report of all checks; the first difference ends them."""
         import torch
 
         torch.set_num_threads(1)
@@ -143,7 +143,7 @@ class _Checks:
         return f"{finding}, as far as its random numbers let one see" if self._noisy else finding
 
     def _forward_pass(self, program: Program) -> str:
-        """Return what a forward pass in training mode changes of the model; "" if it changes nothing."""
+        """Return the change that a forward pass in training mode makes to the model; "" for none."""
         program.train()
         loss = SampleLoss(program, device="cpu", seed=self._spec.seed, precision=self._spec.precision)
         try:
@@ -270,7 +270,7 @@ class _Checks:
 
 
 def divisor(weights: Sequence[float | None]) -> float:
-    """Return what a sum over shards is divided by: the sum of their weights, or their number; 1 where that is 0.
+    """Return the divisor of a sum over shards: the sum of their weights, or their number; 1 where that is 0.
 
     >>> divisor([None, None]), divisor([2.0, 6.0]), divisor([0.0])
     (2.0, 8.0, 1.0)
@@ -359,7 +359,7 @@ def _caught(work: Callable[[], Proof]) -> Proof:
 
 
 def _read(reader: int, *, timeout_s: float) -> bytes | None:
-    """Return what a child writes until it closes its end; None if that takes too long."""
+    """Return the output of a child until it closes its end; None if that takes too long."""
     until_s, received = time.monotonic() + timeout_s, b""
     readable = select.poll()
     readable.register(reader, select.POLLIN)

@@ -16,7 +16,7 @@ import pytest
 
 from labkit.elastic.checkpoint.manifest import Disk
 from labkit.elastic.checkpoint.store import Checkpoints
-from labkit.elastic.controller import checkpoint_keeper as copy_fetch
+from labkit.elastic.controller import checkpoint_keeper
 from labkit.elastic.controller.checkpoint_keeper import CheckpointKeeper, CopyFetch
 from labkit.elastic.controller.connections import EventLoop
 from labkit.elastic.controller.controller_state import Keep, Load
@@ -193,8 +193,7 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_fetch, "WINDOW_BYTES", WINDOW)
-    monkeypatch.setattr("labkit.elastic.controller.checkpoint_keeper.WINDOW_BYTES", WINDOW)
+    monkeypatch.setattr(checkpoint_keeper, "WINDOW_BYTES", WINDOW)
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ class WorkerBarrier:
         self.out.tell_workers(Pause(self._n_pauses))
 
     def release(self) -> None:
-        """Let all workers go on, also those that a version holds (synchronous training)."""
+        """Resume all workers, also those that a version holds (synchronous training)."""
         self.pause = None
         self.out.tell_workers(Resume())
 
@@ -228,7 +228,7 @@ class CheckpointSchedule:
             self.saving = None
 
     def give_up_pause(self, now_s: float) -> None:
-        """Let workers go on without a periodic checkpoint if one of them does not pause in time: it may be stuck."""
+        """Resume workers without a periodic checkpoint if one of them does not pause in time: it may be stuck."""
         overdue = self.barrier.expired(now_s)
         if overdue is None:
             return

@@ -68,7 +68,7 @@ class ControllerClient:
         self._connecting = threading.Lock()
 
     def ask(self, request: ClientRequest, answer: type[Answer]) -> Answer:
-        """Return what the controller answers, a message of type `answer`.
+        """Return the controller's answer, a message of type `answer`.
 
         Raises
         ------

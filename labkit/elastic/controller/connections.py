@@ -32,7 +32,7 @@ class EventLoop:
         self._posted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
 
     def post(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Let the loop call a function soon; from any thread."""
+        """Queue a call of a function for the loop; from any thread."""
         self._posted.put(partial(function, *args, **kwargs))
 
     def next(self, *, timeout_s: float) -> Callable[[], object] | None:

@@ -279,7 +279,7 @@ class ControllerState:
         return sum(m.ready for m in self.of("worker"))
 
     def is_new(self) -> bool:
-        """Tell whether all first members have joined, but not all workers have their parameters yet."""
+        """Return whether all first members have joined, but not all workers have their parameters yet."""
         complete = sum(self.numbers.values()) == len(self.members) and all(m.ever_joined for m in self.members.values())
         return complete and self.n_ready() < len(self.of("worker"))
 

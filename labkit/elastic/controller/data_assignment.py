@@ -42,7 +42,7 @@ class DataLeases:
         return self._leases is not None and self._leases.done
 
     def state(self) -> SavedShards | None:
-        """Return what a checkpoint keeps of the leases; None in synchronous training."""
+        """Return the state of the leases for a checkpoint; None in synchronous training."""
         return None if self._leases is None else self._leases.state()
 
     # --- beginnings
@@ -123,7 +123,7 @@ class DataLeases:
             self._outcome.end(_poisoned(error))
 
     def tell_worker(self, name: str) -> None:
-        """Tell a worker that was disconnected its leases: some may have expired, of some it may not have heard."""
+        """Send its leases to a worker that was disconnected: some may have expired, some may be unknown to it."""
         if self._leases is not None:
             leases = [SampleLease(*grant[1:]) for grant in self._leases.grants(name)]
             self._out.tell(name, ConfirmLeases(self._job.era, self._leases.tokens(name), leases))
@@ -309,7 +309,7 @@ class Leases:
         return self.n_done >= self.n_steps
 
     def state(self) -> SavedShards:
-        """Return what a checkpoint keeps of the leases."""
+        """Return the state of the leases for a checkpoint."""
         return self.service.state()
 
 
@@ -408,7 +408,7 @@ class ShardBalance:
         return ranges
 
     def uneven(self) -> bool:
-        """Tell whether dealing the shards anew would make steps clearly shorter."""
+        """Return whether dealing the shards anew would make steps clearly shorter."""
         workers = list(self.ranges)
         if len(workers) < 2 or any(self._counts.get(worker, 0) < FRESH for worker in workers):
             return False

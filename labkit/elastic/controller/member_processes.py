@@ -152,7 +152,7 @@ class MemberProcesses:
         return [name for name, record in self._records.items() if not record.ended]
 
     def is_running(self, name: str) -> bool:
-        """Tell whether the process of a member has been started and has not ended."""
+        """Return whether the process of a member has been started and has not ended."""
         record = self._records.get(name)
         return record is not None and not record.ended
 
@@ -183,7 +183,7 @@ class MemberProcesses:
     # --- the state for the next controller
 
     def state(self) -> tuple[SavedProcess, ...]:
-        """Return what `adopt` needs."""
+        """Return the state for `adopt`."""
         running = [(name, record) for name, record in self._records.items() if not record.ended]
         return tuple(
             [
@@ -208,7 +208,7 @@ class MemberProcesses:
                 self._await_return(name, leases=2)
 
     def _has_come(self, name: str) -> bool:
-        """Tell whether a member has ever joined; one that the state does not name is not awaited either."""
+        """Return whether a member has ever joined; one that the state does not name is not awaited either."""
         member = self._machine.job.members.get(name)
         return member is None or member.ever_joined
 
@@ -337,7 +337,7 @@ class MemberProcesses:
     # --- ends
 
     def end(self, command: End) -> None:
-        """Tell a process to stop, and kill it if it does not; one that has not joined is killed at once."""
+        """Stop a process, and kill it if it goes on; one that has not joined is killed at once."""
         name = command.name
         record = self._records.get(name)
         if record is None or record.ended:
@@ -406,7 +406,7 @@ class ResourceUse:
         """Memory limit of the last process that ran out of memory; infinite: none did."""
 
     def used(self, name: str) -> MemberUsage:
-        """Return what a member used in the last second."""
+        """Return the cores and memory of a member in the last second."""
         return self._used.get(name, MemberUsage())
 
     def limit(self, name: str) -> Amounts:
@@ -511,7 +511,7 @@ class RemoteHosts:
         self._launchers = processes.remote
 
     def expect_for(self, site: Site) -> None:
-        """Let the host of a site count as lost if its launcher is not connected and does not connect in time."""
+        """Count the host of a site as lost unless its launcher is connected or connects in time."""
         for launcher in self._launchers.values():
             if launcher.host == site.host and launcher.channel is None:
                 self._expect(launcher, leases=PATIENCE_LEASES)
@@ -522,7 +522,7 @@ class RemoteHosts:
             self._expect(launcher, leases=RETURN_LEASES if launcher.busy else PATIENCE_LEASES)
 
     def end(self) -> None:
-        """Tell the launchers that the job is over."""
+        """Send the end of the job to the launchers."""
         for launcher in self._launchers.values():
             launcher.end()
 
@@ -565,7 +565,7 @@ class RemoteHosts:
         return True
 
     def _expect(self, launcher: RemoteLauncher, *, leases: int) -> None:
-        """Let a host count as lost if its launcher does not connect in time, and members should run there."""
+        """Count a host that should have members as lost unless its launcher connects in time."""
         timeout_s = leases * self._runtime.lease.base_s
         timer = threading.Timer(timeout_s, self._runtime.loop.post, [self._on_missed, launcher, launcher.turn])
         timer.daemon, timer.name = True, f"waiting for {launcher.host}"

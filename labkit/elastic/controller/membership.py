@@ -146,7 +146,7 @@ class Joining:
             self._await_connections(member)
 
     def _introduce(self, member: Member) -> None:
-        """Let a new member and the servers connect, before anything depends on it."""
+        """Connect a new member and the servers, before anything depends on it."""
         for other in self.job.members.values():
             if other is not member and other.joined:
                 if member.role == "server":
@@ -155,7 +155,7 @@ class Joining:
                     self.out.tell(member.name, ConnectTo(other.name, other.address))
 
     def _await_connections(self, member: Member) -> None:
-        """Let the current request wait until a new server is connected to all other members, in both directions."""
+        """Hold the current request until a new server is connected to all other members, in both directions."""
         self.requests.arrived(member.name)
         for other in self.job.members.values():
             if other.joined and not other.leaving and other is not member:
@@ -239,7 +239,7 @@ class MemberLoss:
         self.tell_owners([member])
 
     def tell_owners(self, lost: Sequence[Member]) -> None:
-        """Tell the workers the block owners if servers are gone: what these sent last may be lost."""
+        """Send the block owners to workers after servers are lost: their last messages may be lost, too."""
         if self.job.phase == "training" and any(member.role == "server" for member in lost):
             self.out.tell_workers(SetOwners(self.job.era, self.job.owned_blocks()))
 
@@ -279,7 +279,7 @@ class MemberLoss:
             self._on_server_dead(member, leaving=leaving)
 
     def _is_stranded(self, dead: Member) -> bool:
-        """Tell whether all servers that remain are to leave, and the dead one had no blocks."""
+        """Return whether all servers that remain are to leave, and the dead one had no blocks."""
         going = [] if self.requests.current is None else self.requests.current.going
         lost_nothing = self.job.phase == "training" and dead.name not in self.job.owner.values()
         return lost_nothing and all(m.name in going for m in self.job.of("server"))

@@ -99,7 +99,7 @@ TICKS_OF_A_LEASE: Final = 12
 
 
 def job_terms(spec: Spec, config: JobConfig) -> JobTerms:
-    """Return what the state machine needs of a job."""
+    """Return the constants of a job for the state machine."""
     return JobTerms(
         sizes=[n for _, n in spec.extents],
         n_shards=spec.n_shards,
@@ -486,7 +486,7 @@ class ClientRequests:
 
 
 def main(arguments: list[str]) -> None:
-    """Be the controller of a job: only one process at a time is."""
+    """Run the controller of a job: one process at a time."""
     folder = Path(arguments[0])
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes into the log what every thread is doing
     inherited = os.environ.pop(LOCKED, "")

@@ -148,7 +148,7 @@ class Replication:
         return [ReplicasOfBlock(block, self.turns.get(block, 0), self._known(block)) for block in chosen]
 
     def tell_workers(self, *, blocks: Collection[int] | None = None, to: str = "") -> None:
-        """Tell the replicas of blocks to one worker, or to all."""
+        """Send the replicas of blocks to one worker, or to all."""
         if not self._job.terms.standby:
             return
         order = SetReplicas(self.rows(blocks), [m.name for m in self._job.of("server")])
@@ -195,7 +195,7 @@ class Replication:
     # --- for the next controller
 
     def state(self) -> SavedReplicas:
-        """Return what a controller that takes over needs."""
+        """Return the state for a controller that takes over."""
         superseded = [(block, one) for block, these in self._superseded.items() for one in sorted(these)]
         return SavedReplicas(
             complete=tuple(self.replicas.items()),

@@ -225,7 +225,7 @@ class Scaler:
     # --- migration
 
     def _migrate(self, scaling: ScalingRequest) -> None:
-        """Let the blocks move; with strategy "suspend", while workers pause."""
+        """Move the blocks; with strategy "suspend", while workers pause."""
         suspends = scaling.strategy == "suspend" and bool(scaling.moves)
         sync, version = self.job.terms.sync, scaling.hold
         if version is None and suspends and sync:
@@ -263,7 +263,7 @@ class Scaler:
         self.out.tell(server, HandOver(moves, None))
 
     def redirect(self, owners: Mapping[int, str]) -> None:
-        """Let blocks that were moving from a dead server, or to one, move from the owners that they have now."""
+        """Move blocks that were on their way from or to a dead server from their present owners."""
         scaling = self.requests.current
         if scaling is None:
             return
@@ -335,7 +335,7 @@ class Scaler:
             self._update(scaling)
 
     def _is_needed(self, names: Sequence[str]) -> bool:
-        """Tell whether one of these servers has a block, or a replica that another server could have."""
+        """Return whether one of these servers has a block, or a replica that another server could have."""
         replicas = self.replication.replicas.values() if len(self._replica_servers()) >= LEAST_SERVERS else ()
         return any(name in names for name in (*self.job.owner.values(), *(server for server, _ in replicas)))
 
@@ -347,7 +347,7 @@ class Scaler:
         return [m.name for m in stay] if self.job.terms.sync and leaves and none_ready else []
 
     def _update(self, scaling: ScalingRequest) -> None:
-        """Let workers go on with the new owners, and end the members that leave."""
+        """Resume workers with the new owners, and end the members that leave."""
         members = self.job.members
         self._enter(scaling, "update")
         if scaling.strategy == "suspend" and scaling.moves:

@@ -195,12 +195,12 @@ class ScalingQueue:
             self.current.waiting.discard(awaited)
 
     def awaiting(self, awaited: Any) -> None:
-        """Let the current request wait for something."""
+        """Add an event that the current request waits for."""
         if self.current is not None:
             self.current.waiting.add(awaited)
 
     def awaits(self, awaited: Any) -> bool:
-        """Tell whether the current request waits for something."""
+        """Return whether the current request waits for this event."""
         return self.current is not None and awaited in self.current.waiting
 
     def forget(self, member: Member) -> None:
@@ -247,7 +247,7 @@ class ScalingQueue:
     # --- for the next controller
 
     def state(self) -> SavedRequests:
-        """Return what a controller that takes over needs."""
+        """Return the state for a controller that takes over."""
         waiting = [s for s in (self.current, *self.waiting) if s is not None]
         return SavedRequests(
             n_asked=self.n_asked,

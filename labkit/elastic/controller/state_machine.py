@@ -123,7 +123,7 @@ class Controller:
         return self._out.take()
 
     def state(self) -> SavedMachine:
-        """Return what another controller needs to take over; members report the progress themselves."""
+        """Return the state for a controller that takes over; members report the progress themselves."""
         return self._takeover.state()
 
     def take_over(

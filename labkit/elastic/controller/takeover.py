@@ -53,7 +53,7 @@ class Takeover:
     # --- the state between controllers
 
     def state(self) -> SavedMachine:
-        """Return what `restore` needs; members report the progress of training themselves."""
+        """Return the state for `restore`; members report the progress of training themselves."""
         job = self.job
         blocks = sorted(job.owner)
         return SavedMachine(
@@ -180,13 +180,13 @@ class Takeover:
                 self.ownership.on_unconfirmed(self.job.members[name], report)
 
     def _is_lost(self, absent: Collection[str]) -> bool:
-        """Tell whether a server is present whose block no server has reported, or the restored state is too old."""
+        """Return whether the state is too old, or a present server owns a block that no server has reported."""
         claimed = self.job.claimed | {report.block for _, report in self._unsettled}
         owner = self.job.owner
         return self._outdated or any(b not in claimed for b, name in owner.items() if name not in absent)
 
     def _include(self, worker: Member) -> None:
-        """Tell a worker that was disconnected the block owners, or start it anew if it lacks this era's parameters."""
+        """Send the block owners to a worker that was disconnected; start it anew if it lacks this era's parameters."""
         job = self.job
         if not worker.ready:
             self.eras.begin_worker(worker.name, job.progress + MARGIN, (0, 0))
@@ -199,7 +199,7 @@ class Takeover:
             self.out.tell(worker.name, Resume())
 
     def _bring_up_to_date(self, server: Member) -> None:
-        """Tell a server of an era that it has missed; if it should have blocks of that era, they are lost."""
+        """Begin the current era on a server that missed it; the blocks that it should have of that era are lost."""
         if server.name in self.job.owner.values():
             self.eras.go_back()
         else:

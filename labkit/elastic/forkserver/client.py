@@ -114,7 +114,7 @@ class ForkedProcess:
         self._settled = not data or message is not None
 
     def go(self) -> None:
-        """Let it run, now that this process knows its number."""
+        """Start the process, now that its number is known."""
         self._sock.settimeout(None)
         with contextlib.suppress(OSError):  # it has been killed: `wait` returns its code
             self._sock.sendall(GO)

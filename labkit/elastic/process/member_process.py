@@ -401,7 +401,7 @@ class MemberProcess:
         self.limits = MemberLimits(report=self.report, exhausted=self.exhausted, over=self.over)
 
     def hello(self) -> Mapping[str, object]:
-        """Return what this process says about itself when it connects."""
+        """Return the hello of this process for a new connection."""
         ends = self.endpoints
         return hello(self.name, self.role, pid=os.getpid(), address=ends.address, unable=ends.unable)
 

@@ -126,7 +126,7 @@ class Program:
             return cls(*pickle.load(file))  # written by this user into a folder of mode 0700
 
     def train(self) -> None:
-        """Let modules with a `train` of their own set their mode, as a loop of one's own does: frozen parts stay so."""
+        """Call `train` of modules that define their own, as a loop of one's own does: frozen parts stay frozen."""
         from torch import nn
 
         for module in self.model.modules():

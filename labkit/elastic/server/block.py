@@ -317,7 +317,7 @@ class Block:
         return copies(self.vectors(), self.pages)
 
     def description(self) -> BlockState:
-        """Return what a hand-over or a checkpoint needs besides the vectors."""
+        """Return the state of the block besides its vectors, for a hand-over or a checkpoint."""
         seen = [AppliedUpdate(worker, number) for worker, number in sorted(self.seen.items())]
         return BlockState(self.version, self.moves, sorted(self.due), sorted(self.state), seen)
 

@@ -116,7 +116,7 @@ class Channel(Protocol):
         ...
 
     def share(self, region: Region) -> bool:
-        """Let the peer map a region, so that payloads in it are not sent; return False if the transport copies."""
+        """Offer a region to the peer, so that payloads in it are not sent; return False if the transport copies."""
         ...
 
     def flush(self, number: int | None = None, *, timeout_s: float | None = None) -> None:

@@ -159,7 +159,7 @@ class AsyncWorker:
             self._changed.notify_all()
 
     def state(self) -> reports.StateReported:
-        """Return what a new controller must know."""
+        """Return the state of this worker for a new controller."""
         with self._changed:
             training = bool(self._base) and not (self._start or self._afresh)
             return reports.StateReported(self.version, self._era, training)

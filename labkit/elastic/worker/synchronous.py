@@ -193,7 +193,7 @@ class Worker:
             self._changed.notify_all()
 
     def state(self) -> reports.StateReported:
-        """Return what a new controller must know."""
+        """Return the state of this worker for a new controller."""
         with self._changed:
             return reports.StateReported(self.version, self._orders.era, self.training)
 
