@@ -100,7 +100,7 @@ class NewLines:
         self._read = {name: path.stat().st_size for name, path in logs_of(folder).items()}
 
     def __call__(self, *, now: bool = False) -> Iterator[LogLine]:
-        """Yield the lines since the last call, the last `MOST_LINES` of each member; every `EVERY_S` seconds or `now`."""
+        """Yield new lines, the last `MOST_LINES` of each member, every `EVERY_S` seconds or `now`."""
         if not now and time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + EVERY_S

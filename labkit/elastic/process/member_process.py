@@ -38,51 +38,55 @@ class InstallBlock:
 
 
 class ControllerMessages(Handler):
-    """Passes on what arrives from the controller.
+    """Passes on what arrives from the controller: orders, and blocks of a checkpoint to install."""
 
-    Parameters
-    ----------
-    take : callable
-        Takes an order of the controller, or a block to install.
-    orders : union of types
-        Orders that the member takes.
-    opened : callable
-        Takes the channel as soon as it is open, before the first order: an order may require a report.
-    closed : callable
-        Takes the channel and the reason (None: it was closed in an orderly way).
-    exhausted : callable
-        Takes the error if this process ran out of memory.
-    """
-
-    def __init__(
-        self,
-        take: Callable[[Order | InstallBlock], None],
-        *,
-        orders: Any,
-        opened: Callable[[Channel], None],
-        closed: Callable[[Channel, TransportError | None], None],
-        exhausted: Callable[[BaseException], None],
-    ) -> None:
-        self._take, self._orders, self._opened, self._closed, self._exhausted = take, orders, opened, closed, exhausted
+    def __init__(self, member: MemberProcess) -> None:
+        self._member = member
 
     def opened(self, channel: Channel) -> None:
-        """Pass on the new channel."""
-        self._opened(channel)
+        """Pass on the new channel, before the first order: an order may require a report."""
+        self._member.joined(channel)
 
     def received(self, channel: Channel, message: Message) -> None:
         """Pass on an order, or a block of a checkpoint."""
         if message.head.kind == FrameKind.ORDER:
-            self._take(decode(self._orders, message.meta))
+            self._member.take(decode(self._member.takes, message.meta))
         elif message.head.kind == FrameKind.STATE:
-            self._take(InstallBlock(channel, message))
+            self._member.take(InstallBlock(channel, message))
 
     def exhausted(self, error: BaseException) -> None:
         """Pass on that memory ran out."""
-        self._exhausted(error)
+        self._member.exhausted(error)
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:
         """Pass on the end of the connection."""
-        self._closed(channel, reason)
+        self._member.controller_closed(channel, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialer:
+    """Opens connections of a member.
+
+    Attributes
+    ----------
+    endpoints : Endpoints
+        Addresses and credentials.
+    lease : Lease
+        Lease of the job.
+    hello : callable
+        Returns what the member says about itself.
+    route : callable
+        Takes the name of a process and arguments of `connect`, and returns the latter: faults may change the address.
+    """
+
+    endpoints: Endpoints
+    lease: Lease
+    hello: Callable[[], Mapping[str, object]]
+    route: Callable[[str, dict[str, Any]], dict[str, Any]]
+
+    def connect(self, to: str, way: dict[str, Any], handler: Handler) -> Channel:
+        """Connect to a process; `way`: arguments of `transport.connect`."""
+        return connect(**self.route(to, way), hello=self.hello(), lease=self.lease, handler=handler)
 
 
 class ControllerLink:
@@ -92,16 +96,10 @@ class ControllerLink:
     ----------
     name : str
         Name of the member.
-    endpoints : Endpoints
-        Addresses and credentials.
-    lease : Lease
-        Lease of the job.
-    hello : callable
-        Returns what the member says about itself.
+    dialer : Dialer
+        Opens the connection.
     handler : Handler
         Takes what arrives.
-    route : callable
-        Takes the name of a process and arguments of `connect`, and returns the latter: faults may change the address.
 
     Attributes
     ----------
@@ -109,18 +107,8 @@ class ControllerLink:
         The connection; None while there is none.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        endpoints: Endpoints,
-        lease: Lease,
-        hello: Callable[[], Mapping[str, object]],
-        handler: Handler,
-        route: Callable[[str, dict[str, Any]], dict[str, Any]],
-    ) -> None:
-        self._name, self._endpoints, self._lease = name, endpoints, lease
-        self._hello, self._handler, self._route = hello, handler, route
+    def __init__(self, name: str, dialer: Dialer, handler: Handler) -> None:
+        self._name, self._dialer, self._handler, self._lease = name, dialer, handler, dialer.lease
         self.channel: Channel | None = None
 
     def join(self) -> bool:
@@ -130,13 +118,12 @@ class ControllerLink:
         until, pause, why = time.monotonic() + limit_s, threading.Event(), ""
         while time.monotonic() < until:
             try:
-                way = self._route("controller", self._endpoints.to_controller())
-                channel = connect(**way, hello=self._hello(), lease=self._lease, handler=self._handler)
+                channel = self._dialer.connect("controller", self._dialer.endpoints.to_controller(), self._handler)
             except TransportError as error:
                 why = str(error)
                 pause.wait(self._lease.heartbeat_s)
             else:
-                self._endpoints.admitted(channel.peer)
+                self._dialer.endpoints.admitted(channel.peer)
                 return True
         print(f"{self._name} ends, {limit_s} s without a controller: {why}", file=sys.stderr)
         return False
@@ -183,18 +170,12 @@ class ServerConnections:
 
     Parameters
     ----------
-    endpoints : Endpoints
-        Addresses and credentials.
-    lease : Lease
-        Lease of the job.
-    hello : callable
-        Returns what the member says about itself.
+    dialer : Dialer
+        Opens the connections.
     report : callable
         Sends an event to the controller: its name, and columns by keyword.
     opened : callable
         Takes name and channel of each new connection.
-    route : callable
-        Takes the name of a process and arguments of `connect`, and returns the latter: faults may change the address.
     over : Event
         Set when this process ends.
 
@@ -207,18 +188,11 @@ class ServerConnections:
     """
 
     def __init__(
-        self,
-        *,
-        endpoints: Endpoints,
-        lease: Lease,
-        hello: Callable[[], Mapping[str, object]],
-        report: reports.SendReport,
-        opened: Callable[[str, Channel], None],
-        route: Callable[[str, dict[str, Any]], dict[str, Any]],
+        self, dialer: Dialer, *, report: reports.SendReport, opened: Callable[[str, Channel], None],
         over: threading.Event,
-    ) -> None:
-        self._endpoints, self._lease, self._hello = endpoints, lease, hello
-        self.report, self._opened, self._route, self._over = report, opened, route, over
+    ) -> None:  # fmt: skip
+        self._dialer, self._lease = dialer, dialer.lease
+        self.report, self._opened, self._over = report, opened, over
         self.channels: dict[str, Channel] = {}
         self.addresses: dict[str, str] = {}
         self._seeking: set[str] = set()
@@ -278,12 +252,12 @@ class ServerConnections:
 
     def _connected(self, name: str, handler: Handler, *, attempts: int = ATTEMPTS) -> Channel:
         """Return a connection to a server; a busy server may answer only the second or third attempt."""
-        way, pause = self._route(name, self._endpoints.to_server(name, self.addresses[name])), threading.Event()
+        way, pause = self._dialer.endpoints.to_server(name, self.addresses[name]), threading.Event()
         for _ in range(attempts - 1):
             with contextlib.suppress(TransportError):
-                return connect(**way, handler=handler, hello=self._hello(), lease=self._lease)
+                return self._dialer.connect(name, way, handler)
             pause.wait(self._lease.heartbeat_s)
-        return connect(**way, handler=handler, hello=self._hello(), lease=self._lease)
+        return self._dialer.connect(name, way, handler)
 
 
 LOOK_AT_MEMORY_S: Final = 0.25
@@ -389,15 +363,10 @@ class MemberProcess:
         self.abandoned = False
         reach, scheme = self.spec.reach_at(site), self.spec.scheme
         self.endpoints = Endpoints(folder, reach=reach, scheme=scheme, name=name, role=self.role)
-        messages = ControllerMessages(
-            self.take, orders=self.takes, opened=self.joined, closed=self._controller_closed, exhausted=self.exhausted
-        )
-        common: dict[str, Any] = {
-            "endpoints": self.endpoints, "lease": self.lease, "hello": self.hello, "route": self._route,
-        }  # fmt: skip
-        self.controller = ControllerLink(name, handler=messages, **common)
+        dialer = Dialer(self.endpoints, self.lease, self.hello, self._route)
+        self.controller = ControllerLink(name, dialer, ControllerMessages(self))
         self.report = self.controller.report
-        self.connections = ServerConnections(report=self.report, opened=self.connected, over=self.over, **common)
+        self.connections = ServerConnections(dialer, report=self.report, opened=self.connected, over=self.over)
         self.limits = MemberLimits(report=self.report, exhausted=self.exhausted, over=self.over)
 
     def hello(self) -> Mapping[str, object]:
@@ -416,7 +385,7 @@ class MemberProcess:
         self.watchdog.free()
         self.controller.channel = channel
 
-    def _controller_closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
+    def controller_closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
         """Note the end of the connection; without a new one this process ends, by itself or by its watchdog."""
         if not self.over.is_set():
             limit_s = (PATIENCE_LEASES + END_LEASES) * self.lease.base_s
