@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import size
 from labkit.elastic.protocol.blocks import layout
-from labkit.elastic.protocol.messages.greeting import greeted, hello
+from labkit.elastic.protocol.messages.codec import greeted, hello
 from labkit.elastic.protocol.messages.orders import BeginTraining, OwnedBlock
 from labkit.elastic.protocol.messages.reports import Report, StepDone, TrainingBegun
 from labkit.elastic.transport import MIB, Access, Address, Channel, Listener, connect
@@ -43,9 +43,8 @@ def heard() -> Iterator[Any]:
 
 def serve(name: str, scheme: str, folder: str) -> None:
     """Be a parameter server."""
-    from labkit.elastic.server.arrivals import Arrivals
     from labkit.elastic.server.optimizers import optimizer
-    from labkit.elastic.server.server import ParameterServer
+    from labkit.elastic.server.server import Arrivals, ParameterServer
 
     made = optimizer("sgd", lr=LR)
     made.init(1)
@@ -90,7 +89,7 @@ class Gate:
 
 def work(name: str, scheme: str, _: str) -> None:
     """Be a worker whose gradients are there already; it does as many steps as the parent says."""
-    from labkit.elastic.worker.arrivals import FromServers
+    from labkit.elastic.worker.push_pull import FromServers
 
     gate, channels = Gate(), dict[str, Channel]()
     worker = _worker(scheme, gate, channels)
@@ -112,7 +111,7 @@ def work(name: str, scheme: str, _: str) -> None:
 def _worker(scheme: str, gate: Gate, channels: dict[str, Channel]) -> Any:
     import torch
 
-    from labkit.elastic.worker.flat import FlatModel
+    from labkit.elastic.worker.shard_gradients import FlatModel
     from labkit.elastic.worker.synchronous import Worker
 
     class Ready(FlatModel):

@@ -24,10 +24,8 @@ from benchmarks import Row, size, transport
 from benchmarks._members import ACCESS, N
 from benchmarks.transport import cpu_s
 from labkit.elastic.protocol.blocks import layout
-from labkit.elastic.protocol.frame_kinds import FrameKind, at
 from labkit.elastic.protocol.messages.blocks import BlockState
-from labkit.elastic.protocol.messages.codec import encode
-from labkit.elastic.protocol.messages.greeting import hello
+from labkit.elastic.protocol.messages.codec import FrameKind, at, encode, hello
 from labkit.elastic.transport import Address, Handler, connect
 
 COMMAND = "python -m benchmarks elastic"

@@ -22,9 +22,8 @@ from typing import Any
 from benchmarks import Row, size
 from labkit.elastic import start
 from labkit.elastic.forkserver import client as forks
-from labkit.elastic.forkserver.place import SWITCH
-from labkit.elastic.protocol.program import FILE
-from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.forkserver.protocol import SWITCH
+from labkit.elastic.protocol.program import FILE, Spec
 from labkit.elastic.trial import table
 
 COMMAND = "python -m benchmarks forks"

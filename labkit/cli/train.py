@@ -16,7 +16,7 @@ from labkit.core.errors import InputError
 from labkit.core.events import Events, Kind
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
-from labkit.elastic.member_logs import NewLines
+from labkit.elastic.job_logs import NewLines
 from labkit.experiment.auto import auto
 from labkit.experiment.own_training import (
     OF_CATALOGUE,
@@ -180,9 +180,9 @@ def train(
     _refuse_without_auto(model, cores=cores, history=history, runs=runs)
     steps = STEPS if steps is None else steps
     from labkit.elastic import start
-    from labkit.elastic.controller.strategies import checked_strategy
-    from labkit.elastic.protocol.network import ports_of
-    from labkit.elastic.requests import ScaleRequest, follow, most_servers
+    from labkit.elastic.controller.controller_state import checked_strategy
+    from labkit.elastic.job import ScaleRequest, follow, most_servers
+    from labkit.elastic.protocol.sites import ports_of
 
     checked_strategy(strategy)
     requests = [ScaleRequest.parse(line) for line in at or ()]
@@ -205,7 +205,7 @@ def train(
     _refuse_unwritable_log(log_csv, tensorboard)
     job = start(training.model, training.data, training.loss, steps=steps, validate=validate, **arguments)
     with job, _log(log_csv, tensorboard) as log, _Bar(steps, quiet=as_json, log=log, folder=job.folder) as bar:
-        result = follow(job, requests, strategy=strategy, told=bar)
+        result = follow(job, requests, strategy=strategy, on_event=bar)
     if out is not None:
         _save(result, out)
     print(json.dumps(_summary(name, result)) if as_json else _sentence(name, result))
@@ -394,10 +394,10 @@ def train_auto(
     model: str, *, steps: int, runs: Path, as_json: bool, cores: float | None, training: TrainingTable, **options: Any
 ) -> None:
     """Train a model that configures itself; exit code 1 if it was given up."""
-    from labkit.elastic.process.limits import told as limits
+    from labkit.elastic.process.limits import describe_limits
 
     if not as_json:
-        print(f"limits here: {limits()}; --auto limits cores and no memory", file=sys.stderr)
+        print(f"limits here: {describe_limits()}; --auto limits cores and no memory", file=sys.stderr)
     with Teller(steps, quiet=as_json) as teller:
         record = auto(
             model, steps=steps, runs=runs, cores=cores, training=training, telling=teller.begun,

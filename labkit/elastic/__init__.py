@@ -11,12 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.elastic.attached_job import attach
     from labkit.elastic.errors import JobError, NoAnswerError, NotDoneError, OverError
     from labkit.elastic.job import Job
-    from labkit.elastic.job_start import start, train
+    from labkit.elastic.job_start import attach, start, train
     from labkit.elastic.result import Result
-    from labkit.elastic.server.own_update import OwnUpdate
+    from labkit.elastic.server.optimizers import OwnUpdate
     from labkit.elastic.training_logs import TrainingLog, training_log
     from labkit.elastic.validation import Validation
 
@@ -25,9 +24,9 @@ __all__ = [
     "attach", "start", "train", "training_log",
 ]  # fmt: skip
 _MODULES = {
-    "Job": "job", "OwnUpdate": "server.own_update", "Result": "result", "start": "job_start", "train": "job_start",
+    "Job": "job", "OwnUpdate": "server.optimizers", "Result": "result", "start": "job_start", "train": "job_start",
     "TrainingLog": "training_logs", "training_log": "training_logs", "Validation": "validation",
-    "attach": "attached_job",
+    "attach": "job_start",
 }  # fmt: skip
 """Modules of public names; all others are in `errors`."""
 

@@ -8,38 +8,35 @@ from dataclasses import fields
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.losses import CONTINUE, STOP
-from labkit.elastic.forkserver.place import ForkError, Settings
+from labkit.elastic.forkserver.protocol import ForkError, Settings
 from labkit.elastic.models.sizes import whole
 from labkit.elastic.process.limits import check_choice
 from labkit.elastic.proof import OFF, REFUSE, TELL
 from labkit.elastic.protocol.blocks import BLOCKS, MOST_BLOCKS, TENSOR, Layout
 from labkit.elastic.protocol.program import BF16, FLOAT32
-from labkit.elastic.server.optimizers import OPTIMIZERS, optimizer
-from labkit.elastic.server.own_update import OWN, OwnUpdate
+from labkit.elastic.server.optimizers import OPTIMIZERS, OWN, OwnUpdate, optimizer
 from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.transport import Lease
+
+if TYPE_CHECKING:
+    from torch import nn
+
 
 EXACT, ANYWAY = "exact", "anyway"
 """Whether a job may go on from the checkpoint of another training."""
 
 
-def checked_counts(**given: Any) -> list[int]:
+def checked_counts(**counts: Any) -> list[int]:
     """Return whole numbers as `int`, in the order given; InputError if one is no whole number."""
-    return [whole(name, value, least=-(2**63)) for name, value in given.items()]
+    return [whole(name, value, least=-(2**63)) for name, value in counts.items()]
 
 
 def check_sizes(cut: Layout, *, steps: int, save_every: int, servers: int, workers: int) -> None:
-    """Raise InputError unless the numbers of a job are in range, and it has a block for each server.
-
-    Parameters
-    ----------
-    cut : Layout
-        Parameters and blocks of the model.
-    """
+    """Raise InputError unless the numbers of a job are in range, and it has a block for each server."""
     if save_every < 0:
         raise InputError(
             f"save_every is {save_every}; expected steps between two checkpoints, or 0 for the last state alone."
@@ -60,11 +57,11 @@ def check_sizes(cut: Layout, *, steps: int, save_every: int, servers: int, worke
         raise InputError(f"a job with {servers} servers and {workers} workers; expected at least one of each.")
 
 
-def check_seconds(*, lease_s: Any, loads_every_s: Any = 0.0, measure_every_s: Any = 0.0, **given: Any) -> None:
+def check_seconds(*, lease_s: Any, loads_every_s: Any = 0.0, measure_every_s: Any = 0.0, **seconds: Any) -> None:
     """Raise InputError unless all are finite seconds above 0 (events: or 0), and `lease_s` is valid for a `Lease`."""
     rates = {"loads_every_s": loads_every_s, "measure_every_s": measure_every_s}
-    given.update({name: value for name, value in rates.items() if value})
-    for name, value in {"lease_s": lease_s, **given}.items():
+    seconds.update({name: value for name, value in rates.items() if value})
+    for name, value in {"lease_s": lease_s, **seconds}.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not isfinite(value) or not value > 0:
             raise InputError(f"{name} is {value!r}; expected seconds above 0.")
@@ -138,8 +135,8 @@ def check_optimizer(name: Any, options: Mapping[str, Any], *, arguments: Iterabl
         if known and option not in known:
             near = get_close_matches(option.lower(), [*arguments, *known], n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
-            told = f"start has no argument '{option}', nor {name} such an option."
-            raise InputError(f"{told}{hint} Options of {name}: {', '.join(sorted(known))}.")
+            message = f"start has no argument '{option}', nor {name} such an option."
+            raise InputError(f"{message}{hint} Options of {name}: {', '.join(sorted(known))}.")
     optimizer(name, **options)
 
 
@@ -172,8 +169,8 @@ def checked_update(
         return chosen, dict(options)
     if set(options) != {"lr"}:
         extra = sorted(set(options) - {"lr"})
-        told = f"an update of one's own has no option '{extra[0]}'" if extra else "an update of one's own needs lr"
-        raise InputError(f"{told}; expected lr=0.1, say, and nothing else: what it needs goes into its function.")
+        message = f"an update of one's own has no option '{extra[0]}'" if extra else "an update of one's own needs lr"
+        raise InputError(f"{message}; expected lr=0.1, say, and nothing else: what it needs goes into its function.")
     lr = options["lr"]
     if isinstance(lr, bool) or not isinstance(lr, int | float) or not (isfinite(lr) and lr >= 0):
         raise InputError(f"lr is {lr!r}; expected a number, 0 or more.")
@@ -189,3 +186,50 @@ def checked_folder(folder: Any) -> Path | None:
     if isinstance(folder, str | os.PathLike) and str(folder):
         return Path(folder).expanduser().absolute()
     raise InputError(f"folder is {folder!r}; expected a path.")
+
+
+def load_state(model: nn.Module | Any, state: Mapping[str, Any] | Any) -> None:
+    """Load a `state_dict` into a model.
+
+    Raises
+    ------
+    InputError
+        If it lacks a parameter or buffer of the model, has one more, or one of another shape; the model is unchanged
+        then.
+    """
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        return  # `check_model` says so
+    if not isinstance(state, Mapping):
+        kind = f"the path {str(state)!r}" if isinstance(state, str) else f"a {type(state).__name__}"
+        raise InputError(f"state is {kind}; expected a state_dict: model.state_dict(), or torch.load(path).")
+    known = model.state_dict()
+    _check_names(known, state)
+    _check_shapes(known, state)
+    model.load_state_dict(state)
+
+
+def _check_names(known: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    for name in known:
+        if name not in state:
+            raise InputError(f"state has no '{name}', which the model has.{_prefix_hint(name, state)}")
+    for name in state:
+        if name not in known:
+            raise InputError(f"state has '{name}', which the model has not; expected {len(known)} names of the model.")
+
+
+def _check_shapes(known: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    for name, tensor in known.items():
+        shape, state_shape = getattr(tensor, "shape", None), getattr(state[name], "shape", None)
+        if shape != state_shape:
+            actual = "nothing with a shape" if state_shape is None else f"of shape {tuple(state_shape)}"
+            raise InputError(f"'{name}' of state is {actual}; expected {tuple(shape or ())}, as in the model.")
+
+
+def _prefix_hint(name: str, state: Mapping[str, Any]) -> str:
+    """Return the remedy if all names have a prefix that wrappers add."""
+    for prefix in ("module.", "_orig_mod."):
+        if prefix + name in state:
+            return f" It has '{prefix}{name}': save the model inside its wrapper, or cut '{prefix}' off the names."
+    return ""

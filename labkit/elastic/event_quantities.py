@@ -28,10 +28,10 @@ class MemberName(NamedTuple):
         >>> MemberName.of("ps-2"), MemberName.of("ps-two")
         (MemberName(role=<Role.PS: 1>, number=2), None)
         """
-        found = MEMBER.fullmatch(str(name))
-        if found is None or int(found[2]) > np.iinfo(np.int32).max:
+        match = MEMBER.fullmatch(str(name))
+        if match is None or int(match[2]) > np.iinfo(np.int32).max:
             return None
-        return cls(Role.WORKER if found[1] == "worker" else Role.PS, int(found[2]))
+        return cls(Role.WORKER if match[1] == "worker" else Role.PS, int(match[2]))
 
     def __str__(self) -> str:
         return f"{'worker' if self.role == Role.WORKER else 'ps'}-{self.number}"
@@ -76,13 +76,13 @@ class EventQuantities:
 
     def taken(self) -> dict[tuple[MemberName, Quantity], float]:
         """Return the quantities by (member, Quantity) since the last call, and start anew."""
-        found = {(m, Quantity.COMPUTE_S): float(np.mean(s)) for m, s in self.compute_s.items() if m in self.where}
-        found |= {(m, Quantity.STEP_S): float(np.mean(s)) for m, s in self.step_s.items() if m in self.where}
+        quantities = {(m, Quantity.COMPUTE_S): float(np.mean(s)) for m, s in self.compute_s.items() if m in self.where}
+        quantities |= {(m, Quantity.STEP_S): float(np.mean(s)) for m, s in self.step_s.items() if m in self.where}
         total = sum(self.n_bytes.values())
         if total > 0:
-            found |= {(m, Quantity.LOAD): n / total for m, n in self.n_bytes.items() if m in self.where}
-        found |= {(m, Quantity.CORES): float(np.mean(c)) for m, c in self.cores.items() if m in self.where}
-        found |= {(m, Quantity.MEMORY_GB): gb for m, gb in self.memory_gb.items() if m in self.where}
+            quantities |= {(m, Quantity.LOAD): n / total for m, n in self.n_bytes.items() if m in self.where}
+        quantities |= {(m, Quantity.CORES): float(np.mean(c)) for m, c in self.cores.items() if m in self.where}
+        quantities |= {(m, Quantity.MEMORY_GB): gb for m, gb in self.memory_gb.items() if m in self.where}
         for each in (self.compute_s, self.step_s, self.n_bytes, self.cores, self.memory_gb):
             each.clear()
-        return found
+        return quantities

@@ -1,27 +1,26 @@
-"""A training job from outside: scale it, place it, watch it, wait for its result."""
+"""A job that trains: its status, members and limits, requests to scale it at a step, and its end."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, Self, TextIO
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
-from labkit.elastic.attached_controller import AttachedController
+from labkit.elastic.checkpoint.resume import SavedModel, state_of
 from labkit.elastic.controller.client import ControllerClient, new_id
-from labkit.elastic.controller.job_files import EVENTS
-from labkit.elastic.controller_supervisor import ControllerSupervisor
+from labkit.elastic.controller.job_files import EVENTS, LOST_KNOWN
+from labkit.elastic.controller.losses import decoded
+from labkit.elastic.controller_supervisor import AttachedController, ControllerSupervisor
 from labkit.elastic.errors import JobError, NotDoneError, OverError
-from labkit.elastic.event_file import read_events
-from labkit.elastic.failure import failed, log_of
-from labkit.elastic.job_status import Status
-from labkit.elastic.member_logs import EVERY_S, NewLines
+from labkit.elastic.job_logs import EVERY_S, NewLines, failed, log_of, read_events
 from labkit.elastic.process.causes import cause_named
 from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.limits import Amounts
@@ -30,20 +29,61 @@ from labkit.elastic.protocol.messages.clients import (
     BalanceJob,
     GetStatus,
     JobStatus,
+    LostMember,
     MemberLimit,
+    MemberStatus,
     ResizeMembers,
     ScaleJob,
     ScalingAccepted,
     StopJob,
 )
-from labkit.elastic.protocol.program import Program
+from labkit.elastic.protocol.program import Program, Spec
 from labkit.elastic.protocol.sites import hosts_of, launcher_name
-from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.result import Result, rescued_in
-from labkit.elastic.saved_model import SavedModel, state_of
 from labkit.elastic.transport import Lease
-from labkit.elastic.validation import Validation
-from labkit.elastic.validator import Validator
+from labkit.elastic.validation import Validation, Validator
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The state of a job.
+
+    Attributes
+    ----------
+    phase : str
+        starting, loading, training, restoring, taking_over or over.
+    step : int
+        Updates that are complete.
+    loss : float or None
+        Loss of the newest complete step.
+    members : list of MemberStatus
+        Members that run or start, without those that are being removed.
+    lost : list of LostMember
+        Members that were lost, oldest first: the last 20 that this controller knows.
+    """
+
+    phase: str
+    step: int
+    loss: float | None
+    members: list[MemberStatus]
+    lost: list[LostMember] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, answer: JobStatus) -> Self:
+        """Return the status that a controller answered."""
+        loss = None if answer.loss is None else decoded(answer.loss)
+        return cls(answer.phase, answer.step, loss, answer.members, answer.lost)
+
+    @classmethod
+    def at_end(cls, events: Iterable[Mapping[str, Any]]) -> Self:
+        """Return the status of a job that is over, from its events."""
+        known = list(events)
+        losses = [event for event in known if event["event"] == "loss"]
+        last: Mapping[str, Any] = max(losses, key=lambda e: int(e["version"]), default={"version": -1, "loss": None})
+        lost_events = [event for event in known if event["event"] == "left" and not event["expected"]]
+        lost = [LostMember(*(event[of.name] for of in fields(LostMember))) for event in lost_events]
+        return cls("over", last["version"] + 1, last["loss"], [], lost[-LOST_KNOWN:])
+
 
 LEAVE_S: Final = 60.0
 """Seconds that a job has to save its state when its `with` block ends while it runs."""
@@ -57,7 +97,7 @@ class Job:
     Parameters
     ----------
     folder : Path
-        Folder of the job, filled by `labkit.elastic.job_folder.fill`.
+        Folder of the job, filled by `labkit.elastic.job_start.fill`.
     program : Program
         Model, data and loss.
     keep : bool
@@ -95,10 +135,9 @@ class Job:
             self._validator = Validator(
                 folder, self._spec, program, validation, ended=self._ended, stop=lambda: self.stop(save=True)
             )
-        self._told = self._validator.done if self._validator else self._ended
+        self._all_written = self._validator.done if self._validator else self._ended
 
     def _attended(self) -> ControllerSupervisor | AttachedController:
-        """Return the controller, started here."""
         return ControllerSupervisor(self.folder, secrets=self._secrets, ended=self._ended, lock=self._lock)
 
     @property
@@ -200,7 +239,7 @@ class Job:
         InputError
             If there is no such member, or an amount is not finite and > 0; the job goes on unchanged.
         """
-        limits = {name: MemberLimit(*astuple(Amounts(*given))) for name, given in amounts.items()}
+        limits = {name: MemberLimit(*astuple(Amounts(*amount))) for name, amount in amounts.items()}
         self._client.ask(ResizeMembers(limits), Accepted)
 
     def stop(self, *, save: bool = False) -> None:
@@ -250,7 +289,7 @@ class Job:
         if self._result is not None:
             yield from self._result.events
         else:
-            yield from read_events(self.folder / EVENTS, ended=self._told, follow=follow)
+            yield from read_events(self.folder / EVENTS, ended=self._all_written, follow=follow)
 
     def show_printed(self) -> None:
         """Print on stderr what members print, with their names, as it comes; return when the job is over."""
@@ -312,14 +351,13 @@ class Job:
         if not self._ended.wait(timeout_s):
             why = f"the job is not done after {timeout_s:g} s, and trains on; wait again, or end it with stop()."
             raise NotDoneError(why)
-        self._told.wait()
+        self._all_written.wait()
         if self._result is None:
             self._result = self._outcome()
             self.delete()  # the result has all that is needed of the folder
         return self._result
 
     def _outcome(self) -> Result:
-        """Return the result of a job that is over, or raise the JobError of its failure."""
         if not self._failure and not self.folder.exists():
             self._failure = f"the job was deleted, and its folder {self.folder} with it: there is no result."
         events = [] if self._failure else list(self.events(follow=False))
@@ -380,3 +418,83 @@ class Job:
             self._keep = True
             where = f"the job was ended; its state after step {saved} is in {self.folder}"
             print(f"{where}: start(..., folder=...) goes on from there.", file=sys.stderr)
+
+
+_LINE = re.compile(r"(?P<when>\d+(?:\.\d+)?)(?P<unit>s?):(?P<n>[+-]\d+)(?P<what>ps|servers?|workers?)")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequest:
+    """A change of the numbers of servers and workers, and its time.
+
+    Attributes
+    ----------
+    when : float
+        Completed steps, or seconds since training began.
+    in_seconds : bool
+        True: `when` is in seconds.
+    servers, workers : int
+        Change of their numbers.
+    """
+
+    when: float
+    in_seconds: bool
+    servers: int = 0
+    workers: int = 0
+
+    @classmethod
+    def parse(cls, line: str) -> ScaleRequest:
+        """Read a line.
+
+        Raises
+        ------
+        InputError
+            If it cannot be read.
+
+        Examples
+        --------
+        >>> ScaleRequest.parse("5s:-1worker")
+        ScaleRequest(when=5.0, in_seconds=True, servers=0, workers=-1)
+        """
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise InputError(
+                f"'{line}' cannot be read; expected STEP:+1ps or SECONDSs:-1worker, e.g. 20:+1ps, 5s:+2ps."
+            )
+        n, unit = int(match["n"]), match["unit"]
+        if match["what"].startswith("worker"):
+            return cls(float(match["when"]), unit == "s", workers=n)
+        return cls(float(match["when"]), unit == "s", servers=n)
+
+
+def most_servers(servers: int, requests: Iterable[ScaleRequest]) -> int:
+    """Return the most servers that a job may have at one time.
+
+    >>> most_servers(1, map(ScaleRequest.parse, ("10:+2ps", "20:-1ps", "5s:+1worker")))
+    3
+    """
+    return servers + sum(max(request.servers, 0) for request in requests)
+
+
+def follow(job: Job, requests: Iterable[ScaleRequest], *, strategy: str, on_event: object = None) -> Result:
+    """Run a job to its end, and send each request when it is due.
+
+    Parameters
+    ----------
+    on_event : callable, optional
+        Takes each event.
+    """
+    todo = sorted(requests, key=lambda request: request.when)
+    began = None
+    for event in job.events():
+        if began is None and event["event"] == "began":
+            began = event["time"]
+        if event["event"] == "loss" and began is not None:
+            step, seconds = event["version"] + 1, event["time"] - began
+            due = [r for r in todo if r.when <= (seconds if r.in_seconds else step)]
+            for request in due:
+                job.scale(servers=request.servers, workers=request.workers, strategy=strategy)
+            todo = [r for r in todo if r not in due]
+        if callable(on_event):  # last: a picture takes its time to draw
+            on_event(event)
+    return job.wait()

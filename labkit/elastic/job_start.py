@@ -1,13 +1,18 @@
-"""Start a job: check what it is given, fill its folder, and start its controller."""
+"""Start a job, or attach to one: check arguments, fill the folder, start its controller."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from labkit.core.errors import InputError
 from labkit.elastic.arguments import (
@@ -21,30 +26,29 @@ from labkit.elastic.arguments import (
     checked_counts,
     checked_folder,
     checked_update,
+    load_state,
 )
-from labkit.elastic.checkpoint.resume import kept_cut
+from labkit.elastic.checkpoint.resume import check_resume, kept_cut
 from labkit.elastic.controller.deaths import check_restarts
-from labkit.elastic.controller.job_files import JobConfig
+from labkit.elastic.controller.job_files import EVENTS, LEASES, LOCK, STATE, JobConfig
 from labkit.elastic.controller.losses import STOP
 from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of_role
-from labkit.elastic.controller.replica_placement import check_standby
+from labkit.elastic.controller.replication import check_standby
+from labkit.elastic.controller_supervisor import AttachedController, controller_pid, is_over
 from labkit.elastic.job import Job
-from labkit.elastic.job_folder import claimed, fill, job_folder
-from labkit.elastic.model_state import load_state
 from labkit.elastic.process.credentials import Credentials, Secrets
-from labkit.elastic.process.environment import numeric_variables
-from labkit.elastic.proof import REFUSE
-from labkit.elastic.protocol.blocks import BLOCKS, Layout, layout, small_blocks
-from labkit.elastic.protocol.network import NetworkConfig, NetworkMode
-from labkit.elastic.protocol.program import FLOAT32, Program, module_paths
-from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site, checked_sites
-from labkit.elastic.protocol.spec import Spec, option_values
+from labkit.elastic.process.launchers import numeric_variables
+from labkit.elastic.proof import REFUSE, proved
+from labkit.elastic.protocol.blocks import BLOCKS, Layout, Vector, layout, pack, small_blocks
+from labkit.elastic.protocol.program import FLOAT32, SPEC, Program, Spec, find_modules, module_paths, option_values
+from labkit.elastic.protocol.sites import NOWHERE_ELSE, NetworkConfig, NetworkMode, Site, checked_sites
 from labkit.elastic.result import Result
 from labkit.elastic.schedules import Schedule
-from labkit.elastic.server.own_update import OwnUpdate
+from labkit.elastic.server.block import Block
+from labkit.elastic.server.optimizers import OwnUpdate
 from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.shards import check_batch
-from labkit.elastic.transport import Scheme, new_token
+from labkit.elastic.transport import Scheme, TransportError, new_token, private_folder
 from labkit.elastic.validation import Validation, checked_validation
 
 if TYPE_CHECKING:
@@ -243,7 +247,6 @@ def _started(
     anyway: bool,
     validation: Validation | None,
 ) -> Job:
-    """Fill the folder of a job, and start its controller."""
     secrets = Secrets.of(reach)
     with job_folder(folder) as home, claimed(home) as lock:
         fill(home, program, rule, spec, config, anyway=anyway)
@@ -262,9 +265,8 @@ def _checked_program(program: Program, *, batch: int, n_shards: int, folder: Pat
 def _checked_network(
     sites: Sequence[Site], *, network: str, addresses: Sequence[str], ports: Sequence[int] | None
 ) -> NetworkConfig:
-    """Return the network of a job: on `addresses`, or on those of its sites."""
-    given = addresses or [site.address for site in sites if site.address]
-    return NetworkConfig.checked(network, given, ports, job=f"job-{new_token().hex()[:12]}")
+    configured = addresses or [site.address for site in sites if site.address]
+    return NetworkConfig.checked(network, configured, ports, job=f"job-{new_token().hex()[:12]}")
 
 
 def _checked_seats(
@@ -279,7 +281,6 @@ def _checked_seats(
 
 
 def _with_state(program: Program, state: Any) -> Program:
-    """Return a program, its model with this state if there is one."""
     if state is not None:
         load_state(program.model, state)
     return program
@@ -323,3 +324,164 @@ def train(model: nn.Module, data: Any, loss: Callable[[nn.Module, Any], Any], **
     with start(model, data, loss, **options) as job:
         job.show_printed()
         return job.wait()
+
+
+LARGE_BYTES: Final = 300 << 20
+"""Size of a pickled program from which on it is reported."""
+
+
+class RunningError(InputError):
+    """A job still runs in the folder that was given to another job."""
+
+
+@contextlib.contextmanager
+def job_folder(folder: Path | None) -> Iterator[Path]:
+    """Make the folder of a job; if the block fails, a folder that was made here is removed.
+
+    Parameters
+    ----------
+    folder : Path or None
+        The folder; None: a new one in the system's folder of temporary files.
+
+    Raises
+    ------
+    InputError
+        If it cannot be made.
+    """
+    is_new = folder is None or not folder.exists()
+    try:
+        home = private_folder(Path(tempfile.mkdtemp(prefix="labkit-job-")) if folder is None else folder)
+    except TransportError:
+        raise
+    except OSError as error:
+        raise InputError(f"folder {folder or tempfile.gettempdir()} cannot be made: {error.strerror}.") from None
+    try:
+        yield home
+    except BaseException:
+        if is_new:
+            shutil.rmtree(home, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def claimed(home: Path) -> Iterator[TextIO]:
+    """Claim the folder of a job; yield the lock, which its controller is to inherit: there is no moment without one.
+
+    Raises
+    ------
+    RunningError
+        If a job runs in the folder, or is about to.
+    """
+    with (home / LOCK).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"a job is running in {home}; wait until it is over, or give another folder."
+            raise RunningError(message) from None
+        yield lock
+
+
+def fill(home: Path, program: Program, rule: UpdateRule, spec: Spec, config: JobConfig, *, anyway: bool) -> None:
+    """Write program, rule of updates, spec, configuration and first checkpoint into the folder of a job, claimed here.
+
+    A job that is refused leaves the folder as it was.
+
+    Raises
+    ------
+    InputError
+        If a checkpoint in the folder is of another training, unless `anyway`; or the program would train another model
+        in its processes.
+    """
+    differs = check_resume(home, spec, anyway=anyway)
+    notices: list[str] = []
+
+    def check(pickled: Path) -> None:
+        notices.extend(_about_size(pickled.stat().st_size))
+        notices.append(proved(program, pickled, spec, how=config.proof))
+
+    program.save(home, before=check)
+    if rule:
+        rule.save(home)
+    _set_aside(home)
+    spec.save(home)
+    _save_first(spec, home, pack(program.model))
+    replace(config, differs=differs, notices=notices).save(home)
+
+
+def _about_size(n_bytes: int) -> list[str]:
+    """Return a line about a large program, and print it: each worker loads all of it."""
+    if n_bytes < LARGE_BYTES:
+        return []
+    message = (
+        f"model, data and loss take {n_bytes / 1e9:.1f} GB: the job's folder and each worker have a copy. An array "
+        "mapped from a file (np.memmap, np.load(mmap_mode='r')) is sent as its path"
+    )
+    print(f"labkit: {message}.", file=sys.stderr, flush=True)
+    return [message]
+
+
+def _set_aside(folder: Path) -> None:
+    """Remove the state of an earlier job in this folder, and rename its events; its checkpoints stay."""
+    (folder / STATE).unlink(missing_ok=True)
+    (folder / LEASES).unlink(missing_ok=True)
+    if (folder / EVENTS).exists():
+        n = sum(1 for _ in folder.glob(f"*-{EVENTS}"))
+        (folder / EVENTS).rename(folder / f"{n}-{EVENTS}")
+
+
+def _save_first(spec: Spec, folder: Path, vector: Vector) -> None:
+    """Write the checkpoint of step 0, unless the folder has a checkpoint of a later step."""
+    checkpoints = spec.checkpoints(folder)
+    if checkpoints.steps() == [0]:  # of a job that has not trained: the new model replaces it
+        checkpoints.set_aside(0)
+    if checkpoints.steps():
+        return
+    blocks = [
+        Block(number=number, params=part, state=checkpoints.optimizer.init(len(part)))
+        for number, part in enumerate(spec.layout.blocks(vector))
+    ]
+    checkpoints.save(0, {"launcher": blocks})
+
+
+class AttachedJob(Job):
+    """A job that another process has started: all that `Job` does, but leaving its `with` block does not end it."""
+
+    def _attended(self) -> AttachedController:
+        return AttachedController(self.folder, lease_s=self._spec.lease_s, ended=self._ended)
+
+    def host_home(self, host: str) -> bytes:
+        """Raise InputError: the key of the job is in the process that started it."""
+        raise InputError(f"the files of host '{host}' have a key that only the process has which started the job.")
+
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        """Close the connection; the job goes on."""
+        self._client.close()
+
+
+def attach(folder: Path | str) -> Job:
+    """Return the job in a folder, of this user and on this machine, that another process has started.
+
+    It can be watched, scaled, stopped and waited for from here, too. Start it with `start(..., detached=True)` if it is
+    to outlive the process that starts it, such as a notebook's kernel. A job that is over has its result.
+
+    Parameters
+    ----------
+    folder : Path or str
+        That of `start(folder=...)`.
+
+    Raises
+    ------
+    InputError
+        If no job was started there, or the job ended without a word.
+    """
+    home = checked_folder(folder)
+    if home is None or not (home / SPEC).exists():
+        raise InputError(f"no job was started in {folder}; expected the folder of start(folder=...).")
+    if not controller_pid(home) and not is_over(home):
+        raise InputError(
+            f"the job in {home} has no controller: it ended with the process that started it (detached=True lets it go "
+            "on). start(..., folder=...) goes on from its newest checkpoint."
+        )
+    find_modules(Spec.load(home).paths)
+    program: Any = Program.load(home)
+    return AttachedJob(home, program, keep=True)

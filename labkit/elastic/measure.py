@@ -38,8 +38,8 @@ def steps(events: Iterable[Event]) -> pd.DataFrame:
         at_s (end of the step), name of the worker, version with which it computed, compute_s, wait_s (until it had the
         next version), and other columns that workers report, such as staleness. A repeated step has several rows.
     """
-    told = list(events)
-    rows = [{**e, "at_s": e["time"] - told[0]["time"]} for e in told if e["event"] == "stepped"]
+    log = list(events)
+    rows = [{**e, "at_s": e["time"] - log[0]["time"]} for e in log if e["event"] == "stepped"]
     table = pd.DataFrame(rows, columns=None if rows else STEP_COLUMNS).drop(columns=["time", "event"], errors="ignore")
     more = [name for name in table.columns if name not in STEP_COLUMNS]
     return table[[*STEP_COLUMNS, *more]].sort_values("at_s", kind="stable", ignore_index=True)
@@ -108,7 +108,6 @@ def waits(events: Iterable[Event]) -> pd.DataFrame:
 
 
 def _under_way(at_s: np.ndarray, begin: float, end: float) -> slice:
-    """Return the steps that were under way in a span of time."""
     first, last = np.searchsorted(at_s, [begin, end])
     return slice(int(first), int(last) + 1)
 
@@ -152,14 +151,11 @@ def scalings(events: Iterable[Event]) -> pd.DataFrame:
 
 
 def _spans(events: Sequence[Event]) -> list[_Span]:
-    """Return the scalings that were completed."""
-    begun = {e["scaling"] for e in events if e["event"] == "registration"}
-    return [_Span(e["scaling"], events) for e in events if e["event"] == "scaled" and e["scaling"] in begun]
+    started = {e["scaling"] for e in events if e["event"] == "registration"}
+    return [_Span(e["scaling"], events) for e in events if e["event"] == "scaled" and e["scaling"] in started]
 
 
 class _Span:
-    """The events of one scaling."""
-
     def __init__(self, number: int, events: Sequence[Event]) -> None:
         self.zero, self.all = events[0]["time"], events
         self.note = {e["event"]: e for e in events if e.get("scaling") == number}
@@ -193,9 +189,9 @@ class _Span:
 
     def _held_meanwhile(self) -> list[Event]:
         """Return the events of workers that stopped during the migration, in asynchronous training."""
-        begun, ended = (self.note[event]["time"] for event in ("migration", "update"))
-        names = {e["name"] for e in self.all if e["event"] == "holds" and begun <= e["time"] <= ended}
-        later = [e for e in self.all if e["event"] == "held" and e["time"] >= begun and e["name"] in names]
+        start_s, ended = (self.note[event]["time"] for event in ("migration", "update"))
+        names = {e["name"] for e in self.all if e["event"] == "holds" and start_s <= e["time"] <= ended}
+        later = [e for e in self.all if e["event"] == "held" and e["time"] >= start_s and e["name"] in names]
         return _first_by_name(later)
 
     def suspended_s(self) -> float:
@@ -223,8 +219,8 @@ class _Span:
         if self.migration is None:
             return 0
         since, until = (self.zero + at_s for at_s in self.migration)
-        told = (e for e in self.all if e["event"] == "handed_over" and since <= e["time"] <= until + 1)
-        each = {e["block"]: e["bytes"] for e in reversed(list(told))}  # the next scaling may move them back soon
+        reports = (e for e in self.all if e["event"] == "handed_over" and since <= e["time"] <= until + 1)
+        each = {e["block"]: e["bytes"] for e in reversed(list(reports))}  # the next scaling may move them back soon
         return sum(list(each.values())[-self.note["assignment"]["blocks"] :])
 
     def step_times(self) -> dict[str, float]:
@@ -247,9 +243,9 @@ def _scaling(span: _Span, done: _Done, waited: pd.DataFrame) -> dict[str, Any]:
     begin, end = span.whole
     lost, lost_s = done.lost(begin, end)
     late: Iterable[float] = waited["extra_s"].iloc[_under_way(done.at_s, *span.migration)] if span.migration else []
-    asked = span.note["registration"]
+    request = span.note["registration"]
     return {
-        **{column: asked[column] for column in ("scaling", "strategy", "servers", "workers")},
+        **{column: request[column] for column in ("scaling", "strategy", "servers", "workers")},
         "at_s": begin, "duration_s": end - begin, **span.step_times(), "suspended_s": span.suspended_s(),
         "late_s": max(late, default=np.nan), "steps_lost": lost, "lost_s": lost_s,
         "blocks": span.note.get("assignment", {}).get("blocks", 0), "bytes": span.moved_bytes(),
@@ -262,10 +258,10 @@ def _holds(events: Iterable[Event]) -> list[int]:
 
 
 def _first_by_name(events: Iterable[Event]) -> list[Event]:
-    found: dict[str, Event] = {}
+    first: dict[str, Event] = {}
     for event in events:
-        found.setdefault(str(event["name"]), event)
-    return list(found.values())
+        first.setdefault(str(event["name"]), event)
+    return list(first.values())
 
 
 # --- faults
@@ -321,8 +317,8 @@ def _recovery(at_s: float, done: _Done, back: Sequence[tuple[float, int]]) -> di
     following = done.at_s[(done.at_s > at_s) & (done.version >= reached)]
     if not len(following):
         return {"recover_s": np.nan, "lost_steps": 0}
-    begun = [version for when, version in back if at_s < when <= following[0]]
-    return {"recover_s": float(following[0] - at_s), "lost_steps": max(reached - min(begun, default=reached), 0)}
+    restarts = [version for when, version in back if at_s < when <= following[0]]
+    return {"recover_s": float(following[0] - at_s), "lost_steps": max(reached - min(restarts, default=reached), 0)}
 
 
 def _pause(every: np.ndarray, ended_s: float, *, until: float) -> float:

@@ -25,15 +25,14 @@ from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.losses import NotFiniteError
-from labkit.elastic.process.offspring import MARK, end_offspring
+from labkit.elastic.process.local_members import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
 from labkit.elastic.protocol.program import FLOAT32, Program
 from labkit.elastic.shards import samples_of
-from labkit.elastic.worker.constant import ChangedError
-from labkit.elastic.worker.forward import LossParts, SampleLoss, cast, checked, parted, seed_all
+from labkit.elastic.worker.forward import ChangedError, LossParts, SampleLoss, cast, checked, parted, seed_all
 
 if TYPE_CHECKING:
-    from labkit.elastic.protocol.spec import Spec
+    from labkit.elastic.protocol.program import Spec
 
 REFUSE, TELL, OFF = "refuse", "tell", "off"
 """What `start(proof=...)` does about a difference; off: it does not look."""
@@ -57,13 +56,13 @@ class Proof:
 
     Attributes
     ----------
-    told : str
+    summary : str
         One line: what was checked, or why nothing was.
     fault : str
         What would train another model, in one line; empty: nothing.
     """
 
-    told: str
+    summary: str
     fault: str = ""
 
 
@@ -88,13 +87,13 @@ def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
     """
     if how == OFF:
         return "nothing was proved: proof='off'"
-    found = in_a_copy(lambda: _Checks(program, pickled, spec).run(), timeout_s=min(MOST_S, spec.patience_s))
-    if NO_FORK in found.told:
+    report = in_a_copy(lambda: _Checks(program, pickled, spec).run(), timeout_s=min(MOST_S, spec.patience_s))
+    if NO_FORK in report.summary:
         with _restored():
-            found = _caught(lambda: _Checks(None, pickled, spec).run())
-    if found.fault and how == REFUSE:
-        raise InputError(found.fault)
-    return f"differs: {found.fault}" if found.fault else found.told
+            report = _caught(lambda: _Checks(None, pickled, spec).run())
+    if report.fault and how == REFUSE:
+        raise InputError(report.fault)
+    return f"differs: {report.fault}" if report.fault else report.summary
 
 
 class _Checks:
@@ -114,7 +113,7 @@ class _Checks:
         self._noisy = False
 
     def run(self) -> Proof:
-        """Return what the checks find; the first difference ends them."""
+        """Return the report of all checks; the first difference ends them."""
         import torch
 
         torch.set_num_threads(1)
@@ -140,11 +139,11 @@ class _Checks:
             return ""
         n = self._n_shards
         kind = "sums by weights" if self._loss(program, self._samples(0), 0).weight is not None else "mean"
-        found = f"the {kind} of {n} shards of {self._spec.batch // n} samples has the gradient of their batch"
-        return f"{found}, as far as its random numbers let one see" if self._noisy else found
+        finding = f"the {kind} of {n} shards of {self._spec.batch // n} samples has the gradient of their batch"
+        return f"{finding}, as far as its random numbers let one see" if self._noisy else finding
 
     def _forward_pass(self, program: Program) -> str:
-        """Return what a forward pass in training mode changes of the model; "" if it changes nothing."""
+        """Return the change that a forward pass in training mode makes to the model; "" for none."""
         program.train()
         loss = SampleLoss(program, device="cpu", seed=self._spec.seed, precision=self._spec.precision)
         try:
@@ -177,7 +176,7 @@ class _Checks:
         """
         tolerance = TOLERANCES[self._spec.precision]
         if self._differs(program, 2, tolerance) or self._losses_differ(program, tolerance):
-            return self._told(program)
+            return self._outcome(program)
         return ""
 
     def _combined(self, program: Program, n: int) -> tuple[Gradient, Gradient]:
@@ -222,8 +221,7 @@ class _Checks:
         self._noisy = difference <= tolerance * scale + NOISE * noise()
         return not self._noisy
 
-    def _told(self, program: Program) -> str:
-        """Return the difference over the whole batch, in one line."""
+    def _outcome(self, program: Program) -> str:
         n, size = self._n_shards, self._spec.batch // self._n_shards
         shards, union = self._combined(program, n)
         norms = float(np.linalg.norm(shards)), float(np.linalg.norm(union))
@@ -242,30 +240,29 @@ class _Checks:
 
     def _samples(self, *leaves: int) -> list[int]:
         spec = self._spec
-        found = [
+        samples = [
             samples_of(0, leaf, n_samples=spec.n_samples, batch=spec.batch, n_shards=self._n_shards, seed=spec.seed)
             for leaf in leaves
         ]
-        return [int(i) for part in found for i in part]
+        return [int(i) for part in samples for i in part]
 
     def _loss(self, program: Program, samples: Sequence[int], place: int) -> LossParts:
         seed_all(hash((self._spec.seed, 0, place)) & 0x7FFFFFFF)
         batch = program.batch(list(samples))
         with cast("cpu", self._spec.precision), same_rows():
-            found = parted(program.loss(program.model, batch))
-        return found._replace(loss=checked(found.loss))
+            parts = parted(program.loss(program.model, batch))
+        return parts._replace(loss=checked(parts.loss))
 
     def _gradients(self, program: Program, samples: Sequence[int], place: int) -> tuple[list[Any], float | None]:
-        """Return the gradient of each parameter for some samples, and the weight that the loss returned."""
         import torch
 
         params = [p for _, p in trained(program.model)]
         grads = [torch.zeros_like(p) for p in params]
         for p, grad in zip(params, grads, strict=True):
             p.grad = grad
-        found = self._loss(program, samples, place)
-        found.loss.backward()
-        return [grad.numpy() for grad in grads], found.weight
+        parts = self._loss(program, samples, place)
+        parts.loss.backward()
+        return [grad.numpy() for grad in grads], parts.weight
 
     def _whole(self, program: Program, samples: Sequence[int], place: int) -> tuple[Gradient, float | None]:
         rows, weight = self._gradients(program, samples, place)
@@ -273,7 +270,7 @@ class _Checks:
 
 
 def divisor(weights: Sequence[float | None]) -> float:
-    """Return what a sum over shards is divided by: the sum of their weights, or their number; 1 where that is 0.
+    """Return the divisor of a sum over shards: the sum of their weights, or their number; 1 where that is 0.
 
     >>> divisor([None, None]), divisor([2.0, 6.0]), divisor([0.0])
     (2.0, 8.0, 1.0)
@@ -345,8 +342,8 @@ def _be_copy(work: Callable[[], Proof], writer: int) -> None:
         for number in (0, 1, 2):
             os.dup2(nothing, number)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - a notebook's would write to its front end
-        found = _caught(work)
-        data = json.dumps({"told": found.told, "fault": found.fault}).encode()
+        report = _caught(work)
+        data = json.dumps({"summary": report.summary, "fault": report.fault}).encode()
         while data:
             data = data[os.write(writer, data) :]
     finally:
@@ -354,7 +351,6 @@ def _be_copy(work: Callable[[], Proof], writer: int) -> None:
 
 
 def _caught(work: Callable[[], Proof]) -> Proof:
-    """Do something; an error of the user's code proves nothing: the worker that meets it tells it with its log."""
     try:
         return work()
     except Exception as error:
@@ -363,21 +359,20 @@ def _caught(work: Callable[[], Proof]) -> Proof:
 
 
 def _read(reader: int, *, timeout_s: float) -> bytes | None:
-    """Return what a child writes until it closes its end; None if that takes too long."""
-    until_s, found = time.monotonic() + timeout_s, b""
+    """Return the output of a child until it closes its end; None if that takes too long."""
+    until_s, received = time.monotonic() + timeout_s, b""
     readable = select.poll()
     readable.register(reader, select.POLLIN)
     while readable.poll(max(0.0, until_s - time.monotonic()) * 1000):
         data = os.read(reader, 1 << 16)
         if not data:
-            return found
-        found += data
+            return received
+        received += data
     return None
 
 
 @contextlib.contextmanager
 def _restored() -> Iterator[None]:
-    """Restore random generators and the number of threads after the block."""
     import random  # noqa: TID251 - users' data may draw from it
 
     import torch

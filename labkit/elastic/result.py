@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from labkit.elastic.checkpoint.resume import losses_before
+from labkit.elastic.checkpoint.resume import best_of, losses_before
 from labkit.elastic.controller.job_files import records
-from labkit.elastic.member_logs import last_text
+from labkit.elastic.job_logs import last_text
 from labkit.elastic.protocol.blocks import unpack
-from labkit.elastic.protocol.spec import Spec
-from labkit.elastic.saved_model import best_of
+from labkit.elastic.protocol.program import Spec
 from labkit.elastic.shards import ShardService
 
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 def rescued_in(events: Iterable[Mapping[str, Any]]) -> Path | None:
     """Return the folder of the last state if it could not be saved in that of the job."""
-    found = [event["folder"] for event in events if event["event"] == "rescued"]
-    return Path(found[-1]) if found else None
+    folders = [event["folder"] for event in events if event["event"] == "rescued"]
+    return Path(folders[-1]) if folders else None
 
 
 class Result:
@@ -94,8 +93,6 @@ class Result:
         """Loss, metrics beside it, and those of validations (`validation/loss`), by step: one column each."""
         import pandas as pd
 
-        from labkit.elastic.log_rows import rows_of
-
         rows = [row for event in self.events for row in rows_of(event)]
         table = pd.DataFrame(rows, columns=["step", "seconds", "name", "value"])
         return table.pivot_table(index="step", columns="name", values="value", aggfunc="last")
@@ -120,3 +117,31 @@ class Result:
         from labkit.elastic import measure
 
         return measure.faults(self.events)
+
+
+BEFORE = "validation/"
+"""Beginning of the names of what was measured by a validation."""
+
+
+class LogRow(NamedTuple):
+    """One number: of which step (updates done), when (seconds since 1970), its name, and its value."""
+
+    step: int
+    seconds: float
+    name: str
+    value: float
+
+
+def rows_of(event: Mapping[str, Any]) -> Iterator[LogRow]:
+    """Yield the numbers of an event of a job.
+
+    >>> [*rows_of({"event": "loss", "version": 0, "time": 5.0, "loss": 0.5})]
+    [LogRow(step=1, seconds=5.0, name='loss', value=0.5)]
+    """
+    kind = event["event"]
+    if kind == "loss":
+        yield LogRow(int(event["version"]) + 1, event["time"], "loss", event["loss"])
+    elif kind in ("metrics", "validated"):
+        step, before = (int(event["version"]), BEFORE) if kind == "validated" else (int(event["version"]) + 1, "")
+        for name, value in event["values"].items():
+            yield LogRow(step, event["time"], f"{before}{name}", value)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from labkit.core.errors import InputError
 from labkit.core.text import spreadsheet_text
-from labkit.elastic.log_rows import LogRow, rows_of
+from labkit.elastic.result import LogRow, rows_of
 from labkit.system.release import how_to_get
 
 if TYPE_CHECKING:
@@ -88,7 +88,6 @@ def training_log(source: Job | Result, *, csv: Path | str | None = None, tensorb
 
 
 def _opened(path: Path) -> tuple[Any, Any]:
-    """Return an open CSV file with its header, and its writer."""
     try:
         file = path.open("w", newline="")
     except OSError as error:

@@ -112,11 +112,11 @@ def migration_steps(
 
     from labkit.elastic.job_start import start
 
-    found = []
+    rows = []
     for mb in counted(sizes_mb, name="sizes", unit="job", shown=progress):
         done = trial(start(*table(mb), **options), [{"servers": 1, "strategy": "suspend"}], quiet_steps=quiet_steps)
-        found.append(done.scalings.assign(mb=mb))
-    return pd.concat(found, ignore_index=True)
+        rows.append(done.scalings.assign(mb=mb))
+    return pd.concat(rows, ignore_index=True)
 
 
 def compare_modes(
@@ -150,7 +150,7 @@ def compare_modes(
     rows = []
     for mode, workers in counted(runs, name="modes", shown=progress):
         done = train(build(), **options, workers=workers, servers=1, sync=mode == "sync")
-        told = pd.DataFrame([event for event in done.events if event["event"] == "loss"])
-        staleness = float(told["staleness"].mean()) if mode == "async" else 0.0
-        rows.append((mode, workers, staleness, float(told["loss"][after:].mean())))
+        losses = pd.DataFrame([event for event in done.events if event["event"] == "loss"])
+        staleness = float(losses["staleness"].mean()) if mode == "async" else 0.0
+        rows.append((mode, workers, staleness, float(losses["loss"][after:].mean())))
     return pd.DataFrame(rows, columns=["mode", "workers", "staleness", "loss"])

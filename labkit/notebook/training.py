@@ -7,8 +7,7 @@ from concurrent.futures import Future
 from threading import Event, Thread
 from typing import Any, Final, cast
 
-from labkit.elastic.job import Job
-from labkit.elastic.requests import ScaleRequest, follow
+from labkit.elastic.job import Job, ScaleRequest, follow
 from labkit.elastic.result import Result
 
 REDRAW_S: Final = 0.5
@@ -55,7 +54,7 @@ def watch(
 
     def run() -> None:
         try:
-            followed.set_result(follow(job, requests, strategy=strategy, told=told))
+            followed.set_result(follow(job, requests, strategy=strategy, on_event=told))
         except BaseException as error:
             followed.set_exception(error)
         over.set()

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from labkit.elastic.transport.certificates import Authority, Certificates
-from labkit.elastic.transport.folders import private_folder
+from labkit.elastic.transport.certificates import Authority, Certificates, private_folder
 from labkit.testbed.dask_host import HostPlan
 from labkit.testbed.errors import FleetError
 from labkit.testbed.install.provision import install, python_of

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from labkit.core.errors import InputError, LabkitError
-from labkit.elastic.transport.certificates import write_private
-from labkit.elastic.transport.folders import private_folder
+from labkit.elastic.transport.certificates import private_folder, write_private
 from labkit.testbed.laptop.processes import BedProcess, end, process, processes
 
 PLAN, LEADER, LOG = "plan.json", "leader.json", "log"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.elastic.checkpoint.disk import Disk
+from labkit.elastic.checkpoint.manifest import Disk
 from labkit.elastic.checkpoint.store import Checkpoints, SavedBlock, WriteError
 from labkit.elastic.protocol.blocks import layout
 from labkit.elastic.server.optimizers import optimizer

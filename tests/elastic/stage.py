@@ -17,15 +17,31 @@ from typing import Any
 import numpy as np
 
 from labkit.elastic.controller.block_assignment import reassign
-from labkit.elastic.controller.controller_state import JobTerms
-from labkit.elastic.controller.saved_controller import SavedMachine
+from labkit.elastic.controller.controller_state import (
+    Command,
+    End,
+    JobTerms,
+    Keep,
+    Load,
+    Note,
+    Over,
+    SavedMachine,
+    Start,
+    Tell,
+)
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
-from labkit.elastic.protocol.frame_kinds import FrameKind, at, era_and_version
 from labkit.elastic.protocol.messages.blocks import BlockState
-from labkit.elastic.protocol.messages.codec import decode, encode, from_json, to_json
-from labkit.elastic.protocol.messages.greeting import hello
+from labkit.elastic.protocol.messages.codec import (
+    FrameKind,
+    at,
+    decode,
+    encode,
+    era_and_version,
+    from_json,
+    hello,
+    to_json,
+)
 from labkit.elastic.protocol.messages.orders import (
     BeginEra,
     ConnectTo,
@@ -51,12 +67,11 @@ from labkit.elastic.protocol.messages.reports import (
     TransferUnconfirmed,
 )
 from labkit.elastic.protocol.summation_tree import Node, halves
-from labkit.elastic.server.arrivals import Arrivals
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.optimizers import optimizer
-from labkit.elastic.server.server import ParameterServer
+from labkit.elastic.server.server import Arrivals, ParameterServer
 from labkit.elastic.transport import ClosedError, Handler, Head, Message, Peer, PeerLostError, RemoteError
-from labkit.elastic.worker.arrivals import FromServers
+from labkit.elastic.worker.push_pull import FromServers
 from labkit.elastic.worker.synchronous import Worker
 from tests.hang import HANG_S
 

@@ -9,7 +9,7 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.elastic import Job, models, start
 from labkit.elastic.data import dataset
-from labkit.elastic.server.rate import WINDOW_S, Rate
+from labkit.elastic.server.slots import WINDOW_S, Rate
 from labkit.elastic.shards import prove
 from tests.hang import HANG_S
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from labkit.core.errors import InputError
-from labkit.elastic import JobError, Validation, job_folder, start, train
+from labkit.elastic import JobError, Validation, job_start, start, train
 from labkit.elastic.data import as_dataset
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.program import Program
@@ -172,7 +172,7 @@ def test_an_array_that_is_mapped_from_a_file_is_sent_as_its_path(mode: str, tmp_
 
 
 def test_a_large_program_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(job_folder, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(job_start, "LARGE_BYTES", 1000)
     told = train(net(), points(), cross_entropy, **OPTIONS).events
     assert any("the job's folder and each worker have a copy" in event.get("what", "") for event in told)
     assert "labkit: model, data and loss take" in capsys.readouterr().err

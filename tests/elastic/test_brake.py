@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from labkit.elastic.process.brake import PERIOD_S, Brake
+from labkit.elastic.process.limits import PERIOD_S, Brake
 from tests.hang import HANG_S
 
 

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from labkit.core.errors import InputError
-from labkit.elastic.checkpoint.disk import Disk
+from labkit.elastic.checkpoint.manifest import Disk
 from labkit.elastic.checkpoint.store import (
     BadCheckpointError,
     CheckpointError,
@@ -332,7 +332,7 @@ def test_a_queue_of_another_version_of_labkit_is_told_by_field_and_value_and_the
     """As that version writes it: whole, with its digest in the manifest."""
     save(tmp_path, 1)
     raw = to_json(queue_at(2)).replace(b"labkit shards 1", b"labkit shards 2")
-    with mock.patch("labkit.elastic.checkpoint.writer.to_json", return_value=raw):
+    with mock.patch("labkit.elastic.checkpoint.files.to_json", return_value=raw):
         save(tmp_path, 2)
     found = checkpoints(tmp_path).newest()
     assert (found.step, found.queue) == (1, queue_at(1))

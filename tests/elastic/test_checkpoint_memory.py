@@ -14,21 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.elastic.checkpoint.disk import Disk
+from labkit.elastic.checkpoint.manifest import Disk
 from labkit.elastic.checkpoint.store import Checkpoints
-from labkit.elastic.controller import copy_fetch
-from labkit.elastic.controller.checkpoint_keeper import CheckpointKeeper
-from labkit.elastic.controller.copy_fetch import CopyFetch
-from labkit.elastic.controller.event_loop import EventLoop
+from labkit.elastic.controller import checkpoint_keeper
+from labkit.elastic.controller.checkpoint_keeper import CheckpointKeeper, CopyFetch
+from labkit.elastic.controller.connections import EventLoop
+from labkit.elastic.controller.controller_state import Keep, Load
 from labkit.elastic.protocol.blocks import layout
-from labkit.elastic.protocol.commands import Keep, Load
-from labkit.elastic.protocol.frame_kinds import FrameKind, at
 from labkit.elastic.protocol.messages.blocks import BlockState
-from labkit.elastic.protocol.messages.codec import decode
+from labkit.elastic.protocol.messages.codec import FrameKind, at, decode
 from labkit.elastic.protocol.messages.orders import BlockOrder, DropCopies, SendCopies
 from labkit.elastic.protocol.messages.reports import BlockCopied, CopyLate
-from labkit.elastic.server.kept_copies import KeptCopies, KeptCopy
 from labkit.elastic.server.optimizers import optimizer
+from labkit.elastic.server.replicas import KeptCopies, KeptCopy
 from labkit.elastic.transport import Message, RemoteError
 from labkit.elastic.transport.frames import Head
 from tests.elastic.saving import queue_at
@@ -195,8 +193,7 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_fetch, "WINDOW_BYTES", WINDOW)
-    monkeypatch.setattr("labkit.elastic.controller.checkpoint_loading.WINDOW_BYTES", WINDOW)
+    monkeypatch.setattr(checkpoint_keeper, "WINDOW_BYTES", WINDOW)
 
 
 @pytest.fixture

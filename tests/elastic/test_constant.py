@@ -13,7 +13,7 @@ from torch import nn
 
 from labkit.elastic import JobError, train
 from labkit.elastic.data import as_dataset
-from labkit.elastic.worker.constant import ChangedError, ForwardGuard
+from labkit.elastic.worker.forward import ChangedError, ForwardGuard
 
 
 class Average(nn.Module):

@@ -9,11 +9,19 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
 from labkit.elastic.controller.block_assignment import reassign
-from labkit.elastic.controller.controller_state import JobTerms
+from labkit.elastic.controller.controller_state import (
+    Command,
+    End,
+    JobTerms,
+    Load,
+    Note,
+    Over,
+    SavedMachine,
+    Start,
+    Tell,
+)
 from labkit.elastic.controller.deaths import SHORTAGES
-from labkit.elastic.controller.saved_controller import SavedMachine
 from labkit.elastic.controller.state_machine import Controller
-from labkit.elastic.protocol.commands import Command, End, Load, Note, Over, Start, Tell
 from labkit.elastic.protocol.messages.orders import (
     AssignShards,
     BeginEra,

@@ -9,18 +9,24 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.elastic.controller.barrier import WorkerBarrier
 from labkit.elastic.controller.block_assignment import reassign
-from labkit.elastic.controller.command_buffer import CommandBuffer
-from labkit.elastic.controller.controller_state import ControllerState, JobTerms
-from labkit.elastic.controller.event_loop import EventLoop
+from labkit.elastic.controller.checkpoint_schedule import WorkerBarrier
+from labkit.elastic.controller.connections import EventLoop
+from labkit.elastic.controller.controller_state import (
+    VERSION,
+    CommandBuffer,
+    ControllerState,
+    End,
+    JobTerms,
+    Note,
+    Over,
+    SavedController,
+    Tell,
+)
 from labkit.elastic.controller.job_files import EVENTS, LOST_KNOWN, STATE, EventWriter, StateFile
-from labkit.elastic.controller.outcome import JobOutcome
-from labkit.elastic.controller.saved_controller import VERSION, SavedController
-from labkit.elastic.controller.scaling_requests import ScalingQueue, ScalingRequest
+from labkit.elastic.controller.scaling_requests import JobOutcome, ScalingQueue, ScalingRequest
 from labkit.elastic.controller.state_machine import Controller
-from labkit.elastic.protocol.commands import End, Note, Over, Tell
-from labkit.elastic.protocol.json_file import load_struct
+from labkit.elastic.protocol.messages.codec import load_struct
 from labkit.elastic.protocol.messages.orders import Pause, Resume
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
-from labkit.elastic.controller.replica_placement import LEVEL, check_standby, followers
-from labkit.elastic.worker.replicas import ReplicaMap, StepReplicas
+from labkit.elastic.controller.replication import LEVEL, check_standby, followers
+from labkit.elastic.worker.push_pull import ReplicaMap, StepReplicas
 
 NAMES = [f"ps-{i}" for i in range(6)]
 

@@ -23,11 +23,19 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.elastic.arguments import check_variables
 from labkit.elastic.forkserver import client as forks
-from labkit.elastic.forkserver import place as fork_place
-from labkit.elastic.forkserver.order import HEAD_BYTES, ForkOrder, ForkStarted, OrderError, OrderFrames, decode, encode
+from labkit.elastic.forkserver import protocol as fork_protocol
+from labkit.elastic.forkserver.protocol import (
+    HEAD_BYTES,
+    ForkOrder,
+    ForkStarted,
+    OrderError,
+    OrderFrames,
+    decode,
+    encode,
+)
 from labkit.elastic.process.local_members import member_arguments, running
 from labkit.elastic.protocol.program import FILE as PROGRAM
-from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.protocol.program import Spec
 from labkit.system.proc import wait_for_end
 from tests.hang import HANG_S
 
@@ -96,7 +104,7 @@ def servers(folder: Path) -> list[int]:
 def environment(folder: Path, **more: str) -> dict[str, str]:
     return {
         **os.environ,
-        fork_place.FOLDER: str(folder),
+        fork_protocol.FOLDER: str(folder),
         "OMP_NUM_THREADS": "1",
         "PYTHONHASHSEED": "0",
         MARK: "yes",
@@ -265,26 +273,26 @@ def test_a_process_whose_client_is_gone_before_it_knows_its_number_never_runs(fo
 
 def test_other_files_of_labkit_other_libraries_and_other_variables_of_python_need_another_server(tmp_path, monkeypatch):
     env = {**os.environ, "LANG": "C"}
-    before = fork_place.key(env)
-    assert fork_place.key({**env, "HOME": "/elsewhere", "CUDA_VISIBLE_DEVICES": "3", "LABKIT_RUN": "a"}) == before
-    assert fork_place.key({**env, "PYTHONPATH": "/elsewhere"}) != before
+    before = fork_protocol.key(env)
+    assert fork_protocol.key({**env, "HOME": "/elsewhere", "CUDA_VISIBLE_DEVICES": "3", "LABKIT_RUN": "a"}) == before
+    assert fork_protocol.key({**env, "PYTHONPATH": "/elsewhere"}) != before
     (tmp_path / "site-packages").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
-    with_folder = fork_place.key(env)
+    with_folder = fork_protocol.key(env)
     (tmp_path / "site-packages" / "installed").mkdir()
-    assert before != with_folder != fork_place.key(env)
+    assert before != with_folder != fork_protocol.key(env)
     source = tmp_path / "labkit" / "a.py"
     source.parent.mkdir()
     source.write_text("")
-    monkeypatch.setattr(fork_place, "ROOT", tmp_path)
-    before = fork_place.key(env)
+    monkeypatch.setattr(fork_protocol, "ROOT", tmp_path)
+    before = fork_protocol.key(env)
     source.write_text("# changed\n")
-    assert fork_place.key(env) != before
+    assert fork_protocol.key(env) != before
 
 
 def test_a_server_ends_when_it_is_idle_and_leaves_nothing(tmp_path, start):
     folder = tmp_path / "short"
-    child = start(WAITS, env=environment(folder, **{fork_place.IDLE: "0.2"}))
+    child = start(WAITS, env=environment(folder, **{fork_protocol.IDLE: "0.2"}))
     (server,) = servers(folder)
     assert not wait_for_end(server, timeout_s=0.5)  # it has a child
     os.kill(child.pid, signal.SIGKILL)
@@ -294,7 +302,7 @@ def test_a_server_ends_when_it_is_idle_and_leaves_nothing(tmp_path, start):
 
 def test_a_server_whose_folder_is_gone_tells_the_ends_of_its_children_and_leaves(tmp_path, start):
     folder = tmp_path / "gone"
-    child = start(WAITS, env=environment(folder, **{fork_place.IDLE: "4"}))
+    child = start(WAITS, env=environment(folder, **{fork_protocol.IDLE: "4"}))
     (server,) = servers(folder)
     folder.rename(tmp_path / "elsewhere")
     assert not wait_for_end(server, timeout_s=1.5)
@@ -319,13 +327,13 @@ def test_a_folder_that_others_may_enter_is_not_used_and_why_is_told_once(tmp_pat
 
 
 def test_a_folder_that_another_made_first_is_left_for_one_in_the_users_home(tmp_path):
-    usual = fork_place.default_folder({}, shared=str(tmp_path))
+    usual = fork_protocol.default_folder({}, shared=str(tmp_path))
     assert usual == tmp_path / f"labkit-forks-{os.getuid()}"
     usual.mkdir()
     usual.chmod(0o777)
-    found = fork_place.default_folder({"HOME": str(tmp_path / "home")}, shared=str(tmp_path))
+    found = fork_protocol.default_folder({"HOME": str(tmp_path / "home")}, shared=str(tmp_path))
     assert found.is_relative_to(tmp_path / "home")
-    assert fork_place.own_folder(found).stat().st_mode & 0o777 == 0o700
+    assert fork_protocol.own_folder(found).stat().st_mode & 0o777 == 0o700
 
 
 def test_the_process_that_begins_a_job_says_that_there_is_no_fork_server(tmp_path, capfd, monkeypatch):
@@ -340,15 +348,15 @@ def test_the_process_that_begins_a_job_says_that_there_is_no_fork_server(tmp_pat
 def test_a_link_is_no_folder_of_ones_own(tmp_path):
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(fork_place.ForkError, match="is no folder of user"):
-        fork_place.own_folder(tmp_path / "link")
+    with pytest.raises(fork_protocol.ForkError, match="is no folder of user"):
+        fork_protocol.own_folder(tmp_path / "link")
 
 
 def test_off_means_the_plain_start_and_nothing_else_is_understood(tmp_path, folder, monkeypatch):
     with (tmp_path / "log").open("ab") as log:
-        env = environment(folder, **{fork_place.SWITCH: "off"})
+        env = environment(folder, **{fork_protocol.SWITCH: "off"})
         assert forks.started(job(tmp_path / "job", WAITS), env=env, log=log) is None
-    monkeypatch.setenv(fork_place.SWITCH, "0")
+    monkeypatch.setenv(fork_protocol.SWITCH, "0")
     with pytest.raises(InputError, match="LABKIT_FORK_SERVER is '0'; expected on or off"):
         check_variables()
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.elastic.process.gpus import VARIABLE, allotted, devices_of
-from labkit.elastic.protocol.sites import Site
+from labkit.elastic.protocol.sites import VARIABLE, Site, allotted, devices_of
 
 SITE = Site("a/1", "a", devices=("gpu:2", "gpu:3"))
 

@@ -13,8 +13,7 @@ from labkit.elastic import models, start
 from labkit.elastic.data import dataset
 from labkit.elastic.process.usage import resident_bytes
 from labkit.elastic.protocol.messages.blocks import BlockState
-from labkit.elastic.server.block import Block
-from labkit.elastic.server.growing import PAGE, GrowingValues, copies, grown, in_use, mapped, runs
+from labkit.elastic.server.block import PAGE, Block, GrowingValues, copies, grown, in_use, mapped, runs
 from labkit.elastic.server.optimizers import optimizer
 from tests.hang import HANG_S
 

@@ -13,9 +13,8 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
-from labkit.elastic.controller.saved_controller import SavedMachine
+from labkit.elastic.controller.controller_state import STRATEGIES, SavedMachine
 from labkit.elastic.controller.state_machine import Controller
-from labkit.elastic.controller.strategies import STRATEGIES
 from labkit.elastic.protocol.messages.codec import from_json, to_json
 from labkit.elastic.protocol.messages.reports import (
     ConnectFailed,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.elastic.controller.minibatches import Leases
-from labkit.elastic.protocol.frame_kinds import era_and_version
+from labkit.elastic.controller.data_assignment import Leases
+from labkit.elastic.protocol.messages.codec import era_and_version
 from labkit.elastic.protocol.messages.orders import (
     BeginTraining,
     ConfirmLeases,
@@ -23,9 +23,8 @@ from labkit.elastic.protocol.messages.orders import (
 )
 from labkit.elastic.protocol.messages.reports import Paused, Report, WantsLease
 from labkit.elastic.shards import PoisonShardError
-from labkit.elastic.worker.asynchronous import AsyncWorker
-from labkit.elastic.worker.directives import Halted
-from labkit.elastic.worker.lease_queue import LeaseRest
+from labkit.elastic.worker.asynchronous import AsyncWorker, LeaseRest
+from labkit.elastic.worker.push_pull import Halted
 from tests.elastic.stage import Numbers
 from tests.hang import HANG_S
 

@@ -18,22 +18,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.elastic.protocol.frame_kinds import FrameKind, at
 from labkit.elastic.protocol.messages.blocks import BlockState, Gradient, Pull
-from labkit.elastic.protocol.messages.codec import encode
+from labkit.elastic.protocol.messages.codec import FrameKind, at, encode
 from labkit.elastic.protocol.messages.orders import BeginTraining, OwnedBlock, Stop
 from labkit.elastic.protocol.messages.reports import HandedOver, Report, TrainingBegun
 from labkit.elastic.protocol.summation_tree import Node, cover
-from labkit.elastic.server.arrivals import Arrivals
-from labkit.elastic.server.block import Block, Pushed
-from labkit.elastic.server.copy_on_write import CopyOnWriteUpdates, SeqlockUpdates
+from labkit.elastic.server.block import Block, CopyOnWriteUpdates, Pushed, SeqlockUpdates
 from labkit.elastic.server.optimizers import optimizer
-from labkit.elastic.server.server import ParameterServer
+from labkit.elastic.server.server import Arrivals, ParameterServer
 from labkit.elastic.transport import Connection, FrameError, Handler, Message, pair
 from labkit.elastic.transport.shared_arrays import LINE, SharedArray, SharedArrayPool, SharedRegions, fetch
-from labkit.elastic.worker.arrivals import FromServers
 from labkit.elastic.worker.asynchronous import AsyncWorker
-from labkit.elastic.worker.flat import FlatModel
+from labkit.elastic.worker.push_pull import FromServers
+from labkit.elastic.worker.shard_gradients import FlatModel
 from labkit.elastic.worker.synchronous import Worker
 
 N = 1000

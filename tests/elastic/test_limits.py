@@ -16,8 +16,17 @@ from labkit.core.errors import InputError
 from labkit.elastic import Job, models, start
 from labkit.elastic.data import dataset
 from labkit.elastic.process import limits
-from labkit.elastic.process.control_groups import Trees, old_trees, writable_group
-from labkit.elastic.process.limits import Affinity, Amounts, Braked, ControlGroup, chosen, give
+from labkit.elastic.process.limits import (
+    Affinity,
+    Amounts,
+    Braked,
+    ControlGroup,
+    Trees,
+    chosen,
+    give,
+    old_trees,
+    writable_group,
+)
 from labkit.elastic.process.usage import cpu_s
 from tests.hang import HANG_S
 

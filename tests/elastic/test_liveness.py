@@ -25,11 +25,9 @@ from labkit.elastic.data import dataset
 from labkit.elastic.errors import NoAnswerError, NotDoneError
 from labkit.elastic.process.fault_injection import InjectedFault, write
 from labkit.elastic.process.local_members import running
-from labkit.elastic.protocol.frame_kinds import FrameKind
 from labkit.elastic.protocol.messages.clients import GetStatus, JobStatus
-from labkit.elastic.protocol.messages.codec import encode
-from labkit.elastic.protocol.messages.greeting import hello
-from labkit.elastic.protocol.spec import CONTROLLER_SOCKET
+from labkit.elastic.protocol.messages.codec import FrameKind, encode, hello
+from labkit.elastic.protocol.program import CONTROLLER_SOCKET
 from labkit.elastic.shards import prove
 from labkit.elastic.transport import Access, Address, Handler, Lease, connect
 from tests.elastic import user

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from labkit.elastic import measure, start
-from labkit.elastic.server.handover_pace import HandoverPace, departures
+from labkit.elastic.server.handover import HandoverPace, departures
 from labkit.elastic.trial import compare_modes, migration_steps, table, trial
 
 Event = dict[str, Any]

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 import labkit.elastic
 from labkit.elastic.controller.connections import Admission, Receivers
-from labkit.elastic.protocol.frame_kinds import FrameKind
-from labkit.elastic.protocol.messages import blocks, clients, greeting, launchers, orders, reports
-from labkit.elastic.protocol.messages.codec import VERSION, MessageError, decode, encode
+from labkit.elastic.protocol.messages import blocks, clients, codec, orders, reports
+from labkit.elastic.protocol.messages.codec import VERSION, FrameKind, MessageError, decode, encode
 from labkit.elastic.protocol.messages.struct import Struct
 from labkit.elastic.protocol.sites import Site
 from labkit.elastic.transport import AccessError, Head, Message, Peer
 
-MODULES = (blocks, clients, greeting, launchers, orders, reports)
+MODULES = (blocks, clients, codec, orders, reports)
 MESSAGES = [
     kind
     for module in MODULES
@@ -31,8 +30,7 @@ MESSAGES = [
 UNIONS = {
     orders: orders.Order,
     reports: reports.Report,
-    launchers: launchers.LauncherOrder | launchers.LauncherReport,
-    clients: clients.ClientRequest | clients.ClientAnswer,
+    clients: clients.ClientRequest | clients.ClientAnswer | clients.LauncherOrder | clients.LauncherReport,
 }
 PARTS = {reports.MemberReport}
 """Bases of messages."""
@@ -130,7 +128,7 @@ def test_no_process_reads_a_message_without_the_decoder() -> None:
 
 
 def test_the_kinds_of_frames_name_the_messages_that_exist() -> None:
-    source = Path(labkit.elastic.__file__).parent / "protocol" / "frame_kinds.py"
+    source = Path(labkit.elastic.__file__).parent / "protocol" / "messages" / "codec.py"
     named = set(re.findall(r"`([A-Z]\w+)`", source.read_text()))
     assert named == {kind.__name__ for kind in MESSAGES if kind.__module__ == blocks.__name__}
     assert len(FrameKind) == 13
@@ -159,7 +157,7 @@ class Door:
             hosted=lambda *told: self.passed.append(told[-1]), refused=lambda *why: self.refused.append(why),
         )  # fmt: skip
         admission = Admission("local", launchers=["guest"] if role == "host" else [], loop=self, receivers=receivers)  # type: ignore[arg-type]
-        self._handler = admission(Peer("uid 0", greeting.hello("guest", role)))
+        self._handler = admission(Peer("uid 0", codec.hello("guest", role)))
 
     def post(self, call: Any, *arguments: Any) -> None:
         call(*arguments)
@@ -171,7 +169,7 @@ class Door:
 @pytest.mark.parametrize("role", MAY)
 @pytest.mark.parametrize("kind", FrameKind)
 def test_each_role_may_send_the_controller_its_own_frames_only(role: str, kind: FrameKind) -> None:
-    report = encode(launchers.Leaving()) if role == "host" else encode(reports.WantsLease())
+    report = encode(clients.Leaving()) if role == "host" else encode(reports.WantsLease())
     door, raw = Door(role), encode(blocks.BlockState(1, 0)) if kind == FrameKind.SNAPSHOT else report
     if kind in MAY[role]:
         door.send(kind, raw)
@@ -191,9 +189,9 @@ def test_a_malformed_report_is_an_event_that_names_sender_message_and_field() ->
 
 
 def test_a_process_whose_messages_have_another_version_is_refused_with_both_versions() -> None:
-    said = {**greeting.hello("worker-0", "worker"), "version": VERSION + 1}
+    said = {**codec.hello("worker-0", "worker"), "version": VERSION + 1}
     why = f"sends messages of version {VERSION + 1}, and this process of version {VERSION}"
     with pytest.raises(AccessError, match=why):
-        greeting.greeted(Peer("uid 0", said))
+        codec.greeted(Peer("uid 0", said))
     with pytest.raises(AccessError, match=r"malformed: Hello\.version: Field required"):
-        greeting.greeted(Peer("uid 0", {"name": "worker-0", "role": "worker"}))
+        codec.greeted(Peer("uid 0", {"name": "worker-0", "role": "worker"}))

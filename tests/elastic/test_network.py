@@ -21,19 +21,16 @@ from cryptography.hazmat.primitives import serialization
 
 from labkit.core.errors import InputError
 from labkit.elastic import Job, Result, models, start
+from labkit.elastic.controller.controller_state import SavedController
 from labkit.elastic.controller.job_files import STATE
-from labkit.elastic.controller.saved_controller import SavedController
 from labkit.elastic.data import dataset
 from labkit.elastic.process.member_process import MemberProcess
-from labkit.elastic.protocol.frame_kinds import FrameKind
-from labkit.elastic.protocol.json_file import load_struct
 from labkit.elastic.protocol.messages.blocks import BlockState
 from labkit.elastic.protocol.messages.clients import StopJob
-from labkit.elastic.protocol.messages.codec import encode
-from labkit.elastic.protocol.messages.greeting import hello
+from labkit.elastic.protocol.messages.codec import FrameKind, encode, hello, load_struct
 from labkit.elastic.protocol.messages.reports import ConnectFailed
-from labkit.elastic.protocol.network import Refusals, claimed, ports_of
-from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.protocol.program import Spec
+from labkit.elastic.protocol.sites import Refusals, claimed, ports_of
 from labkit.elastic.transport import (
     Access,
     AccessError,

@@ -22,7 +22,7 @@ from labkit.elastic.checkpoint.store import SavedBlock, check_blocks
 from labkit.elastic.controller.losses import NotFiniteError, StepLosses, decoded, encoded, mean
 from labkit.elastic.data import as_dataset
 from labkit.elastic.protocol.blocks import layout
-from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.protocol.program import Spec
 
 DATA = as_dataset((torch.ones(64, 1), torch.zeros(64, 1)))
 

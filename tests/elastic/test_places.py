@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
+from labkit.elastic.controller.controller_state import End, Over, SavedMachine, Start
 from labkit.elastic.controller.placement import ROLES, MemberPlacement, by_numbers, of_role, to_place
-from labkit.elastic.controller.saved_controller import SavedMachine
 from labkit.elastic.controller.state_machine import Controller
-from labkit.elastic.protocol.commands import End, Over, Start
 from labkit.elastic.protocol.messages.codec import from_json, to_json
 from labkit.elastic.protocol.messages.orders import FinishStep, Halt, PauseAtVersion, Replicate, SetOwners
 from labkit.elastic.protocol.messages.reports import HasReplica, OwnsBlock, StateReported, TrainingBegun
@@ -103,7 +102,7 @@ class Spread(Play):
         return [str(note.columns["why"]) for note in self.all_notes("dropped")]
 
     def all_notes(self, event: str) -> list[Any]:
-        from labkit.elastic.protocol.commands import Note
+        from labkit.elastic.controller.controller_state import Note
 
         return [note for note in self.all(Note) if note.event == event]
 

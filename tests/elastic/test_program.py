@@ -23,7 +23,7 @@ from torch import nn
 from labkit.core.errors import InputError
 from labkit.elastic import JobError, job_start, train
 from labkit.elastic.data import as_dataset
-from labkit.elastic.process.controller_link import ControllerLink
+from labkit.elastic.process.member_process import ControllerLink
 from labkit.elastic.protocol.blocks import layout
 from labkit.elastic.protocol.messages.codec import decode
 from labkit.elastic.protocol.messages.reports import Failed, LacksReplicas, Report, ShardLoss, ShardLosses, TrainingDone

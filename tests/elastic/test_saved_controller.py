@@ -18,19 +18,13 @@ from torch.utils.data import TensorDataset
 from labkit.core.errors import InputError
 from labkit.elastic import Job, JobError, start
 from labkit.elastic.controller.block_assignment import reassign
+from labkit.elastic.controller.controller_state import VERSION, AskedScaling, SavedController, SavedProcess
 from labkit.elastic.controller.job_files import STATE, StateFile
-from labkit.elastic.controller.saved_controller import (
-    VERSION,
-    AskedScaling,
-    SavedController,
-    SavedProcess,
-)
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.process.local_members import running
-from labkit.elastic.protocol.json_file import load_struct
-from labkit.elastic.protocol.messages.codec import from_json, to_json
+from labkit.elastic.protocol.messages.codec import from_json, load_struct, to_json
+from labkit.elastic.protocol.program import Spec
 from labkit.elastic.protocol.sites import Site
-from labkit.elastic.protocol.spec import Spec
 from tests.elastic.test_places import Spread
 from tests.elastic.test_standby import Followed
 from tests.hang import HANG_S

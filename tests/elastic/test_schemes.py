@@ -11,7 +11,7 @@ import pytest
 
 from labkit.elastic import Job, Result, models, start
 from labkit.elastic.data import dataset
-from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.protocol.program import Spec
 from labkit.elastic.transport import Scheme
 from tests.hang import HANG_S
 

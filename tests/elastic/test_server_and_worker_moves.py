@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.elastic.protocol.frame_kinds import FrameKind, at
 from labkit.elastic.protocol.messages.blocks import BlocksMoved, Gradient, MovedBlock, Pull
-from labkit.elastic.protocol.messages.codec import decode, encode
+from labkit.elastic.protocol.messages.codec import FrameKind, at, decode, encode
 from labkit.elastic.protocol.messages.orders import BeginTraining, OwnedBlock, PauseAtVersion
 from labkit.elastic.protocol.summation_tree import Node
 from labkit.elastic.server.block import Block

@@ -35,7 +35,7 @@ from labkit.elastic.shards import (
     samples_between,
 )
 from labkit.elastic.shards.saved import SavedShards, parsed
-from labkit.elastic.shards.sizes import n_minibatches
+from labkit.elastic.shards.service import n_minibatches
 
 
 def drain(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from labkit.elastic import Job, start
-from labkit.elastic.process.control_groups import trees_here
+from labkit.elastic.process.limits import trees_here
 from labkit.elastic.process.usage import GB, resident_bytes
 from tests.hang import HANG_S
 

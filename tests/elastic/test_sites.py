@@ -14,16 +14,13 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic import JobError, Result
+from labkit.elastic.controller.controller_state import SavedController
 from labkit.elastic.controller.job_files import STATE
-from labkit.elastic.controller.saved_controller import SavedController
 from labkit.elastic.process.credentials import packed, unpack
 from labkit.elastic.process.local_members import member_arguments, running
-from labkit.elastic.protocol.frame_kinds import FrameKind
-from labkit.elastic.protocol.json_file import load_struct
 from labkit.elastic.protocol.messages.blocks import BlockState
 from labkit.elastic.protocol.messages.clients import StopJob
-from labkit.elastic.protocol.messages.codec import encode
-from labkit.elastic.protocol.messages.greeting import hello
+from labkit.elastic.protocol.messages.codec import FrameKind, encode, hello, load_struct
 from labkit.elastic.protocol.sites import Site
 from labkit.elastic.shards import prove
 from labkit.elastic.transport import Access, Address, Authority, Certificates, TransportError, connect

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.elastic.protocol.network import NetworkConfig, NetworkMode
-from labkit.elastic.protocol.sites import Site
-from labkit.elastic.protocol.spec import SPEC, Spec, option_values
+from labkit.elastic.protocol.program import SPEC, Spec, option_values
+from labkit.elastic.protocol.sites import NetworkConfig, NetworkMode, Site
 from labkit.elastic.transport import Scheme
 
 WHOLE = Spec(

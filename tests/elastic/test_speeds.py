@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.elastic.controller.shard_balance import FRESH, ShardBalance
+from labkit.elastic.controller.data_assignment import FRESH, ShardBalance
 
 
 def steps(speeds: ShardBalance, per_s: dict[str, float], *, n: int, noise: float = 0.0) -> int:

@@ -10,8 +10,8 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
+from labkit.elastic.controller.controller_state import Load, Start, Tell
 from labkit.elastic.controller.state_machine import Controller
-from labkit.elastic.protocol.commands import Load, Start, Tell
 from labkit.elastic.protocol.messages.orders import (
     DropReplicas,
     Halt,

@@ -18,9 +18,8 @@ from labkit.elastic.protocol.blocks import bind, pack
 from labkit.elastic.protocol.summation_tree import Node, halves
 from labkit.elastic.result import Result
 from labkit.elastic.schedules import Cosine, Steps, WarmUp
-from labkit.elastic.server.growing import PAGE, GrowingValues, grown
-from labkit.elastic.server.optimizers import optimizer
-from labkit.elastic.server.own_update import UpdateError
+from labkit.elastic.server.block import PAGE, GrowingValues, grown
+from labkit.elastic.server.optimizers import UpdateError, optimizer
 from labkit.elastic.server.update_rule import ClippedUpdates, ScheduledUpdates
 from labkit.elastic.shards import samples_of
 

@@ -17,7 +17,7 @@ from labkit.elastic.process.usage import (
     read,
     readings,
 )
-from labkit.elastic.protocol.messages.launchers import MeasuredUsage
+from labkit.elastic.protocol.messages.clients import MeasuredUsage
 
 NAN = float("nan")
 

@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 
 from labkit.core.errors import InputError
 from labkit.elastic import JobError, TrainingLog, Validation, start, training_log
-from labkit.elastic.saved_model import BEST
-from labkit.elastic.validator import QUEUED
+from labkit.elastic.checkpoint.resume import BEST
+from labkit.elastic.validation import QUEUED
 from tests.hang import HANG_S
 
 GENERATOR = torch.Generator().manual_seed(5)

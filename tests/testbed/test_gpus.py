@@ -45,9 +45,9 @@ LAUNCHER = """
 import sys, threading
 from pathlib import Path
 from labkit.elastic.process import local_launcher as launch, local_members
-from labkit.elastic.protocol.messages.launchers import StartMember
+from labkit.elastic.protocol.messages.clients import StartMember
 from labkit.elastic.protocol.sites import Site
-from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.protocol.program import Spec
 
 home = Path("home")
 home.mkdir()

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint, and the exceptions of checkpoints.
+"""The manifest of a checkpoint, its exceptions, and renames and syncs that survive a crash.
 
 CheckpointError
 ├── WriteError           a disk is full or broken; earlier checkpoints are untouched
@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, groupby, pairwise
-from typing import Any, Final, Protocol
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Protocol
 
 import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
-from labkit.elastic.checkpoint.disk import Buffer
+from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Layout, Param, Vector
 
 FORMAT: Final = 1
@@ -142,10 +145,10 @@ def digest_of(blocks: Iterable[BlockLike]) -> str:
 
 def check_sum(buffers: Iterable[Buffer]) -> str:
     """Return the BLAKE2b digest of the concatenation of some buffers."""
-    found = hashlib.blake2b(digest_size=20)
+    digest = hashlib.blake2b(digest_size=20)
     for buffer in buffers:
-        found.update(buffer)
-    return found.hexdigest()
+        digest.update(buffer)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,3 +264,51 @@ def _glance(text: bytes) -> str:
     if not text.strip(b"\0"):
         return f"{len(text)} bytes, all of them 0." if text else "it is empty."
     return f"it is no manifest, or cut short after {len(text)} bytes."
+
+
+Buffer = bytes | memoryview
+
+
+class Disk:
+    """The real file system. All methods raise OSError as the system does."""
+
+    def make_folder(self, path: Path) -> None:
+        """Create a folder that only its owner can enter; it must not exist."""
+        path.mkdir(mode=0o700)
+
+    def create(self, path: Path) -> BinaryIO:
+        """Create and open a file; it must not exist."""
+        return path.open("xb", buffering=0)
+
+    def write(self, file: BinaryIO, buffers: Iterable[Buffer]) -> None:
+        """Write everything, in as many calls as the system needs."""
+        fault.at("disk.write")
+        for buffer in buffers:
+            rest = memoryview(buffer).cast("B")
+            while rest:
+                rest = rest[file.write(rest) :]
+                fault.at("disk.wrote")
+
+    def sync(self, file: BinaryIO) -> None:
+        """Return once the written bytes are on the disk; after an error they may never be."""
+        fault.at("disk.sync")
+        os.fsync(file.fileno())
+        fault.at("disk.synced")
+
+    def sync_folder(self, path: Path) -> None:
+        """Return once the names in a folder are on the disk."""
+        number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+    def rename(self, path: Path, to: Path) -> None:
+        """Rename a folder atomically; a folder of the new name must be empty or not exist."""
+        fault.at("disk.rename")
+        path.rename(to)
+        fault.at("disk.renamed")
+
+    def remove(self, path: Path) -> None:
+        """Remove a folder and its content, as far as possible."""
+        shutil.rmtree(path, ignore_errors=True)

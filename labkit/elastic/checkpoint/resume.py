@@ -1,33 +1,36 @@
-"""Resume training from a checkpoint: check that the training is the same, and read its earlier losses."""
+"""Resume from a checkpoint, or take its model: is it the same training, which losses came before."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from labkit.core.errors import InputError
 from labkit.elastic.checkpoint.manifest import CHECKPOINTS, FILE, BadCheckpointError, Manifest, OtherModelError
+from labkit.elastic.checkpoint.store import Checkpoints
 from labkit.elastic.controller.losses import decoded
+from labkit.elastic.protocol.blocks import unpack
+from labkit.elastic.protocol.program import Spec
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from labkit.elastic.checkpoint.store import Checkpoint
     from labkit.elastic.protocol.blocks import Layout
-    from labkit.elastic.protocol.spec import Spec
+    from labkit.elastic.protocol.program import Spec
 
 
 class NothingLeftError(InputError):
-    """The newest checkpoint of a folder is that of the last step.
-
-    Attributes
-    ----------
-    saved : Checkpoint
-        That checkpoint.
-    """
+    """The newest checkpoint of a folder is that of the last step."""
 
     def __init__(self, message: str, *, saved: Checkpoint) -> None:
         super().__init__(message)
@@ -50,9 +53,9 @@ def kept_cut(folder: Path, cut: Layout) -> Layout:
     for path in sorted((folder / CHECKPOINTS).glob(f"step-*/{FILE}"), reverse=True):
         with contextlib.suppress(BadCheckpointError, OSError):
             manifest = Manifest.from_json(path.read_bytes(), name=path.parent.name)
-            found = manifest.cut(cut.params)
-            if manifest.step and found.digest == manifest.layout:
-                return found
+            kept = manifest.cut(cut.params)
+            if manifest.step and kept.digest == manifest.layout:
+                return kept
     return cut
 
 
@@ -87,8 +90,8 @@ def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]
             saved=saved,
         )
     if (saved.queue is None) != spec.sync:
-        was, asked = ("asynchronous", "sync=False") if spec.sync else ("synchronous", "sync=True")
-        raise InputError(f"the checkpoints of {folder} are of {was} training: go on with {asked}, or elsewhere.")
+        was, requested = ("asynchronous", "sync=False") if spec.sync else ("synchronous", "sync=True")
+        raise InputError(f"the checkpoints of {folder} are of {was} training: go on with {requested}, or elsewhere.")
     differs = _differences(saved, spec)
     if differs and not (anyway and spec.sync):
         remedy = "; " + 'resume="anyway" goes on with other samples, some twice or never' if spec.sync else ""
@@ -100,7 +103,6 @@ def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]
 
 
 def _differences(saved: Checkpoint, spec: Spec) -> list[str]:
-    """Return the settings that differ in a checkpoint, one phrase each."""
     known: Mapping[str, Any] = saved.training
     if saved.queue is not None:
         plan = saved.queue.plan
@@ -116,7 +118,7 @@ def _differences(saved: Checkpoint, spec: Spec) -> list[str]:
 
 def _explained(message: str, folder: Path, spec: Spec) -> str:
     """Return an error about another model, with the first parameter that differs if the former job's spec has it."""
-    from labkit.elastic.protocol.spec import SPEC, Spec
+    from labkit.elastic.protocol.program import SPEC, Spec
 
     with contextlib.suppress(OSError, ValueError, TypeError):
         before = Spec.load(folder)
@@ -139,15 +141,15 @@ def losses_before(folder: Path, *, step: int) -> dict[int, float]:
 
     A later job replaces all losses from the step on at which it began, also those that it has not reported.
     """
-    found: dict[int, float] = {}
+    losses: dict[int, float] = {}
     names = (_BEFORE.fullmatch(path.name) for path in folder.glob("*-events.jsonl"))
     for name in sorted((name for name in names if name), key=lambda name: int(name[1])):
         for event in _events(folder / name[0]):
             if event["event"] == "began":
-                found = {version: loss for version, loss in found.items() if version < event["version"]}
+                losses = {version: loss for version, loss in losses.items() if version < event["version"]}
             else:
-                found[int(event["version"])] = decoded(event["loss"])
-    return {version: loss for version, loss in found.items() if version < step}
+                losses[int(event["version"])] = decoded(event["loss"])
+    return {version: loss for version, loss in losses.items() if version < step}
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
@@ -157,3 +159,80 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
             if '"event": "loss"' in line or '"event": "began"' in line:
                 with contextlib.suppress(ValueError):
                     yield json.loads(line)
+
+
+BEST: Final = "best"
+"""Folder of the best state, in that of the job."""
+SCORE: Final = "best.json"
+
+
+@dataclass(slots=True)
+class Score:
+    """The best state so far.
+
+    Attributes
+    ----------
+    metric : str
+        By which states are compared.
+    version : int
+        Updates in the best state.
+    value : float, optional
+        The metric of the best state; None: no state has a finite one.
+    values : dict
+        Loss and metrics of the best state.
+    n_worse : int
+        Validations since.
+    """
+
+    metric: str
+    version: int = 0
+    value: float | None = None
+    values: dict[str, float] = field(default_factory=dict)
+    n_worse: int = 0
+
+
+def read_score(folder: Path) -> Score | None:
+    """Return the score of the best state that a job has left in its folder; None without one."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Score(**json.loads((folder / BEST / SCORE).read_text()))
+    return None
+
+
+def state_of(checkpoints: Checkpoints, version: int, model: nn.Module) -> nn.Module:
+    """Return a copy of a model with the parameters of a checkpoint."""
+    saved = checkpoints.load(version)
+    loaded = copy.deepcopy(model)
+    unpack(np.concatenate([saved.blocks[number].params for number in sorted(saved.blocks)]), loaded)
+    return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """A state of the model.
+
+    Attributes
+    ----------
+    version : int
+        Updates so far.
+    model : Module
+        A copy of the model with its parameters.
+    values : mapping
+        Loss and metrics of its validation; empty for one that was not validated.
+    """
+
+    version: int
+    model: nn.Module
+    values: Mapping[str, float] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its parameters and buffers by name."""
+        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
+
+def best_of(folder: Path, spec: Spec, model: nn.Module) -> SavedModel | None:
+    """Return the best state in the folder of a job; None if no validation kept one."""
+    score = read_score(folder)
+    if score is None or score.value is None:
+        return None
+    kept = Checkpoints(folder / BEST, layout=spec.layout, optimizer=spec.checkpoints(folder).optimizer)
+    return SavedModel(score.version, state_of(kept, score.version, model), score.values)

@@ -1,7 +1,7 @@
 """Consistent checkpoints: model, optimizer and shard queue under one manifest, whole or not at all.
 
 A checkpoint is a folder `step-000120` with a file for each server, `queue.json` and `manifest.json`. It is written
-under another name, synced to the disk, and renamed (`labkit.elastic.checkpoint.writer`), so that a `step-` folder is
+under another name, synced to the disk, and renamed (`labkit.elastic.checkpoint.files`), so that a `step-` folder is
 complete. It is verified when it is read; a bad one is skipped for the one before. A checkpoint is never overwritten.
 """
 
@@ -18,13 +18,14 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from labkit.core.errors import InputError
-from labkit.elastic.checkpoint.disk import Disk
+from labkit.elastic.checkpoint.files import CheckpointWriter, VerifiedCheckpoint, read_blocks
 from labkit.elastic.checkpoint.manifest import (
     FILE,
     QUEUE,
     BadCheckpointError,
     BlockLike,
     CheckpointError,
+    Disk,
     Manifest,
     NoCheckpointError,
     OtherModelError,
@@ -35,13 +36,11 @@ from labkit.elastic.checkpoint.manifest import (
     file_of,
     name_of,
 )
-from labkit.elastic.checkpoint.reader import VerifiedCheckpoint, read_blocks
-from labkit.elastic.checkpoint.writer import CheckpointWriter
 from labkit.elastic.controller.losses import CONTINUE, NotFiniteError
 from labkit.elastic.protocol.blocks import Layout
 from labkit.elastic.server.optimizers import Optimizer
 from labkit.elastic.shards import SavedShards
-from labkit.elastic.shards.errors import JournalError
+from labkit.elastic.shards.book import JournalError
 from labkit.elastic.shards.saved import parsed
 
 __all__ = [
@@ -229,8 +228,8 @@ class Checkpoints:
         """Return the steps that have checkpoints, good or bad, in order."""
         if not self.folder.is_dir():
             return []
-        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        names = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in names if match)
 
     def newest(self, *, on_bad: Callable[[BadCheckpointError], None] | None = None) -> Checkpoint:
         """Read the newest good checkpoint; skip bad ones.

@@ -77,8 +77,6 @@ ParameterPiece(block=2, server=1, n=2), ParameterPiece(block=3, server=1, n=1)]
 
 @dataclass(slots=True)
 class _Filling:
-    """Servers while blocks are placed on them."""
-
     load: Floats
     n_requests: Ints
     capacity: float

@@ -1,7 +1,7 @@
-"""Checkpoints in the controller's process: copies of blocks go from servers to the disk, a few at a time.
+"""Checkpoints in the controller's process: copies of blocks go to the disk a few at a time, and back to servers.
 
 Servers keep the copies of their blocks, and report each. When those of all blocks at a version are there, the
-controller asks for as many as fit into `copy_fetch.WINDOW_BYTES`, writes each as it arrives, and asks for the next when
+controller asks for as many as fit into `WINDOW_BYTES`, writes each as it arrives, and asks for the next when
 it is written. In its memory stay the entries of the manifest, so the memory does not depend on the size of the model.
 Servers need no memory for this that they did not need before, and no access to the controller's disk: there is one way
 for servers on its host and on others.
@@ -13,40 +13,39 @@ import contextlib
 import shutil
 import tempfile
 from collections import defaultdict, deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from labkit.core.errors import LabkitError
-from labkit.elastic.checkpoint.store import SavedBlock, check_blocks
-from labkit.elastic.controller.checkpoint_loading import CheckpointLoading
-from labkit.elastic.controller.copy_fetch import CopyFetch
-from labkit.elastic.controller.event_loop import ControllerRuntime
+from labkit.core.events import Cause
+from labkit.elastic.checkpoint.files import CheckpointWriter
+from labkit.elastic.checkpoint.manifest import BadCheckpointError, BlockEntry
+from labkit.elastic.checkpoint.store import Checkpoints, SavedBlock, VerifiedCheckpoint, check_blocks
+from labkit.elastic.controller.connections import ControllerRuntime
+from labkit.elastic.controller.controller_state import Keep, Load
 from labkit.elastic.controller.losses import STOP, NotFiniteError
 from labkit.elastic.controller.member_processes import MemberProcesses
-from labkit.elastic.protocol.commands import Keep, Load
 from labkit.elastic.protocol.messages.blocks import BlockState
+from labkit.elastic.protocol.messages.codec import FrameKind, at, encode
 from labkit.elastic.protocol.messages.orders import DropCopies, SendCopies
 from labkit.elastic.protocol.messages.reports import BlockCopied, CopyLate
-from labkit.elastic.transport import Message
+from labkit.elastic.server.block import Block
+from labkit.elastic.shards import SavedShards
+from labkit.elastic.transport import Message, RemoteError, TransportError
 
 ROOM: Final = 1.2
 """Free bytes of a place, per byte of a checkpoint, from which on the last state is saved there."""
 
 
 class CheckpointKeeper:
-    """Writes checkpoints in a thread of its own, and loads the newest one into the servers.
-
-    Parameters
-    ----------
-    runtime : ControllerRuntime
-        Shared by all parts.
-    processes : MemberProcesses
-        Of the servers.
-    """
+    """Writes checkpoints in a thread of its own, and loads the newest one into the servers."""
 
     def __init__(self, runtime: ControllerRuntime, processes: MemberProcesses) -> None:
         self._runtime, self._processes, self._machine = runtime, processes, runtime.machine
@@ -96,7 +95,6 @@ class CheckpointKeeper:
             self._begin()
 
     def _begin(self) -> None:
-        """Begin with the first of the fetches."""
         if self._fetches:
             self._in_thread(self._fetches[0], self._open)
             self._ask(self._fetches[0])
@@ -199,8 +197,8 @@ class CheckpointKeeper:
             return
         self._checkpoints = self._runtime.spec.checkpoints(elsewhere)
         self._runtime.events.write("rescued", {"folder": str(elsewhere), "why": why})
-        told = f"the last state is saved in {elsewhere}, since it could not be saved in the job's folder: {why}"
-        self._runtime.events.write("told", {"what": told})
+        message = f"the last state is saved in {elsewhere}, since it could not be saved in the job's folder: {why}"
+        self._runtime.events.write("told", {"what": message})
         self._runtime.execute(self._machine.copies_lost(fetch.version, why))
 
     def _elsewhere(self) -> Path | None:
@@ -223,13 +221,11 @@ class CheckpointKeeper:
         self._runtime.execute(self._machine.copies_lost(fetch.version, why))
 
     def _end(self, fetch: CopyFetch) -> None:
-        """Go on with the next fetch."""
         if self._fetches and self._fetches[0] is fetch:
             self._fetches.popleft()
             self._begin()
 
     def _drop(self, version: int) -> None:
-        """Let all servers drop the copies that no checkpoint needs."""
         for server in self._machine.job.of("server"):
             self._processes.send(server.name, DropCopies(version))
 
@@ -248,3 +244,218 @@ class CheckpointKeeper:
                 fetch.over = True
                 self._writer.submit(self._abandon, fetch)
         self._fetches = deque(fetch for fetch in self._fetches if not fetch.over)
+
+
+@dataclass(slots=True, eq=False)
+class _Sending:
+    """The blocks of a verified checkpoint that have not arrived at their owners."""
+
+    command: Load
+    found: VerifiedCheckpoint
+    left: deque[BlockEntry]
+    n_left: int
+    waiting_bytes: int = 0
+
+    def next(self) -> list[BlockEntry]:
+        """Return the blocks to send now."""
+        chosen = []
+        while self.left:
+            n_bytes = self.bytes_of(self.left[0])
+            if self.waiting_bytes and self.waiting_bytes + n_bytes > WINDOW_BYTES:
+                break
+            self.waiting_bytes += n_bytes
+            chosen.append(self.left.popleft())
+        return chosen
+
+    def bytes_of(self, entry: BlockEntry) -> int:
+        """Return the bytes of a block, its optimizer state included."""
+        return 4 * entry.n * (1 + len(self.found.manifest.state))
+
+
+class CheckpointLoading:
+    """Loads the newest good checkpoint into the servers.
+
+    It reads twice: no server gets a block of a checkpoint that has a bad one.
+
+    Parameters
+    ----------
+    runtime, processes
+        Of the controller.
+    thread : ThreadPoolExecutor
+        Reads; its one thread writes too, so that a checkpoint that is being written is complete before.
+    """
+
+    def __init__(
+        self,
+        runtime: ControllerRuntime,
+        processes: MemberProcesses,
+        checkpoints: Checkpoints,
+        thread: ThreadPoolExecutor,
+    ) -> None:
+        self._runtime, self._processes, self._machine = runtime, processes, runtime.machine
+        self._checkpoints, self._thread = checkpoints, thread
+
+    def load(self, command: Load) -> None:
+        """Send every block of the newest good checkpoint to its owner."""
+        self._thread.submit(self._find, command)
+
+    def _current(self, command: Load) -> bool:
+        return command.era == self._machine.job.era
+
+    def _find(self, command: Load) -> None:
+        loop, events = self._runtime.loop, self._runtime.events
+        if not self._current(command):
+            return
+        try:
+            checkpoint = self._checkpoints.newest_verified(
+                on_bad=lambda bad: loop.post(events.write, "bad_checkpoint", {"why": str(bad)})
+            )
+        except LabkitError as error:
+            loop.post(self._runtime.give_up, str(error))
+        except (OSError, MemoryError) as error:
+            loop.post(self._runtime.give_up, f"no checkpoint can be read: {type(error).__name__}: {error}")
+        else:
+            entries = sorted(checkpoint.manifest.blocks, key=lambda entry: entry.number)
+            loop.post(self._send_next, _Sending(command, checkpoint, deque(entries), len(entries)))
+
+    def _send_next(self, sending: _Sending) -> None:
+        if self._current(sending.command):
+            for entry in sending.next():
+                self._thread.submit(self._read, sending, entry)
+
+    def _read(self, sending: _Sending, entry: BlockEntry) -> None:
+        if not self._current(sending.command):
+            return
+        try:
+            saved = sending.found.block(entry)
+        except (BadCheckpointError, OSError, MemoryError) as error:
+            self._runtime.loop.post(self._on_unreadable, sending, str(error))
+        else:
+            self._runtime.loop.post(self._send, sending, entry, saved)
+
+    def _on_unreadable(self, sending: _Sending, why: str) -> None:
+        """Begin again, in another era, after a block was good and is not any more."""
+        if self._current(sending.command):
+            self._runtime.events.write("bad_checkpoint", {"why": why})
+            self._runtime.execute(self._machine.unloaded())
+
+    def _send(self, sending: _Sending, entry: BlockEntry, saved: SavedBlock) -> None:
+        if not self._current(sending.command):
+            return
+        owner = sending.command.owner[entry.number]
+        channel = self._processes.channel(owner)
+        if channel is None:
+            return  # the owner died: its end begins another era
+        block = Block(
+            number=entry.number, params=saved.params, state=dict(saved.state), version=saved.version,
+            seen=dict(saved.seen),
+        )  # fmt: skip
+        with contextlib.suppress(TransportError):
+            step = at(sending.command.era, sending.found.step)
+            reply = channel.request(
+                FrameKind.STATE, *block.vectors(), meta=encode(block.description()), block=entry.number, step=step
+            )  # fmt: skip
+            reply.add_done_callback(partial(self._on_reply, sending, owner, entry))
+
+    def _on_reply(self, sending: _Sending, owner: str, entry: BlockEntry, done: Future[Message]) -> None:
+        """Handle a server's reply, in any thread; after a lost connection the server ends, or reports what it has."""
+        failure = done.exception()
+        if failure is None:
+            self._runtime.loop.post(self._on_arrived, sending, entry)
+        elif isinstance(failure, RemoteError):
+            self._runtime.loop.post(self._on_refused, owner, sending.command, str(failure))
+
+    def _on_arrived(self, sending: _Sending, entry: BlockEntry) -> None:
+        if not self._current(sending.command):
+            return
+        sending.waiting_bytes -= sending.bytes_of(entry)
+        sending.n_left -= 1
+        if sending.n_left:
+            self._send_next(sending)
+        else:
+            self._runtime.execute(self._machine.loaded(sending.found.step, queue=sending.found.queue))
+
+    def _on_refused(self, server: str, command: Load, why: str) -> None:
+        """Replace a server that refused a block: training would wait for it."""
+        if self._current(command) and self._processes.is_running(server):
+            self._runtime.events.write("unloaded", {"name": server, "why": why})
+            self._processes.kill(server, Cause.UNREACHABLE)
+
+
+WINDOW_BYTES: Final = 24 << 20
+"""Bytes of copies that are on their way from servers to the disk. One block may always be, however large it is."""
+
+
+@dataclass(slots=True, eq=False)
+class CopyFetch:
+    """The copies of one version on their way from the servers to the disk.
+
+    Attributes
+    ----------
+    version, turn : int
+        Of the copies; number of the attempt.
+    queue : SavedShards, optional
+        State of the shard queue at that version.
+    sizes : sequence of int
+        Bytes of each block, its optimizer state included.
+    left : deque
+        (block, server) that are to be asked for.
+    asked : dict
+        Server of each block that was asked for and has not arrived.
+    waiting_bytes : int
+        Bytes that were asked for and are not written.
+    n_left : int
+        Blocks that are not written.
+    draft : CheckpointWriter, optional
+        The checkpoint as far as it is written; only the thread of the writer uses it.
+    over : bool
+        Whether it was given up: what arrives is dropped.
+    """
+
+    version: int
+    turn: int
+    queue: SavedShards | None
+    sizes: Sequence[int]
+    left: deque[tuple[int, str]]
+    asked: dict[int, str] = field(default_factory=dict)
+    waiting_bytes: int = 0
+    n_left: int = 0
+    draft: CheckpointWriter | None = None
+    over: bool = False
+
+    @classmethod
+    def of(
+        cls, version: int, owner: Mapping[int, str], *, turn: int, queue: SavedShards | None, sizes: Sequence[int]
+    ) -> CopyFetch:
+        """Return a fetch of all blocks, from their servers in turns: so each has something to send."""
+        by_server: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        for block, server in sorted(owner.items()):
+            by_server[server].append((block, server))
+        in_turns = chain.from_iterable(zip_longest(*by_server.values()))
+        return cls(version, turn, queue, sizes, deque(filter(None, in_turns)), n_left=len(owner))
+
+    def ask(self) -> dict[str, list[int]]:
+        """Return the blocks to ask each server for now."""
+        by_server: dict[str, list[int]] = defaultdict(list)
+        while self.left:
+            n_bytes = self.sizes[self.left[0][0]]
+            if self.waiting_bytes and self.waiting_bytes + n_bytes > WINDOW_BYTES:
+                break
+            block, server = self.left.popleft()
+            self.asked[block] = server
+            self.waiting_bytes += n_bytes
+            by_server[server].append(block)
+        return by_server
+
+    def arrived(self, block: int, *, turn: int) -> str | None:
+        """Return the server that a block was asked from; None: it was not asked for, or came before."""
+        return self.asked.pop(block, None) if turn == self.turn and not self.over else None
+
+    def written(self, block: int) -> None:
+        """Note that a block is written."""
+        self.waiting_bytes -= self.sizes[block]
+        self.n_left -= 1
+
+    def needs(self, server: str) -> bool:
+        """Return whether blocks have not arrived that this server has."""
+        return server in self.asked.values() or any(server == name for _, name in self.left)

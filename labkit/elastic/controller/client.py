@@ -8,13 +8,11 @@ from typing import Final, TypeVar
 
 from labkit.core.errors import InputError
 from labkit.elastic.errors import NoAnswerError, OverError
-from labkit.elastic.process.time_limits import LOOK_S, Waking
-from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.process.causes import LOOK_S, Waking
 from labkit.elastic.protocol.messages.clients import ClientRequest, GetStatus, JobStatus
-from labkit.elastic.protocol.messages.codec import MessageError, decode, encode
-from labkit.elastic.protocol.messages.greeting import hello
+from labkit.elastic.protocol.messages.codec import FrameKind, MessageError, decode, encode, hello
 from labkit.elastic.protocol.messages.struct import Struct
-from labkit.elastic.protocol.spec import CONTROLLER_SOCKET
+from labkit.elastic.protocol.program import CONTROLLER_SOCKET
 from labkit.elastic.transport import (
     Access,
     Address,
@@ -70,7 +68,7 @@ class ControllerClient:
         self._connecting = threading.Lock()
 
     def ask(self, request: ClientRequest, answer: type[Answer]) -> Answer:
-        """Return what the controller answers, a message of type `answer`.
+        """Return the controller's answer, a message of type `answer`.
 
         Raises
         ------
@@ -145,8 +143,6 @@ class ControllerClient:
 
 
 class _Closing(Handler):
-    """Notes the end of a connection."""
-
     def __init__(self, client: ControllerClient) -> None:
         self._client = client
 

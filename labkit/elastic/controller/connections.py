@@ -1,23 +1,85 @@
-"""Connections to the controller: which processes may connect, and which messages each may send."""
+"""What the parts of the controller's process share: its event queue, and its connections to members."""
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, ParamSpec
 
-from labkit.elastic.controller.event_loop import EventLoop
-from labkit.elastic.controller.job_files import now
-from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.controller.controller_state import Command
+from labkit.elastic.controller.job_files import EventWriter, now
+from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.messages.blocks import BlockState
-from labkit.elastic.protocol.messages.codec import MessageError, decode
-from labkit.elastic.protocol.messages.greeting import Hello
-from labkit.elastic.protocol.messages.launchers import LauncherReport
+from labkit.elastic.protocol.messages.clients import LauncherReport
+from labkit.elastic.protocol.messages.codec import FrameKind, Hello, MessageError, decode
 from labkit.elastic.protocol.messages.reports import Report
-from labkit.elastic.protocol.network import HOST, NetworkMode, checked_address, claimed
-from labkit.elastic.server.growing import mapped
-from labkit.elastic.transport import AccessError, Channel, Handler, Message, Peer, TransportError
+from labkit.elastic.protocol.program import Spec
+from labkit.elastic.protocol.sites import HOST, NetworkMode, checked_address, claimed
+from labkit.elastic.server.block import mapped
+from labkit.elastic.transport import AccessError, Channel, Handler, Lease, Message, Peer, TransportError
 from labkit.elastic.transport.frames import Head
+
+P = ParamSpec("P")
+
+
+class EventLoop:
+    """Functions that other threads post, to be called one after the other in the thread of the loop."""
+
+    def __init__(self) -> None:
+        self._posted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+
+    def post(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Queue a call of a function for the loop; from any thread."""
+        self._posted.put(partial(function, *args, **kwargs))
+
+    def next(self, *, timeout_s: float) -> Callable[[], object] | None:
+        """Return the next call that is due; None: none was posted in this time."""
+        try:
+            return self._posted.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerRuntime:
+    """What the parts of the controller's process share.
+
+    Attributes
+    ----------
+    folder : Path
+        Of the job.
+    spec : Spec
+        Of the job.
+    lease : Lease
+        From which timeouts derive.
+    loop : EventLoop
+        In whose thread all methods of the parts run, unless they say otherwise.
+    events : EventWriter
+        Events of the job.
+    machine : Controller
+        Decides.
+    execute : callable
+        Carries out the commands of the machine.
+    remember : callable
+        Writes the state for the next controller.
+    """
+
+    folder: Path
+    spec: Spec
+    lease: Lease
+    loop: EventLoop
+    events: EventWriter
+    machine: Controller
+    execute: Callable[[list[Command]], None]
+    remember: Callable[[], None]
+
+    def give_up(self, why: str) -> None:
+        """End the job because it cannot go on."""
+        self.execute(self.machine.give_up(why))
+
 
 CLIENT = "client"
 """Role of the process that started the job, and of others that ask its controller."""
@@ -103,15 +165,15 @@ class Admission:
         AccessError
             If the peer is no such process of the job, or uses the other way.
         """
-        said = claimed(peer)
-        name, role = said.name, said.role
+        hello = claimed(peer)
+        name, role = hello.name, hello.role
         secured = peer.proved.startswith("certificate")
         if secured != (role != CLIENT and self._network != NetworkMode.LOCAL):
             raise AccessError(f"{name[:60]} is a {role[:20]}, and may not connect over this socket.")
         if (role == HOST) != (name in self._launchers):
             raise AccessError(f"{name[:60]} is no {role[:20]} of this job.")
-        address = checked_address(said.address, network=self._network)
-        return _Incoming(replace(said, address=address), loop=self._loop, receivers=self._receivers)
+        address = checked_address(hello.address, network=self._network)
+        return _Incoming(replace(hello, address=address), loop=self._loop, receivers=self._receivers)
 
 
 class _Incoming(Handler):

@@ -108,7 +108,7 @@ class Deaths:
         return stuck and now_s - death.when_s < self._within_s
 
     def state(self) -> tuple[Death, ...]:
-        """Return what a controller that takes over needs."""
+        """Return the state for a controller that takes over."""
         return tuple(self._known)
 
     def take_over(self, deaths: Iterable[Death]) -> None:

@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.elastic.controller.controller_state import SavedController
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
-from labkit.elastic.controller.saved_controller import SavedController
 from labkit.elastic.process import fault_injection as fault
-from labkit.elastic.protocol.json_file import damaged, load_struct
 from labkit.elastic.protocol.messages.clients import LostMember
-from labkit.elastic.protocol.messages.codec import to_json
-from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.protocol.messages.codec import damaged, load_struct, to_json
+from labkit.elastic.protocol.program import Spec
 from labkit.elastic.shards import Record
 
 PLAN, EVENTS, STATE, LOCK = "plan.json", "events.jsonl", "controller.json", "controller.lock"
@@ -55,7 +54,7 @@ class JobConfig:
         How the training differs from the one whose checkpoint it continues.
     proof : str
         See `labkit.elastic.proof.proved`.
-    told : list of str
+    notices : list of str
         What the user is to know about its start, one event `told` each.
     """
 
@@ -67,7 +66,7 @@ class JobConfig:
     restarts_within_s: float = WITHIN_S
     differs: list[str] = field(default_factory=list)
     proof: str = "off"
-    told: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
         """Write it into the folder of the job."""
@@ -88,18 +87,12 @@ def records(folder: Path) -> list[Record]:
 def versions_of_losses(folder: Path) -> set[int]:
     """Return the versions whose losses are among the events of a job."""
     with (folder / EVENTS).open() as file:
-        found = (json.loads(line) for line in file if '"event": "loss"' in line and line.endswith("\n"))
-        return {int(event["version"]) for event in found}
+        losses = (json.loads(line) for line in file if '"event": "loss"' in line and line.endswith("\n"))
+        return {int(event["version"]) for event in losses}
 
 
 class LeaseJournal:
-    """Journal of the shard service: each change is on disk before it has any effect.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the job.
-    """
+    """Journal of the shard service: each change is on disk before it has any effect."""
 
     def __init__(self, folder: Path) -> None:
         self._file = (folder / LEASES).open("a", buffering=1)
@@ -112,11 +105,6 @@ class LeaseJournal:
 
 class EventWriter:
     """Appends events of the job to a file, and keeps what a status tells of them.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the job.
 
     Attributes
     ----------
@@ -158,13 +146,7 @@ class EventWriter:
 
 
 class StateFile:
-    """State of the controller on disk, from which the next one takes over.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the job.
-    """
+    """State of the controller on disk, from which the next one takes over."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / STATE

@@ -45,9 +45,9 @@ def encoded(loss: float) -> float | str:
     return loss if isfinite(loss) else str(loss)
 
 
-def decoded(said: float | str) -> float:
+def decoded(value: float | str) -> float:
     """Return the loss that `encoded` was given."""
-    return float(said)
+    return float(value)
 
 
 def mean(losses: Iterable[float]) -> float:

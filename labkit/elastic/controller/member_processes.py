@@ -1,32 +1,42 @@
-"""The processes of members: their starts, connections and ends."""
+"""The processes of members on all hosts: starts, connections, ends, and what they use."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
+from labkit.core.errors import InputError
 from labkit.core.events import Cause
-from labkit.elastic.controller.connections import NewConnection
-from labkit.elastic.controller.event_loop import ControllerRuntime
+from labkit.elastic.controller.connections import ControllerRuntime, NewConnection
+from labkit.elastic.controller.controller_state import End, SavedProcess, Start
 from labkit.elastic.controller.job_files import now
-from labkit.elastic.controller.saved_controller import SavedProcess
-from labkit.elastic.failure import last_line
-from labkit.elastic.process.causes import BY_FORCE, NO_MEMORY, OOM_KILLED, of_exit
+from labkit.elastic.job_logs import last_line
+from labkit.elastic.process.causes import BY_FORCE, NO_MEMORY, OOM_KILLED, PATIENCE_LEASES, of_exit
 from labkit.elastic.process.credentials import Credentials
-from labkit.elastic.process.launchers import Launcher
-from labkit.elastic.process.local_launcher import LocalLauncher
-from labkit.elastic.process.remote_launcher import RemoteLauncher
-from labkit.elastic.protocol.commands import End, Start
-from labkit.elastic.protocol.frame_kinds import FrameKind
-from labkit.elastic.protocol.messages.codec import encode
-from labkit.elastic.protocol.messages.launchers import StartMember
-from labkit.elastic.protocol.messages.orders import Order, Stop
+from labkit.elastic.process.launchers import Launcher, LocalLauncher, RemoteLauncher
+from labkit.elastic.process.limits import Amounts
+from labkit.elastic.process.usage import EVERY_S, Gauge, MemberUsage, UsageReading, decode_readings, readings
+from labkit.elastic.protocol.messages.clients import (
+    Hosting,
+    LauncherReport,
+    Leaving,
+    MeasuredUsage,
+    MemberEnded,
+    MemberLimit,
+    MemberStarted,
+    StartFailed,
+    StartMember,
+    UsageMeasured,
+)
+from labkit.elastic.protocol.messages.codec import FrameKind, encode
+from labkit.elastic.protocol.messages.orders import Order, SetLimits, Stop
 from labkit.elastic.protocol.sites import Site, hosts_of, launcher_name
 from labkit.elastic.transport import Channel, FrameError, TransportError
 
@@ -100,13 +110,6 @@ class MemberObserver(Protocol):
 class MemberProcesses:
     """Starts and ends the processes of members, and watches their connections.
 
-    Parameters
-    ----------
-    runtime : ControllerRuntime
-        Shared by all parts.
-    credentials : Credentials
-        Of the job.
-
     Attributes
     ----------
     sites : dict
@@ -125,11 +128,11 @@ class MemberProcesses:
         self._records: dict[str, ProcessRecord] = {}
         sites = list(self.sites.values())
         home, *others = hosts_of(sites)
-        told: dict[str, Any] = {"started": self.on_started, "ended": self._post_end}
+        callbacks: dict[str, Any] = {"started": self.on_started, "ended": self._post_end}
         self.remote = {
-            launcher_name(host, sites): RemoteLauncher(host, papers=credentials.papers, **told) for host in others
+            launcher_name(host, sites): RemoteLauncher(host, papers=credentials.papers, **callbacks) for host in others
         }
-        local = LocalLauncher(runtime.folder, furnish=self._furnish, **told)
+        local = LocalLauncher(runtime.folder, furnish=self._furnish, **callbacks)
         self._launchers: dict[str, Launcher] = {home: local, **{one.host: one for one in self.remote.values()}}
 
     def _furnish(self, name: str, role: str) -> Path:
@@ -149,7 +152,7 @@ class MemberProcesses:
         return [name for name, record in self._records.items() if not record.ended]
 
     def is_running(self, name: str) -> bool:
-        """Tell whether the process of a member has been started and has not ended."""
+        """Return whether the process of a member has been started and has not ended."""
         record = self._records.get(name)
         return record is not None and not record.ended
 
@@ -180,7 +183,7 @@ class MemberProcesses:
     # --- the state for the next controller
 
     def state(self) -> tuple[SavedProcess, ...]:
-        """Return what `adopt` needs."""
+        """Return the state for `adopt`."""
         running = [(name, record) for name, record in self._records.items() if not record.ended]
         return tuple(
             [
@@ -205,7 +208,7 @@ class MemberProcesses:
                 self._await_return(name, leases=2)
 
     def _has_come(self, name: str) -> bool:
-        """Tell whether a member has ever joined; one that the state does not name is not awaited either."""
+        """Return whether a member has ever joined; one that the state does not name is not awaited either."""
         member = self._machine.job.members.get(name)
         return member is None or member.ever_joined
 
@@ -321,7 +324,6 @@ class MemberProcesses:
         threading.Thread(target=self._wait_for_return, args=arguments, daemon=True).start()
 
     def _wait_for_return(self, name: str, turn: int, timeout_s: float) -> None:
-        """Wait in a thread of its own."""
         if not self.launcher(name).wait(name, timeout_s=timeout_s):
             self._loop.post(self._on_missed, name, turn)
 
@@ -335,7 +337,7 @@ class MemberProcesses:
     # --- ends
 
     def end(self, command: End) -> None:
-        """Tell a process to stop, and kill it if it does not; one that has not joined is killed at once."""
+        """Stop a process, and kill it if it goes on; one that has not joined is killed at once."""
         name = command.name
         record = self._records.get(name)
         if record is None or record.ended:
@@ -347,7 +349,6 @@ class MemberProcesses:
         threading.Thread(target=self._wait_for_stop, args=(name,), daemon=True).start()
 
     def _wait_for_stop(self, name: str) -> None:
-        """Wait in a thread of its own."""
         if not self.launcher(name).wait(name, timeout_s=STOP_LEASES * self._lease_s):
             self._loop.post(self._on_overdue, name)
 
@@ -373,8 +374,8 @@ class MemberProcesses:
         record.stop_timer()
         record.early = None
         self._credentials.clear(name)
-        said = MEANINGS.get(code) or (last_line(self._runtime.folder / f"{name}.log") if code > 0 else "")
-        reason = f"exit code {code}{said and f': {said}'}"
+        meaning = MEANINGS.get(code) or (last_line(self._runtime.folder / f"{name}.log") if code > 0 else "")
+        reason = f"exit code {code}{meaning and f': {meaning}'}"
         if cause == Cause.KILLED and record.killed_for is not None:
             cause, record.killed_for = record.killed_for, None
         self._runtime.execute(self._machine.left(name, reason=reason, by_itself=code > 0, cause=cause, code=code))
@@ -387,3 +388,196 @@ class MemberProcesses:
         channel, record.channel = record.channel, None
         if channel is not None:
             self._dismiss(channel)
+
+
+class ResourceUse:
+    """Measures what members use, and passes on their limits; a `MemberObserver`."""
+
+    def __init__(self, runtime: ControllerRuntime, processes: MemberProcesses) -> None:
+        self._runtime, self._processes = runtime, processes
+        self._limits: dict[str, Amounts] = {}
+        self._used: dict[str, MemberUsage] = {}
+        self._remote: dict[str, UsageReading] = {}
+        """Latest readings of members on other hosts, from their launchers."""
+        self._status_gauge, self._event_gauge = Gauge(), Gauge()
+        """One for a status and one for events: their intervals differ."""
+        self._next_look_s = self._next_event_s = 0.0
+        self._short_gb = math.inf
+        """Memory limit of the last process that ran out of memory; infinite: none did."""
+
+    def used(self, name: str) -> MemberUsage:
+        """Return the cores and memory of a member in the last second."""
+        return self._used.get(name, MemberUsage())
+
+    def limit(self, name: str) -> Amounts:
+        """Return the limits of a member."""
+        return self._limits.get(name, Amounts())
+
+    # --- limits
+
+    def resize(self, limits: Mapping[str, MemberLimit]) -> None:
+        """Give members other limits; one that has not joined gets them when it does.
+
+        Parameters
+        ----------
+        asked : mapping
+            Cores and GB of memory by name of the member; None: no limit.
+
+        Raises
+        ------
+        InputError
+            If a member is unknown or leaving, or an amount is not finite and above 0.
+        """
+        members = [name for name, member in self._runtime.machine.job.members.items() if not member.leaving]
+        amounts = {}
+        for name, limit in limits.items():
+            if name not in members:
+                raise InputError(f"no '{name[:40]}' to resize; there are {', '.join(sorted(members))}.")
+            amounts[name] = Amounts(*limit)
+        if any(one.memory_gb is None or one.memory_gb > self._short_gb for one in amounts.values()):
+            self._runtime.machine.forgive_shortages()
+        self._limits.update(amounts)
+        for name in amounts:
+            self._send(name)
+
+    def _send(self, name: str) -> None:
+        limit = self._limits[name]
+        self._processes.send(name, SetLimits(limit.cpus, limit.memory_gb))
+
+    def on_joined(self, name: str) -> None:
+        """Send a member its limits."""
+        if name in self._limits:
+            self._send(name)
+
+    def on_ended(self, name: str, cause: Cause) -> None:
+        """Forget a member; if it ran out of memory, remember its limit: with more, the next one may not."""
+        limit = self._limits.pop(name, Amounts())
+        if cause == Cause.OUT_OF_MEMORY:
+            self._short_gb = limit.memory_gb or 0.0
+        self._remote.pop(name, None)
+
+    # --- measurements
+
+    def measure(self) -> None:
+        """Read what members use once a second, and record events at the interval that the job asks for."""
+        now_s, every_s = time.monotonic(), self._runtime.spec.measure_every_s
+        event_due = bool(every_s) and now_s >= self._next_event_s
+        if not event_due and now_s < self._next_look_s:
+            return
+        usage = self._readings()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + EVERY_S
+            self._used = self._status_gauge.used(usage)
+        if event_due:
+            self._next_event_s = now_s + every_s
+            self._record(self._event_gauge.used(usage))
+
+    def on_remote_readings(self, sent: Mapping[str, MeasuredUsage]) -> None:
+        """Take the readings that the launcher of another host has sent."""
+        self._remote.update(decode_readings(sent))
+
+    def _readings(self) -> dict[str, UsageReading]:
+        running = set(self._processes.running())
+        remote = {name: reading for name, reading in self._remote.items() if name in running}
+        return {**readings(self._processes.local_pids()), **remote}
+
+    def _record(self, usage: dict[str, MemberUsage]) -> None:
+        when = now()
+        for name, used in usage.items():
+            limit = self.limit(name)
+            columns = {**used._asdict(), "most_cores": limit.cpus, "most_gb": limit.memory_gb}
+            self._runtime.events.write("used", {"name": name, **columns}, when=when)
+
+
+RETURN_LEASES = 2
+"""Leases within which a launcher connects again before its host counts as lost."""
+
+
+class RemoteHosts:
+    """Launchers of other hosts.
+
+    Parameters
+    ----------
+    runtime : ControllerRuntime
+        Shared by all parts.
+    processes : MemberProcesses
+        With the launchers, and the processes that they start.
+    resources : ResourceUse
+        Takes what launchers measure.
+    """
+
+    def __init__(self, runtime: ControllerRuntime, processes: MemberProcesses, resources: ResourceUse) -> None:
+        self._runtime, self._processes, self._resources = runtime, processes, resources
+        self._launchers = processes.remote
+
+    def expect_for(self, site: Site) -> None:
+        """Count the host of a site as lost unless its launcher is connected or connects in time."""
+        for launcher in self._launchers.values():
+            if launcher.host == site.host and launcher.channel is None:
+                self._expect(launcher, leases=PATIENCE_LEASES)
+
+    def expect_all(self) -> None:
+        """Wait for all launchers of an earlier controller to connect to this one."""
+        for launcher in self._launchers.values():
+            self._expect(launcher, leases=RETURN_LEASES if launcher.busy else PATIENCE_LEASES)
+
+    def end(self) -> None:
+        """Send the end of the job to the launchers."""
+        for launcher in self._launchers.values():
+            launcher.end()
+
+    def on_report(self, name: str, channel: Channel, report: LauncherReport) -> None:
+        """Handle a report of a launcher: its first one names the members that run on its host."""
+        launcher = self._launchers[name]
+        if isinstance(report, Hosting):
+            self._runtime.events.write("host", {"host": launcher.host, "running": sorted(report.running)})
+            self._runtime.execute(self._runtime.machine.host_back(launcher.host))
+            launcher.here(channel, report.running)
+        elif channel is launcher.channel:
+            self._handle(launcher, report)
+
+    def _handle(
+        self, launcher: RemoteLauncher, report: MemberStarted | MemberEnded | StartFailed | UsageMeasured | Leaving
+    ) -> None:
+        match report:
+            case MemberStarted():
+                launcher.started(report.name, report.pid)
+            case MemberEnded():
+                launcher.ended(report.name, report.code)
+            case StartFailed():
+                if not launcher.wait(report.name, timeout_s=0):
+                    self._processes.on_unable(report.name, report.why)
+            case UsageMeasured():
+                self._resources.on_remote_readings(report.readings)
+            case Leaving():
+                launcher.channel = None
+                self._on_missed(launcher, launcher.turn)
+            case _:
+                assert_never(report)
+
+    def on_closed(self, name: str, channel: Channel) -> bool:
+        """Handle the end of a launcher's connection; False if the name is none of a launcher."""
+        launcher = self._launchers.get(name)
+        if launcher is None:
+            return False
+        if launcher.away(channel):
+            self._expect(launcher, leases=RETURN_LEASES)
+        return True
+
+    def _expect(self, launcher: RemoteLauncher, *, leases: int) -> None:
+        """Count a host that should have members as lost unless its launcher connects in time."""
+        timeout_s = leases * self._runtime.lease.base_s
+        timer = threading.Timer(timeout_s, self._runtime.loop.post, [self._on_missed, launcher, launcher.turn])
+        timer.daemon, timer.name = True, f"waiting for {launcher.host}"
+        timer.start()
+
+    def _on_missed(self, launcher: RemoteLauncher, turn: int) -> None:
+        if launcher.turn != turn or launcher.channel is not None:
+            return
+        members = launcher.lost()
+        if not members:
+            return
+        why = "its launcher has not reconnected" if launcher.seen else "its launcher has not connected"
+        for member in members:
+            self._processes.lose(member)
+        self._runtime.execute(self._runtime.machine.host_lost(launcher.host, why=why))

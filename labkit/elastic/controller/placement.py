@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from labkit.core.errors import InputError, unknown
-from labkit.elastic.protocol.roles import Role
+from labkit.elastic.protocol.messages.struct import Role
 
 JobPlacement = Mapping[str, tuple[int, int]]
 """Workers and servers of each site; a site that is not named has no member."""

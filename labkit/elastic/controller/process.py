@@ -19,16 +19,35 @@ import traceback
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, assert_never
 
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.checkpoint_keeper import CheckpointKeeper
-from labkit.elastic.controller.client_requests import ClientRequests
-from labkit.elastic.controller.connections import CLIENT, Admission, NewConnection, Receivers
-from labkit.elastic.controller.controller_state import JobTerms
-from labkit.elastic.controller.event_loop import ControllerRuntime, EventLoop
+from labkit.elastic.controller.connections import (
+    CLIENT,
+    Admission,
+    ControllerRuntime,
+    EventLoop,
+    NewConnection,
+    Receivers,
+)
+from labkit.elastic.controller.controller_state import (
+    VERSION,
+    AskedScaling,
+    Command,
+    End,
+    JobTerms,
+    Keep,
+    Load,
+    Member,
+    Note,
+    Over,
+    SavedController,
+    Start,
+    Tell,
+)
 from labkit.elastic.controller.job_files import (
     LOCK,
     LOCKED,
@@ -42,11 +61,7 @@ from labkit.elastic.controller.job_files import (
     versions_of_losses,
 )
 from labkit.elastic.controller.losses import StepLosses, StepMetrics, encoded
-from labkit.elastic.controller.member_processes import MemberProcesses
-from labkit.elastic.controller.remote_hosts import RemoteHosts
-from labkit.elastic.controller.report_columns import columns_of
-from labkit.elastic.controller.resource_use import ResourceUse
-from labkit.elastic.controller.saved_controller import VERSION, AskedScaling, SavedController
+from labkit.elastic.controller.member_processes import MemberProcesses, RemoteHosts, ResourceUse
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.process.causes import FAILED, NO_MEMORY, name_of
@@ -54,19 +69,24 @@ from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.local_members import end_members
 from labkit.elastic.process.usage import EVERY_S
 from labkit.elastic.protocol.blocks import TENSOR
-from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
-from labkit.elastic.protocol.json_file import JobFileError
-from labkit.elastic.protocol.messages.reports import (
-    BlockCopied,
-    CopyLate,
-    Report,
-    ShardLosses,
-    TransferUnconfirmed,
-    UpdateDone,
+from labkit.elastic.protocol.messages import reports
+from labkit.elastic.protocol.messages.clients import (
+    Accepted,
+    BalanceJob,
+    ClientAnswer,
+    ClientRequest,
+    GetStatus,
+    JobStatus,
+    MemberStatus,
+    ResizeMembers,
+    ScaleJob,
+    ScalingAccepted,
+    StopJob,
 )
-from labkit.elastic.protocol.network import HOST, Refusals
-from labkit.elastic.protocol.spec import CONTROLLER_SOCKET, Spec
-from labkit.elastic.transport import Access, Address, Channel, Lease, Listener, TransportError, private_folder
+from labkit.elastic.protocol.messages.codec import JobFileError, MessageError, decode, encode
+from labkit.elastic.protocol.program import CONTROLLER_SOCKET, Spec
+from labkit.elastic.protocol.sites import HOST, Refusals
+from labkit.elastic.transport import Access, Address, Channel, Lease, Listener, Message, TransportError, private_folder
 from labkit.system.oom import is_memory
 from labkit.system.proc import wait_for_end
 
@@ -79,7 +99,7 @@ TICKS_OF_A_LEASE: Final = 12
 
 
 def job_terms(spec: Spec, config: JobConfig) -> JobTerms:
-    """Return what the state machine needs of a job."""
+    """Return the constants of a job for the state machine."""
     return JobTerms(
         sizes=[n for _, n in spec.extents],
         n_shards=spec.n_shards,
@@ -203,7 +223,6 @@ class ControllerProcess:
         return look_s if self._spec.sync else min(look_s, self._lease.base_s / TICKS_OF_A_LEASE)
 
     def _verdict(self) -> dict[str, Any]:
-        """Return how the job has ended; the cause is null if it has not failed."""
         over = self._over or Over()
         failure = over.failure or self._removed
         return {"failure": failure, "cause": name_of(over.cause if over.failure else Cause.ERROR) if failure else None}
@@ -230,7 +249,6 @@ class ControllerProcess:
         self._execute(self._machine.stop(save=True))
 
     def _tick(self) -> None:
-        """Let leases of samples expire."""
         now_s = time.monotonic()
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + self._lease.base_s / TICKS_OF_A_LEASE
@@ -255,12 +273,11 @@ class ControllerProcess:
         config = self._config
         if config.differs:
             self._events.write("differs", {"from": config.differs})
-        for line in config.told:
+        for line in config.notices:
             self._events.write("told", {"what": line})
         self._execute(self._machine.start(place=config.place))
 
     def _take_over(self, state: SavedController) -> None:
-        """Continue with the processes of a controller that died."""
         journal = [] if self._spec.sync else records(self._folder)
         heard = set() if self._spec.sync else versions_of_losses(self._folder)
         self._processes.adopt(state.processes)
@@ -273,7 +290,6 @@ class ControllerProcess:
         self._hosts.expect_all()
 
     def _remember(self) -> None:
-        """Write the state for the next controller, before anything else is done."""
         asked = tuple(AskedScaling(*row) for row in self._clients.scalings.items())
         state = SavedController(VERSION, self._machine.state(), self._processes.state(), asked)
         try:
@@ -295,30 +311,30 @@ class ControllerProcess:
     def _on_refused(self, columns: Mapping[str, Any]) -> None:
         self._events.write("refused", {"name": "controller", **columns})
 
-    def _on_report(self, name: str, report: Report, when: float, *, late: bool = False) -> None:
-        if isinstance(report, TransferUnconfirmed) and not late and self._processes.is_running(report.owner):
+    def _on_report(self, name: str, report: reports.Report, when: float, *, late: bool = False) -> None:
+        if isinstance(report, reports.TransferUnconfirmed) and not late and self._processes.is_running(report.owner):
             self._report_later(name, report, when)
             return
-        if isinstance(report, ShardLosses):
+        if isinstance(report, reports.ShardLosses):
             self._on_losses(report, when)
             return
-        if isinstance(report, BlockCopied):
+        if isinstance(report, reports.BlockCopied):
             self._checkpoints.on_copied(name, report)
             return
-        if isinstance(report, CopyLate):
+        if isinstance(report, reports.CopyLate):
             self._checkpoints.on_late(report)
-        if report.EVENT and not (isinstance(report, UpdateDone) and report.again):
-            self._events.write(report.EVENT, {"name": name, **columns_of(report)}, when=when)
+        if report.EVENT and not (isinstance(report, reports.UpdateDone) and report.again):
+            self._events.write(report.EVENT, {"name": name, **reports.columns_of(report)}, when=when)
         self._execute(self._machine.reported(name, report))
 
-    def _report_later(self, name: str, report: Report, when: float) -> None:
+    def _report_later(self, name: str, report: reports.Report, when: float) -> None:
         """Handle a report after a moment: its cause may be the death of a process, whose end says more."""
         handle = partial(self._on_report, name, report, when, late=True)
         timer = threading.Timer(self._lease.base_s * GRACE_LEASES, self._loop.post, (handle,))
         timer.daemon = True
         timer.start()
 
-    def _on_losses(self, report: ShardLosses, when: float) -> None:
+    def _on_losses(self, report: reports.ShardLosses, when: float) -> None:
         """Write the loss of a step, and its metrics, once those of all its logical shards are known."""
         self._metrics.add(report.version, report.metrics)
         try:
@@ -376,24 +392,6 @@ class ControllerProcess:
         fault.at(f"controller.{note.event}")
 
 
-def main(arguments: list[str]) -> None:
-    """Be the controller of a job: only one process at a time is."""
-    folder = Path(arguments[0])
-    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes into the log what every thread is doing
-    inherited = os.environ.pop(LOCKED, "")
-    with open(int(inherited), "a+") if inherited else (folder / LOCK).open("a+") as lock:
-        try:
-            os.set_inheritable(lock.fileno(), False)
-            if not inherited:
-                _lock(lock, folder)
-            raw = b"" if sys.stdin is None else sys.stdin.buffer.read()
-            fault.arm(folder, name="controller")
-            ControllerProcess(folder, secrets=Secrets.read(raw) if raw else None).run()
-        except JobFileError as error:
-            end_members(folder)  # no controller can lead them
-            sys.exit(str(error))
-
-
 def _lock(file: TextIO, folder: Path) -> None:
     """Lock the job for this controller, or exit: one that was stopped and continues must find its state unchanged."""
     until, pause = time.monotonic() + Spec.load(folder).lease_s, threading.Event()
@@ -410,6 +408,99 @@ def _lock(file: TextIO, folder: Path) -> None:
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
+
+
+REQUESTS_KNOWN: Final = 64
+"""Requests whose repetition is recognised."""
+
+
+class ClientRequests:
+    """Answers requests.
+
+    Attributes
+    ----------
+    scalings : dict
+        Number of the scaling that each request asked for, by the id that the client gave to the request.
+    """
+
+    def __init__(self, runtime: ControllerRuntime, processes: MemberProcesses, resources: ResourceUse) -> None:
+        self._runtime, self._processes, self._resources = runtime, processes, resources
+        self._machine = runtime.machine
+        self.scalings: dict[str, int] = {}
+
+    def on_request(self, channel: Channel, message: Message) -> None:
+        """Carry out a request and answer it; the client may have disconnected meanwhile."""
+        try:
+            answer = self._answer(decode(ClientRequest, message.meta))
+        except (InputError, MessageError) as error:
+            with contextlib.suppress(TransportError):
+                channel.refuse(message, str(error))
+        else:
+            with contextlib.suppress(TransportError):
+                channel.reply(message, meta=encode(answer))
+
+    def _answer(self, request: ClientRequest) -> ClientAnswer:
+        match request:
+            case GetStatus():
+                return self._status()
+            case StopJob():
+                self._runtime.execute(self._machine.stop(save=request.save))
+                return Accepted()
+            case ResizeMembers():
+                self._resources.resize(request.limits)
+                return Accepted()
+            case ScaleJob() | BalanceJob():
+                return ScalingAccepted(self._scaling(request))
+            case _:
+                assert_never(request)
+
+    def _scaling(self, request: ScaleJob | BalanceJob) -> int:
+        """Return the number of a scaling; one that a client repeats on another connection is carried out once."""
+        if request.id not in self.scalings:
+            commands = self._scale(request)
+            known = dict(list(self.scalings.items())[-REQUESTS_KNOWN:])
+            self.scalings = {**known, request.id: self._machine.requests.n_asked}
+            self._runtime.execute(commands)
+        return self.scalings[request.id]
+
+    def _scale(self, request: ScaleJob | BalanceJob) -> list[Command]:
+        if isinstance(request, BalanceJob):
+            return self._machine.balance(strategy=request.strategy)
+        return self._machine.scale(
+            servers=request.servers, workers=request.workers, replace=request.replace, place=request.place,
+            strategy=request.strategy,
+        )  # fmt: skip
+
+    def _status(self) -> JobStatus:
+        job, events = self._machine.job, self._runtime.events
+        members = [self._member(m) for m in (*job.of("server"), *job.of("worker"))]
+        return JobStatus(job.phase, job.progress, events.loss, members, list(events.lost))
+
+    def _member(self, member: Member) -> MemberStatus:
+        """Return a member's name, role, site, process number and connection; what it uses, and its limits."""
+        used, limit = self._resources.used(member.name), self._resources.limit(member.name)
+        return MemberStatus(
+            member.name, member.role, member.site, self._processes.pid(member.name), member.joined, used.cores,
+            used.memory_gb, limit.cpus, limit.memory_gb,
+        )  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    """Run the controller of a job: one process at a time."""
+    folder = Path(arguments[0])
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes into the log what every thread is doing
+    inherited = os.environ.pop(LOCKED, "")
+    with open(int(inherited), "a+") if inherited else (folder / LOCK).open("a+") as lock:
+        try:
+            os.set_inheritable(lock.fileno(), False)
+            if not inherited:
+                _lock(lock, folder)
+            raw = b"" if sys.stdin is None else sys.stdin.buffer.read()
+            fault.arm(folder, name="controller")
+            ControllerProcess(folder, secrets=Secrets.read(raw) if raw else None).run()
+        except JobFileError as error:
+            end_members(folder)  # no controller can lead them
+            sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from labkit.elastic.controller.command_buffer import CommandBuffer
-from labkit.elastic.controller.controller_state import ControllerState, Member
-from labkit.elastic.controller.replica_placement import followers
-from labkit.elastic.controller.saved_controller import SavedReplicas
+from labkit.core.errors import InputError
+from labkit.elastic.controller.controller_state import CommandBuffer, ControllerState, Member, SavedReplicas
 from labkit.elastic.protocol.messages.orders import (
     BlockMoves,
     BlockTurn,
@@ -36,13 +34,6 @@ class Replication:
     A block whose replica is to move to another server keeps its present replica until the new one is complete. The
     orders to replicate a block are counted; the number of an order is its turn. Reports that name an earlier turn are
     thereby known to be old.
-
-    Parameters
-    ----------
-    job : ControllerState
-        With members and block owners.
-    out : CommandBuffer
-        For messages to owners, replicas and workers.
 
     Attributes
     ----------
@@ -116,7 +107,6 @@ class Replication:
                 self._out.tell(name, DropReplicas([BlockTurn(block, turn)]))
 
     def _known(self, block: int) -> list[Replica]:
-        """Return all replicas of a block: complete, pending and superseded."""
         known = [replicas[block] for replicas in (self.replicas, self.pending) if block in replicas]
         return known + sorted(self._superseded.get(block, ()))
 
@@ -158,7 +148,7 @@ class Replication:
         return [ReplicasOfBlock(block, self.turns.get(block, 0), self._known(block)) for block in chosen]
 
     def tell_workers(self, *, blocks: Collection[int] | None = None, to: str = "") -> None:
-        """Tell the replicas of blocks to one worker, or to all."""
+        """Send the replicas of blocks to one worker, or to all."""
         if not self._job.terms.standby:
             return
         order = SetReplicas(self.rows(blocks), [m.name for m in self._job.of("server")])
@@ -190,8 +180,8 @@ class Replication:
             self.tell_workers(blocks=list(heirs))
         return heirs
 
-    def _is_alive(self, name: str, gone: Collection[str]) -> bool:
-        return name in self._job.members and name not in gone and self._job.members[name].joined
+    def _is_alive(self, name: str, lost: Collection[str]) -> bool:
+        return name in self._job.members and name not in lost and self._job.members[name].joined
 
     def confirm_promotion(self, block: int, name: str) -> None:
         """Note that a promoted server has a block; record the promotion once all its blocks are confirmed."""
@@ -205,7 +195,7 @@ class Replication:
     # --- for the next controller
 
     def state(self) -> SavedReplicas:
-        """Return what a controller that takes over needs."""
+        """Return the state for a controller that takes over."""
         superseded = [(block, one) for block, these in self._superseded.items() for one in sorted(these)]
         return SavedReplicas(
             complete=tuple(self.replicas.items()),
@@ -222,8 +212,92 @@ class Replication:
 
 
 def _grouped(rows: Iterable[tuple[str, str, int]]) -> dict[tuple[str, str], list[int]]:
-    """Return the numbers of each pair of names."""
-    found: dict[tuple[str, str], list[int]] = {}
+    groups: dict[tuple[str, str], list[int]] = {}
     for first, second, number in rows:
-        found.setdefault((first, second), []).append(number)
-    return found
+        groups.setdefault((first, second), []).append(number)
+    return groups
+
+
+LEVEL: Final = 1.05
+"""Largest load over the mean at which no replica is moved."""
+
+LEAST_SERVERS: Final = 2
+"""Servers that replication needs."""
+
+
+def check_standby(*, servers: int, sync: bool = True) -> None:
+    """Raise unless a job can have a replica of every block.
+
+    Raises
+    ------
+    InputError
+        If training is asynchronous, or there are fewer than two servers.
+    """
+    if not sync:
+        raise InputError(
+            "standby=True with asynchronous training; expected synchronous: only there do two servers that get the "
+            "same gradients make the same updates in the same order. Take save_every=N instead."
+        )
+    if servers < LEAST_SERVERS:
+        raise InputError(
+            f"standby=True with {servers} server{'s' if servers != 1 else ''}; expected at least {LEAST_SERVERS}: "
+            "the replica of a block is on another server than its owner."
+        )
+
+
+def followers(
+    owner: Mapping[int, str], sizes: Sequence[int], servers: Sequence[str], *, before: Mapping[int, str]
+) -> dict[int, str]:
+    """Return the server of each block's replica: never the owner, and with as few changes as possible.
+
+    The load of the servers, from own blocks and replicas, is level to 5 % as far as the sizes of blocks allow.
+
+    Parameters
+    ----------
+    owner : mapping
+        Owner of each block.
+    sizes : sequence of int
+        (B,) bytes, or numbers, of each block.
+    servers : sequence of str
+        Servers that may have replicas; with fewer than two, there are no replicas.
+    before : mapping
+        Server of each replica so far; it may name servers that are gone.
+
+    Examples
+    --------
+    >>> followers({0: "a", 1: "a", 2: "b"}, [4, 4, 4], ["a", "b", "c"], before={0: "b", 2: "z"})
+    {0: 'b', 1: 'c', 2: 'c'}
+    """
+    if len(servers) < LEAST_SERVERS:
+        return {}
+    load = dict.fromkeys(servers, 0)
+    for block, name in owner.items():
+        if name in load:
+            load[name] += sizes[block]
+    placed = {b: before[b] for b in owner if before.get(b) in load and before[b] != owner[b]}
+    for block, name in placed.items():
+        load[name] += sizes[block]
+    for block in sorted(owner.keys() - placed.keys(), key=lambda b: (-sizes[b], b)):
+        placed[block] = min((name for name in servers if name != owner[block]), key=load.__getitem__)
+        load[placed[block]] += sizes[block]
+    while (move := _relief(placed, owner, sizes, load)) is not None:
+        block, name = move
+        load[placed[block]] -= sizes[block]
+        load[name] += sizes[block]
+        placed[block] = name
+    return dict(sorted(placed.items()))
+
+
+def _relief(
+    placed: Mapping[int, str], owner: Mapping[int, str], sizes: Sequence[int], load: Mapping[str, int]
+) -> tuple[int, str] | None:
+    """Return the largest replica of the most loaded server that a less loaded one can take, and that server."""
+    most = max(load, key=load.__getitem__)
+    if load[most] * len(load) <= LEVEL * sum(load.values()):
+        return None
+    held = sorted((block for block, name in placed.items() if name == most), key=lambda b: (-sizes[b], b))
+    for block in held:
+        for name in sorted(load, key=load.__getitem__):
+            if name not in (most, owner[block]) and load[name] + sizes[block] < load[most]:
+                return block, name
+    return None

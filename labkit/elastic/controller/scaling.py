@@ -7,46 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.core.errors import InputError
-from labkit.elastic.controller.barrier import WorkerBarrier
-from labkit.elastic.controller.checkpoint_schedule import MARGIN, CheckpointSchedule
-from labkit.elastic.controller.command_buffer import CommandBuffer
-from labkit.elastic.controller.controller_state import ControllerState, Member, Reassign
-from labkit.elastic.controller.outcome import JobOutcome
+from labkit.elastic.controller.checkpoint_schedule import MARGIN, CheckpointSchedule, WorkerBarrier
+from labkit.elastic.controller.controller_state import CommandBuffer, ControllerState, Member, Reassign
+from labkit.elastic.controller.data_assignment import ShardAssignment
 from labkit.elastic.controller.placement import ROLES, MembershipChange, by_numbers, checked, to_place
-from labkit.elastic.controller.replica_placement import LEAST_SERVERS
-from labkit.elastic.controller.replication import Replication
-from labkit.elastic.controller.scaling_requests import ScalingQueue, ScalingRequest
-from labkit.elastic.controller.shard_assignment import ShardAssignment
+from labkit.elastic.controller.replication import LEAST_SERVERS, Replication
+from labkit.elastic.controller.scaling_requests import JobOutcome, ScalingQueue, ScalingRequest
 from labkit.elastic.protocol.messages.orders import BlockMove, FinishStep, HandOver, MeasureLoads, PauseAtVersion
 from labkit.elastic.protocol.messages.reports import BlockLoads
-from labkit.elastic.protocol.roles import Role
+from labkit.elastic.protocol.messages.struct import Role
 
 
 @dataclass(slots=True, eq=False)
 class Scaler:
-    """Carries out the current scaling request, step by step.
-
-    Parameters
-    ----------
-    job : ControllerState
-        With members and block owners.
-    out : CommandBuffer
-        For all that members are told.
-    requests : ScalingQueue
-        With the current request.
-    replication : Replication
-        Places replicas where blocks and servers are after a scaling.
-    barrier : WorkerBarrier
-        Pauses workers for strategy "suspend".
-    checkpoints : CheckpointSchedule
-        Saves the state for strategy "checkpoint".
-    shards : ShardAssignment
-        Deals logical shards to the workers that stay.
-    outcome : JobOutcome
-        Ends the job after a last checkpoint.
-    reassign : callable
-        See `Reassign`.
-    """
+    """Carries out the current scaling request, step by step."""
 
     job: ControllerState
     out: CommandBuffer
@@ -70,7 +44,6 @@ class Scaler:
             self._advance(scaling)
 
     def _advance(self, scaling: ScalingRequest) -> None:
-        """Do the next steps of a scaling, each as soon as the one before is complete."""
         steps = {
             "asked": self._register,
             "registration": self._assign,
@@ -131,7 +104,6 @@ class Scaler:
             self.requests.check_numbers({role: len(job.of(role)) + change.net(role, sitting) for role in ROLES})
 
     def _request_loads(self, scaling: ScalingRequest) -> None:
-        """Ask the servers for the gradient traffic of their blocks."""
         self._loads.clear()
         for server in self.job.of("server"):
             if server.joined:
@@ -213,7 +185,6 @@ class Scaler:
     # --- assignment
 
     def _assign(self, scaling: ScalingRequest) -> None:
-        """Determine the new owner of each block."""
         job = self.job
         stay = [m.name for m in job.of("server") if m.joined and m.name not in scaling.going]
         servers = job.limited_to_blocks(stay)
@@ -236,7 +207,6 @@ class Scaler:
         self._enter(scaling, "assignment", **columns, **shares)
 
     def _shares(self, owner: Mapping[int, str]) -> dict[str, float]:
-        """Return the part of the measured load that each server has."""
         load, total = self.job.load or [], sum(self.job.load or []) or 1.0
         names = sorted(set(owner.values()))
         return {name: round(sum(load[b] for b, its in owner.items() if its == name) / total, 4) for name in names}
@@ -255,7 +225,7 @@ class Scaler:
     # --- migration
 
     def _migrate(self, scaling: ScalingRequest) -> None:
-        """Let the blocks move; with strategy "suspend", while workers pause."""
+        """Move the blocks; with strategy "suspend", while workers pause."""
         suspends = scaling.strategy == "suspend" and bool(scaling.moves)
         sync, version = self.job.terms.sync, scaling.hold
         if version is None and suspends and sync:
@@ -274,7 +244,6 @@ class Scaler:
         self._move(scaling, version)
 
     def _move(self, scaling: ScalingRequest, version: int | None) -> None:
-        """Order the owners of blocks to hand them over."""
         scaling.waiting.discard("still")
         sources: dict[str, dict[int, str]] = {}
         for block, name in scaling.moves.items():
@@ -294,7 +263,7 @@ class Scaler:
         self.out.tell(server, HandOver(moves, None))
 
     def redirect(self, owners: Mapping[int, str]) -> None:
-        """Let blocks that were moving from a dead server, or to one, move from the owners that they have now."""
+        """Move blocks that were on their way from or to a dead server from their present owners."""
         scaling = self.requests.current
         if scaling is None:
             return
@@ -333,7 +302,7 @@ class Scaler:
             excluded = [*scaling.going, *(scaling.new if scaling.phase in ("asked", "registration") else [])]
         return [m.name for m in self.job.of("server") if m.joined and m.name not in excluded]
 
-    def survive(self, gone: Collection[str], *, repair: Sequence[str]) -> bool:
+    def survive(self, lost: Collection[str], *, repair: Sequence[str]) -> bool:
         """Continue without dead servers: replicas of their blocks are promoted; False if a block is lost.
 
         `repair` are the sites at which new servers are to replace them.
@@ -343,7 +312,7 @@ class Scaler:
             self.requests.repair(repair)
         if self.job.phase != "training":
             return True
-        promoted = self.replication.promote(gone)
+        promoted = self.replication.promote(lost)
         if promoted is None:
             return False
         self.redirect(promoted)
@@ -366,7 +335,7 @@ class Scaler:
             self._update(scaling)
 
     def _is_needed(self, names: Sequence[str]) -> bool:
-        """Tell whether one of these servers has a block, or a replica that another server could have."""
+        """Return whether one of these servers has a block, or a replica that another server could have."""
         replicas = self.replication.replicas.values() if len(self._replica_servers()) >= LEAST_SERVERS else ()
         return any(name in names for name in (*self.job.owner.values(), *(server for server, _ in replicas)))
 
@@ -378,7 +347,7 @@ class Scaler:
         return [m.name for m in stay] if self.job.terms.sync and leaves and none_ready else []
 
     def _update(self, scaling: ScalingRequest) -> None:
-        """Let workers go on with the new owners, and end the members that leave."""
+        """Resume workers with the new owners, and end the members that leave."""
         members = self.job.members
         self._enter(scaling, "update")
         if scaling.strategy == "suspend" and scaling.moves:

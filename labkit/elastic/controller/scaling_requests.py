@@ -1,4 +1,4 @@
-"""Requests to scale a job: what each asks for, their queue, and the checks of what the job would have afterwards."""
+"""Requests to scale a job: what each asks for, their queue and their checks; and the end of the job."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.core.errors import InputError, unknown
-from labkit.elastic.controller.command_buffer import CommandBuffer
-from labkit.elastic.controller.controller_state import ControllerState, Member
+from labkit.core.events import Cause
+from labkit.elastic.controller.controller_state import (
+    CommandBuffer,
+    ControllerState,
+    Member,
+    Over,
+    SavedRequests,
+    SavedScaling,
+    SiteMembers,
+    Strategy,
+)
 from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of_role
-from labkit.elastic.controller.replica_placement import LEAST_SERVERS
-from labkit.elastic.controller.saved_controller import SavedRequests, SavedScaling, SiteMembers
-from labkit.elastic.controller.strategies import Strategy
-from labkit.elastic.protocol.roles import Role
+from labkit.elastic.controller.replication import LEAST_SERVERS
+from labkit.elastic.protocol.messages.struct import Role
 
 
 @dataclass(slots=True)
@@ -94,13 +101,6 @@ class ScalingRequest:
 class ScalingQueue:
     """The request under way, and those that wait: one is carried out after the other.
 
-    Parameters
-    ----------
-    job : ControllerState
-        With the members.
-    out : CommandBuffer
-        For events of requests.
-
     Attributes
     ----------
     current : ScalingRequest, optional
@@ -151,12 +151,11 @@ class ScalingQueue:
         self.add(ScalingRequest(len(at), repair=True, at=tuple(at)), first=True)
 
     def _planned(self) -> dict[Role, int]:
-        """Return the number of members of each role after all requests so far."""
         now = [] if self.current is None else [self.current]
-        begun = [s for s in now if s.phase not in ("asked", "saving")]
-        going = [name for scaling in begun for name in scaling.going]
+        under_way = [s for s in now if s.phase not in ("asked", "saving")]
+        going = [name for scaling in under_way for name in scaling.going]
         counts: dict[Role, int] = {role: sum(m.name not in going for m in self._job.of(role)) for role in ROLES}
-        for scaling in (*(s for s in now if s not in begun), *self.waiting):
+        for scaling in (*(s for s in now if s not in under_way), *self.waiting):
             counts = scaling.after(counts)
         return counts
 
@@ -196,12 +195,12 @@ class ScalingQueue:
             self.current.waiting.discard(awaited)
 
     def awaiting(self, awaited: Any) -> None:
-        """Let the current request wait for something."""
+        """Add an event that the current request waits for."""
         if self.current is not None:
             self.current.waiting.add(awaited)
 
     def awaits(self, awaited: Any) -> bool:
-        """Tell whether the current request waits for something."""
+        """Return whether the current request waits for this event."""
         return self.current is not None and awaited in self.current.waiting
 
     def forget(self, member: Member) -> None:
@@ -248,7 +247,7 @@ class ScalingQueue:
     # --- for the next controller
 
     def state(self) -> SavedRequests:
-        """Return what a controller that takes over needs."""
+        """Return the state for a controller that takes over."""
         waiting = [s for s in (self.current, *self.waiting) if s is not None]
         return SavedRequests(
             n_asked=self.n_asked,
@@ -274,3 +273,30 @@ def _saved(request: ScalingRequest) -> SavedScaling:
     place = request.place
     rows = None if place is None else tuple(SiteMembers(site, *n) for site, n in place.items())
     return SavedScaling(request.number, rows, request.strategy, request.last)
+
+
+class JobOutcome:
+    """Ends the job, and knows how it ended.
+
+    Attributes
+    ----------
+    failure : str
+        Why the job failed; empty: it did not.
+    cause : Cause
+        Of the failure.
+    """
+
+    def __init__(self, job: ControllerState, out: CommandBuffer, requests: ScalingQueue) -> None:
+        self._job, self._out, self._requests = job, out, requests
+        self.failure, self.cause = "", Cause.UNKNOWN
+
+    def end(self, failure: str, *, cause: Cause = Cause.ERROR) -> None:
+        """End the job and all its members; an empty `failure`: it ends as it should."""
+        if self._job.phase == "over":
+            return
+        self._job.phase, self.failure, self.cause = "over", failure, cause if failure else Cause.UNKNOWN
+        self._requests.note_end()
+        for member in self._job.members.values():
+            member.leaving = True
+            self._out.end(member.name)
+        self._out.add(Over(failure, self.cause))

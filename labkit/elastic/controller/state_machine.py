@@ -5,39 +5,40 @@ It is off the path of a step: workers and servers go on without it, and report t
 The parts share `ControllerState` and `CommandBuffer`. A part is constructed with the parts that it calls, so that calls
 go in one direction, from the last in this list to the first: `ScalingQueue`, `JobOutcome`, `Replication`,
 `ShardAssignment`, `WorkerBarrier`, `DataLeases`, `CheckpointSchedule`, `Scaler`, `EraStart`, `MemberLoss`; then
-`HostLoss`, `BlockOwnership`, `Joining`, `Takeover` and `TrainingProgress`; then `ReportHandlers`.
+`HostLoss`, `BlockOwnership`, `Joining` and `Takeover`; then `ReportHandlers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
 
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
-from labkit.elastic.controller.barrier import WorkerBarrier
-from labkit.elastic.controller.block_ownership import BlockOwnership
-from labkit.elastic.controller.checkpoint_schedule import CheckpointSchedule
-from labkit.elastic.controller.command_buffer import CommandBuffer
-from labkit.elastic.controller.controller_state import ControllerState, JobTerms, Reassign
-from labkit.elastic.controller.data_leases import DataLeases
-from labkit.elastic.controller.era_start import EraStart
-from labkit.elastic.controller.host_loss import HostLoss
-from labkit.elastic.controller.joining import Joining
-from labkit.elastic.controller.member_loss import MemberLoss
-from labkit.elastic.controller.outcome import JobOutcome
+from labkit.elastic.controller.checkpoint_schedule import CheckpointSchedule, WorkerBarrier
+from labkit.elastic.controller.controller_state import (
+    Command,
+    CommandBuffer,
+    ControllerState,
+    JobTerms,
+    Keep,
+    Member,
+    Reassign,
+    SavedMachine,
+    Tell,
+    checked_strategy,
+)
+from labkit.elastic.controller.data_assignment import DataLeases, ShardAssignment
+from labkit.elastic.controller.membership import EraStart, HostLoss, Joining, MemberLoss
 from labkit.elastic.controller.placement import first_members
-from labkit.elastic.controller.progress import TrainingProgress
 from labkit.elastic.controller.replication import Replication
-from labkit.elastic.controller.report_handlers import ReportHandlers
-from labkit.elastic.controller.saved_controller import SavedMachine
 from labkit.elastic.controller.scaling import Scaler
-from labkit.elastic.controller.scaling_requests import ScalingQueue, ScalingRequest
-from labkit.elastic.controller.shard_assignment import ShardAssignment
-from labkit.elastic.controller.strategies import checked_strategy
-from labkit.elastic.controller.takeover import Takeover
-from labkit.elastic.protocol.commands import Command, Keep, Tell
+from labkit.elastic.controller.scaling_requests import JobOutcome, ScalingQueue, ScalingRequest
+from labkit.elastic.controller.takeover import BlockOwnership, Takeover
+from labkit.elastic.process.causes import cause_named
+from labkit.elastic.protocol.messages import reports
 from labkit.elastic.protocol.messages.orders import Stop
-from labkit.elastic.protocol.messages.reports import Report
 from labkit.elastic.shards import Journal, Record, SavedShards
 
 
@@ -91,9 +92,8 @@ class Controller:
             job, out, requests, scaler, replication, barrier, checkpoints, shards, leases, ownership, loss, eras,
             outcome,
         )  # fmt: skip
-        progress = TrainingProgress(job, out, requests, barrier, checkpoints, shards, leases, eras)
         self._reports = ReportHandlers(
-            requests, scaler, checkpoints, leases, ownership, loss, takeover, progress, outcome
+            job, out, requests, barrier, checkpoints, shards, leases, scaler, eras, loss, ownership, takeover, outcome
         )
 
     # --- the beginning, of the job or of this controller
@@ -123,7 +123,7 @@ class Controller:
         return self._out.take()
 
     def state(self) -> SavedMachine:
-        """Return what another controller needs to take over; members report the progress themselves."""
+        """Return the state for a controller that takes over; members report the progress themselves."""
         return self._takeover.state()
 
     def take_over(
@@ -196,7 +196,7 @@ class Controller:
         self._member_loss.unable(name, why)
         return self._proceed()
 
-    def reported(self, name: str, report: Report) -> list[Command]:
+    def reported(self, name: str, report: reports.Report) -> list[Command]:
         """Handle a report of a member; one of an earlier era has no effect."""
         member = self.job.members.get(name)
         if member is not None and report.era in (None, self.job.era):
@@ -340,15 +340,7 @@ class Controller:
     # --- time
 
     def tick(self, alive: Iterable[str], *, now_s: float) -> list[Command]:
-        """Renew the leases of live workers, take back expired ones, and give up a pause that takes too long.
-
-        Parameters
-        ----------
-        alive : iterable of str
-            Members that are connected.
-        now_s : float
-            Time on the caller's clock.
-        """
+        """Renew the leases of live workers, take back expired ones, and give up a pause that takes too long."""
         self.job.now_s = now_s
         if self._leases.active:
             self._leases.tick(alive, now_s=now_s)
@@ -366,3 +358,158 @@ class Controller:
         if job.phase == "training":
             self._scaler.proceed()
         return self._out.take()
+
+
+@dataclass(slots=True, eq=False)
+class ReportHandlers:
+    """Handles reports, or passes them on; mypy names a report that lacks a case."""
+
+    job: ControllerState
+    out: CommandBuffer
+    requests: ScalingQueue
+    barrier: WorkerBarrier
+    checkpoints: CheckpointSchedule
+    shards: ShardAssignment
+    leases: DataLeases
+    scaler: Scaler
+    eras: EraStart
+    member_loss: MemberLoss
+    ownership: BlockOwnership
+    takeover: Takeover
+    outcome: JobOutcome
+
+    def handle(self, member: Member, report: reports.Report) -> None:
+        """Pass a report to the part of the controller that it concerns."""
+        if isinstance(report, reports.WorkerReport):
+            self._handle_training(member, report)
+        elif isinstance(report, reports.BlockReport):
+            self._handle_blocks(member, report)
+        else:
+            self._handle_process(member, report)
+
+    def _handle_training(self, member: Member, report: reports.WorkerReport) -> None:  # noqa: C901 - a case for each report
+        match report:
+            case reports.TrainingBegun():
+                self._on_begun(member, report)
+            case reports.FellBehind():
+                self._on_behind(member)
+            case reports.StepDone():
+                self._on_step(member, report)
+            case reports.UpdateDone():
+                self._on_update(member, report)
+            case reports.TrainingDone():
+                self._on_done(member, report)
+            case reports.Paused():
+                self._on_paused(member, report)
+            case reports.Resumed():
+                self._on_resumed(member, report)
+            case reports.WantsLease():
+                self.leases.on_wants(member)
+            case reports.ShardLosses() | reports.NotFinite():
+                pass  # only events of the job
+            case _:
+                assert_never(report)
+
+    def _handle_blocks(self, member: Member, report: reports.BlockReport) -> None:  # noqa: C901 - a case for each report
+        match report:
+            case reports.OwnsBlock():
+                self.ownership.on_owns(member, report)
+            case reports.HandedOver():
+                self.ownership.on_handed_over(member, report)
+            case reports.TransferUnconfirmed():
+                self.takeover.on_unconfirmed(member, report)
+            case reports.Transferring():
+                self.takeover.on_transferring(report)
+            case reports.HasReplica():
+                self.ownership.on_replica(member, report)
+            case reports.ReplicaFailed():
+                self.member_loss.on_replica_failed(report)
+            case reports.LacksReplicas():
+                self.ownership.on_lacks(member, report)
+            case reports.BlockCopied():
+                pass  # `CheckpointKeeper` counts them
+            case reports.CopyLate():
+                self._on_late(report)
+            case reports.VersionLost():
+                self.ownership.on_version_lost(report)
+            case reports.BlockLoads():
+                self.scaler.on_loads(member, report)
+            case reports.GradientsReceived():
+                pass  # only an event of the job
+            case _:
+                assert_never(report)
+
+    def _handle_process(self, member: Member, report: reports.ProcessReport) -> None:  # noqa: C901 - a case for each report
+        match report:
+            case reports.StateReported():
+                self.takeover.on_state_reported(member, report)
+            case reports.Connected():
+                self.requests.arrived(("met", member.name, report.server))
+            case reports.ConnectFailed():
+                self.member_loss.on_connect_failed(member, report)
+            case reports.Stuck():
+                self.member_loss.on_stuck(member, report)
+            case reports.Raised():
+                self.member_loss.on_raised(member, report)
+            case reports.OutOfMemory():
+                self.member_loss.on_out_of_memory(member, report)
+            case reports.Failed():
+                self.outcome.end(f"{member.name}: {report.why}", cause=cause_named(report.cause))
+            case reports.ConnectionBroken() | reports.PeerRefused() | reports.LimitsSet():
+                pass  # only events of the job
+            case _:
+                assert_never(report)
+
+    def _on_late(self, report: reports.CopyLate) -> None:
+        """Handle the report that the order to copy came after the version that it named."""
+        if self.checkpoints.saving == report.version:
+            self.checkpoints.saving = None
+            self.scaler.save_later(report.version)
+
+    # --- steps of the workers
+
+    def _on_begun(self, member: Member, report: reports.TrainingBegun) -> None:
+        """Handle the report that a worker has the parameters of a version."""
+        member.ready = member.begun = True
+        self.barrier.overdue.discard(member.name)
+        member.version = report.version
+        if self.requests.awaits(member.name):
+            self.requests.arrived(member.name)
+        elif self.job.phase == "training" and self.job.n_ready() > 1 and member.version > 0:  # it joined later
+            self.shards.deal()
+
+    def _on_behind(self, member: Member) -> None:
+        """Deal the logical shards of a worker that lacks the parameters of the step to the others."""
+        member.ready = member.begun = False
+        if self.job.phase == "training" and self.job.n_begun():
+            self.shards.deal()
+            self.checkpoints.end_when_done()  # the others may have completed the last step
+        elif self.job.phase == "training":
+            self.eras.go_back()
+
+    def _on_update(self, member: Member, report: reports.UpdateDone) -> None:
+        """Handle the report that an asynchronous worker has made an update."""
+        self.barrier.on_step(member.name, report.compute_s + report.wait_s)
+        self.leases.on_update(member, report)
+        self.checkpoints.save_when_due()
+
+    def _on_step(self, member: Member, report: reports.StepDone) -> None:
+        """Handle the report that a synchronous worker has completed a step of the job."""
+        member.version = report.version + 1
+        self.job.progress = max(self.job.progress, member.version)
+        may_deal = self.job.phase == "training" and self.requests.current is None
+        self.shards.measured(member, report, may_deal=may_deal)
+        self.checkpoints.on_step()
+
+    def _on_done(self, member: Member, report: reports.TrainingDone) -> None:
+        """Handle the report that a worker has completed its last step."""
+        member.version = report.version
+        self.checkpoints.end_when_done()
+
+    def _on_paused(self, member: Member, report: reports.Paused) -> None:
+        """Handle the report that a worker has paused."""
+        self.barrier.on_paused(member.name, report.number)
+
+    def _on_resumed(self, member: Member, report: reports.Resumed) -> None:
+        """Record how long a worker has paused."""
+        self.out.note("suspended", name=member.name, seconds=report.seconds)

@@ -6,22 +6,22 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from labkit.elastic.controller.barrier import WorkerBarrier
-from labkit.elastic.controller.block_ownership import BlockOwnership
-from labkit.elastic.controller.checkpoint_schedule import MARGIN, CheckpointSchedule
-from labkit.elastic.controller.command_buffer import CommandBuffer
-from labkit.elastic.controller.controller_state import ControllerState, JobPhase, Member
-from labkit.elastic.controller.data_leases import DataLeases
-from labkit.elastic.controller.era_start import EraStart
-from labkit.elastic.controller.member_loss import MemberLoss
-from labkit.elastic.controller.outcome import JobOutcome
+from labkit.elastic.controller.checkpoint_schedule import MARGIN, CheckpointSchedule, WorkerBarrier
+from labkit.elastic.controller.controller_state import (
+    CommandBuffer,
+    ControllerState,
+    JobPhase,
+    Member,
+    SavedMachine,
+    SavedMember,
+)
+from labkit.elastic.controller.data_assignment import DataLeases, ShardAssignment
+from labkit.elastic.controller.membership import EraStart, MemberLoss
 from labkit.elastic.controller.replication import Replication
-from labkit.elastic.controller.saved_controller import SavedMachine, SavedMember
 from labkit.elastic.controller.scaling import Scaler
-from labkit.elastic.controller.scaling_requests import ScalingQueue
-from labkit.elastic.controller.shard_assignment import ShardAssignment
-from labkit.elastic.protocol.messages.orders import BeginEra, Resume, SetOwners
-from labkit.elastic.protocol.messages.reports import StateReported, Transferring, TransferUnconfirmed
+from labkit.elastic.controller.scaling_requests import JobOutcome, ScalingQueue
+from labkit.elastic.protocol.messages import reports
+from labkit.elastic.protocol.messages.orders import BeginEra, ForgetBlocks, Resume, SetOwners, TakeBack
 from labkit.elastic.shards import Record
 
 RESTORED: Final[dict[JobPhase, JobPhase]] = {"training": "taking_over", "starting": "starting"}
@@ -30,17 +30,7 @@ RESTORED: Final[dict[JobPhase, JobPhase]] = {"training": "taking_over", "startin
 
 @dataclass(slots=True, eq=False)
 class Takeover:
-    """Saves and restores the state of the controller, and resumes training once all members have reported.
-
-    Parameters
-    ----------
-    job : ControllerState
-        That is restored.
-    out : CommandBuffer
-        For messages to members.
-    requests, scaler, replication, barrier, checkpoints, shards, leases, ownership, member_loss, eras, outcome
-        Parts of the controller with a state of their own, and those that resume.
-    """
+    """Saves and restores the state of the controller, and resumes training once all members have reported."""
 
     job: ControllerState
     out: CommandBuffer
@@ -55,7 +45,7 @@ class Takeover:
     member_loss: MemberLoss
     eras: EraStart
     outcome: JobOutcome
-    _unsettled: list[tuple[str, TransferUnconfirmed]] = field(default_factory=list)
+    _unsettled: list[tuple[str, reports.TransferUnconfirmed]] = field(default_factory=list)
     """Reports of unconfirmed transfers, settled when all members have reported: (server, report)."""
     _outdated: bool = False
     """Whether a member is in a later era than the restored state, so that the state is too old."""
@@ -63,7 +53,7 @@ class Takeover:
     # --- the state between controllers
 
     def state(self) -> SavedMachine:
-        """Return what `restore` needs; members report the progress of training themselves."""
+        """Return the state for `restore`; members report the progress of training themselves."""
         job = self.job
         blocks = sorted(job.owner)
         return SavedMachine(
@@ -123,7 +113,7 @@ class Takeover:
 
     # --- reports of members
 
-    def on_state_reported(self, member: Member, report: StateReported) -> None:
+    def on_state_reported(self, member: Member, report: reports.StateReported) -> None:
         """Handle the end of a member's report on what it has, after it was disconnected or the controller restarted."""
         job = self.job
         if job.phase == "taking_over" and report.has > job.era:
@@ -144,12 +134,12 @@ class Takeover:
         elif not current:
             self._bring_up_to_date(member)
 
-    def on_transferring(self, report: Transferring) -> None:
+    def on_transferring(self, report: reports.Transferring) -> None:
         """Note a block that is being transferred to a live server, which will report its arrival."""
         if report.owner in self.job.members:
             self.job.claimed.add(report.block)
 
-    def on_unconfirmed(self, member: Member, report: TransferUnconfirmed) -> None:
+    def on_unconfirmed(self, member: Member, report: reports.TransferUnconfirmed) -> None:
         """Settle an unconfirmed transfer; during a takeover later, since another server may report the block."""
         if self.job.phase == "taking_over":
             self._unsettled.append((member.name, report))
@@ -190,13 +180,13 @@ class Takeover:
                 self.ownership.on_unconfirmed(self.job.members[name], report)
 
     def _is_lost(self, absent: Collection[str]) -> bool:
-        """Tell whether a server is present whose block no server has reported, or the restored state is too old."""
+        """Return whether the state is too old, or a present server owns a block that no server has reported."""
         claimed = self.job.claimed | {report.block for _, report in self._unsettled}
         owner = self.job.owner
         return self._outdated or any(b not in claimed for b, name in owner.items() if name not in absent)
 
     def _include(self, worker: Member) -> None:
-        """Tell a worker that was disconnected the block owners, or start it anew if it lacks this era's parameters."""
+        """Send the block owners to a worker that was disconnected; start it anew if it lacks this era's parameters."""
         job = self.job
         if not worker.ready:
             self.eras.begin_worker(worker.name, job.progress + MARGIN, (0, 0))
@@ -209,7 +199,7 @@ class Takeover:
             self.out.tell(worker.name, Resume())
 
     def _bring_up_to_date(self, server: Member) -> None:
-        """Tell a server of an era that it has missed; if it should have blocks of that era, they are lost."""
+        """Begin the current era on a server that missed it; the blocks that it should have of that era are lost."""
         if server.name in self.job.owner.values():
             self.eras.go_back()
         else:
@@ -218,3 +208,70 @@ class Takeover:
 
 def _saved(member: Member) -> SavedMember:
     return SavedMember(member.name, member.role, member.address, member.leaving, member.site, member.ever_joined)
+
+
+@dataclass(slots=True, eq=False)
+class BlockOwnership:
+    """Keeps the block owners as servers report them, and settles blocks whose transfer failed."""
+
+    job: ControllerState
+    out: CommandBuffer
+    requests: ScalingQueue
+    scaler: Scaler
+    replication: Replication
+    member_loss: MemberLoss
+    eras: EraStart
+
+    def on_owns(self, member: Member, report: reports.OwnsBlock) -> None:
+        """Enter a server as the owner of a block, unless a newer owner is known."""
+        job, block, moves = self.job, report.block, report.moves
+        job.claimed.add(block)
+        if moves < job.moves.get(block, -1):
+            return
+        job.owner[block], job.moves[block] = member.name, moves
+        self.replication.confirm_promotion(block, member.name)
+        self.replication.owned_by(block, member.name)
+        self.requests.arrived(("owns", block, member.name))
+        if block in self.replication.pending:
+            self.replication.order([block])
+
+    def on_handed_over(self, member: Member, report: reports.HandedOver) -> None:
+        """Enter the new owner of a block, before it reports itself; if it has died since, the block may be lost."""
+        job = self.job
+        self.out.note("moved", **{"from": member.name, **reports.columns_of(report)})
+        block, owner, moves = report.block, report.owner, report.moves
+        if moves <= job.moves.get(block, -1):
+            return
+        job.owner[block], job.moves[block] = owner, moves
+        if owner not in job.members and job.phase == "training" and self.replication.promote({owner}) is None:
+            self.eras.go_back()
+
+    def on_replica(self, member: Member, report: reports.HasReplica) -> None:
+        """Handle the report that a server has a complete replica of a block."""
+        self.replication.on_complete(member, report)
+        self.requests.arrived(("follows", report.block, member.name))
+
+    def on_lacks(self, member: Member, report: reports.LacksReplicas) -> None:
+        """Go back to a checkpoint if a promoted server has no replica of a block."""
+        if self.job.phase == "training" and any(self.job.owner[b] == member.name for b in report.blocks):
+            self.eras.go_back()
+
+    def on_unconfirmed(self, member: Member, report: reports.TransferUnconfirmed) -> None:
+        """Settle the owner of a block that was sent to a server which has not confirmed it."""
+        job, block, owner = self.job, report.block, report.owner
+        if job.moves.get(block, -1) >= report.moves:  # it arrived, and may have moved further
+            self.out.tell(member.name, ForgetBlocks([block]))
+            return
+        if owner in job.members:
+            self.member_loss.cut_off(owner, report.why)  # it must not believe that it has the block
+        if job.phase != "training":
+            return
+        self.out.tell(member.name, TakeBack([block]))
+        self.requests.arrived(("owns", block, owner))
+        self.scaler.redirect({block: member.name})  # orders that came while the block was under way had no effect
+
+    def on_version_lost(self, report: reports.VersionLost) -> None:
+        """Go back to a checkpoint: a worker or server has parameters of a version that was lost with a server."""
+        if self.job.phase == "training":
+            self.out.note("amiss", block=report.block, version=report.version)
+            self.eras.go_back()

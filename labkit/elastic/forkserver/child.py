@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import mmap
 import os
 import random  # noqa: TID251 - seeded anew, as in a new interpreter
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
-from labkit.elastic.forkserver.order import GO, NETWORK, OF_PYTHON, ForkOrder, ForkRefused, ForkStarted, encode
-from labkit.elastic.forkserver.title import show
+from labkit.elastic.forkserver.protocol import GO, NETWORK, OF_PYTHON, ForkOrder, ForkRefused, ForkStarted, encode
 from labkit.system.proc import stat
 
 CLONE_NEWNET: Final = 0x40000000
@@ -56,12 +58,11 @@ def _refuse(client: socket.socket, error: BaseException) -> None:
 
 def start_of(pid: int) -> int:
     """Return the start of a process in clock ticks since the host started; 0 if there is no such process."""
-    found = stat(pid)
-    return 0 if found is None else found.start
+    status = stat(pid)
+    return 0 if status is None else status.start
 
 
 def _enter_network(files: Sequence[int]) -> None:
-    """Enter the network namespace of the client, if it differs from the server's."""
     for handle in files:
         there, here = os.fstat(handle), os.stat(NETWORK)
         libc = ctypes.CDLL(None, use_errno=True)
@@ -77,7 +78,6 @@ def _take_files(files: Sequence[int]) -> None:
 
 
 def _settle_signals(ignored: Sequence[int]) -> None:
-    """Set the signal actions of a new interpreter."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         as_python = signal.SIG_IGN if number in OF_PYTHON else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if number in ignored else as_python)
@@ -89,9 +89,9 @@ def _settle_signals(ignored: Sequence[int]) -> None:
 def _settle_python(order: ForkOrder) -> None:
     """Replace what is the server's: environment, command line, module search path, random numbers."""
     argv = list(order.argv)
-    made = {name: os.environ[name] for name in MADE_HERE if name in os.environ}
+    kept = {name: os.environ[name] for name in MADE_HERE if name in os.environ}
     os.environ.clear()
-    os.environ.update({**made, **order.env})
+    os.environ.update({**kept, **order.env})
     show(argv, order.env)
     time.tzset()
     tempfile.tempdir = None
@@ -119,8 +119,8 @@ def threads(env: Mapping[str, str], n_cores: int, most: int) -> int:
     >>> threads({"OMP_NUM_THREADS": "1"}, 8, 4), threads({}, 2, 4)
     (1, 2)
     """
-    said = env.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(said) if said.isdigit() and int(said) else max(1, min(n_cores, most))
+    value = env.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(value) if value.isdigit() and int(value) else max(1, min(n_cores, most))
 
 
 def run(order: ForkOrder) -> None:
@@ -129,3 +129,52 @@ def run(order: ForkOrder) -> None:
     sys.modules["__main__"] = module
     sys.argv = [str(module.__file__), *order.argv[3:]]
     module.main(sys.argv[1:])
+
+
+PR_SET_NAME: Final = 15
+PR_SET_MM: Final = 35
+PR_SET_MM_MAP: Final = 14
+_MAP: Final = struct.Struct("=12QII")
+"""`struct prctl_mm_map` of prctl(2)."""
+_FIELDS: Final = (26, 27, 45, 46, 47, 28)
+"""Numbers of /proc/PID/stat [proc(5)]: code, code's end, data, data's end, heap, stack."""
+
+_kept: list[mmap.mmap] = []
+"""Memory from which the kernel reads command line and environment while this process lives."""
+
+
+def show(argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """Set /proc/self/cmdline and /proc/self/environ to these arguments and variables.
+
+    It needs no privilege [PR_SET_MM_MAP of prctl(2)], but a kernel with CONFIG_CHECKPOINT_RESTORE.
+
+    Raises
+    ------
+    OSError
+        If the kernel cannot do it.
+    """
+    words = b"".join(os.fsencode(word) + b"\0" for word in argv)
+    variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())
+    memory = mmap.mmap(-1, len(words) + len(variables) + 1, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory[: len(words) + len(variables)] = words + variables
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    _point_to(at, at + len(words), at + len(words) + len(variables))
+    _kept.append(memory)
+    name(os.path.basename(argv[0]))
+
+
+def _point_to(arguments: int, environment: int, end: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.sbrk.restype = ctypes.c_void_p
+    columns = Path("/proc/self/stat").read_bytes().rpartition(b") ")[2].split()
+    code, code_end, data, data_end, heap, stack = (int(columns[number - 3]) for number in _FIELDS)
+    places = (code, code_end, data, data_end, heap, libc.sbrk(0), stack, arguments, environment, environment, end)
+    card = _MAP.pack(*places, 0, 0, 0xFFFFFFFF)  # neither another auxiliary vector nor another program
+    if libc.prctl(PR_SET_MM, PR_SET_MM_MAP, card, ctypes.c_ulong(len(card)), 0):
+        number = ctypes.get_errno()
+        raise OSError(number, f"the kernel does not let a process change its command line: {os.strerror(number)}")
+
+
+def name(word: str) -> None:
+    """Give this process a short name, as `top` shows it."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, os.fsencode(word)[:15], 0, 0, 0)

@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-from labkit.elastic.forkserver import place as place
-from labkit.elastic.forkserver.order import (
+from labkit.elastic.forkserver import protocol as place
+from labkit.elastic.forkserver.protocol import (
     GO,
     MODULES,
     NETWORK,
     OF_PYTHON,
     ForkEnded,
+    ForkError,
     ForkOrder,
     ForkRefused,
     ForkStarted,
@@ -37,7 +38,6 @@ from labkit.elastic.forkserver.order import (
     OrderFrames,
     encode,
 )
-from labkit.elastic.forkserver.place import ForkError
 from labkit.system.unix_sockets import reached
 
 PATIENCE_S: Final = 120.0
@@ -114,7 +114,7 @@ class ForkedProcess:
         self._settled = not data or message is not None
 
     def go(self) -> None:
-        """Let it run, now that this process knows its number."""
+        """Start the process, now that its number is known."""
         self._sock.settimeout(None)
         with contextlib.suppress(OSError):  # it has been killed: `wait` returns its code
             self._sock.sendall(GO)
@@ -142,7 +142,7 @@ def started(
     Parameters
     ----------
     argv : sequence of str
-        Interpreter, "-m", one of `labkit.elastic.forkserver.order.MODULES`, and its arguments.
+        Interpreter, "-m", one of `labkit.elastic.forkserver.protocol.MODULES`, and its arguments.
     env : mapping
         Whole environment of the process.
     log : file
@@ -244,7 +244,6 @@ def _path(settings: place.Settings, env: Mapping[str, str]) -> Path:
 
 
 def _connected(path: Path) -> socket.socket:
-    """Connect to a server of this user; OSError if there is none."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         with reached(path) as address:
@@ -321,12 +320,12 @@ def _forked(
         if sock is None:
             return None
         try:
-            said = _asked(sock, order, files, until_s=until_s)
+            answer = _asked(sock, order, files, until_s=until_s)
         except BaseException:
             sock.close()
             raise
-        if said is not None:
-            child = ForkedProcess(sock, said.pid, said.start, server=path)
+        if answer is not None:
+            child = ForkedProcess(sock, answer.pid, answer.start, server=path)
             child.go()
             return child
         sock.close()
@@ -341,14 +340,14 @@ def _asked(sock: socket.socket, order: ForkOrder, files: Sequence[int], *, until
             sock.settimeout(max(until_s - time.monotonic(), 0.1))
             n_sent = socket.send_fds(sock, [raw], [*files, *network])
             sock.sendall(raw[n_sent:])
-            said = _answer(sock)
+            answer = _answer(sock)
         except (BrokenPipeError, ConnectionResetError):
             return None
         except TimeoutError:
             raise ForkError("the fork server does not answer in time.") from None
-    if isinstance(said, ForkRefused):
-        raise ForkError(said.why)
-    return said if isinstance(said, ForkStarted) else None
+    if isinstance(answer, ForkRefused):
+        raise ForkError(answer.why)
+    return answer if isinstance(answer, ForkStarted) else None
 
 
 @contextlib.contextmanager
@@ -375,6 +374,6 @@ def _answer(sock: socket.socket) -> Message | None:
 
 
 def _last_words(path: Path) -> str:
-    from labkit.elastic.failure import last_line
+    from labkit.elastic.job_logs import last_line
 
     return last_line(place.log_of(path)) or "it left no message."

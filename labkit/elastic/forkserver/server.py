@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from labkit.elastic.forkserver import child as fork_child
-from labkit.elastic.forkserver.order import (
+from labkit.elastic.forkserver.child import name, show
+from labkit.elastic.forkserver.protocol import (
     ForkEnded,
     ForkOrder,
     ForkRefused,
@@ -30,10 +31,13 @@ from labkit.elastic.forkserver.order import (
     Message,
     OrderError,
     OrderFrames,
+    clear,
+    early_of,
     encode,
+    lock_of,
+    locked,
+    uid_of,
 )
-from labkit.elastic.forkserver.place import clear, early_of, lock_of, locked, uid_of
-from labkit.elastic.forkserver.title import name, show
 from labkit.system.proc import threads
 
 TITLE: Final = ("labkit-forks",)
@@ -44,11 +48,11 @@ PRELOADED: Final = (
     "labkit.elastic.process.newcomer",
     "labkit.elastic.controller.process",
     "labkit.elastic.process.host_launcher",
-    "labkit.elastic.server.arrivals",
-    "labkit.elastic.worker.arrivals",
+    "labkit.elastic.server.server",
+    "labkit.elastic.worker.push_pull",
     "labkit.elastic.worker.synchronous",
     "labkit.elastic.worker.asynchronous",
-    "labkit.elastic.worker.flat",
+    "labkit.elastic.worker.shard_gradients",
     "labkit.elastic.worker.forward",
     "labkit.elastic.transport.shared_arrays",
     "labkit.elastic.protocol.messages.prepared",
@@ -208,7 +212,6 @@ class ForkServer:
         self._on(child.handle, lambda: self._reap(child))
 
     def _be_child(self, caller: Caller, order: ForkOrder) -> None:
-        """Close the server's descriptors, and become the requested process."""
         self._selector.close()
         self._listener.close()
         for other in self._callers.values():
@@ -233,14 +236,14 @@ class ForkServer:
         for sock in child.watchers:
             _send_end(sock, status)
 
-    def _watch(self, caller: Caller, asked: ForkWatch) -> None:
-        child = self._children.get(asked.pid)
-        if child is not None and child.start == asked.start:
+    def _watch(self, caller: Caller, request: ForkWatch) -> None:
+        child = self._children.get(request.pid)
+        if child is not None and child.start == request.start:
             child.watchers.append(caller.sock)
-        elif (status := self._over.get((asked.pid, asked.start))) is not None:
+        elif (status := self._over.get((request.pid, request.start))) is not None:
             _send_end(caller.sock, status)
         else:
-            self._refuse(caller, f"process {asked.pid} was not started by this fork server")
+            self._refuse(caller, f"process {request.pid} was not started by this fork server")
 
     # --- the end
 

@@ -1,4 +1,4 @@
-"""Models to train: DL2's eight, Wide&Deep, xDeepFM and a small classifier of digits, one file per family.
+"""Models to train: DL2's eight, Wide&Deep, xDeepFM and a small classifier of digits.
 
 Each is an `nn.Module` with a `width`: 1 is the published size, and `SMALL` trains a step in milliseconds.
 `labkit.elastic.data.dataset` returns matching samples by the same name, `loss` the matching loss:
@@ -11,7 +11,7 @@ Each is an `nn.Module` with a `width`: 1 is the published size, and `SMALL` trai
 True
 
 No model has dropout or batch statistics, so that the gradient of a batch is the mean over its shards. To add one,
-write a class of `Size` in a file here, and name it in `_CLASSES` and in `sizes`.
+write a class of `Size` in `networks`, and name it in `_CLASSES` and in `sizes`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 __all__ = ["SMALL", "Size", "available", "build", "learning_rate", "loss", "n_parameters", "size_of"]
 
 _CLASSES: Final = {
-    "resnet-50": ("residual", "ResNet"),
-    "vgg-16": ("vgg", "VGG"),
-    "resnext-110": ("resnext", "ResNeXt"),
-    "inception-bn": ("inception", "Inception"),
-    "seq2seq": ("translation", "ConvSeq2Seq"),
-    "cnn-text-classification": ("sentences", "TextCNN"),
-    "dssm": ("search", "DSSM"),
-    "wlm": ("language", "WordLSTM"),
-    "wide-deep": ("clicks", "WideDeep"),
-    "xdeepfm": ("clicks", "XDeepFM"),
-    "digits": ("digits", "Digits"),
+    "resnet-50": "ResNet",
+    "vgg-16": "VGG",
+    "resnext-110": "ResNeXt",
+    "inception-bn": "Inception",
+    "seq2seq": "ConvSeq2Seq",
+    "cnn-text-classification": "TextCNN",
+    "dssm": "DSSM",
+    "wlm": "WordLSTM",
+    "wide-deep": "WideDeep",
+    "xdeepfm": "XDeepFM",
+    "digits": "Digits",
 }
-"""File and class of each model."""
+"""Class of each model, in `networks`."""
 
 _LEARNING_RATES: Final = {"vgg-16": 0.001, "inception-bn": 0.001, "resnet-50": 0.003, "wlm": 0.03}
 
@@ -105,11 +105,11 @@ def loss(name: str) -> Callable[[nn.Module, Sequence[Tensor]], Tensor]:
     >>> loss("dssm").__name__, loss("wide-deep").__name__
     ('cross_entropy', 'click_loss')
     """
-    losses = import_module(f"{__name__}.losses")
-    found: Callable[[nn.Module, Sequence[Tensor]], Tensor] = (
+    losses = import_module(f"{__name__}.networks")
+    function: Callable[[nn.Module, Sequence[Tensor]], Tensor] = (
         losses.click_loss if canonical(name, more=("digits-like",)) in CLICKS else losses.cross_entropy
     )
-    return found
+    return function
 
 
 def learning_rate(name: str) -> float:
@@ -122,6 +122,5 @@ def learning_rate(name: str) -> float:
 
 
 def _make(size: Size, **options: bool) -> nn.Module:
-    file, kind = _CLASSES[size.name]
-    model: nn.Module = getattr(import_module(f"{__name__}.{file}"), kind)(size, **options)
+    model: nn.Module = getattr(import_module(f"{__name__}.networks"), _CLASSES[size.name])(size, **options)
     return model

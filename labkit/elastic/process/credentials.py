@@ -1,4 +1,4 @@
-"""Credentials of the members of a job: a folder for each, with its own key and certificate.
+"""Credentials of the members of a job, and the connections to its controller that they open.
 
 The key of the certificate authority, and the token of connections in clear, are only in the memory of the process that
 started the job and of the controller. The former sends them through a pipe to each controller that it starts.
@@ -20,8 +20,9 @@ from socket import socket
 from typing import Any
 
 from labkit.core.errors import InputError
-from labkit.elastic.protocol.messages.greeting import hello
-from labkit.elastic.protocol.network import CONTROLLER, HOST, NetworkConfig, NetworkMode, certificate_name
+from labkit.elastic.protocol.messages.codec import greeted, hello
+from labkit.elastic.protocol.program import CONTROLLER_SOCKET
+from labkit.elastic.protocol.sites import CONTROLLER, HOST, NetworkConfig, NetworkMode, certificate_name
 from labkit.elastic.transport import (
     Access,
     Address,
@@ -29,6 +30,7 @@ from labkit.elastic.transport import (
     Authority,
     Certificates,
     Listener,
+    Peer,
     Scheme,
     bound,
     new_token,
@@ -72,8 +74,8 @@ class Secrets:
     @classmethod
     def read(cls, raw: bytes) -> Secrets:
         """Return the secrets that `write` encoded."""
-        said = json.loads(raw)
-        return cls(said["authority"].encode(), bytes.fromhex(said["token"]))
+        values = json.loads(raw)
+        return cls(values["authority"].encode(), bytes.fromhex(values["token"]))
 
 
 def packed(content: Mapping[str, bytes]) -> bytes:
@@ -88,15 +90,7 @@ def packed(content: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(raw: bytes, folder: Path) -> None:
-    """Write the files of `packed` into a folder of mode 0700; InputError if the tar has any other entry.
-
-    Parameters
-    ----------
-    raw : bytes
-        The archive.
-    folder : Path
-        Made if it does not exist.
-    """
+    """Write the files of `packed` into a folder of mode 0700; InputError if the tar has any other entry."""
     private_folder(folder)
     try:
         with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
@@ -211,3 +205,77 @@ class Credentials:
             with contextlib.suppress(AddressError):
                 return address, bound(address)
         return self._reach.listen(Scheme.TLS, CONTROLLER)
+
+
+class Endpoints:
+    """Addresses and credentials of one member, for every transport.
+
+    Parameters
+    ----------
+    folder : Path
+        Home of the member.
+    reach : NetworkConfig
+        Addresses and ports of the member.
+    scheme : str
+        Transport of connections other than that to the controller.
+    name, role : str
+        Name of the member, and "server", "worker" or "host" (a launcher).
+
+    Attributes
+    ----------
+    address : str
+        Address at which the member listens; "" for members that do not listen.
+    unable : str
+        Reason why it cannot listen though it should; "" otherwise.
+    """
+
+    def __init__(self, folder: Path, *, reach: NetworkConfig, scheme: str, name: str, role: str) -> None:
+        self._folder, self._reach, self._name = folder, reach, name
+        self.network = NetworkMode(reach.network)
+        self.data = self._control = Access()
+        if self.network is not NetworkMode.LOCAL:
+            certificates = Certificates.of(certificate_name(name, role), job=reach.job, folder=folder)
+            self.data = self._control = Access(certificates=certificates)
+        self._scheme = Scheme(scheme)
+        self._sock: socket | None = None
+        self.address = self.unable = ""
+
+    def to_controller(self) -> dict[str, Any]:
+        """Return the controller's present address and the credentials for it: arguments of `connect`."""
+        if self.network is NetworkMode.LOCAL:
+            return {"address": Address.parse(f"unix:{self._folder / CONTROLLER_SOCKET}"), "access": self._control}
+        where = Address.parse((self._folder / ADDRESS).read_text())
+        return {"address": where, "access": self._control, "expected": certificate_name(CONTROLLER, CONTROLLER)}
+
+    def to_server(self, name: str, address: str) -> dict[str, Any]:
+        """Return a server's address and the credentials for it: arguments of `connect`."""
+        options = {"address": Address.parse(address), "access": self.data}
+        return (
+            options
+            if self.network is not NetworkMode.TLS
+            else {**options, "expected": certificate_name(name, "server")}
+        )
+
+    def admitted(self, controller: Peer) -> None:
+        """Take the token of connections in clear from the controller's greeting."""
+        if self.network is NetworkMode.TCP:
+            self.data = Access(token=bytes.fromhex(greeted(controller).token), plaintext=True)
+
+    def reserve(self) -> None:
+        """Bind the socket; peers that connect wait until `listen`, when this member can authenticate them."""
+        try:
+            if self.network is NetworkMode.LOCAL:
+                address = Address.parse(f"{self._scheme}:{self._folder / self._name}.sock")
+                self._sock = bound(address)
+            else:
+                address, self._sock = self._reach.listen(self._scheme, self._name)
+        except AddressError as error:
+            self.unable = str(error)
+        else:
+            self.address = str(address)
+
+    def listen(self, **terms: Any) -> Listener | None:
+        """Accept connections; `terms` are those of a `Listener`. None if the socket could not be bound."""
+        if self._sock is None:
+            return None
+        return Listener(Address.parse(self.address), access=self.data, sock=self._sock, **terms)

@@ -133,5 +133,5 @@ def route(folder: Path, address: Address, *, of: str, to: str) -> Address:
     if not path.exists():
         return address
     routes: dict[str, str] = json.loads(path.read_text())
-    found = next((there for pair, there in routes.items() if fnmatchcase(f"{of}>{to}", pair)), None)
-    return address if found is None else Address.parse(found)
+    target = next((there for pair, there in routes.items() if fnmatchcase(f"{of}>{to}", pair)), None)
+    return address if target is None else Address.parse(target)

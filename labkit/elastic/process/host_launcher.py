@@ -24,16 +24,12 @@ from pathlib import Path
 from typing import assert_never
 
 from labkit.core.errors import InputError
-from labkit.elastic.process.credentials import ADDRESS, CARD, FILE, MEMBERS, unpack
-from labkit.elastic.process.endpoints import Endpoints
-from labkit.elastic.process.local_launcher import LocalProcesses
+from labkit.elastic.process.causes import PATIENCE_LEASES
+from labkit.elastic.process.credentials import ADDRESS, CARD, FILE, MEMBERS, Endpoints, unpack
+from labkit.elastic.process.launchers import LocalProcesses
 from labkit.elastic.process.local_members import running
-from labkit.elastic.process.time_limits import PATIENCE_LEASES
 from labkit.elastic.process.usage import EVERY_S, encode_readings, readings
-from labkit.elastic.protocol.frame_kinds import FrameKind
-from labkit.elastic.protocol.messages.codec import decode, encode
-from labkit.elastic.protocol.messages.greeting import hello
-from labkit.elastic.protocol.messages.launchers import (
+from labkit.elastic.protocol.messages.clients import (
     EndLauncher,
     Hosting,
     KillMember,
@@ -46,9 +42,9 @@ from labkit.elastic.protocol.messages.launchers import (
     StartMember,
     UsageMeasured,
 )
-from labkit.elastic.protocol.network import HOST
-from labkit.elastic.protocol.sites import NOWHERE_ELSE
-from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.protocol.messages.codec import FrameKind, decode, encode, hello
+from labkit.elastic.protocol.program import Spec
+from labkit.elastic.protocol.sites import HOST, NOWHERE_ELSE
 from labkit.elastic.transport import Channel, Handler, Lease, Message, TransportError, connect, private_folder
 from labkit.elastic.transport.certificates import write_private
 
@@ -130,9 +126,9 @@ class HostLauncher:
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + self._every_s
-            found = readings({name: self.processes.pids[name] for name in self.here})
-            if found:
-                self._report(UsageMeasured(encode_readings(found)))
+            usage = readings({name: self.processes.pids[name] for name in self.here})
+            if usage:
+                self._report(UsageMeasured(encode_readings(usage)))
 
     # --- the connection
 

@@ -1,4 +1,4 @@
-"""Members of jobs among the processes of this machine: found by their command lines, whichever process started them."""
+"""Members of jobs among the processes of this machine, and the children that user code left: found and ended."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from labkit.elastic.process.credentials import MEMBERS
-from labkit.elastic.process.offspring import end_offspring, mark_of
-from labkit.system.proc import all_pids, command_line, wait_for_end
+from labkit.system.proc import Identity, all_pids, command_line, is_ours, send, stat, variables, wait_for_end
 
 MODULES: Final = ("labkit.elastic.process.member", "labkit.elastic.process.newcomer")
 """Programs of members: the second gets ready at a low priority first."""
@@ -39,14 +38,18 @@ def member_arguments(pid: int) -> MemberArguments | None:
 
 def is_member(pid: int, folder: Path, name: str) -> bool:
     """Return whether a process is the named member of the job in a folder: process numbers are used again."""
-    found = member_arguments(pid)
-    return found is not None and found.name == name and Path(found.home).is_relative_to(folder)
+    arguments = member_arguments(pid)
+    return arguments is not None and arguments.name == name and Path(arguments.home).is_relative_to(folder)
 
 
 def running(folder: Path) -> dict[str, int]:
     """Return process numbers by name of the members of the job in a folder that run on this machine."""
     members = ((member_arguments(pid), pid) for pid in all_pids())
-    return {found.name: pid for found, pid in members if found is not None and Path(found.home).is_relative_to(folder)}
+    return {
+        arguments.name: pid
+        for arguments, pid in members
+        if arguments is not None and Path(arguments.home).is_relative_to(folder)
+    }
 
 
 def end_orphans(home: Path) -> list[str]:
@@ -67,7 +70,6 @@ def end_orphans(home: Path) -> list[str]:
 
 
 def _is_led(folder: Path) -> bool:
-    """Return whether a controller or launcher of this folder runs on this machine."""
     for pid in all_pids():
         line = command_line(pid)
         where = next((i for i, word in enumerate(line[:-1]) if word in LEADERS), None)
@@ -81,13 +83,45 @@ def end_members(folder: Path, *, but: int = 0, timeout_s: float = 0.0) -> list[s
 
     They may still be ending when it returns, unless `timeout_s` is given: the longest time to wait for each.
     """
-    found = {name: pid for name, pid in running(folder).items() if pid != but}
-    homes = {name: arguments.home for name, pid in found.items() if (arguments := member_arguments(pid)) is not None}
-    for pid in found.values():
+    pids = {name: pid for name, pid in running(folder).items() if pid != but}
+    homes = {name: arguments.home for name, pid in pids.items() if (arguments := member_arguments(pid)) is not None}
+    for pid in pids.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    for pid in found.values():
+    for pid in pids.values():
         wait_for_end(pid, timeout_s=timeout_s)
-    for name, pid in found.items():
+    for name, pid in pids.items():
         end_offspring(pid, mark_of(Path(homes.get(name, folder)), name))
-    return sorted(found)
+    return sorted(pids)
+
+
+MARK: Final = "LABKIT_MEMBER"
+"""Variable of a member that its children inherit, also those with a session of their own."""
+
+
+def mark_of(home: Path, name: str) -> str:
+    """Return the value of `MARK` for a member."""
+    return f"{home}/{name}"
+
+
+def end_offspring(pid: int, mark: str) -> None:
+    """Kill what a member has started: processes of its session, and those with its mark.
+
+    Parameters
+    ----------
+    pid : int
+        Process number of the member, which leads a session; the kernel gives the number to no other process while one
+        of that session is left.
+    mark : str
+        What `mark_of` returned.
+    """
+    mark_bytes = f"{MARK}={mark}".encode()
+    for each in all_pids():
+        if each in (pid, os.getpid()):
+            continue
+        status = stat(each)
+        if status is None or status.dead:
+            continue
+        if status.session == pid or (is_ours(each) and mark_bytes in variables(each)):
+            with contextlib.suppress(OSError):
+                send(Identity(each, status.start), signal.SIGKILL)

@@ -9,8 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
+from labkit.elastic.process.local_members import end_offspring, mark_of
 from labkit.elastic.process.member_process import MemberProcess
-from labkit.elastic.process.offspring import end_offspring, mark_of
 from labkit.elastic.process.server_member import ServerMember
 from labkit.elastic.process.worker_member import WorkerMember
 

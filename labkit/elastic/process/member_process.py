@@ -1,30 +1,310 @@
-"""What servers and workers have in common: the controller, connections to servers, limits, and a queue of orders."""
+"""The process of a member: its connections to controller and servers, its limits, and its loop over orders."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
+from labkit.core.errors import InputError
 from labkit.elastic.process import fault_injection as fault
-from labkit.elastic.process.causes import NO_MEMORY
-from labkit.elastic.process.controller_link import ControllerLink, ControllerMessages, InstallBlock
-from labkit.elastic.process.endpoints import Endpoints
-from labkit.elastic.process.limits import Amounts
-from labkit.elastic.process.member_limits import MemberLimits
-from labkit.elastic.process.server_connections import ServerConnections
-from labkit.elastic.process.time_limits import END_LEASES, PATIENCE_LEASES, Watchdog
-from labkit.elastic.protocol.messages.greeting import greeted, hello
+from labkit.elastic.process.causes import END_LEASES, NO_MEMORY, PATIENCE_LEASES, Watchdog
+from labkit.elastic.process.credentials import Endpoints
+from labkit.elastic.process.limits import BRAKE, Amounts, limits_here
+from labkit.elastic.protocol.messages import reports
+from labkit.elastic.protocol.messages.codec import FrameKind, decode, encode, greeted, hello
 from labkit.elastic.protocol.messages.orders import Order, SetLimits, Stop
-from labkit.elastic.protocol.messages.reports import ConnectionBroken, OutOfMemory
-from labkit.elastic.protocol.spec import Spec
-from labkit.elastic.transport import Channel, Lease, TransportError
+from labkit.elastic.protocol.program import Spec
+from labkit.elastic.transport import Channel, FrameError, Handler, Lease, Message, TransportError, connect
 from labkit.system.oom import is_memory
+
+WHY_CHARS: Final = 2000
+"""Longest reason of a failure that is reported, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstallBlock:
+    """A block of a checkpoint that arrived over the controller's connection."""
+
+    channel: Channel
+    message: Message
+
+
+class ControllerMessages(Handler):
+    """Passes on what arrives from the controller: orders, and blocks of a checkpoint to install."""
+
+    def __init__(self, member: MemberProcess) -> None:
+        self._member = member
+
+    def opened(self, channel: Channel) -> None:
+        """Pass on the new channel, before the first order: an order may require a report."""
+        self._member.joined(channel)
+
+    def received(self, channel: Channel, message: Message) -> None:
+        """Pass on an order, or a block of a checkpoint."""
+        if message.head.kind == FrameKind.ORDER:
+            self._member.take(decode(self._member.takes, message.meta))
+        elif message.head.kind == FrameKind.STATE:
+            self._member.take(InstallBlock(channel, message))
+
+    def exhausted(self, error: BaseException) -> None:
+        """Pass on that memory ran out."""
+        self._member.exhausted(error)
+
+    def closed(self, channel: Channel, reason: TransportError | None) -> None:
+        """Pass on the end of the connection."""
+        self._member.controller_closed(channel, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialer:
+    """Opens connections of a member.
+
+    Attributes
+    ----------
+    endpoints : Endpoints
+        Addresses and credentials.
+    lease : Lease
+        Lease of the job.
+    hello : callable
+        Returns what the member says about itself.
+    route : callable
+        Takes the name of a process and arguments of `connect`, and returns the latter: faults may change the address.
+    """
+
+    endpoints: Endpoints
+    lease: Lease
+    hello: Callable[[], Mapping[str, object]]
+    route: Callable[[str, dict[str, Any]], dict[str, Any]]
+
+    def connect(self, to: str, way: dict[str, Any], handler: Handler) -> Channel:
+        """Connect to a process; `way`: arguments of `transport.connect`."""
+        return connect(**self.route(to, way), hello=self.hello(), lease=self.lease, handler=handler)
+
+
+class ControllerLink:
+    """The connection of a member to its controller.
+
+    Parameters
+    ----------
+    name : str
+        Name of the member.
+    dialer : Dialer
+        Opens the connection.
+    handler : Handler
+        Takes what arrives.
+
+    Attributes
+    ----------
+    channel : Channel or None
+        The connection; None while there is none.
+    """
+
+    def __init__(self, name: str, dialer: Dialer, handler: Handler) -> None:
+        self._name, self._dialer, self._handler, self._lease = name, dialer, handler, dialer.lease
+        self.channel: Channel | None = None
+
+    def join(self) -> bool:
+        """Connect to the controller; False if that failed for `PATIENCE_LEASES` leases."""
+        self.channel = None
+        limit_s = PATIENCE_LEASES * self._lease.base_s
+        until, pause, why = time.monotonic() + limit_s, threading.Event(), ""
+        while time.monotonic() < until:
+            try:
+                channel = self._dialer.connect("controller", self._dialer.endpoints.to_controller(), self._handler)
+            except TransportError as error:
+                why = str(error)
+                pause.wait(self._lease.heartbeat_s)
+            else:
+                self._dialer.endpoints.admitted(channel.peer)
+                return True
+        print(f"{self._name} ends, {limit_s} s without a controller: {why}", file=sys.stderr)
+        return False
+
+    def report(self, report: reports.Report) -> None:
+        """Send a report to the controller; without a connection it is dropped, since a new controller asks again.
+
+        A report that cannot be encoded ends the job: without it other processes would wait for ever.
+        """
+        channel = self.channel
+        if channel is None:
+            return
+        try:
+            channel.send(FrameKind.REPORT, meta=encode(report))
+        except FrameError as error:
+            why = f"{type(report).__name__} cannot be sent: {error}"[:WHY_CHARS]
+            with contextlib.suppress(TransportError):
+                channel.send(FrameKind.REPORT, meta=encode(reports.Failed(why)))
+        except TransportError:
+            return
+
+    def flush(self) -> None:
+        """Wait at most one lease until the reports so far are sent."""
+        if self.channel is not None:
+            with contextlib.suppress(TransportError, TimeoutError):
+                self.channel.flush(timeout_s=self._lease.base_s)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self.channel is not None:
+            self.channel.close()
+
+
+SEEK_LEASES: Final = 2
+"""Leases for which a member tries to reach a server again before it reports the server as `unmet`."""
+ATTEMPTS: Final = 3
+"""Attempts to connect to a server that the controller has named."""
+CONNECT_ERROR_CHARS: Final = 300
+"""Longest reason of a failed connection that is reported, in characters."""
+
+
+class ServerConnections:
+    """Connections of one member to parameter servers.
+
+    Parameters
+    ----------
+    dialer : Dialer
+        Opens the connections.
+    report : callable
+        Sends an event to the controller: its name, and columns by keyword.
+    opened : callable
+        Takes name and channel of each new connection.
+    over : Event
+        Set when this process ends.
+
+    Attributes
+    ----------
+    channels : dict
+        Open connections by name of the server.
+    addresses : dict
+        Last known address of each server.
+    """
+
+    def __init__(
+        self, dialer: Dialer, *, report: reports.SendReport, opened: Callable[[str, Channel], None],
+        over: threading.Event,
+    ) -> None:  # fmt: skip
+        self._dialer, self._lease = dialer, dialer.lease
+        self.report, self._opened, self._over = report, opened, over
+        self.channels: dict[str, Channel] = {}
+        self.addresses: dict[str, str] = {}
+        self._seeking: set[str] = set()
+        self._lock = threading.Lock()
+
+    def meet(self, name: str, address: str, handler: Handler) -> None:
+        """Connect to a server, and report whether that was possible."""
+        if name in self._seeking:
+            return
+        if name not in self.channels:
+            self.addresses[name] = address
+            try:
+                self._keep(name, self._connected(name, handler))
+            except (TransportError, InputError) as error:
+                self.report(reports.ConnectFailed(name, str(error)[:CONNECT_ERROR_CHARS]))
+                return
+        self.report(reports.Connected(name))
+
+    def seek(self, name: str, handler: Handler) -> None:
+        """Connect to a server again, in a thread of its own; report whether that was possible within `SEEK_LEASES`."""
+        if name not in self.channels and name not in self._seeking:
+            self._seeking.add(name)
+            threading.Thread(target=self._seek, args=(name, handler), name=f"seeking {name}", daemon=True).start()
+
+    def forget(self, channel: Channel) -> str | None:
+        """Remove a connection that has ended; return the name of its server, None if it was not known."""
+        with self._lock:
+            name = next((name for name, known in self.channels.items() if known is channel), None)
+            if name is not None:
+                del self.channels[name]
+        return name
+
+    def close(self) -> None:
+        """Close all connections."""
+        for channel in tuple(self.channels.values()):
+            channel.close()
+
+    def _keep(self, name: str, channel: Channel) -> None:
+        with self._lock:
+            self.channels[name] = channel
+            self._seeking.discard(name)
+        self._opened(name, channel)
+
+    def _seek(self, name: str, handler: Handler) -> None:
+        until, why = time.monotonic() + SEEK_LEASES * self._lease.base_s, ""
+        while time.monotonic() < until and not self._over.wait(self._lease.heartbeat_s):
+            try:
+                self._keep(name, self._connected(name, handler, attempts=1))
+            except (TransportError, InputError) as error:
+                why = str(error)[:CONNECT_ERROR_CHARS]
+            else:
+                self.report(reports.Connected(name))
+                return
+        self._seeking.discard(name)
+        if not self._over.is_set():
+            self.report(reports.ConnectFailed(name, why))
+
+    def _connected(self, name: str, handler: Handler, *, attempts: int = ATTEMPTS) -> Channel:
+        """Return a connection to a server; a busy server may answer only the second or third attempt."""
+        way, pause = self._dialer.endpoints.to_server(name, self.addresses[name]), threading.Event()
+        for _ in range(attempts - 1):
+            with contextlib.suppress(TransportError):
+                return self._dialer.connect(name, way, handler)
+            pause.wait(self._lease.heartbeat_s)
+        return self._dialer.connect(name, way, handler)
+
+
+LOOK_AT_MEMORY_S: Final = 0.25
+"""Seconds between two looks at the memory of a process that limits itself."""
+
+
+class MemberLimits:
+    """The limits of this process.
+
+    Parameters
+    ----------
+    report : callable
+        Sends a report to the controller.
+    exhausted : callable
+        Ends this process; takes a MemoryError that says why.
+    over : Event
+        Set when this process ends.
+    """
+
+    def __init__(
+        self, *, report: reports.SendReport, exhausted: Callable[[BaseException], None], over: threading.Event
+    ) -> None:
+        self._report, self._exhausted, self._over = report, exhausted, over
+        self._limits = limits_here()
+        self._watched = False
+
+    def resize(self, order: SetLimits) -> Amounts:
+        """Limit this process to the cores and memory of an order; report it, and return the amounts."""
+        amounts = Amounts(order.cpus, order.memory_gb)
+        unable = self._limits.apply(os.getpid(), amounts)
+        cores, how = sorted(os.sched_getaffinity(0)), self._limits.how
+        self._report(reports.LimitsSet(amounts.cpus, amounts.memory_gb, cores, how, unable))
+        if amounts.memory_gb is not None and how == BRAKE and not self._watched:
+            self._watched = True
+            threading.Thread(target=self._watch_memory, name="memory", daemon=True).start()
+        return amounts
+
+    def keep(self, *, most_s: float) -> bool:
+        """Wait at most `most_s` seconds for the share of cores; True if the share requires more waiting."""
+        return self._limits.keep(most_s=most_s)
+
+    def _watch_memory(self) -> None:
+        """End this process when it exceeds its limit of memory; only where the kernel does not enforce the limit."""
+        while not self._over.wait(LOOK_AT_MEMORY_S):
+            why = self._limits.exceeded()
+            if why:
+                self._exhausted(MemoryError(why))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +363,14 @@ class MemberProcess:
         self.abandoned = False
         reach, scheme = self.spec.reach_at(site), self.spec.scheme
         self.endpoints = Endpoints(folder, reach=reach, scheme=scheme, name=name, role=self.role)
-        messages = ControllerMessages(
-            self.take, orders=self.takes, opened=self.joined, closed=self._controller_closed, exhausted=self.exhausted
-        )
-        common: dict[str, Any] = {
-            "endpoints": self.endpoints, "lease": self.lease, "hello": self.hello, "route": self._route,
-        }  # fmt: skip
-        self.controller = ControllerLink(name, handler=messages, **common)
+        dialer = Dialer(self.endpoints, self.lease, self.hello, self._route)
+        self.controller = ControllerLink(name, dialer, ControllerMessages(self))
         self.report = self.controller.report
-        self.connections = ServerConnections(report=self.report, opened=self.connected, over=self.over, **common)
+        self.connections = ServerConnections(dialer, report=self.report, opened=self.connected, over=self.over)
         self.limits = MemberLimits(report=self.report, exhausted=self.exhausted, over=self.over)
 
     def hello(self) -> Mapping[str, object]:
-        """Return what this process says about itself when it connects."""
+        """Return the hello of this process for a new connection."""
         ends = self.endpoints
         return hello(self.name, self.role, pid=os.getpid(), address=ends.address, unable=ends.unable)
 
@@ -110,7 +385,7 @@ class MemberProcess:
         self.watchdog.free()
         self.controller.channel = channel
 
-    def _controller_closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
+    def controller_closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
         """Note the end of the connection; without a new one this process ends, by itself or by its watchdog."""
         if not self.over.is_set():
             limit_s = (PATIENCE_LEASES + END_LEASES) * self.lease.base_s
@@ -127,7 +402,7 @@ class MemberProcess:
         """Report `cut` for a connection that broke: a cut, a silence, a frame that was refused."""
         if reason is not None and not self.over.is_set():
             name = greeted(channel.peer).name[:60]
-            self.report(ConnectionBroken(name, reason.reason, str(reason)[:300]))
+            self.report(reports.ConnectionBroken(name, reason.reason, str(reason)[:300]))
         self._check_memory(reason)
 
     def server_closed(self, channel: Channel, reason: TransportError | None) -> None:
@@ -148,7 +423,7 @@ class MemberProcess:
         """End this process, which ran out of memory: its state may be half changed."""
         why = f"out of memory: {error}"[:300]
         print(f"{self.name} ends: {why}", file=sys.stderr, flush=True)
-        self.report(OutOfMemory(why))
+        self.report(reports.OutOfMemory(why))
         self.controller.flush()
         os._exit(NO_MEMORY)
 

@@ -40,10 +40,10 @@ def gently(do: Callable[[], object], *, nice: int = NICE) -> None:
 
 def get_ready(folder: Path, role: str) -> None:
     """Import the modules of a role, and compile its kernels, or read them from their cache."""
-    from labkit.elastic.protocol.spec import Spec
+    from labkit.elastic.protocol.program import Spec
 
     if role == "server":
-        import labkit.elastic.server.arrivals
+        import labkit.elastic.server.server
         from labkit.elastic.server.optimizers import optimizer
 
         spec = Spec.load(folder)
@@ -52,7 +52,7 @@ def get_ready(folder: Path, role: str) -> None:
         import torch  # noqa: F401
 
         import labkit.elastic.protocol.program
-        import labkit.elastic.worker.arrivals
+        import labkit.elastic.worker.push_pull
         import labkit.elastic.worker.synchronous  # noqa: F401
 
 

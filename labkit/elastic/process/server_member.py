@@ -11,52 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
 from labkit.core.events import Cause
-from labkit.elastic.process.causes import name_of
-from labkit.elastic.process.controller_link import WHY_CHARS, InstallBlock
+from labkit.elastic.process.causes import END_LEASES, name_of
 from labkit.elastic.process.local_members import end_orphans
-from labkit.elastic.process.member_process import MemberProcess, MemberTask, SeekServer
-from labkit.elastic.process.time_limits import END_LEASES
-from labkit.elastic.protocol.frame_kinds import FrameKind, at
-from labkit.elastic.protocol.messages.codec import encode
-from labkit.elastic.protocol.messages.orders import (
-    BeginEra,
-    BlockOrder,
-    ConnectTo,
-    CopyBlocks,
-    DropCopies,
-    DropReplicas,
-    ForgetBlocks,
-    HandOver,
-    MeasureLoads,
-    Promote,
-    Replicate,
-    ReportState,
-    SendCopies,
-    ServerOrder,
-    SetLimits,
-    TakeBack,
-)
-from labkit.elastic.protocol.messages.reports import (
-    BlockLoad,
-    BlockLoads,
-    CopyLate,
-    Failed,
-    GradientsReceived,
-    OwnsBlock,
-    PeerRefused,
-    StateReported,
-    Transferring,
-    TransferUnconfirmed,
-)
-from labkit.elastic.protocol.network import Refusals, claimed
-from labkit.elastic.server.busy_time import update_s
+from labkit.elastic.process.member_process import WHY_CHARS, InstallBlock, MemberProcess, MemberTask, SeekServer
+from labkit.elastic.protocol.messages import orders, reports
+from labkit.elastic.protocol.messages.codec import FrameKind, at, encode
+from labkit.elastic.protocol.sites import Refusals, claimed
 from labkit.elastic.transport import Channel, Handler, Peer, Scheme, TransportError
 from labkit.system.oom import is_memory
 
 if TYPE_CHECKING:
-    from labkit.elastic.server.kept_copies import KeptCopy
+    from labkit.elastic.server.block import Updates
     from labkit.elastic.server.optimizers import Optimizer
-    from labkit.elastic.server.updates import Updates
+    from labkit.elastic.server.replicas import KeptCopy
 
 BLOCKS_OF_A_NOTICE: Final = 400
 """Most blocks in one report, so that it fits into a frame."""
@@ -66,13 +33,12 @@ class ServerMember(MemberProcess):
     """The process of a parameter server; parameters as those of `MemberProcess`."""
 
     role = "server"
-    takes = ServerOrder
+    takes = orders.ServerOrder
 
     def __init__(self, folder: Path, name: str, site: str = "") -> None:
-        from labkit.elastic.server.arrivals import Arrivals
-        from labkit.elastic.server.kept_copies import KeptCopies
         from labkit.elastic.server.optimizers import optimizer
-        from labkit.elastic.server.server import ParameterServer
+        from labkit.elastic.server.replicas import KeptCopies
+        from labkit.elastic.server.server import Arrivals, ParameterServer
         from labkit.elastic.transport.shared_arrays import SharedArrayPool
 
         super().__init__(folder, name, site)
@@ -90,7 +56,6 @@ class ServerMember(MemberProcess):
         self.endpoints.reserve()
 
     def _with_rule(self, chosen: Optimizer) -> Updates:
-        """Return the optimizer with the job's schedule, limit of gradients, or function of its own."""
         if not self.spec.has_rule:
             return chosen
         from labkit.elastic.protocol.program import find_modules
@@ -103,10 +68,9 @@ class ServerMember(MemberProcess):
         """End the job: a function of its updates fails here, and would on any server."""
         traceback.print_exception(error.__cause__ or error, file=sys.stderr)
         sys.stderr.flush()
-        self.report(Failed(str(error)[:WHY_CHARS], name_of(Cause.ERROR)))
+        self.report(reports.Failed(str(error)[:WHY_CHARS], name_of(Cause.ERROR)))
 
     def _welcome(self, peer: Peer) -> Handler:
-        """Return the handler of a new connection."""
         return self._arrivals_of(role=claimed(peer).role)
 
     def _send_copy(self, copy: KeptCopy, turn: int) -> None:
@@ -143,42 +107,42 @@ class ServerMember(MemberProcess):
                 self.server.handover.install(task.channel, task.message)
             case SeekServer():
                 self.connections.seek(task.server, self._arrivals)
-            case ConnectTo():
+            case orders.ConnectTo():
                 self.connections.meet(task.server, task.address, self._arrivals)
-            case ReportState():
+            case orders.ReportState():
                 self._report_all()
-            case SetLimits():
+            case orders.SetLimits():
                 self.resize(task)
-            case _ if isinstance(task, BlockOrder):
+            case _ if isinstance(task, orders.BlockOrder):
                 self._do_with_blocks(task)
             case _:
                 raise NotImplementedError(f"{task} is not for a server")
 
-    def _do_with_blocks(self, order: BlockOrder) -> None:  # noqa: C901 - a case for each order
+    def _do_with_blocks(self, order: orders.BlockOrder) -> None:  # noqa: C901 - a case for each order
         server = self.server
         match order:
-            case BeginEra():
+            case orders.BeginEra():
                 server.begin_era(order.era)
                 self._copies.drop(at(order.era, 0))
-            case HandOver():
+            case orders.HandOver():
                 server.handover.hand_over(dict(order.moves), version=order.version, turn=order.turn)
-            case TakeBack():
+            case orders.TakeBack():
                 server.handover.take_back(order.blocks)
-            case ForgetBlocks():
+            case orders.ForgetBlocks():
                 server.handover.forget(order.blocks)
-            case Replicate():
+            case orders.Replicate():
                 server.replicas.follow(order.blocks)
-            case Promote():
+            case orders.Promote():
                 server.replicas.promote(order.blocks)
-            case DropReplicas():
+            case orders.DropReplicas():
                 server.replicas.unfollow(order.blocks)
-            case CopyBlocks():
+            case orders.CopyBlocks():
                 self._copy_at(order.version)
-            case SendCopies():
+            case orders.SendCopies():
                 self._copies.send(order.blocks, era=server.era, version=order.version, turn=order.turn)
-            case DropCopies():
+            case orders.DropCopies():
                 self._copies.drop(at(server.era, order.version))
-            case MeasureLoads():
+            case orders.MeasureLoads():
                 self._report_each_load(order.number)
             case _:
                 assert_never(order)
@@ -186,29 +150,29 @@ class ServerMember(MemberProcess):
     def _copy_at(self, version: int) -> None:
         late = self.server.copy_at(version)
         if late:
-            self.report(CopyLate(version, late[:100], era=self.server.era))
+            self.report(reports.CopyLate(version, late[:100], era=self.server.era))
 
     def _report_all(self) -> None:
         """Report the blocks of this server to a new controller."""
         version, era = 0, self.server.era
         for block, at_version, moves in self.server.blocks.owned():
-            self.report(OwnsBlock(block, at_version, moves, era=era))
+            self.report(reports.OwnsBlock(block, at_version, moves, era=era))
             version = max(version, at_version)
         for block, at_version, moves, owner in self.server.handover.unconfirmed():
             why = "the controller was away"
-            self.report(TransferUnconfirmed(block, at_version, owner, moves, why, era=era))
+            self.report(reports.TransferUnconfirmed(block, at_version, owner, moves, why, era=era))
         for block, owner in self.server.handover.moving():
-            self.report(Transferring(block, owner, era=era))
+            self.report(reports.Transferring(block, owner, era=era))
         for slot in self.server.blocks.slots():
             self.server.replicas.report_replica(slot)
-        self.report(StateReported(version, era))
+        self.report(reports.StateReported(version, era))
 
     def _report_each_load(self, number: int) -> None:
         """Report the load of each block, for a request to balance them."""
-        loads = [BlockLoad(block, round(per_s, 1)) for block, per_s in self.server.blocks.loads()]
+        loads = [reports.BlockLoad(block, round(per_s, 1)) for block, per_s in self.server.blocks.loads()]
         for i in range(0, max(len(loads), 1), BLOCKS_OF_A_NOTICE):
             last = i + BLOCKS_OF_A_NOTICE >= len(loads)
-            self.report(BlockLoads(number, loads[i : i + BLOCKS_OF_A_NOTICE], last, era=self.server.era))
+            self.report(reports.BlockLoads(number, loads[i : i + BLOCKS_OF_A_NOTICE], last, era=self.server.era))
 
     # --- the life of the process
 
@@ -229,16 +193,18 @@ class ServerMember(MemberProcess):
         self.close()
 
     def _report_refused(self, *, reason: str, n: int, why: str) -> None:
-        self.report(PeerRefused(reason, n, why))
+        self.report(reports.PeerRefused(reason, n, why))
 
     def _report_load(self) -> None:
         """Report every `loads_every_s` seconds the gradient bytes that came, and the seconds of an update."""
+        from labkit.elastic.server.server import update_s
+
         before, model_bytes = 0, 4 * self.spec.layout.n
         while not self.over.wait(self.spec.loads_every_s):
             taken = self.server.blocks.taken_bytes()
             came = taken - before if taken >= before else taken  # an era begins at 0
             took_s = update_s(self.server.busy.taken_s(), n_bytes=came, model_bytes=model_bytes)
-            self.report(GradientsReceived(came, took_s))
+            self.report(reports.GradientsReceived(came, took_s))
             before = taken
 
     def _end_orphans(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from labkit.elastic.protocol.messages.launchers import MeasuredUsage
+from labkit.elastic.protocol.messages.clients import MeasuredUsage
 
 GB: Final = 1e9
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -64,11 +64,11 @@ def readings(pids: Mapping[str, int]) -> dict[str, UsageReading]:
     return {name: read(pid) for name, pid in pids.items() if pid > 0}
 
 
-def encode_readings(found: Mapping[str, UsageReading]) -> dict[str, MeasuredUsage]:
+def encode_readings(usage: Mapping[str, UsageReading]) -> dict[str, MeasuredUsage]:
     """Return readings as messages have them: None for NaN."""
     return {
         name: MeasuredUsage(at_s, None if cpu_s != cpu_s else cpu_s, None if memory_gb != memory_gb else memory_gb)
-        for name, (at_s, cpu_s, memory_gb) in found.items()
+        for name, (at_s, cpu_s, memory_gb) in usage.items()
     }
 
 

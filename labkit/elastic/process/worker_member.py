@@ -14,14 +14,19 @@ from typing import TYPE_CHECKING, Any, Final
 from labkit.core.errors import LabkitError
 from labkit.core.events import Cause
 from labkit.elastic.controller.losses import STOP
-from labkit.elastic.process.causes import name_of
-from labkit.elastic.process.controller_link import WHY_CHARS, InstallBlock
-from labkit.elastic.process.gpus import local_name
+from labkit.elastic.process.causes import Waking, name_of
 from labkit.elastic.process.limits import Amounts
-from labkit.elastic.process.member_process import ControllerLost, MemberProcess, MemberTask, SeekServer
-from labkit.elastic.process.time_limits import Waking
+from labkit.elastic.process.member_process import (
+    WHY_CHARS,
+    ControllerLost,
+    InstallBlock,
+    MemberProcess,
+    MemberTask,
+    SeekServer,
+)
 from labkit.elastic.protocol.messages.orders import ConnectTo, ReportState, SetLimits, Stop, TrainingOrder, WorkerOrder
 from labkit.elastic.protocol.messages.reports import Failed, Raised, Stuck
+from labkit.elastic.protocol.sites import local_name
 from labkit.elastic.transport import Channel, FrameError, Scheme, TransportError
 from labkit.system.oom import is_memory
 
@@ -53,8 +58,8 @@ class WorkerMember(MemberProcess):
         import torch
 
         from labkit.elastic.protocol.program import Program, find_modules
-        from labkit.elastic.worker.arrivals import FromServers
         from labkit.elastic.worker.forward import SampleLoss
+        from labkit.elastic.worker.push_pull import FromServers
 
         super().__init__(folder, name, site)
         torch.set_num_threads(1)
@@ -70,10 +75,9 @@ class WorkerMember(MemberProcess):
         self._handler = FromServers(self.worker, ended=self.server_closed, exhausted=self.exhausted)
 
     def _make_worker(self, number: int) -> Worker | AsyncWorker:
-        """Return the object that computes and pushes gradients."""
         from labkit.elastic.transport.shared_arrays import SharedRegions
         from labkit.elastic.worker.asynchronous import AsyncWorker
-        from labkit.elastic.worker.flat import FlatModel
+        from labkit.elastic.worker.shard_gradients import FlatModel
         from labkit.elastic.worker.synchronous import Worker
 
         spec = self.spec
@@ -213,7 +217,6 @@ class WorkerMember(MemberProcess):
         return Raised(busy[0], f"{self._where(busy[0])}: {why[:WHY_CHARS]}".rstrip(".") + ".")
 
     def _where(self, place: tuple[int, int]) -> str:
-        """Return a place in the training in words."""
         where = "step {}, logical shard {}" if self.spec.sync else "epoch {}, minibatch at {}"
         return where.format(*place)
 

@@ -123,8 +123,8 @@ class Layout:
     @cached_property
     def digest(self) -> str:
         """32 hexadecimal digits, a digest of names, shapes and extents of the blocks."""
-        told = {"params": [[p.name, p.first, list(p.shape)] for p in self.params], "blocks": self.extents}
-        return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
+        described = {"params": [[p.name, p.first, list(p.shape)] for p in self.params], "blocks": self.extents}
+        return hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
 
     def block(self, number: int, vector: Vector) -> Vector:
         """Return a block of a flat vector, as a view."""
@@ -236,7 +236,6 @@ def _cut(n: int, most: int) -> tuple[Extent, ...]:
 
 
 def _named(model: Any) -> Iterable[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of each parameter."""
     if hasattr(model, "named_parameters"):
         yield from ((name, tuple(p.shape)) for name, p in trained(model))
         return
@@ -255,12 +254,12 @@ def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     InputError
         If one is not float32.
     """
-    found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    for name, p in found:
+    parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for name, p in parameters:
         if str(p.dtype) != "torch.float32":
             how = "keep its torch.view_as_real" if p.is_complex() else "model.float() makes it so"
             raise InputError(f"parameter {name} is {p.dtype}; expected torch.float32: {how}.")
-    return found
+    return parameters
 
 
 def pack(model: nn.Module) -> Vector:

@@ -19,8 +19,8 @@ class MappedPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how an object is made again."""
-        found = _place(obj) if isinstance(obj, np.ndarray) else None
-        return super().reducer_override(obj) if found is None else (mapped, found)
+        place = _place(obj) if isinstance(obj, np.ndarray) else None
+        return super().reducer_override(obj) if place is None else (mapped, place)
 
 
 def _place(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | None:
@@ -32,23 +32,23 @@ def _place(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | None:
     if root is None or root.filename is None or not Path(root.filename).is_file() or array.dtype.hasobject:
         return None
     raw: Any = np.frombuffer(root._mmap, np.uint8)
-    begun = root.offset - root.offset % mmap.ALLOCATIONGRANULARITY  # where the map begins in the file
+    first = root.offset - root.offset % mmap.ALLOCATIONGRANULARITY  # where the map begins in the file
     inside = array.__array_interface__["data"][0] - raw.__array_interface__["data"][0]
     if not 0 <= inside <= len(raw):
         return None
-    place = os.path.abspath(root.filename), root.mode, begun, len(raw), array.dtype, array.shape, inside, array.strides
-    return None if root.mode == "c" and not _same(raw, root.filename, begun) else place
+    place = os.path.abspath(root.filename), root.mode, first, len(raw), array.dtype, array.shape, inside, array.strides
+    return None if root.mode == "c" and not _same(raw, root.filename, first) else place
 
 
-def _same(raw: np.ndarray[Any, Any], path: Any, begun: int) -> bool:
+def _same(raw: np.ndarray[Any, Any], path: Any, first: int) -> bool:
     """Return whether a map whose changes are private has the bytes of its file."""
-    there = np.memmap(path, np.uint8, "r", begun, raw.shape)
+    there = np.memmap(path, np.uint8, "r", first, raw.shape)
     parts = range(0, len(raw), COMPARED)
     return all(np.array_equal(raw[i : i + COMPARED], there[i : i + COMPARED]) for i in parts)
 
 
 def mapped(
-    path: str, mode: str, begun: int, n_bytes: int, dtype: np.dtype[Any], shape: tuple[int, ...], inside: int,
+    path: str, mode: str, first: int, n_bytes: int, dtype: np.dtype[Any], shape: tuple[int, ...], inside: int,
     strides: tuple[int, ...],
 ) -> Any:  # fmt: skip
     """Map a file as another process had it.
@@ -62,5 +62,5 @@ def mapped(
     dtype, shape, inside, strides
         Of the array in it; `inside` is the byte of the part at which the first number lies.
     """
-    whole = np.memmap(path, np.uint8, "r+" if mode == "w+" else mode, begun, (n_bytes,))  # type: ignore[call-overload]
+    whole = np.memmap(path, np.uint8, "r+" if mode == "w+" else mode, first, (n_bytes,))  # type: ignore[call-overload]
     return np.ndarray(shape, dtype, whole, inside, strides)

@@ -1,14 +1,210 @@
-"""Sites of a job: device groups of hosts that may hold its members."""
+"""Sites of members: hosts, cores and GPUs, and the network between them."""
 
 from __future__ import annotations
 
+import ipaddress
+import json
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from socket import socket
+from threading import Lock
+from typing import Final
 
-from labkit.core.errors import InputError
-from labkit.elastic.protocol.network import NetworkMode, checked_host
-from labkit.elastic.protocol.roles import HERE
+from labkit.core.errors import InputError, unknown
+from labkit.elastic.protocol.messages.codec import Hello, greeted
+from labkit.elastic.protocol.messages.struct import HERE
+from labkit.elastic.transport import AccessError, Address, AddressError, Peer, Scheme, bound
+
+CONTROLLER = "controller"
+"""Name and role of the controller."""
+HOST = "host"
+"""Role of the launcher of another host."""
+
+
+class NetworkMode(StrEnum):
+    """Transport between the processes of a job."""
+
+    LOCAL = "local"
+    """Sockets and shared memory of this machine, in a folder that only its owner can enter."""
+    TLS = "tls"
+    """TCP, all of it mutual TLS 1.3 with certificates made for the job."""
+    TCP = "tcp"
+    """Parameters and gradients over TCP in clear, for an isolated network; connections of the controller over TLS."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """Addresses and ports of the processes of a job.
+
+    Attributes
+    ----------
+    network : NetworkMode
+        Transport between the processes.
+    hosts : tuple of str
+        Addresses in turn: server i and worker i have `hosts[i % len(hosts)]`; the controller has the first.
+    ports : (int, int)
+        First and last port for listeners; (0, 0): any free port.
+    job : str
+        Name of the job in its certificates.
+    """
+
+    network: NetworkMode = NetworkMode.LOCAL
+    hosts: tuple[str, ...] = ()
+    ports: tuple[int, int] = (0, 0)
+    job: str = ""
+
+    @classmethod
+    def checked(cls, network: str, addresses: Sequence[str], ports: Sequence[int] | None, *, job: str) -> NetworkConfig:
+        """Return the configuration that a user asks for.
+
+        Raises
+        ------
+        InputError
+            If there is no such network, or addresses or ports are not allowed with it.
+        """
+        if network not in list(NetworkMode):
+            raise unknown("network", network, list(NetworkMode))
+        mode = NetworkMode(network)
+        if mode == NetworkMode.LOCAL:
+            if addresses or ports:
+                setting = f"addresses {', '.join(addresses)}" if addresses else f"ports {ports}"
+                raise InputError(
+                    f'{setting} for network="local", which has none; say network="tls", or leave them out.'
+                )
+            return cls()
+        return cls(mode, tuple(map(checked_host, addresses or ("127.0.0.1",))), _checked_ports(ports or (0, 0)), job)
+
+    def host_of(self, name: str) -> str:
+        """Return the address for a process whose name ends with its number."""
+        number = name.rpartition("-")[2]
+        return self.hosts[int(number) % len(self.hosts) if number.isdigit() else 0]
+
+    def listen(self, scheme: Scheme, name: str) -> tuple[Address, socket]:
+        """Return an address for a process, and a socket that is bound to it.
+
+        Raises
+        ------
+        AddressError
+            If no port is free, or this machine does not have the address.
+        """
+        host, (first, last) = self.host_of(name), self.ports
+        why = ""
+        for port in range(first, last + 1):
+            try:
+                sock = bound(Address(scheme, host=host, port=port))
+            except AddressError as error:
+                why = str(error)
+            else:
+                return Address(scheme, host=host, port=sock.getsockname()[1]), sock
+        if first == last:
+            raise AddressError(why)
+        raise AddressError(f"no port from {first} to {last} is free on {host}: {why}")
+
+    def check_free(self, *, servers: int, controller: bool = True) -> None:
+        """Raise AddressError unless this machine has the addresses, and ports for the controller and the servers."""
+        if self.network == NetworkMode.LOCAL:
+            return
+        with ExitStack() as stack:
+            for name in (*([CONTROLLER] if controller else []), *(f"ps-{i}" for i in range(servers))):
+                stack.callback(self.listen(Scheme.TLS, name)[1].close)
+
+
+def checked_host(host: str, *, of: str = "") -> str:
+    """Return the address of a machine; InputError if peers cannot connect to it. `of` is added to the message."""
+    try:
+        nowhere = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        nowhere = not host.strip() or "/" in host or ":" in host
+    if nowhere:
+        message = f"'{host}' {of}".rstrip()
+        raise InputError(f"{message} is no address that others can connect to; give one of a machine, as 10.0.0.7.")
+    return host
+
+
+def _checked_ports(ports: Sequence[int]) -> tuple[int, int]:
+    first, last = ports
+    if (first, last) != (0, 0) and not 1 <= first <= last <= 65535:
+        raise InputError(f"ports {first} to {last} cannot be listened at; expected first and last of 1 to 65535.")
+    return first, last
+
+
+def ports_of(text: str) -> tuple[int, int] | None:
+    """Return the ports of a text FIRST-LAST or PORT; InputError if it is neither.
+
+    >>> ports_of("5000-5010"), ports_of("5000"), ports_of("")
+    ((5000, 5010), (5000, 5000), None)
+    """
+    if not text:
+        return None
+    first, _, last = text.partition("-")
+    try:
+        return int(first), int(last or first)
+    except ValueError:
+        raise InputError(f"ports '{text}' cannot be read; expected FIRST-LAST, as 5000-5010.") from None
+
+
+def certificate_name(name: str, role: str) -> str:
+    """Return the name in the certificate of a process: it binds both name and role."""
+    return f"{name}.{role}"
+
+
+def claimed(peer: Peer) -> Hello:
+    """Return the greeting of a peer.
+
+    Raises
+    ------
+    AccessError
+        If it is malformed or of another version, or its certificate is for another name or role.
+    """
+    hello = greeted(peer)
+    kind, _, proved = peer.proved.partition(" ")
+    named = certificate_name(hello.name, hello.role)
+    if kind == "certificate" and proved != named:
+        raise AccessError(f"{proved}, as its certificate says, claims to be {named[:100]}.")
+    return hello
+
+
+def checked_address(text: str, *, network: str) -> str:
+    """Return the address that a member reports; AccessError if its scheme is not that of the job's network."""
+    schemes = {
+        NetworkMode.LOCAL: (Scheme.UNIX, Scheme.SHM),
+        NetworkMode.TLS: (Scheme.TLS,),
+        NetworkMode.TCP: (Scheme.TCP,),
+    }
+    try:
+        good = not text or Address.parse(text).scheme in schemes[NetworkMode(network)]
+    except InputError:
+        good = False
+    if not good:
+        raise AccessError(f"'{text[:200]}' is no address of a job with network '{network}'.")
+    return text
+
+
+class Refusals:
+    """Counts refused connections, and reports the 1st, 2nd, 4th, 8th, ...: reports must not fill the disk.
+
+    Parameters
+    ----------
+    report : callable
+        Takes the columns of an event by keyword: reason, n, why.
+    """
+
+    def __init__(self, report: Callable[..., None]) -> None:
+        self._report, self._n, self._lock = report, 0, Lock()
+
+    def __call__(self, reason: str, why: str) -> None:
+        """Count one refusal."""
+        with self._lock:
+            self._n += 1
+            n = self._n
+        if n & (n - 1) == 0:
+            self._report(reason=reason, n=n, why=why[:300])
+
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?|gpu:\d+")
@@ -28,7 +224,7 @@ class Site:
         Network address of its members; "" with network="local".
     devices : sequence of str
         Devices of workers, "cpu" or "cuda:0"; a new worker takes the one with the fewest workers. "gpu:3" is GPU 3 of
-        the host, in order of the PCI bus, where an agent allots GPUs: see `labkit.elastic.process.gpus`.
+        the host, in order of the PCI bus, where an agent allots GPUs: see `labkit.elastic.protocol.sites`.
     cores : sequence of int
         Processor cores that its members may use; empty: those of the process that starts them.
 
@@ -60,17 +256,17 @@ class Site:
         object.__setattr__(self, "cores", self._checked_cores())
 
     def _checked_devices(self) -> tuple[str, ...]:
-        given = (self.devices,) if isinstance(self.devices, str) else tuple(self.devices)
-        for device in given or ("",):
+        devices = (self.devices,) if isinstance(self.devices, str) else tuple(self.devices)
+        for device in devices or ("",):
             if not isinstance(device, str) or not _DEVICE.fullmatch(device):
                 raise InputError(f"site '{self.name}' has a device {device!r}; expected 'cpu', 'cuda:0' or 'gpu:0'.")
-        return given
+        return devices
 
     def _checked_cores(self) -> tuple[int, ...]:
-        given = tuple(self.cores)
-        if len(set(given)) < len(given) or not all(isinstance(core, int) and core >= 0 for core in given):
-            raise InputError(f"site '{self.name}' has cores {given}; expected different numbers from 0.")
-        return given
+        cores = tuple(self.cores)
+        if len(set(cores)) < len(cores) or not all(isinstance(core, int) and core >= 0 for core in cores):
+            raise InputError(f"site '{self.name}' has cores {cores}; expected different numbers from 0.")
+        return cores
 
 
 NOWHERE_ELSE = Site(HERE, HERE)
@@ -110,8 +306,8 @@ def checked_sites(
         if names.count(name) > 1:
             raise InputError(f"{names.count(name)} sites are named '{name}'; names must be unique.")
     if sites and (addresses or devices):
-        given = f"addresses {', '.join(addresses)}" if addresses else f"devices {', '.join(devices)}"
-        raise InputError(f"{given} beside sites; say it in the sites, or leave them out.")
+        setting = f"addresses {', '.join(addresses)}" if addresses else f"devices {', '.join(devices)}"
+        raise InputError(f"{setting} beside sites; say it in the sites, or leave them out.")
     if network == NetworkMode.LOCAL:
         _check_local(sites)
     else:
@@ -132,3 +328,79 @@ def _check_local(sites: Sequence[Site]) -> None:
                 f"site '{site.name}' has the address {site.address}, and network=\"local\" has none; "
                 'say network="tls", or leave it out.'
             )
+
+
+VARIABLE: Final = "LABKIT_GPUS"
+"""Environment variable with the path of the file."""
+NUMBERED: Final = "gpu:"
+"""Prefix of the number of a GPU of the host, among the devices of a site."""
+LOCAL: Final = "cuda:0"
+"""Name of the only GPU that a process sees."""
+
+
+def allotted() -> dict[str, str]:
+    """Return the GPUs that the job has on this host now, by number.
+
+    The file is JSON, identifiers by number: {"0": "GPU-5f...", "1": "GPU-77..."}. It may change while the job runs.
+    Without a file, a job uses the devices of its sites as the process that started it numbers them.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    """
+    path = os.environ.get(VARIABLE, "")
+    if not path:
+        return {}
+    try:
+        return {str(number): str(uuid) for number, uuid in dict(json.loads(Path(path).read_text())).items()}
+    except (ValueError, TypeError) as error:
+        raise OSError(f"{path} is no list of GPUs: {error}") from None
+
+
+def devices_of(site: Site) -> list[str]:
+    """Return the devices of a site on this host: "cpu", "cuda:0", or identifiers of GPUs.
+
+    Raises
+    ------
+    OSError
+        If the site has GPUs, and the job has none of them here.
+    """
+    if not any(device.startswith(NUMBERED) for device in site.devices):
+        return list(site.devices)
+    mine = allotted()
+    numbers = [device.removeprefix(NUMBERED) for device in site.devices]
+    uuids = [mine[number] for number in numbers if number in mine]
+    if not uuids:
+        where = (
+            f"{os.environ[VARIABLE]} has {', '.join(mine) or 'none'}"
+            if VARIABLE in os.environ
+            else "no agent hands them out"
+        )
+        raise OSError(f"site '{site.name}': the job has none of the GPUs {', '.join(numbers)} of this host ({where})")
+    return uuids
+
+
+def is_identifier(device: str) -> bool:
+    """Return whether a device is the identifier of a GPU.
+
+    >>> is_identifier("GPU-5f0c"), is_identifier("cuda:0"), is_identifier("cpu")
+    (True, False, False)
+    """
+    return device.startswith("GPU-")
+
+
+def bound_to(device: str) -> Mapping[str, str]:
+    """Return environment variables with which a worker sees only this GPU; none for other devices."""
+    if not is_identifier(device):
+        return {}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device}
+
+
+def local_name(device: str) -> str:
+    """Return the name of a device within the worker that has it.
+
+    >>> local_name("GPU-5f0c"), local_name("cpu")
+    ('cuda:0', 'cpu')
+    """
+    return LOCAL if is_identifier(device) else device

@@ -62,15 +62,15 @@ def parents(n_shards: int) -> dict[Node, tuple[Node, Node]]:
     """
     if not 1 <= n_shards <= MOST_SHARDS:
         raise InputError(f"a batch of {n_shards} logical shards; expected 1 to {MOST_SHARDS}.")
-    found: dict[Node, tuple[Node, Node]] = {}
+    children: dict[Node, tuple[Node, Node]] = {}
     todo = [Node(0, n_shards)]
     while todo:
         node = todo.pop()
         if node.size > 1:
             left, right = halves(node)
-            found[left], found[right] = (node, right), (node, left)
+            children[left], children[right] = (node, right), (node, left)
             todo += [left, right]
-    return found
+    return children
 
 
 def cover(first: int, last: int, *, n_shards: int) -> list[Node]:

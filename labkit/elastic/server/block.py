@@ -1,22 +1,152 @@
-"""A block of parameters: gradients are summed in a fixed order, and the optimizer makes the next version of them."""
+"""A block of parameters on a server: its sum of gradients and updates, in memory that grows with use or is shared.
+
+Memory that grows: in the layout and in checkpoints an embedding has all its rows. On a server of asynchronous training
+the blocks of a table whose rows start at zero lie in anonymous memory, which the kernel allocates page by page on the
+first write. An update skips pages whose parameters, optimizer state and gradients are all zero. The result has the same
+bits, because every optimizer here maps a zero parameter with zero state and zero gradient to zero. An update of one's
+own need not: with the first one all pages are in use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Any, Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.protocol.messages.blocks import AppliedUpdate, BlockState
 from labkit.elastic.protocol.summation_tree import Node, parents
-from labkit.elastic.server.growing import Pages, copies, grown
-from labkit.elastic.server.updates import Updates
+from labkit.elastic.transport import Channel, ClosedError
+from labkit.elastic.transport.shared_arrays import SharedArray
 
-if TYPE_CHECKING:
-    from labkit.elastic.transport.shared_arrays import SharedArray
+
+class Updates(Protocol):
+    """An optimizer as a block sees it; `labkit.elastic.server.optimizers` has them, and wrappers add to them."""
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the vectors that belong to a vector of parameters."""
+        ...
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether a parameter of zero, with a state of zeros, stays so while its gradient is zero."""
+        ...
+
+    def apply(
+        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
+    ) -> None:
+        """Make update number `step` (from 1) in place, with `scale` times the gradient, which is grad + plus."""
+        ...
+
+
+Pages = NDArray[np.bool_]
+"""(ceil(n / PAGE),): whether each page of a block is in use."""
+PAGE: Final = mmap.PAGESIZE // 4
+"""Float32 numbers on a page."""
+LEAST_PAGES: Final = 4
+"""Blocks with fewer pages get all their memory at once."""
+
+
+def mapped(n: int) -> Vector:
+    """Return n zeros that take no memory until they are written."""
+    memory = mmap.mmap(-1, max(4 * n, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)  # else the first write may take 2 MB
+    return np.frombuffer(memory, np.float32, n)
+
+
+def in_use(vector: Vector) -> Pages:
+    """Return which pages of a vector have a number other than zero, (ceil(n / PAGE),)."""
+    whole = len(vector) // PAGE * PAGE
+    pages: Pages = np.asarray(vector[:whole].reshape(-1, PAGE).any(axis=1))
+    return pages if whole == len(vector) else np.append(pages, vector[whole:].any())
+
+
+def copied(vector: Vector, pages: Pages) -> Vector:
+    """Return a copy of a vector that is zero outside `pages`; only these take memory."""
+    copy = mapped(len(vector))
+    for part in runs(pages):
+        copy[part] = vector[part]
+    return copy
+
+
+def runs(pages: Pages) -> Iterator[slice]:
+    """Yield the slices of a vector that cover the marked pages, one for each run of neighbours.
+
+    >>> list(runs(np.array([True, True, False, True]))) == [slice(0, 2 * PAGE), slice(3 * PAGE, 4 * PAGE)]
+    True
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], pages, [False]]).astype(np.int8)))
+    for first, last in edges.reshape(-1, 2).tolist():
+        yield slice(first * PAGE, last * PAGE)
+
+
+def grown(rows: NDArray[np.float32]) -> tuple[list[Vector], Pages | None]:
+    """Return copies of a block's vectors; if at least half of the pages are zero in all of them, these take no memory.
+
+    Parameters
+    ----------
+    rows : array
+        (V, n) float32: parameters, then the vectors of the optimizer.
+
+    Returns
+    -------
+    list of array, array or None
+        The vectors, (n,) each; the pages in use, or None for a block that has all its memory.
+    """
+    if rows.shape[1] >= LEAST_PAGES * PAGE:
+        pages = np.logical_or.reduce([in_use(row) for row in rows])
+        if 2 * np.count_nonzero(pages) <= len(pages):
+            return [copied(row, pages) for row in rows], pages
+    return list(rows.copy()), None
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingValues:
+    """An optimizer that skips unused pages; a page is in use from its first nonzero gradient on.
+
+    Attributes
+    ----------
+    pages : array
+        Pages in use; updated in place.
+    """
+
+    optimizer: Updates
+    pages: Pages
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """See Updates."""
+        return self.optimizer.state_names
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """See Updates."""
+        return self.optimizer.keeps_zeros
+
+    def apply(
+        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
+    ) -> None:
+        """See Updates."""
+        for more in (grad,) if plus is None else (grad, plus):
+            np.logical_or(self.pages, in_use(more), out=self.pages)
+        if not self.optimizer.keeps_zeros:
+            self.pages[:] = True
+        for part in runs(self.pages):
+            there = {name: vector[part] for name, vector in state.items()}
+            also = None if plus is None else plus[part]
+            self.optimizer.apply(param[part], grad[part], there, step=step, scale=scale, plus=also)
+
+
+def copies(vectors: Sequence[Vector], pages: Pages | None) -> list[Vector]:
+    """Return copies of a block's vectors that take no more memory than these."""
+    return [vector.copy() if pages is None else copied(vector, pages) for vector in vectors]
 
 
 class Pushed(Enum):
@@ -68,7 +198,7 @@ class Block:
     place : SharedArray or None
         Shared memory from which workers on this host read the parameters.
     pages : array or None
-        Pages in use, of a block that has memory only for these (`labkit.elastic.server.growing`); None: has all.
+        Pages in use, of a block that has memory only for these (`labkit.elastic.server.block`); None: has all.
     """
 
     number: int
@@ -187,7 +317,7 @@ class Block:
         return copies(self.vectors(), self.pages)
 
     def description(self) -> BlockState:
-        """Return what a hand-over or a checkpoint needs besides the vectors."""
+        """Return the state of the block besides its vectors, for a hand-over or a checkpoint."""
         seen = [AppliedUpdate(worker, number) for worker, number in sorted(self.seen.items())]
         return BlockState(self.version, self.moves, sorted(self.due), sorted(self.state), seen)
 
@@ -209,3 +339,80 @@ class Block:
             due=set(described.due),
             pages=pages,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SeqlockUpdates:
+    """An optimizer that updates shared parameters under a seqlock stamp: a reader detects an update during its read."""
+
+    optimizer: Updates
+    place: SharedArray
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """See Updates."""
+        return self.optimizer.state_names
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """See Updates."""
+        return self.optimizer.keeps_zeros
+
+    def apply(self, param: Any, grad: Any, state: Mapping[str, Any], **how: Any) -> None:
+        """See Updates."""
+        self.place.open()
+        try:
+            self.optimizer.apply(param, grad, state, **how)
+        finally:
+            self.place.close()
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOnWriteUpdates:
+    """An optimizer that updates a copy of the parameters while the current ones are being sent.
+
+    Attributes
+    ----------
+    block : Block
+        Has the parameters; gets the copy.
+    sent : list
+        (connection, frame number) of the frames with the current parameters; cleared when none needs them any more.
+    buffer : callable
+        Returns a float32 buffer of so many bytes.
+    """
+
+    optimizer: Updates
+    block: Block
+    sent: list[tuple[Channel, int]]
+    buffer: Callable[[int], Vector]
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """See Updates."""
+        return self.optimizer.state_names
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """See Updates."""
+        return self.optimizer.keeps_zeros
+
+    def apply(self, param: Any, grad: Any, state: Mapping[str, Any], **how: Any) -> None:
+        """See Updates."""
+        if not all(_is_out(channel, number) for channel, number in self.sent):
+            if self.block.pages is None:
+                self.block.params = self.buffer(param.nbytes)
+                np.copyto(self.block.params, param)
+            else:
+                self.block.params = copied(param, self.block.pages)
+        self.sent.clear()
+        self.optimizer.apply(self.block.params, grad, state, **how)
+
+
+def _is_out(channel: Channel, number: int) -> bool:
+    try:
+        channel.flush(number, timeout_s=0)
+    except TimeoutError:
+        return False
+    except ClosedError:
+        pass
+    return True

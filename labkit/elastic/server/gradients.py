@@ -12,21 +12,15 @@ import numpy as np
 
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.frame_kinds import FrameKind, at, era_and_version
-from labkit.elastic.protocol.messages.blocks import BlockState, Gradient
-from labkit.elastic.protocol.messages.codec import decode, encode
+from labkit.elastic.protocol.messages.blocks import BlockState, Gradient, Pull
+from labkit.elastic.protocol.messages.codec import FrameKind, at, decode, encode, era_and_version
 from labkit.elastic.protocol.messages.reports import SendReport, VersionLost
 from labkit.elastic.protocol.summation_tree import Node
-from labkit.elastic.server.block import Block, Pushed
-from labkit.elastic.server.copy_on_write import CopyOnWriteUpdates, SeqlockUpdates
-from labkit.elastic.server.growing import GrowingValues
+from labkit.elastic.server.block import Block, CopyOnWriteUpdates, GrowingValues, Pushed, SeqlockUpdates, Updates
 from labkit.elastic.server.handover import BlockHandover
-from labkit.elastic.server.parameters import ParameterReplies
-from labkit.elastic.server.peers import ConnectedPeers
 from labkit.elastic.server.replicas import BlockReplicas
-from labkit.elastic.server.slots import BlockSlot, BlockTable
-from labkit.elastic.server.updates import Updates
-from labkit.elastic.transport import Channel, Message
+from labkit.elastic.server.slots import BlockSlot, BlockTable, ConnectedPeers
+from labkit.elastic.transport import Channel, Message, TransportError
 
 CopyBlock = Callable[[int, int, list[Vector], BlockState], None]
 """Sends the controller a copy of a block for a checkpoint: (block, era and version, vectors, description)."""
@@ -143,7 +137,64 @@ class GradientUpdates:
         self._replay(slot)
 
     def _replay(self, slot: BlockSlot) -> None:
-        """Push the gradients that arrived too early."""
         parked, slot.parked = slot.parked, []
         for sender, held in parked:
             self.push(sender, held)
+
+
+class ParameterReplies:
+    """The answers to pulls."""
+
+    def __init__(self, blocks: BlockTable, peers: ConnectedPeers) -> None:
+        self._blocks, self._peers = blocks, peers
+
+    def pull(self, channel: Channel, message: Message) -> None:
+        """Send blocks at a version: now, or as soon as they have reached it."""
+        era, version = era_and_version(message.head.step)
+        wanted = decode(Pull, message.meta)
+        for number, moves in zip(wanted.blocks, wanted.moves, strict=True):
+            slot = self._blocks.slot(number)
+            with slot.lock:
+                if era != self._blocks.era:
+                    return
+                notice = slot.notice(moves) if slot.block is None else None
+                if notice is not None:
+                    self._peers.post(channel, FrameKind.MOVED, meta=encode(notice))
+                elif slot.block is None or slot.block.version < version:
+                    slot.wanted.append((channel, version))
+                else:
+                    self._send(slot, slot.block, channel)
+
+    def answer_waiting(self, slot: BlockSlot, block: Block) -> None:
+        """Answer the pulls that waited for the version that a block has reached; the slot is locked."""
+        waiting, slot.wanted = slot.wanted, []
+        for channel, version in waiting:
+            if version <= block.version:
+                self._send(slot, block, channel)
+                fault.at("ps.replying")
+            else:
+                slot.wanted.append((channel, version))
+
+    def _send(self, slot: BlockSlot, block: Block, channel: Channel) -> None:
+        """Send the parameters, with the number of the last update of this worker that they contain."""
+        if block.place is not None:
+            self._lend(slot, block, channel)
+            return
+        last = block.seen.get(self._peers.workers.get(channel, -1), 0)
+        step = at(self._blocks.era, block.version)
+        number = self._peers.post(channel, FrameKind.PARAMS, block.params, block=slot.number, offset=last, step=step)
+        if number is not None:
+            slot.sent.append((channel, number))
+
+    def _lend(self, slot: BlockSlot, block: Block, channel: Channel) -> None:
+        """Send the place of the parameters in shared memory and their stamp; a copy where memory is not shared."""
+        pool = self._blocks.shared_pool
+        if block.place is None or pool is None:
+            return
+        try:
+            lent = pool.lend(channel)
+        except TransportError:
+            return
+        whole = block.place.whole if lent else block.params.copy()  # the next update must not change what is sent
+        step = at(self._blocks.era, block.version)
+        self._peers.post(channel, FrameKind.PARAMS, whole, block=slot.number, offset=block.place.stamp, step=step)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Final
 
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.frame_kinds import FrameKind, at, era_and_version
 from labkit.elastic.protocol.messages.blocks import BlocksMoved, BlockState, MovedBlock
-from labkit.elastic.protocol.messages.codec import decode, encode
+from labkit.elastic.protocol.messages.codec import FrameKind, at, decode, encode, era_and_version
 from labkit.elastic.protocol.messages.reports import HandedOver, OwnsBlock, SendReport, TransferUnconfirmed
 from labkit.elastic.server.block import Block
-from labkit.elastic.server.handover_pace import HandoverPace, departures
-from labkit.elastic.server.peers import ConnectedPeers
 from labkit.elastic.server.replicas import BlockReplicas
-from labkit.elastic.server.slots import BlockSlot, BlockTable
+from labkit.elastic.server.slots import BlockSlot, BlockTable, ConnectedPeers
 from labkit.elastic.transport import Channel, Message, TransportError
 from labkit.elastic.transport.shared_arrays import TransferBuffers
 
@@ -139,7 +139,6 @@ class BlockHandover:
             self.stream(slot, block, slot.leaving[0])
 
     def _departures(self, blocks: list[Block], *, at_once: bool, turn: tuple[int, int]) -> list[int]:
-        """Return after how many versions from now each block leaves."""
         if at_once or not self._sync:
             return [0] * len(blocks)
         n_bytes = [sum(vector.nbytes for vector in block.vectors()) for block in blocks]
@@ -175,7 +174,6 @@ class BlockHandover:
         reply.add_done_callback(lambda done: self._answered(transfer, done.exception()))
 
     def _leave(self, slot: BlockSlot, notice: BlocksMoved) -> None:
-        """Empty a slot, and redirect the pulls that wait for its block."""
         slot.block, slot.leaving = None, None
         slot.gone = notice
         for waiting, _ in slot.wanted:
@@ -253,7 +251,6 @@ class BlockHandover:
         ]
 
     def _owner_of(self, number: int) -> str:
-        """Return the server that a block was handed over to; "" if it was not."""
         gone = self._blocks.slot(number).gone
         return "" if gone is None else gone.owner
 
@@ -261,3 +258,62 @@ class BlockHandover:
         """Drop all hand-overs, and return the blocks that were kept for them; the caller holds the table's lock."""
         kept, self._unconfirmed, self._moving = list(self._unconfirmed.values()), {}, {}
         return kept
+
+
+LATE_S: Final = 0.003
+"""Seconds by which blocks that leave may lengthen a step,"""
+
+SHARE: Final = 0.05
+"""or the part of a step, if that is more."""
+
+BYTES_PER_S: Final = 1e9
+"""Rate at which a block is streamed and installed on a busy machine."""
+
+REMEMBERED: Final = 9
+"""Steps of which the median is taken."""
+
+
+class HandoverPace:
+    """The step time that a server observes: the median of the last steps."""
+
+    def __init__(self) -> None:
+        self._version, self._at_s = -1, 0.0
+        self._steps_s: deque[float] = deque(maxlen=REMEMBERED)
+
+    def advanced(self, version: int, *, now_s: float) -> None:
+        """Record that the first block has reached a version; later ones of that version change nothing."""
+        if version <= self._version:
+            return
+        if version == self._version + 1:
+            self._steps_s.append(now_s - self._at_s)
+        self._version, self._at_s = version, now_s
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step; 0 while that is unknown."""
+        return median(self._steps_s) if self._steps_s else 0.0
+
+    def bytes_per_step(self) -> float:
+        """Return the bytes that may leave with one step.
+
+        >>> HandoverPace().bytes_per_step()
+        3000000.0
+        """
+        return BYTES_PER_S * max(LATE_S, SHARE * self.step_s)
+
+
+def departures(n_bytes: Sequence[int], *, per_step: float) -> list[int]:
+    """Return the step, from 0, with which each block leaves: in the given order, at least one in each step.
+
+    >>> departures([4, 4, 4, 4, 1], per_step=8)
+    [0, 0, 1, 1, 2]
+    >>> departures([9, 9], per_step=8)
+    [0, 1]
+    """
+    steps, step, so_far = [], 0, 0
+    for n in n_bytes:
+        if so_far and so_far + n > per_step:
+            step, so_far = step + 1, 0
+        so_far += n
+        steps.append(step)
+    return steps

@@ -10,16 +10,15 @@ To add one, write a frozen dataclass with the methods of `Optimizer` and name it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from labkit.core.errors import InputError, unknown
-from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.server.own_update import OWN, OwnUpdate
+from labkit.core.errors import InputError, LabkitError, unknown
+from labkit.elastic.protocol.blocks import LINE, Vector
 
 
 @runtime_checkable
@@ -38,7 +37,7 @@ class Optimizer(Protocol):
 
     @property
     def keeps_zeros(self) -> bool:
-        """See `labkit.elastic.server.updates.Updates`."""
+        """See `labkit.elastic.server.block.Updates`."""
         ...
 
     @property
@@ -260,7 +259,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _check(chosen: SGD | Momentum | Adam) -> None:
-    """Raise InputError for an invalid value."""
     for option, value in asdict(chosen).items():
         if option in _SWITCHES:
             if not isinstance(value, bool):
@@ -291,23 +289,194 @@ def _slices(
     if set(state) != set(chosen.state_names):
         raise InputError(f"{chosen.name} remembers {list(chosen.state_names)}, and was given {sorted(state)}.")
     halves = [_array(grad)] if plus is None else [_array(grad), _array(plus)]
-    found = [_array(param), *halves, *(_array(state[name]) for name in chosen.state_names)]
+    arrays = [_array(param), *halves, *(_array(state[name]) for name in chosen.state_names)]
     names = ("parameters", *["gradients"] * len(halves), *chosen.state_names)
-    for what, array in zip(names, found, strict=True):
-        fits = array.dtype == np.float32 and array.shape == (len(found[0]),)
+    for what, array in zip(names, arrays, strict=True):
+        fits = array.dtype == np.float32 and array.shape == (len(arrays[0]),)
         if not (fits and array.flags.c_contiguous and array.flags.aligned):
             raise InputError(
-                f"{chosen.name}: {what} are {array.dtype} {array.shape}; expected float32 ({len(found[0])},), "
+                f"{chosen.name}: {what} are {array.dtype} {array.shape}; expected float32 ({len(arrays[0])},), "
                 "contiguous and aligned."
             )
         if what != "gradients" and not array.flags.writeable:
             raise InputError(f"{chosen.name}: {what} cannot be written; expected an array of one's own: copy it.")
     if plus is None:
-        found.insert(2, _NOTHING)
+        arrays.insert(2, _NOTHING)
+    return arrays
+
+
+def _array(vector: Any) -> Vector:
+    array: Vector = vector if isinstance(vector, np.ndarray) else vector.detach().numpy()
+    return array
+
+
+OWN: Final = "own"
+"""Name of such an optimizer in checkpoints and in the description of a job."""
+TRIED: Final = 4 * LINE + 3
+"""Numbers with which a function is tried before a job starts."""
+
+
+class UpdateError(LabkitError):
+    """A function of one's own that raises, or returns something else than parameters and state."""
+
+
+@dataclass(frozen=True)
+class OwnUpdate:
+    """An update of one's own, for `start(..., optimizer=OwnUpdate(function, state=(...)), lr=...)`.
+
+    >>> def momentum(params, gradient, state, *, lr, step):
+    ...     velocity = np.float32(0.9) * state["velocity"] + gradient
+    ...     return params - np.float32(lr) * velocity, {"velocity": velocity}
+    >>> update = OwnUpdate(momentum, state=("velocity",))
+
+    Attributes
+    ----------
+    function : callable
+        Takes (params, gradient, state, lr=..., step=...): float32 arrays (n,), read-only; the mean gradient of the
+        batch; arrays (n,) by name; the learning rate of this update, its schedule included; its number, from 1. It
+        returns new parameters and a new state. A block is a part of the flat vector of all parameters, so the function
+        must work element by element: `start` tries it whole and in parts, and refuses it if a bit differs.
+    state : tuple of str
+        Names of the vectors that it remembers; each begins with zeros.
+    torch : bool
+        Whether it takes and returns tensors instead of arrays.
+    lr : float
+        Learning rate: `start(lr=...)`.
+    """
+
+    function: Callable[..., Any] | None = None
+    state: tuple[str, ...] = ()
+    torch: bool = False
+    lr: float = 0.0
+
+    name: ClassVar[str] = OWN
+    keeps_zeros: ClassVar[bool] = False
+    """Whether zeros stay zeros without a gradient: not promised."""
+
+    def __post_init__(self) -> None:
+        names: Any = self.state
+        if isinstance(names, str) or not all(isinstance(name, str) and name.isidentifier() for name in names):
+            raise InputError(f"OwnUpdate: state is {names!r}; expected names, such as ('velocity',).")
+        if len(set(names)) < len(names):
+            raise InputError(f"OwnUpdate: state is {names!r}; expected each name once.")
+        object.__setattr__(self, "state", tuple(sorted(names)))
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of its state vectors, sorted."""
+        return self.state
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options with which `optimizer` makes an equal one, but for the function."""
+        return {"state": list(self.state), "torch": self.torch, "lr": self.lr}
+
+    def init(self, n: int) -> dict[str, Vector]:
+        """Return state vectors of 0."""
+        memory = {name: np.empty(n, np.float32) for name in self.state}
+        for vector in memory.values():
+            vector.fill(0)  # np.zeros would allocate its pages at the first update only
+        return memory
+
+    def apply(
+        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
+    ) -> None:
+        """Make an update in place; see `Optimizer`.
+
+        Raises
+        ------
+        UpdateError
+            If the function raises, or returns something else; nothing is changed then.
+        """
+        gradient = mean_gradient(grad, plus, scale)
+        params, kept = self._computed(param, gradient, state, step)
+        np.copyto(param, params)
+        for name, vector in kept.items():
+            np.copyto(state[name], vector)
+
+    def _computed(
+        self, param: Vector, gradient: Vector, state: Mapping[str, Vector], step: int
+    ) -> tuple[Vector, dict[str, Vector]]:
+        if self.function is None:
+            raise UpdateError("the function of this job's own update is not here; expected it in its update.pickle.")
+        vectors = [self._given(part) for part in (param, gradient, *(state[name] for name in self.state))]
+        try:
+            result = self.function(*vectors[:2], dict(zip(self.state, vectors[2:], strict=True)), lr=self.lr, step=step)
+        except Exception as error:
+            raise UpdateError(f"update number {step} raised {type(error).__name__}: {error}") from error
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+            raise UpdateError(f"the update returned a {type(result).__name__}; expected (parameters, state by name).")
+        if set(result[1]) != set(self.state):
+            raise UpdateError(f"the update returned the state {sorted(result[1])}; expected {list(self.state)}.")
+        kept = {name: _checked(name, vector, len(param)) for name, vector in result[1].items()}
+        return _checked("parameters", result[0], len(param)), kept
+
+    def _given(self, part: Vector) -> Any:
+        """Return a vector as the function sees it: an array that cannot be written, or a tensor of its own."""
+        if self.torch:
+            from torch import from_numpy
+
+            return from_numpy(part.copy())
+        view = part.view()
+        view.flags.writeable = False
+        return view
+
+
+def _checked(what: str, vector: Any, n: int) -> Vector:
+    """Return a vector that the function returned as an array; UpdateError if it is none of its kind."""
+    array = vector.detach().numpy() if hasattr(vector, "detach") else np.asarray(vector)
+    if array.dtype != np.float32 or array.shape != (n,):
+        raise UpdateError(
+            f"the update returned {what} of {array.dtype} {array.shape}; expected float32 ({n},): numbers of Python or "
+            "float32, np.float32(lr), keep the type."
+        )
+    found: Vector = array
     return found
 
 
-def _array(given: Any) -> Vector:
-    """Return a view of an array or a tensor."""
-    array: Vector = given if isinstance(given, np.ndarray) else given.detach().numpy()
-    return array
+def mean_gradient(grad: Any, plus: Any, scale: float) -> Vector:
+    """Return scale (grad + plus) as an array of its own, rounded as the kernels do it."""
+    gradient: Vector = np.array(grad) if plus is None else np.add(grad, plus)
+    gradient *= np.float32(scale)
+    return gradient
+
+
+def check_own(own: OwnUpdate) -> None:
+    """Try an update with some numbers.
+
+    Raises
+    ------
+    InputError
+        If it fails, is not element by element, or gives other bits when it is called again.
+    """
+    if not callable(own.function):
+        raise InputError(
+            f"OwnUpdate: function is {own.function!r}; expected a function of parameters, gradient, state."
+        )
+    rng = np.random.default_rng(0)
+    params, gradients = rng.normal(size=(2, TRIED)).astype(np.float32), rng.normal(size=(2, TRIED)).astype(np.float32)
+    try:
+        whole = _trained(own, params[0], gradients, cuts=[])
+        again = _trained(own, params[0], gradients, cuts=[])
+        parts = _trained(own, params[0], gradients, cuts=[LINE, 3 * LINE])
+    except UpdateError as error:
+        raise InputError(str(error)) from None
+    if not np.array_equal(whole, again, equal_nan=True):
+        raise InputError("the update gives other numbers when it is called again; expected a pure function.")
+    if not np.array_equal(whole, parts, equal_nan=True):
+        raise InputError(
+            "the update is not element by element: cut into blocks, parameters come out differently. Norms, means and "
+            "sums over all parameters are not there: a server has only its own blocks."
+        )
+
+
+def _trained(own: OwnUpdate, params: Vector, gradients: Any, *, cuts: list[int]) -> Vector:
+    """Return parameters and state after updates of the parts between `cuts`."""
+    own = replace(own, lr=own.lr or 0.1)
+    parts = []
+    for first, last in zip([0, *cuts], [*cuts, len(params)], strict=True):
+        part, state = params[first:last].copy(), own.init(last - first)
+        for number, gradient in enumerate(gradients, 1):
+            own.apply(part, gradient[first:last], state, step=number)
+        parts.append(np.stack([part, *(state[name] for name in own.state)]))
+    return np.concatenate(parts, axis=1)

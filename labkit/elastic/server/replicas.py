@@ -8,12 +8,15 @@ and streams the block at that version.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from labkit.elastic.protocol.frame_kinds import FrameKind, at, era_and_version
+from labkit.elastic.process import fault_injection as fault
+from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.protocol.messages import reports
 from labkit.elastic.protocol.messages.blocks import (
     AwaitReplicas,
     BlockState,
@@ -23,19 +26,10 @@ from labkit.elastic.protocol.messages.blocks import (
     ReplicatedBlock,
     SentFollower,
 )
-from labkit.elastic.protocol.messages.codec import decode, encode
+from labkit.elastic.protocol.messages.codec import FrameKind, at, decode, encode, era_and_version
 from labkit.elastic.protocol.messages.orders import BlockMoves, BlockTurn, NewReplica
-from labkit.elastic.protocol.messages.reports import (
-    CopyLate,
-    HasReplica,
-    LacksReplicas,
-    OwnsBlock,
-    ReplicaFailed,
-    SendReport,
-)
 from labkit.elastic.server.block import Block
-from labkit.elastic.server.peers import ConnectedPeers
-from labkit.elastic.server.slots import BlockSlot, BlockTable, Follower, PendingAck
+from labkit.elastic.server.slots import BlockSlot, BlockTable, ConnectedPeers, Follower, PendingAck
 from labkit.elastic.transport import Channel, Message, TransportError
 
 BLOCKS_OF_A_NOTICE = 400
@@ -68,7 +62,7 @@ class BlockReplicas:
         peers: ConnectedPeers,
         *,
         sync: bool,
-        report: SendReport,
+        report: reports.SendReport,
         settle: Callable[[BlockSlot], None],
     ) -> None:
         self.name, self._sync = name, sync
@@ -135,7 +129,7 @@ class BlockReplicas:
         number, version = slot.number, block.version
 
         def failed(why: object) -> None:
-            self._report(ReplicaFailed(number, follower.turn, follower.name, str(why)[:200]))
+            self._report(reports.ReplicaFailed(number, follower.turn, follower.name, str(why)[:200]))
 
         sent = encode(replace(block.description(), replica_turn=follower.turn))
         try:
@@ -173,7 +167,7 @@ class BlockReplicas:
     def report_replica(self, slot: BlockSlot) -> None:
         """Report to the controller that a block is a replica, and its version."""
         if slot.block is not None and slot.shadow is not None:
-            self._report(HasReplica(slot.number, slot.shadow, slot.block.version))
+            self._report(reports.HasReplica(slot.number, slot.shadow, slot.block.version))
 
     def ask(self, channel: Channel, message: Message) -> None:
         """Acknowledge a version to a worker: now, or when the replicas of all its blocks have made it."""
@@ -213,12 +207,12 @@ class BlockReplicas:
                     block.due.discard(version)
                     late[version].append(slot.number)
                 era = self._blocks.era
-                self._report(OwnsBlock(slot.number, block.version, block.moves, era=era))
+                self._report(reports.OwnsBlock(slot.number, block.version, block.moves, era=era))
                 self._settle(slot)
         for version, numbers in late.items():
-            self._report(CopyLate(version, numbers[:BLOCKS_OF_A_REPORT]))
+            self._report(reports.CopyLate(version, numbers[:BLOCKS_OF_A_REPORT]))
         if lacking:
-            self._report(LacksReplicas(lacking[:BLOCKS_OF_A_REPORT]))
+            self._report(reports.LacksReplicas(lacking[:BLOCKS_OF_A_REPORT]))
 
     def unfollow(self, blocks: Iterable[BlockTurn]) -> None:
         """Drop replicas that started in a turn or before it: (block, turn)."""
@@ -236,3 +230,60 @@ class BlockReplicas:
 
 def _notice(slot: BlockSlot, follower: Follower) -> ReplicatedBlock:
     return ReplicatedBlock(slot.number, follower.version, follower.turn)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCopy:
+    """The copy of a block: its vectors, and what a checkpoint needs besides."""
+
+    block: int
+    step: int
+    vectors: list[Vector]
+    described: BlockState
+
+
+SendCopy = Callable[[KeptCopy, int], None]
+"""Sends the controller a copy, with the turn of its order."""
+
+
+class KeptCopies:
+    """The copies of one server.
+
+    The controller asks for a few at a time, as fast as they are written, so that its memory does not grow with the
+    model.
+    """
+
+    def __init__(self, *, report: reports.SendReport, send: SendCopy) -> None:
+        self._report, self._send_one = report, send
+        self._lock = threading.Lock()
+        self._kept: dict[int, dict[int, KeptCopy]] = {}
+        """Copies by `at(era, version)` and block."""
+
+    def keep(self, block: int, step: int, vectors: list[Vector], described: BlockState) -> None:
+        """Keep the copy of a block, and report it."""
+        with self._lock:
+            self._kept.setdefault(step, {})[block] = KeptCopy(block, step, vectors, described)
+        era, version = era_and_version(step)
+        fault.at("ps.copy.kept")
+        self._report(reports.BlockCopied(block, version, era=era))
+
+    def send(self, blocks: Iterable[int], *, era: int, version: int, turn: int) -> None:
+        """Send copies and forget them, and those of earlier versions; report those that are not here."""
+        step, missing = at(era, version), []
+        self.drop(step - 1)
+        for block in blocks:
+            with self._lock:
+                copy = self._kept.get(step, {}).pop(block, None)
+            if copy is None:
+                missing.append(block)
+            else:
+                fault.at("ps.copy.sending")
+                self._send_one(copy, turn)
+        if missing:
+            self._report(reports.CopyLate(version, missing[:100], era=era))
+
+    def drop(self, step: int) -> None:
+        """Forget the copies of a version, given as `at(era, version)`, and of earlier ones."""
+        with self._lock:
+            for old in [known for known in self._kept if known <= step]:
+                del self._kept[old]

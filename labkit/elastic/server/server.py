@@ -1,21 +1,88 @@
-"""A parameter server: its blocks, its peers, and the parts that handle gradients, pulls, hand-overs and replicas."""
+"""A parameter server: blocks, connections of workers and servers, and the seconds that updates take."""
 
 from __future__ import annotations
 
-from labkit.elastic.protocol.frame_kinds import at
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.protocol.messages.blocks import BlocksMoved, MovedBlock
+from labkit.elastic.protocol.messages.codec import FrameKind, at, greeted
 from labkit.elastic.protocol.messages.reports import SendReport
-from labkit.elastic.server.block import Block
-from labkit.elastic.server.busy_time import BusyTime
-from labkit.elastic.server.gradients import CopyBlock, GradientUpdates
+from labkit.elastic.schedules import ScheduleError
+from labkit.elastic.server.block import Block, Updates
+from labkit.elastic.server.gradients import CopyBlock, GradientUpdates, ParameterReplies
 from labkit.elastic.server.handover import BlockHandover
-from labkit.elastic.server.parameters import ParameterReplies
-from labkit.elastic.server.peers import ConnectedPeers
+from labkit.elastic.server.optimizers import UpdateError
 from labkit.elastic.server.replicas import BlockReplicas
-from labkit.elastic.server.slots import BlockSlot, BlockTable
-from labkit.elastic.server.updates import Updates
-from labkit.elastic.transport import Channel
+from labkit.elastic.server.slots import BlockSlot, BlockTable, ConnectedPeers
+from labkit.elastic.transport import AccessError, Channel, FrameError, Handler, Head, Message, TransportError
 from labkit.elastic.transport.shared_arrays import SharedArrayPool
+from labkit.system.oom import is_memory
+
+
+class BusyTime:
+    """Counts the seconds in which at least one thread is at work.
+
+    A thread that waits for a lock, or for its process's share of cores, counts as working. So the time for the same
+    bytes is longer on a slow server, but not on an idle one.
+
+    Parameters
+    ----------
+    now_s : callable
+        Seconds on a clock.
+
+    Examples
+    --------
+    >>> now = iter([0.0, 1.0, 3.0])
+    >>> busy = BusyTime(now_s=lambda: next(now))
+    >>> with busy.working(), busy.working():  # from 0 s
+    ...     busy.taken_s()  # to 1 s
+    1.0
+    >>> busy.taken_s()  # it went on until 3 s
+    2.0
+    """
+
+    def __init__(self, *, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s, self._lock = now_s, threading.Lock()
+        self._n = 0
+        self._since_s = self._sum_s = 0.0
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count this thread as at work."""
+        with self._lock:
+            if not self._n:
+                self._since_s = self._now_s()
+            self._n += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._n -= 1
+                if not self._n:
+                    self._sum_s += self._now_s() - self._since_s
+
+    def taken_s(self) -> float:
+        """Return the seconds since the last call, and start again from 0."""
+        with self._lock:
+            if self._n:
+                now_s = self._now_s()
+                self._sum_s, self._since_s = self._sum_s + now_s - self._since_s, now_s
+            taken, self._sum_s = self._sum_s, 0.0
+            return taken
+
+
+def update_s(busy_s: float, *, n_bytes: int, model_bytes: int) -> float | None:
+    """Return the seconds of an update of the whole model; None if there were no gradients.
+
+    >>> update_s(0.5, n_bytes=100, model_bytes=400)
+    2.0
+    """
+    return busy_s * model_bytes / n_bytes if n_bytes > 0 else None
 
 
 class ParameterServer:
@@ -128,3 +195,99 @@ class ParameterServer:
                     block.due.add(version)
                     self.gradients.advanced(slot, block)
         return late
+
+
+PUSHES: Final = (FrameKind.PUSH, FrameKind.PUSH_REPLICA)
+"""Kinds of frames with gradients."""
+
+
+class Arrivals(Handler):
+    """The server's end of a connection with one peer.
+
+    Parameters
+    ----------
+    server : ParameterServer
+        The server.
+    role : str
+        Of the peer: worker or server.
+    ended : callable, optional
+        Called when the connection has ended, with the reason.
+    exhausted : callable, optional
+        Called when there is no memory for a frame: the server cannot go on.
+    failed : callable, optional
+        Called with the error of a user's function of updates: no server can go on.
+    keep : callable, optional
+        Waits, after a frame, as long as the server's share of processor cores requires.
+    """
+
+    def __init__(
+        self,
+        server: ParameterServer,
+        *,
+        role: str,
+        ended: Callable[[Channel, TransportError | None], None] | None = None,
+        exhausted: Callable[[BaseException], None] | None = None,
+        failed: Callable[[Exception], None] | None = None,
+        keep: Callable[[], object] | None = None,
+    ) -> None:
+        self._server, self._role, self._ended, self._exhausted, self._keep = server, role, ended, exhausted, keep
+        self._failed = failed
+        self._gradients = server.gradients
+
+    def opened(self, channel: Channel) -> None:
+        """Register a worker."""
+        if self._role == "worker":
+            self._server.add_worker(channel, number=int(greeted(channel.peer).name.rsplit("-", 1)[1]))
+
+    def place(self, head: Head) -> Vector | None:
+        """Return the buffer that gradients are received into."""
+        return self._server.blocks.buffer(head.payload_bytes) if head.kind in PUSHES else None
+
+    def exhausted(self, error: BaseException) -> None:
+        """Pass it on: the server cannot go on."""
+        if self._exhausted is not None:
+            self._exhausted(error)
+
+    def received(self, channel: Channel, message: Message) -> None:
+        """Handle a frame, and wait for the server's share of cores; gradients and that wait count as busy."""
+        if message.head.kind not in PUSHES:
+            self._receive(channel, message)
+            return
+        with self._server.busy.working():
+            self._receive(channel, message)
+
+    def _receive(self, channel: Channel, message: Message) -> None:
+        """Handle a frame; without memory for it a block may be half changed, and the server cannot go on."""
+        try:
+            self._take(channel, message)
+        except (MemoryError, OSError, RuntimeError) as error:
+            if is_memory(error):
+                self.exhausted(error)
+            raise
+        except (UpdateError, ScheduleError) as error:
+            if self._failed is not None:
+                self._failed(error)
+            raise
+        if self._keep is not None:
+            self._keep()  # the next frame waits in the connection: a server with fewer cores answers later
+
+    def _take(self, channel: Channel, message: Message) -> None:
+        kind = message.head.kind
+        if kind in PUSHES:
+            self._gradients.push(channel, message)
+        elif kind == FrameKind.PULL:
+            self._server.replies.pull(channel, message)
+        elif kind == FrameKind.AWAIT_REPLICAS:
+            self._server.replicas.ask(channel, message)
+        elif kind == FrameKind.STATE:
+            if self._role != "server":
+                raise AccessError(f"a {self._role[:20]} sent a block with its state; only servers may.")
+            self._server.handover.install(channel, message)
+        else:
+            raise FrameError(f"a {self._role[:20]} sent a frame of kind {kind}, which says nothing to a server.")
+
+    def closed(self, channel: Channel, reason: TransportError | None) -> None:
+        """Remove a peer."""
+        self._server.peers.remove(channel)
+        if self._ended is not None:
+            self._ended(channel, reason)

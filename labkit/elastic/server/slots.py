@@ -7,14 +7,17 @@ import threading
 import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 
 from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.protocol.messages.blocks import BlocksMoved
+from labkit.elastic.protocol.messages.codec import FrameKind, encode
+from labkit.elastic.protocol.messages.reports import Failed, SendReport
+from labkit.elastic.protocol.messages.struct import Struct
 from labkit.elastic.server.block import Block
-from labkit.elastic.server.rate import Rate
-from labkit.elastic.transport import Channel, Message
+from labkit.elastic.transport import Channel, FrameError, Message, TransportError
 from labkit.elastic.transport.shared_arrays import SharedArrayPool
 
 SPARE = 64
@@ -216,3 +219,100 @@ class BlockTable:
         if block is not None and self.shared_pool is not None:
             place, block.place = block.place, None
             self.shared_pool.give(place)
+
+
+WINDOW_S: Final = 20.0
+"""Seconds after which the amount so far is halved, together with its time."""
+LEAST_S: Final = 0.05
+"""Shortest time in seconds that an amount is divided by."""
+
+
+class Rate:
+    """An amount per second.
+
+    Examples
+    --------
+    >>> rate = Rate(now_s=0.0)
+    >>> rate.add(30.0, now_s=10.0)
+    >>> rate.per_s(10.0)
+    3.0
+    """
+
+    __slots__ = ("_amount", "_begun_s")
+
+    def __init__(self, *, now_s: float) -> None:
+        self._amount, self._begun_s = 0.0, now_s
+
+    def add(self, amount: float, *, now_s: float) -> None:
+        """Add an amount."""
+        age_s = now_s - self._begun_s
+        if age_s > WINDOW_S:
+            self._amount, self._begun_s = self._amount / 2, self._begun_s + age_s / 2
+        self._amount += amount
+
+    def per_s(self, now_s: float) -> float:
+        """Return the amount per second."""
+        return self._amount / max(now_s - self._begun_s, LEAST_S)
+
+
+class ConnectedPeers:
+    """The workers and servers that are connected to one server.
+
+    Attributes
+    ----------
+    workers : dict
+        Number of each worker, by its connection.
+    servers : dict
+        (connection, address) of each server, by name.
+    """
+
+    def __init__(self, *, report: SendReport) -> None:
+        self.workers: dict[Channel, int] = {}
+        self.servers: dict[str, tuple[Channel, str]] = {}
+        self._report, self._lock = report, threading.Lock()
+
+    def add_worker(self, channel: Channel, *, number: int) -> None:
+        """Add a worker, by its number."""
+        with self._lock:
+            self.workers[channel] = number
+
+    def add_server(self, name: str, channel: Channel, address: str) -> None:
+        """Add another server."""
+        with self._lock:
+            self.servers[name] = (channel, address)
+
+    def remove(self, channel: Channel) -> None:
+        """Remove the peer of a connection that has ended."""
+        with self._lock:
+            self.workers.pop(channel, None)
+            for name in [name for name, (known, _) in self.servers.items() if known is channel]:
+                del self.servers[name]
+
+    def address_of(self, server: str) -> str:
+        """Return the address of a server; empty if it is not connected."""
+        with self._lock:
+            return self.servers[server][1] if server in self.servers else ""
+
+    def channel_to(self, server: str) -> Channel:
+        """Return the connection to another server; raise TransportError if there is none."""
+        if server not in self.servers:
+            raise TransportError(f"{server} is not connected")
+        return self.servers[server][0]
+
+    def post(self, channel: Channel, kind: FrameKind, *buffers: Any, **columns: Any) -> int | None:
+        """Send a frame and return its number; None if the connection has ended, which is noticed elsewhere."""
+        try:
+            return channel.send(kind, *buffers, **columns)
+        except FrameError as error:
+            self._report(Failed(f"a frame of kind {kind.name} cannot be sent: {error}"))
+            return None
+        except TransportError:
+            return None
+
+    def notify_workers(self, kind: FrameKind, notice: Struct) -> None:
+        """Send all workers a notice."""
+        with self._lock:
+            workers = list(self.workers)
+        raw = encode(notice)
+        for channel in workers:
+            self.post(channel, kind, meta=raw)

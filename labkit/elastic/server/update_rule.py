@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from labkit.core.errors import InputError
-from labkit.elastic.protocol.spec import UPDATE
+from labkit.elastic.protocol.program import UPDATE
 from labkit.elastic.schedules import Schedule, check_schedule, factor_of
-from labkit.elastic.server.optimizers import Optimizer
-from labkit.elastic.server.own_update import OwnUpdate, check_own, mean_gradient
-from labkit.elastic.server.updates import Updates
+from labkit.elastic.server.block import Updates
+from labkit.elastic.server.optimizers import Optimizer, OwnUpdate, check_own, mean_gradient
 
 
 @dataclass(slots=True)

@@ -10,15 +10,23 @@ asynchronous model, and another worker computes them again; `commit(until=...)` 
 push.
 """
 
-from labkit.elastic.shards.batches import check_batch, deal, logical_batches, samples_of
-from labkit.elastic.shards.book import Record
-from labkit.elastic.shards.errors import JournalError, LedgerError, PoisonShardError
-from labkit.elastic.shards.ledger import prove
-from labkit.elastic.shards.nouns import Commit, Fate, PendingRange, ReturnReason, ShardLease, ShardStatus, Worker
-from labkit.elastic.shards.order import order, samples_between
-from labkit.elastic.shards.plan import ShardPlan
+from labkit.elastic.shards.batches import check_batch, deal, logical_batches, order, samples_between, samples_of
+from labkit.elastic.shards.book import (
+    Commit,
+    Fate,
+    JournalError,
+    LedgerError,
+    PendingRange,
+    PoisonShardError,
+    Record,
+    ReturnReason,
+    ShardLease,
+    ShardPlan,
+    ShardStatus,
+    Worker,
+)
 from labkit.elastic.shards.saved import SavedShards
-from labkit.elastic.shards.service import Journal, ShardService
+from labkit.elastic.shards.service import Journal, ShardService, prove
 
 __all__ = [
     "Commit",

@@ -1,16 +1,198 @@
-"""The state of a shard service: a cursor and the exceptions to it. It changes by records only, live or replayed."""
+"""Ranges of samples that wait, are leased or are committed: the book of the shard service and its types.
+
+LabkitError
+├── PoisonShardError   a range of samples that failed too often
+├── LedgerError        a sample that was committed twice, or not at all
+└── InputError
+    └── JournalError   a journal or a saved state that contradicts itself
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import chain
-from typing import Any
+from math import isfinite
+from typing import Any, Final, Literal, NamedTuple
 
-from labkit.elastic.shards.errors import JournalError
-from labkit.elastic.shards.nouns import TOKEN_BITS, Commit, Fate, PendingRange, ShardLease, Worker
-from labkit.elastic.shards.plan import ShardPlan
+from labkit.core.errors import InputError, LabkitError
+
+Worker = int | str
+"""A worker's number or name."""
+
+TOKEN_BITS: Final = 40
+"""Bits of a token that hold a counter; the bits above hold the generation of the service."""
+
+
+class ReturnReason(NamedTuple):
+    """Why a range was returned without a commit."""
+
+    worker: Worker
+    reason: str
+
+
+class PendingRange(NamedTuple):
+    """A range of an epoch's order that waits or was set aside, and why it was returned so far.
+
+    >>> print(PendingRange(epoch=1, start=64, end=128))
+    samples 64 to 127 of the order of epoch 1
+    """
+
+    epoch: int
+    start: int
+    end: int
+    faults: tuple[ReturnReason, ...] = ()
+
+    def __str__(self) -> str:
+        return f"samples {self.start} to {self.end - 1} of the order of epoch {self.epoch}"
+
+    def failed(self, worker: Worker, *, reason: str) -> PendingRange:
+        """Return the range with one more failed try."""
+        return self._replace(faults=(*self.faults, ReturnReason(worker, reason)))
+
+
+class ShardLease(NamedTuple):
+    """A range that one worker may work on until a deadline.
+
+    Attributes
+    ----------
+    token : int
+        Names this lease and no other; needed to commit, renew or fail it.
+    worker : int or str
+        Holder of the lease.
+    epoch, start, end : int
+        Positions `start` to before `end` of the order of the epoch; `ShardService.indices` returns the samples.
+    deadline_s : float
+        Time at which it expires unless it is renewed; another worker may then get the range.
+    faults : tuple of ReturnReason
+        Failed tries before this one.
+    since_s : float, optional
+        Time at which it was given; None if that was before a restart of the clock.
+    """
+
+    token: int
+    worker: Worker
+    epoch: int
+    start: int
+    end: int
+    deadline_s: float
+    faults: tuple[ReturnReason, ...]
+    since_s: float | None
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return self.end - self.start
+
+    def piece(self) -> PendingRange:
+        """Return the range of the lease."""
+        return PendingRange(self.epoch, self.start, self.end, self.faults)
+
+
+class Commit(NamedTuple):
+    """One row of the ledger: positions `start` to before `end` of the order of an epoch.
+
+    `step` is the update that has their gradients, -1 if not given. A row with an empty worker and token -1 stands for
+    commits before the state from which a service was restored.
+    """
+
+    epoch: int
+    start: int
+    end: int
+    worker: Worker
+    token: int
+    step: int = -1
+
+
+class Fate(StrEnum):
+    """The state of a lease, as the service answers for its token."""
+
+    HELD = "held"
+    """It is in force."""
+    COMMITTED = "committed"
+    """Its samples are in the ledger, with this token."""
+    EXPIRED = "expired"
+    """It was not renewed in time; another worker gets its range."""
+    FAILED = "failed"
+    """Its worker reported a failure."""
+    LEFT = "left"
+    """Its worker left."""
+    STALE = "stale"
+    """It is of another generation: training has gone back to a checkpoint since."""
+    UNKNOWN = "unknown"
+    """No such lease was given."""
+
+
+class ShardStatus(StrEnum):
+    """The progress over all epochs."""
+
+    RUNNING = "running"
+    """There is work, now or when leases in force end."""
+    POISONED = "poisoned"
+    """A range failed too often; nothing is leased any more."""
+    SET_ASIDE = "set aside"
+    """All samples are committed except ranges that were set aside."""
+    COMPLETE = "complete"
+    """Every sample of every epoch is committed, once."""
+
+
+class PoisonShardError(LabkitError, RuntimeError):
+    """A range of samples that failed too often; `piece` is that range, with the reason of each try.
+
+    `what` names the range and the reasons in a sentence.
+    """
+
+    def __init__(self, piece: PendingRange) -> None:
+        tries = len(piece.faults)
+        last = "; ".join(f"{fault.worker}: {fault.reason}" for fault in piece.faults[-3:])
+        self.piece, self.what = piece, f"{piece} failed {tries} {'time' if tries == 1 else 'times'} ({last})."
+        super().__init__(f"{self.what} Look at these samples, or set such ranges aside with poison='set_aside'.")
+
+
+class LedgerError(LabkitError, RuntimeError):
+    """A sample that was committed twice, or not at all."""
+
+
+class JournalError(InputError):
+    """A journal or a saved state that contradicts itself."""
+
+
+Poison = Literal["stop", "set_aside"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlan:
+    """The settings of a shard service, see `ShardService`."""
+
+    n_samples: int
+    epochs: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    base_shard: int = 32
+    lease_s: float = 3.0
+    max_tries: int = 3
+    overlap: bool = False
+    poison: Poison = "stop"
+    target_s: float = 3.0
+    most_minibatches: int = 64
+
+    def __post_init__(self) -> None:
+        for name, least in _WHOLE.items():
+            value: Any = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise InputError(f"{name} is {value!r}; expected a whole number from {least}.")
+        for name in ("lease_s", "target_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not (value > 0 and isfinite(value)):
+                raise InputError(f"{name} is {value!r}; expected seconds, above 0.")
+        if self.poison not in ("stop", "set_aside"):
+            raise InputError(f"poison is {self.poison!r}; expected 'stop' or 'set_aside'.")
+
+
+_WHOLE = {"n_samples": 0, "epochs": 1, "seed": 0, "base_shard": 1, "max_tries": 1, "most_minibatches": 1}
+
 
 Record = Sequence[Any]
 """(number, kind, ...): one change of state, of plain numbers and strings."""

@@ -9,10 +9,18 @@ from typing import Any, Final, Literal, NamedTuple
 
 from labkit.elastic.protocol.messages.codec import MessageError, from_json, to_json
 from labkit.elastic.protocol.messages.struct import Count, Struct
-from labkit.elastic.shards.book import Record, ShardLog, WorkerPace
-from labkit.elastic.shards.errors import JournalError
-from labkit.elastic.shards.nouns import Commit, Fate, PendingRange, ShardLease, Worker
-from labkit.elastic.shards.plan import ShardPlan
+from labkit.elastic.shards.book import (
+    Commit,
+    Fate,
+    JournalError,
+    PendingRange,
+    Record,
+    ShardLease,
+    ShardLog,
+    ShardPlan,
+    Worker,
+    WorkerPace,
+)
 
 FORMAT: Final = "labkit shards 1"
 
@@ -151,7 +159,6 @@ def opening(book: ShardLog) -> list[Commit]:
 
 
 def _holes(book: ShardLog) -> dict[int, list[PendingRange]]:
-    """Return the ranges that are not committed, by epoch."""
     holes: dict[int, list[PendingRange]] = {epoch: [] for epoch in range(book.epoch + 1)}
     for piece in book.exceptions():
         if piece.epoch not in holes:

@@ -1,18 +1,314 @@
-"""The shard service: leases of samples to workers, and the ledger of commits; without clock, socket or thread."""
+"""The shard service: leases of samples to a changing set of workers, and the ledger that proves each was used once."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil
 from typing import Any, Final, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from labkit.core.errors import InputError
-from labkit.elastic.shards.book import Record, ShardLog
-from labkit.elastic.shards.choice import next_piece, size
-from labkit.elastic.shards.nouns import TOKEN_BITS, Fate, ShardLease, Worker
-from labkit.elastic.shards.plan import Poison, ShardPlan
-from labkit.elastic.shards.saved import SavedShards, from_state, opening_record, replayed
-from labkit.elastic.shards.view import View
+from labkit.core.resources import Ints
+from labkit.elastic.shards.batches import samples_between
+from labkit.elastic.shards.book import (
+    TOKEN_BITS,
+    Commit,
+    Fate,
+    LedgerError,
+    PendingRange,
+    Poison,
+    PoisonShardError,
+    Record,
+    ShardLease,
+    ShardLog,
+    ShardPlan,
+    ShardStatus,
+    Worker,
+)
+from labkit.elastic.shards.saved import SavedShards, from_state, opening_record, replayed, to_state
+
+
+def prove(
+    rows: Sequence[Commit], *, n_samples: int, epochs: int, set_aside: Iterable[PendingRange] = (), barrier: bool = True
+) -> None:
+    """Check that each sample was committed exactly once in each of the first `epochs` epochs.
+
+    Later epochs may be incomplete: there, no sample may be in the ledger twice.
+
+    Parameters
+    ----------
+    rows : sequence of Commit
+        In the order of their commits.
+    n_samples : int
+        Size of the dataset.
+    epochs : int
+        Number of epochs that must be complete.
+    set_aside : iterable of PendingRange
+        Ranges that must not be in the ledger.
+    barrier : bool
+        Whether to check also that no row of an epoch comes after one of a later epoch.
+
+    Raises
+    ------
+    LedgerError
+        With the first sample that was committed twice or not at all, and the workers.
+
+    Examples
+    --------
+    >>> prove([Commit(0, 0, 4, "a", 0), Commit(0, 4, 6, "b", 1)], n_samples=6, epochs=1)
+    >>> prove([Commit(0, 0, 4, "a", 0), Commit(0, 3, 6, "b", 1)], n_samples=6, epochs=1)
+    Traceback (most recent call last):
+    labkit.elastic.shards.book.LedgerError: sample 3 of the order of epoch 0 was committed twice: by worker a \
+(token 0) and by worker b (token 1).
+    """
+    aside = [Commit(piece.epoch, piece.start, piece.end, "(set aside)", -1) for piece in set_aside]
+    epoch, start, end = np.array([row[:3] for row in (*rows, *aside)], np.int64).reshape(-1, 3).T
+    _check_bounds(epoch, start, end, n_samples)
+    if barrier and (late := np.flatnonzero(np.diff(epoch[: len(rows)]) < 0)).size:
+        row = rows[int(late[0]) + 1]
+        raise LedgerError(
+            f"{_worker_of(row)} committed samples of epoch {row.epoch} after epoch {row.epoch + 1} had begun."
+        )
+    by_place = np.lexsort((start, epoch))
+    at, until = epoch * n_samples + start, epoch * n_samples + end  # positions in the concatenation of all epochs
+    reached = np.maximum.accumulate(np.concatenate(([0], until[by_place])))
+    goal = epochs * n_samples
+    _check_twice([*rows, *aside], by_place, at, reached, n_samples)
+    before = np.append(at[by_place], goal)
+    gaps = np.flatnonzero((before > reached) & (reached < goal))
+    if gaps.size:
+        epoch_of, sample = divmod(int(reached[gaps[0]]), n_samples)
+        raise LedgerError(f"sample {sample} of the order of epoch {epoch_of} was never committed.")
+
+
+def _check_bounds(epoch: Ints, start: Ints, end: Ints, n_samples: int) -> None:
+    wrong = np.flatnonzero((epoch < 0) | (start < 0) | (start >= end) | (end > n_samples))
+    if wrong.size:
+        row = int(wrong[0])
+        raise LedgerError(
+            f"row {row} of the ledger commits positions {start[row]} to before {end[row]} of epoch {epoch[row]}; "
+            f"expected some of 0 to before {n_samples}."
+        )
+
+
+def _check_twice(rows: Sequence[Commit], by_place: Ints, at: Ints, reached: Ints, n_samples: int) -> None:
+    twice = np.flatnonzero(at[by_place] < reached[:-1])
+    if not twice.size:
+        return
+    place = int(by_place[twice[0]])
+    sample_at = int(at[place])
+    epoch_of, sample = divmod(sample_at, n_samples)
+    others = (rows[each] for each in by_place[: twice[0]])
+    other = next(row for row in others if row.epoch == epoch_of and row.start <= sample < row.end)
+    raise LedgerError(
+        f"sample {sample} of the order of epoch {epoch_of} was committed twice: by {_worker_of(other)} and by "
+        f"{_worker_of(rows[place])}."
+    )
+
+
+def _worker_of(row: Commit) -> str:
+    return f"worker {row.worker} (token {row.token})"
+
+
+class View:
+    """The methods of a shard service that change nothing."""
+
+    plan: ShardPlan
+    _book: ShardLog
+
+    def fate(self, token: object) -> Fate:
+        """Return the fate of a lease by its token; UNKNOWN for anything that is not a token."""
+        book = self._book
+        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+            return Fate.UNKNOWN
+        if token >> TOKEN_BITS != book.generation:
+            return Fate.STALE
+        if token & ((1 << TOKEN_BITS) - 1) >= book.n_tokens:
+            return Fate.UNKNOWN
+        return Fate.HELD if token in book.held else book.lost.get(token, Fate.COMMITTED)
+
+    def indices(self, lease: ShardLease | PendingRange | Commit) -> NDArray[np.int64]:
+        """Return the samples of a range, in order; read-only."""
+        plan = self.plan
+        return samples_between(
+            lease.start, lease.end, n_samples=plan.n_samples, seed=plan.seed, epoch=lease.epoch, shuffle=plan.shuffle
+        )
+
+    def state(self, *, ledger: bool = False) -> SavedShards:
+        """Return the state for a checkpoint; its size is that of the exceptions to the cursor.
+
+        Without `ledger`, the ledger of a restored service starts with anonymous rows for earlier commits.
+        """
+        return to_state(self._book, ledger=ledger)
+
+    @property
+    def status(self) -> ShardStatus:
+        """The progress over all epochs."""
+        book = self._book
+        if book.dead and self.plan.poison == "stop":
+            return ShardStatus.POISONED
+        last = self.plan.n_samples == 0 or book.epoch == self.plan.epochs - 1
+        if not last or book.cursor < self.plan.n_samples or book.todo or book.held:
+            return ShardStatus.RUNNING
+        return ShardStatus.SET_ASIDE if book.dead else ShardStatus.COMPLETE
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to lease, now or later."""
+        return self.status in (ShardStatus.COMPLETE, ShardStatus.SET_ASIDE)
+
+    def completed(self) -> bool:
+        """Return whether every sample of every epoch is committed; never true while ranges are set aside."""
+        return self.status is ShardStatus.COMPLETE
+
+    @property
+    def poison(self) -> PoisonShardError | None:
+        """The error that `lease` raises now; None if it raises none."""
+        return PoisonShardError(self._book.dead[0]) if self.status is ShardStatus.POISONED else None
+
+    @property
+    def set_aside(self) -> tuple[PendingRange, ...]:
+        """The ranges that failed too often, with their reasons."""
+        return tuple(self._book.dead)
+
+    @property
+    def held(self) -> tuple[ShardLease, ...]:
+        """The leases in force."""
+        return tuple(self._book.held.values())
+
+    @property
+    def speeds(self) -> dict[Worker, float | None]:
+        """Samples per second of the active workers, as given or as measured by their commits."""
+        return {worker: seen.speed for worker, seen in self._book.workers.items()}
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch with a lease."""
+        return self._book.epoch
+
+    @property
+    def generation(self) -> int:
+        """The present generation; the next `from_state` with a generation needs a larger number."""
+        return self._book.generation
+
+    @property
+    def n_committed(self) -> int:
+        """Committed samples of all epochs."""
+        book = self._book
+        out = sum(piece.end - piece.start for piece in book.exceptions())
+        return book.epoch * self.plan.n_samples + book.cursor - out
+
+    @property
+    def ledger(self) -> Sequence[Commit]:
+        """All commits in order; must not be changed."""
+        return self._book.ledger
+
+    @property
+    def next_expiry_s(self) -> float:
+        """The earliest deadline of a lease; infinite when there is none."""
+        return min((lease.deadline_s for lease in self._book.held.values()), default=float("inf"))
+
+    def prove(self) -> None:
+        """Check by the ledger that every complete epoch was committed exactly once, and no sample twice.
+
+        Raises
+        ------
+        LedgerError
+            If not, which no sequence of calls should cause.
+        """
+        book = self._book
+        whole = book.epoch + (book.cursor == self.plan.n_samples)
+        unfinished = [piece.epoch for piece in book.todo] + [lease.epoch for lease in self.held]
+        prove(
+            book.ledger,
+            n_samples=self.plan.n_samples,
+            epochs=self.plan.epochs if self.over else min([whole, *unfinished]),
+            set_aside=book.dead,
+            barrier=not self.plan.overlap,
+        )
+
+
+def n_minibatches(
+    *, speed: float | None, others: Iterable[float | None], waiting: int, base_shard: int, target_s: float, most: int
+) -> int:
+    """Return how many minibatches the next lease should have.
+
+    Near the end of an epoch a worker gets at most half of its share of the waiting samples, so that all workers finish
+    together: guided self-scheduling [1]_, with the factor of factoring [2]_.
+
+    Parameters
+    ----------
+    speed : float or None
+        Samples per second of this worker; None if unknown: it then gets one minibatch, to be measured.
+    others : iterable of float or None
+        Speeds of the other active workers; an unknown one counts as the mean of the known ones.
+    waiting : int
+        Samples of the epoch that are neither leased nor committed.
+    base_shard : int
+        Samples of a minibatch.
+    target_s : float
+        Seconds of work that a lease should have.
+    most : int
+        Largest number of minibatches.
+
+    References
+    ----------
+    .. [1] Polychronopoulos and Kuck, "Guided self-scheduling", IEEE Trans. Computers 36(12), 1987.
+    .. [2] Hummel, Schonberg and Flynn, "Factoring", Comm. ACM 35(8), 1992.
+
+    Examples
+    --------
+    >>> n_minibatches(speed=640, others=[160], waiting=10**6, base_shard=32, target_s=3, most=64)
+    60
+    >>> n_minibatches(speed=640, others=[160], waiting=1600, base_shard=32, target_s=3, most=64)
+    20
+    """
+    if speed is None:
+        return 1
+    by_time = int(min(speed * target_s / base_shard, most))
+    listed = list(others)
+    known = [each for each in listed if each is not None] + [speed]
+    total = sum(known) * (len(listed) + 1) / len(known)
+    share = ceil(waiting / base_shard) * (speed / total)
+    return max(1, min(by_time, ceil(share / 2)))
+
+
+def next_piece(book: ShardLog, worker: Worker) -> PendingRange | None:
+    """Return the range from which a worker gets its next lease; None if there is nothing now.
+
+    The order is: returned ranges that this worker has not failed; positions never leased; ranges that this worker has
+    failed, unless another worker holds a lease and will ask for them; the next epoch.
+    """
+    n = book.plan.n_samples
+    for piece in book.todo:
+        if all(fault.worker != worker for fault in piece.faults):
+            return piece
+    if book.cursor < n:
+        return PendingRange(book.epoch, book.cursor, n)
+    if book.todo:
+        return None if any(lease.worker != worker for lease in book.held.values()) else book.todo[0]
+    if n and book.epoch + 1 < book.plan.epochs and (book.plan.overlap or not book.held):
+        return PendingRange(book.epoch + 1, 0, n)
+    return None
+
+
+def size(book: ShardLog, worker: Worker, *, piece: PendingRange, speed: float | None) -> int:
+    """Return how many samples of a range a worker should get, at the given speed or that of its commits."""
+    plan = book.plan
+    seen = book.workers.get(worker)
+    fresh = plan.n_samples if piece.epoch > book.epoch else plan.n_samples - book.cursor
+    return plan.base_shard * n_minibatches(
+        speed=seen.speed if speed is None and seen is not None else speed,
+        others=(seen.speed for each, seen in book.workers.items() if each != worker),
+        waiting=fresh + book.n_waiting,
+        base_shard=plan.base_shard,
+        target_s=plan.target_s,
+        most=plan.most_minibatches,
+    )
+
 
 Journal = Callable[[Record], object]
 """Receives each record before its change is made; if it raises, nothing changes."""
@@ -298,10 +594,10 @@ class ShardService(View):
 
     def leave(self, worker: Worker) -> tuple[ShardLease, ...]:
         """End the leases of a worker that leaves or has died, and return them; it does not count as a failed try."""
-        gone = tuple(lease for lease in self._book.held.values() if lease.worker == worker)
-        if gone or worker in self._book.workers:
-            self._do("lost", Fate.LEFT.value, tuple(lease.token for lease in gone), "it left", worker)
-        return gone
+        leases = tuple(lease for lease in self._book.held.values() if lease.worker == worker)
+        if leases or worker in self._book.workers:
+            self._do("lost", Fate.LEFT.value, tuple(lease.token for lease in leases), "it left", worker)
+        return leases
 
     def resume(self, *, now_s: float) -> None:
         """Start another clock after a restart: every lease in force starts again now."""

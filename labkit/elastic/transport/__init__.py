@@ -3,11 +3,11 @@
 `Listener` waits at an `Address`, `connect` goes to one; both need an `Access` and a `Handler`. Linux only.
 """
 
-from labkit.elastic.transport.address import Access, Address, Scheme, new_token
-from labkit.elastic.transport.certificates import Authority, Certificates
-from labkit.elastic.transport.channel import Buffer, Channel, Handler, Message, Peer
+from labkit.elastic.transport.certificates import Authority, Certificates, private_folder
+from labkit.elastic.transport.channel import Buffer, Channel, Handler, Message, Peer, Reply
 from labkit.elastic.transport.connection import Connection
-from labkit.elastic.transport.dial import connect, pair
+from labkit.elastic.transport.connection_limits import MIB, SLICE_BYTES, Counts, Lease, PeerLimits
+from labkit.elastic.transport.endpoints import Access, Address, Listener, Scheme, bound, connect, new_token, pair
 from labkit.elastic.transport.errors import (
     AccessError,
     AddressError,
@@ -20,12 +20,8 @@ from labkit.elastic.transport.errors import (
     TransportError,
     UnreachableError,
 )
-from labkit.elastic.transport.folders import private_folder
 from labkit.elastic.transport.frames import FIRST_KIND, LAST_KIND, Head, slices
-from labkit.elastic.transport.listen import Listener, bound
-from labkit.elastic.transport.replies import Reply
 from labkit.elastic.transport.shared import Region
-from labkit.elastic.transport.terms import MIB, SLICE_BYTES, Counts, Lease, PeerLimits
 
 __all__ = [
     "FIRST_KIND",

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Self
 
 from labkit.core.errors import InputError
 from labkit.elastic.transport.errors import AccessError
-from labkit.elastic.transport.folders import private_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.x509 import Certificate, CertificateBuilder, KeyUsage, Name
+
 
 CLOCK_SKEW = timedelta(days=1)
 """How long before its creation a certificate becomes valid, because the clocks of hosts differ."""
@@ -89,11 +89,11 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(key, _checked_name(member))
         pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-        made = Certificates.of(member, job=self.job, folder=Path())
+        certificates = Certificates.of(member, job=self.job, folder=Path())
         return {
-            made.authority.name: self.certificate.public_bytes(pem),
-            made.certificate.name: certificate.public_bytes(pem),
-            made.key.name: key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain),
+            certificates.authority.name: self.certificate.public_bytes(pem),
+            certificates.certificate.name: certificate.public_bytes(pem),
+            certificates.key.name: key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain),
         }
 
     def save(self, folder: Path) -> Path:
@@ -122,13 +122,15 @@ class Authority:
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization
 
-        made = cls(job)
-        made._key = serialization.load_pem_private_key(raw, password=None)  # type: ignore[assignment]
-        made.certificate = x509.load_pem_x509_certificate(raw)
-        if made.certificate.subject != made._name():
-            raise AccessError(f"{source} holds the {made.certificate.subject.rfc4514_string()}, not that of {job}.")
-        made._valid = made.certificate.not_valid_before_utc, made.certificate.not_valid_after_utc
-        return made
+        authority = cls(job)
+        authority._key = serialization.load_pem_private_key(raw, password=None)  # type: ignore[assignment]
+        authority.certificate = x509.load_pem_x509_certificate(raw)
+        if authority.certificate.subject != authority._name():
+            raise AccessError(
+                f"{source} holds the {authority.certificate.subject.rfc4514_string()}, not that of {job}."
+            )
+        authority._valid = authority.certificate.not_valid_before_utc, authority.certificate.not_valid_after_utc
+        return authority
 
     def _name(self) -> Name:
         from cryptography import x509
@@ -217,3 +219,22 @@ def write_private(path: Path, content: bytes) -> None:
     with os.fdopen(handle, "wb") as file:
         file.write(content)
     temporary.replace(path)
+
+
+def private_folder(path: Path) -> Path:
+    """Return a folder that only its owner can enter; create it with mode 0700 if it does not exist.
+
+    Raises
+    ------
+    AccessError
+        If it belongs to another user, other users can enter it, or it is a link.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise AccessError(f"{path} is no folder of its own; sockets and keys go into a folder, not a link to one.")
+    if status.st_uid != os.getuid():
+        raise AccessError(f"{path} belongs to uid {status.st_uid}, not to uid {os.getuid()}; give another folder.")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise AccessError(f"{path} has mode {stat.S_IMODE(status.st_mode):04o}; 0700 is needed: chmod 700 {path}")
+    return path

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from labkit.elastic.transport.connection_limits import Counts
+from labkit.elastic.transport.errors import ClosedError, TransportError
 from labkit.elastic.transport.frames import Head
-from labkit.elastic.transport.terms import Counts
 
 if TYPE_CHECKING:
     from labkit.elastic.transport.errors import TransportError
     from labkit.elastic.transport.shared import Region
+
 
 Buffer = Any
 """A contiguous object with the buffer protocol: bytes, memoryview, a numpy array."""
@@ -112,7 +116,7 @@ class Channel(Protocol):
         ...
 
     def share(self, region: Region) -> bool:
-        """Let the peer map a region, so that payloads in it are not sent; return False if the transport copies."""
+        """Offer a region to the peer, so that payloads in it are not sent; return False if the transport copies."""
         ...
 
     def flush(self, number: int | None = None, *, timeout_s: float | None = None) -> None:
@@ -122,3 +126,54 @@ class Channel(Protocol):
     def close(self) -> None:
         """Send the queued frames and a goodbye, and end."""
         ...
+
+
+class Reply(Future[Message]):
+    """The future answer to a request; the reader thread of its connection must not wait for it.
+
+    `cancel` it before the buffer given as `into` is used otherwise.
+    """
+
+    def __init__(self, *, into: memoryview | None, reader: threading.Thread) -> None:
+        super().__init__()
+        self.into = into
+        self._reader = reader
+
+    def result(self, timeout: float | None = None) -> Message:
+        """Wait for the answer; raise RemoteError if it is a refusal, PeerLostError or ClosedError if none comes."""
+        if threading.current_thread() is self._reader and not self.done():
+            raise RuntimeError("a handler must not wait for a reply on its own channel: it runs in the reader.")
+        return super().result(timeout)
+
+
+class Replies:
+    """The open requests of a connection, by number."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Reply] = {}
+        self._ended: TransportError | None = None
+
+    def add(self, reply: Reply) -> int:
+        """Add a request that is about to be sent; return its number."""
+        with self._lock:
+            if self._ended is not None:
+                raise ClosedError("this connection is closed; nothing can be asked any more.") from self._ended
+            number = next(self._numbers)
+            self._open[number] = reply
+            return number
+
+    def take(self, number: int) -> Reply | None:
+        """Return the request of an answer, and remove it."""
+        with self._lock:
+            return self._open.pop(number, None)
+
+    def end(self, reason: TransportError | None) -> None:
+        """Fail all open requests: no answer will come."""
+        with self._lock:
+            self._ended = reason or ClosedError("the connection was closed before the answer came.")
+            left, self._open = list(self._open.values()), {}
+        for reply in left:
+            if reply.set_running_or_notify_cancel():
+                reply.set_exception(self._ended)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from labkit.core.errors import InputError
+from labkit.elastic.transport.connection_limits import PeerLimits
 from labkit.elastic.transport.errors import FrameError, OversizedError
-from labkit.elastic.transport.terms import PeerLimits
 
 REFERENCE = struct.Struct("<BIQQ")
 """A reference to a payload: owner of the region (0: sender, 1: receiver), its number, offset, length."""
@@ -75,8 +75,8 @@ class Region:
 def available_bytes() -> int:
     """Return the bytes of memory that are available without swapping [MemAvailable of proc(5)]."""
     lines = Path("/proc/meminfo").read_text().splitlines()
-    found = dict(line.split(":", 1) for line in lines)
-    return int(found["MemAvailable"].split()[0]) * 1024
+    columns = dict(line.split(":", 1) for line in lines)
+    return int(columns["MemAvailable"].split()[0]) * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class SharedRegions:
         return vector
 
     def lend(self, channel: Channel) -> bool:
-        """Let a peer map all regions; return False if its transport copies."""
+        """Offer all regions to a peer; return False if its transport copies."""
         if self._shown.get(channel) == len(self._regions):
             return True
         with self._lock:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.frame_kinds import at, era_and_version
 from labkit.elastic.protocol.messages import orders, reports
 from labkit.elastic.protocol.messages.blocks import BlocksMoved, ReplicasAdded
+from labkit.elastic.protocol.messages.codec import at, era_and_version
+from labkit.elastic.protocol.messages.orders import SampleLease
+from labkit.elastic.protocol.messages.reports import UpdateDone
 from labkit.elastic.transport import Channel, FrameError, Head, Message
-from labkit.elastic.worker.directives import Extent, Halted, unlimited
-from labkit.elastic.worker.flat import FlatModel
-from labkit.elastic.worker.lease_queue import LeaseQueue, LeaseRest
-from labkit.elastic.worker.push_pull import PushPull, Target
+from labkit.elastic.worker.push_pull import Extent, Halted, PushPull, Target, unlimited
+from labkit.elastic.worker.shard_gradients import FlatModel
 
 
 class AsyncWorker:
@@ -157,7 +159,7 @@ class AsyncWorker:
             self._changed.notify_all()
 
     def state(self) -> reports.StateReported:
-        """Return what a new controller must know."""
+        """Return the state of this worker for a new controller."""
         with self._changed:
             training = bool(self._base) and not (self._start or self._afresh)
             return reports.StateReported(self.version, self._era, training)
@@ -242,19 +244,18 @@ class AsyncWorker:
 
     def run(self) -> None:
         """Train until the controller orders it to stop."""
-        begun = False
+        has_parameters = False
         while not self._stop:
             try:
-                if begun:
+                if has_parameters:
                     self._step(self._next())
                 else:
                     self._begin()
-                    begun = True
+                    has_parameters = True
             except Halted:
-                begun = False
+                has_parameters = False
 
     def _begin(self) -> None:
-        """Pull all blocks, once the controller has named their owners."""
         with self._changed:
             self._changed.wait_for(lambda: self._stop or self._start)
             if self._stop:
@@ -266,7 +267,6 @@ class AsyncWorker:
         self._report(reports.TrainingBegun(self.version))
 
     def _await(self, blocks: Iterable[int], *, n: int) -> None:
-        """Expect the blocks' answers to update n; 0: their present parameters."""
         with self._changed:
             self._check()
             self._n, self._awaited = max(n, self._n), n
@@ -274,7 +274,6 @@ class AsyncWorker:
             self._moved.clear()
 
     def _pull(self, blocks: Iterable[int]) -> None:
-        """Ask the owners of blocks for the present parameters."""
         era, targets = self._targets(blocks)
         owner = {target.block: target.owner for target in targets}
         moves = {target.block: target.moves for target in targets}
@@ -299,8 +298,8 @@ class AsyncWorker:
                 first = self._leases.first()
                 if first is not None:
                     return first
-                asked, self._leases.asked = self._leases.asked, True
-            if not asked:
+                requested, self._leases.asked = self._leases.asked, True
+            if not requested:
                 self._report(reports.WantsLease())
             with self._changed:
                 self._changed.wait_for(self._has_news)
@@ -334,7 +333,6 @@ class AsyncWorker:
         self._report(reports.Resumed(self.version, time.perf_counter() - began))
 
     def _step(self, lease: LeaseRest) -> None:
-        """Compute one minibatch of a lease, make the update, and report both."""
         began = time.perf_counter()
         end = min(lease.start + self.batch, lease.end)
         if end == lease.end:
@@ -352,7 +350,6 @@ class AsyncWorker:
         self._report(done)
 
     def _compute(self, epoch: int, start: int, end: int) -> float:
-        """Compute the gradient of a minibatch; return its loss."""
         self.flat.use(0)
         if self._gradient is None:
             self._gradient = self.flat.borrow()
@@ -367,7 +364,6 @@ class AsyncWorker:
         return float(loss.detach())
 
     def _check_loss(self, loss: float, *, epoch: int, start: int) -> None:
-        """Report a loss that is not finite, and raise NotFiniteError."""
         try:
             check_finite(loss, where=f"epoch {epoch}, minibatch at {start}")
         except NotFiniteError:
@@ -375,7 +371,6 @@ class AsyncWorker:
             raise
 
     def _update(self) -> None:
-        """Push the gradient, and wait until every block has made the update."""
         self._await(self._blocks, n=self._n + 1)
         self._push(self._blocks)
         self._wait_for_blocks(again=self._push)
@@ -400,3 +395,114 @@ class AsyncWorker:
         """Raise Halted if the update in progress must be dropped."""
         if self._is_over():
             raise Halted
+
+
+REPORTS_KEPT = 3
+"""Leases whose reports are kept: without a controller a worker ends the lease that it has and the next one."""
+
+ALONE_LEASES = 0.6
+"""Lease times that a worker goes on without a controller. The controller lets a lease expire no earlier than 0.75 lease
+times after the connection ended. A worker that is only cut off must have stopped by then, because another worker gets
+the same samples."""
+
+
+class LeaseRest(NamedTuple):
+    """What is left of a lease.
+
+    Attributes
+    ----------
+    token : int
+        Names the lease.
+    epoch : int
+        Number of the epoch.
+    start, end : int
+        Positions in the epoch's order, from `start` to before `end`.
+    """
+
+    token: int
+    epoch: int
+    start: int
+    end: int
+
+
+class LeaseQueue:
+    """The leases that a worker holds; guarded by the worker's condition.
+
+    Parameters
+    ----------
+    lease_s : float
+        Seconds after which the controller may give a lease to another worker if it receives nothing from this one.
+
+    Attributes
+    ----------
+    asked : bool
+        Whether a lease has been requested that has not come.
+    reports : dict
+        Reports of each of the latest leases, by token: a new controller may not have received them.
+    """
+
+    def __init__(self, *, lease_s: float) -> None:
+        self._alone_s = ALONE_LEASES * lease_s
+        self._until_s = math.inf  # when it stops without a controller
+        self._rests: deque[LeaseRest] = deque()
+        self.asked = False
+        self.reports: dict[int, list[UpdateDone]] = {}
+
+    def clear(self) -> None:
+        """Drop all leases: the era is over."""
+        self._rests.clear()
+        self.reports.clear()
+        self.asked = False
+
+    def add(self, lease: SampleLease) -> None:
+        """Add a lease that was requested."""
+        self.asked = False
+        self._rests.append(LeaseRest(*lease))
+
+    def remove(self, token: int) -> None:
+        """Remove a lease that has expired: another worker may have it."""
+        self._rests = deque(rest for rest in self._rests if rest.token != token)
+
+    def disconnect(self) -> None:
+        """Stop after some time without the controller: it may have died, or may take this worker for dead."""
+        self._until_s = min(self._until_s, time.monotonic() + self._alone_s)
+
+    def reconnect(self) -> None:
+        """Go on without a time limit: the controller is connected."""
+        self._until_s = math.inf
+
+    def keep(self, tokens: Collection[int], grants: Iterable[SampleLease]) -> None:
+        """Keep only the leases that a controller confirms after a reconnection, and add those that did not arrive.
+
+        Parameters
+        ----------
+        tokens : collection of int
+            Leases that are still this worker's.
+        grants : iterable
+            Each of them. One that is unknown here was granted in a lost message.
+        """
+        self.reconnect()
+        known = {rest.token for rest in self._rests} | self.reports.keys()
+        mine = [rest for rest in self._rests if rest.token in tokens]
+        self._rests = deque([*mine, *(LeaseRest(*grant) for grant in grants if grant.token not in known)])
+
+    def first(self) -> LeaseRest | None:
+        """Return the lease to work on; None if there is none, or the time without a controller is over."""
+        return self._rests[0] if self._rests and time.monotonic() < self._until_s else None
+
+    def is_last(self) -> bool:
+        """Return whether only one lease is left."""
+        return len(self._rests) == 1
+
+    def advance(self, rest: LeaseRest, end: int, report: UpdateDone) -> None:
+        """Shorten a lease to the positions from `end` on, and keep the report of it.
+
+        A lease that has been removed meanwhile stays removed.
+        """
+        if self._rests and self._rests[0] == rest:
+            self._rests.popleft()
+            if end < rest.end:
+                self._rests.appendleft(rest._replace(start=end))
+        self.reports.setdefault(rest.token, []).append(report)
+        while len(self.reports) > REPORTS_KEPT:
+            del self.reports[next(iter(self.reports))]

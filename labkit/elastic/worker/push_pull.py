@@ -1,23 +1,341 @@
-"""What a worker sends to servers: it pushes gradients block by block, and pulls parameters."""
+"""Gradients pushed to the owners of blocks, and parameters pulled from them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.frame_kinds import FrameKind, at
-from labkit.elastic.protocol.messages.blocks import AwaitReplicas, Gradient, Pull
-from labkit.elastic.protocol.messages.codec import encode
+from labkit.elastic.protocol.messages.blocks import (
+    AwaitReplicas,
+    BlocksMoved,
+    Gradient,
+    Pull,
+    ReplicasAdded,
+    ReplicasReady,
+)
+from labkit.elastic.protocol.messages.codec import FrameKind, at, decode, encode
+from labkit.elastic.protocol.messages.orders import OwnedBlock, ReplicasOfBlock
 from labkit.elastic.protocol.summation_tree import Node
-from labkit.elastic.transport import Channel, FrameError, TransportError
-from labkit.elastic.worker.directives import BlockOwners, Extent
-from labkit.elastic.worker.replicas import StepReplicas
+from labkit.elastic.transport import Channel, FrameError, Handler, Head, Message, TransportError
+from labkit.elastic.transport.frames import SHARED
 
 if TYPE_CHECKING:
     from labkit.elastic.transport.shared_arrays import SharedRegions
+
+
+Extent = tuple[int, int]
+"""(first, n): first number of a block in the flat vector, and how many."""
+
+Move = tuple[int, int, str]
+"""(version, moves, owner): the server that owns a block from a version on, with its number of moves."""
+
+
+def unlimited() -> bool:
+    """Wait for nothing: no limit of cores applies."""
+    return False
+
+
+def unweighted() -> None:
+    """Return None: losses are means, without a weight."""
+
+
+class Halted(Exception):  # noqa: N818 - not a failure: training goes on elsewhere
+    """Raised in the training loop when its step must be dropped: training goes back to a checkpoint, or ends."""
+
+
+@dataclass(slots=True)
+class BlockOwners:
+    """The server that owns each block, and the owners that it will have; guarded by the worker's condition.
+
+    Attributes
+    ----------
+    owner : dict
+        Name of the server, by block.
+    moves : dict
+        How often the block has changed its owner. A server that had the block before, and does not have it yet again,
+        parks requests with a later number.
+    known : dict
+        Number of the latest move that the worker knows of, by block.
+    coming : dict
+        Moves at later versions, by block, in order.
+    changed : set
+        Blocks with a new owner that has not been asked for them yet.
+    """
+
+    owner: dict[int, str] = field(default_factory=dict)
+    moves: dict[int, int] = field(default_factory=dict)
+    known: dict[int, int] = field(default_factory=dict)
+    coming: dict[int, list[Move]] = field(default_factory=dict)
+    changed: set[int] = field(default_factory=set)
+
+    def begin(self, rows: Iterable[OwnedBlock]) -> None:
+        """Start from the controller's map: each block with its owner and moves."""
+        for block, owner, moves in rows:
+            self.owner[block] = owner
+            self.moves[block] = self.known[block] = moves
+
+    def schedule(self, block: int, move: Move) -> None:
+        """Add a move at a later version, unless a newer one is known."""
+        version, moves, _ = move
+        if moves > self.known.get(block, -1):
+            self.known[block] = moves
+            before = [known for known in self.coming.get(block, ()) if known[0] < version]
+            self.coming[block] = [*before, move]
+
+    def advance(self, version: int) -> set[int]:
+        """Make the moves that are due at a version; return the blocks."""
+        turned = {block for block, moves in self.coming.items() if moves[0][0] <= version}
+        for block in turned:
+            moves = self.coming.pop(block)
+            while moves and moves[0][0] <= version:
+                _, self.moves[block], self.owner[block] = moves.pop(0)
+            if moves:
+                self.coming[block] = moves
+        return turned
+
+    def correct(self, block: int, owner: str, moves: int, *, missing: Collection[int]) -> None:
+        """Set the present owner of a block; if the block is in `missing`, the new owner is to be asked for it."""
+        if self.owner[block] != owner and block in missing:
+            self.changed.add(block)
+        self.owner[block], self.moves[block] = owner, moves
+        self.known[block] = max(moves, self.known.get(block, -1))
+        self.coming[block] = [later for later in self.coming.pop(block, []) if later[1] > moves]
+        if not self.coming[block]:
+            del self.coming[block]
+
+
+@dataclass(slots=True)
+class Directives:
+    """The controller's latest orders; guarded by the worker's condition.
+
+    Attributes
+    ----------
+    era : int
+        Number of the era.
+    start : int or None
+        Version with which the era begins; None while that is unknown.
+    shards : (int, int)
+        Logical shards of this worker, from the first to before the last.
+    dealt : bool
+        Whether `shards` has changed and the loop has not seen it.
+    hold_at : int or None
+        Version at which the worker pauses until it is ordered to go on.
+    stop : bool
+        Whether training ends at once.
+    afresh : bool
+        Whether the step in progress must be dropped.
+    owners : BlockOwners
+        Servers of the blocks.
+    """
+
+    era: int = 0
+    start: int | None = None
+    shards: tuple[int, int] = (0, 0)
+    dealt: bool = False
+    hold_at: int | None = None
+    stop: bool = False
+    afresh: bool = False
+    owners: BlockOwners = field(default_factory=BlockOwners)
+
+
+One = tuple[str, int]
+"""(server, turn): a replica, by its server and the number of the order that created it."""
+
+
+class ReplicaMap:
+    """The servers besides the owner that receive the gradients of each block.
+
+    The owner of a block announces a replica and its first version before it sends that version to any worker. The
+    controller announces the end of a replica. Each order has a turn, which counts up for each block, so that messages
+    may arrive in any order.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[One, int]] = {}
+        self._settled: dict[int, tuple[int, set[One]]] = {}
+
+    def add(self, name: str, blocks: Iterable[Sequence[int]]) -> None:
+        """Add replicas on a server: (block, first version, turn)."""
+        for block, version, turn in blocks:
+            if self.counts(block, (name, turn)):
+                self._of.setdefault(block, {}).setdefault((name, turn), version)
+
+    def settle(self, rows: Iterable[ReplicasOfBlock], *, begin: bool = False) -> None:
+        """Take the controller's state of blocks; with `begin` add its replicas, for a worker that starts."""
+        for block, upto, replicas in rows:
+            self._settled[block] = upto, {(name, turn) for name, turn in replicas}
+            if begin:
+                for name, turn in replicas:
+                    self.add(name, [(block, 0, turn)])
+        for block, known in self._of.items():
+            for one in [one for one in known if not self.counts(block, one)]:
+                del known[one]
+
+    def counts(self, block: int, one: One) -> bool:
+        """Return whether a replica is valid: not ended by the controller."""
+        upto, known = self._settled.get(block, (-1, set()))
+        return one[1] > upto or one in known
+
+    def at(self, version: int) -> dict[int, set[One]]:
+        """Return the replicas of each block that has any at a version.
+
+        >>> known = ReplicaMap()
+        >>> known.add("ps-1", [(0, 5, 1)])
+        >>> known.at(4), known.at(5)
+        ({}, {0: {('ps-1', 1)}})
+        """
+        followers = {b: {one for one, first in known.items() if first <= version} for b, known in self._of.items()}
+        return {block: those for block, those in followers.items() if those}
+
+
+class StepReplicas:
+    """Replicas that receive this step's gradients, and those that have not acknowledged it.
+
+    Guarded by the worker's condition.
+
+    Attributes
+    ----------
+    known : ReplicaMap
+        All replicas.
+    behind : dict
+        Blocks of each server whose replicas have not made the version that is waited for.
+    again : set
+        Servers to be asked once more.
+    """
+
+    def __init__(self) -> None:
+        self.known = ReplicaMap()
+        self.behind: dict[str, set[int]] = {}
+        self.again: set[str] = set()
+        self._of: dict[int, set[One]] = {}
+
+    def begin(self, version: int, owner: Mapping[int, str]) -> dict[str, list[int]]:
+        """Begin the step from a version to the next; return the blocks to ask each server about."""
+        known = self.known.at(version)
+        self._of = {block: {one for one in those if one[0] != owner.get(block)} for block, those in known.items()}
+        self.behind = self._by_name()
+        self.again.clear()
+        return {name: sorted(blocks) for name, blocks in self.behind.items()}
+
+    def of(self, block: int) -> tuple[str, ...]:
+        """Return the servers besides the owner that receive the gradients of a block."""
+        return tuple(sorted({name for name, _ in self._of.get(block, ())}))
+
+    def _by_name(self) -> dict[str, set[int]]:
+        by_name: dict[str, set[int]] = defaultdict(set)
+        for block, those in self._of.items():
+            for name, _ in those:
+                by_name[name].add(block)
+        return dict(by_name)
+
+    def settle(self, rows: Iterable[ReplicasOfBlock], *, owner: Mapping[int, str], here: Collection[str]) -> None:
+        """Stop waiting for replicas that have ended.
+
+        A replica that has become the owner is still waited for in this step, because no other server may have this
+        worker's gradients. `here` has the servers that exist.
+        """
+        self.known.settle(rows)
+        for block, those in self._of.items():
+            own = {name for name in here if name == owner.get(block)}
+            self._of[block] = {one for one in those if one[0] in own or self.known.counts(block, one)}
+        still = self._by_name()
+        rest = {name: held & still.get(name, set()) for name, held in self.behind.items()}
+        self.again |= {name for name, held in rest.items() if held and held != self.behind[name]}
+        self.behind = {name: held for name, held in rest.items() if held}
+
+    def once_more(self) -> dict[str, list[int]]:
+        """Return the blocks to ask each server about again."""
+        requests = {name: sorted(blocks) for name, blocks in self.behind.items() if name in self.again}
+        self.again.clear()
+        return requests
+
+
+class Receiver(Protocol):
+    """A worker as its connections see it; its methods run in the threads of connections."""
+
+    def place(self, head: Head) -> Vector | None:
+        """Return the slice of the flat vector that a block's parameters are received into; None: not wanted."""
+        ...
+
+    def on_params(self, message: Message) -> None:
+        """Handle the parameters of a block."""
+        ...
+
+    def on_moved(self, notice: BlocksMoved) -> None:
+        """Handle a notice of new owners of blocks."""
+        ...
+
+    def on_replicas_added(self, notice: ReplicasAdded) -> None:
+        """Handle a notice of new replicas."""
+        ...
+
+    def on_replicas_ready(self, server: str, step: int) -> None:
+        """Handle that the replicas of a server have made a version."""
+        ...
+
+    def fetch(self, message: Message) -> bool:
+        """Copy parameters out of a server's memory; return False if they changed during the copy."""
+        ...
+
+
+class FromServers(Handler):
+    """The worker's end of a connection with one server.
+
+    Parameters
+    ----------
+    worker : Receiver
+        The worker.
+    ended : callable, optional
+        Called when the connection has ended, with the reason.
+    exhausted : callable, optional
+        Called when there is no memory for a frame: the worker cannot go on.
+    """
+
+    def __init__(
+        self,
+        worker: Receiver,
+        *,
+        ended: Callable[[Channel, TransportError | None], None] | None = None,
+        exhausted: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._worker, self._ended, self._exhausted = worker, ended, exhausted
+
+    def place(self, head: Head) -> Vector | None:
+        """Return the memory that parameters are received into."""
+        return self._worker.place(head) if head.kind == FrameKind.PARAMS else None
+
+    def exhausted(self, error: BaseException) -> None:
+        """Pass it on: this process cannot go on."""
+        if self._exhausted is not None:
+            self._exhausted(error)
+
+    def received(self, channel: Channel, message: Message) -> None:
+        """Handle a frame."""
+        if message.head.kind == FrameKind.PARAMS:
+            if not message.head.flags & SHARED or self._fetched(channel, message):
+                self._worker.on_params(message)
+        elif message.head.kind == FrameKind.MOVED:
+            self._worker.on_moved(decode(BlocksMoved, message.meta))
+        elif message.head.kind == FrameKind.REPLICAS_ADDED:
+            self._worker.on_replicas_added(decode(ReplicasAdded, message.meta))
+        elif message.head.kind == FrameKind.REPLICAS_READY:
+            self._worker.on_replicas_ready(decode(ReplicasReady, message.meta).server, message.head.step)
+
+    def _fetched(self, channel: Channel, message: Message) -> bool:
+        """Copy parameters out of shared memory; if they changed during the copy, pull them again."""
+        if self._worker.fetch(message):
+            return True
+        channel.send(FrameKind.PULL, step=message.head.step, meta=encode(Pull([message.head.block], [0])))
+        return False
+
+    def closed(self, channel: Channel, reason: TransportError | None) -> None:
+        """Pass it on."""
+        if self._ended is not None:
+            self._ended(channel, reason)
 
 
 class Target(NamedTuple):

@@ -1,27 +1,31 @@
-"""Gradients of a synchronous worker's logical shards: computed with the model, and summed in the order of the tree."""
+"""Gradients of the logical shards of a synchronous worker, summed in the order of the tree, on a flat model."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.core.errors import InputError
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages.reports import (
-    NotFinite,
-    SendReport,
-    ShardLoss,
-    ShardLosses,
-    ShardMetrics,
-)
+from labkit.elastic.protocol.messages import reports
 from labkit.elastic.protocol.summation_tree import Node, cover, halves
-from labkit.elastic.worker.directives import unweighted
-from labkit.elastic.worker.flat import FlatModel
+from labkit.elastic.transport.shared_arrays import SharedRegions
+from labkit.elastic.worker.push_pull import unweighted
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from labkit.elastic.protocol.blocks import Vector
+
 
 LOSSES_KEPT = 512
 """Node sums whose losses are kept, to be reported again to a controller that may not have received them."""
@@ -68,7 +72,7 @@ class ShardGradients:
         loss_of: Callable[[int, int], Any],
         n_shards: int,
         check: Callable[[], None],
-        report: SendReport,
+        report: reports.SendReport,
         finite: bool,
         keep: Callable[[], bool],
         metrics_of: Callable[[], Mapping[str, float]] = dict,
@@ -82,7 +86,7 @@ class ShardGradients:
         self.weights: dict[int, float] = {}
         self.metrics: dict[int, dict[str, float | str]] = {}
         self.busy: tuple[tuple[int, int], float] | None = None
-        self._reported: deque[ShardLosses] = deque(maxlen=LOSSES_KEPT)
+        self._reported: deque[reports.ShardLosses] = deque(maxlen=LOSSES_KEPT)
 
     def missing(self, first: int, last: int) -> list[Node]:
         """Return the nodes that cover the logical shards `first` to before `last` and are in no computed sum."""
@@ -99,15 +103,15 @@ class ShardGradients:
         Losses are reported before the gradient is pushed. If this process dies in between, another worker computes the
         same shards and reports the same losses.
         """
-        self.sums[node] = found = self._sum(node, version, era)
+        self.sums[node] = total = self._sum(node, version, era)
         leaves = range(node.first, node.last)
-        losses = [ShardLoss(leaf, encoded(self.losses[leaf])) for leaf in leaves]
-        metrics = [ShardMetrics(leaf, self.metrics[leaf]) for leaf in leaves if self.metrics[leaf]]
+        losses = [reports.ShardLoss(leaf, encoded(self.losses[leaf])) for leaf in leaves]
+        metrics = [reports.ShardMetrics(leaf, self.metrics[leaf]) for leaf in leaves if self.metrics[leaf]]
         weights = [self.weights[leaf] for leaf in leaves if leaf in self.weights]
-        report = ShardLosses(version, losses, metrics=metrics, weights=weights, era=era)
+        report = reports.ShardLosses(version, losses, metrics=metrics, weights=weights, era=era)
         self._reported.append(report)
         self._report(report)
-        return found
+        return total
 
     def weight(self, node: Node) -> float | None:
         """Return the sum of the weights of a node's leaves, in the order of the tree; None for plain means."""
@@ -130,7 +134,6 @@ class ShardGradients:
         self.metrics.clear()
 
     def _sum(self, node: Node, version: int, era: int) -> Vector:
-        """Return the sum of the gradients of a node's leaves, in the order of the tree."""
         if node.size == 1:
             return self._gradient(node.first, version, era)
         left, right = (self._sum(half, version, era) for half in halves(node))
@@ -139,7 +142,6 @@ class ShardGradients:
         return left
 
     def _gradient(self, leaf: int, version: int, era: int) -> Vector:
-        """Return the gradient of one logical shard, (N,)."""
         self._check()
         gradient = self._flat.borrow()
         self.busy = (version, leaf), time.monotonic()
@@ -157,10 +159,92 @@ class ShardGradients:
         return gradient
 
     def _check_loss(self, leaf: int, version: int, era: int) -> None:
-        """Report a loss that is not finite, and raise NotFiniteError."""
         loss = self.losses[leaf]
         try:
             check_finite(loss, where=f"step {version}, logical shard {leaf}")
         except NotFiniteError:
-            self._report(NotFinite(version, encoded(loss), shard=leaf, era=era))
+            self._report(reports.NotFinite(version, encoded(loss), shard=leaf, era=era))
             raise
+
+
+class FlatModel:
+    """Two versions of all parameters, and a model that uses one of them while the next one arrives.
+
+    Parameters
+    ----------
+    model : Module
+        Its parameters become views of flat vectors; all float32.
+    device : str
+        Device on which the model computes; parameters and gradients are copied to and from a device other than cpu.
+    lender : SharedRegions, optional
+        Shared memory for gradients, so that servers on this host read them in place.
+    """
+
+    def __init__(self, model: nn.Module, *, device: str = "cpu", lender: SharedRegions | None = None) -> None:
+        import torch
+
+        self._torch, self.model, self.device = torch, model.to(device), device
+        self._params = [p for p in model.parameters() if p.requires_grad]
+        self.n = sum(p.numel() for p in self._params)
+        self.versions: tuple[Vector, Vector] = (np.zeros(self.n, np.float32), np.zeros(self.n, np.float32))
+        self.lender = lender
+        self._made: list[Vector] = []
+        self._spare: list[Vector] = []
+        self._grads: dict[int, list[torch.Tensor]] = {}
+        """Views of the gradient vectors, by `id`: creating them for each shard would take time."""
+        local = device == "cpu"
+        self._there = None if local else torch.empty(self.n, device=device)
+        self._grads_there = None if local else torch.zeros(self.n, device=device)
+        if self._there is not None:
+            self._point(self._cut(self._there))
+        self._views = [self._cut(torch.from_numpy(vector)) for vector in self.versions] if local else []
+
+    def _point(self, views: list[torch.Tensor]) -> None:
+        """Make the model's parameters views of a vector."""
+        for p, view in zip(self._params, views, strict=True):
+            p.data = view
+
+    def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        starts = accumulate((p.numel() for p in self._params), initial=0)
+        return [flat[i : i + p.numel()].view(p.shape) for i, p in zip(starts, self._params, strict=False)]
+
+    def use(self, version: int) -> None:
+        """Make the model compute with the parameters of a version."""
+        if self._there is None:
+            self._point(self._views[version % 2])
+        else:
+            self._there.copy_(self._torch.from_numpy(self.versions[version % 2]))
+
+    def gradient(self, loss_of: torch.Tensor, into: Vector) -> None:
+        """Write the gradient of a loss into a vector, (n,) float32."""
+        torch = self._torch
+        there = torch.from_numpy(into) if self._grads_there is None else self._grads_there
+        there.zero_()
+        for p, view in zip(self._params, self._grads.get(id(into)) or self._cut(there), strict=True):
+            p.grad = view
+        loss_of.backward()  # type: ignore[no-untyped-call]
+        if self._grads_there is not None:
+            torch.from_numpy(into).copy_(self._grads_there)
+
+    def borrow(self) -> Vector:
+        """Return a vector for gradients, (n,) float32."""
+        if not self._spare:
+            self._spare.append(self._fresh())
+            self._made.append(self._spare[-1])
+            there = self._torch.from_numpy(self._spare[-1]) if self._grads_there is None else self._grads_there
+            self._grads[id(self._spare[-1])] = self._cut(there)
+        return self._spare.pop()
+
+    def _fresh(self) -> Vector:
+        if self.lender is not None:
+            with contextlib.suppress(InputError):  # without shared memory they are sent
+                return self.lender.vector(self.n)
+        return np.empty(self.n, np.float32)
+
+    def give_back(self, vectors: list[Vector]) -> None:
+        """Reuse vectors."""
+        self._spare += vectors
+
+    def give_all_back(self) -> None:
+        """Reuse all vectors, also those of a sum that was dropped half-way."""
+        self._spare = list(self._made)

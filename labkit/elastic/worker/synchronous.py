@@ -10,8 +10,9 @@ from typing import Any, assert_never
 
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.frame_kinds import at, era_and_version
+from labkit.elastic.protocol.messages import reports
 from labkit.elastic.protocol.messages.blocks import BlocksMoved, ReplicasAdded
+from labkit.elastic.protocol.messages.codec import at, era_and_version
 from labkit.elastic.protocol.messages.orders import (
     AssignShards,
     BeginTraining,
@@ -30,24 +31,11 @@ from labkit.elastic.protocol.messages.orders import (
     Stop,
     TrainingOrder,
 )
-from labkit.elastic.protocol.messages.reports import (
-    FellBehind,
-    Paused,
-    Resumed,
-    SendReport,
-    StateReported,
-    StepDone,
-    TrainingBegun,
-    TrainingDone,
-)
 from labkit.elastic.protocol.summation_tree import Node
 from labkit.elastic.transport import Channel, Head, Message
 from labkit.elastic.transport.shared_arrays import fetch
-from labkit.elastic.worker.directives import Directives, Extent, Halted, unlimited, unweighted
-from labkit.elastic.worker.flat import FlatModel
-from labkit.elastic.worker.push_pull import PushPull
-from labkit.elastic.worker.replicas import StepReplicas
-from labkit.elastic.worker.shard_gradients import ShardGradients
+from labkit.elastic.worker.push_pull import Directives, Extent, Halted, PushPull, StepReplicas, unlimited, unweighted
+from labkit.elastic.worker.shard_gradients import FlatModel, ShardGradients
 
 
 class Worker:
@@ -96,7 +84,7 @@ class Worker:
         n_shards: int,
         n_steps: int,
         channel_of: Callable[[str], Channel],
-        report: SendReport,
+        report: reports.SendReport,
         finite: bool = True,
         keep: Callable[[], bool] = unlimited,
         metrics_of: Callable[[], Mapping[str, float]] = dict,
@@ -159,7 +147,7 @@ class Worker:
                 self._missing.discard(message.head.block)
             elif era == self._orders.era and version > self._wanted and message.head.block in self._missing:
                 self._orders.start, self._orders.afresh = version + 1, True  # the job has gone on without this worker
-                self._report(FellBehind(version, era=era))
+                self._report(reports.FellBehind(version, era=era))
             if self._complete() or self._orders.afresh:
                 self._changed.notify_all()
 
@@ -204,10 +192,10 @@ class Worker:
             self._replicas.again.add(server)
             self._changed.notify_all()
 
-    def state(self) -> StateReported:
-        """Return what a new controller must know."""
+    def state(self) -> reports.StateReported:
+        """Return the state of this worker for a new controller."""
         with self._changed:
-            return StateReported(self.version, self._orders.era, self.training)
+            return reports.StateReported(self.version, self._orders.era, self.training)
 
     def repeat_losses(self) -> None:
         """Report the losses of the last steps again, to a controller that may not have received them."""
@@ -279,7 +267,7 @@ class Worker:
             with self._changed:
                 self.version, self.training = self.version if version is None else version, version is not None
             if version == self.n_steps:
-                self._report(TrainingDone(version, era=self._era))
+                self._report(reports.TrainingDone(version, era=self._era))
                 version = None
 
     def _ends(self) -> bool:
@@ -295,11 +283,10 @@ class Worker:
             version, orders.start, orders.afresh = orders.start, None, False
         self._want(version)
         self._wait_for_version()
-        self._report(TrainingBegun(version, era=self._era))
+        self._report(reports.TrainingBegun(version, era=self._era))
         return version
 
     def _step(self, version: int) -> int:
-        """Do one step; return the next version."""
         self._hold(version)
         began = time.perf_counter()
         self._want(version + 1)
@@ -311,22 +298,20 @@ class Worker:
         return version + 1
 
     def _hold(self, version: int) -> None:
-        """Pause at a version if the controller wants it."""
         orders = self._orders
         if orders.hold_at is None or version < orders.hold_at:
             return
         began = time.perf_counter()
-        self._report(Paused(version))
+        self._report(reports.Paused(version))
         with self._changed:
             self._changed.wait_for(lambda: self._may_go_on(version))
-        self._report(Resumed(version, time.perf_counter() - began))
+        self._report(reports.Resumed(version, time.perf_counter() - began))
 
     def _may_go_on(self, version: int) -> bool:
         orders = self._orders
         return orders.hold_at is None or orders.hold_at > version or orders.stop or orders.afresh
 
     def _want(self, version: int) -> None:
-        """Pull a version of all blocks."""
         with self._changed:
             self._changed.wait_for(lambda: not self._fetching)  # an old copy must not write into the new version
             self._check()
@@ -395,4 +380,4 @@ class Worker:
         n_shards = len(self._gradients.losses)
         self._drop()
         now = time.perf_counter()
-        self._report(StepDone(version, n_shards, computed - began, now - computed, era=self._era))
+        self._report(reports.StepDone(version, n_shards, computed - began, now - computed, era=self._era))

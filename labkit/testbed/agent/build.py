@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from labkit.elastic.forkserver import client as forks
-from labkit.elastic.forkserver import order as fork_order
-from labkit.elastic.forkserver import place as fork_place
+from labkit.elastic.forkserver import protocol as fork_protocol
 from labkit.system import unix_sockets
 from labkit.system.release import installed
 
@@ -17,7 +16,7 @@ from labkit.system.release import installed
 def build() -> str:
     """Return a digest of the sources of this package and of the modules that it uses."""
     digest = hashlib.sha256()
-    used = [Path(str(module.__file__)) for module in (unix_sockets, forks, fork_order, fork_place)]
+    used = [Path(str(module.__file__)) for module in (unix_sockets, forks, fork_protocol)]
     for path in [*sorted(Path(__file__).parent.glob("*.py")), *used]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from labkit.elastic.forkserver import client as forks
-from labkit.elastic.forkserver import order as fork_order
-from labkit.elastic.forkserver.place import ROOT, ForkError
+from labkit.elastic.forkserver import protocol as fork_protocol
+from labkit.elastic.forkserver.protocol import ROOT, ForkError
 from labkit.system.proc import Identity
 from labkit.testbed.agent.places import LOG
 from labkit.testbed.agent.spawn import TO_LOG, SpawnRequest
@@ -38,7 +38,7 @@ def fork(order: SpawnRequest, *, log: Callable[[str], None]) -> forks.ForkedProc
     if not _is_ours(order):
         return None
     allowed = sorted(os.sched_getaffinity(0) if order.cores is None else order.cores)
-    asked = fork_order.ForkOrder(
+    asked = fork_protocol.ForkOrder(
         list(order.argv), dict(order.env), str(order.folder), allowed, order.nice, umask=UMASK
     )  # fmt: skip
     try:
@@ -51,7 +51,7 @@ def fork(order: SpawnRequest, *, log: Callable[[str], None]) -> forks.ForkedProc
 def _is_ours(order: SpawnRequest) -> bool:
     """Return whether a task is a program of the same labkit and the same Python as the agent."""
     words = list(order.argv[:3])
-    if len(words) < 3 or words[:2] != [sys.executable, "-m"] or words[2] not in fork_order.MODULES:
+    if len(words) < 3 or words[:2] != [sys.executable, "-m"] or words[2] not in fork_protocol.MODULES:
         return False
     given = order.env.get("PYTHONPATH")
     return given == os.environ.get("PYTHONPATH") or (given or "").split(os.pathsep)[0] == str(ROOT)

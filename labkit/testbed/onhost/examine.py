@@ -29,7 +29,7 @@ PATIENCE_S = 3.0
 CHUNK = 1 << 18
 TORCH_S = 60.0
 TORCH = "import torch; print(torch.__version__, torch.cuda.device_count())"
-LIMITS = "from labkit.elastic.process.limits import told; print(told())"
+LIMITS = "from labkit.elastic.process.limits import describe_limits; print(describe_limits())"
 GPUS = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
 
 

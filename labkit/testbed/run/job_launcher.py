@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from labkit.elastic.controller.placement import JobPlacement
-from labkit.elastic.forkserver.place import SWITCH
+from labkit.elastic.forkserver.protocol import SWITCH
 from labkit.testbed.agent.errors import AgentError, AgentRefused
 from labkit.testbed.errors import HostError
 from labkit.testbed.run.agent_pool import AgentPool

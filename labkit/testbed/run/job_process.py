@@ -102,7 +102,7 @@ def start_after_predecessor(request: JobRequest, folder: Path) -> Job:
     LabkitError
         If the earlier job has not ended after `PREDECESSOR_S` (it ends with its parent), or the job cannot start.
     """
-    from labkit.elastic.job_folder import RunningError
+    from labkit.elastic.job_start import RunningError
 
     until, pause = time.monotonic() + PREDECESSOR_S, threading.Event()
     while True:
@@ -196,7 +196,7 @@ def _cause(error: LabkitError) -> Cause:
 
 def _own(error: LabkitError) -> bool:
     """Return whether a job would fail like that on any host: what it is to train is wrong."""
-    from labkit.elastic.job_folder import RunningError
+    from labkit.elastic.job_start import RunningError
 
     return isinstance(error, InputError) and not isinstance(error, RunningError)
 

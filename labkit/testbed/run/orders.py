@@ -125,7 +125,7 @@ class HostHomeReply:
 
 @dataclass(frozen=True, slots=True)
 class StatusReply:
-    """Phase, step and members of a job: see `labkit.elastic.job_status.Status`."""
+    """Phase, step and members of a job: see `labkit.elastic.job.Status`."""
 
     phase: str
     step: int

@@ -125,7 +125,7 @@ class TrainingTable:
             With the first unknown model, and the known ones.
         """
         from labkit.elastic import models
-        from labkit.elastic.controller.strategies import checked_strategy
+        from labkit.elastic.controller.controller_state import checked_strategy
 
         checked_strategy(self.strategy)
         if odd := next((name for name in self.scripts if name not in jobs.models), None):

@@ -21,7 +21,7 @@ from labkit.elastic.protocol.summation_tree import Node
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.optimizers import optimizer as by_name
 from labkit.elastic.shards import logical_batches
-from labkit.elastic.worker.flat import FlatModel
+from labkit.elastic.worker.shard_gradients import FlatModel
 
 SAMPLES, BATCH, SHARDS = 128, 32, 8
 RATES = {"sgd": 2.0**-4, "momentum": 2.0**-5, "adam": 2.0**-8}

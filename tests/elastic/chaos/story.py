@@ -26,7 +26,7 @@ import pytest
 from labkit.elastic import Job, JobError, Result, start
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.process.fault_injection import InjectedFault
-from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.protocol.program import Spec
 from labkit.elastic.shards import prove
 from labkit.elastic.transport import Scheme
 from tests.elastic.chaos import probe

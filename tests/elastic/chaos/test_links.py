@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from labkit.elastic.process import fault_injection as fault
-from labkit.elastic.protocol.frame_kinds import FrameKind
+from labkit.elastic.protocol.messages.codec import FrameKind
 from labkit.elastic.transport import Address
 from tests.elastic.chaos.story import Story, many
 from tests.elastic.transport.proxy import Proxy

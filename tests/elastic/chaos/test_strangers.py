@@ -10,10 +10,9 @@ import sys
 import numpy as np
 import pytest
 
-from labkit.elastic.protocol.frame_kinds import FrameKind
 from labkit.elastic.protocol.messages import codec
 from labkit.elastic.protocol.messages.clients import StopJob
-from labkit.elastic.protocol.messages.greeting import hello
+from labkit.elastic.protocol.messages.codec import FrameKind, hello
 from labkit.elastic.transport import Access, Address, Handler, TransportError, connect
 from labkit.elastic.transport.frames import Head, encode
 from tests.elastic.chaos.story import Story, many

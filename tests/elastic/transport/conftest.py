@@ -22,7 +22,7 @@ from labkit.elastic.transport import (
     connect,
     new_token,
 )
-from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS
+from labkit.elastic.transport.connection_limits import DEFAULT_LEASE, DEFAULT_LIMITS
 from tests.elastic.transport.ends import Noting
 
 SCHEMES = ["shm", "unix", "tls", "tcp"]

@@ -11,11 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from labkit.core.errors import InputError
-from labkit.elastic.transport.address import Address
-from labkit.elastic.transport.dial import connected
+from labkit.elastic.transport.connection_limits import DEFAULT_LEASE, DEFAULT_LIMITS
+from labkit.elastic.transport.endpoints import Address, bound, connected
 from labkit.elastic.transport.frames import HEADER, unpack
-from labkit.elastic.transport.listen import bound
-from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS
 
 CHUNK_BYTES = 64 * 1024
 

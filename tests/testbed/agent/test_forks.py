@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.elastic.forkserver import place as fork_place
+from labkit.elastic.forkserver import protocol as fork_protocol
 from labkit.system.proc import Stat
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.measure import Reading
@@ -29,14 +29,14 @@ def _same_paths(monkeypatch):
 def env(tmp_path):
     """What tasks are given: a fork server of their own, which ends with the test."""
     folder = tmp_path / "forks"
-    yield {fork_place.FOLDER: str(folder), "OMP_NUM_THREADS": "1"}
+    yield {fork_protocol.FOLDER: str(folder), "OMP_NUM_THREADS": "1"}
     for pid in servers(folder):
         os.kill(pid, signal.SIGKILL)
 
 
 def ready(env: dict[str, str]) -> bool:
     """Return whether a fork server serves."""
-    return bool(list(Path(env[fork_place.FOLDER]).glob("*.sock")))
+    return bool(list(Path(env[fork_protocol.FOLDER]).glob("*.sock")))
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def parent(pid: int) -> int:
 
 def test_a_task_of_labkit_is_forked_and_is_found_measured_and_ended_as_any(warm, env, tmp_path, folder):
     pid = warm.start("run", task="a", argv=job(tmp_path / "job", WAITS), env=env, nice=3).pid
-    assert [parent(pid)] == servers(Path(env[fork_place.FOLDER]))
+    assert [parent(pid)] == servers(Path(env[fork_protocol.FOLDER]))
     shown = environment(pid)
     assert (shown["LABKIT_RUN"], shown["LABKIT_TASK"], shown["LABKIT_FOLDER"]) == ("run", "a", str(folder))
     assert os.readlink(f"/proc/{pid}/cwd") == str(folder / "runs" / "run" / "a")
@@ -90,7 +90,7 @@ def test_its_code_is_known_to_the_next_agent_too(warm, env, tmp_path, dial, fold
 
 def test_when_the_fork_server_is_killed_its_tasks_go_on_and_their_end_is_seen(warm, env, tmp_path):
     pid = warm.start("run", task="a", argv=job(tmp_path / "job", WAITS), env=env).pid
-    (server,) = servers(Path(env[fork_place.FOLDER]))
+    (server,) = servers(Path(env[fork_protocol.FOLDER]))
     os.kill(server, signal.SIGKILL)
     wait_for(lambda: not runs(server))
     assert runs(pid)

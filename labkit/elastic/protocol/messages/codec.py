@@ -1,4 +1,7 @@
-"""The one encoder and decoder of messages and files between processes of a job.
+"""Encoding of messages and frames: kinds, versions, the greeting of a connection, and JSON files.
+
+`Head.block` is the number of a parameter block. `Head.step` is a version, the number of updates of the parameters, with
+the era in its upper bits. An era begins when training returns to a checkpoint; frames of another era are ignored.
 
 A message is sent as its name, a space, and its fields as a JSON object: `OwnsBlock {"block":3,"version":7,"moves":1}`.
 Fields that have their default are left out. A receiver names the messages that it takes, and what arrives is one of
@@ -7,12 +10,69 @@ these with all fields checked, or refused. A file has the JSON object alone, wit
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cache
+from pathlib import Path
 from types import UnionType
 from typing import Any, Final, TypeVar, get_args, overload
 
-from labkit.elastic.protocol.messages.struct import Struct
-from labkit.elastic.transport import FrameError
+from labkit.core.errors import InputError
+from labkit.elastic.protocol.messages.struct import Count, Struct, Text
+from labkit.elastic.transport import AccessError, FrameError, Peer
+
+STEP_BITS: Final = 40
+
+
+class FrameKind(IntEnum):
+    """Kinds of frames, and the message in their meta part; w: worker, s: server, c: controller, l: launcher of a host.
+
+    The messages are in `labkit.elastic.protocol.messages`.
+    """
+
+    PUSH = 16
+    """w to s: `Gradient` of a block; `offset` is the node of the summation tree, or the worker's number if async."""
+    PULL = 17
+    """w to s: `Pull`, a request for blocks, to be answered when they have reached a version."""
+    PARAMS = 18
+    """s to w: the parameters of a block, without a message."""
+    MOVED = 19
+    """s to w: `BlocksMoved`, the new owner of blocks."""
+    STATE = 20
+    """s to s, c to s: `BlockState` with a block; a request that is answered when the block is installed."""
+    SNAPSHOT = 21
+    """s to c: `BlockState` with a copy of a block; `offset` is the turn of the order that asked for it."""
+    REPLICAS_ADDED = 22
+    """s to w: `ReplicasAdded`, a server with replicas of blocks from a version on."""
+    AWAIT_REPLICAS = 23
+    """w to s: `AwaitReplicas`, a request to answer when replicas have reached a version."""
+    REPLICAS_READY = 24
+    """s to w: `ReplicasReady`, the answer to AWAIT_REPLICAS."""
+    PUSH_REPLICA = 25
+    """w to s: as PUSH, to a server with a replica; it keeps gradients that come before the block."""
+    ORDER = 32
+    """c to w and s: one of `orders.Order`; c to l: one of `launchers.LauncherOrder`."""
+    REPORT = 33
+    """w and s to c: one of `reports.Report`; l to c: one of `launchers.LauncherReport`."""
+    CLIENT_REQUEST = 34
+    """Client to c: one of `clients.ClientRequest`; a request that is answered."""
+
+
+def at(era: int, version: int) -> int:
+    """Return a version and its era as one number.
+
+    >>> era_and_version(at(2, 17))
+    (2, 17)
+    """
+    return era << STEP_BITS | version
+
+
+def era_and_version(step: int) -> tuple[int, int]:
+    """Return era and version of such a number."""
+    return step >> STEP_BITS, step & ((1 << STEP_BITS) - 1)
+
 
 VERSION: Final = 1
 """Version of the messages, which both ends of a connection name in their greeting: increase it with every change."""
@@ -151,7 +211,6 @@ def _adapter(kind: Any) -> Any:
 
 @cache
 def _by_name(kinds: Any) -> dict[bytes, Any]:
-    """Return the classes of a union by their names on the wire."""
     return {kind.__name__.encode(): kind for kind in get_args(kinds) or (kinds,)}
 
 
@@ -174,3 +233,99 @@ def _invalid(name: str, error: ValueError, *, show_value: bool) -> str:
 
 def _line(error: ValueError) -> str:
     return " ".join(str(error).split())[:300]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Struct):
+    """The greeting of a process.
+
+    Attributes
+    ----------
+    name, role : str
+        Name of the process; "server", "worker", "host" (a launcher), "client" or "controller".
+    version : int
+        Version of the messages that it sends.
+    pid : int
+        Process number on its host.
+    address : str
+        At which other members reach it; "": they do not.
+    unable : str
+        Why it cannot do its part; "": it can.
+    token : str
+        Of the controller: the key of connections in clear.
+    """
+
+    name: Text
+    role: Text
+    version: Count
+    pid: Count = 0
+    address: Text = ""
+    unable: Text = ""
+    token: Text = field(default="", repr=False)
+
+
+def hello(
+    name: str, role: str, *, pid: int = 0, address: str = "", unable: str = "", token: str = ""
+) -> Mapping[str, object]:
+    """Return the greeting of this process, as the transport sends it.
+
+    >>> hello("worker-0", "worker", pid=7)
+    {'name': 'worker-0', 'role': 'worker', 'version': 1, 'pid': 7}
+    """
+    message = Hello(name, role, VERSION, pid, address, unable, token)
+    fields: dict[str, object] = json.loads(to_json(message, defaults=False))
+    return fields
+
+
+def greeted(peer: Peer) -> Hello:
+    """Return the greeting of a peer.
+
+    Raises
+    ------
+    AccessError
+        If it is malformed, or its process sends messages of another version.
+    """
+    try:
+        message = from_json(Hello, json.dumps(dict(peer.hello)).encode())
+    except MessageError as error:
+        raise AccessError(f"the greeting is malformed: {error}") from None
+    if message.version != VERSION:
+        raise AccessError(
+            f"{message.name[:60]} sends messages of version {message.version}, and this process of version {VERSION}: "
+            "install the same labkit on all hosts."
+        )
+    return message
+
+
+S = TypeVar("S", bound=Struct)
+
+
+class JobFileError(InputError):
+    """A file of a job that is damaged, or of another version of labkit."""
+
+
+def save_struct(path: Path, value: Struct) -> None:
+    """Write a struct into a file."""
+    path.write_bytes(to_json(value))
+
+
+def load_struct(path: Path, kind: type[S]) -> S:
+    """Read a struct from a file.
+
+    Raises
+    ------
+    JobFileError
+        If it has no such struct: the message names the file, the field and its value.
+    """
+    try:
+        return from_json(kind, path.read_bytes(), show_value=True)
+    except MessageError as error:
+        raise damaged(path, str(error)) from None
+
+
+def damaged(path: Path, fault: str) -> JobFileError:
+    """Return the error of a file with a fault: a field, its value, and what was expected."""
+    return JobFileError(
+        f"{path} is damaged, or of another version of labkit: {fault.removesuffix('.')}; start the job in its folder "
+        "again, and it goes on from the newest checkpoint."
+    )

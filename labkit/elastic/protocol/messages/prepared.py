@@ -9,13 +9,11 @@ from labkit.elastic.protocol.messages.blocks import (
     ReplicasAdded,
     ReplicasReady,
 )
-from labkit.elastic.protocol.messages.clients import ClientAnswer, ClientRequest
-from labkit.elastic.protocol.messages.codec import warm
-from labkit.elastic.protocol.messages.greeting import Hello
-from labkit.elastic.protocol.messages.launchers import LauncherOrder, LauncherReport
+from labkit.elastic.protocol.messages.clients import ClientAnswer, ClientRequest, LauncherOrder, LauncherReport
+from labkit.elastic.protocol.messages.codec import Hello, warm
 from labkit.elastic.protocol.messages.orders import Order
 from labkit.elastic.protocol.messages.reports import Report
-from labkit.elastic.protocol.spec import Spec
+from labkit.elastic.protocol.program import Spec
 
 warm(Order, Report, LauncherOrder, LauncherReport, ClientRequest, ClientAnswer, Hello, Spec)
 warm(Gradient, Pull, BlocksMoved, BlockState, ReplicasAdded, ReplicasReady, AwaitReplicas)

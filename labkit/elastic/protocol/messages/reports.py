@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Any, ClassVar, Final, NamedTuple
 
 from labkit.elastic.protocol.messages.struct import Count, Loss, Metrics, Number, Struct, Text, Whole
 
@@ -412,3 +413,25 @@ Report = WorkerReport | BlockReport | ProcessReport
 
 SendReport = Callable[[Report], None]
 """Sends the controller a report."""
+
+
+NOTHING: Final[tuple[object, ...]] = (None, {}, [])
+"""Values of an optional field that a report does not have."""
+
+
+def columns_of(report: Report) -> dict[str, Any]:
+    """Return the columns of the event that a report becomes: its fields, without optional ones that it does not have.
+
+    >>> from labkit.elastic.protocol.messages.reports import Paused
+    >>> columns_of(Paused(7, era=2))
+    {'era': 2, 'version': 7}
+    """
+    kind: Any = type(report)
+    values = ((name, getattr(report, name), optional) for name, optional in _fields(kind))
+    return {name: value for name, value, optional in values if value not in NOTHING or not optional}
+
+
+@cache
+def _fields(kind: Any) -> list[tuple[str, bool]]:
+    """Return the fields of a report, and whether they are optional: None or empty by default."""
+    return [(field.name, field.default is None or field.default_factory is not MISSING) for field in fields(kind)]

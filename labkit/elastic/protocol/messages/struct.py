@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from annotated_types import Ge, Le, Len
 
@@ -31,3 +31,9 @@ class Struct:
     __pydantic_config__: ClassVar[dict[str, Any]] = {
         "strict": True, "extra": "forbid", "ser_json_inf_nan": "constants",
     }  # fmt: skip
+
+
+Role = Literal["server", "worker"]
+
+HERE: Final = "here"
+"""Name of the site, and of the host, of all members of a job without sites."""
