@@ -234,11 +234,11 @@ def shape(c: Context, inventory: str = "", rate: str = "") -> bool:
 @task(help={**WHERE, "seconds": "For each pair of hosts."})
 def bench(c: Context, inventory: str = "", seconds: float = 1.0) -> bool:
     """Measure the link between each two hosts."""
-    from labkit.testbed.profiling.links import measure
+    from labkit.testbed.profiling.links import measure_links
     from labkit.testbed.terminal import show_frame
 
     with fleet(c, inventory) as hosts:
-        measured = measure(hosts, seconds=seconds)
+        measured = measure_links(hosts, seconds=seconds)
     show_frame(measured)
     return not measured["error"].any()
 

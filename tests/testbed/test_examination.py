@@ -26,7 +26,7 @@ from labkit.testbed.doctor.findings import (
 from labkit.testbed.doctor.probe import visit
 from labkit.testbed.install.provision import install
 from labkit.testbed.inventory import Inventory, Machine
-from labkit.testbed.profiling.links import measure
+from labkit.testbed.profiling.links import measure_links
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.ssh.replies import Deployed, Dialled, HostFacts, Torch
 from labkit.topology.inventory import Host
@@ -183,7 +183,7 @@ def test_the_door_of_the_examination_says_nothing_to_strangers_and_closes_with_i
 
 def test_links_are_measured_for_each_pair(bed):
     with Fleet(bed.only("h0,h1,h2")) as fleet:
-        frame = measure(fleet, seconds=0.05)
+        frame = measure_links(fleet, seconds=0.05)
     assert len(frame) == 6
     assert (frame["gbps"] > 0.01).all()
     assert (frame["error"] == "").all()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from labkit.testbed.agent.daemon import IDLE_S, Daemon, fault_line, inherited, listen, lock
-from labkit.testbed.agent.journal import NAME
+from labkit.testbed.agent.journal import JOURNAL
 from labkit.testbed.agent.places import own_folder
 from labkit.testbed.agent.spawn import BED
 from labkit.testbed.agent.wire import Refusal
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _in_background(lambda: _serve(asked.folder, asked.idle_s, writing))
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        line = pipe.readline() or json.dumps(fault_line(Refusal("fault", f"the agent did not start; see {NAME}")))
+        line = pipe.readline() or json.dumps(fault_line(Refusal("fault", f"the agent did not start; see {JOURNAL}")))
     print(line.strip(), flush=True)
     return 1 if "fault" in json.loads(line) else 0
 

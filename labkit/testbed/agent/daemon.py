@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.system.unix_sockets import reached
-from labkit.testbed.agent import logs
 from labkit.testbed.agent.adoption import adopt
 from labkit.testbed.agent.build import build
 from labkit.testbed.agent.connections import ClientConnection, accept
 from labkit.testbed.agent.journal import AgentJournal
+from labkit.testbed.agent.logs import bound_log
 from labkit.testbed.agent.loop import Loop
 from labkit.testbed.agent.places import LOCK, SOCKET, STATE, call, read_json, write_whole
 from labkit.testbed.agent.processes import Key
@@ -200,7 +200,7 @@ class Daemon:
         for run in self.runs:
             run.events.flush()
             for task in run.record.running:
-                logs.bound(run.folder / task.name)
+                bound_log(run.folder / task.name)
         if not self._folder_is_ours():
             self._give_up()
         elif self._connections or self.runs.busy or any(not run.record.over for run in self.runs):

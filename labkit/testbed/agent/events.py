@@ -15,7 +15,7 @@ from labkit.testbed.agent.wire import now_s, pack, wall_s
 RESERVE: Final = 1 << 16
 """Bytes of disk that are reserved for later events, so that they can be written to a full disk."""
 
-TAIL: Final = 1 << 16
+LAST_BYTES: Final = 1 << 16
 
 KEEP_SIZE, PUNCH_HOLE = 1, 2
 
@@ -97,7 +97,7 @@ class EventFile:
 def _recover(file: int) -> tuple[int, int, str]:
     """Return the length of the complete lines, and number and kind of the last event; cut off the rest."""
     n_bytes = os.fstat(file).st_size
-    data = os.pread(file, TAIL, max(0, n_bytes - TAIL))
+    data = os.pread(file, LAST_BYTES, max(0, n_bytes - LAST_BYTES))
     whole = data[: data.rfind(b"\n") + 1]
     size = n_bytes - len(data) + len(whole)
     os.ftruncate(file, size)

@@ -9,33 +9,33 @@ from typing import Final
 from labkit.testbed.agent.events import KEEP_SIZE, PUNCH_HOLE, allocate
 from labkit.testbed.agent.places import LOG
 
-LIMIT: Final = 8 << 20
+LOG_LIMIT: Final = 8 << 20
 """Most bytes of disk for a log, checked each second."""
 
-HEAD: Final = 64 << 10
-TAIL: Final = LIMIT // 2
+LOG_HEAD: Final = 64 << 10
+LOG_TAIL: Final = LOG_LIMIT // 2
 PAGE: Final = 4096
 
 
-def bound(folder: Path) -> None:
+def bound_log(folder: Path) -> None:
     """Cut the log in the folder of a task if it takes too much disk."""
     path = folder / LOG
     try:
         found = path.lstat()
-        if found.st_blocks * 512 <= LIMIT:
+        if found.st_blocks * 512 <= LOG_LIMIT:
             return
         file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return
     try:
-        cut(file, size=found.st_size)
+        cut_middle(file, size=found.st_size)
     finally:
         os.close(file)
 
 
-def cut(file: int, *, size: int) -> None:
+def cut_middle(file: int, *, size: int) -> None:
     """Give the middle of a file back to the disk: offsets stay, and reads find a hole."""
-    end = (size - TAIL) // PAGE * PAGE
-    if end <= HEAD or allocate(file, KEEP_SIZE | PUNCH_HOLE, HEAD, end - HEAD):
+    end = (size - LOG_TAIL) // PAGE * PAGE
+    if end <= LOG_HEAD or allocate(file, KEEP_SIZE | PUNCH_HOLE, LOG_HEAD, end - LOG_HEAD):
         return
     os.ftruncate(file, 0)  # no holes on this file system: begin again

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from labkit.system.proc import stat
-from labkit.testbed.agent import logs
 from labkit.testbed.agent.ending import TaskReaper
 from labkit.testbed.agent.forks import fork
 from labkit.testbed.agent.keys import forget_keys
+from labkit.testbed.agent.logs import bound_log
 from labkit.testbed.agent.loop import Loop
 from labkit.testbed.agent.places import LABEL, RESULT, RUNS, TASK_SOCKET, inside, put_file
 from labkit.testbed.agent.processes import Key, TaskProcesses
@@ -222,7 +222,7 @@ class AgentRuns:
         task = here.record.tasks[key.task]
         task.phase, task.ended_s = Phase.ENDED, wall_s()
         task.code, task.signal, task.how = code, signal_name, how
-        logs.bound(here.folder / task.name)
+        bound_log(here.folder / task.name)
         here.record_event("ended", task=task.name, code=code, signal=signal_name, how=how)
         self.close_if_done(here)
 

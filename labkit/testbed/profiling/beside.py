@@ -27,14 +27,14 @@ def beside_load(
             if alone is not None:
                 with load(stage, host, k):
                     shared = pace(trainee, least_s=SHARED_S)
-                rows.append(_row(str(kind), f"load-{k}", alone, shared, co_cores=float(k), co_weight=float(k)))
+                rows.append(_load_sample(str(kind), f"load-{k}", alone, shared, co_cores=float(k), co_weight=float(k)))
         except (LabkitError, OSError) as error:
             found.notes.append(f"{kind} beside {k} busy cores: {error}")
         say(f"{kind} beside {k} busy cores")
     return rows
 
 
-def _row(
+def _load_sample(
     job: str, beside: str, alone: GangPace, shared: GangPace, *, co_cores: float, co_weight: float
 ) -> ColocationSample:
     numbers = {

@@ -103,7 +103,7 @@ def _joined(
     rows = [_change("start", new, others, took_s, costs, n_new=n_new, busy_cores=paces[-1].busy_cores)]
     for member, pace in zip(members, paces, strict=True):
         beside = [other for other in members if other is not member]
-        rows.append(_row(member, beside, what="step", alone_s=member.alone.step_s, shared_s=pace.step_s,
+        rows.append(_sample(member, beside, what="step", alone_s=member.alone.step_s, shared_s=pace.step_s,
                          cores=member.alone.cores, weight=member.alone.weight, busy_cores=pace.busy_cores))  # fmt: skip
     return [row for row in rows[cold:] if row is not None]
 
@@ -135,11 +135,11 @@ def _change(
     if alone_s <= 0:
         return None
     cores = cost.cpu_s / cost.seconds
-    return _row(member, others, what=what, alone_s=alone_s, shared_s=took_s, cores=cores,
+    return _sample(member, others, what=what, alone_s=alone_s, shared_s=took_s, cores=cores,
                 weight=weight_of(what, cores, n_new=n_new), busy_cores=busy_cores)  # fmt: skip
 
 
-def _row(
+def _sample(
     member: ColocatedJob, beside: Sequence[ColocatedJob], *, what: What, alone_s: float, shared_s: float, cores: float,
     weight: float, busy_cores: float = 0.0,
 ) -> ColocationSample:  # fmt: skip

@@ -25,7 +25,7 @@ class Link(NamedTuple):
     error: str = ""
 
 
-def measure(fleet: Fleet, *, seconds: float = 1.0) -> pd.DataFrame:
+def measure_links(fleet: Fleet, *, seconds: float = 1.0) -> pd.DataFrame:
     """Send from every host to every other, one pair after the other, over one TCP connection without encryption.
 
     Parameters

@@ -20,7 +20,7 @@ from labkit.testbed.profiling.beside import beside_load
 from labkit.testbed.profiling.cores import pools
 from labkit.testbed.profiling.crowd import SIZE, crowd
 from labkit.testbed.profiling.gangs import MeasuredKind, walk
-from labkit.testbed.profiling.links import measure as measure_links
+from labkit.testbed.profiling.links import measure_links
 from labkit.testbed.profiling.stage import ProfilingSession
 from labkit.testbed.run.training import TrainingTable
 

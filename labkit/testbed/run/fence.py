@@ -17,7 +17,7 @@ from labkit.testbed.agent.fences import MOST_TEXT
 from labkit.testbed.agent.shapes import Leader, readable
 
 LOOK_S: Final = 0.25
-PATIENCE_S: Final = 10.0
+GONE_S: Final = 10.0
 """Seconds in which a process that is gone must be seen to be: its connections end, or nothing more comes over them."""
 
 
@@ -101,7 +101,7 @@ class RunFence:
     def _refuse_living(self, agents: Mapping[str, Agent], leaders: Mapping[str, Leader]) -> None:
         """Raise if the process that led last still does: an order of it came just now, or its connections stay open."""
         looked, still = threading.Event(), {host: led for host, led in leaders.items() if led.there}
-        for _ in range(round(PATIENCE_S / LOOK_S)):
+        for _ in range(round(GONE_S / LOOK_S)):
             if not still:
                 return
             looked.wait(LOOK_S)

@@ -88,12 +88,12 @@ class CopySource:
                 yield chunk
 
 
-def there(path: str, machine: Machine) -> str:
+def remote_path(path: str, machine: Machine) -> str:
     """Return a path on a host; a relative path is below the machine's folder."""
     return path if path.startswith(("/", "~/")) else machine.path(path)
 
 
-def put(begin: Begin, source: CopySource, target: str, *, timeout_s: float) -> None:
+def put_file(begin: Begin, source: CopySource, target: str, *, timeout_s: float) -> None:
     """Write a file on a host, first under a temporary name; make missing folders.
 
     Raises
@@ -104,10 +104,10 @@ def put(begin: Begin, source: CopySource, target: str, *, timeout_s: float) -> N
         As `RemoteCommand.run`.
     """
     call = begin(["/bin/sh", "-c", PUT, "sh", target, secrets.token_hex(4), str(source.size), f"{source.mode:o}"], None)
-    _checked(call.run(timeout_s=timeout_s, stdin=source.chunks()), f"write {target}")
+    _check_completed(call.run(timeout_s=timeout_s, stdin=source.chunks()), f"write {target}")
 
 
-def get(begin: Begin, python: str, source: str, target: Path, *, timeout_s: float) -> int:
+def get_file(begin: Begin, python: str, source: str, target: Path, *, timeout_s: float) -> int:
     """Read a file from a host, first under a temporary name; return its size.
 
     Parameters
@@ -123,7 +123,7 @@ def get(begin: Begin, python: str, source: str, target: Path, *, timeout_s: floa
         As `RemoteCommand.run`.
     """
     beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
-    with _told(f"write {target} here"):
+    with _named_errors(f"write {target} here"):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with beside.open("xb") as here:
@@ -136,7 +136,7 @@ def get(begin: Begin, python: str, source: str, target: Path, *, timeout_s: floa
                         raise FileError(f"cannot read {source}: it has more than {MOST_BYTES / 1e9:g} GB.")
 
                 done = begin([python, "-c", program("give"), source], sink).run(timeout_s=timeout_s)
-            _checked(done, f"read {source}")
+            _check_completed(done, f"read {source}")
             sent = SENT.search(done.stderr)
             if sent is None or (written[0], found.hexdigest()) != (int(sent[1]), sent[2].decode()):
                 raise FileError(f"cannot read {source}: {written[0]} bytes came that are not what was sent (SHA-256).")
@@ -146,15 +146,15 @@ def get(begin: Begin, python: str, source: str, target: Path, *, timeout_s: floa
     return written[0]
 
 
-def _checked(done: CompletedCommand, what: str) -> None:
+def _check_completed(done: CompletedCommand, what: str) -> None:
     if done.exited != 0:
         why = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.exited}"]
         raise FileError(f"cannot {what}: {readable(why[0])}.")
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Tell errors of files here in our words."""
+def _named_errors(what: str) -> Iterator[None]:
+    """Convert errors of files here to FileError."""
     try:
         yield
     except OSError as error:

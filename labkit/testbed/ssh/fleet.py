@@ -15,11 +15,11 @@ import paramiko
 from labkit.core.errors import InputError
 from labkit.testbed.errors import CutError, HostError, ShellError
 from labkit.testbed.inventory import Inventory, Machine
-from labkit.testbed.ssh import files
 from labkit.testbed.ssh.answers import Answers, HostAnswer
 from labkit.testbed.ssh.closing import close
 from labkit.testbed.ssh.command import RemoteCommand, StopRequest
 from labkit.testbed.ssh.connect import CONNECT_S, SshConnection
+from labkit.testbed.ssh.files import Begin, CopySource, get_file, put_file, remote_path
 from labkit.testbed.ssh.parallel import awaited
 from labkit.testbed.ssh.stream import RemoteStream
 
@@ -151,11 +151,11 @@ class Fleet:
         mode : int, optional
             Of the file there; by default as here, and 0600 for bytes.
         """
-        content = files.CopySource.of(source, mode=mode)
+        content = CopySource.of(source, mode=mode)
 
         def one(machine: Machine, stop: StopRequest) -> HostAnswer:
             begin = self._beginner(machine, stop)
-            self._twice(lambda: files.put(begin, content, files.there(target, machine), timeout_s=timeout_s))
+            self._twice(lambda: put_file(begin, content, remote_path(target, machine), timeout_s=timeout_s))
             return HostAnswer(machine.name, exited=0)
 
         return self._each(one, only)
@@ -175,7 +175,7 @@ class Fleet:
             target = Path(folder) / machine.name / PurePosixPath(source).name
             begin = self._beginner(machine, stop)
             self._twice(
-                lambda: files.get(begin, machine.python, files.there(source, machine), target, timeout_s=timeout_s)
+                lambda: get_file(begin, machine.python, remote_path(source, machine), target, timeout_s=timeout_s)
             )
             return HostAnswer(machine.name, exited=0, stdout=str(target))
 
@@ -210,7 +210,7 @@ class Fleet:
 
         return self._with(machine, opened)
 
-    def _beginner(self, machine: Machine, stop: StopRequest) -> files.Begin:
+    def _beginner(self, machine: Machine, stop: StopRequest) -> Begin:
         return lambda words, sink: self._begin(machine, words, sink=sink, stop=stop)
 
     @staticmethod
