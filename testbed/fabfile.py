@@ -47,7 +47,7 @@ def down(c: Context, inventory: str = "", end_runs: bool = False) -> bool:
 @task(help={**WHERE, "torch": "Import torch on the hosts too, which takes seconds."})
 def doctor(c: Context, inventory: str = "", torch: bool = True) -> bool:
     """Check every host, and give a hint per fault."""
-    from labkit.testbed.doctor.doctor import examine
+    from labkit.testbed.doctor import examine
 
     with fleet(c, inventory) as hosts:
         return show_examined(examine(hosts, torch=torch))
@@ -56,7 +56,7 @@ def doctor(c: Context, inventory: str = "", torch: bool = True) -> bool:
 @task(help={**WHERE, "yes": "Do not ask: the fingerprints were compared elsewhere."})
 def trust(c: Context, inventory: str = "", yes: bool = False) -> bool:
     """Show keys of hosts that are not known, and add them."""
-    from labkit.testbed.ssh.host_keys import trust
+    from labkit.testbed.ssh.connect import trust
 
     return show(keys_told(trust(inventory_of(c, inventory), agree=agreed(yes=yes))))
 
@@ -71,7 +71,7 @@ def trust(c: Context, inventory: str = "", yes: bool = False) -> bool:
 )
 def install(c: Context, inventory: str = "", wheelhouse: str = "", index: str = "", requirements: bool = False) -> bool:
     """Bring labkit to the hosts; only what changed travels."""
-    from labkit.testbed.install import provision
+    from labkit.testbed import install as provision
 
     if requirements:
         print("\n".join(provision.requirements()))
@@ -146,7 +146,7 @@ def logs(
     task: str = "",
 ) -> bool:
     """Show what the tasks of a run say."""
-    from labkit.testbed.run.logs import logs
+    from labkit.testbed.run.host_files import logs
 
     with fleet(c, inventory, host) as hosts:
         told = teller(hosts.inventory.names)
@@ -199,7 +199,7 @@ def deploy(
 )
 def profile(c: Context, trace: str = "", models: str = "", inventory: str = "", out: str = "") -> bool:
     """Measure what a simulation of the testbed needs."""
-    from labkit.testbed.profiling.run import asked, profile, show
+    from labkit.testbed.profiling.measure import asked, profile, show
 
     kinds = asked(trace or None, models, max_ps=2, max_workers=2, sync=True)
     made, there = profile(inventory_of(c, inventory), kinds, out=Path(out) if out else None)
@@ -217,7 +217,7 @@ def profile(c: Context, trace: str = "", models: str = "", inventory: str = "", 
 )
 def fetch(c: Context, run: str = "", inventory: str = "", runs: str = "runs", most_gb: float = 16.0) -> bool:
     """Bring back what a run left on the hosts."""
-    from labkit.testbed.run.fetch import fetch
+    from labkit.testbed.run.host_files import fetch
 
     with fleet(c, inventory) as hosts:
         return show(fetch(hosts, run, runs=runs, most_gb=most_gb))
@@ -234,7 +234,7 @@ def shape(c: Context, inventory: str = "", rate: str = "") -> bool:
 @task(help={**WHERE, "seconds": "For each pair of hosts."})
 def bench(c: Context, inventory: str = "", seconds: float = 1.0) -> bool:
     """Measure the link between each two hosts."""
-    from labkit.testbed.profiling.links import measure_links
+    from labkit.testbed.profiling.measure import measure_links
     from labkit.testbed.terminal import show_frame
 
     with fleet(c, inventory) as hosts:

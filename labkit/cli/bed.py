@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from labkit.testbed.laptop import Bed
-    from labkit.testbed.laptop.listing import FoundBed
+    from labkit.testbed.laptop.bed import FoundBed
 
 app = typer.Typer(help="A testbed on this machine: a few SSH servers of your own, on loopback.", no_args_is_help=True)
 Folder = Annotated[
@@ -52,7 +52,7 @@ def down(
 ) -> None:
     """End its servers and all their processes, and remove its files."""
     from labkit.testbed.laptop import down as end
-    from labkit.testbed.laptop.listing import beds, end_bed
+    from labkit.testbed.laptop.bed import beds, end_bed
 
     if not everything:
         print("the laptop testbed is down" if end(folder) else "there is no laptop testbed")
@@ -69,7 +69,7 @@ def down(
 @app.command("list")
 def list_() -> None:
     """List all laptop testbeds of this user with running servers, in any folder."""
-    from labkit.testbed.laptop.listing import beds
+    from labkit.testbed.laptop.bed import beds
 
     if not (found := beds()):
         print("no laptop testbed is up")

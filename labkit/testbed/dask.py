@@ -11,11 +11,11 @@ from labkit.elastic.transport.certificates import Authority, Certificates
 from labkit.elastic.transport.folders import private_folder
 from labkit.testbed.dask_host import HostPlan
 from labkit.testbed.errors import FleetError
-from labkit.testbed.install.provision import install, python_of
+from labkit.testbed.install import install, python_of
 from labkit.testbed.inventory import Inventory, Machine
-from labkit.testbed.ssh.answers import Answers
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.frames import readable
+from labkit.testbed.ssh.host_messages import readable
+from labkit.testbed.ssh.outcomes import Answers
 
 JOB: Final = "dask"
 THERE: Final = "dask"

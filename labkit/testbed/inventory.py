@@ -16,8 +16,8 @@ from labkit.core.cluster import Cluster
 from labkit.core.consent import Outside, digest_of, use
 from labkit.core.errors import InputError, unknown
 from labkit.core.faults import told
-from labkit.testbed.ssh.config_include import expanded as expanded_config
 from labkit.testbed.ssh.options import NONE, Options, SshConfig, checked_defaults, checked_options
+from labkit.testbed.ssh.options import expanded as expanded_config
 from labkit.topology.host_ranges import expanded, listed
 from labkit.topology.inventory import Host, cluster_of, parse
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from labkit.testbed.doctor.findings import DoctorReport
-    from labkit.testbed.ssh.host_keys import KeyTable as Keys
+    from labkit.testbed.doctor import DoctorReport
+    from labkit.testbed.ssh.connect import KeyTable as Keys
     from labkit.testbed.ssh.outcomes import Outcomes
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
@@ -113,7 +113,7 @@ def agreed(*, yes: bool = False) -> Callable[[Keys], bool]:
 
 def keys_told(keys: Keys) -> Outcomes:
     """Return the states of keys as outcomes; hosts whose key is not trusted are failures."""
-    from labkit.testbed.ssh.host_keys import KeyState
+    from labkit.testbed.ssh.connect import KeyState
     from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
 
     hints = {KeyState.NEW: "compare it with the host's own, then: fab trust --yes"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.core.errors import InputError
+from labkit.testbed import install as provision
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.install import provision
 from labkit.testbed.inventory import Inventory, Machine, usual
 from labkit.testbed.laptop import Bed
+from labkit.testbed.laptop.networks import rates, reshape
 from labkit.testbed.laptop.plan import BedPlan
-from labkit.testbed.laptop.reshape import rates, reshape
 from labkit.testbed.run import agents
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes

@@ -38,7 +38,7 @@ from labkit.speed.profiled.beyond import Beyond
 from labkit.speed.profiled.fits import foreseen, speed_functions
 from labkit.speed.profiled.grid import UpdateGrid
 from labkit.speed.profiled.overheads import Costs
-from labkit.testbed.profiling.alone import ChangeMeasurement
+from labkit.testbed.profiling.isolated import ChangeMeasurement
 from labkit.testbed.profiling.measure import overheads
 from labkit.testing.speeds import check_speed_model
 from labkit.topology.inventory import Host

@@ -15,10 +15,11 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.testbed.errors import BedError, LoginError
-from labkit.testbed.install.provision import install
-from labkit.testbed.laptop import Bed, down, keys
+from labkit.testbed.install import install
+from labkit.testbed.laptop import Bed, down
+from labkit.testbed.laptop import bed as keys
 from labkit.testbed.laptop import bed as module
-from labkit.testbed.laptop.listing import beds, end_bed
+from labkit.testbed.laptop.bed import beds, end_bed
 from labkit.testbed.laptop.plan import STATE, VARIABLE, BedPlan, usual_folder
 from labkit.testbed.laptop.processes import BedProcess, await_that, has_variable, process, processes, send
 from labkit.testbed.laptop.server import all_of, server_of

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from labkit.core import Placement, Role
-from labkit.testbed.agent.shapes import Bridge
-from labkit.testbed.run.amounts import Given, by_row, given
-from labkit.testbed.run.job_request import JobRequest
-from labkit.testbed.run.progress import JobUpdate
+from labkit.testbed.agent.messages import Bridge
+from labkit.testbed.run.job_events import JobUpdate
+from labkit.testbed.run.job_messages import JobRequest
 from labkit.testbed.run.remote_job import RemoteJob
+from labkit.testbed.run.tasks import Given, by_row, given
 from labkit.topology import no_network
 from tests.hang import HANG_S
 

@@ -12,21 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from labkit.testbed.doctor.doctor import examine, wanted_of
-from labkit.testbed.doctor.findings import (
+from labkit.testbed.doctor import (
     DoctorReport,
     Finding,
     HostExpectation,
     Severity,
+    examine,
     of_clock,
     of_facts,
     of_ports,
     of_torch,
+    visit,
+    wanted_of,
 )
-from labkit.testbed.doctor.probe import visit
-from labkit.testbed.install.provision import install
+from labkit.testbed.install import install
 from labkit.testbed.inventory import Inventory, Machine
-from labkit.testbed.profiling.links import measure_links
+from labkit.testbed.profiling.measure import measure_links
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.ssh.replies import Deployed, Dialled, HostFacts, Torch
 from labkit.topology.inventory import Host

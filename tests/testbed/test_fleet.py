@@ -26,13 +26,13 @@ from labkit.testbed.errors import (
     OverdueError,
     UnknownKeyError,
 )
-from labkit.testbed.install.provision import sweep
+from labkit.testbed.install import sweep
 from labkit.testbed.laptop import Bed, server
-from labkit.testbed.laptop.namespaces import PIPE
+from labkit.testbed.laptop.networks import PIPE
 from labkit.testbed.laptop.processes import await_that, process
 from labkit.testbed.ssh import command as call
-from labkit.testbed.ssh.answers import Answers, HostAnswer
 from labkit.testbed.ssh.fleet import Fleet, prefixed
+from labkit.testbed.ssh.outcomes import Answers, HostAnswer
 from tests.hang import HANG_S
 
 HOSTILE = [

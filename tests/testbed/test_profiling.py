@@ -19,11 +19,10 @@ from labkit.speed.profiled import read
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.laptop import Bed
-from labkit.testbed.profiling.alone import ChangeMeasurement
 from labkit.testbed.profiling.gangs import GangShape, MeasuredKind, kinds_named, kinds_of, place_of, walk
-from labkit.testbed.profiling.measure import measure, overheads
-from labkit.testbed.profiling.run import asked, profile, table
-from labkit.testbed.profiling.stage import ProfilingSession
+from labkit.testbed.profiling.isolated import ChangeMeasurement
+from labkit.testbed.profiling.measure import asked, measure, overheads, profile, table
+from labkit.testbed.profiling.session import ProfilingSession
 from labkit.testbed.run.agent_pool import AgentPool
 from labkit.testbed.run.training import TrainingTable
 from labkit.topology import no_network

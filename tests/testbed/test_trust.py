@@ -9,8 +9,8 @@ import pytest
 
 from labkit.testbed.errors import HostUnreachableError
 from labkit.testbed.inventory import Inventory
+from labkit.testbed.ssh.connect import KeyState, scan, trust
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.host_keys import KeyState, scan, trust
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 from labkit.testbed.agent.daemon import IDLE_S, Daemon, fault_line, inherited, listen, lock
-from labkit.testbed.agent.journal import JOURNAL
-from labkit.testbed.agent.places import own_folder
-from labkit.testbed.agent.spawn import BED
-from labkit.testbed.agent.wire import Refusal
+from labkit.testbed.agent.folder_layout import own_folder
+from labkit.testbed.agent.log_files import JOURNAL
+from labkit.testbed.agent.messages import Refusal
+from labkit.testbed.agent.runs import BED
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -11,12 +12,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
-from labkit.testbed.agent.build import build
-from labkit.testbed.agent.places import SOCKET, call, own_folder
-from labkit.testbed.agent.wire import MARK, PROTOCOL, Refusal, pack
+from labkit.elastic.forkserver import client as forks
+from labkit.elastic.forkserver import order as fork_order
+from labkit.elastic.forkserver import place as fork_place
+from labkit.system import unix_sockets
+from labkit.system.release import installed
+from labkit.testbed.agent.folder_layout import SOCKET, call, own_folder
+from labkit.testbed.agent.messages import MARK, PROTOCOL, Refusal, pack
 
 START_S: Final = 30.0
 ATTEMPTS: Final = 5
@@ -107,3 +113,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+@cache
+def build() -> str:
+    """Return a digest of the sources of this package and of the modules that it uses."""
+    digest = hashlib.sha256()
+    used = [Path(str(module.__file__)) for module in (unix_sockets, forks, fork_order, fork_place)]
+    for path in [*sorted(Path(__file__).parent.glob("*.py")), *used]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def version() -> str:
+    """Return labkit's version."""
+    found = installed()
+    return found["Version"] if found is not None else "unknown"  # run from its sources

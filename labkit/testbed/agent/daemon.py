@@ -15,19 +15,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.system.unix_sockets import reached
-from labkit.testbed.agent.adoption import adopt
-from labkit.testbed.agent.build import build
+from labkit.testbed.agent.bridge import build
 from labkit.testbed.agent.connections import ClientConnection, accept
-from labkit.testbed.agent.journal import AgentJournal
-from labkit.testbed.agent.logs import bound_log
+from labkit.testbed.agent.folder_layout import LOCK, SOCKET, STATE, boot_id, call, code_of, read_json, write_whole
+from labkit.testbed.agent.log_files import AgentJournal, bound_log
 from labkit.testbed.agent.loop import Loop
-from labkit.testbed.agent.places import LOCK, SOCKET, STATE, call, read_json, write_whole
+from labkit.testbed.agent.messages import PROTOCOL, Refusal, now_s, wall_s
 from labkit.testbed.agent.processes import Key
-from labkit.testbed.agent.records import boot_id
-from labkit.testbed.agent.results import code_of
-from labkit.testbed.agent.runs import AgentRuns
+from labkit.testbed.agent.runs import AgentRuns, adopt
 from labkit.testbed.agent.service import GRACE_S, Service
-from labkit.testbed.agent.wire import PROTOCOL, Refusal, now_s, wall_s
 
 IDLE_S: Final = 3600.0
 TAKEN_S: Final = 10.0

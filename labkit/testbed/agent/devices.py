@@ -16,13 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from labkit.system.proc import variables
-from labkit.testbed.agent.places import write_whole
+from labkit.testbed.agent.folder_layout import Phase, TaskRecord, write_whole
+from labkit.testbed.agent.messages import GpuReading, GpuUse, Refusal
 from labkit.testbed.agent.processes import Key
-from labkit.testbed.agent.records import Phase, TaskRecord
-from labkit.testbed.agent.run import AgentRun
-from labkit.testbed.agent.runs import AgentRuns
-from labkit.testbed.agent.shapes import GpuReading, GpuUse
-from labkit.testbed.agent.wire import Refusal
+from labkit.testbed.agent.runs import AgentRun, AgentRuns
 
 ALLOTMENT: Final = "gpus.json"
 """File in the folder of a task: identifiers of its GPUs, by number."""

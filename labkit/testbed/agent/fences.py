@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from labkit.testbed.agent.places import read_json, write_whole
-from labkit.testbed.agent.shapes import Leader
-from labkit.testbed.agent.wire import Refusal, check_name, wall_s
+from labkit.testbed.agent.folder_layout import read_json, write_whole
+from labkit.testbed.agent.messages import Leader, Refusal, check_name, wall_s
 
 FENCES: Final = "fences"
 ORDERS: Final = ("start", "claim", "tell", "stop", "renew")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Protocol
 
-from labkit.testbed.agent.wire import now_s
+from labkit.testbed.agent.messages import now_s
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 

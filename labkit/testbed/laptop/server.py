@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from labkit.testbed.agent.records import BOOT
+from labkit.testbed.agent.folder_layout import BOOT
 from labkit.testbed.errors import BedError
 from labkit.testbed.laptop.plan import VARIABLE, BedPlan, Spot, write_private
 from labkit.testbed.laptop.processes import BedProcess, await_that, below, has_variable, holders_of, process, processes
@@ -21,7 +21,7 @@ PATIENCE_S = 90.0
 CARRIED = ("PYTHONPATH", "NUMBA_CACHE_DIR", "LANG", "LC_ALL", "TMPDIR")
 """Variables that hosts inherit from this process: they are this machine, and import the same labkit."""
 HOST_VARIABLE = "LABKIT_BED_HOST"
-STANDIN = "labkit.testbed.laptop.standin"
+STANDIN = "labkit.testbed.laptop.paramiko_sshd"
 NO_SHELL = ("nologin", "false")
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 

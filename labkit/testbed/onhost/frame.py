@@ -2,7 +2,7 @@
 
 A message is a line that begins it, any number of frames `D LENGTH` with as many bytes behind the line, and a last one:
 `E TOTAL SHA256`, or `X REASON` where the rest cannot be sent. Whatever else gets into the output, a greeting or the
-warning of a library, is not a message. `labkit.testbed.ssh.frames` reads them.
+warning of a library, is not a message. `labkit.testbed.ssh.host_messages` reads them.
 """
 
 from __future__ import annotations

@@ -11,10 +11,9 @@ from labkit.speed.profiled import Pool, TestbedProfile
 from labkit.speed.profiled.nouns import QUIET, Fitted, GangMeasurement, Overhead
 from labkit.testbed.errors import HostError
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.profiling.alone import ChangeMeasurement, Measurements, alone, starts, warm_up
-from labkit.testbed.profiling.cores import pools
 from labkit.testbed.profiling.gangs import MeasuredKind
-from labkit.testbed.profiling.stage import ProfilingSession
+from labkit.testbed.profiling.isolated import ChangeMeasurement, Measurements, alone, starts, warm_up
+from labkit.testbed.profiling.session import ProfilingSession, pools
 from labkit.testbed.run.training import TrainingTable
 
 LEAST_S: Final = 5.0

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
 
+from labkit.core.errors import InputError, unknown
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused
-from labkit.testbed.errors import HostError
-from labkit.testbed.install.provision import python_of
+from labkit.testbed.errors import AgentError, AgentGone, AgentRefused, HostError
+from labkit.testbed.install import python_of
 from labkit.testbed.inventory import Machine
-from labkit.testbed.run.names import called
-from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.ssh.command import RemoteStream
+from labkit.testbed.ssh.fleet import Fleet, together
 from labkit.testbed.ssh.outcomes import NO_PROGRAM, HostOutcome, Outcomes, failure
-from labkit.testbed.ssh.parallel import together
-from labkit.testbed.ssh.stream import RemoteStream
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 BRIDGE = "labkit.testbed.agent.bridge"
 NO_AGENT = "no agent runs"
@@ -185,3 +189,49 @@ def status(fleet: Fleet) -> Outcomes:
         return HostOutcome(machine.name, True, did, numbers=numbers)
 
     return each(fleet, look, start=False, renew=False)
+
+
+LONGEST = 50
+"""Most letters of a record's name that are kept."""
+
+
+def called(run: str, names: Iterable[str]) -> list[str]:
+    """Return the names on hosts that `run` means: that very name, or else the names of the record of that name.
+
+    >>> called("fifo-0", ["fifo-0-5b1e22aa", "fifo-0-more", "fifo-01"])
+    ['fifo-0-5b1e22aa']
+    """
+    known = list(names)
+    of_record = re.compile(re.escape(run[:LONGEST]) + "-[0-9a-f]{8}")
+    return [run] if run in known else [name for name in known if of_record.fullmatch(name)]
+
+
+def no_such(run: str, names: Iterable[str]) -> InputError:
+    """Return the error for a run that no host has."""
+    known = sorted(set(names))
+    return unknown("run", run, known) if known else InputError(f"no host has a run '{run}', nor any other.")
+
+
+COLUMNS: Final = ("host", "run", "task", "n_processes", "cpu_percent", "memory_mb", "gpu_memory_mb")
+
+
+def usage(fleet: Fleet) -> pd.DataFrame:
+    """Return a row per task that runs on a host; hosts that do not answer have none.
+
+    Returns
+    -------
+    DataFrame
+        host, run, task, n_processes, cpu_percent (100: one core), memory_mb, gpu_memory_mb (0 where there is no GPU).
+    """
+    import pandas as pd
+
+    rows: dict[str, list[dict[str, object]]] = {name: [] for name in fleet.inventory.names}
+
+    def look(machine: Machine, agent: Agent) -> HostOutcome:
+        for task in agent.measure().tasks:
+            values = {**asdict(task), "host": machine.name, "memory_mb": task.rss_mb}
+            rows[machine.name].append({name: values[name] for name in COLUMNS})
+        return HostOutcome(machine.name, True, f"{len(rows[machine.name])} tasks")
+
+    each(fleet, look, start=False, renew=False)
+    return pd.DataFrame([row for tasks in rows.values() for row in tasks], columns=list(COLUMNS))

@@ -25,9 +25,8 @@ from labkit.testbed.errors import CutError, FileError, HostMessageError
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.onhost.frame import CHUNK
-from labkit.testbed.ssh.entries import Entries, HostEntry
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.frames import HostMessages
+from labkit.testbed.ssh.host_messages import Entries, HostEntry, HostMessages
 
 LOG = logging.getLogger(__name__)
 ATTEMPTS, PATIENCE_S = 3, 60.0

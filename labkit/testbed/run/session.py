@@ -11,12 +11,11 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
 from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.run.agent_pool import AgentPool, Changed, OnReading
+from labkit.testbed.run.agent_pool import AgentPool, Changed, OnReading, RunFence
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
-from labkit.testbed.run.fence import RunFence
-from labkit.testbed.run.gpu_claims import checked_gpus, parts_of_gpus
 from labkit.testbed.run.job_events import JobEvent
-from labkit.testbed.run.job_request import JobRequest
+from labkit.testbed.run.job_launcher import checked_gpus, parts_of_gpus
+from labkit.testbed.run.job_messages import JobRequest
 from labkit.testbed.run.own_scripts import STAGED, Staging
 from labkit.testbed.run.remote_job import OnUpdate, RemoteJob
 from labkit.testbed.run.this_machine import LocalFleet

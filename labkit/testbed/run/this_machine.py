@@ -21,8 +21,8 @@ from labkit.core.files import refuse_closed
 from labkit.testbed.agent.bridge import search_path
 from labkit.testbed.agent.local import end
 from labkit.testbed.inventory import Inventory, Machine
-from labkit.testbed.ssh.answers import Answers, HostAnswer
 from labkit.testbed.ssh.fleet import Command, Fleet
+from labkit.testbed.ssh.outcomes import Answers, HostAnswer
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -135,7 +135,7 @@ class LocalFleet(Fleet):
 
 
 class LocalStream(io.RawIOBase):
-    """Input and output of a program of this machine, the counterpart of `labkit.testbed.ssh.stream.RemoteStream`.
+    """Input and output of a program of this machine, the counterpart of `labkit.testbed.ssh.command.RemoteStream`.
 
     Ctrl-C in the terminal does not reach it.
     """

@@ -17,9 +17,9 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
 from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.protocol.sites import Site
-from labkit.testbed.agent.shapes import GpuAsk
+from labkit.testbed.agent.messages import GpuAsk
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.run.job_request import DatasetSpec, JobRequest
+from labkit.testbed.run.job_messages import DatasetSpec, JobRequest
 from labkit.testbed.run.own_scripts import STAGED, OwnScript
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import Annotated, TypeVar
 from annotated_types import Ge, Le, Len
 
 from labkit.testbed.errors import HostMessageError
-from labkit.testbed.ssh.answers import HostAnswer
-from labkit.testbed.ssh.frames import Count, Number, answer_in
-from labkit.testbed.ssh.outcomes import NO_PROGRAM, HostOutcome, failure
+from labkit.testbed.ssh.host_messages import Count, Number, answer_in
+from labkit.testbed.ssh.outcomes import NO_PROGRAM, HostAnswer, HostOutcome, failure
 
 T = TypeVar("T")
 Text = Annotated[str, Len(0, 4096)]
@@ -33,7 +32,7 @@ class RunAges:
 
 @dataclass(frozen=True)
 class Looked:
-    """What is installed on a host; see `labkit/testbed/onhost/look.py`."""
+    """What is installed on a host; see `labkit/testbed/onhost/inspect.py`."""
 
     python: tuple[Count, Count, Count]
     executable: Text

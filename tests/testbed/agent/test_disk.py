@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from labkit.testbed.agent import journal, logs
+from labkit.testbed.agent import log_files as journal
+from labkit.testbed.agent import log_files as logs
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.agent.errors import AgentRefused
-from labkit.testbed.agent.events import KEEP_SIZE, PUNCH_HOLE, EventFile, allocate
 from labkit.testbed.agent.local import Piped
-from labkit.testbed.agent.reading import LineReader
+from labkit.testbed.agent.log_files import KEEP_SIZE, PUNCH_HOLE, EventFile, LineReader, allocate
+from labkit.testbed.errors import AgentRefused
 from tests.hang import HANG_S
 from tests.testbed.agent.looking import wait_for
 
