@@ -14,8 +14,7 @@ from labkit.testbed.errors import FleetError
 from labkit.testbed.install import install, python_of
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.host_messages import readable
-from labkit.testbed.ssh.outcomes import Answers
+from labkit.testbed.ssh.outcomes import Answers, readable
 
 JOB: Final = "dask"
 THERE: Final = "dask"

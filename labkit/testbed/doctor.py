@@ -1,4 +1,7 @@
-"""Examine the hosts of a testbed: one probe program on each host, over one connection, all at once."""
+"""Examine the hosts of a testbed: a probe program on each answers questions, and findings are made from its facts.
+
+The program needs no labkit there, and ends with the connection.
+"""
 
 from __future__ import annotations
 
@@ -17,229 +20,14 @@ from labkit.testbed.errors import CutError, HostError, HostMessageError
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.host_messages import HostMessages, decoded, readable
-from labkit.testbed.ssh.outcomes import failure
+from labkit.testbed.ssh.host_messages import HostMessages, decoded
+from labkit.testbed.ssh.outcomes import failure, readable
 from labkit.testbed.ssh.replies import Clock, Deployed, Dialled, EchoPort, HostFacts, Poured, Torch
 from labkit.testbed.wheel import build
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
-
-
-CLOCK_ROUNDS = 5
-
-
-def examine(fleet: Fleet, *, torch: bool = True) -> DoctorReport:
-    """Check every host, and the connections from every host to every other.
-
-    Parameters
-    ----------
-    fleet : Fleet
-        The hosts.
-    torch : bool
-        Also import torch there, which takes seconds.
-
-    Returns
-    -------
-    DoctorReport
-        All findings; a host that cannot be reached has one.
-    """
-    hash = build().hash
-    wanted = {machine.name: wanted_of(machine, hash) for machine in fleet.inventory}
-    ports: dict[str, EchoPort] = {}
-
-    def listen(probe: HostProbe) -> list[Finding]:
-        ports[probe.machine.name] = probe.listen(probe.machine.address)
-        return []
-
-    with visit(fleet) as hosts:
-        hosts.each(lambda probe: _clock(probe, wanted[probe.machine.name]))
-        hosts.each(lambda probe: _facts(probe, wanted[probe.machine.name], torch=torch))
-        hosts.each(listen)
-        hosts.each(lambda probe: _connect(probe, wanted[probe.machine.name], fleet.inventory, ports))
-    return DoctorReport(finding for found in hosts.findings.values() for finding in found)
-
-
-def wanted_of(machine: Machine, hash: str) -> HostExpectation:
-    """Return what the inventory says about a host and can be checked there."""
-    host = machine.host
-    return HostExpectation(
-        machine.name, machine.python, machine.folder, host.gpus, host.cpus, host.memory_gb, hash,
-        pretends=host.real_gpus < host.gpus, device_type=host.device_type,
-    )  # fmt: skip
-
-
-def _clock(probe: HostProbe, wanted: HostExpectation) -> list[Finding]:
-    """Compare clocks; the fastest of several questions gives the smallest error."""
-    rounds = []
-    for _ in range(CLOCK_ROUNDS):
-        before = time.time()  # noqa: TID251 - the two hosts' clocks are compared
-        theirs = probe.clock().time_s
-        after = time.time()  # noqa: TID251
-        rounds.append((after - before, theirs - (before + after) / 2))
-    trip_s, offset_s = min(rounds)
-    reach = of_reach(wanted, trip_s=trip_s, noise=probe.noise)
-    return [reach, of_clock(wanted, offset_s=offset_s, bound_s=trip_s / 2)]
-
-
-def _facts(probe: HostProbe, wanted: HostExpectation, *, torch: bool) -> list[Finding]:
-    facts = probe.facts()
-    found = of_facts(wanted, facts)
-    if torch:
-        found.append(of_torch(wanted, probe.torch(), deployed=bool(facts.deployed.hash)))
-    return found
-
-
-def _connect(
-    probe: HostProbe, wanted: HostExpectation, inventory: Inventory, ports: dict[str, EchoPort]
-) -> list[Finding]:
-    """Connect from a host to the ports of all others."""
-    others = {machine.name: machine.address for machine in inventory if machine.name != wanted.name}
-    peers = {
-        name: (others[name], each.port, each.word)
-        for name, each in ports.items()
-        if name in others and each.port is not None
-    }
-    error = ports[wanted.name].error or ""
-    return [of_ports(wanted, probe.machine.address, probe.dial(peers), error=error)]
-
-
-ReplyT = TypeVar("ReplyT")
-
-PATIENCE_S: Final = 20.0
-TORCH_S: Final = 90.0
-Peer = tuple[str, int, str]
-"""Address, port and word of a host's echo port."""
-
-
-class HostProbe:
-    """The probe program on one host; it answers one question at a time.
-
-    Parameters
-    ----------
-    fleet : Fleet
-        Connections.
-    machine : Machine
-        The host.
-
-    Raises
-    ------
-    HostError
-        If the host cannot be reached.
-    """
-
-    def __init__(self, fleet: Fleet, machine: Machine) -> None:
-        self.machine = machine
-        self._stream = fleet.stream(machine, [machine.python, "-c", source("examine"), machine.folder])
-        self._frames = HostMessages(self._stream)
-
-    @property
-    def noise(self) -> bytes:
-        """Output of the login shell before the program began."""
-        return self._stream.noise
-
-    def clock(self) -> Clock:
-        """Return the time of the host."""
-        return self._ask("clock", Clock)
-
-    def facts(self) -> HostFacts:
-        """Return facts about the host."""
-        return self._ask("facts", HostFacts)
-
-    def torch(self) -> Torch:
-        """Return the result of an import of torch, which takes seconds."""
-        return self._ask("torch", Torch, patience_s=TORCH_S)
-
-    def listen(self, address: str) -> EchoPort:
-        """Open an echo port at an address of the host."""
-        return self._ask("listen", EchoPort, host=address)
-
-    def dial(self, peers: Mapping[str, Peer]) -> dict[str, Dialled]:
-        """Connect to the echo ports of other hosts; return the round trips by name."""
-        return self._ask("dial", dict[str, Dialled], peers=[[name, *peer] for name, peer in peers.items()])
-
-    def pour(self, peer: Peer, *, seconds: float) -> Poured:
-        """Send bytes to the echo port of another host for some seconds."""
-        return self._ask("pour", Poured, patience_s=PATIENCE_S + 40 * seconds, peer=list(peer), seconds=seconds)
-
-    def _ask(self, what: str, kind: type[ReplyT], *, patience_s: float = PATIENCE_S, **more: Any) -> ReplyT:
-        """Return the answer to a question.
-
-        Raises
-        ------
-        HostError
-            If no answer, or one of another form, arrives in time.
-        """
-        self._stream.within(patience_s)
-        try:
-            self._stream.write(json.dumps({"ask": what, **more}).encode() + b"\n")
-            return decoded(self._frames.message(), kind)
-        except TimeoutError:
-            raise CutError(f"no answer to '{what}' within {patience_s:g} s") from None
-        except HostMessageError as error:
-            if self._stream.wait(0.0) is None:
-                raise HostMessageError(f"'{what}': {error}") from None
-        except BrokenPipeError:
-            pass  # its error output has the reason
-        last = self._stream.errors.strip().splitlines()[-1:]
-        raise HostError(f"{self.machine.python} ended" + "".join(f": {readable(line)}" for line in last))
-
-    def close(self) -> None:
-        """End the program."""
-        self._stream.close()
-
-
-class DoctorSession:
-    """All hosts that answer, and the findings so far."""
-
-    def __init__(self, fleet: Fleet, pool: ThreadPoolExecutor) -> None:
-        self.fleet, self._pool = fleet, pool
-        self.findings: dict[str, list[Finding]] = {machine.name: [] for machine in fleet.inventory}
-        self.probes: dict[str, HostProbe] = {}
-
-    def start(self) -> None:
-        """Start the program on every host."""
-
-        def one(machine: Machine) -> None:
-            try:
-                self.probes[machine.name] = HostProbe(self.fleet, machine)
-            except HostError as error:
-                outcome = failure(machine.name, error)
-                finding = Finding(machine.name, "reach", Severity.FAULT, outcome.did, outcome.hint)
-                self.findings[machine.name] = [finding]
-
-        list(self._pool.map(one, self.fleet.inventory))
-
-    def each(self, look: Callable[[HostProbe], list[Finding]]) -> None:
-        """Run a check on every host at once; a host that fails to answer is left out from then on."""
-
-        def one(name: str) -> list[Finding]:
-            try:
-                return look(self.probes[name])
-            except HostError as error:
-                self.probes.pop(name).close()
-                hint = "name a Python that is there in the inventory: ssh = { python = ... }; else look at the host"
-                hint = failure(name, error).hint if isinstance(error, HostMessageError) else hint
-                return [Finding(name, "reach", Severity.FAULT, str(error), hint)]
-
-        names = [machine.name for machine in self.fleet.inventory if machine.name in self.probes]
-        for name, found in zip(names, self._pool.map(one, names), strict=True):
-            self.findings[name] += found
-
-
-@contextmanager
-def visit(fleet: Fleet) -> Iterator[DoctorSession]:
-    """Return a session with a probe on every host; the probes end with it."""
-    with ThreadPoolExecutor(len(fleet.inventory)) as pool:
-        made = DoctorSession(fleet, pool)
-        try:
-            made.start()
-            yield made
-        finally:
-            for probe in list(made.probes.values()):
-                probe.close()
-
 
 OLDEST_PYTHON = (3, 11)
 ROOM_GB, LITTLE_ROOM_GB = 0.5, 5.0
@@ -250,6 +38,12 @@ ANY_TYPE = "gpu"
 WORD = re.compile(r"[a-z0-9]+")
 MEMORY_SLACK = 0.9
 """What a machine sold as 64 GB shows of it."""
+ReplyT = TypeVar("ReplyT")
+PATIENCE_S: Final = 20.0
+TORCH_S: Final = 90.0
+Peer = tuple[str, int, str]
+"""Address, port and word of a host's echo port."""
+CLOCK_ROUNDS = 5
 
 
 class Severity(StrEnum):
@@ -573,3 +367,206 @@ def of_ports(wanted: HostExpectation, address: str, trips: Mapping[str, Dialled]
     slowest = max((each.rtt_s or 0.0 for each in trips.values()), default=0.0)
     found_text = f"{len(trips)} of {len(trips)} within {slowest * 1e3:.1f} ms" if trips else "no other host"
     return Finding(wanted.name, "ports", Severity.OK, found_text)
+
+
+class HostProbe:
+    """The probe program on one host; it answers one question at a time.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        Connections.
+    machine : Machine
+        The host.
+
+    Raises
+    ------
+    HostError
+        If the host cannot be reached.
+    """
+
+    def __init__(self, fleet: Fleet, machine: Machine) -> None:
+        self.machine = machine
+        self._stream = fleet.stream(machine, [machine.python, "-c", source("examine"), machine.folder])
+        self._frames = HostMessages(self._stream)
+
+    @property
+    def noise(self) -> bytes:
+        """Output of the login shell before the program began."""
+        return self._stream.noise
+
+    def clock(self) -> Clock:
+        """Return the time of the host."""
+        return self._ask("clock", Clock)
+
+    def facts(self) -> HostFacts:
+        """Return facts about the host."""
+        return self._ask("facts", HostFacts)
+
+    def torch(self) -> Torch:
+        """Return the result of an import of torch, which takes seconds."""
+        return self._ask("torch", Torch, patience_s=TORCH_S)
+
+    def listen(self, address: str) -> EchoPort:
+        """Open an echo port at an address of the host."""
+        return self._ask("listen", EchoPort, host=address)
+
+    def dial(self, peers: Mapping[str, Peer]) -> dict[str, Dialled]:
+        """Connect to the echo ports of other hosts; return the round trips by name."""
+        return self._ask("dial", dict[str, Dialled], peers=[[name, *peer] for name, peer in peers.items()])
+
+    def pour(self, peer: Peer, *, seconds: float) -> Poured:
+        """Send bytes to the echo port of another host for some seconds."""
+        return self._ask("pour", Poured, patience_s=PATIENCE_S + 40 * seconds, peer=list(peer), seconds=seconds)
+
+    def _ask(self, what: str, kind: type[ReplyT], *, patience_s: float = PATIENCE_S, **more: Any) -> ReplyT:
+        """Return the answer to a question.
+
+        Raises
+        ------
+        HostError
+            If no answer, or one of another form, arrives in time.
+        """
+        self._stream.within(patience_s)
+        try:
+            self._stream.write(json.dumps({"ask": what, **more}).encode() + b"\n")
+            return decoded(self._frames.message(), kind)
+        except TimeoutError:
+            raise CutError(f"no answer to '{what}' within {patience_s:g} s") from None
+        except HostMessageError as error:
+            if self._stream.wait(0.0) is None:
+                raise HostMessageError(f"'{what}': {error}") from None
+        except BrokenPipeError:
+            pass  # its error output has the reason
+        last = self._stream.errors.strip().splitlines()[-1:]
+        raise HostError(f"{self.machine.python} ended" + "".join(f": {readable(line)}" for line in last))
+
+    def close(self) -> None:
+        """End the program."""
+        self._stream.close()
+
+
+class DoctorSession:
+    """All hosts that answer, and the findings so far."""
+
+    def __init__(self, fleet: Fleet, pool: ThreadPoolExecutor) -> None:
+        self.fleet, self._pool = fleet, pool
+        self.findings: dict[str, list[Finding]] = {machine.name: [] for machine in fleet.inventory}
+        self.probes: dict[str, HostProbe] = {}
+
+    def start(self) -> None:
+        """Start the program on every host."""
+
+        def one(machine: Machine) -> None:
+            try:
+                self.probes[machine.name] = HostProbe(self.fleet, machine)
+            except HostError as error:
+                outcome = failure(machine.name, error)
+                finding = Finding(machine.name, "reach", Severity.FAULT, outcome.did, outcome.hint)
+                self.findings[machine.name] = [finding]
+
+        list(self._pool.map(one, self.fleet.inventory))
+
+    def each(self, look: Callable[[HostProbe], list[Finding]]) -> None:
+        """Run a check on every host at once; a host that fails to answer is left out from then on."""
+
+        def one(name: str) -> list[Finding]:
+            try:
+                return look(self.probes[name])
+            except HostError as error:
+                self.probes.pop(name).close()
+                hint = "name a Python that is there in the inventory: ssh = { python = ... }; else look at the host"
+                hint = failure(name, error).hint if isinstance(error, HostMessageError) else hint
+                return [Finding(name, "reach", Severity.FAULT, str(error), hint)]
+
+        names = [machine.name for machine in self.fleet.inventory if machine.name in self.probes]
+        for name, found in zip(names, self._pool.map(one, names), strict=True):
+            self.findings[name] += found
+
+
+@contextmanager
+def visit(fleet: Fleet) -> Iterator[DoctorSession]:
+    """Return a session with a probe on every host; the probes end with it."""
+    with ThreadPoolExecutor(len(fleet.inventory)) as pool:
+        made = DoctorSession(fleet, pool)
+        try:
+            made.start()
+            yield made
+        finally:
+            for probe in list(made.probes.values()):
+                probe.close()
+
+
+def examine(fleet: Fleet, *, torch: bool = True) -> DoctorReport:
+    """Check every host, and the connections from every host to every other.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        The hosts.
+    torch : bool
+        Also import torch there, which takes seconds.
+
+    Returns
+    -------
+    DoctorReport
+        All findings; a host that cannot be reached has one.
+    """
+    hash = build().hash
+    wanted = {machine.name: wanted_of(machine, hash) for machine in fleet.inventory}
+    ports: dict[str, EchoPort] = {}
+
+    def listen(probe: HostProbe) -> list[Finding]:
+        ports[probe.machine.name] = probe.listen(probe.machine.address)
+        return []
+
+    with visit(fleet) as hosts:
+        hosts.each(lambda probe: _clock(probe, wanted[probe.machine.name]))
+        hosts.each(lambda probe: _facts(probe, wanted[probe.machine.name], torch=torch))
+        hosts.each(listen)
+        hosts.each(lambda probe: _connect(probe, wanted[probe.machine.name], fleet.inventory, ports))
+    return DoctorReport(finding for found in hosts.findings.values() for finding in found)
+
+
+def wanted_of(machine: Machine, hash: str) -> HostExpectation:
+    """Return what the inventory says about a host and can be checked there."""
+    host = machine.host
+    return HostExpectation(
+        machine.name, machine.python, machine.folder, host.gpus, host.cpus, host.memory_gb, hash,
+        pretends=host.real_gpus < host.gpus, device_type=host.device_type,
+    )  # fmt: skip
+
+
+def _clock(probe: HostProbe, wanted: HostExpectation) -> list[Finding]:
+    """Compare clocks; the fastest of several questions gives the smallest error."""
+    rounds = []
+    for _ in range(CLOCK_ROUNDS):
+        before = time.time()  # noqa: TID251 - the two hosts' clocks are compared
+        theirs = probe.clock().time_s
+        after = time.time()  # noqa: TID251
+        rounds.append((after - before, theirs - (before + after) / 2))
+    trip_s, offset_s = min(rounds)
+    reach = of_reach(wanted, trip_s=trip_s, noise=probe.noise)
+    return [reach, of_clock(wanted, offset_s=offset_s, bound_s=trip_s / 2)]
+
+
+def _facts(probe: HostProbe, wanted: HostExpectation, *, torch: bool) -> list[Finding]:
+    facts = probe.facts()
+    found = of_facts(wanted, facts)
+    if torch:
+        found.append(of_torch(wanted, probe.torch(), deployed=bool(facts.deployed.hash)))
+    return found
+
+
+def _connect(
+    probe: HostProbe, wanted: HostExpectation, inventory: Inventory, ports: dict[str, EchoPort]
+) -> list[Finding]:
+    """Connect from a host to the ports of all others."""
+    others = {machine.name: machine.address for machine in inventory if machine.name != wanted.name}
+    peers = {
+        name: (others[name], each.port, each.word)
+        for name, each in ports.items()
+        if name in others and each.port is not None
+    }
+    error = ports[wanted.name].error or ""
+    return [of_ports(wanted, probe.machine.address, probe.dial(peers), error=error)]

@@ -94,8 +94,8 @@ def shape(inventory: Inventory, *, rate: str | float | None = None) -> Outcomes:
         raise InputError(f"{inventory.path} is not of a laptop testbed; links of real machines are not touched.")
     bed = Bed.of(inventory.path.absolute().parent)
     if rate is not None:
-        reshape(bed, rate, hosts=inventory.names)
-    found = rates(bed)
+        reshape(bed.folder, rate, hosts=inventory.names)
+    found = rates(bed.folder)
     return Outcomes.of(HostOutcome(name, True, found[name]) for name in inventory.names)
 
 

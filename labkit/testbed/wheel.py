@@ -1,4 +1,4 @@
-"""A wheel of this labkit: equal files give equal bytes and an equal name.
+"""A wheel of this labkit, and its requirements on a host: equal files give equal bytes and an equal name.
 
 No build tool is needed: labkit is Python files and a little data, so its wheel is those files and four of metadata.
 The module for NVIDIA's driver (pynvml) is included, so that hosts need not install it.
@@ -29,6 +29,9 @@ HASH_LETTERS = 16
 DRIVER_MODULE = "labkit/testbed/agent/_pynvml.py"
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """The date of every file in a wheel: the oldest that a zip can hold."""
+OPTIONAL = ("torch", "cloudpickle", "cryptography", "psutil", "distributed")
+"""Distributions of labkit's extras that its processes on hosts use."""
+RELEASE = re.compile(r"\d+(?:\.\d+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ def build(package: str | Path | None = None) -> Wheel:
     InputError
         If the folder has no module, or its version cannot be found.
     """
-    folder = Path(package) if package is not None else Path(__file__).parents[2]
+    folder = Path(package) if package is not None else Path(__file__).parents[1]
     own = {f"labkit/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in _sources(folder)}
     if "labkit/__init__.py" not in own:
         raise InputError(f"{folder} has no __init__.py; expected the folder of labkit's modules.")
@@ -191,11 +194,6 @@ def _metadata(own: Mapping[str, bytes], about: About, hash: str) -> dict[str, by
 def _record_hash(content: bytes) -> str:
     """Return a hash as the file RECORD has it."""
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-
-
-OPTIONAL = ("torch", "cloudpickle", "cryptography", "psutil", "distributed")
-"""Distributions of labkit's extras that its processes on hosts use."""
-RELEASE = re.compile(r"\d+(?:\.\d+)*")
 
 
 def needs(about: About) -> tuple[str, ...]:

@@ -29,6 +29,23 @@ ATTEMPTS: Final = 5
 """Attempts: an agent may end just when a client connects."""
 
 
+@cache
+def build() -> str:
+    """Return a digest of the sources of this package and of the modules that it uses."""
+    digest = hashlib.sha256()
+    used = [Path(str(module.__file__)) for module in (unix_sockets, forks, fork_order, fork_place)]
+    for path in [*sorted(Path(__file__).parent.glob("*.py")), *used]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def version() -> str:
+    """Return labkit's version."""
+    found = installed()
+    return found["Version"] if found is not None else "unknown"  # run from its sources
+
+
 def reach(folder: Path, *, start: bool) -> socket.socket:
     """Connect to the agent of a folder.
 
@@ -113,20 +130,3 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-@cache
-def build() -> str:
-    """Return a digest of the sources of this package and of the modules that it uses."""
-    digest = hashlib.sha256()
-    used = [Path(str(module.__file__)) for module in (unix_sockets, forks, fork_order, fork_place)]
-    for path in [*sorted(Path(__file__).parent.glob("*.py")), *used]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-@cache
-def version() -> str:
-    """Return labkit's version."""
-    found = installed()
-    return found["Version"] if found is not None else "unknown"  # run from its sources

@@ -1,4 +1,4 @@
-"""Connections of clients: bounded buffers, requests answered at once or later, and streams with flow control."""
+"""Connections of clients: requests answered at once or later, streams with flow control, messages to tasks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ from labkit.testbed.agent.runs import AgentRun
 
 FULL: Final = 1 << 20
 """Most bytes that wait for a client; above, no request of it is read, and its streams pause."""
-
 STALLED_S: Final = 120.0
 """Seconds after which a client that reads nothing, while that much waits for it, is dropped."""
+LOOK_S: Final = 0.1
+"""Seconds between two looks at a file that a client follows."""
+AHEAD: Final = 64
+"""Items that are sent before the client requests more."""
+AGAIN_S: Final = 0.05
+"""Seconds between two attempts to connect to a task that does not listen yet."""
 
 
 class ClientStream(Protocol):
@@ -272,13 +277,6 @@ def accept(listener: socket.socket) -> socket.socket | None:
     return None
 
 
-LOOK_S: Final = 0.1
-"""Seconds between two looks at a file that a client follows."""
-
-AHEAD: Final = 64
-"""Items that are sent before the client requests more."""
-
-
 class ItemStream:
     """A stream: sends items while the client takes them, and ends with a reply."""
 
@@ -435,10 +433,6 @@ class MeasurementStream(ItemStream):
     def close(self) -> None:
         """Stop."""
         self._timer.cancel()
-
-
-AGAIN_S: Final = 0.05
-"""Seconds between two attempts to connect to a task that does not listen yet."""
 
 
 class MessageForward:

@@ -1,4 +1,7 @@
-"""The agent's folder: its layout, private to its owner, with files opened so that no link leads out of it."""
+"""The agent's folder: its layout, private to its owner, and the records of runs and tasks in it.
+
+Files are opened so that no link leads out of the folder; records are written before they are acted upon.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,14 @@ TASK_SOCKET: Final = "task.sock"
 RESULT: Final = "result.json"
 DEPTH: Final = 6
 """Most folders between that of a task and a file."""
+LARGEST: Final = 1 << 20
+SECRET: Final = (".key", "home.tar")
+"""Endings of the names of files with keys: keys, and archives of launchers' folders that were never unpacked."""
+FORMAT: Final = "labkit run 1"
+"""Format in the label of a run's folder; a folder without it is never removed."""
+BOOT: Final = "LABKIT_BOOT_ID"
+"""Environment variable: a file to read instead of the kernel's boot id, for hosts of a laptop testbed."""
+KERNELS: Final = "/proc/sys/kernel/random/boot_id"
 
 
 def own_folder(path: str | Path) -> Path:
@@ -151,13 +162,34 @@ def call(folder: Path, name: str) -> socket.socket:
     return sock
 
 
-FORMAT: Final = "labkit run 1"
-"""Format in the label of a run's folder; a folder without it is never removed."""
+def code_of(folder: Path, task: str) -> int | None:
+    """Return `code` of result.json in the folder of a task, or None."""
+    try:
+        file = open_file(folder, [task, RESULT])
+    except Refusal:
+        return None
+    if file is None:
+        return None
+    try:
+        result = json.loads(os.read(file, LARGEST))
+    except (OSError, ValueError, RecursionError):
+        return None
+    finally:
+        os.close(file)
+    code = result.get("code") if isinstance(result, dict) else None
+    return code if type(code) is int and -(2**31) <= code < 2**31 else None
 
-BOOT: Final = "LABKIT_BOOT_ID"
-"""Environment variable: a file to read instead of the kernel's boot id, for hosts of a laptop testbed."""
 
-KERNELS: Final = "/proc/sys/kernel/random/boot_id"
+def forget_keys(folder: Path) -> int:
+    """Remove the keys below a folder, without following links; return their number."""
+    n_gone = 0
+    for _, _, names, handle in os.fwalk(folder, follow_symlinks=False):
+        for name in names:
+            if name.endswith(SECRET):
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=handle)
+                    n_gone += 1
+    return n_gone
 
 
 class Phase(StrEnum):
@@ -277,40 +309,3 @@ def machine_id() -> str:
 def boot_id() -> str:
     """Return an id of this start of the host."""
     return Path(os.environ.get(BOOT) or KERNELS).read_text().strip()
-
-
-LARGEST: Final = 1 << 20
-
-
-def code_of(folder: Path, task: str) -> int | None:
-    """Return `code` of result.json in the folder of a task, or None."""
-    try:
-        file = open_file(folder, [task, RESULT])
-    except Refusal:
-        return None
-    if file is None:
-        return None
-    try:
-        result = json.loads(os.read(file, LARGEST))
-    except (OSError, ValueError, RecursionError):
-        return None
-    finally:
-        os.close(file)
-    code = result.get("code") if isinstance(result, dict) else None
-    return code if type(code) is int and -(2**31) <= code < 2**31 else None
-
-
-SECRET: Final = (".key", "home.tar")
-"""Endings of the names of files with keys: keys, and archives of launchers' folders that were never unpacked."""
-
-
-def forget_keys(folder: Path) -> int:
-    """Remove the keys below a folder, without following links; return their number."""
-    n_gone = 0
-    for _, _, names, handle in os.fwalk(folder, follow_symlinks=False):
-        for name in names:
-            if name.endswith(SECRET):
-                with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=handle)
-                    n_gone += 1
-    return n_gone

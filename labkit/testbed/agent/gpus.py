@@ -1,6 +1,7 @@
 """Read NVIDIA GPUs in a process of its own, so that a driver that hangs does not block the agent.
 
-`python -m labkit.testbed.agent.gpus EVERY_S` writes a line of JSON now and each so many seconds, until stdin ends.
+`python -m labkit.testbed.agent.gpus EVERY_S` writes a line of JSON now and each so many seconds, until stdin ends. The
+agent's `Sampler` starts it for a measurement, and ends it when it is unused.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ MODULES: Final = ("pynvml", "labkit.testbed.agent._pynvml")
 ABSENT: Final = "Python has no module pynvml (nvidia-ml-py) here: fab install brings it where this side has it"
 TX, RX = 0, 1
 """Direction of PCIe traffic, as NVML counts: from the GPU to the host, and back."""
+EVERY_S: Final = 1.0
+UNUSED_S: Final = 10.0
+LATE_S: Final = 5.0
+"""Seconds for an answer; NVML takes a second or two to start if the driver is not kept awake."""
+LATE: Final = GpuReading(absent=f"the NVIDIA driver did not answer within {LATE_S:g} s")
+NONE: Final = GpuReading(absent=ABSENT)
 
 
 def reading(nvml: Any) -> list[GpuUse]:
@@ -127,19 +134,6 @@ def main() -> int:
         due_s = max(due_s + every_s, now_s())
         if select.select([sys.stdin], [], [], max(0.0, due_s - now_s()))[0]:
             return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-EVERY_S: Final = 1.0
-UNUSED_S: Final = 10.0
-LATE_S: Final = 5.0
-"""Seconds for an answer; NVML takes a second or two to start if the driver is not kept awake."""
-
-LATE: Final = GpuReading(absent=f"the NVIDIA driver did not answer within {LATE_S:g} s")
-NONE: Final = GpuReading(absent=ABSENT)
 
 
 class Sampler:
@@ -259,3 +253,7 @@ def of_tasks(reading: GpuReading, tasks: Mapping[int, Key]) -> dict[Key, float]:
             if key is not None and mb is not None:
                 found[key] = found.get(key, 0.0) + mb
     return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The events of a run, numbered, in a file: an event is sent only after it was written."""
+"""Files that grow: the events of a run, the logs of tasks and of the agent; bounded, and read line by line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,19 @@ from labkit.testbed.agent.messages import now_s, pack, wall_s
 
 RESERVE: Final = 1 << 16
 """Bytes of disk that are reserved for later events, so that they can be written to a full disk."""
-
 LAST_BYTES: Final = 1 << 16
-
 KEEP_SIZE, PUNCH_HOLE = 1, 2
+PIECE: Final = 1 << 16
+LONGEST: Final = 1 << 20
+"""Bytes of a line above which it is sent in pieces."""
+LOG_LIMIT: Final = 8 << 20
+"""Most bytes of disk for a log, checked each second."""
+LOG_HEAD: Final = 64 << 10
+LOG_TAIL: Final = LOG_LIMIT // 2
+PAGE: Final = 4096
+JOURNAL: Final = "agent.log"
+JOURNAL_LIMIT: Final = 1 << 20
+"""Most bytes of a log; its predecessor is kept as well."""
 
 
 def allocate(handle: int, mode: int, offset: int, n: int) -> bool:
@@ -108,43 +117,6 @@ def _recover(file: int) -> tuple[int, int, str]:
             last = json.loads(line)
             return size, int(last["n"]), str(last["kind"])
     return size, 0, ""
-
-
-LOG_LIMIT: Final = 8 << 20
-"""Most bytes of disk for a log, checked each second."""
-
-LOG_HEAD: Final = 64 << 10
-LOG_TAIL: Final = LOG_LIMIT // 2
-PAGE: Final = 4096
-
-
-def bound_log(folder: Path) -> None:
-    """Cut the log in the folder of a task if it takes too much disk."""
-    path = folder / LOG
-    try:
-        found = path.lstat()
-        if found.st_blocks * 512 <= LOG_LIMIT:
-            return
-        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        cut_middle(file, size=found.st_size)
-    finally:
-        os.close(file)
-
-
-def cut_middle(file: int, *, size: int) -> None:
-    """Give the middle of a file back to the disk: offsets stay, and reads find a hole."""
-    end = (size - LOG_TAIL) // PAGE * PAGE
-    if end <= LOG_HEAD or allocate(file, KEEP_SIZE | PUNCH_HOLE, LOG_HEAD, end - LOG_HEAD):
-        return
-    os.ftruncate(file, 0)  # no holes on this file system: begin again
-
-
-PIECE: Final = 1 << 16
-LONGEST: Final = 1 << 20
-"""Bytes of a line above which it is sent in pieces."""
 
 
 def data_from(file: int, offset: int, *, size: int) -> tuple[int, int]:
@@ -239,9 +211,28 @@ def read_range(folder: Path, names: list[str], *, offset: int, n_bytes: int) -> 
         os.close(file)
 
 
-JOURNAL: Final = "agent.log"
-JOURNAL_LIMIT: Final = 1 << 20
-"""Most bytes of a log; its predecessor is kept as well."""
+def bound_log(folder: Path) -> None:
+    """Cut the log in the folder of a task if it takes too much disk."""
+    path = folder / LOG
+    try:
+        found = path.lstat()
+        if found.st_blocks * 512 <= LOG_LIMIT:
+            return
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        cut_middle(file, size=found.st_size)
+    finally:
+        os.close(file)
+
+
+def cut_middle(file: int, *, size: int) -> None:
+    """Give the middle of a file back to the disk: offsets stay, and reads find a hole."""
+    end = (size - LOG_TAIL) // PAGE * PAGE
+    if end <= LOG_HEAD or allocate(file, KEEP_SIZE | PUNCH_HOLE, LOG_HEAD, end - LOG_HEAD):
+        return
+    os.ftruncate(file, 0)  # no holes on this file system: begin again
 
 
 class AgentJournal:

@@ -1,4 +1,4 @@
-"""Measure the resources that host and tasks use: processor, memory and disk, from /proc."""
+"""Measure the resources that host and tasks use, and how fast the host is at the moment."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ from labkit.testbed.agent.processes import Key, TaskProcesses
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 PAGE_MB: Final = os.sysconf("SC_PAGE_SIZE") / 1e6
 MB: Final = 1e6
+EVERY_S: Final = 3.0
+MOST: Final = 0.005
+"""Part of a core that the work may take: on a slow host it is done less often."""
+KEPT: Final = 4
+"""Readings of an answer: a client asks more often than the work is done."""
+N_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +159,6 @@ def _memory_mb() -> dict[str, float]:
     lines = (read("/proc/meminfo") or b"").splitlines()
     values = {line.split(b":")[0].decode(): int(line.split()[1]) * 1024 / MB for line in lines if b" kB" in line}
     return {name: values.get(name, 0.0) for name in ("MemTotal", "MemAvailable")}
-
-
-EVERY_S: Final = 3.0
-MOST: Final = 0.005
-"""Part of a core that the work may take: on a slow host it is done less often."""
-KEPT: Final = 4
-"""Readings of an answer: a client asks more often than the work is done."""
-N_BYTES: Final = 1 << 16
 
 
 @cache

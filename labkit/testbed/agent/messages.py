@@ -1,4 +1,8 @@
-"""The protocol of agent, bridge and client: JSON lines, names, and refusals."""
+"""The messages of agent, bridge and client: JSON lines, their types, names, and refusals.
+
+The agent replies with these types (`pack`), and a client decodes them (`shaped`): a host may send anything. A field
+that an older agent does not send has a default.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,14 @@ from annotated_types import Ge, Gt, Le, Len, Predicate
 
 PROTOCOL: Final = 2
 """Incremented when agents and clients of different versions would misunderstand each other."""
-
 MARK: Final = b"labkit-agent-bridge "
 """Begin of the first line of a bridge; output of the login shell before it is dropped."""
-
 MAX_LINE: Final = 8 << 20
 """Most bytes of one request or reply."""
-
 NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}")
+Count = Annotated[int, Ge(0), Le(1 << 62)]
+Number = Annotated[float, Ge(-1e15), Le(1e15)]
+Text = Annotated[str, Len(0, 1 << 16)]
 
 
 class Refusal(Exception):  # noqa: N818 - a refusal, not a fault
@@ -73,10 +77,10 @@ def check_name(text: object, what: str) -> str:
 
     >>> check_name("worker-3.a", "task")
     'worker-3.a'
-    >>> check_name("../etc", "task")
+    >>> check_name("../etc", "task")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    labkit.testbed.agent.messages.Refusal: task '../etc' is no name: letters, digits, . _ - (not first a dot), at most 80
+    labkit.testbed.agent.messages.Refusal: task '../etc' is no name: letters, digits, ...
     """
     if not isinstance(text, str) or not NAME.fullmatch(text):
         shown = repr(text) if len(repr(text)) < 100 else repr(text)[:97] + "..."
@@ -123,11 +127,6 @@ def now_s() -> float:
 def wall_s() -> float:
     """Return seconds since 1970, comparable between hosts."""
     return round(time.time_ns() / 1e9, 3)
-
-
-Count = Annotated[int, Ge(0), Le(1 << 62)]
-Number = Annotated[float, Ge(-1e15), Le(1e15)]
-Text = Annotated[str, Len(0, 1 << 16)]
 
 
 def _is_line(value: object) -> bool:

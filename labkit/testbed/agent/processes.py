@@ -1,4 +1,4 @@
-"""The processes of tasks: found by session, or by the labels in their environment."""
+"""The processes of tasks: found by session or by label, followed, and ended until none of a task is left."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from labkit.testbed.agent.messages import Refusal, now_s
 
 RECHECKED_S: Final = 5.0
 """Seconds for which `find(quick=True)` does not look again at a process without the agent's label."""
+LEFT_GRACE_S: Final = 2.0
+"""Seconds between SIGTERM and SIGKILL for processes that outlive the first process of their task."""
+LOOK_S: Final = 0.05
+STUCK_S: Final = 10.0
+"""Seconds after SIGKILL from which a process that is still there is reported as stuck in the kernel."""
+UNKNOWN: Final = "unknown: it ended while no agent watched, or under another than its own, and wrote no result.json"
 
 
 class Key(NamedTuple):
@@ -108,16 +114,6 @@ def signal_all(those: Iterable[Stat], number: signal.Signals) -> None:
     """Signal each of some processes."""
     for each in those:
         send(each.identity, number)
-
-
-LEFT_GRACE_S: Final = 2.0
-"""Seconds between SIGTERM and SIGKILL for processes that outlive the first process of their task."""
-
-LOOK_S: Final = 0.05
-STUCK_S: Final = 10.0
-"""Seconds after SIGKILL from which a process that is still there is reported as stuck in the kernel."""
-
-UNKNOWN: Final = "unknown: it ended while no agent watched, or under another than its own, and wrote no result.json"
 
 
 class EndListener(Protocol):

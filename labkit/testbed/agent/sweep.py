@@ -18,6 +18,43 @@ from labkit.testbed.agent.runs import AgentRuns
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def aside(loop: Loop, work: Callable[[], Any], *, done: Callable[[Any], None]) -> None:
+    """Run some work in a child process; `done` is called with its result, or with None if it failed."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _work(work, writing)
+    os.close(writing)
+    os.set_blocking(reading, False)
+    output = bytearray()
+
+    def read(_: int) -> None:
+        data = os.read(reading, 1 << 16)
+        output.extend(data)
+        if not data:
+            loop.off(reading)
+            os.close(reading)
+            os.waitpid(pid, 0)
+            done(json.loads(output) if output else None)
+
+    loop.on(reading, read)
+
+
+def _work(work: Callable[[], Any], writing: int) -> NoReturn:
+    """Run in the forked child: close every inherited descriptor except the result pipe."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.closerange(3, writing)
+        os.closerange(writing + 1, os.sysconf("SC_OPEN_MAX"))
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(json.dumps(work()).encode())
+        status = 0
+    finally:
+        os._exit(status)
+
+
 def plan(runs: AgentRuns, *, older_s: float) -> list[FolderRow]:
     """Return a row for each entry in the folder of runs: whether it is to be removed, and why."""
     living = {key.run for key in runs.processes.find({})}
@@ -101,40 +138,3 @@ def _remove(above: int, entry: os.DirEntry[str], counted: dict[str, int], *, dev
     counted["n_bytes"] += found.st_blocks * 512 if found.st_nlink == 1 else 0
     if not dry_run:
         os.unlink(entry.name, dir_fd=above)
-
-
-def aside(loop: Loop, work: Callable[[], Any], *, done: Callable[[Any], None]) -> None:
-    """Run some work in a child process; `done` is called with its result, or with None if it failed."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _work(work, writing)
-    os.close(writing)
-    os.set_blocking(reading, False)
-    output = bytearray()
-
-    def read(_: int) -> None:
-        data = os.read(reading, 1 << 16)
-        output.extend(data)
-        if not data:
-            loop.off(reading)
-            os.close(reading)
-            os.waitpid(pid, 0)
-            done(json.loads(output) if output else None)
-
-    loop.on(reading, read)
-
-
-def _work(work: Callable[[], Any], writing: int) -> NoReturn:
-    """Run in the forked child: close every inherited descriptor except the result pipe."""
-    status = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.closerange(3, writing)
-        os.closerange(writing + 1, os.sysconf("SC_OPEN_MAX"))
-        with os.fdopen(writing, "wb") as pipe:
-            pipe.write(json.dumps(work()).encode())
-        status = 0
-    finally:
-        os._exit(status)

@@ -42,6 +42,92 @@ ATTEMPTS = 5
 SERVERS = ("sshd", "paramiko")
 MOST_OF_A_PATH = 60
 """Most characters of a bed's folder: the path of an agent's socket below it may have 107."""
+CONFIG = re.compile(r" (/(?:(?! /).)*?)/servers/(h\d+)/([0-9a-f]{16})-\2(?= |$)")
+"""A server's configuration in its command line; a folder may have blanks, but none before a slash."""
+
+
+def make_keys(plan: BedPlan) -> None:
+    """Write missing keys, the authorized keys, and the host keys for the client."""
+    login = _key(plan, None)
+    lines = [f"{_name(spot)} {_key(plan, spot)}" for spot in plan.spots]
+    write_private(plan.folder / "authorized_keys", f"restrict {login} labkit-bed\n")
+    write_private(plan.known_hosts, "".join(f"{line}\n" for line in lines))
+
+
+def _key(plan: BedPlan, spot: Spot | None) -> str:
+    """Return the public key of a host or of the login; its private key is made if it is missing."""
+    path = plan.key if spot is None else plan.control(spot) / "key"
+    public = path.with_name(f"{path.name}.pub")
+    if not public.exists():
+        key = Ed25519PrivateKey.generate()
+        write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        write_private(public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    return public.read_text().strip()
+
+
+def _name(spot: Spot) -> str:
+    """Return the name of a host in known_hosts files."""
+    return spot.address if spot.port == 22 else f"[{spot.address}]:{spot.port}"
+
+
+def inventory_text(plan: BedPlan, *, gpus: int, cpus: float | None, memory_gb: float | None, pods: int = 1) -> str:
+    """Return the inventory of a bed; its hosts are divided among pods in order."""
+    n = len(plan.spots)
+    cpus = cpus if cpus is not None else max(round((os.cpu_count() or 1) / n, 2), 0.1)
+    memory_gb = memory_gb if memory_gb is not None else max(round(_memory_gb() / n, 2), 0.1)
+    proxy = proxy_command(plan, python=sys.executable)
+    common = ({"proxy_command": proxy} if proxy else {}) | {
+        "user": user_name(),
+        "key": str(plan.key),
+        "known_hosts": str(plan.known_hosts),
+        "config": "none",
+        "python": sys.executable,
+        "folder": "~/.labkit",
+    }
+    lines = ["# The laptop testbed: written by `labkit bed up`, removed by `labkit bed down`.", "[ssh]"]
+    lines += [f"{key} = {_toml(value)}" for key, value in common.items()]
+    for i, spot in enumerate(plan.spots):
+        own = {
+            "name": spot.name,
+            "gpus": gpus,
+            "cpus": float(cpus),
+            "memory_gb": float(memory_gb),
+            "device_type": "laptop",
+            "link_gbps": float(plan.shaped_gbps or 10),
+        } | ({"pod": i * pods // n} if pods > 1 else {})
+        lines += ["", "[[hosts]]", *(f"{key} = {_toml(value)}" for key, value in own.items())]
+        lines.append(f"ssh = {{ address = {_toml(spot.address)}, port = {spot.port} }}")
+    return "\n".join(lines) + "\n"
+
+
+def ssh_config_text(plan: BedPlan) -> str:
+    """Return a configuration for `ssh -F` that reaches the hosts by name."""
+    blocks = [f"Host {spot.name}\n  HostName {spot.address}\n  Port {spot.port}\n" for spot in plan.spots]
+    proxy = proxy_command(plan, python=sys.executable)
+    common = ({"ProxyCommand": proxy} if proxy else {}) | {
+        "User": user_name(),
+        "IdentityFile": _quoted(plan.key),
+        "IdentitiesOnly": "yes",
+        "UserKnownHostsFile": _quoted(plan.known_hosts),
+        "StrictHostKeyChecking": "yes",
+    }
+    return "".join([*blocks, "Host *\n", *(f"  {key} {value}\n" for key, value in common.items())])
+
+
+def _quoted(path: Path) -> str:
+    """Return a path in the syntax of ssh's configuration, where %h would mean the host."""
+    return '"' + str(path).replace("%", "%%") + '"'
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _memory_gb() -> float:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    except (ValueError, OSError):
+        return 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,10 +499,6 @@ def _told(each: BedProcess) -> str:
     return f"{each.pid} ({each.command[:60]})"
 
 
-CONFIG = re.compile(r" (/(?:(?! /).)*?)/servers/(h\d+)/([0-9a-f]{16})-\2(?= |$)")
-"""A server's configuration in its command line; a folder may have blanks, but none before a slash."""
-
-
 @dataclass(frozen=True, slots=True)
 class FoundBed:
     """A laptop testbed with running processes.
@@ -485,87 +567,3 @@ def _is_there(folder: Path, token: str) -> bool:
     except BedError:
         return False
     return plan is not None and plan.token == token
-
-
-def make_keys(plan: BedPlan) -> None:
-    """Write missing keys, the authorized keys, and the host keys for the client."""
-    login = _key(plan, None)
-    lines = [f"{_name(spot)} {_key(plan, spot)}" for spot in plan.spots]
-    write_private(plan.folder / "authorized_keys", f"restrict {login} labkit-bed\n")
-    write_private(plan.known_hosts, "".join(f"{line}\n" for line in lines))
-
-
-def _key(plan: BedPlan, spot: Spot | None) -> str:
-    """Return the public key of a host or of the login; its private key is made if it is missing."""
-    path = plan.key if spot is None else plan.control(spot) / "key"
-    public = path.with_name(f"{path.name}.pub")
-    if not public.exists():
-        key = Ed25519PrivateKey.generate()
-        write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-        write_private(public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
-    return public.read_text().strip()
-
-
-def _name(spot: Spot) -> str:
-    """Return the name of a host in known_hosts files."""
-    return spot.address if spot.port == 22 else f"[{spot.address}]:{spot.port}"
-
-
-def inventory_text(plan: BedPlan, *, gpus: int, cpus: float | None, memory_gb: float | None, pods: int = 1) -> str:
-    """Return the inventory of a bed; its hosts are divided among pods in order."""
-    n = len(plan.spots)
-    cpus = cpus if cpus is not None else max(round((os.cpu_count() or 1) / n, 2), 0.1)
-    memory_gb = memory_gb if memory_gb is not None else max(round(_memory_gb() / n, 2), 0.1)
-    proxy = proxy_command(plan, python=sys.executable)
-    common = ({"proxy_command": proxy} if proxy else {}) | {
-        "user": user_name(),
-        "key": str(plan.key),
-        "known_hosts": str(plan.known_hosts),
-        "config": "none",
-        "python": sys.executable,
-        "folder": "~/.labkit",
-    }
-    lines = ["# The laptop testbed: written by `labkit bed up`, removed by `labkit bed down`.", "[ssh]"]
-    lines += [f"{key} = {_toml(value)}" for key, value in common.items()]
-    for i, spot in enumerate(plan.spots):
-        own = {
-            "name": spot.name,
-            "gpus": gpus,
-            "cpus": float(cpus),
-            "memory_gb": float(memory_gb),
-            "device_type": "laptop",
-            "link_gbps": float(plan.shaped_gbps or 10),
-        } | ({"pod": i * pods // n} if pods > 1 else {})
-        lines += ["", "[[hosts]]", *(f"{key} = {_toml(value)}" for key, value in own.items())]
-        lines.append(f"ssh = {{ address = {_toml(spot.address)}, port = {spot.port} }}")
-    return "\n".join(lines) + "\n"
-
-
-def ssh_config_text(plan: BedPlan) -> str:
-    """Return a configuration for `ssh -F` that reaches the hosts by name."""
-    blocks = [f"Host {spot.name}\n  HostName {spot.address}\n  Port {spot.port}\n" for spot in plan.spots]
-    proxy = proxy_command(plan, python=sys.executable)
-    common = ({"ProxyCommand": proxy} if proxy else {}) | {
-        "User": user_name(),
-        "IdentityFile": _quoted(plan.key),
-        "IdentitiesOnly": "yes",
-        "UserKnownHostsFile": _quoted(plan.known_hosts),
-        "StrictHostKeyChecking": "yes",
-    }
-    return "".join([*blocks, "Host *\n", *(f"  {key} {value}\n" for key, value in common.items())])
-
-
-def _quoted(path: Path) -> str:
-    """Return a path in the syntax of ssh's configuration, where %h would mean the host."""
-    return '"' + str(path).replace("%", "%%") + '"'
-
-
-def _toml(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _memory_gb() -> float:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    except (ValueError, OSError):
-        return 4.0

@@ -1,4 +1,4 @@
-"""A network of its own for each host of a laptop testbed: as root, or inside a user namespace."""
+"""A network of its own for each host of a laptop testbed, with links of limited rate: as root or not."""
 
 from __future__ import annotations
 
@@ -13,11 +13,22 @@ from pathlib import Path
 
 from labkit.core.errors import InputError
 from labkit.testbed.errors import BedError
-from labkit.testbed.laptop.bed import Bed
 from labkit.testbed.laptop.plan import VARIABLE, BedPlan, Spot, alone, write_private
 from labkit.testbed.laptop.processes import BedProcess, await_that, process
 from labkit.testbed.laptop.server import program
 
+UNITS = {"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0}
+SLOWEST_GBPS, FASTEST_GBPS = 1e-4, 100.0
+QDISCS = ("tbf", "htb")
+"""Queues that hold a rate, in the order of preference; kernels may lack either, and netem."""
+BURST_S = 0.005
+LEAST_BURST = 64 << 10
+"""Bytes: as large as the packets that the kernel hands over at once."""
+LATENCY_MS = 50
+PREFIX = "198.18"
+"""Addresses that are kept for measurements between networks: RFC 2544."""
+PORT = 2222
+DEVICE = "eth0"
 NEEDED = ("ip", "tc", "nsenter", "unshare", "setsid")
 PATIENCE_S = 10.0
 FOR_EVER = "2147483647"
@@ -26,6 +37,87 @@ HOLD = 'echo "$$" > "$1.part" && mv "$1.part" "$1" && exec sleep ' + FOR_EVER
 DONE = "network"
 """A file of the bed's folder: its networks are whole."""
 PIPE = Path(__file__).with_name("pipe.py")
+
+
+def rate_gbps(rate: str | float) -> float:
+    """Return a rate in Gbps, from Gbps or as `tc` writes it.
+
+    >>> rate_gbps("200mbit"), rate_gbps(0.5)
+    (0.2, 0.5)
+
+    Raises
+    ------
+    InputError
+        If it is no rate.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmg]bit)?\s*", str(rate).lower())
+    gbps = float(found[1]) * UNITS[found[2] or "gbit"] if found else 0.0
+    if not SLOWEST_GBPS <= gbps <= FASTEST_GBPS:
+        raise InputError(f"rate is {rate!r}; expected 100kbit to 100gbit, such as 200mbit or 1gbit.")
+    return gbps
+
+
+def addresses(n_hosts: int, *, subnet: int) -> list[str]:
+    """Return the addresses of hosts on a bridge; the bridge has the first address of the network."""
+    return [f"{PREFIX}.{subnet}.{i + 2}" for i in range(n_hosts)]
+
+
+def gateway(plan: BedPlan) -> str:
+    """Return the bridge's address."""
+    return plan.spots[0].address.rpartition(".")[0] + ".1"
+
+
+def bridge(plan: BedPlan) -> str:
+    """Return the bridge's name; the kernel allows 15 characters."""
+    return f"lk{plan.token[:8]}"
+
+
+def port_of(plan: BedPlan, spot: Spot) -> str:
+    """Return the name of the bridge's end of a host's link."""
+    return f"{bridge(plan)}{spot.name}"
+
+
+def bridge_commands(plan: BedPlan, *, processes: Sequence[int], qdisc: str) -> tuple[list[str], list[str]]:
+    """Return the lines for `ip -batch` and `tc -batch` that make a bridge with a limited link to each host.
+
+    Parameters
+    ----------
+    processes : sequence of int
+        A process in each host's network, in the hosts' order.
+    """
+    ip = [f"link add name {bridge(plan)} type bridge", f"address add {gateway(plan)}/24 dev {bridge(plan)}"]
+    tc: list[str] = []
+    for spot, pid in zip(plan.spots, processes, strict=True):
+        port = port_of(plan, spot)
+        ip.append(f"link add name {port} type veth peer name {DEVICE} netns {pid}")
+        ip.append(f"link set dev {port} master {bridge(plan)} up")
+        tc += limit(port, gbps=plan.shaped_gbps or FASTEST_GBPS, qdisc=qdisc)
+    return [*ip, f"link set dev {bridge(plan)} up", "link set dev lo up"], tc
+
+
+def host_commands(plan: BedPlan, spot: Spot, *, qdisc: str) -> tuple[list[str], list[str]]:
+    """Return the lines for `ip -batch` and `tc -batch` inside a host's network."""
+    ip = [
+        "link set dev lo up",
+        f"address add {spot.address}/24 dev {DEVICE}",
+        f"link set dev {DEVICE} up",
+    ]
+    return ip, limit(DEVICE, gbps=plan.shaped_gbps or FASTEST_GBPS, qdisc=qdisc)
+
+
+def limit(device: str, *, gbps: float, qdisc: str) -> list[str]:
+    """Return the lines for `tc -batch` that hold what leaves through a device to a rate.
+
+    >>> limit("eth0", gbps=0.2, qdisc="tbf")
+    ['qdisc add dev eth0 root tbf rate 200000kbit burst 125000 latency 50ms']
+    """
+    rate, burst = f"{round(gbps * 1e6)}kbit", max(LEAST_BURST, round(gbps * 1e9 / 8 * BURST_S))
+    if qdisc == "tbf":
+        return [f"qdisc add dev {device} root tbf rate {rate} burst {burst} latency {LATENCY_MS}ms"]
+    return [
+        f"qdisc add dev {device} root handle 1: htb default 1",
+        f"class add dev {device} parent 1: classid 1:1 htb rate {rate} burst {burst} cburst {burst}",
+    ]
 
 
 def possible() -> tuple[str, str, str]:
@@ -196,102 +288,7 @@ def _fails(command: Sequence[str]) -> str:
     return "no answer"
 
 
-UNITS = {"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0}
-SLOWEST_GBPS, FASTEST_GBPS = 1e-4, 100.0
-QDISCS = ("tbf", "htb")
-"""Queues that hold a rate, in the order of preference; kernels may lack either, and netem."""
-BURST_S = 0.005
-LEAST_BURST = 64 << 10
-"""Bytes: as large as the packets that the kernel hands over at once."""
-LATENCY_MS = 50
-PREFIX = "198.18"
-"""Addresses that are kept for measurements between networks: RFC 2544."""
-PORT = 2222
-DEVICE = "eth0"
-
-
-def rate_gbps(rate: str | float) -> float:
-    """Return a rate in Gbps, from Gbps or as `tc` writes it.
-
-    >>> rate_gbps("200mbit"), rate_gbps(0.5)
-    (0.2, 0.5)
-
-    Raises
-    ------
-    InputError
-        If it is no rate.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmg]bit)?\s*", str(rate).lower())
-    gbps = float(found[1]) * UNITS[found[2] or "gbit"] if found else 0.0
-    if not SLOWEST_GBPS <= gbps <= FASTEST_GBPS:
-        raise InputError(f"rate is {rate!r}; expected 100kbit to 100gbit, such as 200mbit or 1gbit.")
-    return gbps
-
-
-def addresses(n_hosts: int, *, subnet: int) -> list[str]:
-    """Return the addresses of hosts on a bridge; the bridge has the first address of the network."""
-    return [f"{PREFIX}.{subnet}.{i + 2}" for i in range(n_hosts)]
-
-
-def gateway(plan: BedPlan) -> str:
-    """Return the bridge's address."""
-    return plan.spots[0].address.rpartition(".")[0] + ".1"
-
-
-def bridge(plan: BedPlan) -> str:
-    """Return the bridge's name; the kernel allows 15 characters."""
-    return f"lk{plan.token[:8]}"
-
-
-def port_of(plan: BedPlan, spot: Spot) -> str:
-    """Return the name of the bridge's end of a host's link."""
-    return f"{bridge(plan)}{spot.name}"
-
-
-def bridge_commands(plan: BedPlan, *, processes: Sequence[int], qdisc: str) -> tuple[list[str], list[str]]:
-    """Return the lines for `ip -batch` and `tc -batch` that make a bridge with a limited link to each host.
-
-    Parameters
-    ----------
-    processes : sequence of int
-        A process in each host's network, in the hosts' order.
-    """
-    ip = [f"link add name {bridge(plan)} type bridge", f"address add {gateway(plan)}/24 dev {bridge(plan)}"]
-    tc: list[str] = []
-    for spot, pid in zip(plan.spots, processes, strict=True):
-        port = port_of(plan, spot)
-        ip.append(f"link add name {port} type veth peer name {DEVICE} netns {pid}")
-        ip.append(f"link set dev {port} master {bridge(plan)} up")
-        tc += limit(port, gbps=plan.shaped_gbps or FASTEST_GBPS, qdisc=qdisc)
-    return [*ip, f"link set dev {bridge(plan)} up", "link set dev lo up"], tc
-
-
-def host_commands(plan: BedPlan, spot: Spot, *, qdisc: str) -> tuple[list[str], list[str]]:
-    """Return the lines for `ip -batch` and `tc -batch` inside a host's network."""
-    ip = [
-        "link set dev lo up",
-        f"address add {spot.address}/24 dev {DEVICE}",
-        f"link set dev {DEVICE} up",
-    ]
-    return ip, limit(DEVICE, gbps=plan.shaped_gbps or FASTEST_GBPS, qdisc=qdisc)
-
-
-def limit(device: str, *, gbps: float, qdisc: str) -> list[str]:
-    """Return the lines for `tc -batch` that hold what leaves through a device to a rate.
-
-    >>> limit("eth0", gbps=0.2, qdisc="tbf")
-    ['qdisc add dev eth0 root tbf rate 200000kbit burst 125000 latency 50ms']
-    """
-    rate, burst = f"{round(gbps * 1e6)}kbit", max(LEAST_BURST, round(gbps * 1e9 / 8 * BURST_S))
-    if qdisc == "tbf":
-        return [f"qdisc add dev {device} root tbf rate {rate} burst {burst} latency {LATENCY_MS}ms"]
-    return [
-        f"qdisc add dev {device} root handle 1: htb default 1",
-        f"class add dev {device} parent 1: classid 1:1 htb rate {rate} burst {burst} cburst {burst}",
-    ]
-
-
-def rates(bed: Bed) -> dict[str, str]:
+def rates(folder: Path) -> dict[str, str]:
     """Return the rate of each host's link according to the kernel: to the host, and from it.
 
     Raises
@@ -299,7 +296,7 @@ def rates(bed: Bed) -> dict[str, str]:
     InputError
         If the bed's links have no limits.
     """
-    plan = _shaped(bed)
+    plan = _shaped(folder)
     found = {}
     for spot in plan.spots:
         down, up = _rate(outside(plan), port_of(plan, spot)), _rate(entry(plan)(spot), DEVICE)
@@ -307,13 +304,13 @@ def rates(bed: Bed) -> dict[str, str]:
     return found
 
 
-def reshape(bed: Bed, rate: str | float, *, hosts: Collection[str]) -> float:
+def reshape(folder: Path, rate: str | float, *, hosts: Collection[str]) -> float:
     """Set the link rate of some hosts, in both directions, and write it into the inventory.
 
     Parameters
     ----------
-    bed : Bed
-        Up, and shaped.
+    folder : Path
+        Of a bed that is up, and shaped.
     rate : str or float
         Gbps, or as `tc` writes it: "200mbit".
     hosts : collection of str
@@ -332,23 +329,23 @@ def reshape(bed: Bed, rate: str | float, *, hosts: Collection[str]) -> float:
         If the kernel refuses.
     """
     gbps = rate_gbps(rate)
-    with alone(bed.folder):
-        plan = _shaped(bed)
+    with alone(folder):
+        plan = _shaped(folder)
         for spot in plan.spots:
             if spot.name in hosts:
                 _limit(outside(plan), port_of(plan, spot), gbps)
                 _limit(entry(plan)(spot), DEVICE, gbps)
         if all(spot.name in hosts for spot in plan.spots):
             replace(plan, shaped_gbps=gbps).write()
-        write_private(plan.hosts_file, _written(plan.hosts_file.read_text(), gbps, hosts=hosts))
+        write_private(plan.hosts_file, _with_rates(plan.hosts_file.read_text(), gbps, hosts=hosts))
     return gbps
 
 
-def _shaped(bed: Bed) -> BedPlan:
-    plan = BedPlan.read(bed.folder)
+def _shaped(folder: Path) -> BedPlan:
+    plan = BedPlan.read(folder)
     if plan is None or plan.shaped_gbps is None:
         raise InputError(
-            f"the links of the laptop testbed in {bed.folder} have no limits; labkit bed down, then: "
+            f"the links of the laptop testbed in {folder} have no limits; labkit bed down, then: "
             "labkit bed up --shaped 1gbit."
         )
     return plan
@@ -356,7 +353,7 @@ def _shaped(bed: Bed) -> BedPlan:
 
 def _limit(before: Sequence[str], device: str, gbps: float) -> None:
     """Replace the queue of a device by one of the same kind with another rate."""
-    kind = next((kind for kind in QDISCS if f" {kind} " in _said(before, "qdisc", device)), None)
+    kind = next((kind for kind in QDISCS if f" {kind} " in _tc_show(before, "qdisc", device)), None)
     if kind is None:
         raise BedError(f"link {device} has no limit that could be changed; labkit bed down, then up.")
     for line in limit(device, gbps=gbps, qdisc=kind):
@@ -371,19 +368,19 @@ def _tc(before: Sequence[str], words: Sequence[str]) -> str:
     return done.stdout
 
 
-def _said(before: Sequence[str], what: str, device: str) -> str:
+def _tc_show(before: Sequence[str], what: str, device: str) -> str:
     return _tc(before, [what, "show", "dev", device])
 
 
 def _rate(before: Sequence[str], device: str) -> str:
-    found = re.search(r"\brate (\S+)", _said(before, "qdisc", device) + _said(before, "class", device))
+    found = re.search(r"\brate (\S+)", _tc_show(before, "qdisc", device) + _tc_show(before, "class", device))
     return found[1] if found else "no limit"
 
 
-def _written(text: str, gbps: float, *, hosts: Collection[str]) -> str:
+def _with_rates(text: str, gbps: float, *, hosts: Collection[str]) -> str:
     r"""Return an inventory with other rates for some hosts.
 
-    >>> _written('[ssh]\n\n[[hosts]]\nname = "h0"\nlink_gbps = 1.0\n', 0.5, hosts=["h0"]).splitlines()[-1]
+    >>> _with_rates('[ssh]\n\n[[hosts]]\nname = "h0"\nlink_gbps = 1.0\n', 0.5, hosts=["h0"]).splitlines()[-1]
     'link_gbps = 0.5'
     """
     head, *tables = text.split("[[hosts]]")

@@ -1,4 +1,4 @@
-"""Jobs that train at once on one machine, one more at a time: their mutual slowdown, starts and rescales."""
+"""Measure the mutual slowdown of jobs on one machine: beside a load on some cores, and with one job more at a time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,43 @@ from labkit.testbed.profiling.gangs import GangShape, place_of, room
 from labkit.testbed.profiling.isolated import GangPace, Measurements, Say, pace, paces_of, short, warm_up_s
 from labkit.testbed.profiling.session import MeasuredJob, ProfilingSession, load
 
+SHARED_S: Final = 1.2
 SIZE: Final = 4
 """Jobs at once, where the machine has GPUs for so many; as many extra kinds the stage must have."""
-
 LEAST_S: Final = 2.5
-
 What = Literal["step", "start", "rescale"]
+
+
+def beside_load(
+    trainee: MeasuredJob, gang: GangShape, found: Measurements, *, loads: tuple[int, ...], say: Say
+) -> list[ColocationSample]:
+    """Return how a job is slowed by loads that keep some cores busy; it trains with a gang already."""
+    stage, kind = trainee.stage, trainee.stage.kinds[trainee.number]
+    alone = found.paces.get((trainee.number, gang))
+    host = stage.inventory.names[0]
+    rows = []
+    for k in loads:
+        try:
+            if alone is not None:
+                with load(stage, host, k):
+                    shared = pace(trainee, least_s=SHARED_S)
+                rows.append(_load_sample(str(kind), f"load-{k}", alone, shared, co_cores=float(k), co_weight=float(k)))
+        except (LabkitError, OSError) as error:
+            found.notes.append(f"{kind} beside {k} busy cores: {error}")
+        say(f"{kind} beside {k} busy cores")
+    return rows
+
+
+def _load_sample(
+    job: str, beside: str, alone: GangPace, shared: GangPace, *, co_cores: float, co_weight: float
+) -> ColocationSample:
+    numbers = {
+        "cpu_cores": alone.cores, "co_cpu_cores": co_cores, "weight": alone.weight, "co_weight": co_weight,
+        "alone_s": alone.step_s, "shared_s": shared.step_s,
+    }  # fmt: skip
+    numbers["busy_cores"] = max(alone.busy_cores, shared.busy_cores)
+    rounded = {name: short(value) for name, value in numbers.items()}
+    return ColocationSample(job=job, co_runners=beside, what="step", **rounded)
 
 
 @dataclass(slots=True)
@@ -100,10 +131,11 @@ def _joined(
     cold = bool(new.trainee.n_cold)  # it says nothing of warm starts in a crowd
     n_new = new.gang.n_ps + new.gang.n_workers
     rows = [_change("start", new, others, took_s, costs, n_new=n_new, busy_cores=paces[-1].busy_cores)]
-    for member, pace in zip(members, paces, strict=True):
+    for member, shared in zip(members, paces, strict=True):
         beside = [other for other in members if other is not member]
-        rows.append(_sample(member, beside, what="step", alone_s=member.alone.step_s, shared_s=pace.step_s,
-                         cores=member.alone.cores, weight=member.alone.weight, busy_cores=pace.busy_cores))  # fmt: skip
+        alone = member.alone
+        rows.append(_sample(member, beside, what="step", alone_s=alone.step_s, shared_s=shared.step_s,
+                            cores=alone.cores, weight=alone.weight, busy_cores=shared.busy_cores))  # fmt: skip
     return [row for row in rows[cold:] if row is not None]
 
 
@@ -151,38 +183,3 @@ def _sample(
     return ColocationSample(
         job=member.name, co_runners=names, what=what, **{name: short(n) for name, n in numbers.items()}
     )
-
-
-SHARED_S: Final = 1.2
-
-
-def beside_load(
-    trainee: MeasuredJob, gang: GangShape, found: Measurements, *, loads: tuple[int, ...], say: Say
-) -> list[ColocationSample]:
-    """Return how a job is slowed by loads that keep some cores busy; it trains with a gang already."""
-    stage, kind = trainee.stage, trainee.stage.kinds[trainee.number]
-    alone = found.paces.get((trainee.number, gang))
-    host = stage.inventory.names[0]
-    rows = []
-    for k in loads:
-        try:
-            if alone is not None:
-                with load(stage, host, k):
-                    shared = pace(trainee, least_s=SHARED_S)
-                rows.append(_load_sample(str(kind), f"load-{k}", alone, shared, co_cores=float(k), co_weight=float(k)))
-        except (LabkitError, OSError) as error:
-            found.notes.append(f"{kind} beside {k} busy cores: {error}")
-        say(f"{kind} beside {k} busy cores")
-    return rows
-
-
-def _load_sample(
-    job: str, beside: str, alone: GangPace, shared: GangPace, *, co_cores: float, co_weight: float
-) -> ColocationSample:
-    numbers = {
-        "cpu_cores": alone.cores, "co_cpu_cores": co_cores, "weight": alone.weight, "co_weight": co_weight,
-        "alone_s": alone.step_s, "shared_s": shared.step_s,
-    }  # fmt: skip
-    numbers["busy_cores"] = max(alone.busy_cores, shared.busy_cores)
-    rounded = {name: short(value) for name, value in numbers.items()}
-    return ColocationSample(job=job, co_runners=beside, what="step", **rounded)

@@ -1,4 +1,4 @@
-"""A testbed in use for measurements: connections, agents, and a run of its own on all hosts."""
+"""A testbed in use for measurements: its hosts, their cores and use, and the jobs that are measured."""
 
 from __future__ import annotations
 
@@ -43,9 +43,76 @@ from labkit.testbed.ssh.host_messages import Number, decoded
 
 LEASE_S = 30.0
 """Lease of the run: seconds after the end of this process until its processes on hosts end."""
-
 MANY = 10_000_000
 """Updates of a job that ends by a stop."""
+PATIENCE_S: Final = 90.0
+"""Seconds after which a start or a scaling has failed."""
+SPIN: Final = "labkit.testbed.profiling.spin"
+ALONE_S, TOGETHER_S = 0.3, 1.0
+_numbers = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Measurements of the agents of all hosts at one moment, by host."""
+
+    by_host: Mapping[str, HostMeasurement]
+
+    @classmethod
+    def at(cls, hosts: AgentPool) -> Look:
+        """Measure all hosts at once."""
+        names = list(hosts.up)
+        found = together(lambda name: hosts.agent(name).measure(each=True), names, give_up=hosts.drop)
+        return cls(dict(zip(names, found, strict=True)))
+
+    def task(self, host: str, task: str, run: str) -> Used | None:
+        """Return the use of a task on a host; None: it has no process there."""
+        return next((row for row in self.by_host[host].tasks if (row.run, row.task) == (run, task)), None)
+
+    def tasks_s(self, host: str) -> float:
+        """Return the processor seconds of all tasks of a host."""
+        return sum(row.cpu_s for row in self.by_host[host].tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What was used between two looks."""
+
+    before: Look
+    after: Look
+
+    def over_s(self, host: str) -> float:
+        """Return the seconds between the looks, on the clock of a host."""
+        return max(self.after.by_host[host].boot_s - self.before.by_host[host].boot_s, 1e-3)
+
+    def cores(self, task: str, *, run: str) -> float:
+        """Return the cores that a task kept busy, on all hosts together."""
+        return sum(self._task_s(host, task, run) / self.over_s(host) for host in self.after.by_host)
+
+    def seconds(self, task: str, *, run: str) -> float:
+        """Return the processor seconds of a task on all hosts."""
+        return sum(self._task_s(host, task, run) for host in self.after.by_host)
+
+    def cores_of(self, task: str, members: Iterable[tuple[str, int]], *, run: str) -> float:
+        """Return the cores that some processes of a task kept busy; each is (host, pid)."""
+        total = 0.0
+        for host, pid in members:
+            before, after = (look.task(host, task, run) for look in (self.before, self.after))
+            if before and after and str(pid) in before.processes and str(pid) in after.processes:
+                total += (after.processes[str(pid)] - before.processes[str(pid)]) / self.over_s(host)
+        return total
+
+    def others(self, hosts: Iterable[str]) -> float:
+        """Return the cores of a machine that were busy with anything but tasks of agents; `hosts` are all on it."""
+        names = list(hosts)
+        first = names[0]
+        busy_s = self.after.by_host[first].host.busy_s - self.before.by_host[first].host.busy_s
+        own_s = sum(self.after.tasks_s(name) - self.before.tasks_s(name) for name in names)
+        return max((busy_s - own_s) / self.over_s(first), 0.0)
+
+    def _task_s(self, host: str, task: str, run: str) -> float:
+        before, after = (look.task(host, task, run) for look in (self.before, self.after))
+        return max((after.cpu_s if after else 0.0) - (before.cpu_s if before else 0.0), 0.0)
 
 
 class ProfilingSession:
@@ -118,73 +185,6 @@ class ProfilingSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Measurements of the agents of all hosts at one moment, by host."""
-
-    by_host: Mapping[str, HostMeasurement]
-
-    @classmethod
-    def at(cls, hosts: AgentPool) -> Look:
-        """Measure all hosts at once."""
-        names = list(hosts.up)
-        found = together(lambda name: hosts.agent(name).measure(each=True), names, give_up=hosts.drop)
-        return cls(dict(zip(names, found, strict=True)))
-
-    def task(self, host: str, task: str, run: str) -> Used | None:
-        """Return the use of a task on a host; None: it has no process there."""
-        return next((row for row in self.by_host[host].tasks if (row.run, row.task) == (run, task)), None)
-
-    def tasks_s(self, host: str) -> float:
-        """Return the processor seconds of all tasks of a host."""
-        return sum(row.cpu_s for row in self.by_host[host].tasks)
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What was used between two looks."""
-
-    before: Look
-    after: Look
-
-    def over_s(self, host: str) -> float:
-        """Return the seconds between the looks, on the clock of a host."""
-        return max(self.after.by_host[host].boot_s - self.before.by_host[host].boot_s, 1e-3)
-
-    def cores(self, task: str, *, run: str) -> float:
-        """Return the cores that a task kept busy, on all hosts together."""
-        return sum(self._task_s(host, task, run) / self.over_s(host) for host in self.after.by_host)
-
-    def seconds(self, task: str, *, run: str) -> float:
-        """Return the processor seconds of a task on all hosts."""
-        return sum(self._task_s(host, task, run) for host in self.after.by_host)
-
-    def cores_of(self, task: str, members: Iterable[tuple[str, int]], *, run: str) -> float:
-        """Return the cores that some processes of a task kept busy; each is (host, pid)."""
-        total = 0.0
-        for host, pid in members:
-            before, after = (look.task(host, task, run) for look in (self.before, self.after))
-            if before and after and str(pid) in before.processes and str(pid) in after.processes:
-                total += (after.processes[str(pid)] - before.processes[str(pid)]) / self.over_s(host)
-        return total
-
-    def others(self, hosts: Iterable[str]) -> float:
-        """Return the cores of a machine that were busy with anything but tasks of agents; `hosts` are all on it."""
-        names = list(hosts)
-        first = names[0]
-        busy_s = self.after.by_host[first].host.busy_s - self.before.by_host[first].host.busy_s
-        own_s = sum(self.after.tasks_s(name) - self.before.tasks_s(name) for name in names)
-        return max((busy_s - own_s) / self.over_s(first), 0.0)
-
-    def _task_s(self, host: str, task: str, run: str) -> float:
-        before, after = (look.task(host, task, run) for look in (self.before, self.after))
-        return max((after.cpu_s if after else 0.0) - (before.cpu_s if before else 0.0), 0.0)
-
-
-PATIENCE_S: Final = 90.0
-"""Seconds after which a start or a scaling has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,11 +316,6 @@ class MeasuredJob:
         if self._dropped:
             why, self._dropped = self._dropped, ""
             raise HostError(why)
-
-
-SPIN: Final = "labkit.testbed.profiling.spin"
-ALONE_S, TOGETHER_S = 0.3, 1.0
-_numbers = count()
 
 
 def pools(stage: ProfilingSession) -> list[Pool]:

@@ -1,4 +1,7 @@
-"""The agents of all hosts at once: start, stop, status."""
+"""The agents of all hosts at once: start, stop, status, use; and the names that runs have there.
+
+A run's name on hosts is its record's id plus eight hex digits, so that equal ids do not collide.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,30 @@ from labkit.testbed.ssh.outcomes import NO_PROGRAM, HostOutcome, Outcomes, failu
 if TYPE_CHECKING:
     import pandas as pd
 
-
+LONGEST = 50
+"""Most letters of a record's name that are kept."""
 BRIDGE = "labkit.testbed.agent.bridge"
 NO_AGENT = "no agent runs"
-
-
 NOT_ALLOWED = 126
 """Exit code of a shell for a program that may not be run."""
+COLUMNS: Final = ("host", "run", "task", "n_processes", "cpu_percent", "memory_mb", "gpu_memory_mb")
+
+
+def called(run: str, names: Iterable[str]) -> list[str]:
+    """Return the names on hosts that `run` means: that very name, or else the names of the record of that name.
+
+    >>> called("fifo-0", ["fifo-0-5b1e22aa", "fifo-0-more", "fifo-01"])
+    ['fifo-0-5b1e22aa']
+    """
+    known = list(names)
+    of_record = re.compile(re.escape(run[:LONGEST]) + "-[0-9a-f]{8}")
+    return [run] if run in known else [name for name in known if of_record.fullmatch(name)]
+
+
+def no_such(run: str, names: Iterable[str]) -> InputError:
+    """Return the error for a run that no host has."""
+    known = sorted(set(names))
+    return unknown("run", run, known) if known else InputError(f"no host has a run '{run}', nor any other.")
 
 
 class NotDeployedError(HostError):
@@ -189,30 +209,6 @@ def status(fleet: Fleet) -> Outcomes:
         return HostOutcome(machine.name, True, did, numbers=numbers)
 
     return each(fleet, look, start=False, renew=False)
-
-
-LONGEST = 50
-"""Most letters of a record's name that are kept."""
-
-
-def called(run: str, names: Iterable[str]) -> list[str]:
-    """Return the names on hosts that `run` means: that very name, or else the names of the record of that name.
-
-    >>> called("fifo-0", ["fifo-0-5b1e22aa", "fifo-0-more", "fifo-01"])
-    ['fifo-0-5b1e22aa']
-    """
-    known = list(names)
-    of_record = re.compile(re.escape(run[:LONGEST]) + "-[0-9a-f]{8}")
-    return [run] if run in known else [name for name in known if of_record.fullmatch(name)]
-
-
-def no_such(run: str, names: Iterable[str]) -> InputError:
-    """Return the error for a run that no host has."""
-    known = sorted(set(names))
-    return unknown("run", run, known) if known else InputError(f"no host has a run '{run}', nor any other.")
-
-
-COLUMNS: Final = ("host", "run", "task", "n_processes", "cpu_percent", "memory_mb", "gpu_memory_mb")
 
 
 def usage(fleet: Fleet) -> pd.DataFrame:

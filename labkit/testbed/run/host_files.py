@@ -1,4 +1,4 @@
-"""Logs of the tasks of a run, from all hosts at once, while it runs or afterwards."""
+"""What a run leaves on its hosts: the logs of its tasks, followed or read, and its folder, copied without keys."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.run.agents import called, each, no_such
 from labkit.testbed.ssh.fleet import Fleet, together
-from labkit.testbed.ssh.host_messages import Entries, HostMessages, readable
-from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes, failure
+from labkit.testbed.ssh.host_messages import Entries, HostMessages
+from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes, failure, readable
 from labkit.testbed.ssh.replies import RunAges, reply_to
 
 LOG = "log"
 TAIL_BYTES = 1 << 20
 OnLine = Callable[[str, str], None]
+PATIENCE_S: Final = 60.0
+MOST_GB: Final = 16.0
+"""Most GB from one host, so that no host can fill the disk here."""
 
 
 def logs(
@@ -159,11 +162,6 @@ class _Reader:
             return  # the stream of events ends too, and reports it
         except AgentError as error:
             self._on_line(f"{task}: {error}")
-
-
-PATIENCE_S: Final = 60.0
-MOST_GB: Final = 16.0
-"""Most GB from one host, so that no host can fill the disk here."""
 
 
 def fetch(fleet: Fleet, run: str = "", *, runs: str | Path = "runs", most_gb: float = MOST_GB) -> Outcomes:

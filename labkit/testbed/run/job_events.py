@@ -1,4 +1,4 @@
-"""The events and the result that a job writes on its host, each with one type and one decoder.
+"""The events and the result that a job writes on its host, each with one type and one decoder, and its progress.
 
 A host may write anything. The format of events is that of `labkit.elastic`; fields that this package does not use are
 not checked.
@@ -24,13 +24,19 @@ from labkit.testbed.errors import AgentRefused
 if TYPE_CHECKING:
     from pydantic import ConfigDict
 
-
 MOST: Final = 1 << 53
 """Largest number of steps, and largest time in seconds, that is accepted."""
 Steps = Annotated[float, Ge(0), Le(MOST)]
 Count = Annotated[int, Ge(0), Le(MOST)]
 Number = Annotated[float, Ge(-MOST), Le(MOST)]
 Texts = Annotated[list[Text], Len(0, 16)]
+OTHER: Final = "other"
+REPORT_S: Final = 1.0
+"""Seconds between two reports of a job's progress."""
+WINDOW_S: Final = 3.0
+"""Seconds over which a speed is measured."""
+OVER: Final = "training has ended"
+"""Reason of a scaling that was dropped because the job is done, which is no news."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,13 +160,14 @@ JobEvent = (
     LossEvent | BeganEvent | SavedEvent | ScaledEvent | DroppedEvent | UnsavedEvent | LostHostEvent | ResizedEvent
     | StartedEvent | LeftEvent | SteppedEvent | ServedEvent | UsedEvent | OtherEvent
 )  # fmt: skip
+
+
 KINDS: Final[Mapping[str, type[JobEvent]]] = {
     "loss": LossEvent, "began": BeganEvent, "saved": SavedEvent, "scaled": ScaledEvent, "dropped": DroppedEvent,
     "unsaved": UnsavedEvent, "lost_host": LostHostEvent, "resized": ResizedEvent, "started": StartedEvent,
     "left": LeftEvent, "stepped": SteppedEvent, "served": ServedEvent, "used": UsedEvent,
 }  # fmt: skip
 """The type of an event by its name in the file, its field `event`."""
-OTHER: Final = "other"
 
 
 def event_of(line: str) -> JobEvent:
@@ -276,16 +283,6 @@ def _fault(error: Any) -> str:
 
 def _refused(of: str, why: str) -> AgentRefused:
     return AgentRefused(f"the {of} of the job on its host are not what labkit writes: {why}", kind="malformed")
-
-
-REPORT_S: Final = 1.0
-"""Seconds between two reports of a job's progress."""
-
-WINDOW_S: Final = 3.0
-"""Seconds over which a speed is measured."""
-
-OVER: Final = "training has ended"
-"""Reason of a scaling that was dropped because the job is done, which is no news."""
 
 
 @dataclass(frozen=True, slots=True)

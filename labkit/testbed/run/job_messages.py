@@ -1,4 +1,8 @@
-"""The start request of a job: the content of request.json on its home host."""
+"""What a session sends to the process of a job: its request, and orders, each with one decoder, and their replies.
+
+The request is the file request.json. An order is one JSON object in a line to task.sock, and names its kind in "do"; a
+line that cannot be carried out is answered with {"error": why}.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,19 @@ from labkit.testbed.run.own_scripts import HASH, SCRIPT
 if TYPE_CHECKING:
     from pydantic import ConfigDict
 
-
 REQUEST: Final = "request.json"
 """Name of the file, in the folder of the task; the elastic job that it starts has a `job.json` of its own below."""
+ReplyT = TypeVar("ReplyT")
+EXAMPLES: Final = {
+    "place": '{"do": "place", "place": {"a/0": [2, 1]}, "strategy": "handover"} -> {"scaling": 1}',
+    "resize": '{"do": "resize", "members": {"worker-0": [2.0, null]}} -> {"members": 3}',
+    "replace": '{"do": "replace", "members": ["ps-1"]} -> {}',
+    "balance": '{"do": "balance"} -> {}',
+    "stop": '{"do": "stop", "save": true} -> {}',
+    "host_home": '{"do": "host_home", "host": "b"} -> {"archive": a tar, in base64}',
+    "status": '{"do": "status"} -> {"phase", "step", "loss", "members": [{"name", "pid", "cores", ...}]}',
+}
+"""An example of each order and its reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +134,6 @@ class JobRequest:
         if request.samples and not HASH.fullmatch(request.samples):
             raise InputError(f"{path}: samples is {request.samples!r}; expected a SHA-256.")
         return request
-
-
-ReplyT = TypeVar("ReplyT")
-
-EXAMPLES: Final = {
-    "place": '{"do": "place", "place": {"a/0": [2, 1]}, "strategy": "handover"} -> {"scaling": 1}',
-    "resize": '{"do": "resize", "members": {"worker-0": [2.0, null]}} -> {"members": 3}',
-    "replace": '{"do": "replace", "members": ["ps-1"]} -> {}',
-    "balance": '{"do": "balance"} -> {}',
-    "stop": '{"do": "stop", "save": true} -> {}',
-    "host_home": '{"do": "host_home", "host": "b"} -> {"archive": a tar, in base64}',
-    "status": '{"do": "status"} -> {"phase", "step", "loss", "members": [{"name", "pid", "cores", ...}]}',
-}
-"""An example of each order and its reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """A job on its home host: `python -m labkit.testbed.run.job_process FOLDER` starts it, and stays until it ends.
 
-FOLDER/request.json is the request (`labkit.testbed.run.job_messages`). FOLDER/job is the folder of the elastic job; its
-events are in FOLDER/job/events.jsonl. FOLDER/task.sock accepts orders (`labkit.testbed.run.job_messages`). SIGTERM has the
-effect of {"do": "stop"}: the job saves its state and ends. At the end FOLDER/result.json holds the result
+FOLDER/request.json is the request, and FOLDER/task.sock accepts orders (`labkit.testbed.run.job_messages`). FOLDER/job
+is the folder of the elastic job; its events are in FOLDER/job/events.jsonl. SIGTERM has the effect of {"do": "stop"}:
+the job saves its state and ends. At the end FOLDER/result.json holds the result
 (`labkit.testbed.run.job_events.JobResult`). A second start in the same folder continues from the newest checkpoint.
 """
 
@@ -58,10 +58,65 @@ if TYPE_CHECKING:
     from labkit.elastic import Job, Result
     from labkit.elastic.protocol.program import Program
 
-
+LONGEST: Final = 1 << 20
+"""Bytes of the longest line that is read."""
+OrderAnswer = Callable[[bytes], JobReply]
 TASK, RESULT, RUNS = "task.sock", "result.json", "job"
 PREDECESSOR_S: Final = 20.0
 """Seconds that a start waits for the end of a job that still runs in the folder: its parent was killed."""
+
+
+@contextlib.contextmanager
+def serving(folder: Path, name: str, answer: OrderAnswer) -> Iterator[Path]:
+    """Answer orders at a socket in the folder, from processes of the same user; yield its path."""
+    with _listening(folder, name) as sock:
+        threading.Thread(target=_accept, args=(sock, answer), name=name, daemon=True).start()
+        try:
+            yield folder / name
+        finally:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            (folder / name).unlink(missing_ok=True)
+
+
+def _listening(folder: Path, name: str) -> socket.socket:
+    """Return a listening socket that only processes of this user can connect to."""
+    (folder / name).unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        with reached(folder / name) as address:
+            sock.bind(address)
+    finally:
+        os.umask(before)
+    sock.listen(16)
+    return sock
+
+
+def _accept(sock: socket.socket, answer: OrderAnswer) -> None:
+    while True:
+        try:
+            client, _ = sock.accept()
+        except OSError:
+            return
+        if _uid(client) == os.getuid():
+            threading.Thread(target=_attend, args=(client, answer), name="order", daemon=True).start()
+        else:
+            client.close()
+
+
+def _uid(client: socket.socket) -> int:
+    """Return the user id of the process at the other end."""
+    raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", raw)[1])
+
+
+def _attend(client: socket.socket, answer: OrderAnswer) -> None:
+    """Answer each line until the client closes the connection; a line that is too long ends it."""
+    with client, client.makefile("rwb") as lines, contextlib.suppress(OSError):
+        while (line := lines.readline(LONGEST)).endswith(b"\n"):
+            lines.write(json.dumps(message_of(answer(line))).encode() + b"\n")
+            lines.flush()
 
 
 def program_of(request: JobRequest, folder: Path) -> Program:
@@ -232,62 +287,3 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-
-
-LONGEST: Final = 1 << 20
-"""Bytes of the longest line that is read."""
-
-OrderAnswer = Callable[[bytes], JobReply]
-
-
-@contextlib.contextmanager
-def serving(folder: Path, name: str, answer: OrderAnswer) -> Iterator[Path]:
-    """Answer orders at a socket in the folder, from processes of the same user; yield its path."""
-    with _listening(folder, name) as sock:
-        threading.Thread(target=_accept, args=(sock, answer), name=name, daemon=True).start()
-        try:
-            yield folder / name
-        finally:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            (folder / name).unlink(missing_ok=True)
-
-
-def _listening(folder: Path, name: str) -> socket.socket:
-    """Return a listening socket that only processes of this user can connect to."""
-    (folder / name).unlink(missing_ok=True)
-    sock = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)
-    try:
-        with reached(folder / name) as address:
-            sock.bind(address)
-    finally:
-        os.umask(before)
-    sock.listen(16)
-    return sock
-
-
-def _accept(sock: socket.socket, answer: OrderAnswer) -> None:
-    while True:
-        try:
-            client, _ = sock.accept()
-        except OSError:
-            return
-        if _uid(client) == os.getuid():
-            threading.Thread(target=_attend, args=(client, answer), name="order", daemon=True).start()
-        else:
-            client.close()
-
-
-def _uid(client: socket.socket) -> int:
-    """Return the user id of the process at the other end."""
-    raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", raw)[1])
-
-
-def _attend(client: socket.socket, answer: OrderAnswer) -> None:
-    """Answer each line until the client closes the connection; a line that is too long ends it."""
-    with client, client.makefile("rwb") as lines, contextlib.suppress(OSError):
-        while (line := lines.readline(LONGEST)).endswith(b"\n"):
-            lines.write(json.dumps(message_of(answer(line))).encode() + b"\n")
-            lines.flush()

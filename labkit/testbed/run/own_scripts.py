@@ -1,4 +1,4 @@
-"""Training scripts of one's own: packed by content here, brought once to each host that starts a job of them."""
+"""Training scripts of one's own: packed by content, brought once to each host that starts such a job, and run there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from labkit.elastic.protocol.program import Program
 
-
 (STAGED,) = SEVERAL
 """Folder of archives in that of a run, and of unpacked ones below labkit's folder on a host."""
 MOST_BYTES: Final = 16 << 30
@@ -44,6 +43,7 @@ UNPACK: Final = (
     '{ mv -T "$new" "$2" 2>/dev/null || rm -rf "$new"; }; code=$?; rm -f "$2.tar"; rm -rf "$new"; exit $code'
 )
 """Unpacks an archive beside it; the folder gets its name when it is whole, and a second process gives way."""
+FUNCTION: Final = "program"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,9 +243,6 @@ class Staging:
 
     def _sh(self, host: str, program: str, *words: str) -> Any:
         return self._fleet.run(["/bin/sh", "-c", program, "sh", *words], timeout_s=STAGE_S, only=[host])
-
-
-FUNCTION: Final = "program"
 
 
 def program_from(script: str, *, code: Path, data: Path | None, seed: int) -> Program:

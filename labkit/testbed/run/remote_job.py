@@ -41,14 +41,70 @@ from labkit.testbed.run.job_messages import (
 )
 from labkit.testbed.run.tasks import Given, MemberLimits, Row, TaskNumbers, hosts_of
 
+ReplyT = TypeVar("ReplyT")
 STOP_S: Final = 60.0
 """Seconds that a job may take to stop before its processes are ended."""
-
 RequestOf = Callable[[str, JobPlacement], JobRequest]
 """From home host and placement to the request of a start."""
-
 OnUpdate = Callable[[int, JobUpdate], None]
 """Takes the number of a job, and what happened to it."""
+
+
+class JobClient:
+    """Sends orders to the process of one job.
+
+    Every method may raise LabkitError: the process refuses the order, or cannot be reached.
+
+    Parameters
+    ----------
+    hosts : AgentPool
+        Agents of the run.
+    task : str
+        The job, as agents know it.
+    home : callable
+        Returns the host of the job's process.
+    """
+
+    def __init__(self, hosts: AgentPool, *, task: str, home: Callable[[], str]) -> None:
+        self._hosts, self._task, self._home = hosts, task, home
+
+    def place(self, place: JobPlacement, *, strategy: str) -> int:
+        """Begin a scaling to a placement; return its number."""
+        return self._send(PlaceOrder(place=dict(place), strategy=strategy), ScalingReply).scaling
+
+    def resize(self, members: MemberLimits) -> None:
+        """Limit members to (cores, GB) by name, and remove the limits of all others."""
+        self._send(ResizeOrder(members=members), ResizeReply)
+
+    def replace(self, members: list[str]) -> None:
+        """Replace members by new processes."""
+        self._send(ReplaceOrder(members=members), DoneReply)
+
+    def balance(self) -> None:
+        """Reassign the blocks of the servers by measured load."""
+        self._send(BalanceOrder(), DoneReply)
+
+    def host_home(self, host: str) -> bytes:
+        """Return the folder of the launcher of another host, a tar archive."""
+        return base64.b64decode(self._send(HostHomeOrder(host=host), HostHomeReply).archive)
+
+    def stop(self) -> None:
+        """Begin to end the job, with a checkpoint."""
+        self._send(StopOrder(), DoneReply)
+
+    def members(self) -> list[MemberStatus]:
+        """Return the members of the job."""
+        return self._send(StatusOrder(), StatusReply).members
+
+    def _send(self, order: JobOrder, kind: type[ReplyT]) -> ReplyT:
+        home = self._home()
+        answer = self._hosts.agent(home).tell(
+            self._hosts.run, task=self._task, message=message_of(order), timeout_s=START_S
+        )
+        reply = reply_of(kind, answer)
+        if isinstance(reply, ErrorReply):
+            raise HostError(f"job {self._task.removeprefix('job-')} on host {home}: {reply.error}")
+        return reply
 
 
 class RemoteJob:
@@ -398,63 +454,3 @@ class RemoteJob:
                 what, self.progress.saved, why=why, host=host, generation=generation, cause=Cause.ERROR
             )  # fmt: skip
         self._on_update(self.number, update)
-
-
-ReplyT = TypeVar("ReplyT")
-
-
-class JobClient:
-    """Sends orders to the process of one job.
-
-    Every method may raise LabkitError: the process refuses the order, or cannot be reached.
-
-    Parameters
-    ----------
-    hosts : AgentPool
-        Agents of the run.
-    task : str
-        The job, as agents know it.
-    home : callable
-        Returns the host of the job's process.
-    """
-
-    def __init__(self, hosts: AgentPool, *, task: str, home: Callable[[], str]) -> None:
-        self._hosts, self._task, self._home = hosts, task, home
-
-    def place(self, place: JobPlacement, *, strategy: str) -> int:
-        """Begin a scaling to a placement; return its number."""
-        return self._send(PlaceOrder(place=dict(place), strategy=strategy), ScalingReply).scaling
-
-    def resize(self, members: MemberLimits) -> None:
-        """Limit members to (cores, GB) by name, and remove the limits of all others."""
-        self._send(ResizeOrder(members=members), ResizeReply)
-
-    def replace(self, members: list[str]) -> None:
-        """Replace members by new processes."""
-        self._send(ReplaceOrder(members=members), DoneReply)
-
-    def balance(self) -> None:
-        """Reassign the blocks of the servers by measured load."""
-        self._send(BalanceOrder(), DoneReply)
-
-    def host_home(self, host: str) -> bytes:
-        """Return the folder of the launcher of another host, a tar archive."""
-        return base64.b64decode(self._send(HostHomeOrder(host=host), HostHomeReply).archive)
-
-    def stop(self) -> None:
-        """Begin to end the job, with a checkpoint."""
-        self._send(StopOrder(), DoneReply)
-
-    def members(self) -> list[MemberStatus]:
-        """Return the members of the job."""
-        return self._send(StatusOrder(), StatusReply).members
-
-    def _send(self, order: JobOrder, kind: type[ReplyT]) -> ReplyT:
-        home = self._home()
-        answer = self._hosts.agent(home).tell(
-            self._hosts.run, task=self._task, message=message_of(order), timeout_s=START_S
-        )
-        reply = reply_of(kind, answer)
-        if isinstance(reply, ErrorReply):
-            raise HostError(f"job {self._task.removeprefix('job-')} on host {home}: {reply.error}")
-        return reply

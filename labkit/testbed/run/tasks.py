@@ -1,7 +1,8 @@
-"""Which task of its job each member of the elastic runtime is: `ps-7` is task 0 after six others have left.
+"""The tasks of a job on machines: their cores and memory, their numbers, and the events made of them.
 
-Tasks are numbered within job and role from 0, in the order of the job's rows. A member gets the first free seat of its
-site; when a member leaves, the last one of its site and role gets its seat.
+Tasks are numbered within job and role from 0, in the order of the job's rows. A member of the elastic runtime gets the
+first free seat of its site; when a member leaves, the last one of its site and role gets its seat: `ps-7` is task 0
+after six others have left.
 """
 
 from __future__ import annotations
@@ -24,10 +25,55 @@ from labkit.elastic.event_quantities import MemberName
 from labkit.testbed.run.job_events import JobEvent, LeftEvent, StartedEvent
 from labkit.testbed.run.training import site_names
 
+MemberLimits = dict[str, tuple[float | None, float | None]]
+"""Member -> most cores and GB; None: no limit."""
 Row = tuple[int, str, int]
 """Role, site, and number of tasks."""
 Seat = tuple[int, str, int]
 """Role, site, and position among the members of that role there."""
+
+
+class Given(NamedTuple):
+    """Cores and GB of one task; None: as declared, which on machines means no limit."""
+
+    site: str
+    role: int
+    cpus: float | None
+    memory_gb: float | None
+
+
+def given(
+    cluster: Cluster, *, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts
+) -> list[Given]:
+    """Return the amounts of the tasks of some rows of a placement, one by one; empty if no row has amounts.
+
+    Ordered by site and role; the tasks of a role on a site in the order of their rows, which numbers them.
+    """
+    names, tasks = site_names(cluster), []
+    for i in range(len(role) if len(cpus) or len(memory_gb) else 0):
+        each = Given(names[group[i]], int(role[i]), _amount(cpus, i), _amount(memory_gb, i))
+        tasks += [each] * int(count[i])
+    some = any(each.cpus is not None or each.memory_gb is not None for each in tasks)
+    return sorted(tasks, key=_order) if some else []
+
+
+def by_row(tasks: Sequence[Given], site: str, role: int, n: int) -> list[tuple[int, float, float]]:
+    """Return the n tasks of a role on a site as rows (count, cores, GB); NaN: as declared."""
+    mine = [(each.cpus, each.memory_gb) for each in tasks if (each.site, each.role) == (site, role)][:n]
+    mine += [(None, None)] * (n - len(mine))
+    return [(len(list(some)), _or_nan(cpus), _or_nan(gb)) for (cpus, gb), some in groupby(mine)]
+
+
+def _amount(column: Amounts, row: int) -> float | None:
+    return round(float(column[row]), 6) if len(column) and not np.isnan(column[row]) else None
+
+
+def _or_nan(amount: float | None) -> float:
+    return np.nan if amount is None else amount
+
+
+def _order(each: Given) -> tuple[str, int]:
+    return each.site, each.role
 
 
 class TaskNumbers:
@@ -104,53 +150,6 @@ def _seats(rows: Sequence[Row]) -> Iterator[Seat]:
         for _ in range(n):
             yield role, site, taken[role, site]
             taken[role, site] += 1
-
-
-MemberLimits = dict[str, tuple[float | None, float | None]]
-"""Member -> most cores and GB; None: no limit."""
-
-
-class Given(NamedTuple):
-    """Cores and GB of one task; None: as declared, which on machines means no limit."""
-
-    site: str
-    role: int
-    cpus: float | None
-    memory_gb: float | None
-
-
-def given(
-    cluster: Cluster, *, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts
-) -> list[Given]:
-    """Return the amounts of the tasks of some rows of a placement, one by one; empty if no row has amounts.
-
-    Ordered by site and role; the tasks of a role on a site in the order of their rows, which numbers them.
-    """
-    names, tasks = site_names(cluster), []
-    for i in range(len(role) if len(cpus) or len(memory_gb) else 0):
-        each = Given(names[group[i]], int(role[i]), _amount(cpus, i), _amount(memory_gb, i))
-        tasks += [each] * int(count[i])
-    some = any(each.cpus is not None or each.memory_gb is not None for each in tasks)
-    return sorted(tasks, key=_order) if some else []
-
-
-def by_row(tasks: Sequence[Given], site: str, role: int, n: int) -> list[tuple[int, float, float]]:
-    """Return the n tasks of a role on a site as rows (count, cores, GB); NaN: as declared."""
-    mine = [(each.cpus, each.memory_gb) for each in tasks if (each.site, each.role) == (site, role)][:n]
-    mine += [(None, None)] * (n - len(mine))
-    return [(len(list(some)), _or_nan(cpus), _or_nan(gb)) for (cpus, gb), some in groupby(mine)]
-
-
-def _amount(column: Amounts, row: int) -> float | None:
-    return round(float(column[row]), 6) if len(column) and not np.isnan(column[row]) else None
-
-
-def _or_nan(amount: float | None) -> float:
-    return np.nan if amount is None else amount
-
-
-def _order(each: Given) -> tuple[str, int]:
-    return each.site, each.role
 
 
 def row(kind: Kind, **columns: Any) -> Events:

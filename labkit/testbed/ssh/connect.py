@@ -1,4 +1,4 @@
-"""One connection to a host: its key is checked, and every step has a time limit."""
+"""One connection to a host, within a time limit, and the keys of hosts: checked, shown, and added to those trusted."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ CONNECT_S = 5.0
 KEEPALIVE_S = 15
 SILENCE_S = 45
 """Seconds without an acknowledgement of sent bytes after which a connection is given up (Linux only)."""
-
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # its messages would repeat ours
+MAX_THREADS = 64
 
 
 class SshConnection(fabric.Connection):  # type: ignore[misc]
@@ -267,9 +267,6 @@ def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s
 
 def _no_method(error: Exception) -> bool:
     return isinstance(error, paramiko.SSHException) and "authentication methods" in str(error)
-
-
-MAX_THREADS = 64
 
 
 class KeyState(StrEnum):

@@ -1,7 +1,7 @@
-"""Read what labkit's programs on hosts send: messages with checked length and SHA-256, decoded as a type.
+"""Read what labkit's programs on hosts send: messages of a type, folders and files.
 
-Hosts are not trusted: sizes are bounded, JSON is validated, and an incomplete message is an error of one line.
-`labkit.testbed.onhost.frame` is the other end.
+Hosts are not trusted: sizes are bounded, JSON is validated, hashes are compared, names must be plain, a folder precedes
+what is in it, and no link is followed or made. `labkit.testbed.onhost.frame` is the other end.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from annotated_types import Ge, Le, Len
 
 from labkit.testbed.errors import HostMessageError
 from labkit.testbed.onhost.frame import BEGIN, CHUNK
+from labkit.testbed.ssh.outcomes import readable
 
 T = TypeVar("T")
 MAX_ANSWER: Final = 8 << 20
@@ -29,6 +30,8 @@ FRAME: Final = re.compile(rb"\036(?:D (?P<data>\d{1,7})|E (?P<end>\d{1,18}) (?P<
 Count = Annotated[int, Ge(0), Le(1 << 62)]
 Number = Annotated[float, Ge(-1e15), Le(1e15)]
 """A finite number of a size that arithmetic cannot overflow."""
+MAX_PATH, MAX_NAME, MAX_DEPTH = 1024, 255, 24
+MAX_ENTRIES = 200_000
 
 
 class HostMessages:
@@ -130,16 +133,6 @@ def _adapter(kind: Any) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
-
-
-def readable(text: bytes | str) -> str:
-    """Return the beginning of a text from a host, in one line without control characters."""
-    shown = text.decode(errors="replace") if isinstance(text, bytes) else text
-    return "".join(letter if letter.isprintable() else "�" for letter in shown[:500])
-
-
-MAX_PATH, MAX_NAME, MAX_DEPTH = 1024, 255, 24
-MAX_ENTRIES = 200_000
 
 
 @dataclass(frozen=True)
