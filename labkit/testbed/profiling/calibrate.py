@@ -16,7 +16,7 @@ from labkit.testbed.profiling.isolated import ChangeMeasurement, Measurements, a
 from labkit.testbed.profiling.session import ProfilingSession, pools
 from labkit.testbed.run.training import TrainingTable
 
-LEAST_S: Final = 5.0
+CALIBRATE_S: Final = 5.0
 """Of updates: on a machine that shares its cores with others, a second of them may be off by a third."""
 
 
@@ -76,7 +76,7 @@ def calibrated(
     with ProfilingSession(inventory, [kind] * 4, training=training or TrainingTable()) as stage:
         machines = pools(stage)
         warm_up(stage, found, number=1)
-        with alone(stage, 0, found, lambda _: None, least_s=LEAST_S):
+        with alone(stage, 0, found, lambda _: None, least_s=CALIBRATE_S):
             pass
         starts(stage, (2, 3), 0, found)
     measured = found.cells[0]

@@ -45,7 +45,7 @@ ssh = {{ local = true, folder = {folder} }}
 """
 
 
-def inventory(folder: Path, *, cores: float | None = None, memory_gb: float | None = None) -> Inventory:
+def local_inventory(folder: Path, *, cores: float | None = None, memory_gb: float | None = None) -> Inventory:
     """Return an inventory of this machine alone, and write its file for `attach` into a folder.
 
     Parameters
