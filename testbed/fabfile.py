@@ -90,7 +90,7 @@ def install(c: Context, inventory: str = "", wheelhouse: str = "", index: str = 
 )
 def from_slurm(c: Context, inventory: str = "testbed/hosts.toml", job: str = "") -> None:  # noqa: ARG001 - of every task
     """Write the nodes of a Slurm allocation as an inventory."""
-    from labkit.testbed.slurm import write_inventory
+    from labkit.testbed.inventory import write_inventory
 
     nodes = write_inventory(inventory, job=job)
     for node in nodes:

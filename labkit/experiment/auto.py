@@ -91,7 +91,7 @@ def opener_of(
 ) -> Preflight:
     """Return a run that may begin; parameters and errors are those of `auto`."""
     from labkit.elastic import models
-    from labkit.testbed.run.this_machine import local_inventory
+    from labkit.testbed.run.session import local_inventory
     from labkit.testbed.run.training import TrainingTable
 
     training = training or TrainingTable()

@@ -17,13 +17,22 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from labkit.testbed.errors import CutError, HostError, HostMessageError
+from labkit.testbed.install import build
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.host_messages import HostMessages, decoded
+from labkit.testbed.ssh.host_messages import (
+    Clock,
+    Deployed,
+    Dialled,
+    EchoPort,
+    HostFacts,
+    HostMessages,
+    Poured,
+    Torch,
+    decoded,
+)
 from labkit.testbed.ssh.outcomes import failure, readable
-from labkit.testbed.ssh.replies import Clock, Deployed, Dialled, EchoPort, HostFacts, Poured, Torch
-from labkit.testbed.wheel import build
 
 if TYPE_CHECKING:
     import pandas as pd

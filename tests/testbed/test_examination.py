@@ -29,7 +29,7 @@ from labkit.testbed.install import install
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.profiling.measure import measure_links
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.replies import Deployed, Dialled, HostFacts, Torch
+from labkit.testbed.ssh.host_messages import Deployed, Dialled, HostFacts, Torch
 from labkit.topology.inventory import Host
 from tests.hang import HANG_S
 from tests.testbed.fabbing import ROOT, elsewhere, environment, hosts_file

@@ -22,7 +22,7 @@ from labkit.experiment import attach
 from labkit.experiment.auto import PLACE, auto, job_of, opener_of
 from labkit.results.record import RunState
 from labkit.results.store import load
-from labkit.testbed.run.this_machine import LocalFleet, LocalStream, local_inventory
+from labkit.testbed.run.session import LocalFleet, LocalStream, local_inventory
 from labkit.testbed.run.training import TrainingTable
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testing.plugs import Slowed

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from labkit.testbed.onhost import BOOT, SHARED, depend, examine, manifest, receive, source, sweep
+from labkit.testbed.onhost import BOOT, SHARED, depend, examine, receive, source, sweep
 from labkit.testbed.onhost import inspect as look
-from labkit.testbed.ssh import replies
+from labkit.testbed.onhost import shared as manifest
+from labkit.testbed.ssh import host_messages as replies
 from labkit.testbed.ssh.host_messages import HostMessages, answer_in
 from tests.hang import HANG_S
 

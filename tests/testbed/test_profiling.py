@@ -23,7 +23,7 @@ from labkit.testbed.profiling.gangs import GangShape, MeasuredKind, kinds_named,
 from labkit.testbed.profiling.isolated import ChangeMeasurement
 from labkit.testbed.profiling.measure import asked, measure, overheads, profile, table
 from labkit.testbed.profiling.session import ProfilingSession
-from labkit.testbed.run.agent_pool import AgentPool
+from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.training import TrainingTable
 from labkit.topology import no_network
 from tests.hang import HANG_S

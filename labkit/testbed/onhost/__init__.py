@@ -2,7 +2,7 @@
 
 Each is one file, needs the standard library alone, runs on Python 3.8 (to say that it is too old), and answers in
 messages of `frame`. It may import `frame` and `manifest` from labkit, and nothing else. To add one: a file here with a
-`main`; `source` gives what the host's Python takes with -c. `labkit.testbed.ssh.replies` decodes the answers.
+`main`; `source` gives what the host's Python takes with -c. `labkit.testbed.ssh.host_messages` decodes the answers.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import TypedDict
 
-from labkit.testbed.onhost.frame import send
+from labkit.testbed.onhost.shared import send
 
 
 class DependReply(TypedDict, total=False):

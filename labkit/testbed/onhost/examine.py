@@ -22,8 +22,7 @@ import threading
 import time
 from typing import Any, NamedTuple, TypedDict
 
-from labkit.testbed.onhost.frame import send
-from labkit.testbed.onhost.manifest import read
+from labkit.testbed.onhost.shared import read, send
 
 PATIENCE_S = 3.0
 CHUNK = 1 << 18

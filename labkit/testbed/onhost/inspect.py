@@ -11,8 +11,7 @@ import sys
 from importlib import metadata
 from typing import TypedDict
 
-from labkit.testbed.onhost.frame import send
-from labkit.testbed.onhost.manifest import EnvironmentManifest, read
+from labkit.testbed.onhost.shared import EnvironmentManifest, read, send
 
 
 class Looked(TypedDict, total=False):

@@ -18,8 +18,7 @@ import zlib
 from shlex import quote
 from typing import Any, NamedTuple
 
-from labkit.testbed.onhost.frame import send
-from labkit.testbed.onhost.manifest import EnvironmentManifest, checked, read, write
+from labkit.testbed.onhost.shared import EnvironmentManifest, checked, read, send, write
 
 LAUNCHER = """#!/bin/sh
 # Python with labkit {hash}; made by `fab install`.

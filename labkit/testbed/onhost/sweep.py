@@ -16,8 +16,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from labkit.testbed.onhost.frame import send
-from labkit.testbed.onhost.manifest import read
+from labkit.testbed.onhost.shared import read, send
 
 PART = re.compile(r".\.labkit-[0-9a-f]{8}-(\d+)\.part$")
 INCOMING, TAR, DAY_S = "incoming", re.compile(r"-job-\d+\.tar$"), 86400.0

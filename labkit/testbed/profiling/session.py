@@ -25,7 +25,7 @@ from labkit.testbed.agent.messages import HostMeasurement, Used, YardstickReadin
 from labkit.testbed.errors import HostError
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.gangs import MeasuredKind
-from labkit.testbed.run.agent_pool import AgentPool
+from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.job_events import (
     BeganEvent,
     JobEvent,

@@ -24,7 +24,7 @@ from labkit.elastic.protocol.messages.clients import MemberStatus
 from labkit.system.printing import printable
 from labkit.testbed.agent.messages import Refusal, YardstickReading, check_name
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.run.agent_pool import AgentPool, RunFence
+from labkit.testbed.run.agents import AgentPool, RunFence
 from labkit.testbed.run.events import Inbox, InboxItem, RunEvents, RunMeasuring
 from labkit.testbed.run.job_events import REPORT_S, JobUpdate
 from labkit.testbed.run.remote_job import RemoteJob

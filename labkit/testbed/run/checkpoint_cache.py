@@ -24,7 +24,7 @@ from labkit.elastic.checkpoint.manifest import FILE, QUEUE, BadCheckpointError, 
 from labkit.testbed.errors import CutError, FileError, HostMessageError
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
-from labkit.testbed.onhost.frame import CHUNK
+from labkit.testbed.onhost.shared import CHUNK
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.ssh.host_messages import Entries, HostEntry, HostMessages
 

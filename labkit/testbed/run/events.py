@@ -20,7 +20,7 @@ from labkit.core.resources import CPUS, MEMORY_GB
 from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.event_quantities import EventQuantities, MemberName
 from labkit.testbed.agent.messages import HostMeasurement, Used
-from labkit.testbed.run.agent_pool import AgentPool
+from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.job_events import JobEvent, JobUpdate, LostTask, columns_of
 from labkit.testbed.run.remote_job import RemoteJob

@@ -19,9 +19,8 @@ from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.run.agents import called, each, no_such
 from labkit.testbed.ssh.fleet import Fleet, together
-from labkit.testbed.ssh.host_messages import Entries, HostMessages
+from labkit.testbed.ssh.host_messages import Entries, HostMessages, RunAges, reply_to
 from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes, failure, readable
-from labkit.testbed.ssh.replies import RunAges, reply_to
 
 LOG = "log"
 TAIL_BYTES = 1 << 20

@@ -16,7 +16,7 @@ from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.process import causes
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.errors import AgentGone, AgentRefused, AgentTimeout, HostError
-from labkit.testbed.run.agent_pool import AgentPool
+from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.job_events import (
     DroppedEvent,

@@ -20,7 +20,7 @@ from labkit.testbed.agent.messages import GpuAsk, Hello
 from labkit.testbed.doctor import other_type
 from labkit.testbed.errors import AgentError, AgentRefused, HostError
 from labkit.testbed.inventory import Inventory, Machine
-from labkit.testbed.run.agent_pool import AgentPool
+from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.job_messages import REQUEST
 from labkit.testbed.run.training import ROUNDING

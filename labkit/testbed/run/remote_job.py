@@ -15,7 +15,7 @@ from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.protocol.messages.clients import MemberStatus
 from labkit.testbed.agent.fences import FENCED
 from labkit.testbed.errors import AgentRefused, HostError
-from labkit.testbed.run.agent_pool import AgentPool
+from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.job_events import JobEvent, JobUpdate, Progress
 from labkit.testbed.run.job_follower import START_S, JobFollower, RemoteJobState

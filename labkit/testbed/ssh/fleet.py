@@ -232,7 +232,7 @@ class Fleet:
     """
 
     here: ClassVar[bool] = False
-    """Whether it is this machine alone: `labkit.testbed.run.this_machine`."""
+    """Whether it is this machine alone: `labkit.testbed.run.session`."""
 
     def __init__(self, inventory: Inventory, *, connect_timeout_s: float = CONNECT_S) -> None:
         if any(machine.local for machine in inventory):

@@ -9,9 +9,9 @@ import pytest
 from labkit.testbed.agent import connections
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.connections import FULL, ClientConnection
-from labkit.testbed.agent.local import Piped
 from labkit.testbed.agent.loop import Loop
 from labkit.testbed.errors import AgentGone, AgentRefused, AgentTimeout
+from labkit.testbed.run.session import Piped
 from tests.hang import HANG_S
 
 

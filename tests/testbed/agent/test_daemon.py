@@ -15,8 +15,8 @@ import pytest
 
 import labkit
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.agent.local import LocalBridge
 from labkit.testbed.errors import AgentGone, AgentRefused, AgentVersion
+from labkit.testbed.run.session import LocalBridge
 from tests.hang import HANG_S
 from tests.testbed.agent.looking import agent_pid, agents, kill_agent, labelled, runs, say, wait_for
 

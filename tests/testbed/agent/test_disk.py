@@ -15,9 +15,9 @@ import pytest
 from labkit.testbed.agent import log_files as journal
 from labkit.testbed.agent import log_files as logs
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.agent.local import Piped
 from labkit.testbed.agent.log_files import KEEP_SIZE, PUNCH_HOLE, EventFile, LineReader, allocate
 from labkit.testbed.errors import AgentRefused
+from labkit.testbed.run.session import Piped
 from tests.hang import HANG_S
 from tests.testbed.agent.looking import wait_for
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.agent.local import LocalBridge
 from labkit.testbed.agent.log_files import LONGEST, LineReader
 from labkit.testbed.errors import AgentGone, AgentRefused, AgentTimeout
+from labkit.testbed.run.session import LocalBridge
 from tests.hang import HANG_S
 from tests.testbed.agent.conftest import end_all
 from tests.testbed.agent.looking import kill_agent, runs, say, wait_for
