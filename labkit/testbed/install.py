@@ -1,7 +1,16 @@
-"""A wheel of this labkit, and its requirements on a host: equal files give equal bytes and an equal name.
+"""Bring labkit to the hosts of a testbed: only changed files are sent, and the old environment works until the switch.
 
-No build tool is needed: labkit is Python files and a little data, so its wheel is those files and four of metadata.
-The module for NVIDIA's driver (pynvml) is included, so that hosts need not install it.
+A wheel is made without a build tool: labkit is Python files and a little data, so its wheel is those files and four of
+metadata; equal files give equal bytes and an equal name. NVIDIA's module pynvml is included. On a host, in labkit's
+folder there:
+
+    env/HASH/lib          labkit, unpacked from its wheel; HASH names the content
+    env/HASH/python       starts a Python that has what labkit needs, with that labkit
+    env/HASH/manifest.json  its files and their hashes
+    env/current           leads to the one in use
+    env/base-NAME-311     what labkit needs, where the host's own Python does not have it
+
+`labkit/testbed/onhost` has the programs that work there.
 """
 
 from __future__ import annotations
@@ -39,6 +48,12 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 OPTIONAL = ("torch", "cloudpickle", "cryptography", "psutil", "distributed")
 """Distributions of labkit's extras that its processes on hosts use."""
 RELEASE = re.compile(r"\d+(?:\.\d+)*")
+OLDEST_PYTHON = (3, 11)
+LOOK_S, PLACE_S, INSTALL_S = 60.0, 600.0, 3600.0
+WHEELS = "env/wheels"
+INDEX = re.compile(r"(?:https?|file)://[^\s\x00-\x1f]+")
+OnLine = Callable[[str, str], None]
+_Found = dict[str, "_Seen | HostOutcome"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,13 +288,6 @@ def environment_name(requirements: Sequence[str]) -> str:
     return "base-" + hashlib.sha256("\n".join(requirements).encode()).hexdigest()[:12]
 
 
-OLDEST_PYTHON = (3, 11)
-LOOK_S, PLACE_S, INSTALL_S = 60.0, 600.0, 3600.0
-WHEELS = "env/wheels"
-INDEX = re.compile(r"(?:https?|file)://[^\s\x00-\x1f]+")
-OnLine = Callable[[str, str], None]
-
-
 def python_of(machine: Machine) -> str:
     """Return the path of the Python on a machine that has the deployed labkit, or this one for a local machine."""
     return machine.python if machine.local else machine.path("env", "current", "python")
@@ -396,9 +404,6 @@ class _Seen:
     tag: str
     lacks: tuple[str, ...]
     wheels: dict[str, int]
-
-
-_Found = dict[str, "_Seen | HostOutcome"]
 
 
 def _look(fleet: Fleet, order: InstallOrder) -> _Found:

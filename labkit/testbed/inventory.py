@@ -1,4 +1,7 @@
-"""The machines of a testbed, from an inventory and ~/.ssh/config: address, login and capacity of each."""
+"""The machines of a testbed, from an inventory and ~/.ssh/config: address, login and capacity of each.
+
+A Slurm allocation can be written as an inventory: its nodes, and what of each was allotted to the job.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,12 @@ USUAL = Path("testbed/hosts.toml")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Names of hosts are part of file names, of output, and of certificates."""
 MAX_JUMPS = 8
+ASK_S: Final = 30.0
+JOB: Final = re.compile(r"\d+(?:_\d+)?(?:\+\d+)?", re.ASCII)
+ALLOTTED: Final = re.compile(r"\bNodes=(\S+) CPU_IDs=(\S+) Mem=(\d+) GRES=(\S*)", re.ASCII)
+GPUS: Final = re.compile(r"\bgpu(?::([^:(,]+))?:(\d+)(?:\(IDX:([\d,-]+)\))?", re.ASCII)
+NODE: Final = re.compile(r"\bNodeName=(\S+) .*?\bNodeAddr=(\S+).*?\bRealMemory=(\d+)", re.ASCII)
+MB_PER_GB: Final = 1024.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,14 +303,6 @@ def _own_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
-
-
-ASK_S: Final = 30.0
-JOB: Final = re.compile(r"\d+(?:_\d+)?(?:\+\d+)?", re.ASCII)
-ALLOTTED: Final = re.compile(r"\bNodes=(\S+) CPU_IDs=(\S+) Mem=(\d+) GRES=(\S*)", re.ASCII)
-GPUS: Final = re.compile(r"\bgpu(?::([^:(,]+))?:(\d+)(?:\(IDX:([\d,-]+)\))?", re.ASCII)
-NODE: Final = re.compile(r"\bNodeName=(\S+) .*?\bNodeAddr=(\S+).*?\bRealMemory=(\d+)", re.ASCII)
-MB_PER_GB: Final = 1024.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The output format of programs on hosts: messages, cut into frames with lengths and ended by a SHA-256.
+"""What programs on hosts share: the format of their output, and the manifest of an environment.
 
 A message is a line that begins it, any number of frames `D LENGTH` with as many bytes behind the line, and a last one:
 `E TOTAL SHA256`, or `X REASON` where the rest cannot be sent. Whatever else gets into the output, a greeting or the
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 BEGIN = b"\036labkit-message\n"
 CHUNK = 1 << 18
+NAME = "manifest.json"
 
 
 class FramedMessage:
@@ -48,9 +49,6 @@ def send(value: Any) -> None:
     message = FramedMessage()
     message.write(json.dumps(value).encode())
     message.end()
-
-
-NAME = "manifest.json"
 
 
 class EnvironmentManifest(NamedTuple):

@@ -1,4 +1,7 @@
-"""Measure a model alone on the testbed: one job is scaled from gang to gang."""
+"""Measure a model alone on the testbed: one job is scaled from gang to gang.
+
+`calibrated` scales the profile of another machine by one job that trains here for a few seconds.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,16 @@ from labkit.testbed.run.training import TrainingTable
 
 SETTLE: Final = 5
 """Updates that are not counted after a change."""
-
 LEAST_STEPS, LEAST_S, MOST_S, SETTLE_S = 15, 1.2, 12.0, 0.2
 """Least updates, least and most seconds of a measurement, and seconds that are not counted after a change."""
-
 TRIES: Final = 3
 """Attempts of a measurement while other processes run; the quietest one counts."""
-
 FEWEST: Final = 4
-
 SMALLEST: Final = GangShape(1, 1)
-
 Say = Callable[[str], None]
 """Called with each measurement that is done, for the progress bar."""
+CALIBRATE_S: Final = 5.0
+"""Of updates: on a machine that shares its cores with others, a second of them may be off by a third."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +303,6 @@ def warm_up_s(trainee: MeasuredJob, step_s: float) -> float:
     n = min(len(trainee.steps), SETTLE + 1)
     first, last = trainee.steps[0], trainee.steps[n - 1]
     return max(last.time_s - first.time_s - (n - 1) * step_s, 0.0)
-
-
-CALIBRATE_S: Final = 5.0
-"""Of updates: on a machine that shares its cores with others, a second of them may be off by a third."""
 
 
 @dataclass(frozen=True, slots=True)

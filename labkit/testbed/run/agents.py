@@ -1,4 +1,4 @@
-"""The agents of all hosts at once: start, stop, status, use; and the names that runs have there.
+"""The agents of all hosts: start, stop, status, use; and those of a run, which one process leads and watches.
 
 A run's name on hosts is its record's id plus eight hex digits, so that equal ids do not collide.
 """
@@ -31,7 +31,6 @@ from labkit.testbed.ssh.outcomes import NO_PROGRAM, HostOutcome, Outcomes, failu
 if TYPE_CHECKING:
     import pandas as pd
 
-
 LONGEST = 50
 """Most letters of a record's name that are kept."""
 BRIDGE = "labkit.testbed.agent.bridge"
@@ -39,6 +38,20 @@ NO_AGENT = "no agent runs"
 NOT_ALLOWED = 126
 """Exit code of a shell for a program that may not be run."""
 COLUMNS: Final = ("host", "run", "task", "n_processes", "cpu_percent", "memory_mb", "gpu_memory_mb")
+LOOK_S: Final = 0.25
+GONE_S: Final = 10.0
+"""Seconds in which a process that is gone must be seen to be: its connections end, or nothing more comes over them."""
+BEAT_S: Final = 1.0
+"""Seconds between two heartbeats."""
+PATIENCE_S: Final = 6.0
+"""Seconds without contact after which a host is lost."""
+SLEPT_S: Final = 3.0
+"""Delay of a heartbeat from which this process is taken to have been stopped or suspended."""
+SAVING_S: Final = 15.0
+"""Seconds that jobs get to save their state when the run ends."""
+Changed = Callable[[str, bool, str], None]
+OnReading = Callable[[str, YardstickReading], None]
+"""Takes (host, reading), in some thread."""
 
 
 def called(run: str, names: Iterable[str]) -> list[str]:
@@ -241,22 +254,6 @@ def usage(fleet: Fleet) -> pd.DataFrame:
 
     each(fleet, look, start=False, renew=False)
     return pd.DataFrame([row for tasks in rows.values() for row in tasks], columns=list(COLUMNS))
-
-
-LOOK_S: Final = 0.25
-GONE_S: Final = 10.0
-"""Seconds in which a process that is gone must be seen to be: its connections end, or nothing more comes over them."""
-BEAT_S: Final = 1.0
-"""Seconds between two heartbeats."""
-PATIENCE_S: Final = 6.0
-"""Seconds without contact after which a host is lost."""
-SLEPT_S: Final = 3.0
-"""Delay of a heartbeat from which this process is taken to have been stopped or suspended."""
-SAVING_S: Final = 15.0
-"""Seconds that jobs get to save their state when the run ends."""
-Changed = Callable[[str, bool, str], None]
-OnReading = Callable[[str, YardstickReading], None]
-"""Takes (host, reading), in some thread."""
 
 
 class RunFence:

@@ -1,4 +1,8 @@
-"""A testbed in use for running or measuring jobs: connections, agents, checkpoints and jobs."""
+"""A testbed in use for running or measuring jobs: connections, agents, checkpoints and jobs.
+
+A run's only host may be this machine: its agent is reached through a pipe, and nothing is deployed. All else is as on
+other hosts: the agent keeps the run without a client, and a later process attaches to it.
+"""
 
 from __future__ import annotations
 
@@ -37,130 +41,6 @@ from labkit.testbed.ssh.outcomes import Answers, HostAnswer
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-
-SETTLING_S: Final = 10.0
-"""Seconds that the end of a run waits for a task that is being started."""
-
-
-class TestbedSession:
-    """All hosts of an inventory, ready for the jobs of a run.
-
-    Parameters
-    ----------
-    inventory : Inventory
-        The hosts.
-    jobs : Jobs
-        Jobs that may run there.
-    training : TrainingTable
-        How jobs train.
-    run : str
-        Name of the run on the hosts.
-    folder : Path
-        Folder of checkpoints here.
-    lease_s : float
-        Seconds a host keeps the run alive without a heartbeat from this process.
-    changed : callable
-        As `AgentPool` takes it.
-    some : bool
-        Start with the hosts that can be reached.
-    fence : RunFence, optional
-        The right to drive the run, where several processes could.
-    on_reading : callable
-        As `AgentPool` takes it.
-
-    Attributes
-    ----------
-    notes : list of str
-        Remarks on the hosts, in sentences.
-
-    Raises
-    ------
-    InputError
-        If a job cannot train, or a host cannot be used or has fewer GPUs than the inventory says; nothing runs, and
-        nothing is connected then.
-    """
-
-    def __init__(
-        self,
-        inventory: Inventory,
-        *,
-        jobs: Jobs,
-        training: TrainingTable,
-        run: str,
-        folder: Path,
-        lease_s: float,
-        changed: Changed = lambda _host, _up, _why: None,
-        some: bool = False,
-        fence: RunFence | None = None,
-        on_reading: OnReading = lambda _host, _reading: None,
-    ) -> None:
-        training.check(jobs)
-        self.inventory, self.cluster, self.jobs, self.training = inventory, inventory.cluster(), jobs, training
-        self.fleet = LocalFleet(inventory) if any(machine.local for machine in inventory) else Fleet(inventory)
-        self.hosts = AgentPool(
-            self.fleet, run=run, changed=changed, lease_s=lease_s, fence=fence, on_reading=on_reading
-        )
-        self.backups = CheckpointCache(self.fleet, folder, run=run)
-        self._staging = Staging(self.fleet, folder.parent / STAGED)
-        self._deployments: list[RemoteJob] = []
-        try:
-            self.hosts.get_ready(some=some)
-            there = [machine for machine in inventory if machine.name not in self.hosts.absent]
-            self.notes = checked_gpus(there, lambda host: self.hosts.agent(host).hello)
-            self.notes += parts_of_gpus(jobs, inventory)
-        except BaseException:
-            self.close(end=False)
-            raise
-        self.hosts.watch()
-
-    def deployment(
-        self, number: int, *, on_update: OnUpdate, on_event: Callable[[JobEvent], None] = lambda _: None
-    ) -> RemoteJob:
-        """Return a job, not started yet; `on_update` and `on_event` are those of `RemoteJob`."""
-        per_worker = float(self.jobs.worker_demand[number, GPUS])
-        all_sites = sites_of(self.inventory, self.cluster, home="", on_gpus=per_worker > 0)
-
-        def request(home: str, place: JobPlacement) -> JobRequest:
-            sites = sites_of(self.inventory, self.cluster, home=home, on_gpus=per_worker > 0)
-            return self.training.request(self.jobs, number, sites=sites, place=place)
-
-        made = RemoteJob(
-            number, hosts=self.hosts, backups=self.backups, bring=lambda home: self._bring(number, home),
-            request=request, on_update=on_update, on_event=on_event,
-            n_steps=self.training.n_steps(self.jobs, number), strategy=self.training.strategy,
-            gpus=lambda host, place: gpus_of(all_sites, place, host=host, per_worker=per_worker),
-        )  # fmt: skip
-        self._deployments.append(made)
-        return made
-
-    def _bring(self, number: int, home: str) -> None:
-        """Bring code and data of a job's own script to its home host, if it has one and they are not there."""
-        for digest in self.training.contents(self.jobs, number):
-            self._staging.bring(home, digest, below=self.hosts.agent(home).hello.folder)
-
-    def close(self, *, end: bool = True) -> None:
-        """Close all connections; with `end`, end all processes of this run on the hosts first."""
-        for deployment in self._deployments:
-            deployment.close()
-        self.hosts.leave()
-        if end:
-            self._end()
-        self.hosts.close()
-        self.fleet.close()
-        for deployment in self._deployments:
-            deployment.join()
-
-    def _end(self) -> None:
-        """End the run on all hosts; twice if a task was being started: its host may not have known the run before."""
-        busy = [deployment for deployment in self._deployments if deployment.busy]
-        self.hosts.end(self.hosts.run)
-        if busy:
-            until_s = time.monotonic() + SETTLING_S
-            for deployment in busy:
-                deployment.join(max(until_s - time.monotonic(), 0.0))
-            self.hosts.end(self.hosts.run)
-
-
 NAME: Final = "here"
 """Name of this machine in events."""
 AGENT: Final = "agent"
@@ -177,6 +57,80 @@ memory_gb = {memory_gb!r}
 device_type = "cpu"
 ssh = {{ local = true, folder = {folder} }}
 """
+SETTLING_S: Final = 10.0
+"""Seconds that the end of a run waits for a task that is being started."""
+
+
+class Piped:
+    """A stream through stdin and stdout of a process.
+
+    Parameters
+    ----------
+    argv : sequence of str
+        Program and arguments.
+    env : mapping, optional
+        Its environment; this process' own, if not given.
+    """
+
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
+        self._reading = threading.Lock()
+        self.process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env, cwd="/"
+        )
+
+    def read(self, n: int) -> bytes:
+        """Return at most n bytes."""
+        assert self.process.stdout is not None
+        with self._reading:
+            return b"" if self.process.stdout.closed else self.process.stdout.read(n) or b""
+
+    def write(self, data: bytes) -> None:
+        """Write all bytes."""
+        assert self.process.stdin is not None
+        left = memoryview(data)
+        while left:
+            left = left[self.process.stdin.write(left) or 0 :]
+
+    def close(self) -> None:
+        """Close the stream and end the process; the agent stays."""
+        end(self.process, reading=self._reading)
+
+
+def end(program: subprocess.Popen[bytes], *, reading: threading.Lock) -> None:
+    """End a program behind pipes: close its input, and kill it two seconds later.
+
+    `reading` is held while its output is read.
+    """
+    assert program.stdin is not None
+    with contextlib.suppress(OSError):
+        program.stdin.close()
+    try:
+        program.wait(2.0)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        program.wait()
+    assert program.stdout is not None
+    with reading:  # a reader has come to the end by now
+        program.stdout.close()
+
+
+class LocalBridge(Piped):
+    """A stream to the agent of a folder on this machine, without SSH.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the agent.
+    start : bool
+        Start an agent if there is none.
+    env : mapping, optional
+        Environment of the bridge, and of an agent that it starts; this process' own, if not given.
+    """
+
+    def __init__(self, folder: Path | str, *, start: bool = True, env: Mapping[str, str] | None = None) -> None:
+        place = str(Path(folder).expanduser().absolute())
+        more = () if start else ("--no-start",)
+        super().__init__([sys.executable, "-m", "labkit.testbed.agent.bridge", place, *more], env=env)
 
 
 def local_inventory(folder: Path, *, cores: float | None = None, memory_gb: float | None = None) -> Inventory:
@@ -332,73 +286,120 @@ class LocalStream(io.RawIOBase):
         super().close()
 
 
-class Piped:
-    """A stream through stdin and stdout of a process.
+class TestbedSession:
+    """All hosts of an inventory, ready for the jobs of a run.
 
     Parameters
     ----------
-    argv : sequence of str
-        Program and arguments.
-    env : mapping, optional
-        Its environment; this process' own, if not given.
-    """
-
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
-        self._reading = threading.Lock()
-        self.process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env, cwd="/"
-        )
-
-    def read(self, n: int) -> bytes:
-        """Return at most n bytes."""
-        assert self.process.stdout is not None
-        with self._reading:
-            return b"" if self.process.stdout.closed else self.process.stdout.read(n) or b""
-
-    def write(self, data: bytes) -> None:
-        """Write all bytes."""
-        assert self.process.stdin is not None
-        left = memoryview(data)
-        while left:
-            left = left[self.process.stdin.write(left) or 0 :]
-
-    def close(self) -> None:
-        """Close the stream and end the process; the agent stays."""
-        end(self.process, reading=self._reading)
-
-
-def end(program: subprocess.Popen[bytes], *, reading: threading.Lock) -> None:
-    """End a program behind pipes: close its input, and kill it two seconds later.
-
-    `reading` is held while its output is read.
-    """
-    assert program.stdin is not None
-    with contextlib.suppress(OSError):
-        program.stdin.close()
-    try:
-        program.wait(2.0)
-    except subprocess.TimeoutExpired:
-        program.kill()
-        program.wait()
-    assert program.stdout is not None
-    with reading:  # a reader has come to the end by now
-        program.stdout.close()
-
-
-class LocalBridge(Piped):
-    """A stream to the agent of a folder on this machine, without SSH.
-
-    Parameters
-    ----------
+    inventory : Inventory
+        The hosts.
+    jobs : Jobs
+        Jobs that may run there.
+    training : TrainingTable
+        How jobs train.
+    run : str
+        Name of the run on the hosts.
     folder : Path
-        Of the agent.
-    start : bool
-        Start an agent if there is none.
-    env : mapping, optional
-        Environment of the bridge, and of an agent that it starts; this process' own, if not given.
+        Folder of checkpoints here.
+    lease_s : float
+        Seconds a host keeps the run alive without a heartbeat from this process.
+    changed : callable
+        As `AgentPool` takes it.
+    some : bool
+        Start with the hosts that can be reached.
+    fence : RunFence, optional
+        The right to drive the run, where several processes could.
+    on_reading : callable
+        As `AgentPool` takes it.
+
+    Attributes
+    ----------
+    notes : list of str
+        Remarks on the hosts, in sentences.
+
+    Raises
+    ------
+    InputError
+        If a job cannot train, or a host cannot be used or has fewer GPUs than the inventory says; nothing runs, and
+        nothing is connected then.
     """
 
-    def __init__(self, folder: Path | str, *, start: bool = True, env: Mapping[str, str] | None = None) -> None:
-        place = str(Path(folder).expanduser().absolute())
-        more = () if start else ("--no-start",)
-        super().__init__([sys.executable, "-m", "labkit.testbed.agent.bridge", place, *more], env=env)
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        jobs: Jobs,
+        training: TrainingTable,
+        run: str,
+        folder: Path,
+        lease_s: float,
+        changed: Changed = lambda _host, _up, _why: None,
+        some: bool = False,
+        fence: RunFence | None = None,
+        on_reading: OnReading = lambda _host, _reading: None,
+    ) -> None:
+        training.check(jobs)
+        self.inventory, self.cluster, self.jobs, self.training = inventory, inventory.cluster(), jobs, training
+        self.fleet = LocalFleet(inventory) if any(machine.local for machine in inventory) else Fleet(inventory)
+        self.hosts = AgentPool(
+            self.fleet, run=run, changed=changed, lease_s=lease_s, fence=fence, on_reading=on_reading
+        )
+        self.backups = CheckpointCache(self.fleet, folder, run=run)
+        self._staging = Staging(self.fleet, folder.parent / STAGED)
+        self._deployments: list[RemoteJob] = []
+        try:
+            self.hosts.get_ready(some=some)
+            there = [machine for machine in inventory if machine.name not in self.hosts.absent]
+            self.notes = checked_gpus(there, lambda host: self.hosts.agent(host).hello)
+            self.notes += parts_of_gpus(jobs, inventory)
+        except BaseException:
+            self.close(end=False)
+            raise
+        self.hosts.watch()
+
+    def deployment(
+        self, number: int, *, on_update: OnUpdate, on_event: Callable[[JobEvent], None] = lambda _: None
+    ) -> RemoteJob:
+        """Return a job, not started yet; `on_update` and `on_event` are those of `RemoteJob`."""
+        per_worker = float(self.jobs.worker_demand[number, GPUS])
+        all_sites = sites_of(self.inventory, self.cluster, home="", on_gpus=per_worker > 0)
+
+        def request(home: str, place: JobPlacement) -> JobRequest:
+            sites = sites_of(self.inventory, self.cluster, home=home, on_gpus=per_worker > 0)
+            return self.training.request(self.jobs, number, sites=sites, place=place)
+
+        made = RemoteJob(
+            number, hosts=self.hosts, backups=self.backups, bring=lambda home: self._bring(number, home),
+            request=request, on_update=on_update, on_event=on_event,
+            n_steps=self.training.n_steps(self.jobs, number), strategy=self.training.strategy,
+            gpus=lambda host, place: gpus_of(all_sites, place, host=host, per_worker=per_worker),
+        )  # fmt: skip
+        self._deployments.append(made)
+        return made
+
+    def _bring(self, number: int, home: str) -> None:
+        """Bring code and data of a job's own script to its home host, if it has one and they are not there."""
+        for digest in self.training.contents(self.jobs, number):
+            self._staging.bring(home, digest, below=self.hosts.agent(home).hello.folder)
+
+    def close(self, *, end: bool = True) -> None:
+        """Close all connections; with `end`, end all processes of this run on the hosts first."""
+        for deployment in self._deployments:
+            deployment.close()
+        self.hosts.leave()
+        if end:
+            self._end()
+        self.hosts.close()
+        self.fleet.close()
+        for deployment in self._deployments:
+            deployment.join()
+
+    def _end(self) -> None:
+        """End the run on all hosts; twice if a task was being started: its host may not have known the run before."""
+        busy = [deployment for deployment in self._deployments if deployment.busy]
+        self.hosts.end(self.hosts.run)
+        if busy:
+            until_s = time.monotonic() + SETTLING_S
+            for deployment in busy:
+                deployment.join(max(until_s - time.monotonic(), 0.0))
+            self.hosts.end(self.hosts.run)

@@ -1,4 +1,4 @@
-"""Read what labkit's programs on hosts send: messages of a type, folders and files.
+"""Read what labkit's programs on hosts send: replies, each of one type with one decoder, and folders and files.
 
 Hosts are not trusted: sizes are bounded, JSON is validated, hashes are compared, names must be plain, a folder precedes
 what is in it, and no link is followed or made. `labkit.testbed.onhost.shared` is the other end.
@@ -32,6 +32,8 @@ Number = Annotated[float, Ge(-1e15), Le(1e15)]
 """A finite number of a size that arithmetic cannot overflow."""
 MAX_PATH, MAX_NAME, MAX_DEPTH = 1024, 255, 24
 MAX_ENTRIES = 200_000
+T = TypeVar("T")
+Text = Annotated[str, Len(0, 4096)]
 
 
 class HostMessages:
@@ -277,10 +279,6 @@ def plain_path(path: str) -> tuple[str, ...]:
 
 def _plain(name: str) -> bool:
     return name not in ("", ".", "..") and len(name.encode(errors="replace")) <= MAX_NAME
-
-
-T = TypeVar("T")
-Text = Annotated[str, Len(0, 4096)]
 
 
 @dataclass(frozen=True)
