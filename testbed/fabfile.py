@@ -13,7 +13,7 @@ from invoke.context import Context
 
 from labkit.core.errors import InputError
 from labkit.testbed.fab import fleet, inventory_of, refuse_former, task
-from labkit.testbed.terminal import agreed, keys_told, show, show_examined, teller
+from labkit.testbed.terminal import agreed, key_outcomes, line_printer, show, show_examined
 
 refuse_former(sys.argv)
 
@@ -30,9 +30,9 @@ WHERE = {"inventory": "File that describes the hosts; else testbed/hosts.toml, e
 )
 def up(c: Context, inventory: str = "", hosts: int = 0, gpus: int = 0, shaped: str = "") -> bool:
     """Start a laptop testbed, or the agents of real hosts."""
-    from labkit.testbed.upkeep import standing, up
+    from labkit.testbed.upkeep import default_inventory, up
 
-    found = inventory_of(c, inventory) if inventory or standing() else None
+    found = inventory_of(c, inventory) if inventory or default_inventory() else None
     return show(up(found, n_hosts=hosts or None, gpus=gpus or None, shaped=shaped or None))
 
 
@@ -58,7 +58,7 @@ def trust(c: Context, inventory: str = "", yes: bool = False) -> bool:
     """Show keys of hosts that are not known, and add them."""
     from labkit.testbed.ssh.connect import trust
 
-    return show(keys_told(trust(inventory_of(c, inventory), agree=agreed(yes=yes))))
+    return show(key_outcomes(trust(inventory_of(c, inventory), agree=agreed(yes=yes))))
 
 
 @task(
@@ -78,7 +78,9 @@ def install(c: Context, inventory: str = "", wheelhouse: str = "", index: str = 
         return True
     with fleet(c, inventory) as hosts:
         return show(
-            provision.install(hosts, wheelhouse=wheelhouse or None, index=index, stream=teller(hosts.inventory.names))
+            provision.install(
+                hosts, wheelhouse=wheelhouse or None, index=index, stream=line_printer(hosts.inventory.names)
+            )
         )
 
 
@@ -149,7 +151,7 @@ def logs(
     from labkit.testbed.run.host_files import logs
 
     with fleet(c, inventory, host) as hosts:
-        told = teller(hosts.inventory.names)
+        told = line_printer(hosts.inventory.names)
         return show(logs(hosts, on_line=told, run=run, task=task, lines=lines, follow=follow))
 
 
@@ -199,9 +201,9 @@ def deploy(
 )
 def profile(c: Context, trace: str = "", models: str = "", inventory: str = "", out: str = "") -> bool:
     """Measure what a simulation of the testbed needs."""
-    from labkit.testbed.profiling.measure import asked, profile, show
+    from labkit.testbed.profiling.measure import measured_kinds, profile, show
 
-    kinds = asked(trace or None, models, max_ps=2, max_workers=2, sync=True)
+    kinds = measured_kinds(trace or None, models, max_ps=2, max_workers=2, sync=True)
     made, there = profile(inventory_of(c, inventory), kinds, out=Path(out) if out else None)
     show(made, there)
     return not any(cell.failed for cell in made.cells)

@@ -83,7 +83,7 @@ def _list(found: list[FoundBed], heading: str) -> None:
     if heading:
         print(heading, file=out)
     for bed in found:
-        flag = "" if bed.usual else f" --folder {bed.folder}" if bed.whole else " --all"
+        flag = "" if bed.is_default else f" --folder {bed.folder}" if bed.whole else " --all"
         gone = "" if bed.whole else ", its files are gone"
         print(f"  {bed.folder}: {', '.join(bed.hosts)}{gone}; end it: labkit bed down{flag}", file=out)
 

@@ -22,13 +22,13 @@ from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.ssh.host_messages import (
+    BandwidthResult,
     Clock,
+    ConnectResult,
     Deployed,
-    Dialled,
     EchoPort,
     HostFacts,
     HostMessages,
-    Poured,
     Torch,
     decoded,
 )
@@ -194,7 +194,7 @@ class DoctorReport:
         return f"<table><tr><th>host<th>check<th>state<th>found<th>hint</tr>{rows}</table>"
 
 
-def of_facts(wanted: HostExpectation, facts: HostFacts) -> list[Finding]:
+def check_facts(wanted: HostExpectation, facts: HostFacts) -> list[Finding]:
     """Return findings from the facts of one host and the inventory.
 
     Parameters
@@ -312,7 +312,7 @@ def _agent(wanted: HostExpectation, state: str) -> Finding:
     return Finding(wanted.name, "agent", Severity.OK, "alive" if state == "alive" else "starts when needed")
 
 
-def of_torch(wanted: HostExpectation, torch: Torch, *, deployed: bool) -> Finding:
+def check_torch(wanted: HostExpectation, torch: Torch, *, deployed: bool) -> Finding:
     """Return a finding from an import of torch."""
     if torch.error:
         state, hint = (Severity.FAULT, "look at what failed; ") if deployed else (Severity.NOTE, "")
@@ -323,7 +323,7 @@ def of_torch(wanted: HostExpectation, torch: Torch, *, deployed: bool) -> Findin
     return Finding(wanted.name, "torch", Severity.OK, torch.version)
 
 
-def of_reach(wanted: HostExpectation, *, trip_s: float, noise: bytes = b"") -> Finding:
+def check_reach(wanted: HostExpectation, *, trip_s: float, noise: bytes = b"") -> Finding:
     """Return that a host was reached; `noise`: output of its login shell before each command."""
     found_text = f"{trip_s * 1e3:.1f} ms"
     if not noise.strip():
@@ -333,7 +333,7 @@ def of_reach(wanted: HostExpectation, *, trip_s: float, noise: bytes = b"") -> F
     return Finding(wanted.name, "reach", Severity.NOTE, f"{found_text}; its login shell writes {line!r}", hint)
 
 
-def of_clock(wanted: HostExpectation, *, offset_s: float, bound_s: float) -> Finding:
+def check_clock(wanted: HostExpectation, *, offset_s: float, bound_s: float) -> Finding:
     """Return a finding on the clock of a host against the one here, known to half a round trip.
 
     Parameters
@@ -352,7 +352,9 @@ def of_clock(wanted: HostExpectation, *, offset_s: float, bound_s: float) -> Fin
     return Finding(wanted.name, "clock", state, found_text, hint)
 
 
-def of_ports(wanted: HostExpectation, address: str, trips: Mapping[str, Dialled], *, error: str = "") -> Finding:
+def check_ports(
+    wanted: HostExpectation, address: str, trips: Mapping[str, ConnectResult], *, error: str = ""
+) -> Finding:
     """Return a finding on the connections of a host to all others, at any port.
 
     Parameters
@@ -420,13 +422,15 @@ class HostProbe:
         """Open an echo port at an address of the host."""
         return self._ask("listen", EchoPort, host=address)
 
-    def dial(self, peers: Mapping[str, Peer]) -> dict[str, Dialled]:
+    def dial(self, peers: Mapping[str, Peer]) -> dict[str, ConnectResult]:
         """Connect to the echo ports of other hosts; return the round trips by name."""
-        return self._ask("dial", dict[str, Dialled], peers=[[name, *peer] for name, peer in peers.items()])
+        return self._ask("dial", dict[str, ConnectResult], peers=[[name, *peer] for name, peer in peers.items()])
 
-    def pour(self, peer: Peer, *, seconds: float) -> Poured:
+    def pour(self, peer: Peer, *, seconds: float) -> BandwidthResult:
         """Send bytes to the echo port of another host for some seconds."""
-        return self._ask("pour", Poured, patience_s=PATIENCE_S + 40 * seconds, peer=list(peer), seconds=seconds)
+        return self._ask(
+            "pour", BandwidthResult, patience_s=PATIENCE_S + 40 * seconds, peer=list(peer), seconds=seconds
+        )
 
     def _ask(self, what: str, kind: type[ReplyT], *, patience_s: float = PATIENCE_S, **more: Any) -> ReplyT:
         """Return the answer to a question.
@@ -494,7 +498,7 @@ class DoctorSession:
 
 
 @contextmanager
-def visit(fleet: Fleet) -> Iterator[DoctorSession]:
+def probe_hosts(fleet: Fleet) -> Iterator[DoctorSession]:
     """Return a session with a probe on every host; the probes end with it."""
     with ThreadPoolExecutor(len(fleet.inventory)) as pool:
         made = DoctorSession(fleet, pool)
@@ -522,14 +526,14 @@ def examine(fleet: Fleet, *, torch: bool = True) -> DoctorReport:
         All findings; a host that cannot be reached has one.
     """
     hash = build().hash
-    wanted = {machine.name: wanted_of(machine, hash) for machine in fleet.inventory}
+    wanted = {machine.name: expectation_of(machine, hash) for machine in fleet.inventory}
     ports: dict[str, EchoPort] = {}
 
     def listen(probe: HostProbe) -> list[Finding]:
         ports[probe.machine.name] = probe.listen(probe.machine.address)
         return []
 
-    with visit(fleet) as hosts:
+    with probe_hosts(fleet) as hosts:
         hosts.each(lambda probe: _clock(probe, wanted[probe.machine.name]))
         hosts.each(lambda probe: _facts(probe, wanted[probe.machine.name], torch=torch))
         hosts.each(listen)
@@ -537,7 +541,7 @@ def examine(fleet: Fleet, *, torch: bool = True) -> DoctorReport:
     return DoctorReport(finding for found in hosts.findings.values() for finding in found)
 
 
-def wanted_of(machine: Machine, hash: str) -> HostExpectation:
+def expectation_of(machine: Machine, hash: str) -> HostExpectation:
     """Return what the inventory says about a host and can be checked there."""
     host = machine.host
     return HostExpectation(
@@ -555,15 +559,15 @@ def _clock(probe: HostProbe, wanted: HostExpectation) -> list[Finding]:
         after = time.time()  # noqa: TID251
         rounds.append((after - before, theirs - (before + after) / 2))
     trip_s, offset_s = min(rounds)
-    reach = of_reach(wanted, trip_s=trip_s, noise=probe.noise)
-    return [reach, of_clock(wanted, offset_s=offset_s, bound_s=trip_s / 2)]
+    reach = check_reach(wanted, trip_s=trip_s, noise=probe.noise)
+    return [reach, check_clock(wanted, offset_s=offset_s, bound_s=trip_s / 2)]
 
 
 def _facts(probe: HostProbe, wanted: HostExpectation, *, torch: bool) -> list[Finding]:
     facts = probe.facts()
-    found = of_facts(wanted, facts)
+    found = check_facts(wanted, facts)
     if torch:
-        found.append(of_torch(wanted, probe.torch(), deployed=bool(facts.deployed.hash)))
+        found.append(check_torch(wanted, probe.torch(), deployed=bool(facts.deployed.hash)))
     return found
 
 
@@ -578,4 +582,4 @@ def _connect(
         if name in others and each.port is not None
     }
     error = ports[wanted.name].error or ""
-    return [of_ports(wanted, probe.machine.address, probe.dial(peers), error=error)]
+    return [check_ports(wanted, probe.machine.address, probe.dial(peers), error=error)]

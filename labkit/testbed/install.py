@@ -36,7 +36,7 @@ from labkit.system import release
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.host_messages import Installed, Looked, Placed, Swept, reply_to
+from labkit.testbed.ssh.host_messages import DependReply, InspectReply, ReceiveReply, SweepReply, reply_to
 from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
 
 SUFFIXES = (".py", ".csv", ".js", ".css", ".html", ".json", ".safetensors", ".template", ".typed")
@@ -57,7 +57,7 @@ _Found = dict[str, "_Seen | HostOutcome"]
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class WheelInfo:
     """Metadata of labkit.
 
     Attributes
@@ -81,7 +81,7 @@ class Wheel:
 
     Attributes
     ----------
-    about : About
+    about : WheelInfo
         Its metadata.
     files : mapping
         Content by path, as the wheel holds them; metadata are among them.
@@ -89,7 +89,7 @@ class Wheel:
         Hash of all files and metadata; it identifies a labkit.
     """
 
-    about: About
+    about: WheelInfo
     files: Mapping[str, bytes] = field(repr=False)
     hash: str
 
@@ -151,10 +151,10 @@ def _driver_module() -> dict[str, bytes]:
     return {DRIVER_MODULE: Path(found.origin).read_bytes()}
 
 
-def local_version(about: About, hash: str) -> str:
+def local_version(about: WheelInfo, hash: str) -> str:
     """Return a version that identifies the content.
 
-    >>> local_version(About("0.1.0", ">=3.11", ()), "00c0ffee")
+    >>> local_version(WheelInfo("0.1.0", ">=3.11", ()), "00c0ffee")
     '0.1.0+h00c0ffee'
     """
     return f"{about.version}+h{hash}"
@@ -169,7 +169,7 @@ def _sources(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _hash(files: Mapping[str, bytes], about: About) -> str:
+def _hash(files: Mapping[str, bytes], about: WheelInfo) -> str:
     whole = hashlib.sha256()
     for path, content in sorted(files.items()):
         whole.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
@@ -177,7 +177,7 @@ def _hash(files: Mapping[str, bytes], about: About) -> str:
     return whole.hexdigest()[:HASH_LETTERS]
 
 
-def _about(folder: Path) -> About:
+def _about(folder: Path) -> WheelInfo:
     """Return the metadata of the checkout around a package, else those of the installed distribution."""
     project = folder.parent / "pyproject.toml"
     if project.is_file():
@@ -185,15 +185,15 @@ def _about(folder: Path) -> About:
         if metadata.get("name") == release.DISTRIBUTION:
             extras = metadata.get("optional-dependencies", {})
             optional = [f'{line}; extra == "{name}"' for name, lines in extras.items() for line in lines]
-            return About(metadata["version"], metadata["requires-python"], (*metadata["dependencies"], *optional))
+            return WheelInfo(metadata["version"], metadata["requires-python"], (*metadata["dependencies"], *optional))
     if (found := release.installed()) is None:
         raise InputError(f"{folder} has neither pyproject.toml beside it nor metadata; install labkit.")
-    return About(
+    return WheelInfo(
         found["Version"].partition("+")[0], found["Requires-Python"], tuple(found.get_all("Requires-Dist") or ())
     )
 
 
-def _metadata(own: Mapping[str, bytes], about: About, hash: str) -> dict[str, bytes]:
+def _metadata(own: Mapping[str, bytes], about: WheelInfo, hash: str) -> dict[str, bytes]:
     """Return the files of the folder dist-info, which installers and importlib.metadata read."""
     version = local_version(about, hash)
     folder = f"labkit-{version}.dist-info"
@@ -218,10 +218,10 @@ def _record_hash(content: bytes) -> str:
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
-def needs(about: About) -> tuple[str, ...]:
+def needs(about: WheelInfo) -> tuple[str, ...]:
     """Return the requirements of labkit's processes on hosts, each a name with its versions.
 
-    >>> needs(About("1", ">=3.11", ("numpy>=2.2", 'torch==2.13.0; extra == "lab"', 'ruff>=1; extra == "dev"')))
+    >>> needs(WheelInfo("1", ">=3.11", ("numpy>=2.2", 'torch==2.13.0; extra == "lab"', 'ruff>=1; extra == "dev"')))
     ('numpy>=2.2', 'torch==2.13.0')
     """
     plain = [line for line in about.requires if "extra ==" not in line]
@@ -411,7 +411,7 @@ def _look(fleet: Fleet, order: InstallOrder) -> _Found:
     names = [name_of(line) for line in order.needs]
     answers = fleet.run(
         lambda machine: [
-            machine.python, "-c", source("look"), machine.folder, order.wheel.hash, environment_name(order.needs),
+            machine.python, "-c", source("inspect"), machine.folder, order.wheel.hash, environment_name(order.needs),
             *names,
         ],
         timeout_s=LOOK_S,
@@ -419,12 +419,12 @@ def _look(fleet: Fleet, order: InstallOrder) -> _Found:
     found: _Found = {}
     for answer in answers:
         python = fleet.inventory[answer.host].python
-        reply = reply_to(answer, Looked, program=python)
+        reply = reply_to(answer, InspectReply, program=python)
         found[answer.host] = reply if isinstance(reply, HostOutcome) else _judged(answer.host, reply, order, python)
     return found
 
 
-def _judged(host: str, reply: Looked, order: InstallOrder, python: str) -> _Seen | HostOutcome:
+def _judged(host: str, reply: InspectReply, order: InstallOrder, python: str) -> _Seen | HostOutcome:
     if reply.same:
         return HostOutcome(host, True, f"unchanged {order.wheel.hash[:8]}", numbers={"files": 0, "bytes": 0})
     version = reply.python
@@ -458,7 +458,7 @@ def _install(fleet: Fleet, order: InstallOrder, found: _Found, stream: OnLine | 
         timeout_s=INSTALL_S, stream=stream and _without_objects(stream), only=left,
     ) if left else ()  # fmt: skip
     for answer in answers:
-        reply = reply_to(answer, Installed, program="pip")
+        reply = reply_to(answer, DependReply, program="pip")
         seen = bare[answer.host]
         found[answer.host] = (
             reply if isinstance(reply, HostOutcome) else _Seen(seen.have, reply.base, seen.tag, (), seen.wheels)
@@ -499,7 +499,7 @@ def _place(fleet: Fleet, order: InstallOrder, found: _Found) -> _Found:
     )
     placed: _Found = {}
     for answer in answers:
-        reply = reply_to(answer, Placed, program=fleet.inventory[answer.host].python)
+        reply = reply_to(answer, ReceiveReply, program=fleet.inventory[answer.host].python)
         sent = packed.lacking(ready[answer.host].have)
         n_bytes = sum(len(packed.content[digest]) for digest in sent)
         placed[answer.host] = (
@@ -564,10 +564,10 @@ def sweep(fleet: Fleet, *, dry_run: bool = False) -> Outcomes:
         lambda machine: [machine.python, "-c", source("sweep"), machine.folder, "no" if dry_run else "yes"],
         timeout_s=PLACE_S,
     )
-    return Outcomes.of(_swept(answer.host, reply_to(answer, Swept, program="gc"), dry_run) for answer in answers)
+    return Outcomes.of(_swept(answer.host, reply_to(answer, SweepReply, program="gc"), dry_run) for answer in answers)
 
 
-def _swept(host: str, reply: Swept | HostOutcome, dry_run: bool) -> HostOutcome:
+def _swept(host: str, reply: SweepReply | HostOutcome, dry_run: bool) -> HostOutcome:
     if isinstance(reply, HostOutcome):
         return reply
     went, parts = reply.removed, reply.parts

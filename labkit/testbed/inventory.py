@@ -136,7 +136,7 @@ class Inventory:
         InputError
             With every fault of the file: host, key, and what was expected.
         """
-        file = usual() if path is None else Path(path).expanduser()
+        file = default_path() if path is None else Path(path).expanduser()
         content = parse(file)
         here = file.absolute().parent
         defaults, faults = checked_defaults(content.ssh, here=here)
@@ -204,7 +204,7 @@ def _outside(file: Path, config: str) -> Outside:
     return Outside("inventory", where, where, digest_of(texts))
 
 
-def usual() -> Path:
+def default_path() -> Path:
     """Return the default inventory; notebooks find that of their checkout.
 
     Raises
@@ -212,11 +212,11 @@ def usual() -> Path:
     InputError
         If there is none.
     """
-    from labkit.testbed.laptop.plan import usual_folder
+    from labkit.testbed.laptop.plan import default_folder
 
     if named := os.environ.get("LABKIT_HOSTS"):
         return Path(named).expanduser()
-    bed = usual_folder() / "hosts.toml"
+    bed = default_folder() / "hosts.toml"
     found = next((path for path in (USUAL, ".." / USUAL, bed) if path.exists()), None)
     if found is None:
         raise InputError(

@@ -29,7 +29,7 @@ def console(file: TextIO | None = None) -> Console:
     return terminal(file, width=None if (file or sys.stdout).isatty() else WIDE)
 
 
-def teller(hosts: Iterable[str], *, file: TextIO | None = None) -> OnLine:
+def line_printer(hosts: Iterable[str], *, file: TextIO | None = None) -> OnLine:
     """Return a function (host, line) that prints lines with their host's name, in a colour per host.
 
     Control characters of a line do not reach the terminal. Several threads may call it.
@@ -111,7 +111,7 @@ def agreed(*, yes: bool = False) -> Callable[[Keys], bool]:
     return ask
 
 
-def keys_told(keys: Keys) -> Outcomes:
+def key_outcomes(keys: Keys) -> Outcomes:
     """Return the states of keys as outcomes; hosts whose key is not trusted are failures."""
     from labkit.testbed.ssh.connect import KeyState
     from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from labkit.core.errors import InputError
 from labkit.testbed import install as provision
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.inventory import Inventory, Machine, usual
+from labkit.testbed.inventory import Inventory, Machine, default_path
 from labkit.testbed.laptop import Bed
 from labkit.testbed.laptop.networks import rates, reshape
 from labkit.testbed.laptop.plan import BedPlan
@@ -45,7 +45,7 @@ def up(
             return agents.start(fleet)
     folder = None if inventory is None else inventory.path.parent
     there = None if inventory is None else BedPlan.read(inventory.path.absolute().parent)
-    n_hosts = n_hosts or (len(there.spots) if there else USUAL_HOSTS)
+    n_hosts = n_hosts or (len(there.slots) if there else USUAL_HOSTS)
     if gpus is None:
         gpus = USUAL_GPUS if inventory is None else int(next(iter(inventory)).host.gpus)
     bed = Bed.up(n_hosts, folder=folder, gpus=gpus, shaped=shaped or (there.shaped_gbps if there else None))
@@ -99,10 +99,10 @@ def shape(inventory: Inventory, *, rate: str | float | None = None) -> Outcomes:
     return Outcomes.of(HostOutcome(name, True, found[name]) for name in inventory.names)
 
 
-def standing() -> Inventory | None:
+def default_inventory() -> Inventory | None:
     """Return the default inventory; None if there is none."""
     try:
-        path = usual()
+        path = default_path()
     except InputError:
         return None
     return Inventory.read(path)

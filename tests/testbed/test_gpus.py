@@ -26,7 +26,7 @@ from labkit.testbed.inventory import Inventory
 from labkit.testbed.laptop import Bed
 from labkit.testbed.run.agents import status
 from labkit.testbed.run.backend import SshBackend
-from labkit.testbed.run.job_launcher import Claims, checked_gpus, parts_of_gpus
+from labkit.testbed.run.job_launcher import GpuClaims, checked_gpus, parts_of_gpus
 from labkit.testbed.run.training import gpus_of, sites_of
 from labkit.testbed.ssh.fleet import Fleet
 from tests.hang import HANG_S
@@ -151,7 +151,7 @@ def claims(driver, dial):  # noqa: F811
     sites = [Site("a/0", "a", devices=("gpu:0", "gpu:1", "gpu:2", "gpu:3"))]
 
     def of(task):
-        return Claims(task, hosts=hosts, asks=lambda host, place: gpus_of(sites, place, host=host, per_worker=1))
+        return GpuClaims(task, hosts=hosts, asks=lambda host, place: gpus_of(sites, place, host=host, per_worker=1))
 
     return of, agent
 

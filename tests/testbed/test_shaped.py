@@ -64,7 +64,7 @@ def check_bed(bed: Bed) -> None:
         assert fleet.put(b"x" * 100_000, "file").ok
         devices = fleet.run(["sh", "-c", "cd /sys/class/net; cat /proc/net/dev"]).checked()
         assert all("eth0" in row.stdout and "docker" not in row.stdout for row in devices)
-        assert len({row.stdout for row in fleet.run("readlink /proc/self/ns/net").checked()}) == len(bed.plan.spots)
+        assert len({row.stdout for row in fleet.run("readlink /proc/self/ns/net").checked()}) == len(bed.plan.slots)
         assert 1 < rate_mbps(fleet, "h0", "h1") < 30  # 20 and a burst; a busy machine can only be slower
         pids = [
             int(row.stdout) for row in fleet.run("setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!").checked()

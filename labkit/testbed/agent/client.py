@@ -207,12 +207,12 @@ class AgentLink:
         self._writer = threading.Thread(target=self._write, name="agent-writer", daemon=True)
         self._writer.start()
 
-    def begun(self) -> None:
+    def await_greeting(self) -> None:
         """Wait for the first line of the bridge."""
         if not self._began.wait(self._timeout_s):
             raise AgentTimeout(f"the bridge did not begin within {self._timeout_s:g} s")
 
-    def ended(self) -> None:
+    def await_end(self) -> None:
         """Wait until the other side has ended the connection, at most `timeout_s`."""
         self._reader.join(self._timeout_s)
 
@@ -406,7 +406,7 @@ class Agent(AgentLink):
             raise
 
     def _greet(self) -> Hello:
-        self.begun()
+        self.await_greeting()
         try:
             hello: Hello = shaped(Hello, self.request("hello", protocol=PROTOCOL))
             return hello
@@ -599,7 +599,7 @@ class Agent(AgentLink):
     def shutdown(self) -> None:
         """End the agent, and wait for its end; refused (busy) while a task runs. A bridge starts another agent."""
         self.request("shutdown")
-        self.ended()
+        self.await_end()
         self.close()
 
     def restart(self) -> None:
@@ -615,7 +615,7 @@ class Agent(AgentLink):
 
 def restart(link: AgentLink) -> None:
     """Replace an agent of any protocol by the installed one, and end the connection."""
-    link.begun()
+    link.await_greeting()
     link.request("restart", python=link.bridge.python, path=link.bridge.path, wait_s=60.0)
     link.close()
 

@@ -63,7 +63,7 @@ def own_folder(path: str | Path) -> Path:
     return folder
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write a file of mode 0600 atomically."""
     temporary = path.with_name(f".{path.name}.new")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -280,7 +280,7 @@ class AgentRunRecord:
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of the run."""
-        write_whole(folder / LABEL, json.dumps({"format": FORMAT, **asdict(self)}))
+        write_atomically(folder / LABEL, json.dumps({"format": FORMAT, **asdict(self)}))
 
     @classmethod
     def read(cls, folder: Path) -> AgentRunRecord | None:

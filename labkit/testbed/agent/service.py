@@ -27,7 +27,7 @@ from labkit.testbed.agent.connections import (
     MeasurementStream,
     MessageForward,
 )
-from labkit.testbed.agent.devices import ALLOTMENT, Devices, Gpu, GpuRequest, allotment, place_of_allotment
+from labkit.testbed.agent.devices import ALLOTMENT, Devices, Gpu, GpuRequest, allotment, allotment_variable
 from labkit.testbed.agent.fences import ORDERS, Fence, Fences
 from labkit.testbed.agent.folder_layout import LOG, RESULT, TASK_SOCKET, Phase, machine_id, parts
 from labkit.testbed.agent.gpus import Sampler
@@ -52,7 +52,7 @@ from labkit.testbed.agent.messages import (
 )
 from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.runs import LEASE_S, AgentRuns, File, TaskRequest
-from labkit.testbed.agent.sweep import aside
+from labkit.testbed.agent.sweep import run_in_subprocess
 
 GPU: Final = re.compile(r"[A-Za-z0-9-]{1,80}")
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -388,7 +388,7 @@ class Service:
 
     def _with_gpus(self, run: str, task: TaskRequest, gpus: list[Gpu]) -> TaskRequest:
         """Return a request for a task that has these GPUs, and sees no others."""
-        env = {**place_of_allotment(self._runs.folder / run / task.task), **task.env}
+        env = {**allotment_variable(self._runs.folder / run / task.task), **task.env}
         file = File([ALLOTMENT], allotment(gpus).encode())
         return replace(task, env=env, files=(*task.files, file), gpus=[gpu.uuid for gpu in gpus])
 
@@ -549,7 +549,7 @@ class Service:
             else:
                 request.reply(found)
 
-        aside(self._loop, lambda: _swept(self._runs.folder, rows, dry_run=dry_run), done=done)
+        run_in_subprocess(self._loop, lambda: _swept(self._runs.folder, rows, dry_run=dry_run), done=done)
         return Later
 
     def _samples(self, every_s: float) -> Callable[..., HostMeasurement]:

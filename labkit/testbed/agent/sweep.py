@@ -18,7 +18,7 @@ from labkit.testbed.agent.runs import AgentRuns
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def aside(loop: Loop, work: Callable[[], Any], *, done: Callable[[Any], None]) -> None:
+def run_in_subprocess(loop: Loop, work: Callable[[], Any], *, done: Callable[[Any], None]) -> None:
     """Run some work in a child process; `done` is called with its result, or with None if it failed."""
     reading, writing = os.pipe()
     pid = os.fork()

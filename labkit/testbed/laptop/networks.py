@@ -13,7 +13,7 @@ from pathlib import Path
 
 from labkit.core.errors import InputError
 from labkit.testbed.errors import BedError
-from labkit.testbed.laptop.plan import VARIABLE, BedPlan, Spot, alone, write_private
+from labkit.testbed.laptop.plan import VARIABLE, BedPlan, HostSlot, alone, write_private
 from labkit.testbed.laptop.processes import BedProcess, await_that, process
 from labkit.testbed.laptop.server import program
 
@@ -64,7 +64,7 @@ def addresses(n_hosts: int, *, subnet: int) -> list[str]:
 
 def gateway(plan: BedPlan) -> str:
     """Return the bridge's address."""
-    return plan.spots[0].address.rpartition(".")[0] + ".1"
+    return plan.slots[0].address.rpartition(".")[0] + ".1"
 
 
 def bridge(plan: BedPlan) -> str:
@@ -72,9 +72,9 @@ def bridge(plan: BedPlan) -> str:
     return f"lk{plan.token[:8]}"
 
 
-def port_of(plan: BedPlan, spot: Spot) -> str:
+def port_of(plan: BedPlan, slot: HostSlot) -> str:
     """Return the name of the bridge's end of a host's link."""
-    return f"{bridge(plan)}{spot.name}"
+    return f"{bridge(plan)}{slot.name}"
 
 
 def bridge_commands(plan: BedPlan, *, processes: Sequence[int], qdisc: str) -> tuple[list[str], list[str]]:
@@ -87,19 +87,19 @@ def bridge_commands(plan: BedPlan, *, processes: Sequence[int], qdisc: str) -> t
     """
     ip = [f"link add name {bridge(plan)} type bridge", f"address add {gateway(plan)}/24 dev {bridge(plan)}"]
     tc: list[str] = []
-    for spot, pid in zip(plan.spots, processes, strict=True):
-        port = port_of(plan, spot)
+    for slot, pid in zip(plan.slots, processes, strict=True):
+        port = port_of(plan, slot)
         ip.append(f"link add name {port} type veth peer name {DEVICE} netns {pid}")
         ip.append(f"link set dev {port} master {bridge(plan)} up")
         tc += limit(port, gbps=plan.shaped_gbps or FASTEST_GBPS, qdisc=qdisc)
     return [*ip, f"link set dev {bridge(plan)} up", "link set dev lo up"], tc
 
 
-def host_commands(plan: BedPlan, spot: Spot, *, qdisc: str) -> tuple[list[str], list[str]]:
+def host_commands(plan: BedPlan, slot: HostSlot, *, qdisc: str) -> tuple[list[str], list[str]]:
     """Return the lines for `ip -batch` and `tc -batch` inside a host's network."""
     ip = [
         "link set dev lo up",
-        f"address add {spot.address}/24 dev {DEVICE}",
+        f"address add {slot.address}/24 dev {DEVICE}",
         f"link set dev {DEVICE} up",
     ]
     return ip, limit(DEVICE, gbps=plan.shaped_gbps or FASTEST_GBPS, qdisc=qdisc)
@@ -163,23 +163,23 @@ def build(plan: BedPlan, *, qdisc: str) -> None:
         If the kernel refuses, with its error.
     """
     plan.make_folders()
-    held = [hold(plan, spot) for spot in plan.spots] if plan.network == "root" else _held_by_user(plan)
+    held = [hold(plan, slot) for slot in plan.slots] if plan.network == "root" else _held_by_user(plan)
     ip, tc = bridge_commands(plan, processes=[each.pid for each in held], qdisc=qdisc)
     _batch(outside(plan), ip, tc)
-    for spot, each in zip(plan.spots, held, strict=True):
-        _batch(_enter(each.pid, user=plan.network == "user"), *host_commands(plan, spot, qdisc=qdisc))
+    for slot, each in zip(plan.slots, held, strict=True):
+        _batch(_enter(each.pid, user=plan.network == "user"), *host_commands(plan, slot, qdisc=qdisc))
     write_private(plan.folder / DONE, f"{qdisc}\n")
 
 
 def _held_by_user(plan: BedPlan) -> list[BedProcess]:
     keep = [program("unshare"), "--user", "--map-root-user", "--net"]
     _hold(plan, keep, plan.folder / "keeper")
-    return [hold(plan, spot) for spot in plan.spots]
+    return [hold(plan, slot) for slot in plan.slots]
 
 
-def hold(plan: BedPlan, spot: Spot) -> BedProcess:
+def hold(plan: BedPlan, slot: HostSlot) -> BedProcess:
     """Start the process that keeps a host's network."""
-    return _hold(plan, [*outside(plan), program("unshare"), "--net"], plan.control(spot) / "holder")
+    return _hold(plan, [*outside(plan), program("unshare"), "--net"], plan.control(slot) / "holder")
 
 
 def _hold(plan: BedPlan, before: Sequence[str], path: Path) -> BedProcess:
@@ -217,18 +217,18 @@ def whole(plan: BedPlan) -> bool:
         return True
     if not (plan.folder / DONE).exists():
         return False
-    paths = [plan.control(spot) / "holder" for spot in plan.spots]
+    paths = [plan.control(slot) / "holder" for slot in plan.slots]
     paths += [plan.folder / "keeper"] if plan.network == "user" else []
     return all(keeper(path) is not None for path in paths)
 
 
-def entry(plan: BedPlan) -> Callable[[Spot], list[str]]:
+def entry(plan: BedPlan) -> Callable[[HostSlot], list[str]]:
     """Return a function that gives the prefix of a command for a host's network."""
 
-    def words(spot: Spot) -> list[str]:
+    def words(slot: HostSlot) -> list[str]:
         if plan.network == "loopback":
             return []
-        enter = _enter(_pid(plan.control(spot) / "holder"), user=plan.network == "user")
+        enter = _enter(_pid(plan.control(slot) / "holder"), user=plan.network == "user")
         if plan.network == "root":
             return enter
         # sshd as "root" of a user namespace dies, for it may not change groups: so it is the ordinary user again
@@ -252,7 +252,7 @@ def proxy_command(plan: BedPlan, *, python: str) -> str:
 def remove(plan: BedPlan) -> None:
     """Remove the bridge and its ends of links; the rest ends with the processes that keep it."""
     if plan.network == "root":
-        for name in [bridge(plan), *(port_of(plan, spot) for spot in plan.spots)]:
+        for name in [bridge(plan), *(port_of(plan, slot) for slot in plan.slots)]:
             subprocess.run([program("ip"), "link", "delete", "dev", name], capture_output=True, check=False)
 
 
@@ -298,9 +298,9 @@ def rates(folder: Path) -> dict[str, str]:
     """
     plan = _shaped(folder)
     found = {}
-    for spot in plan.spots:
-        down, up = _rate(outside(plan), port_of(plan, spot)), _rate(entry(plan)(spot), DEVICE)
-        found[spot.name] = f"{down} to it, {up} from it"
+    for slot in plan.slots:
+        down, up = _rate(outside(plan), port_of(plan, slot)), _rate(entry(plan)(slot), DEVICE)
+        found[slot.name] = f"{down} to it, {up} from it"
     return found
 
 
@@ -331,11 +331,11 @@ def reshape(folder: Path, rate: str | float, *, hosts: Collection[str]) -> float
     gbps = rate_gbps(rate)
     with alone(folder):
         plan = _shaped(folder)
-        for spot in plan.spots:
-            if spot.name in hosts:
-                _limit(outside(plan), port_of(plan, spot), gbps)
-                _limit(entry(plan)(spot), DEVICE, gbps)
-        if all(spot.name in hosts for spot in plan.spots):
+        for slot in plan.slots:
+            if slot.name in hosts:
+                _limit(outside(plan), port_of(plan, slot), gbps)
+                _limit(entry(plan)(slot), DEVICE, gbps)
+        if all(slot.name in hosts for slot in plan.slots):
             replace(plan, shaped_gbps=gbps).write()
         write_private(plan.hosts_file, _with_rates(plan.hosts_file.read_text(), gbps, hosts=hosts))
     return gbps

@@ -11,10 +11,10 @@ import sys
 from importlib import metadata
 from typing import TypedDict
 
-from labkit.testbed.onhost.shared import EnvironmentManifest, read, send
+from labkit.testbed.onhost.shared import EnvironmentManifest, read_manifest, send
 
 
-class Looked(TypedDict, total=False):
+class InspectReply(TypedDict, total=False):
     """The answer; what follows `uses` is there unless `same`."""
 
     python: list[int]
@@ -70,7 +70,7 @@ def kept(folder: str) -> set[str]:
     found = set()
     for name in environments(folder):
         place = os.path.join(folder, "env", name)
-        for path, sha256 in read(place).files.items():
+        for path, sha256 in read_manifest(place).files.items():
             if digest(os.path.join(place, "lib", path)) == sha256:
                 found.add(sha256)
     return found
@@ -103,9 +103,9 @@ def main(folder: str, hash: str, base: str, *distributions: str) -> None:
         hint = "give the host a folder without it in the inventory"
         send({"error": f"folder {folder} has a '{os.pathsep}', which PYTHONPATH cannot hold", "hint": hint})
         return
-    manifest = read(os.path.join(folder, "env", hash))
+    manifest = read_manifest(os.path.join(folder, "env", hash))
     same = current(folder) == hash and whole(folder, hash, manifest)
-    reply: Looked = {
+    reply: InspectReply = {
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
         "folder": folder,

@@ -18,7 +18,7 @@ import zlib
 from shlex import quote
 from typing import Any, NamedTuple
 
-from labkit.testbed.onhost.shared import EnvironmentManifest, checked, read, send, write
+from labkit.testbed.onhost.shared import EnvironmentManifest, checked_manifest, read_manifest, send, write_manifest
 
 LAUNCHER = """#!/bin/sh
 # Python with labkit {hash}; made by `fab install`.
@@ -53,7 +53,7 @@ class SentFiles(NamedTuple):
             If it has another form; the message names the field, its value, and what was expected.
         """
         values = json.loads(line)
-        found = cls(checked(values), values.get("sent"), values.get("bytes"))
+        found = cls(checked_manifest(values), values.get("sent"), values.get("bytes"))
         if not isinstance(found.n_bytes, int) or found.n_bytes < 0:
             raise ValueError(f"bytes is {str(found.n_bytes)[:80]!r}, expected a number of bytes")
         whole = isinstance(found.sent, list) and all(
@@ -87,7 +87,7 @@ def kept(env: str) -> dict[str, list[str]]:
     """Return paths of files of earlier environments, by the SHA-256 in their manifests."""
     found: dict[str, list[str]] = {}
     for name in os.listdir(env):
-        for path, digest in read(os.path.join(env, name)).files.items():
+        for path, digest in read_manifest(os.path.join(env, name)).files.items():
             found.setdefault(digest, []).append(os.path.join(env, name, "lib", path))
     return found
 
@@ -118,7 +118,7 @@ def build(
     with open(launcher, "w", encoding="utf-8") as file:
         file.write(text)
     os.chmod(launcher, 0o700)
-    write(place, made)
+    write_manifest(place, made)
 
 
 def replace(made: str, final: str) -> None:

@@ -70,22 +70,22 @@ class EnvironmentManifest(NamedTuple):
     files: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 
-def read(place: str) -> EnvironmentManifest:
+def read_manifest(place: str) -> EnvironmentManifest:
     """Return the manifest of the environment in a folder."""
     try:
         with open(os.path.join(place, NAME), encoding="utf-8") as file:
-            return checked(json.load(file))
+            return checked_manifest(json.load(file))
     except (OSError, ValueError):
         return EnvironmentManifest()
 
 
-def write(place: str, manifest: EnvironmentManifest) -> None:
+def write_manifest(place: str, manifest: EnvironmentManifest) -> None:
     """Write the manifest of the environment in a folder."""
     with open(os.path.join(place, NAME), "w", encoding="utf-8") as file:
         json.dump(manifest._asdict(), file)
 
 
-def checked(values: Any) -> EnvironmentManifest:
+def checked_manifest(values: Any) -> EnvironmentManifest:
     """Return a manifest from JSON; other fields are ignored.
 
     Raises

@@ -339,7 +339,7 @@ def calibrated(
 ) -> tuple[TestbedProfile, Ratios]:
     """Return a profile scaled to a testbed on which one job was measured, and the ratios.
 
-    About 20 seconds: cores, a start that warms all hosts, three whose median counts, five seconds of updates.
+    WheelInfo 20 seconds: cores, a start that warms all hosts, three whose median counts, five seconds of updates.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ from labkit.speed.profiled import ColocationSample, LinkMeasurement, Overhead, P
 from labkit.speed.profiled.fits import speed_functions
 from labkit.speed.profiled.nouns import QUIET
 from labkit.system.progress import counter, in_notebook
-from labkit.testbed.doctor import Finding, HostProbe, Peer, visit
+from labkit.testbed.doctor import Finding, HostProbe, Peer, probe_hosts
 from labkit.testbed.errors import HostError
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.colocation import SIZE, beside_load, crowd
@@ -73,7 +73,7 @@ def measure_links(fleet: Fleet, *, seconds: float = 1.0) -> pd.DataFrame:
     import pandas as pd
 
     rows: list[Link] = []
-    with visit(fleet) as hosts:
+    with probe_hosts(fleet) as hosts:
         peers: dict[str, Peer] = {}
 
         def listen(probe: HostProbe) -> list[Finding]:
@@ -240,7 +240,9 @@ def _made(
     )  # fmt: skip
 
 
-def asked(trace: str | Path | None, models: str, *, max_ps: int, max_workers: int, sync: bool) -> list[MeasuredKind]:
+def measured_kinds(
+    trace: str | Path | None, models: str, *, max_ps: int, max_workers: int, sync: bool
+) -> list[MeasuredKind]:
     """Return the kinds to measure: models of a trace up to their largest gangs, or models by name.
 
     Raises
@@ -255,7 +257,7 @@ def asked(trace: str | Path | None, models: str, *, max_ps: int, max_workers: in
     return kinds_named(split_names(models), max_ps=max_ps, max_workers=max_workers, sync=sync)
 
 
-def usual_path(inventory: Inventory) -> Path:
+def default_profile_path(inventory: Inventory) -> Path:
     """Return the default path of a profile: profiles/, by the name of the inventory."""
     return Path("profiles") / f"{name_of(inventory)}.json"
 
@@ -291,7 +293,7 @@ def profile(
     progress : bool
         Show a progress bar.
     """
-    there = out or usual_path(inventory)
+    there = out or default_profile_path(inventory)
     refuse_unwritable(there)
     with _ending_at_sigterm(), _Bar(shown=progress) as bar:
         made = measure(

@@ -153,19 +153,19 @@ class ProfilingSession:
         self.readings: list[YardstickSample] = []
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="labkit-profile-")))
-            self._venue = TestbedSession(
+            self._testbed = TestbedSession(
                 inventory, jobs=self.jobs, training=training, run=self.run, folder=folder, lease_s=LEASE_S,
                 on_reading=self._take_reading,
             )  # fmt: skip
-            stack.callback(self._venue.close)
-            self.fleet, self.hosts = self._venue.fleet, self._venue.hosts
+            stack.callback(self._testbed.close)
+            self.fleet, self.hosts = self._testbed.fleet, self._testbed.hosts
             for name in inventory.names:
                 self.machines.setdefault(self.hosts.agent(name).hello.machine, []).append(name)
             self._stack = stack.pop_all()
 
     def deployment(self, number: int, *, on_update: OnUpdate, on_event: Callable[[JobEvent], None]) -> RemoteJob:
         """Return the job of a kind, not started yet."""
-        return self._venue.deployment(number, on_update=on_update, on_event=on_event)
+        return self._testbed.deployment(number, on_update=on_update, on_event=on_event)
 
     def _take_reading(self, host: str, reading: YardstickReading) -> None:
         self.readings.append(YardstickSample(host=host, work_s=reading.work_s, busy_cores=reading.busy_cores))

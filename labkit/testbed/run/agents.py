@@ -65,7 +65,7 @@ def called(run: str, names: Iterable[str]) -> list[str]:
     return [run] if run in known else [name for name in known if of_record.fullmatch(name)]
 
 
-def no_such(run: str, names: Iterable[str]) -> InputError:
+def unknown_run(run: str, names: Iterable[str]) -> InputError:
     """Return the error for a run that no host has."""
     known = sorted(set(names))
     return unknown("run", run, known) if known else InputError(f"no host has a run '{run}', nor any other.")

@@ -31,7 +31,7 @@ from labkit.testbed.run.remote_job import RemoteJob
 from labkit.testbed.run.retries import Retries
 from labkit.testbed.run.saved_state import STATE, SavedState
 from labkit.testbed.run.session import TestbedSession
-from labkit.testbed.run.tasks import at, given, row, wall_s
+from labkit.testbed.run.tasks import at, row, task_resources, wall_s
 from labkit.testbed.run.training import TrainingTable, place_of
 
 __all__ = ["NOTES", "STATE", "SshBackend"]
@@ -66,7 +66,7 @@ class RunTakeover:
         _, role, group, count = self._ledger.book.of(number)
         cpus, memory_gb = self._ledger.book.amounts(number)
         place = place_of(cluster, role=role, group=group, count=count)
-        amounts = given(cluster, role=role, group=group, count=count, cpus=cpus, memory_gb=memory_gb)
+        amounts = task_resources(cluster, role=role, group=group, count=count, cpus=cpus, memory_gb=memory_gb)
         run_events.places[job], run_events.amounts[job] = place, amounts
         if np.isfinite(self._ledger.belief["first_start_s"][job]):
             run_events.training.add(job)
@@ -246,7 +246,7 @@ class SshBackend:
         while True:
             self._fence.refuse_lost()
             rows += self._due()
-            for item in self._inbox.taken():
+            for item in self._inbox.take_all():
                 rows += at(self._run_events.of(item), item.at_s)
             now_s = self.now_s
             if now_s >= min(until_s, tick_s) or (stop_at_event and any(row["kind"][0] in NEWS for row in rows)):
@@ -325,7 +325,7 @@ class SshBackend:
         columns = {name: getattr(placement, name)[mine] for name in ("role", "group", "count")}
         place = place_of(self.cluster, **columns)
         sizes = {name: column[mine] for name in ("cpus", "memory_gb") if len(column := getattr(placement, name))}
-        amounts = given(self.cluster, **columns, **(_AS_DECLARED | sizes))
+        amounts = task_resources(self.cluster, **columns, **(_AS_DECLARED | sizes))
         stays = phase == HOLDING and place == self._places.get(number)
         if stays and amounts == self._run_events.amounts.get(number, []):
             return []

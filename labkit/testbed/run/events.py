@@ -25,7 +25,7 @@ from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.job_events import JobEvent, JobUpdate, LostTask, columns_of
 from labkit.testbed.run.remote_job import RemoteJob
 from labkit.testbed.run.retries import Failures, Retries
-from labkit.testbed.run.tasks import Given, Row, hosts_of, row, seats
+from labkit.testbed.run.tasks import Row, TaskResources, hosts_of, row, seats
 from labkit.testbed.run.training import site_names
 
 MB_PER_GB: Final = 1000.0
@@ -62,7 +62,7 @@ class Inbox:
             self._items.append(item)
             self._more.notify_all()
 
-    def taken(self) -> list[InboxItem]:
+    def take_all(self) -> list[InboxItem]:
         """Return all reports, and remove them."""
         with self._more:
             items = list(self._items)
@@ -248,7 +248,7 @@ class RunEvents:
         self._now_s, self._note, self._remember = now_s, note, remember
         self.deployments: Sequence[RemoteJob] = ()
         self.places: dict[int, JobPlacement] = {}
-        self.amounts: dict[int, list[Given]] = {}
+        self.amounts: dict[int, list[TaskResources]] = {}
         self.resizing: set[int] = set()
         self._unable: set[tuple[int, str]] = set()
         self.training: set[int] = set()

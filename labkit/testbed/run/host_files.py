@@ -17,7 +17,7 @@ from labkit.testbed.agent.messages import NAME, ListedRun, Refusal, check_name, 
 from labkit.testbed.errors import AgentError, AgentGone, AgentRefused, FileError, HostError
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
-from labkit.testbed.run.agents import called, each, no_such
+from labkit.testbed.run.agents import called, each, unknown_run
 from labkit.testbed.ssh.fleet import Fleet, together
 from labkit.testbed.ssh.host_messages import Entries, HostMessages, RunAges, reply_to
 from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes, failure, readable
@@ -85,7 +85,7 @@ def logs(
 
     outcomes = each(fleet, one, start=False, renew=False)
     if run and outcomes.ok and not called(run, known):
-        raise no_such(run, known)
+        raise unknown_run(run, known)
     return outcomes
 
 
@@ -252,7 +252,7 @@ def _latest(run: str, written: Mapping[str, float], *, silent: bool) -> str:
     if not meant and silent:
         return run  # a host that did not answer may have it
     if not meant and run:
-        raise no_such(run, written)
+        raise unknown_run(run, written)
     if not meant:
         raise InputError("no host has a run; `fab status` shows what is there.")
     return max(meant, key=lambda name: written[name])

@@ -371,7 +371,7 @@ class Progress:
             case LossEvent():
                 return self._stepped(event.time, event.version + 1, float(event.loss))
             case BeganEvent():
-                return self._begun(event.version)
+                return self._note_begin(event.version)
             case StartedEvent():
                 self._hosts[event.name] = event.host
             case LeftEvent(expected=False):
@@ -416,7 +416,7 @@ class Progress:
         (first_s, first), (last_s, last) = self._recent[0], self._recent[-1]
         return (last - first) / (last_s - first_s) if last_s > first_s else float("nan")
 
-    def _begun(self, version: int) -> JobUpdate | None:
+    def _note_begin(self, version: int) -> JobUpdate | None:
         """Note that training begins, or continues at a version after a failure."""
         self.steps = version
         self._recent.clear()

@@ -30,9 +30,9 @@ from labkit.testbed.run.job_events import (
     event_of,
     result_of,
 )
-from labkit.testbed.run.job_launcher import NOTHING_THERE, Claims, JobLauncher
+from labkit.testbed.run.job_launcher import NOTHING_THERE, GpuClaims, JobLauncher
 from labkit.testbed.run.job_messages import StatusOrder, message_of
-from labkit.testbed.run.tasks import Given, TaskNumbers
+from labkit.testbed.run.tasks import TaskNumbers, TaskResources
 
 EVENTS: Final = "job/events.jsonl"
 LOG_TAIL: Final = 500
@@ -71,16 +71,16 @@ class JobScalings:
         """Return the placements that may have processes now."""
         return [self.current or {}, *self._under_way.values()]
 
-    def started(self, place: JobPlacement) -> None:
+    def note_start(self, place: JobPlacement) -> None:
         """Note that the job starts with a placement."""
         self.requested, self.current = dict(place), dict(place)
         self._under_way.clear()
 
-    def begun(self, scaling: int, place: JobPlacement) -> None:
+    def note_begin(self, scaling: int, place: JobPlacement) -> None:
         """Note that the job's process has begun a scaling, and its number."""
         self.requested = self._under_way[scaling] = dict(place)
 
-    def over(self, scaling: int, *, scaled: bool) -> None:
+    def note_outcome(self, scaling: int, *, scaled: bool) -> None:
         """Note the end of a scaling.
 
         If it failed and no later one is under way, the job is where it was: a target that equals the failed placement
@@ -93,12 +93,12 @@ class JobScalings:
             self.target = self.current if self.target == self.requested else self.target
             self.requested = self.current
 
-    def host_lost(self, host: str, rest: JobPlacement) -> None:
+    def note_lost_host(self, host: str, rest: JobPlacement) -> None:
         """Note that the tasks of a host are gone; `rest` is the new target."""
         self.target = dict(rest)
         self.current = {site: n for site, n in (self.current or {}).items() if site.rpartition("/")[0] != host}
 
-    def ended(self, *, keep_target: bool = True) -> None:
+    def note_end(self, *, keep_target: bool = True) -> None:
         """Note that the job runs no more."""
         self.requested = None
         if not keep_target:
@@ -119,9 +119,9 @@ class RemoteJobState:
         How far it is.
     task_numbers : TaskNumbers
         Which member is which task.
-    amounts : list of Given
+    amounts : list of TaskResources
         Cores and memory that its tasks are to have.
-    limited : list of Given, optional
+    limited : list of TaskResources, optional
         Amounts that its process was sent last; None: some members may not have them.
     generation : int
         Number of starts and ends so far; distinguishes events of an earlier start from those of the current one.
@@ -135,8 +135,8 @@ class RemoteJobState:
     scalings: JobScalings = field(default_factory=JobScalings)
     progress: Progress = field(default_factory=Progress)
     task_numbers: TaskNumbers = field(default_factory=TaskNumbers)
-    amounts: list[Given] = field(default_factory=list)
-    limited: list[Given] | None = field(default_factory=list)
+    amounts: list[TaskResources] = field(default_factory=list)
+    limited: list[TaskResources] | None = field(default_factory=list)
     generation: int = 0
     closed: bool = False
     dead: bool = False
@@ -271,7 +271,7 @@ class JobFollower:
         Changed as events come.
     hosts, backups : AgentPool, CheckpointCache
         Of the run.
-    launcher, claims : JobLauncher, Claims
+    launcher, claims : JobLauncher, GpuClaims
         Processes and GPUs of the job.
     n_steps : int
         Updates after which the job is done.
@@ -289,7 +289,7 @@ class JobFollower:
         hosts: AgentPool,
         backups: CheckpointCache,
         launcher: JobLauncher,
-        claims: Claims,
+        claims: GpuClaims,
         n_steps: int,
         report: Callable[[JobUpdate], None],
         on_event: Callable[[JobEvent], None],
@@ -334,7 +334,7 @@ class JobFollower:
         state.task_numbers.note(event)
         if isinstance(event, ScaledEvent | DroppedEvent):
             with state.sending, state.change:
-                state.scalings.over(event.scaling, scaled=isinstance(event, ScaledEvent))
+                state.scalings.note_outcome(event.scaling, scaled=isinstance(event, ScaledEvent))
                 state.change.notify_all()  # GPUs may be due to be given back
         if old:
             return
@@ -394,6 +394,6 @@ class JobFollower:
             if stopped and state.scalings.target is not None:
                 why = "its host ended it, as when a lease is over; it starts again from that step"
                 update = replace(update, why=why)
-            state.scalings.ended(keep_target=stopped)
+            state.scalings.note_end(keep_target=stopped)
             state.change.notify_all()
         self._report(replace(update, generation=generation))

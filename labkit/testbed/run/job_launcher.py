@@ -43,7 +43,7 @@ JOB_MODULE: Final = "labkit.testbed.run.job_process"
 LAUNCHER_MODULE: Final = "labkit.elastic.process.host_launcher"
 
 
-class Claims:
+class GpuClaims:
     """The GPUs of one job, by host.
 
     Parameters
@@ -72,7 +72,7 @@ class Claims:
     def start(self, host: str, place: JobPlacement, do: Callable[[Asks], object]) -> None:
         """Start a task of the job with the GPUs that it needs; `do` gets them, and is repeated while they are busy."""
         asks = self._asks(host, place)
-        self._patiently(lambda: do(asks))
+        self._retry_while_busy(lambda: do(asks))
         self._held[host] = asks
 
     def take(self, hosts: Iterable[str], places: Sequence[JobPlacement]) -> None:
@@ -86,7 +86,7 @@ class Claims:
         for host in hosts:
             asks = _most([self._asks(host, place) for place in places])
             if asks != self._held.get(host, []):
-                self._patiently(lambda host=host, asks=asks: self._claim(host, asks))  # type: ignore[misc]
+                self._retry_while_busy(lambda host=host, asks=asks: self._claim(host, asks))  # type: ignore[misc]
                 self._held[host] = asks
 
     def exceed(self, place: JobPlacement) -> bool:
@@ -120,7 +120,7 @@ class Claims:
     def _claim(self, host: str, asks: Asks) -> None:
         self._hosts.agent(host).claim(self._hosts.run, task=self._task, gpus=asks, beside=self.beside)
 
-    def _patiently(self, do: Callable[[], object]) -> None:
+    def _retry_while_busy(self, do: Callable[[], object]) -> None:
         """Call a function again until the GPUs that it needs are not busy any more."""
         until = time.monotonic() + BUSY_S
         while True:
@@ -205,7 +205,7 @@ class JobLauncher:
         Agents that start processes.
     backups : CheckpointCache
         Checkpoints on this machine.
-    claims : Claims
+    claims : GpuClaims
         GPUs of the job.
     bring : callable
         Brings what the job needs on its home host, beside labkit.
@@ -230,7 +230,7 @@ class JobLauncher:
         *,
         hosts: AgentPool,
         backups: CheckpointCache,
-        claims: Claims,
+        claims: GpuClaims,
         bring: Callable[[str], None] = lambda _home: None,
         tell: Callable[[str], None] = lambda _why: None,
     ) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 """Folder of archives in that of a run, and of unpacked ones below labkit's folder on a host."""
 MOST_BYTES: Final = 16 << 30
 MOST_FILES: Final = 100_000
-MOST_TOLD: Final = 4
+MAX_LISTED: Final = 4
 STAGE_S: Final = 3600.0
 LEFT_OUT: Final = ("__pycache__", ".git", ".venv", ".ipynb_checkpoints")
 """Folders that are not part of code or data."""
@@ -197,8 +197,8 @@ def _entries(source: Path) -> Iterator[tuple[str, Path]]:
                 )
             yield str(path.relative_to(source)), path
     if odd:
-        more = f" and {len(odd) - MOST_TOLD} more" if len(odd) > MOST_TOLD else ""
-        raise InputError(f"{source} has {', '.join(odd[:MOST_TOLD])}{more}: no plain files; copy what they lead to.")
+        more = f" and {len(odd) - MAX_LISTED} more" if len(odd) > MAX_LISTED else ""
+        raise InputError(f"{source} has {', '.join(odd[:MAX_LISTED])}{more}: no plain files; copy what they lead to.")
     if not n_files:
         raise InputError(f"{source} has no files; expected code or data.")
 

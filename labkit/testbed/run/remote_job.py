@@ -19,7 +19,7 @@ from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.job_events import JobEvent, JobUpdate, Progress
 from labkit.testbed.run.job_follower import START_S, JobFollower, RemoteJobState
-from labkit.testbed.run.job_launcher import AsksOf, Claims, JobLauncher
+from labkit.testbed.run.job_launcher import AsksOf, GpuClaims, JobLauncher
 from labkit.testbed.run.job_messages import (
     BalanceOrder,
     DoneReply,
@@ -39,7 +39,7 @@ from labkit.testbed.run.job_messages import (
     message_of,
     reply_of,
 )
-from labkit.testbed.run.tasks import Given, MemberLimits, Row, TaskNumbers, hosts_of
+from labkit.testbed.run.tasks import MemberLimits, Row, TaskNumbers, TaskResources, hosts_of
 
 ReplyT = TypeVar("ReplyT")
 STOP_S: Final = 60.0
@@ -156,7 +156,7 @@ class RemoteJob:
         self._hosts, self._backups, self._request, self._on_update = hosts, backups, request, on_update
         self._strategy = strategy
         self._state = state = RemoteJobState()
-        self._claims = Claims(self.task, hosts=hosts, asks=gpus, wanted=lambda: state.scalings.target is not None)
+        self._claims = GpuClaims(self.task, hosts=hosts, asks=gpus, wanted=lambda: state.scalings.target is not None)
         self._launcher = JobLauncher(
             self.task, hosts=hosts, backups=backups, claims=self._claims, bring=bring,
             tell=lambda why: on_update(
@@ -198,7 +198,7 @@ class RemoteJob:
     # --- decisions
 
     def set_target(
-        self, place: JobPlacement | None, *, beside: str | None = None, amounts: Sequence[Given] = ()
+        self, place: JobPlacement | None, *, beside: str | None = None, amounts: Sequence[TaskResources] = ()
     ) -> None:
         """Set where its tasks are to sit from now on.
 
@@ -208,7 +208,7 @@ class RemoteJob:
             Site -> (workers, servers); None: the job is to stop.
         beside : str, optional
             Task of the job that it shares GPUs with.
-        amounts : sequence of Given
+        amounts : sequence of TaskResources
             Cores and memory of its tasks; none: no limits.
         """
         with self._state.change:
@@ -240,12 +240,12 @@ class RemoteJob:
         """End processes of an earlier driver process on hosts before the job uses them."""
         self._launcher.stale |= {*hosts} - self._launcher.launchers - {self.home}
 
-    def adopt(self, home: str, place: JobPlacement, *, amounts: Sequence[Given] = ()) -> None:
+    def adopt(self, home: str, place: JobPlacement, *, amounts: Sequence[TaskResources] = ()) -> None:
         """Take over a job that runs already."""
         with self._state.change:
             self._state.amounts, self._state.limited = list(amounts), list(amounts)
             self._state.home = home
-            self._state.scalings.started(place)
+            self._state.scalings.note_start(place)
             self._state.scalings.target = dict(place)
             self._launcher.launchers = hosts_of(place) - {home}
             self._claims.adopt({home, *self._launcher.launchers}, place)
@@ -262,7 +262,7 @@ class RemoteJob:
             if rest is None or host == self.home:
                 self._state.dead, self._state.scalings.target = True, None
             else:
-                self._state.scalings.host_lost(host, rest)
+                self._state.scalings.note_lost_host(host, rest)
             self._wake()
             return self._state.generation
 
@@ -349,7 +349,7 @@ class RemoteJob:
             return partial(self._claims.give_back, dict(current))
         return None
 
-    def _resize(self, amounts: list[Given]) -> None:
+    def _resize(self, amounts: list[TaskResources]) -> None:
         with self._state.change:
             self._state.limited = amounts  # also if the order fails: the failure is reported, and not repeated
         self._client.resize(self.task_numbers.amounts(amounts))
@@ -368,7 +368,7 @@ class RemoteJob:
         self._launcher.start(home, place, request=self._request(home, place).to_json())
         with self._state.change:
             self._state.home = home
-            self._state.scalings.started(place)
+            self._state.scalings.note_start(place)
             self._repairs.clear()
             self._state.limited = []
         self.task_numbers.clear()
@@ -389,7 +389,7 @@ class RemoteJob:
         with self._state.sending:  # the scaling may be dropped before its number is here
             scaling = self._client.place(place, strategy=self._strategy)
             with self._state.change:
-                self._state.scalings.begun(scaling, place)
+                self._state.scalings.note_begin(scaling, place)
 
     def _stop(self) -> None:
         self._client.stop()
@@ -425,7 +425,7 @@ class RemoteJob:
         self._launcher.stale |= hosts
         self._launcher.try_to_clear(host for host in hosts if self._hosts.up[host])
         with self._state.change:
-            self._state.scalings.ended()
+            self._state.scalings.note_end()
             self._state.dead, self._state.home = False, ""
             self._state.new_generation()
             self._launcher.launchers.clear()

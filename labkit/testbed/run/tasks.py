@@ -33,7 +33,7 @@ Seat = tuple[int, str, int]
 """Role, site, and position among the members of that role there."""
 
 
-class Given(NamedTuple):
+class TaskResources(NamedTuple):
     """Cores and GB of one task; None: as declared, which on machines means no limit."""
 
     site: str
@@ -42,22 +42,22 @@ class Given(NamedTuple):
     memory_gb: float | None
 
 
-def given(
+def task_resources(
     cluster: Cluster, *, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts
-) -> list[Given]:
+) -> list[TaskResources]:
     """Return the amounts of the tasks of some rows of a placement, one by one; empty if no row has amounts.
 
     Ordered by site and role; the tasks of a role on a site in the order of their rows, which numbers them.
     """
     names, tasks = site_names(cluster), []
     for i in range(len(role) if len(cpus) or len(memory_gb) else 0):
-        each = Given(names[group[i]], int(role[i]), _amount(cpus, i), _amount(memory_gb, i))
+        each = TaskResources(names[group[i]], int(role[i]), _amount(cpus, i), _amount(memory_gb, i))
         tasks += [each] * int(count[i])
     some = any(each.cpus is not None or each.memory_gb is not None for each in tasks)
     return sorted(tasks, key=_order) if some else []
 
 
-def by_row(tasks: Sequence[Given], site: str, role: int, n: int) -> list[tuple[int, float, float]]:
+def by_row(tasks: Sequence[TaskResources], site: str, role: int, n: int) -> list[tuple[int, float, float]]:
     """Return the n tasks of a role on a site as rows (count, cores, GB); NaN: as declared."""
     mine = [(each.cpus, each.memory_gb) for each in tasks if (each.site, each.role) == (site, role)][:n]
     mine += [(None, None)] * (n - len(mine))
@@ -72,7 +72,7 @@ def _or_nan(amount: float | None) -> float:
     return np.nan if amount is None else amount
 
 
-def _order(each: Given) -> tuple[str, int]:
+def _order(each: TaskResources) -> tuple[str, int]:
     return each.site, each.role
 
 
@@ -130,7 +130,7 @@ class TaskNumbers:
                 n[role] += 1
         return found
 
-    def amounts(self, tasks: Sequence[Given]) -> MemberLimits:
+    def amounts(self, tasks: Sequence[TaskResources]) -> MemberLimits:
         """Return the limits of members by name; members without a row have none."""
         at: dict[tuple[int, str], int] = defaultdict(int)
         named: MemberLimits = {}
@@ -169,7 +169,7 @@ def at(rows: list[Events], time_s: float) -> list[Events]:
 
 
 def seats(
-    cluster: Cluster, job: int, place: JobPlacement, *, with_ps: bool, amounts: Sequence[Given] = ()
+    cluster: Cluster, job: int, place: JobPlacement, *, with_ps: bool, amounts: Sequence[TaskResources] = ()
 ) -> list[Events]:  # fmt: skip
     """Return PLACED rows for the tasks of a job; a PS that the job did not ask for has none."""
     names = site_names(cluster)

@@ -32,7 +32,6 @@ from labkit.testbed.ssh.connect import CONNECT_S, SshConnection
 from labkit.testbed.ssh.outcomes import Answers, HostAnswer, readable
 
 T = TypeVar("T")
-T = TypeVar("T")
 R = TypeVar("R")
 LOOK_S: Final = 0.2
 """Seconds between two checks for Ctrl-C of a main thread that waits."""

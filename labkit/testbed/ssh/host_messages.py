@@ -32,7 +32,6 @@ Number = Annotated[float, Ge(-1e15), Le(1e15)]
 """A finite number of a size that arithmetic cannot overflow."""
 MAX_PATH, MAX_NAME, MAX_DEPTH = 1024, 255, 24
 MAX_ENTRIES = 200_000
-T = TypeVar("T")
 Text = Annotated[str, Len(0, 4096)]
 
 
@@ -297,7 +296,7 @@ class RunAges:
 
 
 @dataclass(frozen=True)
-class Looked:
+class InspectReply:
     """What is installed on a host; see `labkit/testbed/onhost/inspect.py`."""
 
     python: tuple[Count, Count, Count]
@@ -310,21 +309,21 @@ class Looked:
 
 
 @dataclass(frozen=True)
-class Installed:
+class DependReply:
     """The Python of an environment that was made."""
 
     base: Annotated[str, Len(1, 4096)]
 
 
 @dataclass(frozen=True)
-class Placed:
+class ReceiveReply:
     """Hash of the labkit that is in use now."""
 
     placed: Text
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepReply:
     """What was removed."""
 
     removed: list[Text]
@@ -383,7 +382,7 @@ class EchoPort:
 
 
 @dataclass(frozen=True)
-class Dialled:
+class ConnectResult:
     """Seconds of a round trip to another host, or why it failed."""
 
     rtt_s: Number | None = None
@@ -391,7 +390,7 @@ class Dialled:
 
 
 @dataclass(frozen=True)
-class Poured:
+class BandwidthResult:
     """Bytes that another host received in some seconds, or why it failed."""
 
     bytes: Count | None = None

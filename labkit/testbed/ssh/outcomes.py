@@ -154,8 +154,8 @@ class Answers(HostRows[HostAnswer]):
         import pandas as pd
 
         columns = ("host", "exited", "stdout", "stderr", "seconds")
-        made = {name: [getattr(row, name) for row in self.rows] for name in columns}
-        frame = pd.DataFrame(made | {"error": ["" if row.error is None else str(row.error) for row in self.rows]})
+        values = {name: [getattr(row, name) for row in self.rows] for name in columns}
+        frame = pd.DataFrame(values | {"error": ["" if row.error is None else str(row.error) for row in self.rows]})
         return frame.astype({"exited": "Int64"})
 
     def __str__(self) -> str:
