@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -61,7 +62,7 @@ def up(
         If a host cannot, then those that could have ended again; or if a host has a cluster already, which goes on.
     """
     here = _folder(inventory, folder)
-    with _lent(inventory, fleet) as hosts:
+    with _open(inventory, fleet) as hosts:
         if failed := install(hosts).failed:
             raise FleetError(f"{REFUSED}: " + "; ".join(f"{row.host}: {row.did}" for row in failed))
         _all_ok(hosts.run(lambda machine: _words(machine, "free"), timeout_s=START_S))
@@ -78,7 +79,7 @@ def up(
 def down(inventory: Inventory, *, folder: str | Path | None = None, fleet: Fleet | None = None) -> Answers:
     """End the cluster's processes on all hosts, and remove its keys there and here; none of it need exist."""
     here = _folder(inventory, folder)
-    with _lent(inventory, fleet) as hosts:
+    with _open(inventory, fleet) as hosts:
         answers = hosts.run(
             lambda machine: ["/bin/sh", "-c", STOP, "sh", python_of(machine), PROGRAM, machine.path(THERE)]
         )
@@ -146,17 +147,6 @@ def _folder(inventory: Inventory, folder: str | Path | None) -> Path:
     return Path(folder) if folder is not None else inventory.path.parent / THERE
 
 
-class _lent:  # noqa: N801 - reads as a word in a with
-    """A fleet: that of the caller, which stays open, or a new one, which is closed."""
-
-    def __init__(self, inventory: Inventory, fleet: Fleet | None) -> None:
-        self._own = None if fleet is not None else Fleet(inventory)
-        self._fleet = fleet or self._own
-
-    def __enter__(self) -> Fleet:
-        assert self._fleet is not None
-        return self._fleet
-
-    def __exit__(self, *_: object) -> None:
-        if self._own is not None:
-            self._own.close()
+def _open(inventory: Inventory, fleet: Fleet | None) -> AbstractContextManager[Fleet]:
+    """Return the fleet of the caller, which stays open, or a new one, which is closed."""
+    return Fleet(inventory) if fleet is None else nullcontext(fleet)

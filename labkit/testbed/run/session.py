@@ -6,7 +6,6 @@ other hosts: the agent keeps the run without a client, and a later process attac
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import select
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -59,78 +58,6 @@ ssh = {{ local = true, folder = {folder} }}
 """
 SETTLING_S: Final = 10.0
 """Seconds that the end of a run waits for a task that is being started."""
-
-
-class Piped:
-    """A stream through stdin and stdout of a process.
-
-    Parameters
-    ----------
-    argv : sequence of str
-        Program and arguments.
-    env : mapping, optional
-        Its environment; this process' own, if not given.
-    """
-
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
-        self._reading = threading.Lock()
-        self.process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env, cwd="/"
-        )
-
-    def read(self, n: int) -> bytes:
-        """Return at most n bytes."""
-        assert self.process.stdout is not None
-        with self._reading:
-            return b"" if self.process.stdout.closed else self.process.stdout.read(n) or b""
-
-    def write(self, data: bytes) -> None:
-        """Write all bytes."""
-        assert self.process.stdin is not None
-        left = memoryview(data)
-        while left:
-            left = left[self.process.stdin.write(left) or 0 :]
-
-    def close(self) -> None:
-        """Close the stream and end the process; the agent stays."""
-        end(self.process, reading=self._reading)
-
-
-def end(program: subprocess.Popen[bytes], *, reading: threading.Lock) -> None:
-    """End a program behind pipes: close its input, and kill it two seconds later.
-
-    `reading` is held while its output is read.
-    """
-    assert program.stdin is not None
-    with contextlib.suppress(OSError):
-        program.stdin.close()
-    try:
-        program.wait(2.0)
-    except subprocess.TimeoutExpired:
-        program.kill()
-        program.wait()
-    assert program.stdout is not None
-    with reading:  # a reader has come to the end by now
-        program.stdout.close()
-
-
-class LocalBridge(Piped):
-    """A stream to the agent of a folder on this machine, without SSH.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the agent.
-    start : bool
-        Start an agent if there is none.
-    env : mapping, optional
-        Environment of the bridge, and of an agent that it starts; this process' own, if not given.
-    """
-
-    def __init__(self, folder: Path | str, *, start: bool = True, env: Mapping[str, str] | None = None) -> None:
-        place = str(Path(folder).expanduser().absolute())
-        more = () if start else ("--no-start",)
-        super().__init__([sys.executable, "-m", "labkit.testbed.agent.bridge", place, *more], env=env)
 
 
 def local_inventory(folder: Path, *, cores: float | None = None, memory_gb: float | None = None) -> Inventory:
@@ -225,24 +152,26 @@ class LocalFleet(Fleet):
 class LocalStream(io.RawIOBase):
     """Input and output of a program of this machine, the counterpart of `labkit.testbed.ssh.command.RemoteStream`.
 
-    Ctrl-C in the terminal does not reach it.
+    Ctrl-C in the terminal does not reach it. By default it has the environment of this process, with this labkit in
+    PYTHONPATH.
     """
 
-    def __init__(self, argv: Command) -> None:
+    def __init__(self, argv: Command, *, env: Mapping[str, str] | None = None) -> None:
         super().__init__()
-        path = search_path()
-        env = os.environ if path is None else {**os.environ, "PYTHONPATH": path}
+        if env is None:
+            path = search_path()
+            env = os.environ if path is None else {**os.environ, "PYTHONPATH": path}
         words = ["/bin/sh", "-c", argv] if isinstance(argv, str) else list(argv)
         self._until_s: float | None = None
         self._reading = threading.Lock()
-        self._program = subprocess.Popen(
+        self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env, cwd="/", start_new_session=True
         )
 
     @property
     def exited(self) -> int | None:
         """Exit code of the program; None while it runs."""
-        return self._program.poll()
+        return self.process.poll()
 
     def settimeout(self, seconds: float | None) -> None:
         """Set the seconds after which `read` raises TimeoutError."""
@@ -260,7 +189,7 @@ class LocalStream(io.RawIOBase):
         """Wait for bytes and put them into a buffer; 0: the program has ended its output."""
         view = memoryview(buffer).cast("B")
         with self._reading:
-            out = self._program.stdout
+            out = self.process.stdout
             if out is None or out.closed:
                 return 0
             if not select.select([out], [], [], self._until_s)[0]:
@@ -271,19 +200,48 @@ class LocalStream(io.RawIOBase):
 
     def write(self, data: Any, /) -> int:
         """Send all bytes to the program; BrokenPipeError if it has closed its input."""
-        assert self._program.stdin is not None
+        assert self.process.stdin is not None
         left = memoryview(data).cast("B")
         n = len(left)
         while left:
-            left = left[os.write(self._program.stdin.fileno(), left) :]
+            left = left[os.write(self.process.stdin.fileno(), left) :]
         return n
 
     def close(self) -> None:
-        """End the stream; the program sees the end of its input."""
+        """Close the program's input, and kill it two seconds later unless it has ended."""
         if self.closed:
             return
-        end(self._program, reading=self._reading)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        with self._reading:  # a reader has come to the end by now
+            self.process.stdout.close()
         super().close()
+
+
+class LocalBridge(LocalStream):
+    """A stream to the agent of a folder on this machine, without SSH.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the agent.
+    start : bool
+        Start an agent if there is none.
+    env : mapping, optional
+        Environment of the bridge, and of an agent that it starts; this process' own, if not given.
+    """
+
+    def __init__(self, folder: Path | str, *, start: bool = True, env: Mapping[str, str] | None = None) -> None:
+        place = str(Path(folder).expanduser().absolute())
+        more = () if start else ("--no-start",)
+        super().__init__([sys.executable, "-m", "labkit.testbed.agent.bridge", place, *more], env=env)
 
 
 class TestbedSession:

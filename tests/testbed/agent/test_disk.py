@@ -17,7 +17,7 @@ from labkit.testbed.agent import log_files as logs
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.log_files import KEEP_SIZE, PUNCH_HOLE, EventFile, LineReader, allocate
 from labkit.testbed.errors import AgentRefused
-from labkit.testbed.run.session import Piped
+from labkit.testbed.run.session import LocalStream
 from tests.hang import HANG_S
 from tests.testbed.agent.looking import wait_for
 
@@ -41,7 +41,7 @@ def small_disk(folder):
         or subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode
     ):
         pytest.skip("no file system can be mounted here, not even in a namespace of its own")
-    bridge = Piped([*mounted, sys.executable, "-m", "labkit.testbed.agent.bridge", str(folder)])
+    bridge = LocalStream([*mounted, sys.executable, "-m", "labkit.testbed.agent.bridge", str(folder)])
     with Agent(bridge, timeout_s=HANG_S) as agent:
         yield agent
         os.kill(agent.hello.pid, signal.SIGKILL)  # its lock is seen by nobody outside
