@@ -38,7 +38,7 @@ def up(
     _show(bed)
     flag = "" if folder is None else f" --folder {bed.folder}"
     print(f"inventory: {bed.hosts_file}")
-    print(f"log in:    ssh -F {bed.folder / 'ssh_config'} {bed.plan.spots[0].name} COMMAND")
+    print(f"log in:    ssh -F {bed.folder / 'ssh_config'} {bed.plan.slots[0].name} COMMAND")
     print(f"end it:    labkit bed down{flag}")
 
 
@@ -101,7 +101,7 @@ def status(folder: Folder = None) -> None:
 
 def _show(bed: Bed) -> None:
     links = "" if bed.plan.shaped_gbps is None else f" with links of {bed.plan.shaped_gbps:g} Gbps"
-    print(f"{bed.plan.server} on {len(bed.plan.spots)} hosts{links}, in {bed.folder}")
+    print(f"{bed.plan.server} on {len(bed.plan.slots)} hosts{links}, in {bed.folder}")
     for host in bed.status():
         state = f"process {host.pid}" if host.alive else "GONE: labkit bed up starts it again"
         print(f"  {host.name:<4} {host.address}:{host.port:<6} {state}")

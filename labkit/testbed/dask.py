@@ -135,12 +135,12 @@ def _issued(authority: Authority) -> dict[str, str]:
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="labkit-") as scratch:
-        made = authority.issue("host", folder=Path(scratch))
-        return {path.name: path.read_text("utf-8") for path in _files(made)}
+        certificates = authority.issue("host", folder=Path(scratch))
+        return {path.name: path.read_text("utf-8") for path in _files(certificates)}
 
 
-def _files(made: Certificates) -> tuple[Path, Path, Path]:
-    return made.authority, made.certificate, made.key
+def _files(certificates: Certificates) -> tuple[Path, Path, Path]:
+    return certificates.authority, certificates.certificate, certificates.key
 
 
 def _folder(inventory: Inventory, folder: str | Path | None) -> Path:

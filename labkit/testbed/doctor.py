@@ -290,7 +290,7 @@ def other_type(device_type: str, name: str) -> str:
 
 
 def _limits(wanted: HostExpectation, facts: HostFacts) -> list[Finding]:
-    """Return what can be limited of a running process, if the deployed labkit reports it."""
+    """Return a finding on the limits that a running process can have, if the deployed labkit reports them."""
     return [Finding(wanted.name, "limits", Severity.OK, facts.limits)] if facts.limits else []
 
 
@@ -324,7 +324,7 @@ def check_torch(wanted: HostExpectation, torch: Torch, *, deployed: bool) -> Fin
 
 
 def check_reach(wanted: HostExpectation, *, trip_s: float, noise: bytes = b"") -> Finding:
-    """Return that a host was reached; `noise`: output of its login shell before each command."""
+    """Return a finding on a host that was reached; `noise`: output of its login shell before each command."""
     found_text = f"{trip_s * 1e3:.1f} ms"
     if not noise.strip():
         return Finding(wanted.name, "reach", Severity.OK, found_text)
@@ -501,12 +501,12 @@ class DoctorSession:
 def probe_hosts(fleet: Fleet) -> Iterator[DoctorSession]:
     """Return a session with a probe on every host; the probes end with it."""
     with ThreadPoolExecutor(len(fleet.inventory)) as pool:
-        made = DoctorSession(fleet, pool)
+        session = DoctorSession(fleet, pool)
         try:
-            made.start()
-            yield made
+            session.start()
+            yield session
         finally:
-            for probe in list(made.probes.values()):
+            for probe in list(session.probes.values()):
                 probe.close()
 
 
@@ -542,7 +542,7 @@ def examine(fleet: Fleet, *, torch: bool = True) -> DoctorReport:
 
 
 def expectation_of(machine: Machine, hash: str) -> HostExpectation:
-    """Return what the inventory says about a host and can be checked there."""
+    """Return the inventory's values of a host that can be checked there."""
     host = machine.host
     return HostExpectation(
         machine.name, machine.python, machine.folder, host.gpus, host.cpus, host.memory_gb, hash,

@@ -377,7 +377,7 @@ def install(
 
 
 def requirements(package: str | Path | None = None) -> list[str]:
-    """Return what a wheelhouse must hold, for pip: labkit's requirements on hosts, in the versions used here."""
+    """Return labkit's requirements on hosts, in the versions used here: the content of a wheelhouse, for pip."""
     return pinned(needs(build(package).about))
 
 

@@ -195,7 +195,7 @@ class Inventory:
 
 
 def _outside(file: Path, config: str) -> Outside:
-    """Return what is used with an inventory: programs that lead to hosts, a configuration of SSH but the user's own."""
+    """Return what an inventory uses: programs that lead to hosts, a configuration of SSH but the user's own."""
     texts = [("", file.read_bytes())]
     if config not in (NONE, Options().config, str(Path(Options().config).expanduser())) and Path(config).is_file():
         with suppress(InputError, OSError, UnicodeDecodeError):  # what cannot be read is told, and not used
@@ -347,22 +347,24 @@ def allocation(job: str = "") -> list[SlurmNode]:
     """
     job = job or os.environ.get("SLURM_JOB_ID", "")
     if not JOB.fullmatch(job):
-        asked = f"job {shortened(job)!r} is none" if job else "this process is in no allocation of Slurm (SLURM_JOB_ID)"
-        raise InputError(f"{asked}; begin one (salloc -N 2 --gpus-per-node=4), or name it: --job ID.")
-    told = _scontrol("show", "job", "-d", "-o", job)
-    if not (names := [name for nodes, *_ in ALLOTTED.findall(told) for name in listed(nodes)]):
-        state = re.search(r"\bJobState=(\w+)", told)
+        problem = (
+            f"job {shortened(job)!r} is none" if job else "this process is in no allocation of Slurm (SLURM_JOB_ID)"
+        )
+        raise InputError(f"{problem}; begin one (salloc -N 2 --gpus-per-node=4), or name it: --job ID.")
+    job_text = _scontrol("show", "job", "-d", "-o", job)
+    if not (names := [name for nodes, *_ in ALLOTTED.findall(job_text) for name in listed(nodes)]):
+        state = re.search(r"\bJobState=(\w+)", job_text)
         raise InputError(
             f"job {job} of Slurm has no nodes: it is {state[1] if state else 'unknown'}; wait until it runs."
         )
-    return nodes_of(told, _scontrol("show", "node", "-o", ",".join(names)))
+    return nodes_of(job_text, _scontrol("show", "node", "-o", ",".join(names)))
 
 
 def nodes_of(job_told: str, nodes_told: str) -> list[SlurmNode]:
     """Return the nodes of a job from what `scontrol show job -d -o` and `scontrol show node -o` say.
 
-    >>> told = "NodeName=n1 X=1 NodeAddr=10.0.0.1 RealMemory=9"
-    >>> (node,) = nodes_of("Nodes=n1 CPU_IDs=0-3,8 Mem=2048 GRES=gpu:v100:2(IDX:0,3)", told)
+    >>> job_text = "NodeName=n1 X=1 NodeAddr=10.0.0.1 RealMemory=9"
+    >>> (node,) = nodes_of("Nodes=n1 CPU_IDs=0-3,8 Mem=2048 GRES=gpu:v100:2(IDX:0,3)", job_text)
     >>> node.address, node.gpus, node.device_type, node.gpu_numbers, node.cpus, node.memory_gb
     ('10.0.0.1', 2, 'v100', (0, 3), 5, 2.0)
     """
@@ -402,8 +404,8 @@ def _scontrol(*words: str) -> str:
     except subprocess.TimeoutExpired:
         raise InputError(f"scontrol did not answer within {ASK_S:g} s; ask again when slurmctld does.") from None
     if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split())[-300:]
-        raise InputError(f"scontrol {' '.join(words)} failed: {said or done.returncode}; expected a job of this Slurm.")
+        why = " ".join((done.stderr or done.stdout).split())[-300:]
+        raise InputError(f"scontrol {' '.join(words)} failed: {why or done.returncode}; expected a job of this Slurm.")
     return done.stdout
 
 

@@ -22,15 +22,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", help="private to its owner: state, socket, and the folders of runs")
     parser.add_argument("--idle-s", type=float, default=IDLE_S, help="leave after so long without work (%(default)s s)")
     parser.add_argument("--kept", help=argparse.SUPPRESS)
-    asked = parser.parse_args(argv)
-    if asked.kept:
-        held, listener = inherited(asked.kept)
-        Daemon(own_folder(asked.folder), held=held, listener=listener, idle_s=asked.idle_s).run()
+    options = parser.parse_args(argv)
+    if options.kept:
+        held, listener = inherited(options.kept)
+        Daemon(own_folder(options.folder), held=held, listener=listener, idle_s=options.idle_s).run()
         return 0
     _clean_environment()
     reading, writing = os.pipe()
     if os.fork() == 0:
-        _in_background(lambda: _serve(asked.folder, asked.idle_s, writing))
+        _in_background(lambda: _serve(options.folder, options.idle_s, writing))
     os.close(writing)
     with os.fdopen(reading) as pipe:
         line = pipe.readline() or json.dumps(fault_line(Refusal("fault", f"the agent did not start; see {JOURNAL}")))

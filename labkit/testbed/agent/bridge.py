@@ -65,11 +65,11 @@ def reach(folder: Path, *, start: bool) -> socket.socket:
 
 def search_path() -> str | None:
     """Return the PYTHONPATH that leads to this labkit from any folder."""
-    given = os.environ.get("PYTHONPATH")
+    search = os.environ.get("PYTHONPATH")
     root = str(Path(__file__).parents[3])
     if not sys.path or Path(sys.path[0]).absolute() != Path(root):
-        return given
-    return root if given is None else f"{root}{os.pathsep}{given}"  # found in the working folder
+        return search
+    return root if search is None else f"{root}{os.pathsep}{search}"  # found in the working folder
 
 
 def _start(folder: Path) -> None:
@@ -114,11 +114,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m labkit.testbed.agent.bridge", description=__doc__)
     parser.add_argument("folder", help="of the agent")
     parser.add_argument("--no-start", action="store_true", help="do not start an agent where none runs")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     me = {"protocol": PROTOCOL, "build": build(), "python": sys.executable, "path": search_path()}
     try:
         _write_all(1, MARK + pack(me))
-        sock = reach(own_folder(asked.folder), start=not asked.no_start)
+        sock = reach(own_folder(options.folder), start=not options.no_start)
     except Refusal as error:
         _write_all(1, pack({"id": None, "error": error.to_json()}))
         return 1

@@ -167,8 +167,8 @@ class Devices:
                 found += [] if why[gpu.index] else [gpu]
         if len(found) < ask.n:
             reasons = "; ".join(f"GPU {index}: {reason}" for index, reason in why.items() if reason)
-            asked = f"{ask.n} GPU{'s' if ask.n > 1 else ''} of {len(among)} asked for, {len(found)} can be had"
-            raise Refusal("busy", f"task {key.task!r} of run {key.run!r}: {asked} ({reasons})")
+            shortage = f"{ask.n} GPU{'s' if ask.n > 1 else ''} of {len(among)} asked for, {len(found)} can be had"
+            raise Refusal("busy", f"task {key.task!r} of run {key.run!r}: {shortage} ({reasons})")
         return found[: ask.n]
 
     def _taken(self, gpu: Gpu, holders: set[Key]) -> str:

@@ -45,15 +45,15 @@ class Fence:
     since_s: float = 0.0
 
     @classmethod
-    def of(cls, given: object) -> Fence:
-        """Return that of a request.
+    def of(cls, value: object) -> Fence:
+        """Return the fence of a request.
 
         Raises
         ------
         Refusal
             If it is none.
         """
-        values: Mapping[str, Any] = given if isinstance(given, dict) else {}
+        values: Mapping[str, Any] = value if isinstance(value, dict) else {}
         generation, token, by = values.get("generation"), values.get("token"), values.get("by", "")
         since_s = values.get("since_s", 0.0)
         if (

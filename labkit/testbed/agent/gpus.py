@@ -44,8 +44,8 @@ def reading(nvml: Any) -> list[GpuUse]:
 
 
 def _device(nvml: Any, index: int, device: Any) -> GpuUse:
-    def ask(name: str, *given: Any) -> Any:
-        return _maybe(nvml, lambda: getattr(nvml, name)(device, *given))
+    def ask(name: str, *arguments: Any) -> Any:
+        return _maybe(nvml, lambda: getattr(nvml, name)(device, *arguments))
 
     memory, busy = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetUtilizationRates")
     power = ask("nvmlDeviceGetPowerUsage")

@@ -100,8 +100,8 @@ class Loop:
             heapq.heappop(self._timers)
         return max(0.0, self._timers[0][0] - now_s()) if self._timers else None
 
-    def _guarded(self, call: Callable[..., None], *given: int) -> None:
+    def _guarded(self, call: Callable[..., None], *arguments: int) -> None:
         try:
-            call(*given)
+            call(*arguments)
         except Exception as error:
             self._failed(error)

@@ -86,7 +86,7 @@ class Meter:
     def sample(
         self, before: Reading, now: Reading, *, gpus: GpuReading, pss: bool = False, each: bool = False
     ) -> HostMeasurement:
-        """Return what was used between two readings, for a reply; `each`: also for each process."""
+        """Return the use between two readings, for a reply; `each`: also that of each process."""
         key_of = {each.pid: key for key, those in now.tasks.items() for each in those}
         on_gpus = of_tasks(gpus, key_of)
         tasks = [_task(key, before, now, on_gpus.get(key, 0.0)) for key in sorted(now.tasks)]
@@ -164,11 +164,11 @@ def _memory_mb() -> dict[str, float]:
 @cache
 def _bytes() -> bytes:
     """Return the same bytes on every host: sixteen values in a sequence without a pattern."""
-    x, made = 1, bytearray()
+    x, content = 1, bytearray()
     for _ in range(N_BYTES):
         x = (1103515245 * x + 12345) & 0x7FFFFFFF
-        made.append(x >> 16 & 15)
-    return bytes(made)
+        content.append(x >> 16 & 15)
+    return bytes(content)
 
 
 class Yardstick:

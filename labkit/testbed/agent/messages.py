@@ -388,7 +388,7 @@ class FolderRow:
 
 
 def shaped(kind: Any, answer: Any) -> Any:
-    """Return what an agent sent, decoded as a type of this module; fields that it does not have are ignored.
+    """Decode a message of an agent as a type of this module; fields that the type does not have are ignored.
 
     Raises
     ------

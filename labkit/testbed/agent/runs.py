@@ -76,11 +76,11 @@ class SpawnRequest:
     nice: int = 0
 
 
-def environment(label: Mapping[str, str], given: Mapping[str, str], gpus: Sequence[str] | None) -> dict[str, str]:
+def environment(label: Mapping[str, str], requested: Mapping[str, str], gpus: Sequence[str] | None) -> dict[str, str]:
     """Return the environment of a task: label, inherited variables, GPUs, and the requested variables."""
     base = {name: os.environ[name] for name in BASE if name in os.environ}
     seen = {} if gpus is None else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-    return {**label, **base, **seen, **given, **label}
+    return {**label, **base, **seen, **requested, **label}
 
 
 def spawn(order: SpawnRequest) -> int:
@@ -139,12 +139,12 @@ def fork(order: SpawnRequest, *, log: Callable[[str], None]) -> forks.ForkedProc
     if not _is_ours(order):
         return None
     allowed = sorted(os.sched_getaffinity(0) if order.cores is None else order.cores)
-    asked = fork_order.ForkOrder(
+    request = fork_order.ForkOrder(
         list(order.argv), dict(order.env), str(order.folder), allowed, order.nice, umask=UMASK
     )  # fmt: skip
     try:
         with _files(order.folder) as files:
-            return forks.fork(asked, files, wait=False, patience_s=PATIENCE_S, tell=log)
+            return forks.fork(request, files, wait=False, patience_s=PATIENCE_S, tell=log)
     except (ForkError, OSError):  # the plain start has a better message
         return None
 
@@ -154,8 +154,8 @@ def _is_ours(order: SpawnRequest) -> bool:
     words = list(order.argv[:3])
     if len(words) < 3 or words[:2] != [sys.executable, "-m"] or words[2] not in fork_order.MODULES:
         return False
-    given = order.env.get("PYTHONPATH")
-    return given == os.environ.get("PYTHONPATH") or (given or "").split(os.pathsep)[0] == str(ROOT)
+    path = order.env.get("PYTHONPATH")
+    return path == os.environ.get("PYTHONPATH") or (path or "").split(os.pathsep)[0] == str(ROOT)
 
 
 @contextlib.contextmanager

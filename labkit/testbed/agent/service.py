@@ -70,8 +70,8 @@ Later = None
 class RequestArguments:
     """Arguments of a request."""
 
-    def __init__(self, verb: str, given: dict[str, Any]) -> None:
-        self._verb, self._given, self._known = verb, dict(given), set[str]()
+    def __init__(self, verb: str, arguments: dict[str, Any]) -> None:
+        self._verb, self._given, self._known = verb, dict(arguments), set[str]()
 
     def _take(self, name: str, default: Any = None) -> Any:
         self._known.add(name)
@@ -175,21 +175,21 @@ class RequestArguments:
         value = self._take(name)
         if value is None:
             return None
-        given = [{"n": value}] if type(value) is int else value
-        if not isinstance(given, list) or len(given) > MOST_GPUS:
+        value = [{"n": value}] if type(value) is int else value
+        if not isinstance(value, list) or len(value) > MOST_GPUS:
             raise self._wrong(name, value, GPUS)
-        return [ask for ask in (self._ask(name, each) for each in given) if ask.n]
+        return [ask for ask in (self._ask(name, each) for each in value) if ask.n]
 
-    def _ask(self, name: str, given: object) -> GpuRequest:
+    def _ask(self, name: str, value: object) -> GpuRequest:
         """Return the request for a GPU by number or identifier, or for n of some."""
-        ask = {"n": 1, "of": [given]} if type(given) in (int, str) else given
+        ask = {"n": 1, "of": [value]} if type(value) in (int, str) else value
         if not isinstance(ask, dict) or not {"n"} <= ask.keys() <= {"n", "of"}:
-            raise self._wrong(name, given, GPUS)
+            raise self._wrong(name, value, GPUS)
         n, among = ask["n"], ask.get("of", [])
         if type(n) is not int or not 0 <= n <= MOST_GPUS or not isinstance(among, list):
-            raise self._wrong(name, given, GPUS)
+            raise self._wrong(name, value, GPUS)
         if not all(type(each) in (int, str) and GPU.fullmatch(str(each)) for each in among):
-            raise self._wrong(name, given, GPUS)
+            raise self._wrong(name, value, GPUS)
         return GpuRequest(n, tuple(str(each) for each in among))
 
     def files(self, name: str) -> list[File]:
@@ -272,9 +272,9 @@ class Service:
             "measure": self.measure, "gc": self.gc, "leader": self.leader, "lead": self.lead,
         }  # fmt: skip
 
-    def serve(self, request: ClientRequest, given: dict[str, Any]) -> None:
+    def serve(self, request: ClientRequest, arguments: dict[str, Any]) -> None:
         """Answer a request, now or later."""
-        self.serve_later(request, lambda: self._answer(request, given))
+        self.serve_later(request, lambda: self._answer(request, arguments))
 
     def serve_later(self, request: ClientRequest, answered: Callable[[], Any]) -> None:
         """Answer a request with the return value of a function, or with its refusal."""
@@ -290,16 +290,16 @@ class Service:
             if answer is not Later and request.open:
                 request.reply(answer)
 
-    def _answer(self, request: ClientRequest, given: dict[str, Any]) -> Any:
+    def _answer(self, request: ClientRequest, arguments: dict[str, Any]) -> Any:
         if request.verb not in self._verbs:
             near = get_close_matches(request.verb, self._verbs, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise Refusal("unknown_verb", f"unknown verb {request.verb[:80]!r}.{hint}")
-        given = dict(given)
-        if request.verb in ORDERS and (fence := given.pop("fence", None)) is not None:
+        arguments = dict(arguments)
+        if request.verb in ORDERS and (fence := arguments.pop("fence", None)) is not None:
             request.fence = Fence.of(fence)
             self._fences.lead(request.fence, request.connection)
-        return self._verbs[request.verb](request, RequestArguments(request.verb, given))
+        return self._verbs[request.verb](request, RequestArguments(request.verb, arguments))
 
     # --- who drives a run
 

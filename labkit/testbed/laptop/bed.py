@@ -462,14 +462,14 @@ def free_port(address: str, *, but: set[int] | frozenset[int] = frozenset()) -> 
             return port
 
 
-def _server(asked: str | None) -> tuple[str, tuple[str, ...]]:
+def _server(kind: str | None) -> tuple[str, tuple[str, ...]]:
     """Return the kind of server, and a note if it is not sshd."""
-    if asked is not None and asked not in SERVERS:
-        raise unknown("server", asked, SERVERS)
-    if asked == "paramiko" or (asked is None and not sshd_program()):
+    if kind is not None and kind not in SERVERS:
+        raise unknown("server", kind, SERVERS)
+    if kind == "paramiko" or (kind is None and not sshd_program()):
         note = (
             ()
-            if asked
+            if kind
             else ("no sshd for this user here (apt-get install openssh-server): a server in Python stands in.",)
         )
         return "paramiko", note

@@ -131,8 +131,10 @@ def possible() -> tuple[str, str, str]:
     before = (
         [program("unshare"), "--net"] if kind == "root" else [program("unshare"), "--user", "--map-root-user", "--net"]
     )
-    made = f"{program('ip')} link add name lka type veth peer name lkb && {program('ip')} link add name lkc type bridge"
-    if error := _fails([*before, "sh", "-c", made]):
+    links = (
+        f"{program('ip')} link add name lka type veth peer name lkb && {program('ip')} link add name lkc type bridge"
+    )
+    if error := _fails([*before, "sh", "-c", links]):
         sysctl = (
             ""
             if kind == "root"
@@ -141,7 +143,7 @@ def possible() -> tuple[str, str, str]:
         return "", "", f"no networks of one's own here ({error}){sysctl}"
     for qdisc in QDISCS:
         limited = " && ".join(f"{program('tc')} {line}" for line in limit("lka", gbps=0.1, qdisc=qdisc))
-        error = _fails([*before, "sh", "-c", f"{made} && {limited}"])
+        error = _fails([*before, "sh", "-c", f"{links} && {limited}"])
         if not error:
             return kind, qdisc, ""
     return "", "", f"this kernel has neither of {', '.join(QDISCS)} ({error})"

@@ -66,7 +66,7 @@ class Files(SFTPServerInterface):  # type: ignore[misc]
 
     @with_sftp_codes
     def list_folder(self, path: str) -> Any:
-        """Return what is in a folder."""
+        """Return the entries of a folder."""
         folder = self._at(path)
         names = os.listdir(folder)
         return [SFTPAttributes.from_stat(os.lstat(os.path.join(folder, name)), name) for name in names]
@@ -219,9 +219,9 @@ class StandinConnection(paramiko.Transport):  # type: ignore[misc]
 
 def _request(channel: paramiko.Channel, message: paramiko.Message) -> None:
     channel._handle_request(message)
-    asked = channel.transport.server_object
-    if isinstance(asked, Login):
-        asked.begin(channel)
+    login = channel.transport.server_object
+    if isinstance(login, Login):
+        login.begin(channel)
 
 
 class FileServer(paramiko.SFTPServer):  # type: ignore[misc]

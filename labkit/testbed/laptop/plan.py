@@ -138,8 +138,8 @@ class BedPlan:
             content: dict[str, Any] = json.loads((folder / STATE).read_text())
             if content.pop("kind") != KIND:
                 raise ValueError
-            slots = tuple(HostSlot(**slot) for slot in content.pop("spots"))
-            return cls(**(content | {"folder": folder, "spots": slots}))
+            slots = tuple(HostSlot(**slot) for slot in content.pop("slots", None) or content.pop("spots"))
+            return cls(**(content | {"folder": folder, "slots": slots}))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, TypeError, KeyError, AttributeError):
@@ -148,12 +148,12 @@ class BedPlan:
 
 def write_private(path: Path, content: str | bytes) -> None:
     """Write a file of mode 0600 atomically."""
-    beside = path.with_name(f"{path.name}.part")
-    beside.unlink(missing_ok=True)
-    number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    partial = path.with_name(f"{path.name}.part")
+    partial.unlink(missing_ok=True)
+    number = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(number, "wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
-    beside.replace(path)
+    partial.replace(path)
 
 
 @contextmanager

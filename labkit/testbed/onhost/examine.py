@@ -177,7 +177,7 @@ def facts(folder: str) -> HostFacts:
 
 
 def limits(folder: str) -> str:
-    """Return what can be limited of a running process, as the labkit in use reports; empty without one."""
+    """Return the limits that a running process can have, as the labkit in use reports; empty without one."""
     python = deployed(folder)["python"]
     code, output = output_of([python, "-c", LIMITS]) if python else (None, "")
     return output if code == 0 else ""

@@ -115,11 +115,11 @@ def main(folder: str, hash: str, base: str, *distributions: str) -> None:
     }
     if not same:
         tag = "{}{}".format(*sys.version_info)
-        made = os.path.join(folder, "env", f"{base}-{tag}", "bin", "python")
+        python = os.path.join(folder, "env", f"{base}-{tag}", "bin", "python")
         reply["have"] = sorted(kept(folder))
         reply["versions"] = versions(list(distributions))
         reply["wheels"] = wheels(folder)
-        reply["base"] = made if os.access(made, os.X_OK) else ""
+        reply["base"] = python if os.access(python, os.X_OK) else ""
     send(reply)
 
 

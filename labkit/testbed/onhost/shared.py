@@ -95,8 +95,8 @@ def checked_manifest(values: Any) -> EnvironmentManifest:
     """
     if not isinstance(values, dict):
         raise ValueError("a manifest is no JSON object")
-    given: list[Any] = [values.get(name) for name in EnvironmentManifest._fields]
-    found = EnvironmentManifest(*given)
+    fields: list[Any] = [values.get(name) for name in EnvironmentManifest._fields]
+    found = EnvironmentManifest(*fields)
     for name in ("hash", "version", "base"):
         if not isinstance(getattr(found, name), str):
             raise ValueError(f"{name} is {str(getattr(found, name))[:80]!r}, expected text")

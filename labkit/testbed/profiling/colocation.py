@@ -41,7 +41,7 @@ def beside_load(
 
 
 def _load_sample(
-    job: str, beside: str, alone: GangPace, shared: GangPace, *, co_cores: float, co_weight: float
+    job: str, load: str, alone: GangPace, shared: GangPace, *, co_cores: float, co_weight: float
 ) -> ColocationSample:
     numbers = {
         "cpu_cores": alone.cores, "co_cpu_cores": co_cores, "weight": alone.weight, "co_weight": co_weight,
@@ -49,7 +49,7 @@ def _load_sample(
     }  # fmt: skip
     numbers["busy_cores"] = max(alone.busy_cores, shared.busy_cores)
     rounded = {name: short(value) for name, value in numbers.items()}
-    return ColocationSample(job=job, co_runners=beside, what="step", **rounded)
+    return ColocationSample(job=job, co_runners=load, what="step", **rounded)
 
 
 @dataclass(slots=True)
@@ -132,9 +132,9 @@ def _joined(
     n_new = new.gang.n_ps + new.gang.n_workers
     rows = [_change("start", new, others, took_s, costs, n_new=n_new, busy_cores=paces[-1].busy_cores)]
     for member, shared in zip(members, paces, strict=True):
-        beside = [other for other in members if other is not member]
+        others = [other for other in members if other is not member]
         alone = member.alone
-        rows.append(_sample(member, beside, what="step", alone_s=alone.step_s, shared_s=shared.step_s,
+        rows.append(_sample(member, others, what="step", alone_s=alone.step_s, shared_s=shared.step_s,
                             cores=alone.cores, weight=alone.weight, busy_cores=shared.busy_cores))  # fmt: skip
     return [row for row in rows[cold:] if row is not None]
 
@@ -171,15 +171,15 @@ def _change(
 
 
 def _sample(
-    member: ColocatedJob, beside: Sequence[ColocatedJob], *, what: What, alone_s: float, shared_s: float, cores: float,
+    member: ColocatedJob, others: Sequence[ColocatedJob], *, what: What, alone_s: float, shared_s: float, cores: float,
     weight: float, busy_cores: float = 0.0,
 ) -> ColocationSample:  # fmt: skip
     numbers = {
-        "cpu_cores": cores, "co_cpu_cores": sum(other.alone.cores for other in beside), "weight": weight,
-        "co_weight": sum(other.alone.weight for other in beside), "alone_s": alone_s, "shared_s": shared_s,
+        "cpu_cores": cores, "co_cpu_cores": sum(other.alone.cores for other in others), "weight": weight,
+        "co_weight": sum(other.alone.weight for other in others), "alone_s": alone_s, "shared_s": shared_s,
         "busy_cores": busy_cores,
     }  # fmt: skip
-    names = " + ".join(other.name for other in beside)
+    names = " + ".join(other.name for other in others)
     return ColocationSample(
         job=member.name, co_runners=names, what=what, **{name: short(n) for name, n in numbers.items()}
     )

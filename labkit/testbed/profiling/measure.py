@@ -162,7 +162,7 @@ def measure(
         if not any(change.kind == "cold_start" for change in found.changes):
             found.notes.append("no cold start was measured: the hosts had fork servers; cold starts count as warm ones")
         say("warm-up")
-        beside = _jobs(stage, found, n_kinds=len(listed), loads=tuple(loads), say=say)
+        samples = _jobs(stage, found, n_kinds=len(listed), loads=tuple(loads), say=say)
         for i in range(len(listed)):
             first = len(listed) + len(extra) + i * (STARTS - 1)
             starts(stage, range(first, first + STARTS - 1), i, found)
@@ -170,10 +170,10 @@ def measure(
         say("links")
         costs = overheads(found.changes)
         warm_up(stage, found, number=len(stage.kinds) - 2)  # hosts that had no job for a while are cold again
-        beside += crowd(stage, found, costs, n_kinds=len(listed), n_crowd=n_crowd, say=say)
+        samples += crowd(stage, found, costs, n_kinds=len(listed), n_crowd=n_crowd, say=say)
     profile = TestbedProfile(
         name=name or inventory.path.stem, hosts=[replace(machine.host, ssh=None) for machine in inventory],
-        pools=machines, cells=found.cells, overheads=costs, beside=beside, links=links,
+        pools=machines, cells=found.cells, overheads=costs, beside=samples, links=links,
         functions=speed_functions(found.cells, batch=float(how.batch)), yardstick=list(stage.readings),
     )  # fmt: skip
     return replace(profile, made=_made(command, how, found, machines, took_s=time.monotonic() - began))
@@ -296,11 +296,11 @@ def profile(
     there = out or default_profile_path(inventory)
     refuse_unwritable(there)
     with _ending_at_sigterm(), _Bar(shown=progress) as bar:
-        made = measure(
+        measured = measure(
             inventory, kinds, training=training, loads=loads, n_crowd=n_crowd, name=name_of(inventory),
             command=_command(), say=bar.say, total=bar.total,
         )  # fmt: skip
-    return made, write(made, there)
+    return measured, write(measured, there)
 
 
 @contextmanager
@@ -350,22 +350,22 @@ def _command() -> str:
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv else ""
 
 
-def show(made: TestbedProfile, path: Path) -> None:
+def show(profile: TestbedProfile, path: Path) -> None:
     """Print what was measured, and the path of the profile."""
     from labkit.testbed.terminal import show_frame
 
-    show_frame(table(made))
-    for note in made.made.notes:
+    show_frame(table(profile))
+    for note in profile.made.notes:
         print(f"note: {note}")
-    print(f"{path}: measured in {made.made.took_s:.0f} s")
+    print(f"{path}: measured in {profile.made.took_s:.0f} s")
 
 
-def table(made: TestbedProfile) -> Any:
+def table(profile: TestbedProfile) -> Any:
     """Return a row for each gang: speed, cores in use, and overheads of starts and rescales of its model."""
     import pandas as pd
 
     rows = []
-    for cell in made.cells:
+    for cell in profile.cells:
         done = cell.step_s is not None
         rows.append(
             {
@@ -373,14 +373,14 @@ def table(made: TestbedProfile) -> Any:
                 "hosts": cell.n_hosts, "ms/step": f"{1e3 * (cell.step_s or 0):.1f}" if done else "-",
                 "±": f"{1e3 * cell.spread_s:.1f}" if done else "-",
                 "cores": f"{cell.cpu_s / (cell.step_s or 1):.2f}" if done else "-",
-                "start s": _typical(made, "start", cell.model), "rescale s": _typical(made, "rescale", cell.model),
-                "failed": cell.failed,
+                "start s": _typical(profile, "start", cell.model),
+                "rescale s": _typical(profile, "rescale", cell.model), "failed": cell.failed,
             }
         )  # fmt: skip
     frame = pd.DataFrame(rows)
     return frame if frame["failed"].any() else frame.drop(columns="failed")
 
 
-def _typical(made: TestbedProfile, kind: str, model: str) -> str:
-    found = [row for row in made.overheads if (row.kind, row.model) == (kind, model)]
+def _typical(profile: TestbedProfile, kind: str, model: str) -> str:
+    found = [row for row in profile.overheads if (row.kind, row.model) == (kind, model)]
     return f"{max(found, key=lambda row: row.n).median_s:.1f}" if found else "-"

@@ -267,10 +267,10 @@ class MeasuredJob:
         HostError
             If the job ends meanwhile.
         """
-        begun, since = len(self.steps), time.monotonic()
-        self._wait(lambda: len(self.steps) >= begun + n, most_s, "")
+        n_before, since = len(self.steps), time.monotonic()
+        self._wait(lambda: len(self.steps) >= n_before + n, most_s, "")
         self._wait(lambda: time.monotonic() - since >= least_s, max(most_s, least_s), "")
-        return len(self.steps) - begun
+        return len(self.steps) - n_before
 
     def stop(self) -> float:
         """Stop it with a checkpoint; return the seconds from its last update until it has ended."""

@@ -164,7 +164,7 @@ class CheckpointCache:
 
 
 def damage(path: Path) -> str:
-    """Return what is wrong with a copy; empty: it is whole.
+    """Return the fault of a copy; empty: it is whole.
 
     A copy without a digest of its own, from an earlier labkit, is whole if its archive has a complete checkpoint.
     """

@@ -347,7 +347,7 @@ class RunEvents:
         return [row(Kind.TASK_FAILED, job=job, cause=update.cause, value=lost.code, **columns)]
 
     def _stays(self, job: int) -> list[Events]:
-        """Return that a job is where it was, after a scaling that failed.
+        """Return the rows of a job that stays where it was, after a scaling that failed.
 
         If its place was given to other jobs meanwhile, it stops and has to be placed again.
         """
@@ -377,8 +377,8 @@ class RunEvents:
         """Return whether the rows of a job fit beside all other jobs."""
         free = self._ledger.book.free_without(np.array([job], np.int32))
         each = self._ledger.book.demand[rows["role"], job]
-        for r, given in ((CPUS, rows["cpus"]), (MEMORY_GB, rows["memory_gb"])):
-            each[:, r] = np.where(np.isnan(given), each[:, r], given)
+        for r, amounts in ((CPUS, rows["cpus"]), (MEMORY_GB, rows["memory_gb"])):
+            each[:, r] = np.where(np.isnan(amounts), each[:, r], amounts)
         np.subtract.at(free, rows["group"], each * rows["value"][:, None])
         there = self._ledger.up[self.cluster.group_machine]  # no job is placed on the other machines
         return bool((free[there] >= -SINGLE).all())
@@ -409,7 +409,7 @@ class RunEvents:
         return self._failed(job, update)
 
     def _failed(self, job: int, update: JobUpdate) -> list[Events]:
-        """Return what follows from the failure of a job: a delay, its host set aside, or that it is given up."""
+        """Return the events after the failure of a job: it is delayed or given up, or its host is set aside."""
         others = [host for host in self.cluster.machines if self._in_service(host) and host != update.host]
         busy = any(update.host in hosts_of(place) for place in self.places.values())
         verdict = self._failures.failed(
@@ -472,7 +472,7 @@ class RunEvents:
         return [] if host in self.aside else self.returned(host)
 
     def _host_left(self, host: str, why: str) -> list[Events]:
-        """Return what is left of the jobs that had tasks on a host, and a LEFT row."""
+        """Return the events of the jobs that had tasks on a lost host, and a LEFT row."""
         rows: list[Events] = []
         for job, place in list(self.places.items()):
             left = {site: counts for site, counts in place.items() if site.rpartition("/")[0] != host}
@@ -491,7 +491,7 @@ class RunEvents:
             self._lost_generation[job] = generation
 
     def _go_on(self, job: int, rest: JobPlacement | None, host: str) -> list[Events]:
-        """Return that a job goes on with the tasks that are left, or failed."""
+        """Return the events of a job that goes on with its other tasks, or failed."""
         if rest is None:
             self._note(f"job {self.jobs.id[job]} failed: its host was lost")
             self.forget_tasks(job)

@@ -259,21 +259,21 @@ def _latest(run: str, written: Mapping[str, float], *, silent: bool) -> str:
 
 
 def _fetched(fleet: Fleet, machine: Machine, run: str, target: Path, *, most_bytes: int) -> HostOutcome:
-    final, beside = target / machine.name, target / f".{machine.name}.part"
-    _refuse_links(target.parent, target, final, beside)
+    final, partial = target / machine.name, target / f".{machine.name}.part"
+    _refuse_links(target.parent, target, final, partial)
     target.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(beside, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)
     try:
         with fleet.stream(machine, [machine.python, "-c", source("pack"), machine.path("runs"), run]) as stream:
             stream.settimeout(PATIENCE_S)
             entries = Entries(HostMessages(stream), most_bytes=most_bytes)
-            found = _write(entries, beside)
+            found = _write(entries, partial)
         if not found:
             return HostOutcome(machine.name, True, f"no run {run}", numbers={"files": 0, "bytes": 0})
         shutil.rmtree(final, ignore_errors=True)
-        beside.replace(final)
+        partial.replace(final)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
     sizes = entries.sizes.values()
     did = f"{len(sizes)} files, {sum(sizes) / 1e6:.2f} MB, in {final}"
     if entries.left_out:

@@ -258,7 +258,7 @@ class JobResult:
 
 
 def result_of(data: bytes) -> JobResult:
-    """Return what a job wrote at its end.
+    """Decode the result of a job.
 
     Raises
     ------

@@ -145,7 +145,7 @@ def parts_of_gpus(jobs: Jobs, inventory: Inventory) -> list[str]:
 
 
 def _most(asks: Sequence[Asks]) -> Asks:
-    """Return what covers each of several needs.
+    """Return the requests that cover each of several needs.
 
     >>> _most([[{"n": 1, "of": [0, 1]}], [{"n": 2, "of": [0, 1]}, {"n": 1, "of": [2]}]])
     [{'n': 2, 'of': [0, 1]}, {'n': 1, 'of': [2]}]

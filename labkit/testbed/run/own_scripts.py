@@ -95,7 +95,7 @@ class OwnScript:
                 raise InputError(f"the archive of script {self.script!r:.100} is {archive!r:.100}; expected HASH.tar.")
 
     def outside(self, folder: Path) -> Outside:
-        """Return what its jobs run on hosts, from the archives in a folder."""
+        """Return the code and data of its jobs, from the archives in a folder."""
         digests = []
         for name in self.hashes:
             with open_plain(folder / f"{name}.tar") as archive:
@@ -122,11 +122,11 @@ class OwnScript:
             taken = [_taken(Path(path), folder) if path else "" for path in (self.code, self.data)]
             return replace(self, code=taken[0], data=taken[1])
         code = pack(Path(self.code), folder)
-        made = replace(self, code=str(folder / f"{code}.tar"), code_hash=code)
+        packed = replace(self, code=str(folder / f"{code}.tar"), code_hash=code)
         if not self.data:
-            return made
+            return packed
         data = pack(Path(self.data), folder)
-        return replace(made, data=str(folder / f"{data}.tar"), data_hash=data)
+        return replace(packed, data=str(folder / f"{data}.tar"), data_hash=data)
 
 
 def _taken(archive: Path, folder: Path) -> str:
@@ -246,7 +246,7 @@ class Staging:
 
 
 def program_from(script: str, *, code: Path, data: Path | None, seed: int) -> Program:
-    """Return what a script trains.
+    """Return the program of a script: model, data and loss.
 
     The classes and functions of the script, and of modules beside it, are pickled by value: workers on other hosts need
     no code. So is its data: what the function returns travels to each worker.
@@ -275,11 +275,11 @@ def program_from(script: str, *, code: Path, data: Path | None, seed: int) -> Pr
     if not (code / file).is_file():
         raise InputError(f"script {file} is not in the code that was brought here; expected it in {code}.")
     torch.manual_seed(seed)
-    made = _called(code / file, function, data)
-    if not (isinstance(made, tuple) and len(made) == 3):
-        raise InputError(f"{file}: {function}() returned a {type(made).__name__}; expected (model, data, loss).")
+    parts = _called(code / file, function, data)
+    if not (isinstance(parts, tuple) and len(parts) == 3):
+        raise InputError(f"{file}: {function}() returned a {type(parts).__name__}; expected (model, data, loss).")
     _pickle_by_value(code)
-    program = Program(made[0], as_dataset(made[1]), made[2])
+    program = Program(parts[0], as_dataset(parts[1]), parts[2])
     program.check()
     return program
 

@@ -338,7 +338,7 @@ class RemoteJob:
         return partial(self._start if self._state.scalings.requested is None else self._place, target)
 
     def _next_upkeep(self) -> Callable[[], None] | None:
-        """Return what is due while the target needs no action: limits, repairs, or GPUs to give back."""
+        """Return the next action while the target needs none: limits, repairs, or GPUs to give back."""
         scalings = self._state.scalings
         if scalings.settled and self._state.amounts != self._state.limited:
             return partial(self._resize, list(self._state.amounts))

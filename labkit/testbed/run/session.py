@@ -113,7 +113,7 @@ class LocalFleet(Fleet):
         self.inventory, self.connect_timeout_s = inventory, 0.0
 
     def connect(self, *, only: Iterable[str] | None = None) -> Answers:  # noqa: ARG002
-        """Return that it can be reached."""
+        """Return a row: this machine can always be reached."""
         return Answers((HostAnswer(self._machine.name, exited=0),))
 
     @property
@@ -326,14 +326,14 @@ class TestbedSession:
             sites = sites_of(self.inventory, self.cluster, home=home, on_gpus=per_worker > 0)
             return self.training.request(self.jobs, number, sites=sites, place=place)
 
-        made = RemoteJob(
+        job = RemoteJob(
             number, hosts=self.hosts, backups=self.backups, bring=lambda home: self._bring(number, home),
             request=request, on_update=on_update, on_event=on_event,
             n_steps=self.training.n_steps(self.jobs, number), strategy=self.training.strategy,
             gpus=lambda host, place: gpus_of(all_sites, place, host=host, per_worker=per_worker),
         )  # fmt: skip
-        self._deployments.append(made)
-        return made
+        self._deployments.append(job)
+        return job
 
     def _bring(self, number: int, home: str) -> None:
         """Bring code and data of a job's own script to its home host, if it has one and they are not there."""

@@ -154,11 +154,11 @@ def _seats(rows: Sequence[Row]) -> Iterator[Seat]:
 
 def row(kind: Kind, **columns: Any) -> Events:
     """Return one event."""
-    made = events(1)
-    made["kind"] = kind
+    event = events(1)
+    event["kind"] = kind
     for name, value in columns.items():
-        made[name] = value
-    return made
+        event[name] = value
+    return event
 
 
 def at(rows: list[Events], time_s: float) -> list[Events]:

@@ -76,13 +76,13 @@ class TrainingTable:
     measure_every_s: float | None = None
 
     def __post_init__(self) -> None:
-        given: Mapping[str, Any] = self.scripts  # of to_json, they are objects of JSON
-        made = {name: OwnScript(**each) if isinstance(each, dict) else each for name, each in given.items()}
+        scripts: Mapping[str, Any] = self.scripts  # of to_json, they are objects of JSON
+        made = {name: OwnScript(**each) if isinstance(each, dict) else each for name, each in scripts.items()}
         object.__setattr__(self, "scripts", made)
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], folder: Path) -> Self:
-        """Return that of a record, whose scripts need consent; their archives are those in the record's folder.
+        """Return the table of a record, whose scripts need consent; their archives are those in the record's folder.
 
         Raises
         ------

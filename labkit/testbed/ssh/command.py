@@ -135,7 +135,7 @@ class Opening:
         return head[found.end() :]
 
     def rest(self, output: str) -> bytes:
-        """Return what has arrived on an output without a mark."""
+        """Return the bytes of an output that has no mark yet."""
         return self._heads[output] or b""
 
     def refusal(self, exited: int | None, *, errors: str = "") -> ShellError:

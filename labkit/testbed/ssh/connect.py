@@ -171,10 +171,10 @@ def _filled(word: str, machine: Machine) -> str:
 
 def transport(sock: Any, **options: Any) -> paramiko.Transport:
     """Return a transport that prefers AES-GCM: copies are 2.5 times as fast as with AES-CTR and a hash."""
-    made = paramiko.Transport(sock, **options)
-    security = made.get_security_options()
+    client = paramiko.Transport(sock, **options)
+    security = client.get_security_options()
     security.ciphers = tuple(sorted(security.ciphers, key=lambda name: "gcm" not in name))
-    return made
+    return client
 
 
 class _Refuse(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]

@@ -177,11 +177,11 @@ def get_file(begin: Begin, python: str, source: str, target: Path, *, timeout_s:
     HostError
         As `RemoteCommand.run`.
     """
-    beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+    partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     with _named_errors(f"write {target} here"):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with beside.open("xb") as here:
+            with partial.open("xb") as here:
                 written, found = [0], hashlib.sha256()
 
                 def sink(data: bytes) -> None:
@@ -195,9 +195,9 @@ def get_file(begin: Begin, python: str, source: str, target: Path, *, timeout_s:
             sent = SENT.search(done.stderr)
             if sent is None or (written[0], found.hexdigest()) != (int(sent[1]), sent[2].decode()):
                 raise FileError(f"cannot read {source}: {written[0]} bytes came that are not what was sent (SHA-256).")
-            os.replace(beside, target)
+            os.replace(partial, target)
         finally:
-            beside.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
     return written[0]
 
 
