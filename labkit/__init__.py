@@ -88,7 +88,7 @@ _HOMES = {
     "fidelity": "experiment",
     "load": "results",
     "make": "schedulers",
-    "profile": "testbed.profiling.run",
+    "profile": "testbed.profiling.measure",
     "read": "workloads",
     "replay": "experiment",
     "run_table": "results",
