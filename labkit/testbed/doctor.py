@@ -212,7 +212,7 @@ def check_facts(wanted: HostExpectation, facts: HostFacts) -> list[Finding]:
         _gpus(wanted, facts.gpus),
         _cores(wanted, facts),
         _memory(wanted, facts),
-        *_limits(wanted, facts),
+        *([Finding(wanted.name, "limits", Severity.OK, facts.limits)] if facts.limits else []),
         _agent(wanted, facts.agent),
     ]
 
@@ -258,9 +258,8 @@ def _gpus(wanted: HostExpectation, found: Sequence[str]) -> Finding:
     kinds = sorted({line.split(",")[0].strip() for line in found})
     found_text = f"{len(found)}" + (f" {', '.join(kinds)}" if kinds else "")
     if wanted.pretends:
-        return Finding(
-            wanted.name, "GPUs", Severity.OK, f"{wanted.gpus} in the inventory only" + _unused(wanted, len(found))
-        )
+        unused = f', {len(found)} real ones left alone: device_type = "{wanted.device_type}"' if found else ""
+        return Finding(wanted.name, "GPUs", Severity.OK, f"{wanted.gpus} in the inventory only{unused}")
     if len(found) < wanted.gpus:
         hint = f"the inventory says {wanted.gpus}; on the host: nvidia-smi, or correct the inventory"
         return Finding(wanted.name, "GPUs", Severity.FAULT, found_text, hint)
@@ -268,11 +267,6 @@ def _gpus(wanted: HostExpectation, found: Sequence[str]) -> Finding:
     hints += [other_type(wanted.device_type, kind) for kind in kinds if wanted.gpus]
     hint = "; ".join(filter(None, hints))
     return Finding(wanted.name, "GPUs", Severity.NOTE if hint else Severity.OK, found_text, hint)
-
-
-def _unused(wanted: HostExpectation, n_found: int) -> str:
-    """Return a finding on GPUs that are not used because of the inventory's device_type."""
-    return f', {n_found} real ones left alone: device_type = "{wanted.device_type}"' if n_found else ""
 
 
 def other_type(device_type: str, name: str) -> str:
@@ -287,11 +281,6 @@ def other_type(device_type: str, name: str) -> str:
     if device_type == ANY_TYPE or all(word in known for word in WORD.findall(device_type.casefold())):
         return ""
     return f"the inventory calls them {device_type}, the driver {name!r}: speeds by type will be those of {device_type}"
-
-
-def _limits(wanted: HostExpectation, facts: HostFacts) -> list[Finding]:
-    """Return a finding on the limits that a running process can have, if the deployed labkit reports them."""
-    return [Finding(wanted.name, "limits", Severity.OK, facts.limits)] if facts.limits else []
 
 
 def _cores(wanted: HostExpectation, facts: HostFacts) -> Finding:

@@ -231,7 +231,8 @@ class Bed:
                     "or give another --folder."
                 )
             elif plan.shaped_gbps != gbps:
-                notes += (f"the bed that is up {_links(plan)}; to change that, labkit bed down first.",)
+                links = "without limits" if plan.shaped_gbps is None else f"of {plan.shaped_gbps:g} Gbps"
+                notes += (f"the bed that is up has links {links}; to change that, labkit bed down first.",)
             plan = _started(plan)
             write_private(plan.folder / "ssh_config", ssh_config_text(plan))
             write_private(plan.hosts_file, inventory_text(plan, gpus=gpus, cpus=cpus, memory_gb=memory_gb, pods=pods))
@@ -409,10 +410,6 @@ def _new(where: Path, n_hosts: int, *, server: str, gbps: float | None) -> tuple
             why = str(error)
     plain.write()
     return plain, () if gbps is None else (f"links are not limited: {why}.",)
-
-
-def _links(plan: BedPlan) -> str:
-    return "has links without limits" if plan.shaped_gbps is None else f"has links of {plan.shaped_gbps:g} Gbps"
 
 
 def _started(plan: BedPlan) -> BedPlan:

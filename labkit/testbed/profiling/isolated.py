@@ -15,7 +15,7 @@ import numpy as np
 
 from labkit.core.errors import LabkitError, ProfileError
 from labkit.speed.profiled import Pool, TestbedProfile
-from labkit.speed.profiled.nouns import QUIET, Fitted, GangMeasurement, Overhead
+from labkit.speed.profiled.nouns import QUIET, GangMeasurement
 from labkit.testbed.errors import HostError
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.gangs import GangShape, MeasuredKind, place_of, walk
@@ -400,8 +400,11 @@ def scaled(profile: TestbedProfile, by: Ratios, machines: list[Pool]) -> Testbed
         profile,
         pools=machines,
         cells=[_cell(cell, by) for cell in profile.cells],
-        overheads=[_overhead(row, by) for row in profile.overheads],
-        functions=[_function(row, by.step) for row in profile.functions],
+        overheads=[
+            replace(row, median_s=row.median_s * by.start, p90_s=row.p90_s * by.start, cpu_s=row.cpu_s * by.start_cpu)
+            for row in profile.overheads
+        ],
+        functions=[replace(row, theta=[each * by.step for each in row.theta]) for row in profile.functions],
         made=replace(profile.made, notes=[*profile.made.notes, note]),
     )
 
@@ -415,11 +418,3 @@ def _cell(cell: GangMeasurement, by: Ratios) -> GangMeasurement:
         home_cpu_s=cell.home_cpu_s * by.step_cpu,
         spread_s=cell.spread_s * by.step,
     )
-
-
-def _overhead(row: Overhead, by: Ratios) -> Overhead:
-    return replace(row, median_s=row.median_s * by.start, p90_s=row.p90_s * by.start, cpu_s=row.cpu_s * by.start_cpu)
-
-
-def _function(row: Fitted, by: float) -> Fitted:
-    return replace(row, theta=[each * by for each in row.theta])

@@ -356,7 +356,8 @@ class Spun:
 def _spun(stage: ProfilingSession, host: str, n: int, seconds: float) -> list[Spun]:
     """Run some loads at once for some seconds; return their results."""
     agent = stage.hosts.agent(host)
-    watching = agent.watch(stage.run, since=_last_event(agent, stage.run)) if _known(agent, stage.run) else None
+    last = next((listed.last_event for listed in agent.list() if listed.run == stage.run), None)
+    watching = None if last is None else agent.watch(stage.run, since=last)
     tasks = {_start(stage, agent, str(seconds)) for _ in range(n)}
     watching = watching or agent.watch(stage.run)
     left = set(tasks)
@@ -365,14 +366,6 @@ def _spun(stage: ProfilingSession, host: str, n: int, seconds: float) -> list[Sp
         if event.kind == "ended":
             left.discard(event.task or "")
     return [decoded(agent.read(stage.run, task=task, file="log").data, Spun) for task in sorted(tasks)]
-
-
-def _known(agent: Agent, run: str) -> bool:
-    return any(listed.run == run for listed in agent.list())
-
-
-def _last_event(agent: Agent, run: str) -> int:
-    return max((listed.last_event for listed in agent.list() if listed.run == run), default=0)
 
 
 def _start(stage: ProfilingSession, agent: Agent, *words: str) -> str:

@@ -247,12 +247,8 @@ def run(folder: Path) -> JobResult:
         return JobResult(steps=error.saved.step, done=True, digest=error.saved.digest)
     except LabkitError as error:
         failure = error.reason if isinstance(error, JobError) else str(error)
-        return JobResult(failure=failure, own=_own(error), cause=name_of(_cause(error)))
-
-
-def _cause(error: LabkitError) -> Cause:
-    """Return the cause of a failure, as far as it is known."""
-    return error.cause if isinstance(error, JobError) else Cause.ERROR
+        cause = error.cause if isinstance(error, JobError) else Cause.ERROR
+        return JobResult(failure=failure, own=_own(error), cause=name_of(cause))
 
 
 def _own(error: LabkitError) -> bool:

@@ -54,7 +54,7 @@ def task_resources(
         each = TaskResources(names[group[i]], int(role[i]), _amount(cpus, i), _amount(memory_gb, i))
         tasks += [each] * int(count[i])
     some = any(each.cpus is not None or each.memory_gb is not None for each in tasks)
-    return sorted(tasks, key=_order) if some else []
+    return sorted(tasks, key=lambda each: (each.site, each.role)) if some else []
 
 
 def by_row(tasks: Sequence[TaskResources], site: str, role: int, n: int) -> list[tuple[int, float, float]]:
@@ -70,10 +70,6 @@ def _amount(column: Amounts, row: int) -> float | None:
 
 def _or_nan(amount: float | None) -> float:
     return np.nan if amount is None else amount
-
-
-def _order(each: TaskResources) -> tuple[str, int]:
-    return each.site, each.role
 
 
 class TaskNumbers:
