@@ -16,9 +16,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks import Row, best_s, size
-from labkit.testbed.agent.client import Agent
-from labkit.testbed.agent.local import LocalBridge
-from labkit.testbed.agent.watching import Subscription
+from labkit.testbed.agent.client import Agent, Subscription
+from labkit.testbed.run.session import LocalBridge
 
 COMMAND = "python -m benchmarks agent"
 N_TASKS, SECONDS, STARTS, CALLS = size(8, short=2), size(20, short=2), size(30, short=2), size(200, short=2)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import labkit
 from benchmarks import Row, best_s, size
-from labkit.testbed.doctor.doctor import examine
-from labkit.testbed.install.provision import install, sweep
+from labkit.testbed.doctor import examine
+from labkit.testbed.install import install, sweep
 from labkit.testbed.laptop import Bed
 from labkit.testbed.ssh.fleet import Fleet
 

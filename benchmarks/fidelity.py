@@ -25,7 +25,7 @@ from labkit.experiment import deploy, fidelity
 from labkit.plots.fidelity import GOAL_PERCENT
 from labkit.testbed.laptop import Bed
 from labkit.testbed.profiling.gangs import kinds_of
-from labkit.testbed.profiling.run import profile
+from labkit.testbed.profiling.measure import profile
 from labkit.workloads import read
 
 COMMAND: Final = "python -m benchmarks fidelity"

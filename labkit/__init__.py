@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from labkit.results import load, run_table
     from labkit.schedulers import make
     from labkit.testbed.laptop import Bed
-    from labkit.testbed.profiling.run import profile
+    from labkit.testbed.profiling.measure import profile
     from labkit.testbed.run.training import TrainingTable
     from labkit.testing import check_scheduler
     from labkit.topology import build
@@ -88,7 +88,7 @@ _HOMES = {
     "fidelity": "experiment",
     "load": "results",
     "make": "schedulers",
-    "profile": "testbed.profiling.run",
+    "profile": "testbed.profiling.measure",
     "read": "workloads",
     "replay": "experiment",
     "run_table": "results",

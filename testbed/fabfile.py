@@ -13,7 +13,7 @@ from invoke.context import Context
 
 from labkit.core.errors import InputError
 from labkit.testbed.fab import fleet, inventory_of, refuse_former, task
-from labkit.testbed.terminal import agreed, keys_told, show, show_examined, teller
+from labkit.testbed.terminal import agreed, key_outcomes, line_printer, show, show_examined
 
 refuse_former(sys.argv)
 
@@ -30,9 +30,9 @@ WHERE = {"inventory": "File that describes the hosts; else testbed/hosts.toml, e
 )
 def up(c: Context, inventory: str = "", hosts: int = 0, gpus: int = 0, shaped: str = "") -> bool:
     """Start a laptop testbed, or the agents of real hosts."""
-    from labkit.testbed.upkeep import standing, up
+    from labkit.testbed.upkeep import default_inventory, up
 
-    found = inventory_of(c, inventory) if inventory or standing() else None
+    found = inventory_of(c, inventory) if inventory or default_inventory() else None
     return show(up(found, n_hosts=hosts or None, gpus=gpus or None, shaped=shaped or None))
 
 
@@ -47,7 +47,7 @@ def down(c: Context, inventory: str = "", end_runs: bool = False) -> bool:
 @task(help={**WHERE, "torch": "Import torch on the hosts too, which takes seconds."})
 def doctor(c: Context, inventory: str = "", torch: bool = True) -> bool:
     """Check every host, and give a hint per fault."""
-    from labkit.testbed.doctor.doctor import examine
+    from labkit.testbed.doctor import examine
 
     with fleet(c, inventory) as hosts:
         return show_examined(examine(hosts, torch=torch))
@@ -56,9 +56,9 @@ def doctor(c: Context, inventory: str = "", torch: bool = True) -> bool:
 @task(help={**WHERE, "yes": "Do not ask: the fingerprints were compared elsewhere."})
 def trust(c: Context, inventory: str = "", yes: bool = False) -> bool:
     """Show keys of hosts that are not known, and add them."""
-    from labkit.testbed.ssh.host_keys import trust
+    from labkit.testbed.ssh.connect import trust
 
-    return show(keys_told(trust(inventory_of(c, inventory), agree=agreed(yes=yes))))
+    return show(key_outcomes(trust(inventory_of(c, inventory), agree=agreed(yes=yes))))
 
 
 @task(
@@ -71,14 +71,16 @@ def trust(c: Context, inventory: str = "", yes: bool = False) -> bool:
 )
 def install(c: Context, inventory: str = "", wheelhouse: str = "", index: str = "", requirements: bool = False) -> bool:
     """Bring labkit to the hosts; only what changed travels."""
-    from labkit.testbed.install import provision
+    from labkit.testbed import install as provision
 
     if requirements:
         print("\n".join(provision.requirements()))
         return True
     with fleet(c, inventory) as hosts:
         return show(
-            provision.install(hosts, wheelhouse=wheelhouse or None, index=index, stream=teller(hosts.inventory.names))
+            provision.install(
+                hosts, wheelhouse=wheelhouse or None, index=index, stream=line_printer(hosts.inventory.names)
+            )
         )
 
 
@@ -90,7 +92,7 @@ def install(c: Context, inventory: str = "", wheelhouse: str = "", index: str = 
 )
 def from_slurm(c: Context, inventory: str = "testbed/hosts.toml", job: str = "") -> None:  # noqa: ARG001 - of every task
     """Write the nodes of a Slurm allocation as an inventory."""
-    from labkit.testbed.slurm import write_inventory
+    from labkit.testbed.inventory import write_inventory
 
     nodes = write_inventory(inventory, job=job)
     for node in nodes:
@@ -146,10 +148,10 @@ def logs(
     task: str = "",
 ) -> bool:
     """Show what the tasks of a run say."""
-    from labkit.testbed.run.logs import logs
+    from labkit.testbed.run.host_files import logs
 
     with fleet(c, inventory, host) as hosts:
-        told = teller(hosts.inventory.names)
+        told = line_printer(hosts.inventory.names)
         return show(logs(hosts, on_line=told, run=run, task=task, lines=lines, follow=follow))
 
 
@@ -199,9 +201,9 @@ def deploy(
 )
 def profile(c: Context, trace: str = "", models: str = "", inventory: str = "", out: str = "") -> bool:
     """Measure what a simulation of the testbed needs."""
-    from labkit.testbed.profiling.run import asked, profile, show
+    from labkit.testbed.profiling.measure import measured_kinds, profile, show
 
-    kinds = asked(trace or None, models, max_ps=2, max_workers=2, sync=True)
+    kinds = measured_kinds(trace or None, models, max_ps=2, max_workers=2, sync=True)
     made, there = profile(inventory_of(c, inventory), kinds, out=Path(out) if out else None)
     show(made, there)
     return not any(cell.failed for cell in made.cells)
@@ -217,7 +219,7 @@ def profile(c: Context, trace: str = "", models: str = "", inventory: str = "", 
 )
 def fetch(c: Context, run: str = "", inventory: str = "", runs: str = "runs", most_gb: float = 16.0) -> bool:
     """Bring back what a run left on the hosts."""
-    from labkit.testbed.run.fetch import fetch
+    from labkit.testbed.run.host_files import fetch
 
     with fleet(c, inventory) as hosts:
         return show(fetch(hosts, run, runs=runs, most_gb=most_gb))
@@ -234,11 +236,11 @@ def shape(c: Context, inventory: str = "", rate: str = "") -> bool:
 @task(help={**WHERE, "seconds": "For each pair of hosts."})
 def bench(c: Context, inventory: str = "", seconds: float = 1.0) -> bool:
     """Measure the link between each two hosts."""
-    from labkit.testbed.profiling.links import measure
+    from labkit.testbed.profiling.measure import measure_links
     from labkit.testbed.terminal import show_frame
 
     with fleet(c, inventory) as hosts:
-        measured = measure(hosts, seconds=seconds)
+        measured = measure_links(hosts, seconds=seconds)
     show_frame(measured)
     return not measured["error"].any()
 

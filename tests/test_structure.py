@@ -21,13 +21,14 @@ SOURCES = {
 
 ON_HOST = "a reply of a program on hosts: as it is written there with Python alone, and as it is decoded here"
 SAME_IDEA = {
+    "BandwidthResult": ON_HOST,
+    "ConnectResult": ON_HOST,
+    "DependReply": ON_HOST,
     "Deployed": ON_HOST,
-    "Dialled": ON_HOST,
     "EchoPort": ON_HOST,
     "HostFacts": ON_HOST,
-    "Looked": ON_HOST,
-    "Poured": ON_HOST,
-    "Swept": ON_HOST,
+    "InspectReply": ON_HOST,
+    "SweepReply": ON_HOST,
     "Torch": ON_HOST,
     "Hello": "the first message of a connection: between members of a job, and to an agent",
     "TrainingLog": "the numbers of a training while it goes on: of a job's model, and of a policy",

@@ -22,7 +22,7 @@ from labkit.experiment import Experiment, attach, compare, deploy, fidelity, sim
 from labkit.notebook import live_deploy
 from labkit.results import load
 from labkit.testbed.fab import FORMER
-from labkit.testbed.run.fetch import fetch
+from labkit.testbed.run.host_files import fetch
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "one-surface.md").read_text("utf-8")

@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from labkit.testbed.laptop import Bed
-    from labkit.testbed.laptop.listing import FoundBed
+    from labkit.testbed.laptop.bed import FoundBed
 
 app = typer.Typer(help="A testbed on this machine: a few SSH servers of your own, on loopback.", no_args_is_help=True)
 Folder = Annotated[
@@ -38,7 +38,7 @@ def up(
     _show(bed)
     flag = "" if folder is None else f" --folder {bed.folder}"
     print(f"inventory: {bed.hosts_file}")
-    print(f"log in:    ssh -F {bed.folder / 'ssh_config'} {bed.plan.spots[0].name} COMMAND")
+    print(f"log in:    ssh -F {bed.folder / 'ssh_config'} {bed.plan.slots[0].name} COMMAND")
     print(f"end it:    labkit bed down{flag}")
 
 
@@ -52,7 +52,7 @@ def down(
 ) -> None:
     """End its servers and all their processes, and remove its files."""
     from labkit.testbed.laptop import down as end
-    from labkit.testbed.laptop.listing import beds, end_bed
+    from labkit.testbed.laptop.bed import beds, end_bed
 
     if not everything:
         print("the laptop testbed is down" if end(folder) else "there is no laptop testbed")
@@ -69,7 +69,7 @@ def down(
 @app.command("list")
 def list_() -> None:
     """List all laptop testbeds of this user with running servers, in any folder."""
-    from labkit.testbed.laptop.listing import beds
+    from labkit.testbed.laptop.bed import beds
 
     if not (found := beds()):
         print("no laptop testbed is up")
@@ -83,7 +83,7 @@ def _list(found: list[FoundBed], heading: str) -> None:
     if heading:
         print(heading, file=out)
     for bed in found:
-        flag = "" if bed.usual else f" --folder {bed.folder}" if bed.whole else " --all"
+        flag = "" if bed.is_default else f" --folder {bed.folder}" if bed.whole else " --all"
         gone = "" if bed.whole else ", its files are gone"
         print(f"  {bed.folder}: {', '.join(bed.hosts)}{gone}; end it: labkit bed down{flag}", file=out)
 
@@ -101,7 +101,7 @@ def status(folder: Folder = None) -> None:
 
 def _show(bed: Bed) -> None:
     links = "" if bed.plan.shaped_gbps is None else f" with links of {bed.plan.shaped_gbps:g} Gbps"
-    print(f"{bed.plan.server} on {len(bed.plan.spots)} hosts{links}, in {bed.folder}")
+    print(f"{bed.plan.server} on {len(bed.plan.slots)} hosts{links}, in {bed.folder}")
     for host in bed.status():
         state = f"process {host.pid}" if host.alive else "GONE: labkit bed up starts it again"
         print(f"  {host.name:<4} {host.address}:{host.port:<6} {state}")

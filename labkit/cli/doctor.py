@@ -25,7 +25,7 @@ def doctor(
 
 def _hosts_can_run(inventory: Path | None, *, torch: bool) -> bool:
     """Show what was found on the hosts of an inventory; return whether jobs can run on all of them."""
-    from labkit.testbed.doctor.doctor import examine
+    from labkit.testbed.doctor import examine
     from labkit.testbed.inventory import Inventory as Hosts
     from labkit.testbed.ssh.fleet import Fleet
     from labkit.testbed.terminal import show_examined

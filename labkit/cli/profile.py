@@ -31,11 +31,11 @@ def profile(
     """Measure on a testbed what a simulation of it needs."""
     from labkit.core.text import split_names
     from labkit.testbed.inventory import Inventory as Hosts
-    from labkit.testbed.profiling.run import asked, show
-    from labkit.testbed.profiling.run import profile as measured
+    from labkit.testbed.profiling.measure import measured_kinds, show
+    from labkit.testbed.profiling.measure import profile as measured
     from labkit.testbed.run.training import TrainingTable
 
-    kinds = asked(trace, models, max_ps=max_ps, max_workers=max_workers, sync=not asynchronous)
+    kinds = measured_kinds(trace, models, max_ps=max_ps, max_workers=max_workers, sync=not asynchronous)
     made, there = measured(
         Hosts.read(inventory), kinds, out=out, training=TrainingTable(width=width), n_crowd=crowd,
         loads=[whole(text, "--loads") for text in split_names(loads)],

@@ -1,6 +1,6 @@
 """Files below one folder: no link is followed out of it, and nothing of another user's is used.
 
-Hosts send folders (`labkit.testbed.ssh.entries`), and people send runs: both may hold links to anywhere.
+Hosts send folders (`labkit.testbed.ssh.host_messages`), and people send runs: both may hold links to anywhere.
 """
 
 from __future__ import annotations

@@ -91,13 +91,13 @@ def opener_of(
 ) -> Preflight:
     """Return a run that may begin; parameters and errors are those of `auto`."""
     from labkit.elastic import models
-    from labkit.testbed.run.this_machine import inventory
+    from labkit.testbed.run.session import local_inventory
     from labkit.testbed.run.training import TrainingTable
 
     training = training or TrainingTable()
     name = models.size_of(model, width=training.widths.get(model, training.width)).name
     kept = Path(runs)
-    hosts = inventory(kept / PLACE, cores=cores)
+    hosts = local_inventory(kept / PLACE, cores=cores)
     there = float(hosts.cluster().capacity.sum(axis=0)[1])
     jobs = job_of(
         name, steps=steps, cores=there, workers=workers, servers=servers, batch=training.batch,

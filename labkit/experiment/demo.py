@@ -125,7 +125,7 @@ class _Steps:
 def _calibrated(inventory: Inventory, *, model: str, lines: StageLines) -> tuple[TestbedProfile, str]:
     """Return the shipped profile scaled to this machine, and what that rests on; as it is where that fails."""
     from labkit.speed.profiled import read
-    from labkit.testbed.profiling.calibrate import calibrated
+    from labkit.testbed.profiling.isolated import calibrated
 
     shipped = read(PROFILE)
     lines.stage = "calibrating"

@@ -271,8 +271,8 @@ def _taken_over(
     take_over: bool,
 ) -> SshBackend:
     """Return the backend of a run that goes on; where it was ended on the hosts, under a new name there."""
+    from labkit.testbed.run.agents import RunFence
     from labkit.testbed.run.backend import SshBackend
-    from labkit.testbed.run.fence import RunFence
     from labkit.testbed.run.training import TrainingTable
 
     backend = SshBackend(

@@ -82,9 +82,9 @@ class OnHosts:
 
     def suggestions(self) -> tuple[str, ...]:
         """Return the inventory that is meant where none is named."""
-        from labkit.testbed.upkeep import standing
+        from labkit.testbed.upkeep import default_inventory
 
-        found = standing() or _laptop()
+        found = default_inventory() or _laptop()
         return (str(found.path),)
 
     def experiment(self, trace: Jobs | str, on: str, *, seed: int) -> Experiment:

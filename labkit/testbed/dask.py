@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final
 
 from labkit.elastic.transport.certificates import Authority, Certificates, private_folder
 from labkit.testbed.dask_host import HostPlan
 from labkit.testbed.errors import FleetError
-from labkit.testbed.install.provision import install, python_of
+from labkit.testbed.install import install, python_of
 from labkit.testbed.inventory import Inventory, Machine
-from labkit.testbed.ssh.answers import Answers
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.frames import readable
+from labkit.testbed.ssh.outcomes import Answers, readable
 
 JOB: Final = "dask"
 THERE: Final = "dask"
@@ -61,7 +61,7 @@ def up(
         If a host cannot, then those that could have ended again; or if a host has a cluster already, which goes on.
     """
     here = _folder(inventory, folder)
-    with _lent(inventory, fleet) as hosts:
+    with _open(inventory, fleet) as hosts:
         if failed := install(hosts).failed:
             raise FleetError(f"{REFUSED}: " + "; ".join(f"{row.host}: {row.did}" for row in failed))
         _all_ok(hosts.run(lambda machine: _words(machine, "free"), timeout_s=START_S))
@@ -78,7 +78,7 @@ def up(
 def down(inventory: Inventory, *, folder: str | Path | None = None, fleet: Fleet | None = None) -> Answers:
     """End the cluster's processes on all hosts, and remove its keys there and here; none of it need exist."""
     here = _folder(inventory, folder)
-    with _lent(inventory, fleet) as hosts:
+    with _open(inventory, fleet) as hosts:
         answers = hosts.run(
             lambda machine: ["/bin/sh", "-c", STOP, "sh", python_of(machine), PROGRAM, machine.path(THERE)]
         )
@@ -134,29 +134,18 @@ def _issued(authority: Authority) -> dict[str, str]:
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="labkit-") as scratch:
-        made = authority.issue("host", folder=Path(scratch))
-        return {path.name: path.read_text("utf-8") for path in _files(made)}
+        certificates = authority.issue("host", folder=Path(scratch))
+        return {path.name: path.read_text("utf-8") for path in _files(certificates)}
 
 
-def _files(made: Certificates) -> tuple[Path, Path, Path]:
-    return made.authority, made.certificate, made.key
+def _files(certificates: Certificates) -> tuple[Path, Path, Path]:
+    return certificates.authority, certificates.certificate, certificates.key
 
 
 def _folder(inventory: Inventory, folder: str | Path | None) -> Path:
     return Path(folder) if folder is not None else inventory.path.parent / THERE
 
 
-class _lent:  # noqa: N801 - reads as a word in a with
-    """A fleet: that of the caller, which stays open, or a new one, which is closed."""
-
-    def __init__(self, inventory: Inventory, fleet: Fleet | None) -> None:
-        self._own = None if fleet is not None else Fleet(inventory)
-        self._fleet = fleet or self._own
-
-    def __enter__(self) -> Fleet:
-        assert self._fleet is not None
-        return self._fleet
-
-    def __exit__(self, *_: object) -> None:
-        if self._own is not None:
-            self._own.close()
+def _open(inventory: Inventory, fleet: Fleet | None) -> AbstractContextManager[Fleet]:
+    """Return the fleet of the caller, which stays open, or a new one, which is closed."""
+    return Fleet(inventory) if fleet is None else nullcontext(fleet)

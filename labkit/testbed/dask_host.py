@@ -166,8 +166,8 @@ async def _serve(folder: Path, plan: HostPlan) -> None:
     common = {"security": security, "protocol": "tls", "host": plan.address, "dashboard_address": NOWHERE}
     async with AsyncExitStack() as stack:
         stack.enter_context(dask.config.set(settings))
-        asked = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+        stopped = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
         parts: list[Any] = []
         if not plan.scheduler:
             parts.append(await stack.enter_async_context(Scheduler(**common, port=0, idle_timeout=plan.idle_s)))
@@ -182,7 +182,7 @@ async def _serve(folder: Path, plan: HostPlan) -> None:
         parts += await asyncio.gather(*(stack.enter_async_context(nanny) for nanny in nannies))
         _report(address, folder / LOG)
         waiting = [asyncio.ensure_future(part.finished()) for part in parts]
-        await asyncio.wait([*waiting, asyncio.ensure_future(asked.wait())], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([*waiting, asyncio.ensure_future(stopped.wait())], return_when=asyncio.FIRST_COMPLETED)
 
 
 def _security(folder: Path) -> Any:

@@ -69,7 +69,7 @@ def task(body: Callable[..., bool | None] | None = None, *, help: Mapping[str, s
         What each option is for.
     """
     if body is None:
-        return lambda given: task(given, help=help)
+        return lambda body: task(body, help=help)
 
     @wraps(body)
     def run(context: Context, *args: Any, **options: Any) -> None:
@@ -117,8 +117,8 @@ def refuse_former(words: Sequence[str]) -> None:
     """
     if not words or Path(words[0]).name != "fab":
         return
-    given = [word for before, word in pairwise(words) if before not in ("-H", "--hosts")]
-    first = next((word for word in given if not word.startswith("-")), "")
+    names = [word for before, word in pairwise(words) if before not in ("-H", "--hosts")]
+    first = next((word for word in names if not word.startswith("-")), "")
     if first in FORMER:
         now = FORMER[first]
         raise Exit(f"fab: 'fab {first}' is 'fab {now}' now. See `fab --help {now}`.", code=WRONG)

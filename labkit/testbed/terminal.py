@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from labkit.testbed.doctor.findings import DoctorReport
-    from labkit.testbed.ssh.host_keys import KeyTable as Keys
+    from labkit.testbed.doctor import DoctorReport
+    from labkit.testbed.ssh.connect import KeyTable as Keys
     from labkit.testbed.ssh.outcomes import Outcomes
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
@@ -29,7 +29,7 @@ def console(file: TextIO | None = None) -> Console:
     return terminal(file, width=None if (file or sys.stdout).isatty() else WIDE)
 
 
-def teller(hosts: Iterable[str], *, file: TextIO | None = None) -> OnLine:
+def line_printer(hosts: Iterable[str], *, file: TextIO | None = None) -> OnLine:
     """Return a function (host, line) that prints lines with their host's name, in a colour per host.
 
     Control characters of a line do not reach the terminal. Several threads may call it.
@@ -111,9 +111,9 @@ def agreed(*, yes: bool = False) -> Callable[[Keys], bool]:
     return ask
 
 
-def keys_told(keys: Keys) -> Outcomes:
+def key_outcomes(keys: Keys) -> Outcomes:
     """Return the states of keys as outcomes; hosts whose key is not trusted are failures."""
-    from labkit.testbed.ssh.host_keys import KeyState
+    from labkit.testbed.ssh.connect import KeyState
     from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
 
     hints = {KeyState.NEW: "compare it with the host's own, then: fab trust --yes"}

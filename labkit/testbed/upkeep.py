@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.core.errors import InputError
+from labkit.testbed import install as provision
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.install import provision
-from labkit.testbed.inventory import Inventory, Machine, usual
+from labkit.testbed.inventory import Inventory, Machine, default_path
 from labkit.testbed.laptop import Bed
+from labkit.testbed.laptop.networks import rates, reshape
 from labkit.testbed.laptop.plan import BedPlan
-from labkit.testbed.laptop.reshape import rates, reshape
 from labkit.testbed.run import agents
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
@@ -45,7 +45,7 @@ def up(
             return agents.start(fleet)
     folder = None if inventory is None else inventory.path.parent
     there = None if inventory is None else BedPlan.read(inventory.path.absolute().parent)
-    n_hosts = n_hosts or (len(there.spots) if there else USUAL_HOSTS)
+    n_hosts = n_hosts or (len(there.slots) if there else USUAL_HOSTS)
     if gpus is None:
         gpus = USUAL_GPUS if inventory is None else int(next(iter(inventory)).host.gpus)
     bed = Bed.up(n_hosts, folder=folder, gpus=gpus, shaped=shaped or (there.shaped_gbps if there else None))
@@ -94,15 +94,15 @@ def shape(inventory: Inventory, *, rate: str | float | None = None) -> Outcomes:
         raise InputError(f"{inventory.path} is not of a laptop testbed; links of real machines are not touched.")
     bed = Bed.of(inventory.path.absolute().parent)
     if rate is not None:
-        reshape(bed, rate, hosts=inventory.names)
-    found = rates(bed)
+        reshape(bed.folder, rate, hosts=inventory.names)
+    found = rates(bed.folder)
     return Outcomes.of(HostOutcome(name, True, found[name]) for name in inventory.names)
 
 
-def standing() -> Inventory | None:
+def default_inventory() -> Inventory | None:
     """Return the default inventory; None if there is none."""
     try:
-        path = usual()
+        path = default_path()
     except InputError:
         return None
     return Inventory.read(path)

@@ -17,7 +17,8 @@ from labkit.schedulers import make
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
 from labkit.testing.schedulers import flat
-from labkit.topology import fat_tree, no_network, vl2
+from labkit.topology import fat_tree, vl2
+from labkit.topology import single_switch as no_network
 
 CLUSTER = fat_tree(4)  # four pods of four machines of four GPUs
 N_PODS = int(CLUSTER.partition.max()) + 1

@@ -8,7 +8,7 @@ from labkit.core import Jobs
 from labkit.core.events import Events, Kind, Role, joined
 from labkit.core.resources import amounts
 from labkit.results.spans import configurations
-from labkit.testbed.run.event_rows import at, row
+from labkit.testbed.run.tasks import at, row
 
 JOBS = Jobs.of(
     arrival_s=[0.0],

@@ -37,7 +37,7 @@ from labkit.speed.profiled import (
 from labkit.speed.profiled.contention import MeasuredContention, foreseen, speed_functions
 from labkit.speed.profiled.model import UpdateGrid
 from labkit.speed.profiled.overheads import Costs
-from labkit.testbed.profiling.alone import ChangeMeasurement
+from labkit.testbed.profiling.isolated import ChangeMeasurement
 from labkit.testbed.profiling.measure import overheads
 from labkit.testing.speeds import check_speed_model
 from labkit.topology.inventory import Host

@@ -12,7 +12,7 @@ import tarfile
 import time
 from pathlib import Path
 
-from labkit.testbed.onhost.frame import BEGIN, FramedMessage, send
+from labkit.testbed.onhost.shared import BEGIN, FramedMessage, send
 
 RUN = "run-1-0123abcd"
 

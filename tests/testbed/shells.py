@@ -112,13 +112,13 @@ def write_inventory(folder: Path, names: list[str], port: int) -> None:
 
 def looked(folder: Path) -> dict[str, Any]:
     """Return what is said of each host."""
-    from labkit.testbed.doctor.doctor import examine
+    from labkit.testbed.doctor import examine
     from labkit.testbed.errors import HostError
-    from labkit.testbed.install.provision import install
+    from labkit.testbed.install import install
     from labkit.testbed.inventory import Inventory
     from labkit.testbed.run import agents
     from labkit.testbed.run.checkpoint_cache import CheckpointCache
-    from labkit.testbed.run.fetch import fetch
+    from labkit.testbed.run.host_files import fetch
     from labkit.testbed.ssh.fleet import Fleet
 
     with Fleet(Inventory.read(folder / "hosts.toml")) as fleet:

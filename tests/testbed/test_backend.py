@@ -28,10 +28,9 @@ from labkit.results.record import RunState
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.laptop import Bed
-from labkit.testbed.run.agent_pool import AgentPool
+from labkit.testbed.run.agents import AgentPool, usage
 from labkit.testbed.run.backend import SshBackend
 from labkit.testbed.run.training import TrainingTable
-from labkit.testbed.run.usage import usage
 from labkit.testbed.ssh.fleet import Fleet
 from tests.hang import HANG_S
 

@@ -15,11 +15,12 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.testbed.errors import BedError, LoginError
-from labkit.testbed.install.provision import install
-from labkit.testbed.laptop import Bed, down, keys
+from labkit.testbed.install import install
+from labkit.testbed.laptop import Bed, down
+from labkit.testbed.laptop import bed as keys
 from labkit.testbed.laptop import bed as module
-from labkit.testbed.laptop.listing import beds, end_bed
-from labkit.testbed.laptop.plan import STATE, VARIABLE, BedPlan, usual_folder
+from labkit.testbed.laptop.bed import beds, end_bed
+from labkit.testbed.laptop.plan import STATE, VARIABLE, BedPlan, default_folder
 from labkit.testbed.laptop.processes import BedProcess, await_that, has_variable, process, processes, send
 from labkit.testbed.laptop.server import all_of, server_of
 from labkit.testbed.run.agents import agent_of
@@ -94,7 +95,7 @@ def test_it_listens_on_loopback_alone(up):
     said = subprocess.run(["ss", "-Htlnp"], capture_output=True, text=True, check=True).stdout
     pids = {host.pid for host in up.status()}
     listening = [line.split()[3] for line in said.splitlines() if any(f"pid={pid}," in line for pid in pids)]
-    assert sorted(listening) == sorted(f"{spot.address}:{spot.port}" for spot in up.plan.spots)
+    assert sorted(listening) == sorted(f"{slot.address}:{slot.port}" for slot in up.plan.slots)
     assert all(address.startswith("127.") for address in listening)
 
 
@@ -182,7 +183,7 @@ def test_what_was_left_running_on_the_hosts_ends_with_the_bed(own_folder):
 
 def test_only_processes_of_this_bed_end(own_folder, up):
     bed = Bed.up(1, folder=own_folder)
-    config = bed.plan.config(bed.plan.spots[0])
+    config = bed.plan.config(bed.plan.slots[0])
     stranger = subprocess.Popen(
         ["cat", "-", str(config), "sshd:"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -272,10 +273,10 @@ def test_a_port_that_was_taken_meanwhile_is_replaced(own_folder, monkeypatch):
     taken = []
     plain = module.start
 
-    def late(plan, spots, **options):
+    def late(plan, slots, **options):
         if not taken:
-            taken.append(socket.create_server((spots[1].address, spots[1].port)))
-        return plain(plan, spots, **options)
+            taken.append(socket.create_server((slots[1].address, slots[1].port)))
+        return plain(plan, slots, **options)
 
     monkeypatch.setattr(module, "start", late)
     with Bed.up(3, folder=own_folder) as bed, taken[0]:
@@ -343,7 +344,7 @@ def test_where_only_one_loopback_address_exists_hosts_have_ports(own_folder, mon
 def test_two_beds_do_not_meet(own_folder, up):
     with Bed.up(2, folder=own_folder) as other, Fleet(other.inventory) as fleet:
         assert fleet.run(["true"]).ok
-        assert {server_of(other.plan, spot).pid for spot in other.plan.spots}.isdisjoint(h.pid for h in up.status())
+        assert {server_of(other.plan, slot).pid for slot in other.plan.slots}.isdisjoint(h.pid for h in up.status())
     assert all(host.alive for host in up.status())
 
 
@@ -394,7 +395,7 @@ def test_a_killed_or_rebooted_host_has_another_boot_id(own_folder):
 
 def test_its_usual_folder_is_one_per_user(monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/x/state")
-    assert usual_folder() == Path("/x/state/labkit/bed")
+    assert default_folder() == Path("/x/state/labkit/bed")
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "/users/me")
-    assert usual_folder() == Path("/users/me/.local/state/labkit/bed")
+    assert default_folder() == Path("/users/me/.local/state/labkit/bed")

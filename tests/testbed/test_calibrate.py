@@ -7,8 +7,7 @@ import pytest
 from labkit.experiment.demo import PROFILE
 from labkit.speed.profiled import Pool, read
 from labkit.speed.profiled.profile import GangMeasurement
-from labkit.testbed.profiling.alone import ChangeMeasurement
-from labkit.testbed.profiling.calibrate import Ratios, ratios_of, scaled
+from labkit.testbed.profiling.isolated import ChangeMeasurement, Ratios, ratios_of, scaled
 
 BY = Ratios(step=2.0, step_cpu=1.5, start=3.0, start_cpu=2.5)
 HERE = [Pool(name="here", hosts=["h0", "h1", "h2"], cores=8.0)]

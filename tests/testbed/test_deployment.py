@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from labkit.core import Placement, Role
-from labkit.testbed.agent.shapes import Bridge
-from labkit.testbed.run.amounts import Given, by_row, given
-from labkit.testbed.run.job_request import JobRequest
-from labkit.testbed.run.progress import JobUpdate
+from labkit.testbed.agent.messages import Bridge
+from labkit.testbed.run.job_events import JobUpdate
+from labkit.testbed.run.job_messages import JobRequest
 from labkit.testbed.run.remote_job import RemoteJob
-from labkit.topology import no_network
+from labkit.testbed.run.tasks import TaskResources, by_row, task_resources
+from labkit.topology import single_switch as no_network
 from tests.hang import HANG_S
 
 REQUEST = JobRequest(name="cnn", steps=99)
@@ -139,7 +139,7 @@ def test_a_scaling_that_is_dropped_after_the_next_one_was_asked_for_changes_noth
     assert job.target == C
 
 
-ONE = [Given("h0/0", 0, 2.0, None)]
+ONE = [TaskResources("h0/0", 0, 2.0, None)]
 
 
 def test_processes_are_told_of_other_cores_once_and_those_that_come_later_too(job, host, heard):
@@ -174,12 +174,12 @@ def test_a_repair_waits_until_the_scaling_before_it_is_done(job, host, heard):
 
 def test_tasks_have_what_their_rows_of_a_placement_were_given():
     rows = Placement.of([0], job=[0] * 3, role=[1, 1, 0], group=[0, 0, 1], count=[2, 1, 1], cpus=[16, 24, np.nan])
-    tasks = given(
+    tasks = task_resources(
         no_network(1), role=rows.role, group=rows.group, count=rows.count, cpus=rows.cpus, memory_gb=rows.memory_gb
     )
     assert [each.cpus for each in tasks] == [16, 16, 24, None]
     assert [n for n, *_ in by_row(tasks, "m0/0", 1, 4)] == [2, 1, 1]  # the fourth one was given nothing
-    assert not given(
+    assert not task_resources(
         no_network(1), role=rows.role, group=rows.group, count=rows.count, cpus=np.full(3, np.nan, np.float32),
         memory_gb=rows.memory_gb,
     )  # fmt: skip

@@ -12,23 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from labkit.testbed.doctor.doctor import examine, wanted_of
-from labkit.testbed.doctor.findings import (
+from labkit.testbed.doctor import (
     DoctorReport,
     Finding,
     HostExpectation,
     Severity,
-    of_clock,
-    of_facts,
-    of_ports,
-    of_torch,
+    check_clock,
+    check_facts,
+    check_ports,
+    check_torch,
+    examine,
+    expectation_of,
+    probe_hosts,
 )
-from labkit.testbed.doctor.probe import visit
-from labkit.testbed.install.provision import install
+from labkit.testbed.install import install
 from labkit.testbed.inventory import Inventory, Machine
-from labkit.testbed.profiling.links import measure
+from labkit.testbed.profiling.measure import measure_links
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.replies import Deployed, Dialled, HostFacts, Torch
+from labkit.testbed.ssh.host_messages import ConnectResult, Deployed, HostFacts, Torch
 from labkit.topology.inventory import Host
 from tests.hang import HANG_S
 from tests.testbed.fabbing import ROOT, elsewhere, environment, hosts_file
@@ -46,12 +47,12 @@ def found(examined: DoctorReport, host: str, check: str) -> Finding:
 
 
 def judged(check: str, **facts) -> Finding:
-    (finding,) = [each for each in of_facts(WANTED, replace(FACTS, **facts)) if each.check == check]
+    (finding,) = [each for each in check_facts(WANTED, replace(FACTS, **facts)) if each.check == check]
     return finding
 
 
 def test_a_host_that_is_as_the_inventory_says_has_no_fault():
-    assert {finding.state for finding in of_facts(WANTED, FACTS)} == {Severity.OK}
+    assert {finding.state for finding in check_facts(WANTED, FACTS)} == {Severity.OK}
 
 
 @pytest.mark.parametrize(
@@ -93,23 +94,25 @@ def test_what_the_inventory_calls_gpus_decides_whether_they_must_be_there(kind, 
     host = Host(name="a", gpus=2, cpus=8, memory_gb=64, device_type=kind)
     machine = Machine("a", "127.0.0.1", 22, "u", None, "python3", "~/.labkit", host)
     (finding,) = [
-        each for each in of_facts(wanted_of(machine, WANTED.hash), replace(FACTS, gpus=gpus)) if each.check == "GPUs"
+        each
+        for each in check_facts(expectation_of(machine, WANTED.hash), replace(FACTS, gpus=gpus))
+        if each.check == "GPUs"
     ]
     assert finding.state == state
     assert told in finding.found + finding.hint
-    assert of_torch(wanted_of(machine, ""), Torch(version="2", gpus=0, error=""), deployed=True).state == (
+    assert check_torch(expectation_of(machine, ""), Torch(version="2", gpus=0, error=""), deployed=True).state == (
         Severity.FAULT if kind in ("gpu", "v100", "t4") else Severity.OK
     )
 
 
 def test_a_clock_is_judged_by_what_is_certain():
-    assert of_clock(WANTED, offset_s=0.3, bound_s=0.25).state == Severity.OK
-    assert of_clock(WANTED, offset_s=-0.3, bound_s=0.1).state == Severity.NOTE
-    assert of_clock(WANTED, offset_s=7200, bound_s=0.1).state == Severity.FAULT
+    assert check_clock(WANTED, offset_s=0.3, bound_s=0.25).state == Severity.OK
+    assert check_clock(WANTED, offset_s=-0.3, bound_s=0.1).state == Severity.NOTE
+    assert check_clock(WANTED, offset_s=7200, bound_s=0.1).state == Severity.FAULT
 
 
 def test_a_firewall_between_two_hosts_is_a_fault_of_both_names():
-    finding = of_ports(WANTED, "10.0.0.1", {"b": Dialled(0.001), "c": Dialled(error="timed out")})
+    finding = check_ports(WANTED, "10.0.0.1", {"b": ConnectResult(0.001), "c": ConnectResult(error="timed out")})
     assert finding.state == Severity.FAULT
     assert "c (timed out)" in finding.found
     assert "b" not in finding.found.split("reach ")[1]
@@ -117,11 +120,11 @@ def test_a_firewall_between_two_hosts_is_a_fault_of_both_names():
 
 def test_torch_that_sees_too_few_gpus_is_a_fault_where_they_are_real():
     said = Torch(version="2.13", gpus=0, error="")
-    assert of_torch(WANTED, said, deployed=True).state == Severity.FAULT
-    assert of_torch(replace(WANTED, pretends=True), said, deployed=True).state == Severity.OK
+    assert check_torch(WANTED, said, deployed=True).state == Severity.FAULT
+    assert check_torch(replace(WANTED, pretends=True), said, deployed=True).state == Severity.OK
     broken = Torch(version="", gpus=0, error="No module named 'torch'")
-    assert of_torch(WANTED, broken, deployed=False).state == Severity.NOTE
-    assert of_torch(WANTED, broken, deployed=True).state == Severity.FAULT
+    assert check_torch(WANTED, broken, deployed=False).state == Severity.NOTE
+    assert check_torch(WANTED, broken, deployed=True).state == Severity.FAULT
 
 
 def test_the_laptop_testbed_is_well(fleet):
@@ -156,21 +159,21 @@ def test_hosts_that_are_down_or_unknown_or_have_no_python_are_faults_and_the_oth
 
 
 def test_an_address_that_is_not_the_hosts_own_is_told(bed):
-    with Fleet(bed.only("h0")) as fleet, visit(fleet) as hosts:
+    with Fleet(bed.only("h0")) as fleet, probe_hosts(fleet) as hosts:
         port = hosts.probes["h0"].listen("192.0.2.1")
     assert "192.0.2.1" in (port.error or "")
 
 
 def test_the_door_of_the_examination_says_nothing_to_strangers_and_closes_with_it(bed):
     with Fleet(bed.only("h0")) as fleet:
-        with visit(fleet) as hosts:
+        with probe_hosts(fleet) as hosts:
             address = bed["h0"].address
             door = hosts.probes["h0"].listen(address)
             with socket.create_connection((address, door.port), timeout=5) as stranger:
                 stranger.sendall(b"x" * 32)
                 assert stranger.recv(100) == b""
             wrong = hosts.probes["h0"].dial({"it": (address, door.port, "y" * 32)})
-            assert wrong["it"] == Dialled(error="another program answers there")
+            assert wrong["it"] == ConnectResult(error="another program answers there")
         assert fleet.run(["true"]).ok
     for _ in range(1000):
         with socket.socket() as sock:
@@ -183,7 +186,7 @@ def test_the_door_of_the_examination_says_nothing_to_strangers_and_closes_with_i
 
 def test_links_are_measured_for_each_pair(bed):
     with Fleet(bed.only("h0,h1,h2")) as fleet:
-        frame = measure(fleet, seconds=0.05)
+        frame = measure_links(fleet, seconds=0.05)
     assert len(frame) == 6
     assert (frame["gbps"] > 0.01).all()
     assert (frame["error"] == "").all()

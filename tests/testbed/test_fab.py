@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.testbed.install.provision import install
+from labkit.testbed.install import install
 from labkit.testbed.laptop import Bed
 from labkit.testbed.laptop.processes import await_that, process
 from labkit.testbed.run.agents import agent_of

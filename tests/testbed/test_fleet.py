@@ -26,13 +26,13 @@ from labkit.testbed.errors import (
     OverdueError,
     UnknownKeyError,
 )
-from labkit.testbed.install.provision import sweep
+from labkit.testbed.install import sweep
 from labkit.testbed.laptop import Bed, server
-from labkit.testbed.laptop.namespaces import PIPE
+from labkit.testbed.laptop.networks import PIPE
 from labkit.testbed.laptop.processes import await_that, process
 from labkit.testbed.ssh import command as call
-from labkit.testbed.ssh.answers import Answers, HostAnswer
 from labkit.testbed.ssh.fleet import Fleet, prefixed
+from labkit.testbed.ssh.outcomes import Answers, HostAnswer
 from tests.hang import HANG_S
 
 HOSTILE = [
@@ -62,7 +62,7 @@ def asked(inventory, **options):
 def test_a_command_runs_on_every_host_and_each_has_its_own_home(up, fleet):
     answers = fleet.run("echo $HOME; pwd")
     assert [(row.host, row.stdout) for row in answers] == [
-        (spot.name, f"{up.plan.home(spot)}\n" * 2) for spot in up.plan.spots
+        (slot.name, f"{up.plan.home(slot)}\n" * 2) for slot in up.plan.slots
     ]
     assert answers.ok
     assert all(row.seconds > 0 for row in answers)

@@ -20,13 +20,13 @@ from labkit.core.resources import amounts
 from labkit.elastic.protocol.sites import Site
 from labkit.experiment import Session
 from labkit.system.doctor import which
-from labkit.testbed.agent.errors import AgentRefused
-from labkit.testbed.install.provision import install
+from labkit.testbed.errors import AgentRefused
+from labkit.testbed.install import install
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.laptop import Bed
 from labkit.testbed.run.agents import status
 from labkit.testbed.run.backend import SshBackend
-from labkit.testbed.run.gpu_claims import Claims, checked_gpus, parts_of_gpus
+from labkit.testbed.run.job_launcher import GpuClaims, checked_gpus, parts_of_gpus
 from labkit.testbed.run.training import gpus_of, sites_of
 from labkit.testbed.ssh.fleet import Fleet
 from tests.hang import HANG_S
@@ -151,7 +151,7 @@ def claims(driver, dial):  # noqa: F811
     sites = [Site("a/0", "a", devices=("gpu:0", "gpu:1", "gpu:2", "gpu:3"))]
 
     def of(task):
-        return Claims(task, hosts=hosts, asks=lambda host, place: gpus_of(sites, place, host=host, per_worker=1))
+        return GpuClaims(task, hosts=hosts, asks=lambda host, place: gpus_of(sites, place, host=host, per_worker=1))
 
     return of, agent
 
@@ -186,7 +186,7 @@ def test_a_job_waits_for_tasks_that_leave_their_gpus_and_is_refused_where_none_d
     agent.stop("run", task="first")
     later.join(HANG_S)
     assert holders(agent) == {"second": 2}
-    monkeypatch.setattr("labkit.testbed.run.gpu_claims.BUSY_S", 0.5)
+    monkeypatch.setattr("labkit.testbed.run.job_launcher.BUSY_S", 0.5)
     with pytest.raises(AgentRefused, match="3 GPUs of 4 asked for, 2 can be had"):
         start(agent, of("third"), "third", 3)
     assert holders(agent) == {"second": 2}

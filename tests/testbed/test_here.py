@@ -22,7 +22,7 @@ from labkit.experiment import attach
 from labkit.experiment.auto import PLACE, auto, job_of, opener_of
 from labkit.results.record import RunState
 from labkit.results.store import load
-from labkit.testbed.run.this_machine import LocalFleet, LocalStream, inventory
+from labkit.testbed.run.session import LocalFleet, LocalStream, local_inventory
 from labkit.testbed.run.training import TrainingTable
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testing.plugs import Slowed
@@ -47,7 +47,7 @@ def test_silence_of_a_program_is_a_timeout() -> None:
 
 
 def test_the_inventory_is_a_file_that_says_what_there_is(tmp_path: Path) -> None:
-    hosts = inventory(tmp_path, cores=0.5)
+    hosts = local_inventory(tmp_path, cores=0.5)
     assert hosts.cluster().capacity[:, 1].tolist() == [0.5]
     assert hosts.path.name == "0.5-cores.toml"
     assert LocalFleet(hosts).connect().rows[0].ok
@@ -58,7 +58,7 @@ def test_the_inventory_is_a_file_that_says_what_there_is(tmp_path: Path) -> None
 @pytest.mark.parametrize("cores", [0, -1, 4096, float("nan")])
 def test_cores_that_are_not_there_cannot_be_shared(tmp_path: Path, cores: float) -> None:
     with pytest.raises(InputError, match="cores are to be shared; expected more than 0 and at most the"):
-        inventory(tmp_path, cores=cores)
+        local_inventory(tmp_path, cores=cores)
 
 
 def test_a_job_without_servers_cannot_configure_itself() -> None:

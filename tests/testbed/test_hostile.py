@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 
 from labkit.elastic.checkpoint.manifest import Manifest
-from labkit.testbed.doctor.doctor import examine
-from labkit.testbed.doctor.findings import Severity
+from labkit.testbed.doctor import Severity, examine
 from labkit.testbed.errors import FileError, HostMessageError
-from labkit.testbed.install.provision import install
+from labkit.testbed.install import install
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run import checkpoint_cache as backups
 from labkit.testbed.run.checkpoint_cache import SAVED, CheckpointCache, refuse_incomplete
-from labkit.testbed.run.fetch import fetch
-from labkit.testbed.ssh import entries
+from labkit.testbed.run.host_files import fetch
+from labkit.testbed.ssh import host_messages as entries
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.ssh.outcomes import HostOutcome
 from tests.testbed import liar

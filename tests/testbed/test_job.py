@@ -25,10 +25,18 @@ from labkit.elastic.process.local_members import running
 from labkit.elastic.protocol.messages.clients import MemberStatus
 from labkit.system.proc import wait_for_end
 from labkit.system.unix_sockets import reached
-from labkit.testbed.agent.errors import AgentRefused
+from labkit.testbed.errors import AgentRefused
+from labkit.testbed.run.job_messages import (
+    REQUEST,
+    ErrorReply,
+    JobRequest,
+    PlaceOrder,
+    StatusReply,
+    message_of,
+    order_of,
+    reply_of,
+)
 from labkit.testbed.run.job_process import RESULT, TASK
-from labkit.testbed.run.job_request import REQUEST, JobRequest
-from labkit.testbed.run.orders import ErrorReply, PlaceOrder, StatusReply, message_of, order_of, reply_of
 from tests.hang import HANG_S
 
 WANTED: dict[str, Any] = {

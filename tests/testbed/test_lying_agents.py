@@ -15,7 +15,7 @@ import pytest
 from labkit.elastic.controller.losses import encoded
 from labkit.system.printing import printable
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.agent.errors import AgentError
+from labkit.testbed.errors import AgentError
 from labkit.testbed.run.job_events import JobResult, LossEvent, OtherEvent, event_of, result_of
 from tests.hang import HANG_S
 

@@ -20,7 +20,7 @@ from labkit.speed.profiled import read, write
 from labkit.system.doctor import which
 from labkit.testbed.laptop import Bed
 from labkit.testbed.profiling.gangs import kinds_named
-from labkit.testbed.profiling.run import profile
+from labkit.testbed.profiling.measure import profile
 from labkit.testbed.run.training import TrainingTable
 
 TINY = TrainingTable(width=0.05, samples=256)

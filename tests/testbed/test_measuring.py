@@ -9,11 +9,10 @@ import pytest
 from labkit.core import Cause, Kind, Quantity, Role
 from labkit.core.ledger import Ledger
 from labkit.elastic.event_quantities import EventQuantities, MemberName
-from labkit.testbed.agent.errors import AgentRefused
-from labkit.testbed.agent.shapes import HostMeasurement, HostUse, Used
-from labkit.testbed.run.job_events import LeftEvent, StartedEvent, event_of
-from labkit.testbed.run.measuring import RunMeasuring, _rows, _used
-from labkit.testbed.run.progress import Progress
+from labkit.testbed.agent.messages import HostMeasurement, HostUse, Used
+from labkit.testbed.errors import AgentRefused
+from labkit.testbed.run.events import RunMeasuring, _rows, _used
+from labkit.testbed.run.job_events import LeftEvent, Progress, StartedEvent, event_of
 from labkit.testing.backends import same_events
 from tests.hang import HANG_S
 from tests.testbed.test_backend import jobs_of
@@ -137,7 +136,7 @@ class OneHost:
 def test_measurements_of_a_run_reach_the_ledger_as_those_of_a_simulation_do() -> None:
     import queue
 
-    from labkit.topology import no_network
+    from labkit.topology import single_switch as no_network
 
     heard_rows: queue.SimpleQueue[Any] = queue.SimpleQueue()
     measuring = RunMeasuring(OneHost(said(1, p5=1.0), said(3, p5=2.0)), every_s=0.05, on_rows=heard_rows.put)  # type: ignore[arg-type]

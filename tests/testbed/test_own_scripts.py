@@ -16,9 +16,8 @@ from labkit.experiment import Session, deploy
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run import own_scripts
 from labkit.testbed.run.backend import SshBackend
-from labkit.testbed.run.job_request import JobRequest
-from labkit.testbed.run.own_program import program_from
-from labkit.testbed.run.own_scripts import OwnScript, Staging, pack
+from labkit.testbed.run.job_messages import JobRequest
+from labkit.testbed.run.own_scripts import OwnScript, Staging, pack, program_from
 from labkit.testbed.run.training import TrainingTable
 from labkit.testbed.ssh.fleet import Fleet
 from tests.testbed.test_backend import jobs_of, until

@@ -19,14 +19,13 @@ from labkit.speed.profiled import read
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.laptop import Bed
-from labkit.testbed.profiling.alone import ChangeMeasurement
 from labkit.testbed.profiling.gangs import GangShape, MeasuredKind, kinds_named, kinds_of, place_of, walk
-from labkit.testbed.profiling.measure import measure, overheads
-from labkit.testbed.profiling.run import asked, profile, table
-from labkit.testbed.profiling.stage import ProfilingSession
-from labkit.testbed.run.agent_pool import AgentPool
+from labkit.testbed.profiling.isolated import ChangeMeasurement
+from labkit.testbed.profiling.measure import measure, measured_kinds, overheads, profile, table
+from labkit.testbed.profiling.session import ProfilingSession
+from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.training import TrainingTable
-from labkit.topology import no_network
+from labkit.topology import single_switch as no_network
 from tests.hang import HANG_S
 from tests.testbed.fabbing import environment
 
@@ -87,9 +86,9 @@ def test_a_trace_is_measured_up_to_its_largest_gangs_and_names_up_to_those_asked
     assert kinds_of(jobs) == [MeasuredKind("dssm", True, 2, 4), MeasuredKind("wlm", False, 1, 2)]
     assert kinds_named(["dssm", "dssm"], max_workers=3) == [MeasuredKind("dssm", True, 2, 3)]
     with pytest.raises(InputError, match="either --models"):
-        asked(None, "", max_ps=1, max_workers=1, sync=True)
+        measured_kinds(None, "", max_ps=1, max_workers=1, sync=True)
     with pytest.raises(InputError, match="either --models"):
-        asked("trace.csv", "dssm", max_ps=1, max_workers=1, sync=True)
+        measured_kinds("trace.csv", "dssm", max_ps=1, max_workers=1, sync=True)
 
 
 def test_overheads_are_told_by_kind_model_and_newcomers() -> None:

@@ -16,13 +16,11 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.testbed.install.provision import install, python_of, sweep
-from labkit.testbed.install.wheel import build
+from labkit.testbed.install import build, install, python_of, sweep
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.onhost import source
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.frames import answer_in
-from labkit.testbed.ssh.replies import ProgramFault
+from labkit.testbed.ssh.host_messages import ProgramFault, answer_in
 from tests.hang import HANG_S
 from tests.testbed.fabbing import copied, elsewhere
 

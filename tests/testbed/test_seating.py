@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from labkit.core.events import Role
 from labkit.elastic.event_quantities import MemberName
-from labkit.testbed.run.amounts import Given
 from labkit.testbed.run.job_events import LeftEvent, StartedEvent
-from labkit.testbed.run.task_of_member import TaskNumbers
+from labkit.testbed.run.tasks import TaskNumbers, TaskResources
 
 ROWS = [(Role.WORKER, "a/0", 2), (Role.PS, "b/0", 1), (Role.PS, "a/0", 1), (Role.WORKER, "b/0", 1)]
 
@@ -36,8 +35,8 @@ def test_a_replacement_has_the_number_of_its_predecessor_once_that_is_gone():
 
 def test_amounts_go_to_members_in_the_order_of_tasks():
     seating = seated(("ps-4", "a/0"), ("ps-3", "a/0"))
-    assert seating.amounts([Given("a/0", Role.PS, 0.2, None), Given("a/0", Role.PS, 0.4, 1.0)]) == {
+    assert seating.amounts([TaskResources("a/0", Role.PS, 0.2, None), TaskResources("a/0", Role.PS, 0.4, 1.0)]) == {
         "ps-4": (0.2, None), "ps-3": (0.4, 1.0),
     }  # fmt: skip
     seating.clear()
-    assert seating.amounts([Given("a/0", Role.PS, 0.2, None)]) == {}
+    assert seating.amounts([TaskResources("a/0", Role.PS, 0.2, None)]) == {}

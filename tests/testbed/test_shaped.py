@@ -14,11 +14,10 @@ import pytest
 from labkit.testbed.errors import BedError
 from labkit.testbed.laptop import Bed
 from labkit.testbed.laptop import bed as module
-from labkit.testbed.laptop.namespaces import possible
+from labkit.testbed.laptop.networks import bridge, limit, possible, rate_gbps
 from labkit.testbed.laptop.plan import BedPlan
 from labkit.testbed.laptop.processes import await_that, process
 from labkit.testbed.laptop.server import all_of
-from labkit.testbed.laptop.shape import bridge, limit, rate_gbps
 from labkit.testbed.ssh.fleet import Fleet
 from tests.hang import HANG_S
 
@@ -65,7 +64,7 @@ def check_bed(bed: Bed) -> None:
         assert fleet.put(b"x" * 100_000, "file").ok
         devices = fleet.run(["sh", "-c", "cd /sys/class/net; cat /proc/net/dev"]).checked()
         assert all("eth0" in row.stdout and "docker" not in row.stdout for row in devices)
-        assert len({row.stdout for row in fleet.run("readlink /proc/self/ns/net").checked()}) == len(bed.plan.spots)
+        assert len({row.stdout for row in fleet.run("readlink /proc/self/ns/net").checked()}) == len(bed.plan.slots)
         assert 1 < rate_mbps(fleet, "h0", "h1") < 30  # 20 and a burst; a busy machine can only be slower
         pids = [
             int(row.stdout) for row in fleet.run("setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!").checked()
@@ -129,7 +128,7 @@ def test_where_the_kernel_refuses_the_bed_comes_up_without_limits_and_says_why(o
 
 def test_where_networks_cannot_be_made_after_all_nothing_of_them_stays(own_folder, needs_root, monkeypatch):
     monkeypatch.setattr(module, "possible", lambda: ("root", "nosuch", ""))
-    monkeypatch.setattr("labkit.testbed.laptop.shape.limit", lambda *a, **k: ["qdisc add dev lo root nosuch"])
+    monkeypatch.setattr("labkit.testbed.laptop.networks.limit", lambda *a, **k: ["qdisc add dev lo root nosuch"])
     with Bed.up(2, folder=own_folder, shaped="20mbit") as bed, Fleet(bed.inventory) as fleet:
         assert "links are not limited: tc refuses a command" in bed.notes[0]
         assert links(bed.plan) == set()
@@ -137,7 +136,7 @@ def test_where_networks_cannot_be_made_after_all_nothing_of_them_stays(own_folde
 
 
 def test_the_reason_is_told_where_programs_are_missing(monkeypatch):
-    monkeypatch.setattr("labkit.testbed.laptop.namespaces.program", lambda name: "" if name in ("tc", "ip") else name)
+    monkeypatch.setattr("labkit.testbed.laptop.networks.program", lambda name: "" if name in ("tc", "ip") else name)
     assert possible() == ("", "", "ip, tc missing (apt-get install iproute2 util-linux)")
 
 
@@ -160,7 +159,7 @@ import os, sys
 sys.path.insert(0, {tests!r})
 import test_shaped
 from labkit.testbed.laptop import Bed
-from labkit.testbed.laptop.namespaces import possible
+from labkit.testbed.laptop.networks import possible
 if not possible()[0]:
     print(possible()[2])
     sys.exit(77)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from labkit.testbed.laptop.server import program
-from labkit.testbed.ssh.shell import Opening, for_any_shell
+from labkit.testbed.ssh.command import Opening, for_any_shell
 from tests.hang import HANG_S
 from tests.testbed import shells
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.testbed.inventory import Inventory
-from labkit.testbed.slurm import allocation, inventory_text, nodes_of, write_inventory
+from labkit.testbed.inventory import Inventory, allocation, inventory_text, nodes_of, write_inventory
 from tests.hang import HANG_S
 
 PROGRAMS = ("slurmctld", "slurmd", "salloc", "scontrol", "unshare", "ip")
@@ -124,7 +123,7 @@ def test_the_inventory_of_a_real_allocation_has_its_nodes_gpus_cores_and_memory(
             folder / f"gpu{number}", 0o020600, os.makedev(1, 3)
         )  # as /dev/null: Slurm only looks whether it is there
     program = textwrap.dedent(PROGRAM.format(address=ADDRESS, folder=folder))
-    code = "import sys; from labkit.testbed.slurm import write_inventory; write_inventory(sys.argv[1])"
+    code = "import sys; from labkit.testbed.inventory import write_inventory; write_inventory(sys.argv[1])"
     done = subprocess.run(
         ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", program,
          "sh", sys.executable, "-c", code, str(folder / "hosts.toml")],

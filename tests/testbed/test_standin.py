@@ -47,7 +47,7 @@ def test_it_stands_in_where_there_is_no_sshd_and_says_so(own_folder, monkeypatch
 def test_each_host_is_a_process_with_a_home_of_its_own(stand_in, fleet):
     assert len({host.pid for host in stand_in.status()}) == 3
     assert [row.stdout for row in fleet.run("pwd; echo ~")] == [
-        f"{stand_in.plan.home(s)}\n" * 2 for s in stand_in.plan.spots
+        f"{stand_in.plan.home(s)}\n" * 2 for s in stand_in.plan.slots
     ]
 
 

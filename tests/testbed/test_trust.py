@@ -9,8 +9,8 @@ import pytest
 
 from labkit.testbed.errors import HostUnreachableError
 from labkit.testbed.inventory import Inventory
+from labkit.testbed.ssh.connect import KeyState, scan, trust
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.host_keys import KeyState, scan, trust
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ def test_new_keys_are_added_once_and_then_the_hosts_answer(strange):
 
 
 def test_the_fingerprint_is_the_one_that_the_host_itself_tells(strange, up):
-    for spot, row in zip(up.plan.spots, trust(strange), strict=True):
+    for slot, row in zip(up.plan.slots, trust(strange), strict=True):
         told = subprocess.run(
-            ["ssh-keygen", "-lf", up.plan.control(spot) / "key"], capture_output=True, text=True, check=True
+            ["ssh-keygen", "-lf", up.plan.control(slot) / "key"], capture_output=True, text=True, check=True
         )
         assert row.fingerprint == told.stdout.split()[1]
         assert row.kind == "ssh-ed25519"

@@ -14,7 +14,7 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.testbed.agent.gpus import MODULES
-from labkit.testbed.install.wheel import DRIVER_MODULE, SUFFIXES, build
+from labkit.testbed.install import DRIVER_MODULE, SUFFIXES, build
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,7 +73,7 @@ def test_an_installer_takes_it_and_what_it_installs_builds_the_same_wheel(tmp_pa
     target = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run([*pip, "--target", str(target), str(made)], check=True, capture_output=True)
-    asked = "from labkit.testbed.install.wheel import build; import labkit; print(labkit.__file__, build().version)"
+    asked = "from labkit.testbed.install import build; import labkit; print(labkit.__file__, build().version)"
     done = subprocess.run(
         [sys.executable, "-c", asked],
         cwd=tmp_path,

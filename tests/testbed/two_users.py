@@ -428,10 +428,11 @@ def said_to(address: tuple[str, int], certificate: tuple[Path, Path] | tuple[()]
 
 def commands(folder: Path) -> dict[str, Any]:
     """Do what `fab` does, in one's own name and then in the folders of the other user; return the answers."""
+    from labkit.testbed import install as provision
     from labkit.testbed import upkeep
-    from labkit.testbed.install import provision
     from labkit.testbed.inventory import Inventory
-    from labkit.testbed.run import agents, logs
+    from labkit.testbed.run import agents
+    from labkit.testbed.run import host_files as logs
     from labkit.testbed.ssh.fleet import Fleet
 
     def tried(fleet: Fleet) -> dict[str, Any]:

@@ -64,7 +64,6 @@ PRELOADED: Final = (
     "labkit.elastic.server.kernels",
     "labkit.elastic.job_start",
     "labkit.testbed.run.job_process",
-    "labkit.testbed.run.order_socket",
 )
 """Modules to import, by name: some are of packages above this one."""
 LOOK_S: Final = 5.0

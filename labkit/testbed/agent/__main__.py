@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 from labkit.testbed.agent.daemon import IDLE_S, Daemon, fault_line, inherited, listen, lock
-from labkit.testbed.agent.journal import NAME
-from labkit.testbed.agent.places import own_folder
-from labkit.testbed.agent.spawn import BED
-from labkit.testbed.agent.wire import Refusal
+from labkit.testbed.agent.folder_layout import own_folder
+from labkit.testbed.agent.log_files import JOURNAL
+from labkit.testbed.agent.messages import Refusal
+from labkit.testbed.agent.runs import BED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,18 +22,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", help="private to its owner: state, socket, and the folders of runs")
     parser.add_argument("--idle-s", type=float, default=IDLE_S, help="leave after so long without work (%(default)s s)")
     parser.add_argument("--kept", help=argparse.SUPPRESS)
-    asked = parser.parse_args(argv)
-    if asked.kept:
-        held, listener = inherited(asked.kept)
-        Daemon(own_folder(asked.folder), held=held, listener=listener, idle_s=asked.idle_s).run()
+    options = parser.parse_args(argv)
+    if options.kept:
+        held, listener = inherited(options.kept)
+        Daemon(own_folder(options.folder), held=held, listener=listener, idle_s=options.idle_s).run()
         return 0
     _clean_environment()
     reading, writing = os.pipe()
     if os.fork() == 0:
-        _in_background(lambda: _serve(asked.folder, asked.idle_s, writing))
+        _in_background(lambda: _serve(options.folder, options.idle_s, writing))
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        line = pipe.readline() or json.dumps(fault_line(Refusal("fault", f"the agent did not start; see {NAME}")))
+        line = pipe.readline() or json.dumps(fault_line(Refusal("fault", f"the agent did not start; see {JOURNAL}")))
     print(line.strip(), flush=True)
     return 1 if "fault" in json.loads(line) else 0
 

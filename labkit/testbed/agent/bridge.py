@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -11,16 +12,37 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
-from labkit.testbed.agent.build import build
-from labkit.testbed.agent.places import SOCKET, call, own_folder
-from labkit.testbed.agent.wire import MARK, PROTOCOL, Refusal, pack
+from labkit.elastic.forkserver import client as forks
+from labkit.elastic.forkserver import protocol as fork_protocol
+from labkit.system import unix_sockets
+from labkit.system.release import installed
+from labkit.testbed.agent.folder_layout import SOCKET, call, own_folder
+from labkit.testbed.agent.messages import MARK, PROTOCOL, Refusal, pack
 
 START_S: Final = 30.0
 ATTEMPTS: Final = 5
 """Attempts: an agent may end just when a client connects."""
+
+
+@cache
+def build() -> str:
+    """Return a digest of the sources of this package and of the modules that it uses."""
+    digest = hashlib.sha256()
+    used = [Path(str(module.__file__)) for module in (unix_sockets, forks, fork_protocol)]
+    for path in [*sorted(Path(__file__).parent.glob("*.py")), *used]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def version() -> str:
+    """Return labkit's version."""
+    found = installed()
+    return found["Version"] if found is not None else "unknown"  # run from its sources
 
 
 def reach(folder: Path, *, start: bool) -> socket.socket:
@@ -42,11 +64,11 @@ def reach(folder: Path, *, start: bool) -> socket.socket:
 
 def search_path() -> str | None:
     """Return the PYTHONPATH that leads to this labkit from any folder."""
-    given = os.environ.get("PYTHONPATH")
+    search = os.environ.get("PYTHONPATH")
     root = str(Path(__file__).parents[3])
     if not sys.path or Path(sys.path[0]).absolute() != Path(root):
-        return given
-    return root if given is None else f"{root}{os.pathsep}{given}"  # found in the working folder
+        return search
+    return root if search is None else f"{root}{os.pathsep}{search}"  # found in the working folder
 
 
 def _start(folder: Path) -> None:
@@ -91,11 +113,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m labkit.testbed.agent.bridge", description=__doc__)
     parser.add_argument("folder", help="of the agent")
     parser.add_argument("--no-start", action="store_true", help="do not start an agent where none runs")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     me = {"protocol": PROTOCOL, "build": build(), "python": sys.executable, "path": search_path()}
     try:
         _write_all(1, MARK + pack(me))
-        sock = reach(own_folder(asked.folder), start=not asked.no_start)
+        sock = reach(own_folder(options.folder), start=not options.no_start)
     except Refusal as error:
         _write_all(1, pack({"id": None, "error": error.to_json()}))
         return 1

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, count
+from typing import Any, Final, Generic, Protocol, TypeVar
 
-from labkit.testbed.agent.errors import AgentRefused, AgentVersion
-from labkit.testbed.agent.fences import Fence
-from labkit.testbed.agent.link import AgentLink, ByteStream
-from labkit.testbed.agent.shapes import (
+from labkit.core.errors import LabkitError
+from labkit.testbed.agent.fences import FENCED, ORDERS, Fence
+from labkit.testbed.agent.messages import (
+    MARK,
+    MAX_LINE,
+    PROTOCOL,
+    Bridge,
     ClaimedGpus,
     Data,
     Event,
@@ -21,18 +27,330 @@ from labkit.testbed.agent.shapes import (
     Hello,
     HostMeasurement,
     Leader,
+    Lines,
     ListedRun,
+    Refusal,
     RenewedLease,
     StartedTask,
     YardstickReading,
     named_runs,
+    pack,
+    readable,
     shaped,
+    unpack,
 )
-from labkit.testbed.agent.watching import Subscription
-from labkit.testbed.agent.wire import PROTOCOL
+from labkit.testbed.errors import AgentError, AgentGone, AgentRefused, AgentTimeout, AgentVersion
 
+T = TypeVar("T")
+NOISE: Final = 1 << 16
+"""Most bytes that a login shell may write before the bridge begins."""
 Gpus = int | Sequence[int | str] | Sequence[GpuAsk]
 """A number of GPUs; numbers or identifiers of some; or a number of some: ``[{"n": 1, "of": [0, 1]}]``."""
+
+
+class Subscription(Iterator[T], Generic[T]):
+    """Events, lines or measurements, as they come.
+
+    Parameters
+    ----------
+    unfold : callable
+        From an item to values, each with a number.
+    last : int
+        Number of the value before the first one.
+    ahead : int
+        Items that the agent may send before they are taken here.
+
+    Attributes
+    ----------
+    last : int
+        Number of the last value that was taken: where to go on after the connection was lost.
+    end : dict, optional
+        Last message of the agent.
+    """
+
+    def __init__(self, unfold: Callable[[Any], Sequence[tuple[int, T]]], *, last: int, ahead: int) -> None:
+        self._unfold, self.last, self._ahead = unfold, last, ahead
+        self._items: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._here: list[tuple[int, T]] = []
+        self._n_taken = 0
+        self._more: Callable[[int], None] = lambda _: None
+        self._cancel: Callable[[], None] = lambda: None
+        self._over: AgentError | bool | None = False
+        self.end: dict[str, Any] | None = None
+
+    def bind(self, *, more: Callable[[int], None], cancel: Callable[[], None]) -> None:
+        """Set the functions that request more items, and that cancel the subscription."""
+        self._more, self._cancel = more, cancel
+
+    def item(self, item: Any) -> None:
+        """Take in an item; an agent that sends more than was requested fails the subscription."""
+        if self._items.qsize() <= 2 * self._ahead + 16:
+            self._items.put(("item", item))
+        else:
+            self.finish(error=AgentRefused("the agent sends more than it was asked for", kind="malformed"))
+
+    def finish(self, ok: Any = None, error: AgentError | None = None) -> None:
+        """Take in the end of the subscription."""
+        self._items.put(("end", error if error is not None else ok))
+
+    def __next__(self) -> T:
+        return self.next(timeout_s=None)
+
+    def next(self, *, timeout_s: float | None) -> T:
+        """Return the next value.
+
+        Raises
+        ------
+        AgentTimeout
+            If none came in time; more may come.
+        StopIteration
+            At the end.
+        """
+        while not self._here:
+            if self._over is not False:
+                raise self._over if isinstance(self._over, AgentError) else StopIteration
+            self._take(timeout_s)
+        self.last, value = self._here.pop(0)
+        return value
+
+    def _take(self, timeout_s: float | None) -> None:
+        try:
+            kind, item = self._items.get(timeout=timeout_s)
+        except queue.Empty:
+            raise AgentTimeout(f"nothing came within {timeout_s:g} s") from None
+        if kind == "end":
+            self._over = item if isinstance(item, AgentError) else True
+            self.end = item if isinstance(item, dict) else None
+            return
+        self._here = list(self._unfold(item))
+        self._n_taken += 1
+        if self._n_taken * 2 >= self._ahead:
+            self._more(self._n_taken)
+            self._n_taken = 0
+
+    def close(self) -> None:
+        """Cancel the subscription."""
+        if self._over is False:
+            self._cancel()
+            self._over = True
+            self._here.clear()
+
+    def __enter__(self) -> Subscription[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ByteStream(Protocol):
+    """A stream of bytes in both directions; `read` waits for at least one byte, and returns none at the end."""
+
+    def read(self, n: int, /) -> bytes:
+        """Return up to so many bytes."""
+
+    def write(self, data: bytes, /) -> object:
+        """Write all of them."""
+
+    def close(self) -> None:
+        """End the connection after pending requests were sent; tasks go on."""
+
+
+class _Answer:
+    """The answer to a request, once it arrives."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.ok: Any = None
+        self.error: AgentError | None = None
+
+    def finish(self, ok: Any = None, error: AgentError | None = None) -> None:
+        self.ok, self.error = ok, error
+        self.done.set()
+
+    def item(self, item: Any) -> None:
+        """Ignore an item: the request is no subscription."""
+
+
+class AgentLink:
+    """Sends requests and receives answers, in two threads of its own: Ctrl-C in the main thread cuts no line in half.
+
+    Parameters
+    ----------
+    stream : ByteStream
+        To the bridge.
+    timeout_s : float
+        Seconds to wait for an answer, unless a request gives its own.
+
+    Attributes
+    ----------
+    bridge : Bridge
+        First line of the bridge.
+    fence : Fence, optional
+        Sent with every order: which process drives the run.
+    on_fenced : callable
+        Called where an order is refused since another process drives the run: with what that is.
+    """
+
+    def __init__(self, stream: ByteStream, *, timeout_s: float) -> None:
+        self._stream, self._timeout_s = stream, timeout_s
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._waiting: dict[int, _Answer | Subscription[Any]] = {}
+        self._gone: AgentError | None = None
+        self._began = threading.Event()
+        self.bridge = Bridge()
+        self.fence: Fence | None = None
+        self.on_fenced: Callable[[str], None] = lambda _by: None
+        self._reader = threading.Thread(target=self._read, name="agent-reader", daemon=True)
+        self._reader.start()
+        self._writer = threading.Thread(target=self._write, name="agent-writer", daemon=True)
+        self._writer.start()
+
+    def await_greeting(self) -> None:
+        """Wait for the first line of the bridge."""
+        if not self._began.wait(self._timeout_s):
+            raise AgentTimeout(f"the bridge did not begin within {self._timeout_s:g} s")
+
+    def await_end(self) -> None:
+        """Wait until the other side has ended the connection, at most `timeout_s`."""
+        self._reader.join(self._timeout_s)
+
+    def close(self) -> None:
+        """End the connection, once what was asked has been sent; whatever was started goes on."""
+        self._lines.put(None)
+        self._writer.join(1.0)
+        self._end(AgentGone("the connection to the agent was closed"))
+        with contextlib.suppress(OSError):
+            self._stream.close()
+        if threading.current_thread() is not self._reader:
+            self._reader.join(5.0)
+
+    def request(self, verb: str, *, wait_s: float | None = None, **arguments: Any) -> Any:
+        """Send a request, and return its answer."""
+        answer = _Answer()
+        if self.fence is not None and verb in ORDERS:
+            arguments["fence"] = asdict(self.fence)
+        number = self._send(verb, arguments, answer)
+        wait_s = self._timeout_s if wait_s is None else wait_s
+        if not answer.done.wait(wait_s):
+            with self._lock:
+                self._waiting.pop(number, None)
+            raise AgentTimeout(f"the agent did not answer {verb!r} within {wait_s:g} s")
+        if isinstance(answer.error, AgentRefused) and answer.error.kind == FENCED:
+            self.on_fenced(str(answer.error))
+        if answer.error is not None:
+            raise answer.error
+        return answer.ok
+
+    def watching(
+        self,
+        verb: str,
+        *,
+        unfold: Callable[[Any], Sequence[tuple[int, Any]]] | None = None,
+        last: int = 0,
+        ahead: int = 64,
+        **arguments: Any,
+    ) -> Subscription[Any]:
+        """Subscribe to items; `unfold` makes numbered values of each item."""
+        watching: Subscription[Any] = Subscription(unfold or (lambda item: [(0, item)]), last=last, ahead=ahead)
+        number = self._send(verb, {**arguments, "ahead": ahead}, watching)
+        watching.bind(
+            more=lambda n: self._quietly("more", request=number, n=n),
+            cancel=lambda: self._quietly("cancel", request=number),
+        )
+        return watching
+
+    def _quietly(self, verb: str, **arguments: Any) -> None:
+        """Send a request whose answer is ignored."""
+        with contextlib.suppress(AgentError):
+            self._send(verb, arguments, _Answer())
+
+    def _send(self, verb: str, arguments: Mapping[str, Any], answer: _Answer | Subscription[Any]) -> int:
+        number = next(self._numbers)
+        line = pack({"id": number, "verb": verb, **arguments})
+        if len(line) > MAX_LINE:
+            raise AgentRefused(f"{verb}: {len(line)} bytes; at most {MAX_LINE} fit into a request", kind="oversized")
+        with self._lock:
+            if self._gone is not None:
+                raise self._gone
+            self._waiting[number] = answer
+        self._lines.put(line)
+        return number
+
+    def _write(self) -> None:
+        try:
+            while (line := self._lines.get()) is not None:
+                self._stream.write(line)
+        except (OSError, ValueError) as error:
+            self._reader.join(1.0)  # the bridge may have sent why
+            self._end(AgentGone(f"the connection to the agent is gone: {error}"))
+
+    # --- incoming lines
+
+    def _read(self) -> None:
+        lines, noise = Lines(2 * MAX_LINE), bytearray()
+        try:
+            while data := self._stream.read(1 << 16):
+                lines.feed(data)
+                while (line := lines.take()) is not None:
+                    self._take_line(line, noise)
+        except (OSError, ValueError, Refusal, EOFError, LabkitError) as error:
+            self._end(AgentGone(f"the connection to the agent is gone: {error}"))
+        else:
+            text = bytes(noise).decode(errors="replace").strip()
+            hint = "" if self._began.is_set() else f" before the bridge began{': ' + text[-500:] if text else ''}"
+            self._end(AgentGone(f"the connection to the agent ended{hint}"))
+
+    def _take_noise(self, line: bytes, noise: bytearray) -> None:
+        """Take in a line before the bridge has begun."""
+        _, mark, bridge = line.rpartition(MARK)  # an unterminated line may stand before it
+        if mark:
+            self.bridge = shaped(Bridge, unpack(bridge))
+            self._began.set()
+        elif len(noise) < NOISE:
+            noise += line + b"\n"
+        else:
+            raise Refusal("oversized", f"the login shell wrote more than {NOISE >> 10} KiB before the bridge began")
+
+    def _take_line(self, line: bytes, noise: bytearray) -> None:
+        if not self._began.is_set():
+            self._take_noise(line, noise)
+            return
+        message = unpack(line)
+        number = message.get("id")
+        if number is not None and not isinstance(number, int):
+            raise Refusal("malformed", "an answer has an id that no request has")
+        error = _error(message["error"]) if "error" in message else None
+        if number is None:
+            if error is not None:
+                self._end(error)
+            return
+        with self._lock:
+            answer = self._waiting.get(number) if "item" in message else self._waiting.pop(number, None)
+        if answer is None:
+            return
+        if "item" in message:
+            answer.item(message["item"])
+        else:
+            answer.finish(message.get("ok"), error)
+
+    def _end(self, error: AgentError) -> None:
+        """Fail all requests that wait for an answer."""
+        with self._lock:
+            self._gone = self._gone or error
+            waiting, self._waiting = list(self._waiting.values()), {}
+        self._began.set()
+        self._lines.put(None)
+        for answer in waiting:
+            answer.finish(None, self._gone)
+
+
+def _error(value: object) -> AgentRefused:
+    error = value if isinstance(value, dict) else {}
+    return AgentRefused(
+        readable(str(error.get("message", "?")), at_most=4000), kind=readable(str(error.get("kind", "?")))[:40]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +406,7 @@ class Agent(AgentLink):
             raise
 
     def _greet(self) -> Hello:
-        self.begun()
+        self.await_greeting()
         try:
             hello: Hello = shaped(Hello, self.request("hello", protocol=PROTOCOL))
             return hello
@@ -281,7 +599,7 @@ class Agent(AgentLink):
     def shutdown(self) -> None:
         """End the agent, and wait for its end; refused (busy) while a task runs. A bridge starts another agent."""
         self.request("shutdown")
-        self.ended()
+        self.await_end()
         self.close()
 
     def restart(self) -> None:
@@ -297,7 +615,7 @@ class Agent(AgentLink):
 
 def restart(link: AgentLink) -> None:
     """Replace an agent of any protocol by the installed one, and end the connection."""
-    link.begun()
+    link.await_greeting()
     link.request("restart", python=link.bridge.python, path=link.bridge.path, wait_s=60.0)
     link.close()
 

@@ -15,19 +15,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.system.unix_sockets import reached
-from labkit.testbed.agent import logs
-from labkit.testbed.agent.adoption import adopt
-from labkit.testbed.agent.build import build
+from labkit.testbed.agent.bridge import build
 from labkit.testbed.agent.connections import ClientConnection, accept
-from labkit.testbed.agent.journal import AgentJournal
+from labkit.testbed.agent.folder_layout import LOCK, SOCKET, STATE, boot_id, call, code_of, read_json, write_atomically
+from labkit.testbed.agent.log_files import AgentJournal, bound_log
 from labkit.testbed.agent.loop import Loop
-from labkit.testbed.agent.places import LOCK, SOCKET, STATE, call, read_json, write_whole
+from labkit.testbed.agent.messages import PROTOCOL, Refusal, now_s, wall_s
 from labkit.testbed.agent.processes import Key
-from labkit.testbed.agent.records import boot_id
-from labkit.testbed.agent.results import code_of
-from labkit.testbed.agent.runs import AgentRuns
+from labkit.testbed.agent.runs import AgentRuns, adopt
 from labkit.testbed.agent.service import GRACE_S, Service
-from labkit.testbed.agent.wire import PROTOCOL, Refusal, now_s, wall_s
 
 IDLE_S: Final = 3600.0
 TAKEN_S: Final = 10.0
@@ -152,7 +148,7 @@ class Daemon:
             "build": build(), "python": sys.executable, "began_s": wall_s(),
         }  # fmt: skip
         with contextlib.suppress(OSError):
-            write_whole(self._folder / STATE, json.dumps(state))
+            write_atomically(self._folder / STATE, json.dumps(state))
 
     def _catch_signals(self) -> None:
         """Stop on SIGTERM, without touching tasks; a signal wakes the loop."""
@@ -200,7 +196,7 @@ class Daemon:
         for run in self.runs:
             run.events.flush()
             for task in run.record.running:
-                logs.bound(run.folder / task.name)
+                bound_log(run.folder / task.name)
         if not self._folder_is_ours():
             self._give_up()
         elif self._connections or self.runs.busy or any(not run.record.over for run in self.runs):

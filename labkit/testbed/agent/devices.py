@@ -16,13 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from labkit.system.proc import variables
-from labkit.testbed.agent.places import write_whole
+from labkit.testbed.agent.folder_layout import Phase, TaskRecord, write_atomically
+from labkit.testbed.agent.messages import GpuReading, GpuUse, Refusal
 from labkit.testbed.agent.processes import Key
-from labkit.testbed.agent.records import Phase, TaskRecord
-from labkit.testbed.agent.run import AgentRun
-from labkit.testbed.agent.runs import AgentRuns
-from labkit.testbed.agent.shapes import GpuReading, GpuUse
-from labkit.testbed.agent.wire import Refusal
+from labkit.testbed.agent.runs import AgentRun, AgentRuns
 
 ALLOTMENT: Final = "gpus.json"
 """File in the folder of a task: identifiers of its GPUs, by number."""
@@ -55,7 +52,7 @@ class Gpu:
         return cls(reading.index, str(reading.uuid), reading.mig, tuple(int(pid) for pid in reading.processes))
 
 
-class Names:
+class GpuLocks:
     """Locks against agents of other users: names of GPUs in the kernel's abstract socket namespace, each held once."""
 
     def __init__(self) -> None:
@@ -94,7 +91,7 @@ class Devices:
     """
 
     runs: AgentRuns
-    _names: Names = field(default_factory=Names)
+    _locks: GpuLocks = field(default_factory=GpuLocks)
 
     def holders(self) -> dict[str, set[Key]]:
         """Return the tasks that hold each GPU, by identifier; without GPUs that are free."""
@@ -117,7 +114,7 @@ class Devices:
             if left != task.leaving:
                 task.leaving = left
                 here.write()
-        self._names.keep(self.holders())
+        self._locks.keep(self.holders())
 
     def grant(
         self, key: Key, asks: Sequence[GpuRequest], *, reading: GpuReading, beside: str | None = None
@@ -152,7 +149,7 @@ class Devices:
                 among = [gpu for gpu in _named(ask, gpus) if gpu not in chosen]
                 chosen += self._choose(ask, among, holders=holders, key=key, partner=partner)
         finally:
-            self._names.keep({*holders, *(gpu.uuid for gpu in chosen)})
+            self._locks.keep({*holders, *(gpu.uuid for gpu in chosen)})
         return sorted(chosen, key=lambda gpu: gpu.index)
 
     def _choose(
@@ -170,8 +167,8 @@ class Devices:
                 found += [] if why[gpu.index] else [gpu]
         if len(found) < ask.n:
             reasons = "; ".join(f"GPU {index}: {reason}" for index, reason in why.items() if reason)
-            asked = f"{ask.n} GPU{'s' if ask.n > 1 else ''} of {len(among)} asked for, {len(found)} can be had"
-            raise Refusal("busy", f"task {key.task!r} of run {key.run!r}: {asked} ({reasons})")
+            shortage = f"{ask.n} GPU{'s' if ask.n > 1 else ''} of {len(among)} asked for, {len(found)} can be had"
+            raise Refusal("busy", f"task {key.task!r} of run {key.run!r}: {shortage} ({reasons})")
         return found[: ask.n]
 
     def _taken(self, gpu: Gpu, holders: set[Key]) -> str:
@@ -180,7 +177,7 @@ class Devices:
             return " and ".join(f"held by {key.task} of run {key.run}" for key in sorted(holders))
         if gpu.mig:
             return "cut by MIG, which is left alone"
-        if not self._names.take(gpu.uuid):
+        if not self._locks.take(gpu.uuid):
             return "held by another user's agent"
         others = [pid for pid in gpu.pids if _is_there(pid)]
         return f"used by process {others[0]}, which did not get it from this agent" if others else ""
@@ -206,7 +203,7 @@ class Devices:
         if not here.write():
             task.gpus, task.leaving = before
             raise Refusal("disk", f"the state could not be written to {here.folder}: is the disk full?")
-        write_whole(here.folder / task.name / ALLOTMENT, allotment(chosen))
+        write_atomically(here.folder / task.name / ALLOTMENT, allotment(chosen))
         return chosen
 
 
@@ -219,7 +216,7 @@ def allotment(gpus: Iterable[Gpu]) -> str:
     return json.dumps({str(gpu.index): gpu.uuid for gpu in gpus})
 
 
-def place_of_allotment(folder: Path) -> dict[str, str]:
+def allotment_variable(folder: Path) -> dict[str, str]:
     """Return the environment variable with the path of a task's allotment file."""
     return {VARIABLE: str(folder / ALLOTMENT)}
 

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from labkit.testbed.agent.places import read_json, write_whole
-from labkit.testbed.agent.shapes import Leader
-from labkit.testbed.agent.wire import Refusal, check_name, wall_s
+from labkit.testbed.agent.folder_layout import read_json, write_atomically
+from labkit.testbed.agent.messages import Leader, Refusal, check_name, wall_s
 
 FENCES: Final = "fences"
 ORDERS: Final = ("start", "claim", "tell", "stop", "renew")
@@ -46,15 +45,15 @@ class Fence:
     since_s: float = 0.0
 
     @classmethod
-    def of(cls, given: object) -> Fence:
-        """Return that of a request.
+    def of(cls, value: object) -> Fence:
+        """Return the fence of a request.
 
         Raises
         ------
         Refusal
             If it is none.
         """
-        values: Mapping[str, Any] = given if isinstance(given, dict) else {}
+        values: Mapping[str, Any] = value if isinstance(value, dict) else {}
         generation, token, by = values.get("generation"), values.get("token"), values.get("by", "")
         since_s = values.get("since_s", 0.0)
         if (
@@ -110,7 +109,7 @@ class Fences:
             led = replace(fence, since_s=wall_s())
             try:
                 self._folder.mkdir(mode=0o700, exist_ok=True)
-                write_whole(self._folder / f"{fence.name}.json", json.dumps(asdict(led)))
+                write_atomically(self._folder / f"{fence.name}.json", json.dumps(asdict(led)))
             except OSError as error:
                 raise Refusal("disk", f"who drives the run could not be written down: {error.strerror}") from None
             self._known[fence.name] = led

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Protocol
 
-from labkit.testbed.agent.wire import now_s
+from labkit.testbed.agent.messages import now_s
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -100,8 +100,8 @@ class Loop:
             heapq.heappop(self._timers)
         return max(0.0, self._timers[0][0] - now_s()) if self._timers else None
 
-    def _guarded(self, call: Callable[..., None], *given: int) -> None:
+    def _guarded(self, call: Callable[..., None], *arguments: int) -> None:
         try:
-            call(*given)
+            call(*arguments)
         except Exception as error:
             self._failed(error)

@@ -1,22 +1,31 @@
-"""Measure the resources that host and tasks use: processor, memory and disk, from /proc."""
+"""Measure the resources that host and tasks use, and how fast the host is at the moment."""
 
 from __future__ import annotations
 
 import os
+import time
+import zlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 from labkit.system.proc import Stat, read
+from labkit.testbed.agent.gpus import of_tasks
+from labkit.testbed.agent.messages import GpuReading, HostMeasurement, HostUse, Used, YardstickReading, now_s, wall_s
 from labkit.testbed.agent.processes import Key, TaskProcesses
-from labkit.testbed.agent.sampler import of_tasks
-from labkit.testbed.agent.shapes import GpuReading, HostMeasurement, HostUse, Used
-from labkit.testbed.agent.wire import now_s, wall_s
 
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 PAGE_MB: Final = os.sysconf("SC_PAGE_SIZE") / 1e6
 MB: Final = 1e6
+EVERY_S: Final = 3.0
+MOST: Final = 0.005
+"""Part of a core that the work may take: on a slow host it is done less often."""
+KEPT: Final = 4
+"""Readings of an answer: a client asks more often than the work is done."""
+N_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,7 @@ class Meter:
     def sample(
         self, before: Reading, now: Reading, *, gpus: GpuReading, pss: bool = False, each: bool = False
     ) -> HostMeasurement:
-        """Return what was used between two readings, for a reply; `each`: also for each process."""
+        """Return the use between two readings, for a reply; `each`: also that of each process."""
         key_of = {each.pid: key for key, those in now.tasks.items() for each in those}
         on_gpus = of_tasks(gpus, key_of)
         tasks = [_task(key, before, now, on_gpus.get(key, 0.0)) for key in sorted(now.tasks)]
@@ -150,3 +159,45 @@ def _memory_mb() -> dict[str, float]:
     lines = (read("/proc/meminfo") or b"").splitlines()
     values = {line.split(b":")[0].decode(): int(line.split()[1]) * 1024 / MB for line in lines if b" kB" in line}
     return {name: values.get(name, 0.0) for name in ("MemTotal", "MemAvailable")}
+
+
+@cache
+def _bytes() -> bytes:
+    """Return the same bytes on every host: sixteen values in a sequence without a pattern."""
+    x, content = 1, bytearray()
+    for _ in range(N_BYTES):
+        x = (1103515245 * x + 12345) & 0x7FFFFFFF
+        content.append(x >> 16 & 15)
+    return bytes(content)
+
+
+class Yardstick:
+    """Does the work when it is due, and keeps the last readings."""
+
+    def __init__(self) -> None:
+        self.readings: deque[YardstickReading] = deque(maxlen=KEPT)
+        self._period_s, self._read_s, self._ticks = EVERY_S, now_s(), host_ticks()
+
+    def turn(self) -> None:
+        """Compress the bytes twice, the first time to warm the caches, if it is due."""
+        over_s = now_s() - self._read_s
+        if over_s < self._period_s:
+            return
+        data, began_s = _bytes(), time.thread_time()
+        zlib.compress(data)
+        warm_s = time.thread_time()
+        zlib.compress(data)
+        done_s = time.thread_time()
+        reading = self._reading(done_s - warm_s, over_s)
+        if over_s < 2 * self._period_s:  # else no task ran for a while: nothing is known of the host's cores
+            self.readings.append(reading)
+        self._period_s = max(EVERY_S, (done_s - began_s) / MOST)
+
+    def _reading(self, cpu_s: float, over_s: float) -> YardstickReading:
+        """Return a reading; time that a hypervisor took makes the host slower, though the process did not use it."""
+        before, self._ticks, self._read_s = self._ticks, host_ticks(), now_s()
+        busy, _, stolen = (now - then for now, then in zip(self._ticks, before, strict=True))
+        left = 1 - stolen / busy if busy > stolen else 1.0
+        return YardstickReading(
+            round(self._read_s, 3), round(cpu_s / left, 7), round(max(busy, 0) * TICK_S / over_s, 2)
+        )

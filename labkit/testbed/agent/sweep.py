@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+import signal
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
 
-from labkit.testbed.agent.places import LABEL
-from labkit.testbed.agent.records import AgentRunRecord
+from labkit.testbed.agent.folder_layout import LABEL, AgentRunRecord
+from labkit.testbed.agent.loop import Loop
+from labkit.testbed.agent.messages import FolderRow, wall_s
 from labkit.testbed.agent.runs import AgentRuns
-from labkit.testbed.agent.shapes import FolderRow
-from labkit.testbed.agent.wire import wall_s
 
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def run_in_subprocess(loop: Loop, work: Callable[[], Any], *, done: Callable[[Any], None]) -> None:
+    """Run some work in a child process; `done` is called with its result, or with None if it failed."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _work(work, writing)
+    os.close(writing)
+    os.set_blocking(reading, False)
+    output = bytearray()
+
+    def read(_: int) -> None:
+        data = os.read(reading, 1 << 16)
+        output.extend(data)
+        if not data:
+            loop.off(reading)
+            os.close(reading)
+            os.waitpid(pid, 0)
+            done(json.loads(output) if output else None)
+
+    loop.on(reading, read)
+
+
+def _work(work: Callable[[], Any], writing: int) -> NoReturn:
+    """Run in the forked child: close every inherited descriptor except the result pipe."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.closerange(3, writing)
+        os.closerange(writing + 1, os.sysconf("SC_OPEN_MAX"))
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(json.dumps(work()).encode())
+        status = 0
+    finally:
+        os._exit(status)
 
 
 def plan(runs: AgentRuns, *, older_s: float) -> list[FolderRow]:

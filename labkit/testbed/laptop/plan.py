@@ -21,7 +21,7 @@ VARIABLE = "LABKIT_BED"
 """Environment variable of all processes on a bed's hosts; its value is the bed's token."""
 
 
-def usual_folder() -> Path:
+def default_folder() -> Path:
     """Return the default folder of the laptop testbed: one per user, with a short path.
 
     Unix sockets, which agents have below their hosts' folders, allow about 100 characters in all.
@@ -30,7 +30,7 @@ def usual_folder() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class HostSlot:
     """A host of the bed.
 
     Attributes
@@ -58,7 +58,7 @@ class BedPlan:
         Marks its processes and networks; random.
     server : str
         "sshd", or "paramiko" where there is none.
-    spots : tuple of Spot
+    slots : tuple of HostSlot
         Its hosts.
     shaped_gbps : float or None
         Rate of each host's link in either direction; None: hosts share the machine's loopback.
@@ -69,32 +69,32 @@ class BedPlan:
     folder: Path
     token: str
     server: str
-    spots: tuple[Spot, ...]
+    slots: tuple[HostSlot, ...]
     shaped_gbps: float | None = None
     network: str = "loopback"
 
-    def home(self, spot: Spot) -> Path:
+    def home(self, slot: HostSlot) -> Path:
         """Return the folder that is a host's home."""
-        return self.folder / "hosts" / spot.name
+        return self.folder / "hosts" / slot.name
 
-    def control(self, spot: Spot) -> Path:
+    def control(self, slot: HostSlot) -> Path:
         """Return the folder of a host's server: its configuration, key, process number and log."""
-        return self.folder / "servers" / spot.name
+        return self.folder / "servers" / slot.name
 
-    def config(self, spot: Spot) -> Path:
+    def config(self, slot: HostSlot) -> Path:
         """Return the configuration file of a host's server.
 
         Its name is unique and plain: it identifies the server's process, whose title may escape other letters.
         """
-        return self.control(spot) / f"{self.token}-{spot.name}"
+        return self.control(slot) / f"{self.token}-{slot.name}"
 
-    def boot_file(self, spot: Spot) -> Path:
+    def boot_file(self, slot: HostSlot) -> Path:
         """Return the file with the boot id of a host, in place of the kernel's."""
-        return self.control(spot) / "boot_id"
+        return self.control(slot) / "boot_id"
 
-    def restart(self, spot: Spot) -> None:
+    def restart(self, slot: HostSlot) -> None:
         """Give a host a new boot id."""
-        write_private(self.boot_file(spot), f"{uuid.uuid4()}\n")
+        write_private(self.boot_file(slot), f"{uuid.uuid4()}\n")
 
     @property
     def hosts_file(self) -> Path:
@@ -113,12 +113,12 @@ class BedPlan:
 
     def make_folders(self) -> None:
         """Make missing folders with mode 0700."""
-        ends = [folder for spot in self.spots for folder in (self.home(spot), self.control(spot))]
+        ends = [folder for slot in self.slots for folder in (self.home(slot), self.control(slot))]
         for folder in [*dict.fromkeys(end.parent for end in ends), *ends]:
             folder.mkdir(mode=0o700, exist_ok=True)
-        for spot in self.spots:
-            if not self.boot_file(spot).exists():
-                self.restart(spot)
+        for slot in self.slots:
+            if not self.boot_file(slot).exists():
+                self.restart(slot)
 
     def write(self) -> None:
         """Write the plan atomically."""
@@ -138,8 +138,8 @@ class BedPlan:
             content: dict[str, Any] = json.loads((folder / STATE).read_text())
             if content.pop("kind") != KIND:
                 raise ValueError
-            spots = tuple(Spot(**spot) for spot in content.pop("spots"))
-            return cls(**(content | {"folder": folder, "spots": spots}))
+            slots = tuple(HostSlot(**slot) for slot in content.pop("slots", None) or content.pop("spots"))
+            return cls(**(content | {"folder": folder, "slots": slots}))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, TypeError, KeyError, AttributeError):
@@ -148,12 +148,12 @@ class BedPlan:
 
 def write_private(path: Path, content: str | bytes) -> None:
     """Write a file of mode 0600 atomically."""
-    beside = path.with_name(f"{path.name}.part")
-    beside.unlink(missing_ok=True)
-    number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    partial = path.with_name(f"{path.name}.part")
+    partial.unlink(missing_ok=True)
+    number = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(number, "wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
-    beside.replace(path)
+    partial.replace(path)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Programs that are sent to a host that has no labkit yet.
 
 Each is one file, needs the standard library alone, runs on Python 3.8 (to say that it is too old), and answers in
-messages of `frame`. It may import `frame` and `manifest` from labkit, and nothing else. To add one: a file here with a
-`main`; `source` gives what the host's Python takes with -c. `labkit.testbed.ssh.replies` decodes the answers.
+messages of `shared`, the only module of labkit that it may import. To add one: a file here with a `main`; `source`
+returns what the host's Python takes with -c. `labkit.testbed.ssh.host_messages` decodes the answers.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-SHARED = ("frame", "manifest")
+SHARED = "labkit.testbed.onhost.shared"
 BOOT = """import sys, types
-for name, text in {shared!r}:
-    module = sys.modules["labkit.testbed.onhost." + name] = types.ModuleType("labkit.testbed.onhost." + name)
-    exec(text, module.__dict__)
+module = sys.modules[{shared!r}] = types.ModuleType({shared!r})
+exec({text!r}, module.__dict__)
 exec(compile({program!r}, {name!r}, "exec"), {{"__name__": "__main__"}})
 """
 
 
 @cache
 def source(name: str) -> str:
-    """Return a program as `python -c` takes it, with the modules that it may import."""
-    return BOOT.format(shared=[(each, _text(each)) for each in SHARED], program=_text(name), name=f"{name}.py")
+    """Return a program as `python -c` takes it, with the module that it may import."""
+    return BOOT.format(shared=SHARED, text=_text("shared"), program=_text(name), name=f"{name}.py")
 
 
 def _text(name: str) -> str:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import TypedDict
 
-from labkit.testbed.onhost.frame import send
+from labkit.testbed.onhost.shared import send
 
 
 class DependReply(TypedDict, total=False):
@@ -32,16 +32,16 @@ def command(python: str, wheels: str, index: str, requirements: list[str]) -> li
     return [python, "-m", "pip", "install", *quiet, *source, *requirements]
 
 
-def install(made: str, wheels: str, index: str, requirements: list[str]) -> DependReply:
+def install(partial: str, wheels: str, index: str, requirements: list[str]) -> DependReply:
     """Make an environment with the requirements; return an error, if any."""
-    venv = subprocess.run([sys.executable, "-m", "venv", made], stdout=sys.stderr.fileno(), check=False)
+    venv = subprocess.run([sys.executable, "-m", "venv", partial], stdout=sys.stderr.fileno(), check=False)
     if venv.returncode:
         return {
             "error": f"{sys.executable} cannot make an environment (exit {venv.returncode})",
             "hint": "apt-get install python3-venv there, or name another python in the inventory",
         }
     pip = subprocess.run(
-        command(os.path.join(made, "bin", "python"), wheels, index, requirements),
+        command(os.path.join(partial, "bin", "python"), wheels, index, requirements),
         stdout=sys.stderr.fileno(),
         check=False,
     )
@@ -58,7 +58,7 @@ def main(folder: str, name: str, wheels: str, index: str, *requirements: str) ->
     """Install, unless it is installed, and report the path of its Python."""
     os.umask(0o077)
     env = os.path.join(os.path.abspath(os.path.expanduser(folder)), "env")
-    made, final = os.path.join(env, ".making-" + name), os.path.join(env, name)
+    partial, final = os.path.join(env, ".making-" + name), os.path.join(env, name)
     python = os.path.join(final, "bin", "python")
     reply: DependReply = {"base": python}
     try:
@@ -66,13 +66,13 @@ def main(folder: str, name: str, wheels: str, index: str, *requirements: str) ->
         with open(os.path.join(env, ".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not os.path.exists(python):
-                shutil.rmtree(made, ignore_errors=True)
-                reply = install(made, wheels and os.path.expanduser(wheels), index, list(requirements)) or reply
+                shutil.rmtree(partial, ignore_errors=True)
+                reply = install(partial, wheels and os.path.expanduser(wheels), index, list(requirements)) or reply
                 if "error" in reply:
-                    shutil.rmtree(made, ignore_errors=True)
+                    shutil.rmtree(partial, ignore_errors=True)
                 else:
-                    os.rename(made, final)
-                    shutil.rmtree((wheels and os.path.expanduser(wheels)) or made, ignore_errors=True)
+                    os.rename(partial, final)
+                    shutil.rmtree((wheels and os.path.expanduser(wheels)) or partial, ignore_errors=True)
     except OSError as error:
         reply = {
             "error": f"{error.filename or env}: {error.strerror}",

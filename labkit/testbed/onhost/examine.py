@@ -22,8 +22,7 @@ import threading
 import time
 from typing import Any, NamedTuple, TypedDict
 
-from labkit.testbed.onhost.frame import send
-from labkit.testbed.onhost.manifest import read
+from labkit.testbed.onhost.shared import read_manifest, send
 
 PATIENCE_S = 3.0
 CHUNK = 1 << 18
@@ -89,14 +88,14 @@ class EchoPort(TypedDict, total=False):
     error: str
 
 
-class Dialled(TypedDict, total=False):
+class ConnectResult(TypedDict, total=False):
     """Seconds of a round trip, or why it failed."""
 
     rtt_s: float
     error: str
 
 
-class Poured(TypedDict, total=False):
+class BandwidthResult(TypedDict, total=False):
     """Bytes that arrived, and in how many seconds, or why it failed."""
 
     bytes: int
@@ -139,7 +138,7 @@ def existing(path: str) -> str:
 def deployed(folder: str) -> Deployed:
     """Return hash and Python of the labkit in use here."""
     current = os.path.join(folder, "env", "current")
-    hash = read(current).hash
+    hash = read_manifest(current).hash
     return {"hash": hash, "python": os.path.join(current, "python") if hash else ""}
 
 
@@ -178,7 +177,7 @@ def facts(folder: str) -> HostFacts:
 
 
 def limits(folder: str) -> str:
-    """Return what can be limited of a running process, as the labkit in use reports; empty without one."""
+    """Return the limits that a running process can have, as the labkit in use reports; empty without one."""
     python = deployed(folder)["python"]
     code, output = output_of([python, "-c", LIMITS]) if python else (None, "")
     return output if code == 0 else ""
@@ -251,7 +250,7 @@ def connected(host: str, port: int, word: str) -> socket.socket:
     return sock
 
 
-def dialled(host: str, port: int, word: str) -> Dialled:
+def dialled(host: str, port: int, word: str) -> ConnectResult:
     """Connect to another host's echo port: seconds of a round trip, or why it failed."""
     began = time.monotonic()
     try:
@@ -261,7 +260,7 @@ def dialled(host: str, port: int, word: str) -> Dialled:
     return {"rtt_s": (time.monotonic() - began) / 2}  # one to connect, one for the word
 
 
-def pour(host: str, port: int, word: str, seconds: float) -> Poured:
+def pour(host: str, port: int, word: str, seconds: float) -> BandwidthResult:
     """Send to another host for some seconds: bytes, and the seconds until all of them had arrived."""
     chunk = bytes(CHUNK)
     try:
@@ -277,9 +276,9 @@ def pour(host: str, port: int, word: str, seconds: float) -> Poured:
         return {"error": error.strerror or str(error)}
 
 
-def dial(peers: list[list[Any]]) -> dict[str, Dialled]:
+def dial(peers: list[list[Any]]) -> dict[str, ConnectResult]:
     """Connect to the echo ports of other hosts, all at once."""
-    found: dict[str, Dialled] = {}
+    found: dict[str, ConnectResult] = {}
 
     def connect(name: str, host: str, port: int, word: str) -> None:
         found[name] = dialled(host, port, word)

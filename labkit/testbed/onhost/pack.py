@@ -14,7 +14,7 @@ import stat
 import sys
 from typing import TypedDict
 
-from labkit.testbed.onhost.frame import CHUNK, FramedMessage, send
+from labkit.testbed.onhost.shared import CHUNK, FramedMessage, send
 
 SECRET = (".key", ".pem", ".sock")
 

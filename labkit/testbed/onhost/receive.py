@@ -18,8 +18,7 @@ import zlib
 from shlex import quote
 from typing import Any, NamedTuple
 
-from labkit.testbed.onhost.frame import send
-from labkit.testbed.onhost.manifest import EnvironmentManifest, checked, read, write
+from labkit.testbed.onhost.shared import EnvironmentManifest, checked_manifest, read_manifest, send, write_manifest
 
 LAUNCHER = """#!/bin/sh
 # Python with labkit {hash}; made by `fab install`.
@@ -54,7 +53,7 @@ class SentFiles(NamedTuple):
             If it has another form; the message names the field, its value, and what was expected.
         """
         values = json.loads(line)
-        found = cls(checked(values), values.get("sent"), values.get("bytes"))
+        found = cls(checked_manifest(values), values.get("sent"), values.get("bytes"))
         if not isinstance(found.n_bytes, int) or found.n_bytes < 0:
             raise ValueError(f"bytes is {str(found.n_bytes)[:80]!r}, expected a number of bytes")
         whole = isinstance(found.sent, list) and all(
@@ -88,7 +87,7 @@ def kept(env: str) -> dict[str, list[str]]:
     """Return paths of files of earlier environments, by the SHA-256 in their manifests."""
     found: dict[str, list[str]] = {}
     for name in os.listdir(env):
-        for path, digest in read(os.path.join(env, name)).files.items():
+        for path, digest in read_manifest(os.path.join(env, name)).files.items():
             found.setdefault(digest, []).append(os.path.join(env, name, "lib", path))
     return found
 
@@ -106,28 +105,28 @@ def content_of(digest: str, fresh: dict[str, bytes], old: dict[str, list[str]]) 
 
 
 def build(
-    place: str, final: str, made: EnvironmentManifest, fresh: dict[str, bytes], old: dict[str, list[str]]
+    place: str, final: str, manifest: EnvironmentManifest, fresh: dict[str, bytes], old: dict[str, list[str]]
 ) -> None:
     """Make an environment in a folder that will be renamed to `final`; its manifest is written last."""
-    for path, digest in made.files.items():
+    for path, digest in manifest.files.items():
         target = os.path.join(place, "lib", path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with open(target, "wb") as file:
             file.write(content_of(digest, fresh, old))
     launcher = os.path.join(place, "python")
-    text = LAUNCHER.format(hash=made.hash, lib=quote(os.path.join(final, "lib")), base=quote(made.base))
+    text = LAUNCHER.format(hash=manifest.hash, lib=quote(os.path.join(final, "lib")), base=quote(manifest.base))
     with open(launcher, "w", encoding="utf-8") as file:
         file.write(text)
     os.chmod(launcher, 0o700)
-    write(place, made)
+    write_manifest(place, manifest)
 
 
-def replace(made: str, final: str) -> None:
+def replace(partial: str, final: str) -> None:
     """Move a folder into place; a broken one there is moved away first."""
-    aside = made + ".old"
+    aside = partial + ".old"
     if os.path.lexists(final):
         os.rename(final, aside)
-    os.rename(made, final)
+    os.rename(partial, final)
     shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -146,17 +145,17 @@ def place(folder: str, manifest: EnvironmentManifest, fresh: dict[str, bytes]) -
     os.makedirs(env, mode=0o700, exist_ok=True)
     with open(os.path.join(env, ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        made, final = os.path.join(env, ".making-" + manifest.hash), os.path.join(env, manifest.hash)
-        for left in (made, made + ".old"):
+        partial, final = os.path.join(env, ".making-" + manifest.hash), os.path.join(env, manifest.hash)
+        for left in (partial, partial + ".old"):
             if os.path.lexists(left):
                 shutil.rmtree(left)
         try:
-            os.mkdir(made)
-            build(made, final, manifest, fresh, kept(env))
-            replace(made, final)
+            os.mkdir(partial)
+            build(partial, final, manifest, fresh, kept(env))
+            replace(partial, final)
             switch(env, manifest.hash)
         except BaseException:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
             raise
 
 

@@ -16,14 +16,13 @@ import sys
 import time
 from typing import NamedTuple
 
-from labkit.testbed.onhost.frame import send
-from labkit.testbed.onhost.manifest import read
+from labkit.testbed.onhost.shared import read_manifest, send
 
 PART = re.compile(r".\.labkit-[0-9a-f]{8}-(\d+)\.part$")
 INCOMING, TAR, DAY_S = "incoming", re.compile(r"-job-\d+\.tar$"), 86400.0
 
 
-class Swept(NamedTuple):
+class SweepReply(NamedTuple):
     """The answer: environments that were removed and that stay, half-done files that were removed, and their bytes."""
 
     removed: list[str]
@@ -52,13 +51,17 @@ def used(env: str, names: list[str]) -> set[str]:
     stay = {name for name, mark in marks.items() if any(mark in text for text in texts)}
     link = os.path.join(env, "current")
     stay |= {os.readlink(link)} if os.path.islink(link) else set()
-    bases = {read(os.path.join(env, name)).base for name in stay}
+    bases = {read_manifest(os.path.join(env, name)).base for name in stay}
     return stay | {name for name in names if any(base.startswith(os.path.join(env, name) + "/") for base in bases)}
 
 
 def ours(env: str, name: str) -> bool:
     """Return whether an install made a folder."""
-    return name.startswith((".making-", "base-")) or name == "wheels" or read(os.path.join(env, name)).hash == name
+    return (
+        name.startswith((".making-", "base-"))
+        or name == "wheels"
+        or read_manifest(os.path.join(env, name)).hash == name
+    )
 
 
 def size(place: str) -> int:
@@ -66,7 +69,7 @@ def size(place: str) -> int:
     return sum(os.lstat(os.path.join(folder, file)).st_size for folder, _, files in os.walk(place) for file in files)
 
 
-def sweep(env: str, really: bool) -> Swept:
+def sweep(env: str, really: bool) -> SweepReply:
     """Remove what is not used; return names and bytes."""
     names = sorted(name for name in os.listdir(env) if ours(env, name) and not os.path.islink(os.path.join(env, name)))
     stay = used(env, names)
@@ -74,7 +77,7 @@ def sweep(env: str, really: bool) -> Swept:
     freed = sum(size(os.path.join(env, name)) for name in go)
     for name in go if really else []:
         shutil.rmtree(os.path.join(env, name))
-    return Swept(go, freed, sorted(stay))
+    return SweepReply(go, freed, sorted(stay))
 
 
 def half_done(folder: str) -> list[str]:
@@ -111,7 +114,7 @@ def main(folder: str, really: str) -> None:
     """Remove what is not used, and report it."""
     folder = os.path.abspath(os.path.expanduser(folder))
     env = os.path.join(folder, "env")
-    swept = Swept([], 0, [])
+    swept = SweepReply([], 0, [])
     try:
         parts, freed = clear(folder, really == "yes")
         if os.path.isdir(env):

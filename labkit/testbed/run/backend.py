@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,26 +22,81 @@ from labkit.core.placement import Placement, Repair, Repairs
 from labkit.core.repairs import refuse_repairs
 from labkit.elastic.protocol.messages.clients import MemberStatus
 from labkit.system.printing import printable
-from labkit.testbed.agent.shapes import YardstickReading
-from labkit.testbed.agent.wire import Refusal, check_name
+from labkit.testbed.agent.messages import Refusal, YardstickReading, check_name
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.run.amounts import given
-from labkit.testbed.run.event_rows import at, row, wall_s
-from labkit.testbed.run.events import RunEvents
-from labkit.testbed.run.fence import RunFence
-from labkit.testbed.run.inbox import Inbox, InboxItem
-from labkit.testbed.run.measuring import RunMeasuring
-from labkit.testbed.run.progress import REPORT_S, JobUpdate
+from labkit.testbed.run.agents import AgentPool, RunFence
+from labkit.testbed.run.events import Inbox, InboxItem, RunEvents, RunMeasuring
+from labkit.testbed.run.job_events import REPORT_S, JobUpdate
 from labkit.testbed.run.remote_job import RemoteJob
-from labkit.testbed.run.resume import RunTakeover
 from labkit.testbed.run.retries import Retries
 from labkit.testbed.run.saved_state import STATE, SavedState
 from labkit.testbed.run.session import TestbedSession
+from labkit.testbed.run.tasks import at, row, task_resources, wall_s
 from labkit.testbed.run.training import TrainingTable, place_of
 
 __all__ = ["NOTES", "STATE", "SshBackend"]
 NOTES: Final = "notes.txt"
 _AS_DECLARED: Final = {"cpus": NO_AMOUNTS, "memory_gb": NO_AMOUNTS}
+
+
+class RunTakeover:
+    """Takes over the jobs of a run of another process.
+
+    Parameters
+    ----------
+    jobs : Jobs
+        Of the run.
+    ledger : Ledger
+        After the events of the other process.
+    run_events, hosts : RunEvents, AgentPool
+        Of this process.
+    note : callable
+        Keeps a sentence for people.
+    """
+
+    def __init__(
+        self, jobs: Jobs, *, ledger: Ledger, run_events: RunEvents, hosts: AgentPool, note: Callable[[str], None]
+    ) -> None:
+        self._jobs, self._ledger, self._run_events, self._hosts, self._note = jobs, ledger, run_events, hosts, note
+
+    def adopt(self, job: int, memory: SavedState) -> None:
+        """Take over a job that had tasks when the other process ended."""
+        run_events, cluster = self._run_events, self._run_events.cluster
+        number = np.array([job], np.int32)
+        _, role, group, count = self._ledger.book.of(number)
+        cpus, memory_gb = self._ledger.book.amounts(number)
+        place = place_of(cluster, role=role, group=group, count=count)
+        amounts = task_resources(cluster, role=role, group=group, count=count, cpus=cpus, memory_gb=memory_gb)
+        run_events.places[job], run_events.amounts[job] = place, amounts
+        if np.isfinite(self._ledger.belief["first_start_s"][job]):
+            run_events.training.add(job)
+        if home := memory.homes.get(str(job)):
+            was = {site: (w, s) for site, (w, s) in memory.places.get(str(job), {}).items()}
+            run_events.deployments[job].adopt(home, was or place, amounts=amounts)
+        run_events.deployments[job].set_target(place, amounts=amounts)
+
+    def restart(self, holding: list[int], memory: SavedState, *, time_s: float) -> list[Events]:
+        """End what is left of a run under its earlier name, and copy the checkpoints of its jobs here.
+
+        Returns
+        -------
+        list of Events
+            A FAILED row for each job in `holding`, at `time_s`, with the steps that its checkpoint keeps.
+        """
+        self._hosts.end(memory.run)
+        rows = []
+        for job in holding:
+            deployment, home = self._run_events.deployments[job], memory.homes.get(str(job), "")
+            why = "it did not train yet" if not home else f"host {home} cannot be reached"
+            if self._hosts.up.get(home):
+                why = deployment.fetch_from(home, run=memory.run)
+            kept = deployment.progress.saved
+            start = f"from its newest checkpoint, step {kept} or later" if kept or not why else "from its beginning"
+            self._note(f"job {self._jobs.id[job]} was stopped and goes on {start}{f' ({why})' if why else ''}")
+            columns = {"value": float(kept), "speed": 0.0, "time_s": time_s, "cause": Cause.KILLED}
+            rows.append(row(Kind.FAILED, job=job, **columns))
+        self._ledger.fold(joined(rows))
+        return rows
 
 
 class SshBackend:
@@ -190,7 +246,7 @@ class SshBackend:
         while True:
             self._fence.refuse_lost()
             rows += self._due()
-            for item in self._inbox.taken():
+            for item in self._inbox.take_all():
                 rows += at(self._run_events.of(item), item.at_s)
             now_s = self.now_s
             if now_s >= min(until_s, tick_s) or (stop_at_event and any(row["kind"][0] in NEWS for row in rows)):
@@ -269,7 +325,7 @@ class SshBackend:
         columns = {name: getattr(placement, name)[mine] for name in ("role", "group", "count")}
         place = place_of(self.cluster, **columns)
         sizes = {name: column[mine] for name in ("cpus", "memory_gb") if len(column := getattr(placement, name))}
-        amounts = given(self.cluster, **columns, **(_AS_DECLARED | sizes))
+        amounts = task_resources(self.cluster, **columns, **(_AS_DECLARED | sizes))
         stays = phase == HOLDING and place == self._places.get(number)
         if stays and amounts == self._run_events.amounts.get(number, []):
             return []

@@ -24,10 +24,9 @@ from labkit.elastic.checkpoint.manifest import FILE, QUEUE, BadCheckpointError, 
 from labkit.testbed.errors import CutError, FileError, HostMessageError
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
-from labkit.testbed.onhost.frame import CHUNK
-from labkit.testbed.ssh.entries import Entries, HostEntry
+from labkit.testbed.onhost.shared import CHUNK
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.frames import HostMessages
+from labkit.testbed.ssh.host_messages import Entries, HostEntry, HostMessages
 
 LOG = logging.getLogger(__name__)
 ATTEMPTS, PATIENCE_S = 3, 60.0
@@ -165,7 +164,7 @@ class CheckpointCache:
 
 
 def damage(path: Path) -> str:
-    """Return what is wrong with a copy; empty: it is whole.
+    """Return the fault of a copy; empty: it is whole.
 
     A copy without a digest of its own, from an earlier labkit, is whole if its archive has a complete checkpoint.
     """

@@ -1,30 +1,189 @@
-"""Events of a run on machines, made from the reports of jobs and hosts, and what follows from them at once."""
+"""Events of a run on machines, made from reports of jobs and hosts and from measurements, and what follows at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from labkit.core.checks import SINGLE
 from labkit.core.cluster import Cluster
-from labkit.core.errors import EndedError
-from labkit.core.events import Cause, Events, Kind, Role, joined
+from labkit.core.errors import EndedError, LabkitError
+from labkit.core.events import Cause, Events, Kind, Quantity, Role, events, joined
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import Ledger
 from labkit.core.resources import CPUS, MEMORY_GB
 from labkit.elastic.controller.placement import JobPlacement
-from labkit.elastic.event_quantities import MemberName
-from labkit.testbed.run.agent_pool import AgentPool
-from labkit.testbed.run.amounts import Given
+from labkit.elastic.event_quantities import EventQuantities, MemberName
+from labkit.testbed.agent.messages import HostMeasurement, Used
+from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
-from labkit.testbed.run.event_rows import hosts_of, row, seats
-from labkit.testbed.run.inbox import InboxItem
-from labkit.testbed.run.progress import JobUpdate, LostTask
+from labkit.testbed.run.job_events import JobEvent, JobUpdate, LostTask, columns_of
 from labkit.testbed.run.remote_job import RemoteJob
 from labkit.testbed.run.retries import Failures, Retries
-from labkit.testbed.run.task_of_member import Row
+from labkit.testbed.run.tasks import Row, TaskResources, hosts_of, row, seats
 from labkit.testbed.run.training import site_names
+
+MB_PER_GB: Final = 1000.0
+HostMeasurements = Mapping[str, HostMeasurement]
+"""Host -> measurement of its agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class InboxItem:
+    """A report at a second of the run: an update of a job, the state of a host (`up`, why), or measurements.
+
+    Measurements of a host have its name, those of jobs have none.
+    """
+
+    at_s: float
+    update: JobUpdate | None = None
+    job: int = -1
+    host: str = ""
+    up: bool = True
+    why: str = ""
+    rows: Events | None = None
+
+
+class Inbox:
+    """A queue of reports."""
+
+    def __init__(self) -> None:
+        self._items: deque[InboxItem] = deque()
+        self._more = threading.Condition()
+
+    def put(self, item: InboxItem) -> None:
+        """Add a report."""
+        with self._more:
+            self._items.append(item)
+            self._more.notify_all()
+
+    def take_all(self) -> list[InboxItem]:
+        """Return all reports, and remove them."""
+        with self._more:
+            items = list(self._items)
+            self._items.clear()
+            return items
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there is a report, at most some seconds."""
+        with self._more:
+            self._more.wait_for(lambda: bool(self._items), max(seconds, 0.0))
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+
+class RunMeasuring:
+    """Measures all jobs of a run at an interval, in a thread of its own.
+
+    Parameters
+    ----------
+    hosts : AgentPool
+        Agents to ask; those that do not answer are left out until they do.
+    every_s : float
+        Seconds between two measurements.
+    on_rows : callable
+        Takes MEASURED events, without a time, in some thread.
+    """
+
+    def __init__(self, hosts: AgentPool, *, every_s: float, on_rows: Callable[[Events], None]) -> None:
+        self._hosts, self._every_s, self._on_rows = hosts, every_s, on_rows
+        self._jobs: dict[int, EventQuantities] = {}
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._before: HostMeasurements = {}
+        self._thread = threading.Thread(target=self._run, name="measuring", daemon=True)
+        self._thread.start()
+
+    def note(self, job: int, event: JobEvent) -> None:
+        """Take in an event of a job's elastic runtime."""
+        with self._lock:
+            self._jobs.setdefault(job, EventQuantities()).note(columns_of(event))
+
+    def close(self) -> None:
+        """End the measurements."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every_s):
+            now = self._measure_hosts()
+            rows = self.measured(self._before, now)
+            self._before = now
+            if len(rows):
+                self._on_rows(rows)
+
+    def _measure_hosts(self) -> HostMeasurements:
+        """Return the measurements of all hosts; a host that does not answer in time has none."""
+        found: dict[str, HostMeasurement] = {}
+
+        def measure(host: str) -> None:
+            try:
+                found[host] = self._hosts.agent(host).measure(each=True)
+            except (LabkitError, OSError):
+                return  # the pool watches the hosts, and reports the loss
+
+        threads = [
+            threading.Thread(target=measure, args=(host,), daemon=True) for host, up in self._hosts.up.items() if up
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(self._every_s)
+        return dict(found)
+
+    def measured(self, before: HostMeasurements, after: HostMeasurements) -> Events:
+        """Return MEASURED rows of all jobs, from two measurements of hosts and the events between them."""
+        parts = []
+        with self._lock:
+            for job, quantities in self._jobs.items():
+                used = _used(quantities, before, after, run=self._hosts.run, task=f"job-{job}")
+                parts.append(_rows(job, quantities.taken() | used))
+        return joined(parts)
+
+
+def _used(
+    quantities: EventQuantities, before: HostMeasurements, after: HostMeasurements, *, run: str, task: str
+) -> dict[tuple[MemberName, Quantity], float]:
+    """Return cores and memory of the members of a job whose processes an agent measured."""
+    found: dict[tuple[MemberName, Quantity], float] = {}
+    for member, (host, pid) in quantities.where.items():
+        then, now = (_task(measured.get(host), run, task) for measured in (before, after))
+        if now is not None and (used_mb := now.processes_mb.get(str(pid))) is not None:
+            found[member, Quantity.MEMORY_GB] = used_mb / MB_PER_GB
+        if now is None or then is None or str(pid) not in now.processes.keys() & then.processes.keys():
+            continue
+        over_s = after[host].boot_s - before[host].boot_s
+        if over_s > 0:
+            found[member, Quantity.CORES] = max(now.processes[str(pid)] - then.processes[str(pid)], 0.0) / over_s
+    return found
+
+
+def _task(measured: HostMeasurement | None, run: str, task: str) -> Used | None:
+    rows = () if measured is None else measured.tasks
+    return next((row for row in rows if (row.run, row.task) == (run, task)), None)
+
+
+def _rows(job: int, found: Mapping[tuple[MemberName, Quantity], float]) -> Events:
+    """Return a row for each member and quantity, and one for all tasks of each role.
+
+    Column `task` is the number of the member; `labkit.testbed.run.tasks` maps it to the task of the job.
+    """
+    together: dict[tuple[Role, Quantity], list[float]] = defaultdict(list)
+    for (member, quantity), value in found.items():
+        together[member.role, quantity].append(value)
+    values = [(member.role, member.number, quantity, value) for (member, quantity), value in found.items()]
+    for (role, quantity), those in together.items():
+        values.append((role, -1, quantity, sum(those) if quantity == Quantity.CORES else max(those)))
+    rows = events(len(values))
+    rows["kind"], rows["job"] = Kind.MEASURED, job
+    for i, (role, task, quantity, value) in enumerate(values):
+        rows["role"][i], rows["task"][i], rows["quantity"][i], rows["value"][i] = role, task, quantity, value
+    return rows
 
 
 class RunEvents:
@@ -89,7 +248,7 @@ class RunEvents:
         self._now_s, self._note, self._remember = now_s, note, remember
         self.deployments: Sequence[RemoteJob] = ()
         self.places: dict[int, JobPlacement] = {}
-        self.amounts: dict[int, list[Given]] = {}
+        self.amounts: dict[int, list[TaskResources]] = {}
         self.resizing: set[int] = set()
         self._unable: set[tuple[int, str]] = set()
         self.training: set[int] = set()
@@ -188,7 +347,7 @@ class RunEvents:
         return [row(Kind.TASK_FAILED, job=job, cause=update.cause, value=lost.code, **columns)]
 
     def _stays(self, job: int) -> list[Events]:
-        """Return that a job is where it was, after a scaling that failed.
+        """Return the rows of a job that stays where it was, after a scaling that failed.
 
         If its place was given to other jobs meanwhile, it stops and has to be placed again.
         """
@@ -218,8 +377,8 @@ class RunEvents:
         """Return whether the rows of a job fit beside all other jobs."""
         free = self._ledger.book.free_without(np.array([job], np.int32))
         each = self._ledger.book.demand[rows["role"], job]
-        for r, given in ((CPUS, rows["cpus"]), (MEMORY_GB, rows["memory_gb"])):
-            each[:, r] = np.where(np.isnan(given), each[:, r], given)
+        for r, amounts in ((CPUS, rows["cpus"]), (MEMORY_GB, rows["memory_gb"])):
+            each[:, r] = np.where(np.isnan(amounts), each[:, r], amounts)
         np.subtract.at(free, rows["group"], each * rows["value"][:, None])
         there = self._ledger.up[self.cluster.group_machine]  # no job is placed on the other machines
         return bool((free[there] >= -SINGLE).all())
@@ -250,7 +409,7 @@ class RunEvents:
         return self._failed(job, update)
 
     def _failed(self, job: int, update: JobUpdate) -> list[Events]:
-        """Return what follows from the failure of a job: a delay, its host set aside, or that it is given up."""
+        """Return the events after the failure of a job: it is delayed or given up, or its host is set aside."""
         others = [host for host in self.cluster.machines if self._in_service(host) and host != update.host]
         busy = any(update.host in hosts_of(place) for place in self.places.values())
         verdict = self._failures.failed(
@@ -313,7 +472,7 @@ class RunEvents:
         return [] if host in self.aside else self.returned(host)
 
     def _host_left(self, host: str, why: str) -> list[Events]:
-        """Return what is left of the jobs that had tasks on a host, and a LEFT row."""
+        """Return the events of the jobs that had tasks on a lost host, and a LEFT row."""
         rows: list[Events] = []
         for job, place in list(self.places.items()):
             left = {site: counts for site, counts in place.items() if site.rpartition("/")[0] != host}
@@ -332,7 +491,7 @@ class RunEvents:
             self._lost_generation[job] = generation
 
     def _go_on(self, job: int, rest: JobPlacement | None, host: str) -> list[Events]:
-        """Return that a job goes on with the tasks that are left, or failed."""
+        """Return the events of a job that goes on with its other tasks, or failed."""
         if rest is None:
             self._note(f"job {self.jobs.id[job]} failed: its host was lost")
             self.forget_tasks(job)

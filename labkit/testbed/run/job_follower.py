@@ -2,25 +2,262 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Final
 
 from labkit.core.errors import LabkitError
 from labkit.core.events import Cause
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.process import causes
-from labkit.testbed.run.agent_pool import AgentPool
+from labkit.testbed.agent.client import Agent
+from labkit.testbed.errors import AgentGone, AgentRefused, AgentTimeout, HostError
+from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
-from labkit.testbed.run.gpu_claims import Claims
-from labkit.testbed.run.job_events import DroppedEvent, JobEvent, JobResult, SavedEvent, ScaledEvent, StartedEvent
-from labkit.testbed.run.job_launcher import JobLauncher
-from labkit.testbed.run.job_reader import JobReader
-from labkit.testbed.run.job_state import RemoteJobState
-from labkit.testbed.run.progress import JobUpdate, Progress
+from labkit.testbed.run.job_events import (
+    DroppedEvent,
+    JobEvent,
+    JobResult,
+    JobUpdate,
+    Progress,
+    SavedEvent,
+    ScaledEvent,
+    StartedEvent,
+    event_of,
+    result_of,
+)
+from labkit.testbed.run.job_launcher import NOTHING_THERE, GpuClaims, JobLauncher
+from labkit.testbed.run.job_messages import StatusOrder, message_of
+from labkit.testbed.run.tasks import TaskNumbers, TaskResources
 
+EVENTS: Final = "job/events.jsonl"
+LOG_TAIL: Final = 500
+"""Bytes of the log that stand for the failure of a job without a result."""
+START_S: Final = 120.0
+"""Seconds that the process of a job may take until it accepts orders."""
 RECONNECT_S: Final = 0.5
 """Seconds between two attempts to follow the events of a job."""
+
+
+@dataclass(slots=True)
+class JobScalings:
+    """Placements of one job; not locked.
+
+    Attributes
+    ----------
+    target : dict or None
+        Where its tasks are to sit; None: it is to stop.
+    requested : dict or None
+        Placement that its process was sent last; None: it does not run.
+    current : dict or None
+        Placement after the last scaling that is complete.
+    """
+
+    target: JobPlacement | None = None
+    requested: JobPlacement | None = None
+    current: JobPlacement | None = None
+    _under_way: dict[int, JobPlacement] = field(default_factory=dict)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the job runs at its target, and no scaling is under way."""
+        return self.requested is not None and self.target == self.requested and not self._under_way
+
+    def occupied(self) -> list[JobPlacement]:
+        """Return the placements that may have processes now."""
+        return [self.current or {}, *self._under_way.values()]
+
+    def note_start(self, place: JobPlacement) -> None:
+        """Note that the job starts with a placement."""
+        self.requested, self.current = dict(place), dict(place)
+        self._under_way.clear()
+
+    def note_begin(self, scaling: int, place: JobPlacement) -> None:
+        """Note that the job's process has begun a scaling, and its number."""
+        self.requested = self._under_way[scaling] = dict(place)
+
+    def note_outcome(self, scaling: int, *, scaled: bool) -> None:
+        """Note the end of a scaling.
+
+        If it failed and no later one is under way, the job is where it was: a target that equals the failed placement
+        is reset to that.
+        """
+        place = self._under_way.pop(scaling, None)
+        if place is not None and scaled:
+            self.current = place
+        elif place is not None and place == self.requested and not self._under_way:
+            self.target = self.current if self.target == self.requested else self.target
+            self.requested = self.current
+
+    def note_lost_host(self, host: str, rest: JobPlacement) -> None:
+        """Note that the tasks of a host are gone; `rest` is the new target."""
+        self.target = dict(rest)
+        self.current = {site: n for site, n in (self.current or {}).items() if site.rpartition("/")[0] != host}
+
+    def note_end(self, *, keep_target: bool = True) -> None:
+        """Note that the job runs no more."""
+        self.requested = None
+        if not keep_target:
+            self.target = None
+
+
+@dataclass(slots=True)
+class RemoteJobState:
+    """State of one job; `change` is held to change it, and notified of changes.
+
+    Attributes
+    ----------
+    home : str
+        Host of its controller; empty while it does not run.
+    scalings : JobScalings
+        Target and placements of its tasks.
+    progress : Progress
+        How far it is.
+    task_numbers : TaskNumbers
+        Which member is which task.
+    amounts : list of TaskResources
+        Cores and memory that its tasks are to have.
+    limited : list of TaskResources, optional
+        Amounts that its process was sent last; None: some members may not have them.
+    generation : int
+        Number of starts and ends so far; distinguishes events of an earlier start from those of the current one.
+    closed : bool
+        Whether no decision is carried out any more.
+    dead : bool
+        Whether its processes are to be ended after the loss of a host.
+    """
+
+    home: str = ""
+    scalings: JobScalings = field(default_factory=JobScalings)
+    progress: Progress = field(default_factory=Progress)
+    task_numbers: TaskNumbers = field(default_factory=TaskNumbers)
+    amounts: list[TaskResources] = field(default_factory=list)
+    limited: list[TaskResources] | None = field(default_factory=list)
+    generation: int = 0
+    closed: bool = False
+    dead: bool = False
+    change: threading.Condition = field(default_factory=threading.Condition)
+    sending: threading.Lock = field(default_factory=threading.Lock)
+    """Held from a scaling's order until its number is noted."""
+
+    def is_current(self, generation: int) -> bool:
+        """Return whether events of a start count."""
+        return generation == self.generation and not self.closed and not self.dead
+
+    def new_generation(self) -> int:
+        """Count a start or an end; return the new number."""
+        self.generation += 1
+        return self.generation
+
+
+class JobReader:
+    """Reads what one start of a job writes.
+
+    Parameters
+    ----------
+    hosts : AgentPool
+        Agents of the run.
+    task : str
+        The job, as agents know it.
+    home : str
+        Host of the job's process.
+    is_current : callable
+        Whether this start of the job is the current one; reading ends once it is not.
+    pause : callable
+        Waits before the next attempt after a connection was lost.
+    """
+
+    def __init__(
+        self,
+        hosts: AgentPool,
+        *,
+        task: str,
+        home: str,
+        is_current: Callable[[], bool],
+        pause: Callable[[], None],
+    ) -> None:
+        self._hosts, self._task, self.home = hosts, task, home
+        self._is_current, self._pause = is_current, pause
+
+    def follow(
+        self,
+        on_event: Callable[[JobEvent, bool], None],
+        on_end: Callable[[JobResult], None],
+        *,
+        from_start: bool,
+    ) -> None:
+        """Pass on the events of the job until it has ended, then its result; nothing once it is not current any more.
+
+        Parameters
+        ----------
+        on_event : callable
+            Takes an event, and whether it was there before this call.
+        on_end : callable
+            Takes the result; called again if it loses a connection.
+        from_start : bool
+            Report all events as new; False: those that are in the file by now are old.
+
+        Raises
+        ------
+        LabkitError, OSError, ValueError
+            If the host sends what labkit does not write, or has no such job.
+        """
+        offset, known, caught_up = 0, 0, from_start
+        while self._is_current():
+            agent = None
+            try:
+                agent = self._hosts.agent(self.home)
+                self._await_start(agent)
+                if not caught_up:
+                    known = agent.read(self._hosts.run, task=self._task, file=EVENTS, n_bytes=1).size
+                lines = agent.follow(self._hosts.run, task=self._task, file=EVENTS, offset=offset)
+                for line in takewhile(lambda _: self._is_current(), lines):
+                    offset = lines.last
+                    on_event(event_of(line), offset < known)
+                    caught_up = caught_up or offset >= known
+                if self._is_current():
+                    on_end(self._result())
+                return
+            except (AgentGone, AgentTimeout, HostError):
+                if agent is not None:
+                    self._hosts.drop_connection(self.home, agent)
+                self._pause()
+
+    def blamed(self, error: Exception) -> str:
+        """Return the host to blame for an error of `follow`: none if the task was ended from elsewhere."""
+        return "" if isinstance(error, AgentRefused) and error.kind in NOTHING_THERE else self.home
+
+    def _await_start(self, agent: Agent) -> None:
+        """Wait until the job accepts orders, or has ended: then the events of an earlier start have another name."""
+        with suppress(AgentRefused):
+            agent.tell(self._hosts.run, task=self._task, message=message_of(StatusOrder()), timeout_s=START_S)
+
+    def _result(self) -> JobResult:
+        """Return the result of the job; if it wrote none, the end of its log is its failure."""
+        agent, run = self._hosts.agent(self.home), self._hosts.run
+        try:
+            return result_of(agent.read(run, task=self._task, file="result.json").data)
+        except AgentRefused as error:
+            if error.kind != "no_file":
+                raise
+        size = agent.read(run, task=self._task, file="log", n_bytes=1).size
+        log = agent.read(run, task=self._task, file="log", offset=max(size - LOG_TAIL, 0)).data.decode(errors="replace")
+        why = f"it died: {log.strip()[-LOG_TAIL:] or 'its log is empty'}"
+        return JobResult(failure=why, cause=causes.name_of(self._cause_of_exit(agent)))
+
+    def _cause_of_exit(self, agent: Agent) -> Cause:
+        """Return why the job's process ended without a result, as its agent saw it."""
+        tasks = next((listed.tasks for listed in agent.list(self._hosts.run)), {})
+        how = (tasks[self._task].how or "") if self._task in tasks else ""
+        name = how.removeprefix("killed by ")
+        if name == how:
+            return Cause.ERROR if how.startswith("exited with") else Cause.UNKNOWN
+        number = getattr(signal.Signals, name, None)
+        return Cause.KILLED if number is None else causes.of_exit(-number)
 
 
 class JobFollower:
@@ -34,7 +271,7 @@ class JobFollower:
         Changed as events come.
     hosts, backups : AgentPool, CheckpointCache
         Of the run.
-    launcher, claims : JobLauncher, Claims
+    launcher, claims : JobLauncher, GpuClaims
         Processes and GPUs of the job.
     n_steps : int
         Updates after which the job is done.
@@ -52,7 +289,7 @@ class JobFollower:
         hosts: AgentPool,
         backups: CheckpointCache,
         launcher: JobLauncher,
-        claims: Claims,
+        claims: GpuClaims,
         n_steps: int,
         report: Callable[[JobUpdate], None],
         on_event: Callable[[JobEvent], None],
@@ -97,7 +334,7 @@ class JobFollower:
         state.task_numbers.note(event)
         if isinstance(event, ScaledEvent | DroppedEvent):
             with state.sending, state.change:
-                state.scalings.over(event.scaling, scaled=isinstance(event, ScaledEvent))
+                state.scalings.note_outcome(event.scaling, scaled=isinstance(event, ScaledEvent))
                 state.change.notify_all()  # GPUs may be due to be given back
         if old:
             return
@@ -157,6 +394,6 @@ class JobFollower:
             if stopped and state.scalings.target is not None:
                 why = "its host ended it, as when a lease is over; it starts again from that step"
                 update = replace(update, why=why)
-            state.scalings.ended(keep_target=stopped)
+            state.scalings.note_end(keep_target=stopped)
             state.change.notify_all()
         self._report(replace(update, generation=generation))

@@ -1,8 +1,8 @@
 """A job on its home host: `python -m labkit.testbed.run.job_process FOLDER` starts it, and stays until it ends.
 
-FOLDER/request.json is the request (`labkit.testbed.run.job_request`). FOLDER/job is the folder of the elastic job; its
-events are in FOLDER/job/events.jsonl. FOLDER/task.sock accepts orders (`labkit.testbed.run.orders`). SIGTERM has the
-effect of {"do": "stop"}: the job saves its state and ends. At the end FOLDER/result.json holds the result
+FOLDER/request.json is the request, and FOLDER/task.sock accepts orders (`labkit.testbed.run.job_messages`). FOLDER/job
+is the folder of the elastic job; its events are in FOLDER/job/events.jsonl. SIGTERM has the effect of {"do": "stop"}:
+the job saves its state and ends. At the end FOLDER/result.json holds the result
 (`labkit.testbed.run.job_events.JobResult`). A second start in the same folder continues from the newest checkpoint.
 """
 
@@ -13,9 +13,12 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,9 +29,10 @@ from labkit.elastic.errors import JobError
 from labkit.elastic.process.causes import name_of
 from labkit.elastic.proof import OFF
 from labkit.elastic.protocol.blocks import ENOUGH_BLOCKS
+from labkit.system.unix_sockets import reached
 from labkit.testbed.run.job_events import JobResult
-from labkit.testbed.run.job_request import REQUEST, JobRequest
-from labkit.testbed.run.orders import (
+from labkit.testbed.run.job_messages import (
+    REQUEST,
     BalanceOrder,
     DoneReply,
     ErrorReply,
@@ -36,6 +40,7 @@ from labkit.testbed.run.orders import (
     HostHomeReply,
     JobOrder,
     JobReply,
+    JobRequest,
     PlaceOrder,
     ReplaceOrder,
     ResizeOrder,
@@ -44,6 +49,7 @@ from labkit.testbed.run.orders import (
     StatusOrder,
     StatusReply,
     StopOrder,
+    message_of,
     order_of,
 )
 from labkit.testbed.run.own_scripts import STAGED
@@ -52,9 +58,65 @@ if TYPE_CHECKING:
     from labkit.elastic import Job, Result
     from labkit.elastic.protocol.program import Program
 
+LONGEST: Final = 1 << 20
+"""Bytes of the longest line that is read."""
+OrderAnswer = Callable[[bytes], JobReply]
 TASK, RESULT, RUNS = "task.sock", "result.json", "job"
 PREDECESSOR_S: Final = 20.0
 """Seconds that a start waits for the end of a job that still runs in the folder: its parent was killed."""
+
+
+@contextlib.contextmanager
+def serving(folder: Path, name: str, answer: OrderAnswer) -> Iterator[Path]:
+    """Answer orders at a socket in the folder, from processes of the same user; yield its path."""
+    with _listening(folder, name) as sock:
+        threading.Thread(target=_accept, args=(sock, answer), name=name, daemon=True).start()
+        try:
+            yield folder / name
+        finally:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            (folder / name).unlink(missing_ok=True)
+
+
+def _listening(folder: Path, name: str) -> socket.socket:
+    """Return a listening socket that only processes of this user can connect to."""
+    (folder / name).unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        with reached(folder / name) as address:
+            sock.bind(address)
+    finally:
+        os.umask(before)
+    sock.listen(16)
+    return sock
+
+
+def _accept(sock: socket.socket, answer: OrderAnswer) -> None:
+    while True:
+        try:
+            client, _ = sock.accept()
+        except OSError:
+            return
+        if _uid(client) == os.getuid():
+            threading.Thread(target=_attend, args=(client, answer), name="order", daemon=True).start()
+        else:
+            client.close()
+
+
+def _uid(client: socket.socket) -> int:
+    """Return the user id of the process at the other end."""
+    raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", raw)[1])
+
+
+def _attend(client: socket.socket, answer: OrderAnswer) -> None:
+    """Answer each line until the client closes the connection; a line that is too long ends it."""
+    with client, client.makefile("rwb") as lines, contextlib.suppress(OSError):
+        while (line := lines.readline(LONGEST)).endswith(b"\n"):
+            lines.write(json.dumps(message_of(answer(line))).encode() + b"\n")
+            lines.flush()
 
 
 def program_of(request: JobRequest, folder: Path) -> Program:
@@ -62,7 +124,7 @@ def program_of(request: JobRequest, folder: Path) -> Program:
     from labkit.elastic import models
     from labkit.elastic.data import dataset
     from labkit.elastic.protocol.program import Program
-    from labkit.testbed.run.own_program import program_from
+    from labkit.testbed.run.own_scripts import program_from
 
     if request.program:
         return Program.load(folder)
@@ -174,7 +236,6 @@ def run(folder: Path) -> JobResult:
     A job that was killed between its last checkpoint and its result has nothing left to do: it is done.
     """
     from labkit.elastic.checkpoint.resume import NothingLeftError
-    from labkit.testbed.run.order_socket import serving
 
     try:
         request = JobRequest.read(folder / REQUEST)
@@ -186,12 +247,8 @@ def run(folder: Path) -> JobResult:
         return JobResult(steps=error.saved.step, done=True, digest=error.saved.digest)
     except LabkitError as error:
         failure = error.reason if isinstance(error, JobError) else str(error)
-        return JobResult(failure=failure, own=_own(error), cause=name_of(_cause(error)))
-
-
-def _cause(error: LabkitError) -> Cause:
-    """Return the cause of a failure, as far as it is known."""
-    return error.cause if isinstance(error, JobError) else Cause.ERROR
+        cause = error.cause if isinstance(error, JobError) else Cause.ERROR
+        return JobResult(failure=failure, own=_own(error), cause=name_of(cause))
 
 
 def _own(error: LabkitError) -> bool:

@@ -1,29 +1,37 @@
-"""Training scripts of one's own: packed by content here, brought once to each host that starts a job of them."""
+"""Training scripts of one's own: packed by content, brought once to each host that starts such a job, and run there."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
 import stat
+import sys
 import tarfile
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from labkit.core.below import SEVERAL, open_plain
 from labkit.core.consent import Outside, digest_of
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, LabkitError
 from labkit.testbed.errors import HostError
 from labkit.testbed.ssh.fleet import Fleet
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from labkit.elastic.protocol.program import Program
 
 (STAGED,) = SEVERAL
 """Folder of archives in that of a run, and of unpacked ones below labkit's folder on a host."""
 MOST_BYTES: Final = 16 << 30
 MOST_FILES: Final = 100_000
-MOST_TOLD: Final = 4
+MAX_LISTED: Final = 4
 STAGE_S: Final = 3600.0
 LEFT_OUT: Final = ("__pycache__", ".git", ".venv", ".ipynb_checkpoints")
 """Folders that are not part of code or data."""
@@ -35,6 +43,7 @@ UNPACK: Final = (
     '{ mv -T "$new" "$2" 2>/dev/null || rm -rf "$new"; }; code=$?; rm -f "$2.tar"; rm -rf "$new"; exit $code'
 )
 """Unpacks an archive beside it; the folder gets its name when it is whole, and a second process gives way."""
+FUNCTION: Final = "program"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +95,7 @@ class OwnScript:
                 raise InputError(f"the archive of script {self.script!r:.100} is {archive!r:.100}; expected HASH.tar.")
 
     def outside(self, folder: Path) -> Outside:
-        """Return what its jobs run on hosts, from the archives in a folder."""
+        """Return the code and data of its jobs, from the archives in a folder."""
         digests = []
         for name in self.hashes:
             with open_plain(folder / f"{name}.tar") as archive:
@@ -113,11 +122,11 @@ class OwnScript:
             taken = [_taken(Path(path), folder) if path else "" for path in (self.code, self.data)]
             return replace(self, code=taken[0], data=taken[1])
         code = pack(Path(self.code), folder)
-        made = replace(self, code=str(folder / f"{code}.tar"), code_hash=code)
+        packed = replace(self, code=str(folder / f"{code}.tar"), code_hash=code)
         if not self.data:
-            return made
+            return packed
         data = pack(Path(self.data), folder)
-        return replace(made, data=str(folder / f"{data}.tar"), data_hash=data)
+        return replace(packed, data=str(folder / f"{data}.tar"), data_hash=data)
 
 
 def _taken(archive: Path, folder: Path) -> str:
@@ -188,8 +197,8 @@ def _entries(source: Path) -> Iterator[tuple[str, Path]]:
                 )
             yield str(path.relative_to(source)), path
     if odd:
-        more = f" and {len(odd) - MOST_TOLD} more" if len(odd) > MOST_TOLD else ""
-        raise InputError(f"{source} has {', '.join(odd[:MOST_TOLD])}{more}: no plain files; copy what they lead to.")
+        more = f" and {len(odd) - MAX_LISTED} more" if len(odd) > MAX_LISTED else ""
+        raise InputError(f"{source} has {', '.join(odd[:MAX_LISTED])}{more}: no plain files; copy what they lead to.")
     if not n_files:
         raise InputError(f"{source} has no files; expected code or data.")
 
@@ -234,3 +243,81 @@ class Staging:
 
     def _sh(self, host: str, program: str, *words: str) -> Any:
         return self._fleet.run(["/bin/sh", "-c", program, "sh", *words], timeout_s=STAGE_S, only=[host])
+
+
+def program_from(script: str, *, code: Path, data: Path | None, seed: int) -> Program:
+    """Return the program of a script: model, data and loss.
+
+    The classes and functions of the script, and of modules beside it, are pickled by value: workers on other hosts need
+    no code. So is its data: what the function returns travels to each worker.
+
+    Parameters
+    ----------
+    script : str
+        "FILE.py" or "FILE.py:function".
+    code, data : Path
+        The folders on this host.
+    seed : int
+        Of the global random generator of torch while the script runs.
+
+    Raises
+    ------
+    InputError
+        If the script fails, or returns something else than model, data and loss: where, and what was expected.
+    """
+    import torch
+
+    from labkit.elastic.data import as_dataset
+    from labkit.elastic.protocol.program import Program
+
+    file, _, function = script.partition(":")
+    function = function or FUNCTION
+    if not (code / file).is_file():
+        raise InputError(f"script {file} is not in the code that was brought here; expected it in {code}.")
+    torch.manual_seed(seed)
+    parts = _called(code / file, function, data)
+    if not (isinstance(parts, tuple) and len(parts) == 3):
+        raise InputError(f"{file}: {function}() returned a {type(parts).__name__}; expected (model, data, loss).")
+    _pickle_by_value(code)
+    program = Program(parts[0], as_dataset(parts[1]), parts[2])
+    program.check()
+    return program
+
+
+def _called(path: Path, function: str, data: Path | None) -> Any:
+    """Run a script and return what its function returns; its errors name the line."""
+    sys.path.insert(0, str(path.parent))
+    try:
+        module = _loaded(path)
+        wanted = getattr(module, function, None)
+        if not callable(wanted):
+            raise InputError(
+                f"{path.name} has no function {function}(data); expected one that returns model, data, loss."
+            )
+        return wanted(data)
+    except LabkitError:
+        raise
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f", line {lines[-1]}" if lines else ""
+        raise InputError(f"{path.name}{where}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def _loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _pickle_by_value(code: Path) -> None:
+    """Let classes and functions of all modules from a folder be pickled with their code."""
+    import cloudpickle
+
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and Path(file).is_relative_to(code):
+            cloudpickle.register_pickle_by_value(module)

@@ -2,40 +2,109 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from labkit.core.errors import LabkitError
 from labkit.core.events import Cause
 from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.protocol.messages.clients import MemberStatus
-from labkit.testbed.agent.errors import AgentRefused
 from labkit.testbed.agent.fences import FENCED
-from labkit.testbed.run.agent_pool import AgentPool
-from labkit.testbed.run.amounts import Given
+from labkit.testbed.errors import AgentRefused, HostError
+from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
-from labkit.testbed.run.event_rows import hosts_of
-from labkit.testbed.run.gpu_claims import AsksOf, Claims
-from labkit.testbed.run.job_client import JobClient
-from labkit.testbed.run.job_events import JobEvent
-from labkit.testbed.run.job_follower import JobFollower
-from labkit.testbed.run.job_launcher import JobLauncher
-from labkit.testbed.run.job_request import JobRequest
-from labkit.testbed.run.job_state import RemoteJobState
-from labkit.testbed.run.progress import JobUpdate, Progress
-from labkit.testbed.run.task_of_member import Row, TaskNumbers
+from labkit.testbed.run.job_events import JobEvent, JobUpdate, Progress
+from labkit.testbed.run.job_follower import START_S, JobFollower, RemoteJobState
+from labkit.testbed.run.job_launcher import AsksOf, GpuClaims, JobLauncher
+from labkit.testbed.run.job_messages import (
+    BalanceOrder,
+    DoneReply,
+    ErrorReply,
+    HostHomeOrder,
+    HostHomeReply,
+    JobOrder,
+    JobRequest,
+    PlaceOrder,
+    ReplaceOrder,
+    ResizeOrder,
+    ResizeReply,
+    ScalingReply,
+    StatusOrder,
+    StatusReply,
+    StopOrder,
+    message_of,
+    reply_of,
+)
+from labkit.testbed.run.tasks import MemberLimits, Row, TaskNumbers, TaskResources, hosts_of
 
+ReplyT = TypeVar("ReplyT")
 STOP_S: Final = 60.0
 """Seconds that a job may take to stop before its processes are ended."""
-
 RequestOf = Callable[[str, JobPlacement], JobRequest]
 """From home host and placement to the request of a start."""
-
 OnUpdate = Callable[[int, JobUpdate], None]
 """Takes the number of a job, and what happened to it."""
+
+
+class JobClient:
+    """Sends orders to the process of one job.
+
+    Every method may raise LabkitError: the process refuses the order, or cannot be reached.
+
+    Parameters
+    ----------
+    hosts : AgentPool
+        Agents of the run.
+    task : str
+        The job, as agents know it.
+    home : callable
+        Returns the host of the job's process.
+    """
+
+    def __init__(self, hosts: AgentPool, *, task: str, home: Callable[[], str]) -> None:
+        self._hosts, self._task, self._home = hosts, task, home
+
+    def place(self, place: JobPlacement, *, strategy: str) -> int:
+        """Begin a scaling to a placement; return its number."""
+        return self._send(PlaceOrder(place=dict(place), strategy=strategy), ScalingReply).scaling
+
+    def resize(self, members: MemberLimits) -> None:
+        """Limit members to (cores, GB) by name, and remove the limits of all others."""
+        self._send(ResizeOrder(members=members), ResizeReply)
+
+    def replace(self, members: list[str]) -> None:
+        """Replace members by new processes."""
+        self._send(ReplaceOrder(members=members), DoneReply)
+
+    def balance(self) -> None:
+        """Reassign the blocks of the servers by measured load."""
+        self._send(BalanceOrder(), DoneReply)
+
+    def host_home(self, host: str) -> bytes:
+        """Return the folder of the launcher of another host, a tar archive."""
+        return base64.b64decode(self._send(HostHomeOrder(host=host), HostHomeReply).archive)
+
+    def stop(self) -> None:
+        """Begin to end the job, with a checkpoint."""
+        self._send(StopOrder(), DoneReply)
+
+    def members(self) -> list[MemberStatus]:
+        """Return the members of the job."""
+        return self._send(StatusOrder(), StatusReply).members
+
+    def _send(self, order: JobOrder, kind: type[ReplyT]) -> ReplyT:
+        home = self._home()
+        answer = self._hosts.agent(home).tell(
+            self._hosts.run, task=self._task, message=message_of(order), timeout_s=START_S
+        )
+        reply = reply_of(kind, answer)
+        if isinstance(reply, ErrorReply):
+            raise HostError(f"job {self._task.removeprefix('job-')} on host {home}: {reply.error}")
+        return reply
 
 
 class RemoteJob:
@@ -87,7 +156,7 @@ class RemoteJob:
         self._hosts, self._backups, self._request, self._on_update = hosts, backups, request, on_update
         self._strategy = strategy
         self._state = state = RemoteJobState()
-        self._claims = Claims(self.task, hosts=hosts, asks=gpus, wanted=lambda: state.scalings.target is not None)
+        self._claims = GpuClaims(self.task, hosts=hosts, asks=gpus, wanted=lambda: state.scalings.target is not None)
         self._launcher = JobLauncher(
             self.task, hosts=hosts, backups=backups, claims=self._claims, bring=bring,
             tell=lambda why: on_update(
@@ -129,7 +198,7 @@ class RemoteJob:
     # --- decisions
 
     def set_target(
-        self, place: JobPlacement | None, *, beside: str | None = None, amounts: Sequence[Given] = ()
+        self, place: JobPlacement | None, *, beside: str | None = None, amounts: Sequence[TaskResources] = ()
     ) -> None:
         """Set where its tasks are to sit from now on.
 
@@ -139,7 +208,7 @@ class RemoteJob:
             Site -> (workers, servers); None: the job is to stop.
         beside : str, optional
             Task of the job that it shares GPUs with.
-        amounts : sequence of Given
+        amounts : sequence of TaskResources
             Cores and memory of its tasks; none: no limits.
         """
         with self._state.change:
@@ -171,12 +240,12 @@ class RemoteJob:
         """End processes of an earlier driver process on hosts before the job uses them."""
         self._launcher.stale |= {*hosts} - self._launcher.launchers - {self.home}
 
-    def adopt(self, home: str, place: JobPlacement, *, amounts: Sequence[Given] = ()) -> None:
+    def adopt(self, home: str, place: JobPlacement, *, amounts: Sequence[TaskResources] = ()) -> None:
         """Take over a job that runs already."""
         with self._state.change:
             self._state.amounts, self._state.limited = list(amounts), list(amounts)
             self._state.home = home
-            self._state.scalings.started(place)
+            self._state.scalings.note_start(place)
             self._state.scalings.target = dict(place)
             self._launcher.launchers = hosts_of(place) - {home}
             self._claims.adopt({home, *self._launcher.launchers}, place)
@@ -193,7 +262,7 @@ class RemoteJob:
             if rest is None or host == self.home:
                 self._state.dead, self._state.scalings.target = True, None
             else:
-                self._state.scalings.host_lost(host, rest)
+                self._state.scalings.note_lost_host(host, rest)
             self._wake()
             return self._state.generation
 
@@ -269,7 +338,7 @@ class RemoteJob:
         return partial(self._start if self._state.scalings.requested is None else self._place, target)
 
     def _next_upkeep(self) -> Callable[[], None] | None:
-        """Return what is due while the target needs no action: limits, repairs, or GPUs to give back."""
+        """Return the next action while the target needs none: limits, repairs, or GPUs to give back."""
         scalings = self._state.scalings
         if scalings.settled and self._state.amounts != self._state.limited:
             return partial(self._resize, list(self._state.amounts))
@@ -280,7 +349,7 @@ class RemoteJob:
             return partial(self._claims.give_back, dict(current))
         return None
 
-    def _resize(self, amounts: list[Given]) -> None:
+    def _resize(self, amounts: list[TaskResources]) -> None:
         with self._state.change:
             self._state.limited = amounts  # also if the order fails: the failure is reported, and not repeated
         self._client.resize(self.task_numbers.amounts(amounts))
@@ -299,7 +368,7 @@ class RemoteJob:
         self._launcher.start(home, place, request=self._request(home, place).to_json())
         with self._state.change:
             self._state.home = home
-            self._state.scalings.started(place)
+            self._state.scalings.note_start(place)
             self._repairs.clear()
             self._state.limited = []
         self.task_numbers.clear()
@@ -320,7 +389,7 @@ class RemoteJob:
         with self._state.sending:  # the scaling may be dropped before its number is here
             scaling = self._client.place(place, strategy=self._strategy)
             with self._state.change:
-                self._state.scalings.begun(scaling, place)
+                self._state.scalings.note_begin(scaling, place)
 
     def _stop(self) -> None:
         self._client.stop()
@@ -356,7 +425,7 @@ class RemoteJob:
         self._launcher.stale |= hosts
         self._launcher.try_to_clear(host for host in hosts if self._hosts.up[host])
         with self._state.change:
-            self._state.scalings.ended()
+            self._state.scalings.note_end()
             self._state.dead, self._state.home = False, ""
             self._state.new_generation()
             self._launcher.launchers.clear()

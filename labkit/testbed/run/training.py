@@ -17,9 +17,9 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
 from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.protocol.sites import Site
-from labkit.testbed.agent.shapes import GpuAsk
+from labkit.testbed.agent.messages import GpuAsk
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.run.job_request import DatasetSpec, JobRequest
+from labkit.testbed.run.job_messages import DatasetSpec, JobRequest
 from labkit.testbed.run.own_scripts import STAGED, OwnScript
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ class TrainingTable:
     measure_every_s: float | None = None
 
     def __post_init__(self) -> None:
-        given: Mapping[str, Any] = self.scripts  # of to_json, they are objects of JSON
-        made = {name: OwnScript(**each) if isinstance(each, dict) else each for name, each in given.items()}
+        scripts: Mapping[str, Any] = self.scripts  # of to_json, they are objects of JSON
+        made = {name: OwnScript(**each) if isinstance(each, dict) else each for name, each in scripts.items()}
         object.__setattr__(self, "scripts", made)
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], folder: Path) -> Self:
-        """Return that of a record, whose scripts need consent; their archives are those in the record's folder.
+        """Return the table of a record, whose scripts need consent; their archives are those in the record's folder.
 
         Raises
         ------

@@ -1,34 +1,219 @@
-"""All hosts of an inventory at once: run, put, get, stream; connections stay open."""
+"""All hosts of an inventory at once: run, put, get, stream; connections stay open.
+
+Files are copied whole or not at all. They go through pipes rather than through a file session, which has a request and
+an answer for each 32 KiB.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import secrets
+import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Self, TextIO, TypeVar
+from typing import Any, ClassVar, Final, Self, TextIO, TypeVar
 
 import paramiko
 
 from labkit.core.errors import InputError
-from labkit.testbed.errors import CutError, HostError, ShellError
+from labkit.testbed.errors import CutError, FileError, HostError, ShellError
 from labkit.testbed.inventory import Inventory, Machine
-from labkit.testbed.ssh import files
-from labkit.testbed.ssh.answers import Answers, HostAnswer
-from labkit.testbed.ssh.closing import close
-from labkit.testbed.ssh.command import RemoteCommand, StopRequest
+from labkit.testbed.onhost import source as program
+from labkit.testbed.ssh.command import CompletedCommand, RemoteCommand, RemoteStream, StopRequest, close
 from labkit.testbed.ssh.connect import CONNECT_S, SshConnection
-from labkit.testbed.ssh.parallel import awaited
-from labkit.testbed.ssh.stream import RemoteStream
+from labkit.testbed.ssh.outcomes import Answers, HostAnswer, readable
 
+T = TypeVar("T")
+R = TypeVar("R")
+LOOK_S: Final = 0.2
+"""Seconds between two checks for Ctrl-C of a main thread that waits."""
+CHUNK = 1 << 18
+PUT = """umask 077
+part=$1.labkit-$2-$$.part
+for old in "$1".labkit-????????-*.part; do
+  pid=${old##*-} pid=${pid%.part}
+  case $pid in *[!0-9]* | '') continue ;; esac
+  kill -0 "$pid" 2>/dev/null || rm -f -- "$old"
+done
+trap 'rm -f -- "$part"' EXIT
+trap 'exit 1' HUP INT TERM
+trap '' PIPE
+if [ -d "$1" ]; then echo "it is a folder" >&2; exit 1; fi
+folder=$(dirname -- "$1") && { [ -d "$folder" ] || mkdir -p -- "$folder"; } && cat >"$part" || exit 1
+came=$(($(wc -c <"$part")))
+if [ "$came" -ne "$3" ]; then echo "$came of $3 bytes arrived" >&2; exit 1; fi
+chmod "$4" "$part" && mv -f -- "$part" "$1"
+"""
+"""A connection that breaks ends the input as a whole file does: so the size is compared.
+
+What is not whole yet has the name of its receiver's process: where that was killed, the next copy removes it, or gc.
+"""
+MOST_BYTES = 64 * 10**9
+"""Most bytes of a file from a host, so that no host can fill the disk here."""
+SENT = re.compile(rb"labkit-sent (\d{1,18}) ([0-9a-f]{64})\n$")
+Begin = Callable[[Sequence[str], Callable[[bytes], None] | None], RemoteCommand]
+"""Opens a call for words, and perhaps where its output goes."""
 Command = Sequence[str] | str
 """Words, which are quoted; or a constant script for /bin/sh."""
 Each = Callable[[Machine], Command]
 OnLine = Callable[[str, str], None]
-T = TypeVar("T")
 MAX_THREADS = 64
+
+
+def together(do: Callable[[T], R], things: Iterable[T], *, give_up: Callable[[], None]) -> list[R]:
+    """Return the result of `do` for each thing, each in a thread of its own.
+
+    Parameters
+    ----------
+    do : callable
+        Takes a thing; must end soon after `give_up`.
+    things : iterable
+        In the order of the answers.
+    give_up : callable
+        Called if one raises or the user interrupts; fails what the threads wait for.
+    """
+    listed = list(things)
+    with ThreadPoolExecutor(max(len(listed), 1)) as pool:
+        futures = [pool.submit(do, thing) for thing in listed]
+        try:
+            awaited(futures)
+            return [future.result() for future in futures]
+        except BaseException:
+            give_up()
+            raise
+
+
+def awaited(futures: Sequence[Future[Any]]) -> None:
+    """Wait until all threads are done, or one has raised.
+
+    Ctrl-C may not wake a main thread that waits on a lock without a limit (one time in ten, on a busy machine): it is
+    handled only when that thread wakes up.
+    """
+    left = set(futures)
+    while left:
+        done, left = wait(left, timeout=LOOK_S, return_when=FIRST_EXCEPTION)
+        if any(future.cancelled() or future.exception() for future in done):
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class CopySource:
+    """A source of a copy.
+
+    Attributes
+    ----------
+    content : Path or bytes
+        The file, or its content.
+    mode : int
+        Of the file there.
+    size : int
+        Bytes.
+    """
+
+    content: Path | bytes
+    mode: int
+    size: int
+
+    @classmethod
+    def of(cls, content: str | Path | bytes, *, mode: int | None) -> CopySource:
+        """Return a source; by default with the mode of the file, and 0600 for bytes."""
+        if isinstance(content, bytes):
+            return cls(content, 0o600 if mode is None else mode, len(content))
+        path = Path(content)
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise FileError(f"{path} is no file; give one, and pack folders.")
+        return cls(path, stat.S_IMODE(about.st_mode) if mode is None else mode, about.st_size)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Return its bytes in parts."""
+        if isinstance(self.content, bytes):
+            yield self.content
+            return
+        with self.content.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                yield chunk
+
+
+def remote_path(path: str, machine: Machine) -> str:
+    """Return a path on a host; a relative path is below the machine's folder."""
+    return path if path.startswith(("/", "~/")) else machine.path(path)
+
+
+def put_file(begin: Begin, source: CopySource, target: str, *, timeout_s: float) -> None:
+    """Write a file on a host, first under a temporary name; make missing folders.
+
+    Raises
+    ------
+    FileError
+        If it cannot be written: the error of the host.
+    HostError
+        As `RemoteCommand.run`.
+    """
+    call = begin(["/bin/sh", "-c", PUT, "sh", target, secrets.token_hex(4), str(source.size), f"{source.mode:o}"], None)
+    _check_completed(call.run(timeout_s=timeout_s, stdin=source.chunks()), f"write {target}")
+
+
+def get_file(begin: Begin, python: str, source: str, target: Path, *, timeout_s: float) -> int:
+    """Read a file from a host, first under a temporary name; return its size.
+
+    Parameters
+    ----------
+    python : str
+        The Python there that sends it, with its length and SHA-256.
+
+    Raises
+    ------
+    FileError
+        If it cannot be read there, or written here, or its hash is wrong.
+    HostError
+        As `RemoteCommand.run`.
+    """
+    partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+    with _named_errors(f"write {target} here"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("xb") as here:
+                written, found = [0], hashlib.sha256()
+
+                def sink(data: bytes) -> None:
+                    found.update(data)
+                    written[0] += here.write(data)
+                    if written[0] > MOST_BYTES:
+                        raise FileError(f"cannot read {source}: it has more than {MOST_BYTES / 1e9:g} GB.")
+
+                done = begin([python, "-c", program("give"), source], sink).run(timeout_s=timeout_s)
+            _check_completed(done, f"read {source}")
+            sent = SENT.search(done.stderr)
+            if sent is None or (written[0], found.hexdigest()) != (int(sent[1]), sent[2].decode()):
+                raise FileError(f"cannot read {source}: {written[0]} bytes came that are not what was sent (SHA-256).")
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+    return written[0]
+
+
+def _check_completed(done: CompletedCommand, what: str) -> None:
+    if done.exited != 0:
+        why = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.exited}"]
+        raise FileError(f"cannot {what}: {readable(why[0])}.")
+
+
+@contextmanager
+def _named_errors(what: str) -> Iterator[None]:
+    """Convert errors of files here to FileError."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"cannot {what}: {error.strerror or error}.") from None
 
 
 class Fleet:
@@ -46,7 +231,7 @@ class Fleet:
     """
 
     here: ClassVar[bool] = False
-    """Whether it is this machine alone: `labkit.testbed.run.this_machine`."""
+    """Whether it is this machine alone: `labkit.testbed.run.session`."""
 
     def __init__(self, inventory: Inventory, *, connect_timeout_s: float = CONNECT_S) -> None:
         if any(machine.local for machine in inventory):
@@ -151,11 +336,11 @@ class Fleet:
         mode : int, optional
             Of the file there; by default as here, and 0600 for bytes.
         """
-        content = files.CopySource.of(source, mode=mode)
+        content = CopySource.of(source, mode=mode)
 
         def one(machine: Machine, stop: StopRequest) -> HostAnswer:
             begin = self._beginner(machine, stop)
-            self._twice(lambda: files.put(begin, content, files.there(target, machine), timeout_s=timeout_s))
+            self._twice(lambda: put_file(begin, content, remote_path(target, machine), timeout_s=timeout_s))
             return HostAnswer(machine.name, exited=0)
 
         return self._each(one, only)
@@ -175,7 +360,7 @@ class Fleet:
             target = Path(folder) / machine.name / PurePosixPath(source).name
             begin = self._beginner(machine, stop)
             self._twice(
-                lambda: files.get(begin, machine.python, files.there(source, machine), target, timeout_s=timeout_s)
+                lambda: get_file(begin, machine.python, remote_path(source, machine), target, timeout_s=timeout_s)
             )
             return HostAnswer(machine.name, exited=0, stdout=str(target))
 
@@ -210,7 +395,7 @@ class Fleet:
 
         return self._with(machine, opened)
 
-    def _beginner(self, machine: Machine, stop: StopRequest) -> files.Begin:
+    def _beginner(self, machine: Machine, stop: StopRequest) -> Begin:
         return lambda words, sink: self._begin(machine, words, sink=sink, stop=stop)
 
     @staticmethod

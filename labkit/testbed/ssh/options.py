@@ -1,8 +1,14 @@
-"""How to log in to a host: the options of an inventory and of ~/.ssh/config."""
+"""How to log in to a host: the options of an inventory and of ~/.ssh/config.
+
+paramiko ignores `Include` in that file; here it is replaced by the lines of the files.
+"""
 
 from __future__ import annotations
 
+import glob
+import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,19 +18,70 @@ from annotated_types import Ge, Le, Len
 
 from labkit.core.errors import InputError
 from labkit.system.release import how_to_get
-from labkit.testbed.ssh.config_include import expanded
 from labkit.topology.inventory import fault_told
 
 if TYPE_CHECKING:
     import paramiko
     from pydantic import ConfigDict
 
+MAX_DEPTH = 16
+"""As OpenSSH."""
+LINE = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.*?)\s*")
+BLOCKS = ("host", "match")
+EVERY = "Host *"
 Text = Annotated[str, Len(1)]
 PLAIN = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"`$\\;&|<>()]+")
 """Addresses and users: no blanks, quotes, characters of a shell, or leading dash."""
 ONLY_FOR_ALL = ("known_hosts", "config")
 NONE = "none"
 """As in `ssh -F none`: no configuration file of the user."""
+
+
+def expanded(path: Path, *, depth: int = 0) -> str:
+    """Return a configuration with included files in place.
+
+    After a file with blocks of its own, the block with the Include continues.
+
+    Raises
+    ------
+    InputError
+        If files include each other without end, or one with `Host` or `Match` is included inside of a block, where
+        both would have to hold.
+    OSError, UnicodeDecodeError
+        If a file cannot be read.
+    """
+    if depth > MAX_DEPTH:
+        raise InputError(f"{path} is included more than {MAX_DEPTH} files deep; does it include itself?")
+    lines, block = [], EVERY
+    for line in path.read_text("utf-8").splitlines():
+        found = LINE.fullmatch(line)
+        word = found[1].lower() if found else ""
+        if word in BLOCKS:
+            block = line
+        if found is None or word != "include":
+            lines.append(line)
+            continue
+        brought = [expanded(each, depth=depth + 1) for each in _meant(found[2])]
+        if any(map(_has_blocks, brought)) and block != EVERY:
+            raise InputError(
+                f"{path}: 'Include {found[2]}' stands below '{block.strip()}' and brings Host or Match lines; labkit "
+                'reads such a file only above the first Host. Move it there, or set config = "none" in [ssh].'
+            )
+        lines += [*brought, *([block] if any(map(_has_blocks, brought)) else [])]
+    return "\n".join([*lines, ""])
+
+
+def _meant(words: str) -> list[Path]:
+    """Return the files that an Include names, found as ssh does; missing files are skipped."""
+    found = []
+    for word in shlex.split(words, comments=True):
+        path = os.path.expandvars(os.path.expanduser(word))
+        found += sorted(glob.glob(path if os.path.isabs(path) else os.path.join(os.path.expanduser("~/.ssh"), path)))
+    return [Path(path) for path in found if os.path.isfile(path)]
+
+
+def _has_blocks(text: str) -> bool:
+    return any((found := LINE.fullmatch(line)) and found[1].lower() in BLOCKS for line in text.splitlines())
 
 
 @dataclass(frozen=True, slots=True)

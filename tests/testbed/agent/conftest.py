@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.agent.local import LocalBridge
+from labkit.testbed.run.session import LocalBridge
 from tests.hang import HANG_S
 from tests.testbed.agent.looking import agent_pid, labelled, wait_for
 

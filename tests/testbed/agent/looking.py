@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.testbed.agent.places import SOCKET, STATE, call, read_json
+from labkit.testbed.agent.folder_layout import SOCKET, STATE, call, read_json
 from tests.hang import HANG_S
 
 

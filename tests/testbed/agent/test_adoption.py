@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from labkit.testbed.agent.places import LABEL
+from labkit.testbed.agent.folder_layout import LABEL
 from tests.hang import HANG_S
 from tests.testbed.agent.looking import agent_pid, kill_agent, labelled, runs, wait_for
 

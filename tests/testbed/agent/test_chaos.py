@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused
-from labkit.testbed.agent.local import LocalBridge
+from labkit.testbed.errors import AgentError, AgentGone, AgentRefused
+from labkit.testbed.run.session import LocalBridge
 from tests.hang import HANG_S
 from tests.testbed.agent.looking import agent_pid, labelled, wait_for
 

@@ -9,9 +9,9 @@ import pytest
 from labkit.testbed.agent import connections
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.connections import FULL, ClientConnection
-from labkit.testbed.agent.errors import AgentGone, AgentRefused, AgentTimeout
-from labkit.testbed.agent.local import Piped
 from labkit.testbed.agent.loop import Loop
+from labkit.testbed.errors import AgentGone, AgentRefused, AgentTimeout
+from labkit.testbed.run.session import LocalStream
 from tests.hang import HANG_S
 
 
@@ -91,19 +91,21 @@ def test_what_a_login_shell_says_before_the_bridge_is_dropped(agent, folder):
     import sys
 
     bridge = f"{sys.executable} -m labkit.testbed.agent.bridge {folder}"
-    with Agent(Piped(["sh", "-c", f"echo Welcome to the machine; echo; exec {bridge}"]), timeout_s=HANG_S) as other:
+    with Agent(
+        LocalStream(["sh", "-c", f"echo Welcome to the machine; echo; exec {bridge}"]), timeout_s=HANG_S
+    ) as other:
         assert other.hello.pid == agent.hello.pid
 
 
 @pytest.mark.parametrize(("script", "said"), [("echo no python here", "no python here"), ("true", "before the bridge")])
 def test_a_host_without_a_bridge_is_told_with_what_it_said(script, said):
     with pytest.raises(AgentGone, match=said):
-        Agent(Piped(["sh", "-c", script]))
+        Agent(LocalStream(["sh", "-c", script]))
 
 
 def test_a_bridge_that_says_nothing_is_not_waited_for_for_ever():
     with pytest.raises(AgentTimeout, match=r"did not begin within 0\.3 s"):
-        Agent(Piped(["sleep", "1000"]), timeout_s=0.3)
+        Agent(LocalStream(["sleep", "1000"]), timeout_s=0.3)
 
 
 def test_an_agent_that_is_stopped_is_a_timeout_and_no_hang(agent):

@@ -15,8 +15,8 @@ import pytest
 
 import labkit
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.agent.errors import AgentGone, AgentRefused, AgentVersion
-from labkit.testbed.agent.local import LocalBridge
+from labkit.testbed.errors import AgentGone, AgentRefused, AgentVersion
+from labkit.testbed.run.session import LocalBridge
 from tests.hang import HANG_S
 from tests.testbed.agent.looking import agent_pid, agents, kill_agent, labelled, runs, say, wait_for
 
@@ -164,12 +164,11 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path, dial):
 def other_labkit(tmp_path):
     """Return the environment of another labkit, whose agent speaks a later protocol."""
     tree, here = tmp_path / "other", Path(labkit.__file__).parent
-    for part in ("testbed", "elastic", "kernels"):
+    for part in ("testbed", "elastic", "kernels", "system"):
         shutil.copytree(here / part, tree / "labkit" / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "early.py", "proc.py", "release.py", "unix_sockets.py"):
-        shutil.copy(here / name, tree / "labkit")
-    wire = tree / "labkit" / "testbed" / "agent" / "wire.py"
-    wire.write_text(wire.read_text().replace("PROTOCOL: Final = 2", "PROTOCOL: Final = 3"))
+    shutil.copy(here / "__init__.py", tree / "labkit")
+    messages = tree / "labkit" / "testbed" / "agent" / "messages.py"
+    messages.write_text(messages.read_text().replace("PROTOCOL: Final = 2", "PROTOCOL: Final = 3"))
     return {**os.environ, "PYTHONPATH": str(tree)}
 
 

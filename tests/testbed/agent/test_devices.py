@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from labkit.testbed.agent.devices import ALLOTMENT
-from labkit.testbed.agent.errors import AgentRefused
+from labkit.testbed.errors import AgentRefused
 from tests.hang import HANG_S
 from tests.testbed.agent.driver import Driver
 from tests.testbed.agent.looking import environment, kill_agent, runs, wait_for

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from labkit.testbed.agent import journal, logs
+from labkit.testbed.agent import log_files as journal
+from labkit.testbed.agent import log_files as logs
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.agent.errors import AgentRefused
-from labkit.testbed.agent.events import KEEP_SIZE, PUNCH_HOLE, EventFile, allocate
-from labkit.testbed.agent.local import Piped
-from labkit.testbed.agent.reading import LineReader
+from labkit.testbed.agent.log_files import KEEP_SIZE, PUNCH_HOLE, EventFile, LineReader, allocate
+from labkit.testbed.errors import AgentRefused
+from labkit.testbed.run.session import LocalStream
 from tests.hang import HANG_S
 from tests.testbed.agent.looking import wait_for
 
@@ -41,7 +41,7 @@ def small_disk(folder):
         or subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode
     ):
         pytest.skip("no file system can be mounted here, not even in a namespace of its own")
-    bridge = Piped([*mounted, sys.executable, "-m", "labkit.testbed.agent.bridge", str(folder)])
+    bridge = LocalStream([*mounted, sys.executable, "-m", "labkit.testbed.agent.bridge", str(folder)])
     with Agent(bridge, timeout_s=HANG_S) as agent:
         yield agent
         os.kill(agent.hello.pid, signal.SIGKILL)  # its lock is seen by nobody outside
@@ -91,7 +91,7 @@ def test_a_log_is_bounded_and_its_ends_are_kept(agent, folder, tmp_path):
     following = agent.follow("run", task="t")
     wait_for(lambda: agent.list("run")[0].tasks["t"].phase == "ended")
     log = folder / "runs/run/t/log"
-    assert log.stat().st_blocks * 512 <= logs.LIMIT
+    assert log.stat().st_blocks * 512 <= logs.LOG_LIMIT
     following.close()
     if not holes_can_be_made(tmp_path):
         pytest.skip("this file system makes no holes: the log began again")
@@ -106,24 +106,24 @@ def test_a_log_is_bounded_and_its_ends_are_kept(agent, folder, tmp_path):
 
 def test_without_holes_a_log_begins_again(tmp_path, monkeypatch):
     monkeypatch.setattr(logs, "allocate", lambda *_: False)
-    (tmp_path / "log").write_bytes(b"x" * (logs.LIMIT + 4096))
-    logs.bound(tmp_path)
+    (tmp_path / "log").write_bytes(b"x" * (logs.LOG_LIMIT + 4096))
+    logs.bound_log(tmp_path)
     assert (tmp_path / "log").stat().st_size == 0
 
 
 def test_a_log_that_is_small_or_a_link_is_not_touched(tmp_path):
-    (tmp_path / "big").write_bytes(b"x" * (logs.LIMIT + 4096))
+    (tmp_path / "big").write_bytes(b"x" * (logs.LOG_LIMIT + 4096))
     (tmp_path / "log").symlink_to(tmp_path / "big")
-    logs.bound(tmp_path)
-    assert (tmp_path / "big").stat().st_blocks * 512 >= logs.LIMIT
+    logs.bound_log(tmp_path)
+    assert (tmp_path / "big").stat().st_blocks * 512 >= logs.LOG_LIMIT
     (tmp_path / "log").unlink()
     (tmp_path / "log").write_bytes(b"small")
-    logs.bound(tmp_path)
+    logs.bound_log(tmp_path)
     assert (tmp_path / "log").read_bytes() == b"small"
 
 
 def test_the_agents_own_log_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "LIMIT", 1000)
+    monkeypatch.setattr(journal, "JOURNAL_LIMIT", 1000)
     log = journal.AgentJournal(tmp_path)
     for number in range(100):
         log(f"line {number}\nof two")

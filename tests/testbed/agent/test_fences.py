@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from labkit.testbed.agent.errors import AgentRefused
+from labkit.testbed.agent.client import _Answer
 from labkit.testbed.agent.fences import Fence
-from labkit.testbed.agent.link import _Answer
+from labkit.testbed.errors import AgentRefused
 from tests.testbed.agent.looking import kill_agent, wait_for
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]

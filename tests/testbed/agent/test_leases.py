@@ -9,9 +9,9 @@ import signal
 
 import pytest
 
-from labkit.testbed.agent.errors import AgentGone, AgentRefused
-from labkit.testbed.agent.places import LABEL
+from labkit.testbed.agent.folder_layout import LABEL
 from labkit.testbed.agent.runs import AWOKEN_S
+from labkit.testbed.errors import AgentGone, AgentRefused
 from tests.hang import HANG_S
 from tests.testbed.agent.looking import kill_agent, labelled, runs, wait_for
 

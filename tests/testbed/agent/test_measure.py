@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from labkit.testbed.agent import gpus
-from labkit.testbed.agent.errors import AgentTimeout
-from labkit.testbed.agent.shapes import HeldGpu
+from labkit.testbed.agent.messages import HeldGpu
+from labkit.testbed.errors import AgentTimeout
 from tests.hang import HANG_S
 from tests.testbed.agent.looking import kill_agent, runs, wait_for
 

@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from labkit.testbed.agent.errors import AgentRefused
-from labkit.testbed.agent.shapes import (
+from labkit.testbed.agent.messages import (
+    PROTOCOL,
     Event,
     FolderRow,
     Hello,
@@ -19,7 +19,7 @@ from labkit.testbed.agent.shapes import (
     Used,
     shaped,
 )
-from labkit.testbed.agent.wire import PROTOCOL
+from labkit.testbed.errors import AgentRefused
 
 
 def names(kind):

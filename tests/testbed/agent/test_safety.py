@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from labkit.testbed.agent.arguments import RequestArguments
-from labkit.testbed.agent.errors import AgentError, AgentRefused
-from labkit.testbed.agent.places import SOCKET, call, parts
-from labkit.testbed.agent.wire import MAX_LINE, NAME, Lines, Refusal, check_name, unpack
+from labkit.testbed.agent.folder_layout import SOCKET, call, parts
+from labkit.testbed.agent.messages import MAX_LINE, NAME, Lines, Refusal, check_name, unpack
+from labkit.testbed.agent.service import RequestArguments
+from labkit.testbed.errors import AgentError, AgentRefused
 from tests.testbed.agent.looking import all_pids, hear, labelled, runs, say, wait_for
 
 HOSTILE = [

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.agent.errors import AgentGone, AgentRefused, AgentTimeout
-from labkit.testbed.agent.local import LocalBridge
-from labkit.testbed.agent.reading import LONGEST, LineReader
+from labkit.testbed.agent.log_files import LONGEST, LineReader
+from labkit.testbed.errors import AgentGone, AgentRefused, AgentTimeout
+from labkit.testbed.run.session import LocalBridge
 from tests.hang import HANG_S
 from tests.testbed.agent.conftest import end_all
 from tests.testbed.agent.looking import kill_agent, runs, say, wait_for
@@ -216,7 +216,7 @@ def test_read_returns_ranges_and_says_how_long_the_file_is(agent):
 
 
 def test_a_client_that_does_not_read_blocks_no_other_and_costs_little(agent, folder):
-    from labkit.testbed.agent.places import SOCKET, call
+    from labkit.testbed.agent.folder_layout import SOCKET, call
 
     agent.start(
         "run", task="t", argv=["sh", "-c", "yes 0123456789abcdef | head -c 50000000; echo; echo done; sleep 1000"]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from labkit.testbed.agent.places import LABEL
+from labkit.testbed.agent.folder_layout import LABEL
 from tests.testbed.agent.looking import kill_agent, labelled, wait_for
 
 
@@ -91,7 +91,7 @@ def test_a_run_of_an_agent_that_died_is_removed_by_the_next(over, folder, dial):
 
 def test_what_cannot_be_removed_is_told_and_still_bears_its_label(over, folder, monkeypatch):
     from labkit.testbed.agent import sweep
-    from labkit.testbed.agent.shapes import FolderRow
+    from labkit.testbed.agent.messages import FolderRow
 
     monkeypatch.setattr(os, "rmdir", lambda *_, **__: (_ for _ in ()).throw(PermissionError(1, "not allowed")))
     (row,) = sweep.carry_out(folder / "runs", [FolderRow(run="old", remove=True, why="over")], dry_run=False)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from labkit.testbed.agent.errors import AgentRefused
+from labkit.testbed.errors import AgentRefused
 from tests.hang import HANG_S
 from tests.testbed.agent.looking import wait_for
 

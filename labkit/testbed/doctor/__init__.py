@@ -1,1 +1,0 @@
-"""Examine the hosts of a testbed."""

@@ -1,1 +1,0 @@
-"""Bring labkit and what it needs to hosts."""
