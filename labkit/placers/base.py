@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.capacity import SLACK, ClusterArrays, arrays_of, rooms
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import GPUS, Bools, Ints
+from labkit.core.scratch_book import SLACK, ClusterArrays, arrays_of, rooms
 from labkit.core.snapshot import Snapshot
 from labkit.placers.kernels import FIRST, LEAST_ALLOCATED, PACK, SPREAD, place_gangs
 

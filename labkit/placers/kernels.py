@@ -14,8 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.capacity import ClusterArrays, FreeCapacity, anywhere, fits_one_type, give_back, left_of, usable_groups
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import (
+    ClusterArrays,
+    FreeCapacity,
+    anywhere,
+    fits_one_type,
+    give_back,
+    left_of,
+    usable_groups,
+)
 from labkit.kernels import inner, kernel
 from labkit.placers.rules import even, first_fit, least_allocated, pack, spread, whole
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.core.capacity import arrays_of, rooms
 from labkit.core.events import Role
 from labkit.core.life import Context
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import arrays_of, rooms
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.placers.base import settled

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.core.capacity import ClusterArrays, arrays_of, room, rooms
 from labkit.core.events import Role
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import CPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import ClusterArrays, arrays_of, room, rooms
 from labkit.core.snapshot import Snapshot
 from labkit.core.work_left import steps_left
 from labkit.kernels import inner, kernel

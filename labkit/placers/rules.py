@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.core.capacity import MANY, ClusterArrays, FreeCapacity, anywhere, give_back, room, share_out, take
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.scratch_book import MANY, ClusterArrays, FreeCapacity, anywhere, give_back, room, share_out, take
 from labkit.kernels import inner
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.core import Events, Jobs, Kind
-from labkit.core.capacity import arrays_of
+from labkit.core.scratch_book import arrays_of
 from labkit.experiment import Session
 from labkit.placers.machine_first import fill
 from labkit.schedulers import make

@@ -8,11 +8,11 @@ from typing import Final, Protocol, Self
 
 import numpy as np
 
-from labkit.core.capacity import arrays_of, fits_one_type
 from labkit.core.events import EVENT, Events, copied
 from labkit.core.ledger import Ledger
 from labkit.core.protocols import Backend, Scheduler
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import arrays_of, fits_one_type
 from labkit.experiment.cadence import Cadence
 from labkit.experiment.classic.loop import stretch
 from labkit.experiment.classic.nouns import (

@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from labkit.core.capacity import MANY, SLACK, room
 from labkit.core.events import Role
 from labkit.core.placement import Placement, Reason, Repair, repairs_of
 from labkit.core.resources import CPUS, MEMORY_GB, Bools, Floats, Ints
 from labkit.core.running import Running
+from labkit.core.scratch_book import MANY, SLACK, room
 from labkit.core.snapshot import Snapshot
 from labkit.kernels import inner, kernel
 from labkit.schedulers.dlrover.plan import Plan

@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from labkit.core.capacity import SLACK, share_out
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import SLACK, share_out
 from labkit.kernels import by_reference, inner, kernel
 
 MOST: Final = 4096

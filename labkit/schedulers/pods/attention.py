@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.core.capacity import arrays_of
 from labkit.core.events import Role
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import Bools, Ints
+from labkit.core.scratch_book import arrays_of
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.placers import Pack

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.core.capacity import SLACK, rooms
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.pods import n_pods, pod_of_groups
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import SLACK, rooms
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.kernels import kernel
