@@ -1,4 +1,7 @@
-"""A cluster as kernels that place tasks see it: what never changes, and what is left free on the way."""
+"""The scratch book: what is free while a decision is built, in columns, and the kernels that read and change it.
+
+The ledger's book (`labkit.core.book`) says what is; this one what would be. docs/why/scratch-book.md has who uses it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.kernels import by_reference, inner, kernel
+from labkit.kernels.arrays import fill_rows
 
 SLACK: Final = 1e-9
 MANY: Final = 1 << 30
@@ -17,71 +21,135 @@ MANY: Final = 1 << 30
 
 
 @by_reference
-class ClusterArrays(NamedTuple):
-    """What never changes.
+class ScratchBook(NamedTuple):
+    """What is free of G device groups, which belong to M machines in P pods, while a decision is built.
 
     Attributes
     ----------
+    free : array
+        (G, R) what no task holds; changed by `allocate`.
+    up : array of bool
+        (G,) groups whose machine is there.
+    machine_free, load : array
+        (M, R) and (M,) what is free of a machine, and the sum of the parts of its resources that are in use: kept by
+        `allocate` from `sum_machines` on, and of no use before.
     capacity : array
-        (G, R) of each device group.
-    group_machine : array
-        (G,) the machine of each group.
+        (G, R) what each group offers.
+    group_type, group_machine : array
+        (G,) device type and machine of each group.
     first_group : array
         (M + 1,) the first group of each machine, and G.
-    of_type : array of bool
-        (T, G) which groups have which device type.
-    anywhere : array of bool
-        (G,) all True.
     per_unit : array
         (M, R) load that one unit of a resource adds to a machine: 1 / what the machine has of it.
+    first_machine, machines : array
+        (P + 1,) places in `machines` of each pod, and (M,) the machines by pod.
     """
 
+    free: Floats
+    up: Bools
+    machine_free: Floats
+    load: Floats
     capacity: Floats
+    group_type: Ints
     group_machine: Ints
     first_group: Ints
-    of_type: Bools
-    anywhere: Bools
     per_unit: Floats
+    first_machine: Ints
+    machines: Ints
 
 
-class FreeCapacity(NamedTuple):
-    """What is left free of groups (G, R) and of machines (M, R), the load of machines (M,), and which are up (M,)."""
+def scratch_book(cluster: Cluster, free: Floats, up: Bools, *, capacity: Floats | None = None) -> ScratchBook:
+    """Return a book of a cluster.
 
-    group: Floats
-    machine: Floats
-    load: Floats
-    up: Bools
+    Parameters
+    ----------
+    free : array
+        (G, R) what is free; the book takes this array and changes it.
+    up : array of bool
+        (M,) machines that are there.
+    capacity : array, optional
+        (G, R) what the groups offer, if that is less than the cluster has.
+    """
+    known, every = _unchanging(cluster)
+    machines = cluster.n_machines
+    return ScratchBook(
+        free, up[cluster.group_machine], np.empty((machines, free.shape[1])), np.empty(machines),
+        every if capacity is None else capacity, *known,
+    )  # fmt: skip
+
+
+def empty_book(cluster: Cluster) -> ScratchBook:
+    """Return a book of a cluster in which all is free and every machine is up."""
+    return scratch_book(cluster, np.array(cluster.capacity, np.float64), np.ones(cluster.n_machines, np.bool_))
+
+
+def twin(book: ScratchBook) -> ScratchBook:
+    """Return another book of the same cluster, to be cleared or filled."""
+    free, up = np.empty_like(book.free), np.empty_like(book.up)
+    return book._replace(free=free, up=up, machine_free=np.empty_like(book.machine_free), load=np.empty_like(book.load))
 
 
 @lru_cache(maxsize=16)
-def arrays_of(cluster: Cluster) -> ClusterArrays:
-    """Return the unchanging part of a cluster."""
-    n_machines = cluster.n_machines
-    first_group = np.searchsorted(cluster.group_machine, np.arange(n_machines + 1)).astype(np.int32)
+def _unchanging(cluster: Cluster) -> tuple[tuple[Ints, Ints, Ints, Floats, Ints, Ints], Floats]:
+    """Return the last columns of a cluster's books, and what its groups offer."""
+    n_machines, of = cluster.n_machines, cluster.group_machine
     total = np.zeros((n_machines, cluster.capacity.shape[1]))
-    np.add.at(total, cluster.group_machine, cluster.capacity)
-    types = np.arange(len(cluster.device_types))
-    return ClusterArrays(
-        capacity=np.ascontiguousarray(cluster.capacity, np.float64),
-        group_machine=np.ascontiguousarray(cluster.group_machine, np.int32),
-        first_group=first_group,
-        of_type=np.ascontiguousarray(cluster.group_type == types[:, None]),
-        anywhere=np.ones(cluster.n_groups, np.bool_),
-        per_unit=np.where(total > 0, 1 / np.maximum(total, 1e-12), 0.0),
-    )
+    np.add.at(total, of, cluster.capacity)
+    order = np.argsort(cluster.partition, kind="stable").astype(np.int32)
+    pods = np.arange(int(cluster.partition.max(initial=0)) + 2)
+    return (
+        cluster.group_type.astype(np.int32),
+        of.astype(np.int32),
+        np.searchsorted(of, np.arange(n_machines + 1)).astype(np.int32),
+        np.where(total > 0, 1 / np.maximum(total, 1e-12), 0.0),
+        np.searchsorted(cluster.partition[order], pods).astype(np.int32),
+        order,
+    ), np.array(cluster.capacity, np.float64)
+
+
+# --- what changes it
+
+
+@kernel
+def allocate(book: ScratchBook, demand: Floats, group: int, n: int) -> None:
+    """Take n tasks of a demand (R,) out of what is free of a group; -n: give them back."""
+    m = book.group_machine[group]
+    for r in range(len(demand)):
+        book.free[group, r] -= n * demand[r]
+        book.machine_free[m, r] -= n * demand[r]
+        book.load[m] += n * demand[r] * book.per_unit[m, r]
+
+
+@kernel
+def allocate_if_room(book: ScratchBook, demand: Floats, runs_on: Bools, group: int, n: int) -> bool:
+    """Take n tasks of a demand (R,) out of what is free of a group if they fit; tell whether they did."""
+    if not usable(book, runs_on, demand, group) or room(book.free[group], demand, MANY) < n:
+        return False
+    allocate(book, demand, group, n)
+    return True
 
 
 @inner
-def left_of(arrays: ClusterArrays, free: Floats, up: Bools, sums: bool) -> FreeCapacity:
-    """Return what is left when so much is free (G, R), which is used up from then on; machines are 0 without `sums`."""
-    n_machines, n_resources = arrays.per_unit.shape
-    machine, load = np.zeros((n_machines, n_resources)), np.zeros(n_machines)
-    for g in range(len(free) if sums else 0):
-        m = arrays.group_machine[g]
-        for r in range(n_resources):
-            machine[m, r] += free[g, r]
-            load[m] += (arrays.capacity[g, r] - free[g, r]) * arrays.per_unit[m, r]
-    return FreeCapacity(free, machine, load, up)
+def sum_machines(book: ScratchBook) -> None:
+    """Sum up what is free of machines, and their load; `allocate` keeps both from then on."""
+    book.machine_free[:] = 0.0
+    book.load[:] = 0.0
+    for g in range(len(book.free)):
+        m = book.group_machine[g]
+        for r in range(book.free.shape[1]):
+            book.machine_free[m, r] += book.free[g, r]
+            book.load[m] += (book.capacity[g, r] - book.free[g, r]) * book.per_unit[m, r]
+
+
+@inner
+def clear(book: ScratchBook) -> None:
+    """Let everything be free, and every machine up."""
+    fill_rows(book.free, book.capacity)
+    book.up[:] = True
+    sum_machines(book)
+
+
+# --- where there is room
 
 
 @inner
@@ -104,60 +172,84 @@ def rooms(free: Floats, demand: Floats) -> Ints:
 
 
 @inner
-def take(arrays: ClusterArrays, left: FreeCapacity, demand: Floats, taken: Ints, group: int, n: int) -> None:
-    """Put n tasks (or -n, take them back) into a group."""
-    m = arrays.group_machine[group]
-    taken[group] += n
-    for r in range(len(demand)):
-        left.group[group, r] -= n * demand[r]
-        left.machine[m, r] -= n * demand[r]
-        left.load[m] += n * demand[r] * arrays.per_unit[m, r]
-
-
-@inner
-def give_back(arrays: ClusterArrays, left: FreeCapacity, demand: Floats, taken: Ints) -> None:
-    """Take back all tasks that `taken` (G,) counts."""
-    for g in range(len(taken)):
-        if taken[g]:
-            take(arrays, left, demand, taken, g, -taken[g])
-
-
-@inner
-def anywhere(arrays: ClusterArrays, left: FreeCapacity, demand: Floats) -> Bools:
-    """Return which groups may host a task without GPUs: one that needs nothing at all still needs a machine."""
-    if np.any(demand > 0):
-        return arrays.anywhere
-    there = np.empty(len(arrays.anywhere), np.bool_)
-    for g in range(len(there)):
-        there[g] = left.up[arrays.group_machine[g]]
-    return there
-
-
-@inner
-def usable_groups(arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, demand: Floats) -> Bools:
-    """Return which groups may host a task of a job: those of one device type, or of all (-1) that it runs on."""
-    if not demand[GPUS] > 0:
-        return anywhere(arrays, left, demand)
-    if device_type >= 0:
-        return np.asarray(arrays.of_type[device_type])
-    usable = np.zeros(len(arrays.anywhere), np.bool_)
-    for kind in range(len(runs_on)):
-        if runs_on[kind]:
-            usable |= arrays.of_type[kind]
-    return usable
+def usable(book: ScratchBook, runs_on: Bools, demand: Floats, group: int) -> bool:
+    """Tell whether a group is up and, where a task needs GPUs, of a type (T,) that it runs on."""
+    return bool(book.up[group] and (not demand[GPUS] > 0 or runs_on[book.group_type[group]]))
 
 
 @kernel
-def fits_one_type(arrays: ClusterArrays, runs_on: Bools, worker: Floats, n_workers: int) -> bool:
+def usable_rooms(book: ScratchBook, demand: Floats, runs_on: Bools) -> Ints:
+    """Return how many more tasks of a demand (R,) each group has room for, (G,); 0 where they may not go."""
+    fitting = np.zeros(len(book.free), np.int32)
+    for g in range(len(fitting)):
+        if usable(book, runs_on, demand, g):
+            fitting[g] = room(book.free[g], demand, MANY)
+    return fitting
+
+
+@inner
+def usable_groups(book: ScratchBook, runs_on: Bools, device_type: int, demand: Floats) -> Bools:
+    """Return which groups (G,) may ever host a task: of one device type, or of all (-1) that it runs on.
+
+    One without GPUs may go anywhere; one that needs nothing at all still needs a machine that is up.
+    """
+    if not np.any(demand > 0):
+        return book.up
+    groups = np.empty(len(book.free), np.bool_)
+    for g in range(len(groups)):
+        kind = book.group_type[g]
+        groups[g] = not demand[GPUS] > 0 or kind == device_type or (device_type < 0 and runs_on[kind])
+    return groups
+
+
+@kernel
+def fits_one_type(book: ScratchBook, runs_on: Bools, worker: Floats, n_workers: int) -> bool:
     """Tell whether the empty cluster holds all workers on one device type."""
     for kind in range(len(runs_on)):
         n = n_workers
-        for g in range(len(arrays.capacity)):
-            if runs_on[kind] and arrays.of_type[kind, g]:
-                n -= room(arrays.capacity[g], worker, n)
+        for g in range(len(book.capacity)):
+            if runs_on[kind] and book.group_type[g] == kind:
+                n -= room(book.capacity[g], worker, n)
         if n <= 0:
             return True
     return False
+
+
+@kernel
+def free_in_pod(book: ScratchBook, pod: int) -> tuple[float, float]:
+    """Return the GPUs and cores that are free in a pod."""
+    gpus, cores = 0.0, 0.0
+    for i in range(book.first_machine[pod], book.first_machine[pod + 1]):
+        m = book.machines[i]
+        for g in range(book.first_group[m], book.first_group[m + 1]):
+            if book.up[g]:
+                gpus += book.free[g, GPUS]
+                cores += book.free[g, CPUS]
+    return gpus, cores
+
+
+# --- whole gangs
+
+
+@kernel
+def may_hold(
+    book: ScratchBook, pod: int, worker: Floats, ps: Floats, n_workers: int, n_ps: int, runs_on: Bools
+) -> bool:
+    """Tell whether a pod has room for the workers of a gang, for its PSs, and in all for both; False is sure."""
+    total, for_workers, for_ps = np.zeros(len(worker)), 0, 0
+    for i in range(book.first_machine[pod], book.first_machine[pod + 1]):
+        m = book.machines[i]
+        for g in range(book.first_group[m], book.first_group[m + 1]):
+            if book.up[g]:
+                for_ps += room(book.free[g], ps, n_ps)
+                if usable(book, runs_on, worker, g):
+                    for_workers += room(book.free[g], worker, n_workers)
+                for r in range(len(total)):
+                    total[r] += book.free[g, r]
+    for r in range(len(total)):
+        if n_workers * worker[r] + n_ps * ps[r] > total[r] + SLACK:
+            return False
+    return for_workers >= n_workers and for_ps >= n_ps
 
 
 @inner

@@ -14,9 +14,8 @@ from labkit.core.events import Role
 from labkit.core.placement import Placement, Reason, Repair, repairs_of
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
 from labkit.core.running import Running
-from labkit.core.scratch_book import MANY, SLACK, room
+from labkit.core.scratch_book import SLACK, allocate, allocate_if_room, scratch_book, usable_rooms
 from labkit.core.snapshot import Snapshot
-from labkit.kernels import inner, kernel
 
 
 class Trial:
@@ -36,8 +35,10 @@ class Trial:
     ----------
     n_workers, n_ps : array
         (N,) tasks of each job of the run, as they would be.
+    book : ScratchBook
+        What no task would hold, for kernels.
     free : array
-        (G, R) what no task would hold; a view, which changes with each task.
+        (G, R) of the book; it changes with each task.
 
     Examples
     --------
@@ -59,14 +60,14 @@ class Trial:
 
     def __init__(self, snapshot: Snapshot, *, without: Iterable[int] = ()) -> None:
         self._snapshot = snapshot
-        self._runs_on, self._up = snapshot.runs_on, snapshot.up[snapshot.cluster.group_machine]
-        self._group_type = snapshot.cluster.group_type
+        self._runs_on = snapshot.runs_on
         self._demand, held = snapshot.demand, snapshot.held_by_all
         self.n_workers: Ints = held["n_workers"].copy()
         self.n_ps: Ints = held["n_ps"].copy()
         self._partner: Ints = held["partner"].copy()
         self._n_given: Ints = held["n_given"]
-        self.free: Floats = snapshot.free.copy()
+        self.book = scratch_book(snapshot.cluster, snapshot.free.copy(), snapshot.up)
+        self.free: Floats = self.book.free
         self._before: dict[int, GivenTasks] = {}
         self._now: dict[int, GivenTasks] = {}
         self._given: dict[tuple[int, int], Given] = {}
@@ -82,7 +83,7 @@ class Trial:
         0 on machines that are away, and for tasks with GPUs where the job does not run. Of a job that shares its GPUs:
         how many of its workers with as many of its partner's.
         """
-        return rooms(self.free, self.demand_of(job, role), self.runs_on(job), self._group_type, self._up)
+        return usable_rooms(self.book, self.demand_of(job, role), self.runs_on(job))
 
     def add(self, job: int, role: int, group: int, n: int = 1) -> None:
         """Put n more tasks of a job into a device group; of a job that shares its GPUs, its partner's workers too.
@@ -94,7 +95,7 @@ class Trial:
         """
         demand, runs_on = self.demand_of(job, role), self.runs_on(job)
         valid = 0 <= group < len(self.free) and n >= 1
-        if not valid or not take_room(self.free, demand, runs_on, self._group_type, self._up, group, n):
+        if not valid or not allocate_if_room(self.book, demand, runs_on, group, n):
             raise self._refused(job, group, n)
         self._count(job, role, group, n)
 
@@ -155,7 +156,7 @@ class Trial:
             if ((self.free[at] - more < -SLACK) & (more > 0)).any():
                 raise self._too_large(job, role, at, cores, gb)
         for at, more in moved.items():
-            self.free[at] -= more
+            allocate(self.book, more, at, 1)
         for key, _ in chosen:
             del tasks[key]
         for (_, at, given), n in chosen:
@@ -171,7 +172,7 @@ class Trial:
             gives = n * self._demand_given(job, role, given)
             if partner >= 0 and role == Role.WORKER:
                 gives[GPUS] = 0.0
-            self.free[group] += gives
+            allocate(self.book, gives, group, -1)
         tasks.clear()
         self.n_workers[job] = self.n_ps[job] = 0
         if partner >= 0:
@@ -235,6 +236,14 @@ class Trial:
             if its_role == role:
                 counts[group] += n
         return counts
+
+    def rows(self, jobs: Ints) -> list[NDArray[Any]]:
+        """Return job, role, group and count, (P,) each, of the tasks of some jobs, by job, role and group."""
+        number = np.sort(jobs)
+        mine = [self._rows(job)[0] for job in number.tolist()]
+        role, group, count = np.concatenate([np.empty((0, 3), np.int32), *mine]).T
+        job = np.repeat(number, [len(rows) for rows in mine]).astype(np.int32)
+        return [job, role.astype(np.int8), group.copy(), count.copy()]
 
     def running(self, jobs: Ints | None = None) -> Running:
         """Return all tasks as they would be, or those of some jobs in that order, as speed models take them."""
@@ -341,7 +350,7 @@ class Trial:
             if k:
                 freed = k * self._demand_given(job, role, given)
                 freed[GPUS] *= gpus
-                self.free[group] += freed
+                allocate(self.book, freed, group, -1)
                 self._note(job, role, group, -k, given)
                 n -= k
 
@@ -421,32 +430,3 @@ def merged(changed: Bools, kept: NDArray[Any], new: NDArray[Any]) -> NDArray[Any
     column = np.empty(len(changed), kept.dtype)
     column[~changed], column[changed] = kept, new
     return column
-
-
-@kernel
-def rooms(free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, up: Bools) -> Ints:
-    """Return how many more tasks of a demand each device group has room for, (G,)."""
-    rooms = np.zeros(len(free), np.int32)
-    for g in range(len(free)):
-        rooms[g] = room_in(free, demand, runs_on, group_type, up, g)
-    return rooms
-
-
-@inner
-def room_in(free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, up: Bools, group: int) -> int:
-    """Return how many more tasks of a demand a device group has room for."""
-    if not up[group] or (demand[GPUS] > 0 and not runs_on[group_type[group]]):
-        return 0
-    return room(free[group], demand, MANY)
-
-
-@kernel
-def take_room(
-    free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, up: Bools, group: int, n: int
-) -> bool:  # fmt: skip
-    """Take the room of n tasks in a device group, if it is there; tell whether it was."""
-    if room_in(free, demand, runs_on, group_type, up, group) < n:
-        return False
-    for r in range(free.shape[1]):
-        free[group, r] -= n * demand[r]
-    return True

@@ -52,7 +52,7 @@ class DeepSys:
                 break
         if not placed.any():
             return Pack().place(snapshot, gangs, strict=strict)
-        return settled(snapshot, gangs, placed, greedy.rows())
+        return settled(snapshot, gangs, placed, greedy.trial.rows(gangs.job))
 
 
 class Greedy:
@@ -70,12 +70,6 @@ class Greedy:
             np.bincount(machine, there.count * (there.role == Role.WORKER), n).astype(np.float64),
             np.bincount(machine, there.count * self.gb[job], n).astype(np.float64),
         )
-        self._seats: list[tuple[int, int, int]] = []
-
-    def rows(self) -> list[Ints]:
-        """Return what was placed here: job, role, group, count."""
-        rows, count = np.unique(np.array(self._seats, np.int32).reshape(-1, 3), axis=0, return_counts=True)
-        return [rows[:, 0], rows[:, 1].astype(np.int8), rows[:, 2], count.astype(np.int32)]
 
     def place(self, i: int) -> bool:
         """Place one more gang; where it does not fit, all is as before."""
@@ -85,7 +79,7 @@ class Greedy:
         left = [int(self.gangs.n_workers[i]), int(self.gangs.n_ps[i])]
         position = np.full(self.snapshot.cluster.n_machines, -1)
         position[machines] = np.arange(len(machines))
-        mine: list[tuple[int, int, int]] = []
+        mine: list[tuple[int, int]] = []
         beside = MachineTasks(*(column[machines] for column in self.beside))
         for role in (Role.WORKER, Role.PS):
             for _ in range(left[role]):
@@ -94,17 +88,16 @@ class Greedy:
                     room = np.where(usable, room, 0)
                 best = self._best(job, left, on, np.unique(position[self.of[room > 0]]), beside)
                 if best < 0:
-                    for _, its_role, group in mine:
+                    for its_role, group in mine:
                         self.trial.remove(job, its_role, group)
                     return False
                 group = int(np.where(self.of == machines[best], room, 0).argmax())
                 self.trial.add(job, role, group)
-                mine.append((job, int(role), group))
+                mine.append((int(role), group))
                 on[role, best] += 1
                 left[role] -= 1
         for column, each in zip(self.beside, (on.sum(axis=0), on[0], on.sum(axis=0) * self.gb[job]), strict=True):
             column[machines] += each
-        self._seats += mine
         return True
 
     def _best(self, job: int, left: list[int], on: Floats, fits: Ints, beside: MachineTasks) -> int:
