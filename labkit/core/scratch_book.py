@@ -130,6 +130,17 @@ def allocate_if_room(book: ScratchBook, demand: Floats, runs_on: Bools, group: i
 
 
 @inner
+def restore(book: ScratchBook, group: int, free: Floats) -> None:
+    """Let as much be free in a group as was before, (R,), to the last bit."""
+    m = book.group_machine[group]
+    for r in range(len(free)):
+        more = free[r] - book.free[group, r]
+        book.free[group, r] = free[r]
+        book.machine_free[m, r] += more
+        book.load[m] -= more * book.per_unit[m, r]
+
+
+@inner
 def sum_machines(book: ScratchBook) -> None:
     """Sum up what is free of machines, and their load; `allocate` keeps both from then on."""
     book.machine_free[:] = 0.0
