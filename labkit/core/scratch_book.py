@@ -152,10 +152,16 @@ def sum_machines(book: ScratchBook) -> None:
             book.load[m] += (book.capacity[g, r] - book.free[g, r]) * book.per_unit[m, r]
 
 
+@kernel
+def refill(book: ScratchBook, free: Floats) -> None:
+    """Let so much be free, (G, R)."""
+    fill_rows(book.free, free)
+
+
 @inner
 def clear(book: ScratchBook) -> None:
     """Let everything be free, and every machine up."""
-    fill_rows(book.free, book.capacity)
+    refill(book, book.capacity)
     book.up[:] = True
     sum_machines(book)
 

@@ -99,6 +99,11 @@ class Trial:
             raise self._refused(job, group, n)
         self._count(job, role, group, n)
 
+    def take(self, placement: Placement) -> None:
+        """Put all tasks of a placement into their device groups, as they are declared."""
+        for row in zip(placement.job, placement.role, placement.group, placement.count, strict=True):
+            self.add(*map(int, row))
+
     def remove(self, job: int, role: int, group: int, n: int = 1) -> None:
         """Take n tasks of a job out of a device group; of a job that shares its GPUs, its partner's workers too.
 

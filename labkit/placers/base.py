@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -45,6 +45,22 @@ def place_by(rule: int, snapshot: Snapshot, gangs: Gangs, *, strict: bool) -> Pl
             if instead[1][-1].sum() > rows[-1].sum():
                 placed, rows = instead
     return settled(snapshot, gangs, placed, rows)
+
+
+def place_or_pack(
+    rule: Callable[[], tuple[Bools, Rows]], snapshot: Snapshot, gangs: Gangs, *, strict: bool
+) -> Placement:
+    """Return where gangs go by a rule for whole gangs, which returns which found room and the rows of the placement.
+
+    Gangs that may shrink or share GPUs, and all of them where no gang finds room by the rule, are packed.
+    """
+    if not len(gangs):
+        return Placement.nothing()
+    if not (gangs.may_shrink().any() or (gangs.partner >= 0).any()):
+        placed, rows = rule()
+        if placed.any():
+            return settled(snapshot, gangs, placed, rows)
+    return place_by(PACK, snapshot, gangs, strict=strict)
 
 
 def _placed(rule: int, snapshot: Snapshot, gangs: Gangs, strict: bool) -> tuple[Bools, Rows]:

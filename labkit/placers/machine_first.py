@@ -9,13 +9,11 @@ import numpy as np
 from labkit.core.events import Role
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import CPUS, Bools, Floats, Ints
-from labkit.core.scratch_book import ScratchBook, allocate, room, rooms, sum_machines
+from labkit.core.scratch_book import ScratchBook, allocate, refill, room, rooms, sum_machines
 from labkit.core.snapshot import Snapshot
 from labkit.core.work_left import steps_left
 from labkit.kernels import inner, kernel
-from labkit.kernels.arrays import fill_rows
-from labkit.placers.base import book_without, of_one_type, place_by, settled
-from labkit.placers.kernels import PACK
+from labkit.placers.base import book_without, of_one_type, place_or_pack
 
 PS = int(Role.PS)
 
@@ -41,14 +39,7 @@ class MachineFirst:
 
     def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
         """Return where the gangs go."""
-        if not len(gangs):
-            return Placement.nothing()
-        if gangs.may_shrink().any() or (gangs.partner >= 0).any():
-            return place_by(PACK, snapshot, gangs, strict=strict)
-        placed, rows = _placed(snapshot, gangs, strict)
-        if not placed.any():
-            return place_by(PACK, snapshot, gangs, strict=strict)
-        return settled(snapshot, gangs, placed, rows)
+        return place_or_pack(lambda: _placed(snapshot, gangs, strict), snapshot, gangs, strict=strict)
 
 
 def _placed(snapshot: Snapshot, gangs: Gangs, strict: bool) -> tuple[Bools, list[Ints]]:
@@ -117,7 +108,7 @@ def fill(book: ScratchBook, demand: Floats, wanted: Ints, usable: Bools, short: 
         if last < 0:
             return takes_part & (left.sum(axis=1) == 0), tasks[:n]
         takes_part[last] = False
-        fill_rows(book.free, before)
+        refill(book, before)
 
 
 @inner

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.core.scratch_book import SLACK, ScratchBook, allocate, share_out, usable
+from labkit.core.scratch_book import SLACK, ScratchBook, allocate, room, share_out, usable
 from labkit.kernels import by_reference, inner, kernel
 
 MOST: Final = 4096
@@ -56,15 +56,6 @@ def hold(book: ScratchBook, gang: GangRequest, groups: Ints, sign: int) -> None:
     """Take a gang's tasks out of what is free, or give them back (sign -1)."""
     for t in range(len(groups)):
         allocate(book, gang.worker if t < gang.n_workers else gang.ps, groups[t], sign)
-
-
-@inner
-def _most(book: ScratchBook, gang: GangRequest, g: int, wants_workers: bool, n: int) -> int:
-    """Return how many tasks of one role a group has room for, at most n."""
-    k = 0
-    while k < n and fits(book, gang, g, k + 1 if wants_workers else 0, 0 if wants_workers else k + 1):
-        k += 1
-    return k
 
 
 @inner
@@ -164,7 +155,9 @@ def _fill(book: ScratchBook, gang: GangRequest, pod: int, order: Ints, found: Ca
     groups, w, p = found.group[c], 0, 0
     for m in order:
         for g in range(book.first_group[m], book.first_group[m + 1]):
-            mine = _most(book, gang, g, True, gang.n_workers - w)
+            mine = (
+                room(book.free[g], gang.worker, gang.n_workers - w) if usable(book, gang.runs_on, gang.worker, g) else 0
+            )
             groups[w : w + mine] = g
             w += mine
             k = 0

@@ -11,8 +11,7 @@ from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import Bools, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
-from labkit.placers import Pack
-from labkit.placers.base import of_one_type, settled
+from labkit.placers.base import of_one_type, place_or_pack
 from labkit.schedulers.pods.attending import NO_NOTES, GangView, Net, Stand, about_of, length_of, load, place
 
 _NO_DRAWS = np.random.default_rng(0)
@@ -43,14 +42,9 @@ class Attention:
 
     def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
         """Return where the gangs go."""
-        if not len(gangs):
-            return Placement.nothing()
-        if gangs.may_shrink().any() or (gangs.partner >= 0).any():
-            return Pack().place(snapshot, gangs, strict=strict)
-        placed, rows = by_attention(load(self.weights), snapshot, gangs, strict=strict)
-        if not placed.any():
-            return Pack().place(snapshot, gangs, strict=strict)
-        return settled(snapshot, gangs, placed, rows)
+        return place_or_pack(
+            lambda: by_attention(load(self.weights), snapshot, gangs, strict=strict), snapshot, gangs, strict=strict
+        )
 
 
 def by_attention(net: Net, snapshot: Snapshot, gangs: Gangs, *, strict: bool) -> tuple[Bools, list[Ints]]:

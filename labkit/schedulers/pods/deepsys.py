@@ -8,11 +8,10 @@ import numpy as np
 
 from labkit.core.events import Role
 from labkit.core.placement import Gangs, Placement
-from labkit.core.resources import Floats, Ints
+from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
-from labkit.placers import Pack
-from labkit.placers.base import of_one_type, settled
+from labkit.placers.base import Rows, of_one_type, place_or_pack
 from labkit.schedulers.pods.predictor import MachineTasks, features, load, model_gb, model_kind
 
 
@@ -40,19 +39,9 @@ class DeepSys:
 
     def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
         """Return where the gangs go."""
-        if not len(gangs):
-            return Placement.nothing()
-        if gangs.may_shrink().any() or (gangs.partner >= 0).any():
-            return Pack().place(snapshot, gangs, strict=strict)
-        greedy = Greedy(snapshot, gangs, self.weights)
-        placed = np.zeros(len(gangs), np.bool_)
-        for i in range(len(gangs)):
-            placed[i] = greedy.place(i)
-            if strict and not placed[i]:
-                break
-        if not placed.any():
-            return Pack().place(snapshot, gangs, strict=strict)
-        return settled(snapshot, gangs, placed, greedy.trial.rows(gangs.job))
+        return place_or_pack(
+            lambda: Greedy(snapshot, gangs, self.weights).place_all(strict=strict), snapshot, gangs, strict=strict
+        )
 
 
 class Greedy:
@@ -70,6 +59,15 @@ class Greedy:
             np.bincount(machine, there.count * (there.role == Role.WORKER), n).astype(np.float64),
             np.bincount(machine, there.count * self.gb[job], n).astype(np.float64),
         )
+
+    def place_all(self, *, strict: bool) -> tuple[Bools, Rows]:
+        """Return which gangs found room, and the rows of the placement: job, role, group, count."""
+        placed = np.zeros(len(self.gangs), np.bool_)
+        for i in range(len(placed)):
+            placed[i] = self.place(i)
+            if strict and not placed[i]:
+                break
+        return placed, self.trial.rows(self.gangs.job)
 
     def place(self, i: int) -> bool:
         """Place one more gang; where it does not fit, all is as before."""

@@ -57,10 +57,7 @@ class PodRoom:
 
     def take(self, placement: Placement) -> None:
         """Take the room of what was placed."""
-        rows = zip(placement.job.tolist(), placement.role.tolist(), placement.group.tolist(), placement.count.tolist(),
-                   strict=True)  # fmt: skip
-        for job, role, group, count in rows:
-            self.trial.add(job, role, group, count)
+        self.trial.take(placement)
         self.started[placement.set_jobs] = True
 
 
