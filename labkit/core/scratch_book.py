@@ -110,7 +110,7 @@ def _unchanging(cluster: Cluster) -> tuple[tuple[Ints, Ints, Ints, Floats, Ints,
 # --- what changes it
 
 
-@kernel
+@inner
 def allocate(book: ScratchBook, demand: Floats, group: int, n: int) -> None:
     """Take n tasks of a demand (R,) out of what is free of a group; -n: give them back."""
     m = book.group_machine[group]
@@ -118,6 +118,12 @@ def allocate(book: ScratchBook, demand: Floats, group: int, n: int) -> None:
         book.free[group, r] -= n * demand[r]
         book.machine_free[m, r] -= n * demand[r]
         book.load[m] += n * demand[r] * book.per_unit[m, r]
+
+
+@kernel
+def change(book: ScratchBook, demand: Floats, group: int, n: int) -> None:
+    """Take n tasks of a demand out of what is free of a group, or give them back: `allocate`, for Python."""
+    allocate(book, demand, group, n)
 
 
 @kernel
@@ -152,7 +158,7 @@ def sum_machines(book: ScratchBook) -> None:
             book.load[m] += (book.capacity[g, r] - book.free[g, r]) * book.per_unit[m, r]
 
 
-@kernel
+@inner
 def refill(book: ScratchBook, free: Floats) -> None:
     """Let so much be free, (G, R)."""
     fill_rows(book.free, free)
@@ -232,7 +238,7 @@ def fits_one_type(book: ScratchBook, runs_on: Bools, worker: Floats, n_workers: 
     return False
 
 
-@kernel
+@inner
 def free_in_pod(book: ScratchBook, pod: int) -> tuple[float, float]:
     """Return the GPUs and cores that are free in a pod."""
     gpus, cores = 0.0, 0.0

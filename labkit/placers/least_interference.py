@@ -140,7 +140,7 @@ class MachineLoad:
         if gang.device_type >= 0:
             return [runs_on[kind] & (kind == gang.device_type)]
         single = [kind == t for t in np.flatnonzero(runs_on)]
-        room = rooms(self.snapshot.offered.copy(), demand)
+        room = rooms(self.snapshot.offered.copy(), demand.copy())
         too_large = all(room[groups].sum() < gang.n_workers for groups in single)
         return [*single, runs_on[kind]] if too_large else single
 

@@ -9,8 +9,8 @@ from labkit.core.resources import CPUS, GPUS
 from labkit.core.scratch_book import (
     SLACK,
     ScratchBook,
-    allocate,
     allocate_if_room,
+    change,
     empty_book,
     free_in_pod,
     may_hold,
@@ -25,6 +25,11 @@ from labkit.testing.scenes import random_cluster
 @kernel
 def summed(book: ScratchBook) -> None:
     sum_machines(book)
+
+
+@kernel
+def in_pod(book: ScratchBook, pod: int) -> tuple[float, float]:
+    return free_in_pod(book, pod)
 
 
 @kernel
@@ -43,7 +48,7 @@ def test_what_is_allocated_and_released_leaves_sums_by_machine_right(seed):
         group, demand = int(rng.integers(len(first))), rng.choice([0.0, 0.3, 1.0, 2.0], first.shape[1])
         n = allocate_if_room(book, demand, np.ones(2, np.bool_), group, 2)
         if n and rng.random() < 0.3:
-            allocate(book, demand, group, -2)
+            change(book, demand, group, -2)
         if n and rng.random() < 0.3:
             restored(book, group, first[group])
     assert (book.free > -SLACK * 10).all()
@@ -68,7 +73,7 @@ def test_room_is_there_on_machines_that_are_up_and_types_that_a_job_runs_on(seed
         assert fits[g] == (min(holds) if may else 0)
     for pod in range(int(cluster.partition.max()) + 1):
         mine = (cluster.partition[cluster.group_machine] == pod) & book.up
-        assert free_in_pod(book, pod) == pytest.approx(tuple(book.free[mine][:, [GPUS, CPUS]].sum(axis=0)))
+        assert in_pod(book, pod) == pytest.approx(tuple(book.free[mine][:, [GPUS, CPUS]].sum(axis=0)))
         n, nothing = int(fits[mine].sum()), np.zeros(3)
         assert may_hold(book, pod, demand, nothing, n, 0, runs_on)
         assert not may_hold(book, pod, demand, nothing, n + 1, 0, runs_on)

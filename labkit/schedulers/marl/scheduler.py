@@ -12,7 +12,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.life import Contention, Context
 from labkit.core.placement import Placement
 from labkit.core.resources import Bools, Ints
-from labkit.core.scratch_book import SLACK, refill
+from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
 from labkit.placers import Even
 from labkit.schedulers.base import asked
@@ -178,7 +178,7 @@ def show(scene: Scene, slow: Slow, snapshot: Snapshot) -> None:
         (tasks.n, 0), (tasks.cores, 0), (tasks.moved, 0), (tasks.up, 0), (tasks.down, 0), (tasks.head, -1),
     ):  # fmt: skip
         column[:] = none
-    refill(scene.room, snapshot.free)
+    scene.room.free[:] = snapshot.free
     scene.room.up[:] = snapshot.up[snapshot.cluster.group_machine]
     jobs = snapshot.jobs
     scene.left[jobs.number] = jobs.remaining_steps

@@ -10,7 +10,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.pods import n_pods, pod_of_groups
 from labkit.core.resources import GPUS, Bools, Floats, Ints
-from labkit.core.scratch_book import ScratchBook, empty_book, free_in_pod, may_hold
+from labkit.core.scratch_book import ScratchBook, empty_book, may_hold
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 
@@ -45,7 +45,9 @@ class PodRoom:
     @property
     def free_gpus(self) -> Floats:
         """(pods,) GPUs that are free."""
-        return np.array([free_in_pod(self.trial.book, pod)[0] for pod in range(n_pods(self.snapshot.cluster))])
+        book, cluster = self.trial.book, self.snapshot.cluster
+        free = np.where(book.up, book.free[:, GPUS], 0.0)
+        return np.bincount(pod_of_groups(cluster), free, n_pods(cluster)).astype(np.float64)
 
     def may_fit(self, jobs: Ints, pod: int) -> Ints:
         """Return the jobs that a pod may hold now."""
