@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.book import Records
-from labkit.core.capacity import SLACK
 from labkit.core.ledger import DONE
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import SLACK
 from labkit.core.work_left import believed_left
 from labkit.kernels import by_reference, inner, kernel
 from labkit.kernels.arrays import fill_rows, fill_with

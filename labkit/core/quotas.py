@@ -11,13 +11,13 @@ from typing import Final, Self
 
 import numpy as np
 
-from labkit.core.capacity import SLACK
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import read_table
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.placement import Placement, Reason
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import SLACK
 
 OTHERS: Final = "*"
 """Stands for each user that no quota names."""

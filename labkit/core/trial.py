@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.core.book import AS_DECLARED, taken_by
-from labkit.core.capacity import SLACK
 from labkit.core.errors import PlacementError
 from labkit.core.events import Role
 from labkit.core.placement import Placement, Reason, Repair, repairs_of
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
 from labkit.core.running import Running
+from labkit.core.scratch_book import SLACK, allocate_if_room, change, scratch_book, usable_rooms
 from labkit.core.snapshot import Snapshot
-from labkit.core.trial_rows import (
-    DECLARED,
-    Given,
-    GivenTasks,
-    amount_given,
-    amounts_of_rows,
-    changed_amounts,
-    merged,
-    rooms,
-    take_room,
-)
 
 
 class Trial:
@@ -44,8 +35,10 @@ class Trial:
     ----------
     n_workers, n_ps : array
         (N,) tasks of each job of the run, as they would be.
+    book : ScratchBook
+        What no task would hold, for kernels.
     free : array
-        (G, R) what no task would hold; a view, which changes with each task.
+        (G, R) of the book; it changes with each task.
 
     Examples
     --------
@@ -67,14 +60,14 @@ class Trial:
 
     def __init__(self, snapshot: Snapshot, *, without: Iterable[int] = ()) -> None:
         self._snapshot = snapshot
-        self._runs_on, self._up = snapshot.runs_on, snapshot.up[snapshot.cluster.group_machine]
-        self._group_type = snapshot.cluster.group_type
+        self._runs_on = snapshot.runs_on
         self._demand, held = snapshot.demand, snapshot.held_by_all
         self.n_workers: Ints = held["n_workers"].copy()
         self.n_ps: Ints = held["n_ps"].copy()
         self._partner: Ints = held["partner"].copy()
         self._n_given: Ints = held["n_given"]
-        self.free: Floats = snapshot.free.copy()
+        self.book = scratch_book(snapshot.cluster, snapshot.free.copy(), snapshot.up)
+        self.free: Floats = self.book.free
         self._before: dict[int, GivenTasks] = {}
         self._now: dict[int, GivenTasks] = {}
         self._given: dict[tuple[int, int], Given] = {}
@@ -90,7 +83,7 @@ class Trial:
         0 on machines that are away, and for tasks with GPUs where the job does not run. Of a job that shares its GPUs:
         how many of its workers with as many of its partner's.
         """
-        return rooms(self.free, self.demand_of(job, role), self.runs_on(job), self._group_type, self._up)
+        return usable_rooms(self.book, self.demand_of(job, role), self.runs_on(job))
 
     def add(self, job: int, role: int, group: int, n: int = 1) -> None:
         """Put n more tasks of a job into a device group; of a job that shares its GPUs, its partner's workers too.
@@ -102,9 +95,14 @@ class Trial:
         """
         demand, runs_on = self.demand_of(job, role), self.runs_on(job)
         valid = 0 <= group < len(self.free) and n >= 1
-        if not valid or not take_room(self.free, demand, runs_on, self._group_type, self._up, group, n):
+        if not valid or not allocate_if_room(self.book, demand, runs_on, group, n):
             raise self._refused(job, group, n)
         self._count(job, role, group, n)
+
+    def take(self, placement: Placement) -> None:
+        """Put all tasks of a placement into their device groups, as they are declared."""
+        for row in zip(placement.job, placement.role, placement.group, placement.count, strict=True):
+            self.add(*map(int, row))
 
     def remove(self, job: int, role: int, group: int, n: int = 1) -> None:
         """Take n tasks of a job out of a device group; of a job that shares its GPUs, its partner's workers too.
@@ -163,7 +161,7 @@ class Trial:
             if ((self.free[at] - more < -SLACK) & (more > 0)).any():
                 raise self._too_large(job, role, at, cores, gb)
         for at, more in moved.items():
-            self.free[at] -= more
+            change(self.book, more, at, 1)
         for key, _ in chosen:
             del tasks[key]
         for (_, at, given), n in chosen:
@@ -179,7 +177,7 @@ class Trial:
             gives = n * self._demand_given(job, role, given)
             if partner >= 0 and role == Role.WORKER:
                 gives[GPUS] = 0.0
-            self.free[group] += gives
+            change(self.book, gives, group, -1)
         tasks.clear()
         self.n_workers[job] = self.n_ps[job] = 0
         if partner >= 0:
@@ -243,6 +241,14 @@ class Trial:
             if its_role == role:
                 counts[group] += n
         return counts
+
+    def rows(self, jobs: Ints) -> list[NDArray[Any]]:
+        """Return job, role, group and count, (P,) each, of the tasks of some jobs, by job, role and group."""
+        number = np.sort(jobs)
+        mine = [self._rows(job)[0] for job in number.tolist()]
+        role, group, count = np.concatenate([np.empty((0, 3), np.int32), *mine]).T
+        job = np.repeat(number, [len(rows) for rows in mine]).astype(np.int32)
+        return [job, role.astype(np.int8), group.copy(), count.copy()]
 
     def running(self, jobs: Ints | None = None) -> Running:
         """Return all tasks as they would be, or those of some jobs in that order, as speed models take them."""
@@ -349,7 +355,7 @@ class Trial:
             if k:
                 freed = k * self._demand_given(job, role, given)
                 freed[GPUS] *= gpus
-                self.free[group] += freed
+                change(self.book, freed, group, -1)
                 self._note(job, role, group, -k, given)
                 n -= k
 
@@ -389,3 +395,43 @@ class Trial:
             f"job {job} finds no room for {n} more tasks in device group {group}, where {free[0]:g} GPUs, {free[1]:g} "
             f"cores and {free[2]:g} GB would be free; take a group where Trial.room() is as large."
         )
+
+
+Given = tuple[float, float]
+"""Cores and GB that a task is given, in single precision; -1: as declared."""
+GivenTasks = dict[tuple[int, int, Given], int]
+"""(role, device group, amounts) -> tasks of one job."""
+DECLARED: Final[Given] = (-1.0, -1.0)
+
+
+def amount_given(job: int, name: str, amount: float | None) -> float | None:
+    """Return an amount in single precision, -1 for what was declared (NaN)."""
+    if amount is None:
+        return None
+    if amount != amount:
+        return -1.0
+    if not 0 < amount < np.inf:
+        raise PlacementError(
+            f"tasks of job {job} are to be given {name}={amount:g}; expected a finite amount > 0, or NaN for what was "
+            "declared."
+        )
+    return float(np.float32(amount))
+
+
+def changed_amounts(given: Given, cpus: float | None, memory_gb: float | None) -> Given:
+    """Return the amounts of a task where some of them change; None: it stays."""
+    return given[0] if cpus is None else cpus, given[1] if memory_gb is None else memory_gb
+
+
+def amounts_of_rows(declared: Floats, cpus: Amounts, memory_gb: Amounts) -> list[Given]:
+    """Return the amounts of rows of tasks; -1 where they are what was declared, (P, R)."""
+    given = np.column_stack([cpus, memory_gb])
+    alike = np.isnan(given) | (given == declared[:, [CPUS, MEMORY_GB]].astype(np.float32))
+    return [(a, b) for a, b in np.where(alike, np.float32(-1), given).tolist()]
+
+
+def merged(changed: Bools, kept: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+    """Return one column of two: rows of jobs that are kept, and of those that changed."""
+    column = np.empty(len(changed), kept.dtype)
+    column[~changed], column[changed] = kept, new
+    return column

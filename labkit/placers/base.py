@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.capacity import SLACK, ClusterArrays, arrays_of, rooms
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import GPUS, Bools, Ints
+from labkit.core.scratch_book import SLACK, ScratchBook, rooms, scratch_book, twin
 from labkit.core.snapshot import Snapshot
-from labkit.placers.kernels import FIRST, LEAST_ALLOCATED, PACK, SPREAD, place_gangs
+from labkit.placers.kernels import EVEN, FIRST, LEAST_ALLOCATED, PACK, SPREAD, WHOLE, place_gangs
 
 Rows = Sequence[NDArray[Any]]
 
@@ -47,21 +47,39 @@ def place_by(rule: int, snapshot: Snapshot, gangs: Gangs, *, strict: bool) -> Pl
     return settled(snapshot, gangs, placed, rows)
 
 
+def place_or_pack(
+    rule: Callable[[], tuple[Bools, Rows]], snapshot: Snapshot, gangs: Gangs, *, strict: bool
+) -> Placement:
+    """Return where gangs go by a rule for whole gangs, which returns which found room and the rows of the placement.
+
+    Gangs that may shrink or share GPUs, and all of them where no gang finds room by the rule, are packed.
+    """
+    if not len(gangs):
+        return Placement.nothing()
+    if not (gangs.may_shrink().any() or (gangs.partner >= 0).any()):
+        placed, rows = rule()
+        if placed.any():
+            return settled(snapshot, gangs, placed, rows)
+    return place_by(PACK, snapshot, gangs, strict=strict)
+
+
 def _placed(rule: int, snapshot: Snapshot, gangs: Gangs, strict: bool) -> tuple[Bools, Rows]:
     """Return which gangs find a place by a rule, and the rows of the placement."""
     table = snapshot.table
+    book = book_without(snapshot, gangs.named)
+    empty = twin(book) if rule in (EVEN, WHOLE) else book
     placed, *rows = place_gangs(
-        rule, strict, gangs.may_shrink(), _arrays(snapshot), snapshot.free_without(gangs.named), snapshot.up,
-        gangs.job, gangs.n_workers, gangs.n_ps, gangs.device_type, gangs.partner, table.worker_demand, table.ps_demand,
-        table.n_ps, snapshot.runs_on,
+        rule, strict, gangs.may_shrink(), book, empty, gangs.job, gangs.n_workers, gangs.n_ps, gangs.device_type,
+        gangs.partner, table.worker_demand, table.ps_demand, table.n_ps, snapshot.runs_on,
     )  # fmt: skip
     return placed, rows
 
 
-def _arrays(snapshot: Snapshot) -> ClusterArrays:
-    """Return the unchanging part of what a snapshot shows: in a pod, nothing is outside."""
-    arrays, offered = arrays_of(snapshot.cluster), snapshot.offered
-    return arrays if offered is snapshot.cluster.capacity else arrays._replace(capacity=offered.copy())
+def book_without(snapshot: Snapshot, jobs: Ints) -> ScratchBook:
+    """Return what would be free if some jobs held nothing; of a pod, nothing outside is offered."""
+    offered = snapshot.offered
+    less = None if offered is snapshot.cluster.capacity else offered.copy()
+    return scratch_book(snapshot.cluster, snapshot.free_without(jobs), snapshot.up, capacity=less)
 
 
 def _n_asked(snapshot: Snapshot, gangs: Gangs) -> int:

@@ -14,10 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.capacity import ClusterArrays, FreeCapacity, anywhere, fits_one_type, give_back, left_of, usable_groups
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import (
+    ScratchBook,
+    clear,
+    fits_one_type,
+    sum_machines,
+    usable_groups,
+)
 from labkit.kernels import inner, kernel
-from labkit.placers.rules import even, first_fit, least_allocated, pack, spread, whole
+from labkit.placers.rules import even, first_fit, least_allocated, pack, release, spread, whole
 
 FIRST, SPREAD, PACK, EVEN, WHOLE, LEAST_ALLOCATED = range(6)
 MANY_KINDS = 64
@@ -26,18 +32,12 @@ MANY_KINDS = 64
 
 @inner
 def _never_even(
-    arrays: ClusterArrays,
-    usable: Bools,
-    worker: Floats,
-    ps: Floats,
-    n_workers: int,
-    n_ps: int,
-    workers: Ints,
+    empty: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int, workers: Ints,
     servers: Ints,
-) -> bool:
+) -> bool:  # fmt: skip
     """Tell whether not even the empty cluster holds an even split of this gang."""
-    empty = left_of(arrays, arrays.capacity.copy(), np.ones(len(arrays.per_unit), np.bool_), True)
-    if not even(arrays, empty, usable, worker, ps, n_workers, n_ps, workers, servers):
+    clear(empty)
+    if not even(empty, usable, worker, ps, n_workers, n_ps, workers, servers):
         return True
     workers[:] = 0
     servers[:] = 0
@@ -46,48 +46,47 @@ def _never_even(
 
 @inner
 def _task_by_task(
-    rule: int, arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
+    rule: int, book: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, workers: Ints, servers: Ints,
 ) -> bool:  # fmt: skip
     """Place the workers of a gang and then its PSs by a rule for tasks; tell whether some are left over."""
-    for_ps = anywhere(arrays, left, ps)
     if rule == SPREAD:
-        rest = spread(arrays, left, usable, worker, n_workers, workers)
-        return rest > 0 or (n_ps > 0 and spread(arrays, left, for_ps, ps, n_ps, servers) > 0)
+        rest = spread(book, usable, worker, n_workers, workers)
+        return rest > 0 or (n_ps > 0 and spread(book, book.up, ps, n_ps, servers) > 0)
     if rule == LEAST_ALLOCATED:
-        rest = least_allocated(arrays, left, usable, worker, n_workers, workers)
-        return rest > 0 or (n_ps > 0 and least_allocated(arrays, left, for_ps, ps, n_ps, servers) > 0)
+        rest = least_allocated(book, usable, worker, n_workers, workers)
+        return rest > 0 or (n_ps > 0 and least_allocated(book, book.up, ps, n_ps, servers) > 0)
     if rule == FIRST:
-        rest = first_fit(arrays, left, usable, worker, n_workers, workers)
-        return rest > 0 or (n_ps > 0 and first_fit(arrays, left, for_ps, ps, n_ps, servers) > 0)
-    mine = np.zeros(len(left.load), np.bool_)
-    rest = pack(arrays, left, usable, worker, n_workers, workers, mine)
-    return rest > 0 or (n_ps > 0 and pack(arrays, left, for_ps, ps, n_ps, servers, mine) > 0)
+        rest = first_fit(book, usable, worker, n_workers, workers)
+        return rest > 0 or (n_ps > 0 and first_fit(book, book.up, ps, n_ps, servers) > 0)
+    mine = np.zeros(len(book.load), np.bool_)
+    rest = pack(book, usable, worker, n_workers, workers, mine)
+    return rest > 0 or (n_ps > 0 and pack(book, book.up, ps, n_ps, servers, mine) > 0)
 
 
 @inner
 def _place_on(
-    rule: int, arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
+    rule: int, book: ScratchBook, empty: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
 ) -> bool:  # fmt: skip
     """Place one gang on usable groups; what was taken is noted in `workers` and `servers` (G,)."""
-    if rule == WHOLE and whole(arrays, left, usable, worker, ps, n_workers, n_ps, workers, servers):
+    if rule == WHOLE and whole(book, usable, worker, ps, n_workers, n_ps, workers, servers):
         return True
     if rule in (EVEN, WHOLE):
-        if even(arrays, left, usable, worker, ps, n_workers, n_ps, workers, servers):
+        if even(book, usable, worker, ps, n_workers, n_ps, workers, servers):
             return True
-        if shrinks or not _never_even(arrays, usable, worker, ps, n_workers, n_ps, workers, servers):
+        if shrinks or not _never_even(empty, usable, worker, ps, n_workers, n_ps, workers, servers):
             return False
-    if _task_by_task(rule, arrays, left, usable, worker, ps, n_workers, n_ps, workers, servers):
-        give_back(arrays, left, worker, workers)
-        give_back(arrays, left, ps, servers)
+    if _task_by_task(rule, book, usable, worker, ps, n_workers, n_ps, workers, servers):
+        release(book, worker, workers)
+        release(book, ps, servers)
         return False
     return True
 
 
 @inner
 def _place_one(
-    rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
+    rule: int, book: ScratchBook, empty: ScratchBook, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
     n_workers: int, n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
 ) -> bool:  # fmt: skip
     """Place one gang on one device type, or on a mixture if it is larger than any."""
@@ -95,24 +94,24 @@ def _place_one(
     for kind in range(n_types):
         if not runs_on[kind] or (device_type >= 0 and kind != device_type):
             continue
-        usable = usable_groups(arrays, left, runs_on, kind, worker)
-        if _place_on(rule, arrays, left, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks):
+        usable = usable_groups(book, runs_on, kind, worker)
+        if _place_on(rule, book, empty, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks):
             return True
-    if n_types == 1 or device_type >= 0 or fits_one_type(arrays, runs_on, worker, n_workers):
+    if n_types == 1 or device_type >= 0 or fits_one_type(book, runs_on, worker, n_workers):
         return False
-    usable = usable_groups(arrays, left, runs_on, -1, worker)
-    return _place_on(rule, arrays, left, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks)
+    usable = usable_groups(book, runs_on, -1, worker)
+    return _place_on(rule, book, empty, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks)
 
 
 @inner
 def _place_or_shrink(
-    rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
+    rule: int, book: ScratchBook, empty: ScratchBook, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
     n_workers: int, n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
 ) -> tuple[int, int]:  # fmt: skip
     """Place one gang, or the largest smaller one if it shrinks; return its workers and PSs, 0 workers if none fits."""
     w, p = n_workers, n_ps
     while w > 0:
-        if _place_one(rule, arrays, left, runs_on, device_type, worker, ps, w, p, workers, servers, shrinks):
+        if _place_one(rule, book, empty, runs_on, device_type, worker, ps, w, p, workers, servers, shrinks):
             return w, p
         if not shrinks:
             break
@@ -123,7 +122,7 @@ def _place_or_shrink(
 
 @inner
 def _place_pair(
-    rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
+    rule: int, book: ScratchBook, empty: ScratchBook, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
     n_workers: int, n_ps: int, other_worker: Floats, other_ps: Floats, n_other_ps: int, workers: Ints, servers: Ints,
     other_servers: Ints,
 ) -> bool:  # fmt: skip
@@ -131,27 +130,31 @@ def _place_pair(
     both = worker + other_worker
     both[GPUS] = worker[GPUS]
     none, never = 0 * n_workers, n_workers < 0
-    if not _place_one(rule, arrays, left, runs_on, device_type, both, ps, n_workers, n_ps, workers, servers, never):
+    if not _place_one(rule, book, empty, runs_on, device_type, both, ps, n_workers, n_ps, workers, servers, never):
         return False
     no_other, nothing = np.zeros_like(workers), np.zeros_like(worker)
     if n_other_ps == 0 or _place_on(
-        rule, arrays, left, arrays.anywhere, nothing, other_ps, none, n_other_ps, no_other, other_servers, never
+        rule, book, empty, book.up, nothing, other_ps, none, n_other_ps, no_other, other_servers, never
     ):
         return True
-    give_back(arrays, left, both, workers)
-    give_back(arrays, left, ps, servers)
+    release(book, both, workers)
+    release(book, ps, servers)
     return False
 
 
 @kernel
 def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer that it fills
-    rule: int, strict: bool, shrinks: Bools, arrays: ClusterArrays, free: Floats, up: Bools, jobs: Ints,
+    rule: int, strict: bool, shrinks: Bools, book: ScratchBook, empty: ScratchBook, jobs: Ints,
     n_workers: Ints, n_ps: Ints, device_type: Ints, partner: Ints, worker_demand: Floats, ps_demand: Floats,
     asked_ps: Ints, runs_on: Bools,
 ) -> tuple[Bools, Ints, NDArray[np.int8], Ints, Ints]:  # fmt: skip
-    """Place gangs in order into `free`, which is used up; return which were placed, and the rows of the placement."""
-    n_groups = len(free)
-    left = left_of(arrays, free, up, rule != FIRST)
+    """Place gangs in order; return which were placed, and the rows of the placement.
+
+    `empty` is another book of the cluster, to be written to, where a rule splits gangs evenly.
+    """
+    n_groups = len(book.free)
+    if rule != FIRST:
+        sum_machines(book)
     workers, servers = np.zeros(n_groups, np.int32), np.zeros(n_groups, np.int32)
     other_servers = np.zeros(n_groups if len(partner) else 0, np.int32)
     placed = np.zeros(len(jobs), np.bool_)
@@ -172,18 +175,18 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
         if other >= 0:
             w, p = most_w, most_p
             if not _place_pair(
-                rule, arrays, left, runs_on[j] & runs_on[other], device_type[i], worker_demand[j], ps_demand[j], w, p,
+                rule, book, empty, runs_on[j] & runs_on[other], device_type[i], worker_demand[j], ps_demand[j], w, p,
                 worker_demand[other], ps_demand[other], 0 + asked_ps[other], workers, servers, other_servers,
             ):  # fmt: skip
                 w, p = 0, 0
         else:
             w, p = _place_or_shrink(
-                rule, arrays, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
+                rule, book, empty, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
                 workers, servers, shrinks[i],
             )  # fmt: skip
         if w == 0 and shrinks[i] and rule in (EVEN, WHOLE) and other < 0:  # no smaller gang can be split evenly either
             w, p = _place_or_shrink(
-                min(rule, PACK), arrays, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w,
+                min(rule, PACK), book, empty, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w,
                 most_p, workers, servers, shrinks[i],
             )  # fmt: skip
         placed[i] = w > 0

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.core.capacity import arrays_of, rooms
 from labkit.core.events import Role
 from labkit.core.life import Context
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import rooms
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.placers.base import settled
@@ -66,7 +66,7 @@ class LeastInterference:
             placed[i] = any(machines.place(gang) for gang in _sizes(gangs, i))
             if strict and not placed[i]:
                 break
-        return settled(snapshot, gangs, placed, machines.rows())
+        return settled(snapshot, gangs, placed, machines.trial.rows(gangs.named))
 
 
 def default_model() -> InterferenceModel:
@@ -118,17 +118,7 @@ class MachineLoad:
         there = self.trial.running()
         self._job, self._role = there.job[there.row_job()], there.role
         self._group, self._count = there.group, there.count
-        self._n_there = len(self._job)
-        self._first_group = arrays_of(snapshot.cluster).first_group[:-1]
-
-    def rows(self) -> list[Ints]:
-        """Return what was placed here: job, role, group, count."""
-        new = slice(self._n_there, None)
-        seats = np.column_stack([self._job, self._role, self._group])[new]
-        rows, position = np.unique(seats, axis=0, return_inverse=True)
-        counts = np.bincount(position.ravel(), minlength=len(rows))
-        job, role, group = rows.T.astype(np.int32)
-        return [job, role.astype(np.int8), group, counts.astype(np.int32)]
+        self._first_group = self.trial.book.first_group[:-1]
 
     def place(self, gang: GangSpec) -> bool:
         """Place one more gang; where it does not fit, all is as before."""
@@ -149,7 +139,7 @@ class MachineLoad:
         if gang.device_type >= 0:
             return [runs_on[kind] & (kind == gang.device_type)]
         single = [kind == t for t in np.flatnonzero(runs_on)]
-        room = rooms(self.snapshot.offered.copy(), demand)
+        room = rooms(self.snapshot.offered.copy(), demand.copy())
         too_large = all(room[groups].sum() < gang.n_workers for groups in single)
         return [*single, runs_on[kind]] if too_large else single
 

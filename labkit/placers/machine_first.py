@@ -6,16 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.core.capacity import ClusterArrays, arrays_of, room, rooms
 from labkit.core.events import Role
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import CPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import ScratchBook, allocate, refill, room, rooms, sum_machines
 from labkit.core.snapshot import Snapshot
 from labkit.core.work_left import steps_left
 from labkit.kernels import inner, kernel
-from labkit.kernels.arrays import add_to
-from labkit.placers.base import of_one_type, place_by, settled
-from labkit.placers.kernels import PACK
+from labkit.placers.base import book_without, of_one_type, place_or_pack
 
 PS = int(Role.PS)
 
@@ -41,37 +39,28 @@ class MachineFirst:
 
     def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
         """Return where the gangs go."""
-        if not len(gangs):
-            return Placement.nothing()
-        if gangs.may_shrink().any() or (gangs.partner >= 0).any():
-            return place_by(PACK, snapshot, gangs, strict=strict)
-        placed, rows = _placed(snapshot, gangs, strict)
-        if not placed.any():
-            return place_by(PACK, snapshot, gangs, strict=strict)
-        return settled(snapshot, gangs, placed, rows)
+        return place_or_pack(lambda: _placed(snapshot, gangs, strict), snapshot, gangs, strict=strict)
 
 
 def _placed(snapshot: Snapshot, gangs: Gangs, strict: bool) -> tuple[Bools, list[Ints]]:
     """Return which gangs found room, (C,), and the rows of the placement."""
     table, jobs = snapshot.table, gangs.job
-    free = snapshot.free_without(gangs.named)
+    book = book_without(snapshot, gangs.named)
     demand = np.stack([table.worker_demand[jobs], table.ps_demand[jobs]], axis=1)
     wanted = np.column_stack([gangs.n_workers, gangs.n_ps]).astype(np.int32)
     usable = np.stack(
-        [of_one_type(snapshot, gangs, i, rooms(free, table.worker_demand[gangs.job[i]])) for i in range(len(gangs))]
+        [
+            of_one_type(snapshot, gangs, i, rooms(book.free, table.worker_demand[gangs.job[i]]))
+            for i in range(len(gangs))
+        ]
     )
     short = shortness(snapshot, jobs)
-    arrays = arrays_of(snapshot.cluster)
     placed, found = np.zeros(len(gangs), np.bool_), []
     for these in [np.array([i]) for i in range(len(gangs))] if strict else [np.arange(len(gangs))]:
-        fitted, tasks = fill(
-            arrays, free, snapshot.up, demand[these], wanted[these], usable[these], short[these]
-        )  # fmt: skip
+        fitted, tasks = fill(book, demand[these], wanted[these], usable[these], short[these])
         tasks[:, 0] = these[tasks[:, 0]]
         found.append(tasks)
         placed[these] = fitted
-        for i, role, group in tasks.tolist():
-            free[group] -= demand[i, role]
         if strict and not fitted.all():
             break
     rows, count = np.unique(np.concatenate(found), axis=0, return_counts=True)
@@ -89,10 +78,8 @@ def shortness(snapshot: Snapshot, jobs: Ints) -> Floats:
 
 
 @kernel
-def fill(
-    arrays: ClusterArrays, free: Floats, up: Bools, demand: Floats, wanted: Ints, usable: Bools, short: Floats
-) -> tuple[Bools, Ints]:  # fmt: skip
-    """Return which gangs found room for all of their tasks, (C,), and their tasks: gang, role, group, (P, 3).
+def fill(book: ScratchBook, demand: Floats, wanted: Ints, usable: Bools, short: Floats) -> tuple[Bools, Ints]:
+    """Place gangs; return which found room for all of their tasks, (C,), and these: gang, role, group, (P, 3).
 
     Parameters
     ----------
@@ -106,15 +93,14 @@ def fill(
         (C,) 0 for the longest gang, towards 1 for short ones.
     """
     takes_part = np.ones(len(wanted), np.bool_)
-    order = _in_order(arrays, free, up)
-    eps = _eps(arrays, free, order, demand, short)
+    order, before = _in_order(book), book.free.copy()
+    eps = _eps(book, order, demand, short)
     while True:
         left = wanted.copy()
         left[~takes_part] = 0
         tasks, n = np.empty((int(left.sum()), 3), np.int32), 0
-        room_left = free.copy()
         for m in order:
-            n = _fill_one(arrays, m, room_left, demand, left, usable, short, eps, tasks, n)
+            n = _fill_one(book, m, demand, left, usable, short, eps, tasks, n)
         last = -1
         for i in range(len(wanted)):
             if left[i].sum() > 0 and left[i].sum() < wanted[i].sum():
@@ -122,48 +108,45 @@ def fill(
         if last < 0:
             return takes_part & (left.sum(axis=1) == 0), tasks[:n]
         takes_part[last] = False
+        refill(book, before)
 
 
 @inner
-def _in_order(arrays: ClusterArrays, free: Floats, up: Bools) -> Ints:
+def _in_order(book: ScratchBook) -> Ints:
     """Return the machines that are there: those with tasks first, the emptiest of them before the others."""
-    load = np.zeros(len(up))
-    for g in range(len(free)):
-        m = arrays.group_machine[g]
-        for r in range(free.shape[1]):
-            load[m] += (arrays.capacity[g, r] - free[g, r]) * arrays.per_unit[m, r]
-    there = np.flatnonzero(up)
-    key = np.round(load[there] * 1e9)
+    sum_machines(book)
+    there = np.flatnonzero(book.up[book.first_group[:-1]])
+    key = np.round(book.load[there] * 1e9)
     key[key <= 0] = np.inf
     return there[np.argsort(key, kind="mergesort")].astype(np.int32)
 
 
 @inner
-def _alignment(arrays: ClusterArrays, free: Floats, m: int, demand: Floats) -> float:
+def _alignment(book: ScratchBook, m: int, demand: Floats) -> float:
     """Return sum_r (demand_r / capacity_mr) (free_mr / capacity_mr)."""
     total = 0.0
     for r in range(len(demand)):
         left = 0.0
-        for g in range(arrays.first_group[m], arrays.first_group[m + 1]):
-            left += free[g, r]
-        total += demand[r] * arrays.per_unit[m, r] * left * arrays.per_unit[m, r]
+        for g in range(book.first_group[m], book.first_group[m + 1]):
+            left += book.free[g, r]
+        total += demand[r] * book.per_unit[m, r] * left * book.per_unit[m, r]
     return total
 
 
 @inner
-def _eps(arrays: ClusterArrays, free: Floats, order: Ints, demand: Floats, short: Floats) -> float:
+def _eps(book: ScratchBook, order: Ints, demand: Floats, short: Floats) -> float:
     """Return the mean alignment of a worker over gangs and machines, over the mean of `short`."""
     total = 0.0
     for m in order:
         for i in range(len(short)):
-            total += _alignment(arrays, free, m, demand[i, 0])
+            total += _alignment(book, m, demand[i, 0])
     eps: float = total / max(1, len(order) * len(short)) / max(short.mean(), 1e-12)
     return eps
 
 
 @inner
 def _fill_one(
-    arrays: ClusterArrays, m: int, free: Floats, demand: Floats, left: Ints, usable: Bools, short: Floats, eps: float,
+    book: ScratchBook, m: int, demand: Floats, left: Ints, usable: Bools, short: Floats, eps: float,
     tasks: Ints, n: int,
 ) -> int:  # fmt: skip
     """Let one machine take tasks, each the best of those that fit; return the number of tasks so far."""
@@ -173,24 +156,24 @@ def _fill_one(
             for role in range(2):
                 if left[i, role] == 0:
                     continue
-                group = _freest(arrays, free, m, demand[i, role], usable[i], role)
+                group = _freest(book, m, demand[i, role], usable[i], role)
                 if group >= 0:
-                    score = _alignment(arrays, free, m, demand[i, role]) + eps * short[i]
+                    score = _alignment(book, m, demand[i, role]) + eps * short[i]
                     if score > best_score:
                         best, best_role, best_group, best_score = i, role, group, score
         if best < 0:
             return n
-        add_to(free[best_group], demand[best, best_role], -1)
+        allocate(book, demand[best, best_role], best_group, 1)
         left[best, best_role] -= 1
         tasks[n, 0], tasks[n, 1], tasks[n, 2] = best, best_role, best_group
         n += 1
 
 
 @inner
-def _freest(arrays: ClusterArrays, free: Floats, m: int, demand: Floats, usable: Bools, role: int) -> int:
+def _freest(book: ScratchBook, m: int, demand: Floats, usable: Bools, role: int) -> int:
     """Return the group of a machine with most free cores that holds one more task, or -1."""
     found, most = -1, -np.inf
-    for g in range(arrays.first_group[m], arrays.first_group[m + 1]):
-        if (role == PS or usable[g]) and free[g, CPUS] > most and room(free[g], demand, 1):
-            found, most = g, free[g, CPUS]
+    for g in range(book.first_group[m], book.first_group[m + 1]):
+        if (role == PS or usable[g]) and book.free[g, CPUS] > most and room(book.free[g], demand, 1):
+            found, most = g, book.free[g, CPUS]
     return found

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.core.answers import placement_of
-from labkit.core.capacity import SLACK
 from labkit.core.placement import Gangs, Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
 from labkit.kernels import inner, kernel
 

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from labkit.core.capacity import SLACK
 from labkit.core.errors import InputError
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
 from labkit.schedulers.base import asked, place, start_in_order

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from labkit.core.capacity import SLACK
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Floats, Ints
+from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
 from labkit.core.work_left import steps_left
 from labkit.kernels import inner, kernel

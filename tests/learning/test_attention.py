@@ -17,8 +17,6 @@ from labkit.learning.attention.trainer import Policy, Recipe, Trainer, played
 from labkit.learning.course import Course
 from labkit.learning.marl.plays import mean_jct_of
 from labkit.learning.marl.settings import Setting
-from labkit.placers import Pack
-from labkit.schedulers.pods import attention
 from labkit.schedulers.pods.attending import SHAPES, load, scores
 
 SMALL = Setting(["single_switch(4, gbps=10)"], ["marl_jobs(load=2, n_pods=1, n_slots=4)"])
@@ -63,11 +61,7 @@ def test_gradients_are_those_of_differences() -> None:
 def test_a_compiled_run_is_that_of_a_session(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of equal shares, where only network cards bind; a session packs gangs that attention finds no room for."""
 
-    class Never(Pack):
-        def place(self, snapshot, gangs, *, strict=False):
-            return labkit.core.Placement.nothing()
-
-    monkeypatch.setattr(attention, "Pack", Never)
+    monkeypatch.setattr("labkit.placers.base.place_by", lambda *_, **__: labkit.core.Placement.nothing())
     setting = Setting([cluster], [f"marl_jobs(load=2, n_pods={cluster.count('pods') * 2 + 1}, n_slots=8)"])
     jobs, built = setting.drawn(np.random.default_rng(5))
     _, world, _ = played(setting, load(), 5, None)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.core import Events, Jobs, Kind
-from labkit.core.capacity import arrays_of
+from labkit.core.scratch_book import empty_book
 from labkit.experiment import Session
 from labkit.placers.machine_first import fill
 from labkit.schedulers import make
@@ -40,9 +40,7 @@ def test_a_machine_takes_the_task_that_fits_it_best() -> None:
     demand = np.array([[[1.0, 2, 0], [0, 0, 0]], [[2.0, 8, 0], [0, 0, 0]]])
     usable, wanted = np.ones((2, CLUSTER.n_groups), np.bool_), np.array([[1, 0], [1, 0]], np.int32)
     for short, first in ((np.zeros(2), 1), (np.array([0.9, 0.0]), 0)):
-        fitted, tasks = fill(
-            arrays_of(CLUSTER), CLUSTER.capacity.copy(), np.ones(3, np.bool_), demand, wanted, usable, short
-        )  # fmt: skip
+        fitted, tasks = fill(empty_book(CLUSTER), demand, wanted, usable, short)
         assert fitted.all()
         assert tasks[0, 0] == first
 
@@ -55,9 +53,7 @@ def test_gangs_are_whole_or_not_there_and_nothing_is_overfull(seed: int) -> None
     demand = np.stack([[[1.0, 2, 0], [0, 2, 0]]] * n)
     wanted = rng.integers(1, 5, (n, 2)).astype(np.int32)
     usable = np.ones((n, CLUSTER.n_groups), np.bool_)
-    fitted, tasks = fill(
-        arrays_of(CLUSTER), CLUSTER.capacity.copy(), np.ones(3, np.bool_), demand, wanted, usable, rng.random(n)
-    )  # fmt: skip
+    fitted, tasks = fill(empty_book(CLUSTER), demand, wanted, usable, rng.random(n))
     for i in range(n):
         mine = tasks[tasks[:, 0] == i]
         got = [int((mine[:, 1] == role).sum()) for role in range(2)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from labkit.core.book import add_held
-from labkit.core.capacity import SLACK
 from labkit.core.resources import GPUS, Floats, Ints
+from labkit.core.scratch_book import SLACK
 from labkit.experiment.classic.nouns import (
     MARGIN,
     N_SET,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.core.capacity import SLACK, room
 from labkit.core.resources import Floats, Ints
+from labkit.core.scratch_book import SLACK, room
 from labkit.experiment.classic.nouns import MARGIN, N_TASKS, N_TOUCHED, Belief, FreeTree, Scratch, Trace
 from labkit.kernels import inner
 

@@ -8,11 +8,11 @@ from typing import Final, Protocol, Self
 
 import numpy as np
 
-from labkit.core.capacity import arrays_of, fits_one_type
 from labkit.core.events import EVENT, Events, copied
 from labkit.core.ledger import Ledger
 from labkit.core.protocols import Backend, Scheduler
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import empty_book, fits_one_type
 from labkit.experiment.cadence import Cadence
 from labkit.experiment.classic.loop import stretch
 from labkit.experiment.classic.nouns import (
@@ -132,11 +132,11 @@ def _trace(session: SteppedRun) -> Trace | None:
     kind, first = _kinds(np.ascontiguousarray(jobs.n_workers, np.int64), demand, runs_on, MOST_KINDS)
     if len(first) > MOST_KINDS:
         return None
-    of, arrays = jobs.declared, arrays_of(cluster)
+    of, book = jobs.declared, empty_book(cluster)
     n_workers, worker, on = jobs.n_workers[first].astype(np.int64), demand[first], runs_on[first]
     several = len(cluster.device_types) > 1
-    mixes = [several and not fits_one_type(arrays, on[k], worker[k], n_workers[k]) for k in range(len(first))]
-    budget = arrays.capacity[session.ledger.up[cluster.group_machine]].sum(axis=0)
+    mixes = [several and not fits_one_type(book, on[k], worker[k], n_workers[k]) for k in range(len(first))]
+    budget = book.capacity[session.ledger.up[cluster.group_machine]].sum(axis=0)
     return Trace(
         arrival_s=np.ascontiguousarray(jobs.arrival_s, np.float64).copy(),
         duration_s=duration_s.copy(),
@@ -151,7 +151,7 @@ def _trace(session: SteppedRun) -> Trace | None:
         mixes=np.array(mixes, np.bool_),
         group_type=cluster.group_type.astype(np.int32),
         budget=budget,
-        whole=_whole(worker) and _whole(arrays.capacity),
+        whole=_whole(worker) and _whole(book.capacity),
         tie=TIE if np.allclose(duration_s * speed, of.total_steps, rtol=STEADY, atol=0.0) else math.inf,
     )
 

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core import draft
-from labkit.core.capacity import SLACK
 from labkit.core.errors import InputError
 from labkit.core.ledger import WAITING
 from labkit.core.placement import Placement
+from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
 
 

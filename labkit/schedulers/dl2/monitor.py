@@ -8,13 +8,13 @@ from typing import Final
 
 import numpy as np
 
-from labkit.core.capacity import SLACK
 from labkit.core.events import Doubt
 from labkit.core.jobs import Jobs
 from labkit.core.life import Rehearse
 from labkit.core.protocols import Scheduler
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.running import Running
+from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.base import capacity
 from labkit.schedulers.marginal_gain import kinds_of

@@ -9,12 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from labkit.core.capacity import MANY, SLACK, room
 from labkit.core.events import Role
-from labkit.core.placement import Placement, Reason, Repair, repairs_of
-from labkit.core.resources import CPUS, MEMORY_GB, Bools, Floats, Ints
+from labkit.core.placement import Placement
+from labkit.core.resources import CPUS, MEMORY_GB, Floats, Ints
 from labkit.core.running import Running
+from labkit.core.scratch_book import MANY, SLACK, ScratchBook, allocate, change, restore, room, usable_rooms
 from labkit.core.snapshot import Snapshot
+from labkit.core.trial import Trial
 from labkit.kernels import inner, kernel
 from labkit.schedulers.dlrover.plan import Plan
 
@@ -28,7 +29,7 @@ _PS: Final = int(Role.PS)
 
 @dataclass(eq=False)
 class CarriedRoom:
-    """Free amounts of device groups while a decision is built, and the jobs that are given other tasks by it.
+    """The jobs that are given other tasks while a decision is built; what is free, repairs and reasons are a trial's.
 
     Parameters
     ----------
@@ -36,20 +37,22 @@ class CarriedRoom:
         What is known now; it stays as it is.
     running : Running
         Tasks of the jobs that may be changed, as `snapshot.running` has them.
+
+    Attributes
+    ----------
+    trial : Trial
+        What is free; its own tasks stay as they are.
     """
 
     snapshot: Snapshot
     running: Running
-    free: Floats = field(init=False)
+    trial: Trial = field(init=False)
     _at: dict[int, int] = field(init=False)
     _given: dict[int, Rows] = field(default_factory=dict, init=False)
     _others: list[Placement] = field(default_factory=list, init=False)
-    _repairs: list[tuple[int, int, int, int]] = field(default_factory=list, init=False)
-    _reasons: list[Reason] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        self.free = self.snapshot.free.copy()
-        self._up: Bools = self.snapshot.up[self.snapshot.cluster.group_machine]
+        self.trial = Trial(self.snapshot)
         self._demand = self.snapshot.demand
         running = self.running
         self._at = {job: i for i, job in enumerate(running.job.tolist())}
@@ -62,8 +65,9 @@ class CarriedRoom:
 
     def take(self, placement: Placement) -> None:
         """Let other jobs, which wait, have the tasks of a placement, as they declare them."""
-        demand = self._demand[placement.role, placement.job] * placement.count[:, None]
-        np.subtract.at(self.free, placement.group, demand)
+        demand = self._demand[placement.role, placement.job]
+        for group, count, each in zip(placement.group.tolist(), placement.count.tolist(), demand, strict=True):
+            change(self.trial.book, each, group, count)
         self._others.append(placement)
 
     def rows(self, job: int) -> Rows:
@@ -86,7 +90,7 @@ class CarriedRoom:
         must be given as a whole.
         """
         kinds, amounts = self._wanted(job, plan)
-        given = _carry(self.free, self._up, *self.rows(job), kinds, amounts, self._demand[:, job], whole)
+        given = _carry(self.trial.book, *self.rows(job), kinds, amounts, self._demand[:, job], whole)
         if not len(given[0]):
             return None
         self._given[job] = given[:2]
@@ -94,7 +98,9 @@ class CarriedRoom:
 
     def holds_one_more(self, job: int, cores: float) -> bool:
         """Tell whether there is room for one more worker of a job, with so many cores."""
-        return bool(_has_room(self.free, self._up, self._demand[Role.WORKER, job], cores))
+        demand = self._demand[Role.WORKER, job].copy()
+        demand[CPUS] = cores
+        return bool(usable_rooms(self.trial.book, demand, self.trial.runs_on(job)).any())
 
     def resize(self, job: int, role: Role, cores: Mapping[int, float]) -> bool:
         """Give some tasks of a job, by number, other cores where they are, and tell whether these were there."""
@@ -102,7 +108,7 @@ class CarriedRoom:
         first = np.cumsum(np.where(rows[:, 0] == role, rows[:, 2], 0)) - rows[:, 2]
         new: list[tuple[int, int, int]] = []
         sized: list[tuple[float, float]] = []
-        more = np.zeros(len(self.free))
+        more = np.zeros(len(self.trial.free))
         for (its_role, group, count), (has, gb), start in zip(
             rows.tolist(), amounts.tolist(), first.tolist(), strict=True
         ):
@@ -111,9 +117,8 @@ class CarriedRoom:
             for given, alike in groupby(each):
                 new.append((its_role, group, len(list(alike))))
                 sized.append((given, gb))
-        if (self.free[:, CPUS] - more < -SLACK)[more > 0].any():
+        if not self._take_more(CPUS, more):
             return False
-        self.free[:, CPUS] -= more
         self._given[job] = np.array(new, np.int32), np.array(sized)
         return True
 
@@ -122,37 +127,34 @@ class CarriedRoom:
         rows, amounts = self.rows(job)
         amounts = amounts.copy()
         mine = rows[:, 0] == Role.PS
-        more = np.zeros(len(self.free))
+        more = np.zeros(len(self.trial.free))
         np.add.at(more, rows[mine, 1], rows[mine, 2] * (gb - amounts[mine, 1]))
-        if (self.free[:, MEMORY_GB] - more < -SLACK)[more > 0].any():
+        if not self._take_more(MEMORY_GB, more):
             return False
-        self.free[:, MEMORY_GB] -= more
         amounts[mine, 1] = gb
         self._given[job] = rows, amounts
         return True
 
-    def replace(self, job: int, role: Role, task: int) -> None:
-        """Let another process take the place of a task."""
-        self._repairs.append((job, role, task, Repair.REPLACE))
-
-    def balance(self, job: int) -> None:
-        """Let the blocks of a job's servers be spread anew by their load."""
-        self._repairs.append((job, Role.PS, -1, Repair.BALANCE))
-
-    def explain(self, job: int, text: str) -> None:
-        """Say why a job is changed, or why it is not."""
-        self._reasons.append(Reason(job, text))
+    def _take_more(self, resource: int, more: Floats) -> bool:
+        """Take more of a resource in each group, (G,), or less; tell whether it was there."""
+        if (self.trial.free[:, resource] - more < -SLACK)[more > 0].any():
+            return False
+        for group in np.flatnonzero(more).tolist():
+            amounts = np.zeros(self.trial.free.shape[1])
+            amounts[resource] = more[group]
+            change(self.trial.book, amounts, group, 1)
+        return True
 
     def placement(self) -> Placement:
         """Return the decision that makes it so."""
         changed = [job for job, rows in self._given.items() if not self._as_before(job, rows)]
-        return Placement.joined([*self._others, self._of(changed)])
+        own = self.trial.placement()
+        if changed:
+            own = self._of(changed, own)
+        return Placement.joined([*self._others, own])
 
-    def _of(self, changed: list[int]) -> Placement:
-        """Return the placement of the brain's own jobs."""
-        repairs = repairs_of(self._repairs)
-        if not changed:
-            return Placement.of((), repairs=repairs, reasons=self._reasons)
+    def _of(self, changed: list[int], said: Placement) -> Placement:
+        """Return the placement of jobs that are given other tasks, with the repairs and reasons of another."""
         rows = np.concatenate([self._given[job][0] for job in changed])
         owner = np.repeat(np.array(changed, np.int32), [len(self._given[job][0]) for job in changed])
         given = np.concatenate([self._given[job][1] for job in changed])
@@ -161,7 +163,7 @@ class CarriedRoom:
         cpus, memory_gb = (None, None) if np.isnan(other).all() else other.T
         return Placement.of(
             changed, job=owner, role=rows[:, 0], group=rows[:, 1], count=rows[:, 2], cpus=cpus, memory_gb=memory_gb,
-            repairs=repairs, reasons=self._reasons,
+            repairs=said.repairs, reasons=said.reasons,
         )  # fmt: skip
 
     def _wanted(self, job: int, plan: Plan) -> tuple[Ints, Floats]:
@@ -194,23 +196,10 @@ class CarriedRoom:
 
 
 @kernel
-def _has_room(free: Floats, up: Bools, declared: Floats, cores: float) -> bool:
-    """Tell whether some group holds one more task: with so many cores, and else as declared (R,)."""
-    for g in range(len(free)):
-        if up[g] and free[g, CPUS] + SLACK >= cores:
-            fits = True
-            for r in range(len(declared)):
-                fits &= r == CPUS or free[g, r] + SLACK >= declared[r]
-            if fits:
-                return True
-    return False
-
-
-@kernel
 def _carry(
-    free: Floats, up: Bools, old: Ints, taken: Floats, kinds: Ints, amounts: Floats, declared: Floats, whole: bool
+    book: ScratchBook, old: Ints, taken: Floats, kinds: Ints, amounts: Floats, declared: Floats, whole: bool
 ) -> tuple[Ints, Floats, int]:  # fmt: skip
-    """Take a job's old tasks out of `free` (G, R), put new ones in, and return these; none: `free` is as it was.
+    """Take a job's old tasks away, put new ones in, and return these; none: all is as it was.
 
     Parameters
     ----------
@@ -229,26 +218,26 @@ def _carry(
         Role, group and count of the new tasks (N, 3), their cores and GB (N, 2), and how many are workers.
     """
     demand, had = _takes(declared, kinds[:, 0], amounts), _takes(declared, old[:, 0], taken)
-    held = free[old[:, 1]]  # by row: a group that comes twice has the same amounts in both
+    held = book.free[old[:, 1]]  # by row: a group that comes twice has the same amounts in both
     for p in range(len(old)):
-        free[old[p, 1]] += old[p, 2] * had[p]
+        allocate(book, had[p], old[p, 1], -old[p, 2])
     put = np.empty((len(old) + kinds[:, 1].sum(), 3), np.int64)  # kind, group and count
-    before = np.empty((len(put), free.shape[1]))
+    before = np.empty((len(put), book.free.shape[1]))
     left = kinds[:, 1].copy()
-    n_stay = _stay(free, up, old, had, kinds, demand, put, left)
-    still, usable = left.copy(), _usable(free, up, amounts[:, 0].min())
+    n_stay = _stay(book, old, had, kinds, demand, put, left)
+    still, usable = left.copy(), _usable(book, amounts[:, 0].min())
     for backward in (True, False):
         n = n_stay
         left[:] = still
         for i in range(len(kinds)):
             k = len(kinds) - 1 - i if backward else i
-            left[k], n = _spread(free, usable, demand[k], k, left[k], put, before, n)
+            left[k], n = _spread(book, usable, demand[k], k, left[k], put, before, n)
         if _enough(kinds, left, whole):
             return _told(put[:n], kinds, amounts)
         for i in range(n - 1, n_stay - 1, -1):
-            free[put[i, 1]] = before[i]
+            restore(book, put[i, 1], before[i])
     for p in range(len(old)):
-        free[old[p, 1]] = held[p]
+        restore(book, old[p, 1], held[p])
     return np.empty((0, 3), np.int32), np.empty((0, 2)), 0
 
 
@@ -265,20 +254,20 @@ def _takes(declared: Floats, role: Ints, amounts: Floats) -> Floats:
 
 @inner
 def _stay(
-    free: Floats, up: Bools, old: Ints, had: Floats, kinds: Ints, demand: Floats, put: Ints, left: Ints
+    book: ScratchBook, old: Ints, had: Floats, kinds: Ints, demand: Floats, put: Ints, left: Ints
 ) -> int:  # fmt: skip
     """Let tasks that stay as large stay where they are, and return how many rows of `put` that takes."""
     rows = 0
     for p in range(len(old)):
         g = old[p, 1]
         for k in range(len(kinds)):
-            if up[g] and kinds[k, 0] == old[p, 0] and np.abs(demand[k] - had[p]).max() < 1e-5:
+            if book.up[g] and kinds[k, 0] == old[p, 0] and np.abs(demand[k] - had[p]).max() < 1e-5:
                 n = min(left[k], old[p, 2])
                 if n > 0:
                     put[rows, 0], put[rows, 1], put[rows, 2] = k, g, n
                     rows += 1
                     left[k] -= n
-                    free[g] -= n * demand[k]
+                    allocate(book, demand[k], g, n)
                 break
     return rows
 
@@ -298,7 +287,7 @@ def _enough(kinds: Ints, left: Ints, whole: bool) -> bool:
 
 @inner
 def _spread(
-    free: Floats, usable: Ints, demand: Floats, kind: int, n: int, put: Ints, before: Floats, rows: int
+    book: ScratchBook, usable: Ints, demand: Floats, kind: int, n: int, put: Ints, before: Floats, rows: int
 ) -> tuple[int, int]:
     """Put up to n tasks where there is the most room; return how many found none, and the rows of `put` in use.
 
@@ -307,27 +296,27 @@ def _spread(
     """
     i, most = -1, MANY
     while n > 0:
-        i = _as_roomy(free, usable, demand, i + 1, most) if most < MANY else -1
+        i = _as_roomy(book.free, usable, demand, i + 1, most) if most < MANY else -1
         if i < 0:
-            i, most = _roomiest(free, usable, demand)
+            i, most = _roomiest(book.free, usable, demand)
         if i < 0:
             break
         at, some = usable[i], min(n, most)
         put[rows, 0], put[rows, 1], put[rows, 2] = kind, at, some
-        before[rows] = free[at]
+        before[rows] = book.free[at]
         rows += 1
-        free[at] -= some * demand
+        allocate(book, demand, at, some)
         n -= some
     return n, rows
 
 
 @inner
-def _usable(free: Floats, up: Bools, cores: float) -> Ints:
+def _usable(book: ScratchBook, cores: float) -> Ints:
     """Return the groups that are up and have so many cores free."""
-    groups, n = np.empty(len(free), np.int32), 0
-    for g in range(len(free)):
+    groups, n = np.empty(len(book.free), np.int32), 0
+    for g in range(len(book.free)):
         groups[n] = g
-        n += up[g] and free[g, CPUS] + SLACK >= cores
+        n += book.up[g] and book.free[g, CPUS] + SLACK >= cores
     return groups[:n]
 
 

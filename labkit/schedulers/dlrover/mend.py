@@ -84,9 +84,9 @@ class Mender:
             return turn.tell(job, action.why)
         if action.do in _REPLACED:
             for task in action.tasks:
-                turn.room.replace(job, _REPLACED[action.do], task)
+                turn.room.trial.replace(job, _REPLACED[action.do], task)
         elif action.do == Do.BALANCE:
-            turn.room.balance(job)
+            turn.room.trial.balance(job)
             turn.states[job] = balanced(turn.states[job])
         elif action.do == Do.MORE_CORES:
             done = self._larger(job, plan, action)

@@ -248,7 +248,7 @@ class Dlrover:
         free = np.array([may_change(states[job], self.rules, now_s=now_s) for job in running.tolist()], np.bool_)
         movable = running[free].tolist()
         held = sum(states[job].plan.cores for job in movable)
-        free_cores = float(turn.room.free[:, CPUS].sum())
+        free_cores = float(turn.room.trial.free[:, CPUS].sum())
         wanted = wishes(
             self._known(turn, movable), [states[job] for job in movable], jobs=movable,
             left=turn.snapshot.table.total_steps[movable] - sight.steps[free], rules=self.rules,

@@ -66,7 +66,7 @@ class Turn:
     @property
     def spare_cores(self) -> float:
         """Cores that are free and that no job waits for."""
-        return max(float(self.room.free[:, CPUS].sum()) - self.reserved, 0.0)
+        return max(float(self.room.trial.free[:, CPUS].sum()) - self.reserved, 0.0)
 
     def declared(self, job: int) -> tuple[float, float]:
         """Return the cores that a worker and a server of a job declare."""
@@ -108,4 +108,4 @@ class Turn:
         state = self.states[job]
         name = str(self.snapshot.table.id[job])
         self.plan_log.append(PlanEntry(self.now_s, job, name, state.stage, state.plan, why, changes))
-        self.room.explain(job, told)
+        self.room.trial.explain(job, told)

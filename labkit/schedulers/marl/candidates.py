@@ -6,42 +6,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from labkit.core.capacity import SLACK, share_out
-from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.scratch_book import SLACK, ScratchBook, allocate, room, share_out, usable
 from labkit.kernels import by_reference, inner, kernel
 
 MOST: Final = 4096
 """Placements of a gang that are weighed at most."""
 MOST_SPLIT: Final = 8
 """Machines over which a gang is split at most."""
-
-
-@by_reference
-class ClusterRoom(NamedTuple):
-    """What a cluster has left, by device group; tasks are taken out of `free` as gangs are placed.
-
-    Attributes
-    ----------
-    free : array
-        (G, R).
-    up : array of bool
-        (G,) groups whose machine is there.
-    group_type : array
-        (G,) device type.
-    first_group : array
-        (M + 1,) groups of each machine.
-    first_machine : array
-        (P + 1,) places in `machines` of each pod.
-    machines : array
-        (M,) machines by pod.
-    """
-
-    free: Floats
-    up: Bools
-    group_type: Ints
-    first_group: Ints
-    first_machine: Ints
-    machines: Ints
 
 
 class GangRequest(NamedTuple):
@@ -69,57 +41,44 @@ def found_of(most_tasks: int) -> Candidates:
 
 
 @inner
-def fits(room: ClusterRoom, gang: GangRequest, g: int, n_workers: int, n_ps: int) -> bool:
+def fits(book: ScratchBook, gang: GangRequest, g: int, n_workers: int, n_ps: int) -> bool:
     """Tell whether a group has room for some workers and PSs of a gang."""
-    if not room.up[g]:
+    if not (usable(book, gang.runs_on, gang.worker, g) if n_workers else book.up[g]):
         return False
-    if n_workers and gang.worker[GPUS] > 0 and not gang.runs_on[room.group_type[g]]:
-        return False
-    for r in range(room.free.shape[1]):
-        if n_workers * gang.worker[r] + n_ps * gang.ps[r] > room.free[g, r] + SLACK:
+    for r in range(book.free.shape[1]):
+        if n_workers * gang.worker[r] + n_ps * gang.ps[r] > book.free[g, r] + SLACK:
             return False
     return True
 
 
 @inner
-def hold(room: ClusterRoom, gang: GangRequest, groups: Ints, sign: int) -> None:
+def hold(book: ScratchBook, gang: GangRequest, groups: Ints, sign: int) -> None:
     """Take a gang's tasks out of what is free, or give them back (sign -1)."""
     for t in range(len(groups)):
-        demand = gang.worker if t < gang.n_workers else gang.ps
-        for r in range(len(demand)):
-            room.free[groups[t], r] -= sign * demand[r]
+        allocate(book, gang.worker if t < gang.n_workers else gang.ps, groups[t], sign)
 
 
 @inner
-def _most(room: ClusterRoom, gang: GangRequest, g: int, wants_workers: bool, n: int) -> int:
-    """Return how many tasks of one role a group has room for, at most n."""
-    k = 0
-    while k < n and fits(room, gang, g, k + 1 if wants_workers else 0, 0 if wants_workers else k + 1):
-        k += 1
-    return k
-
-
-@inner
-def _as_new(room: ClusterRoom, empty: Bools, m: int, other: int) -> bool:
+def _as_new(book: ScratchBook, empty: Bools, m: int, other: int) -> bool:
     """Tell whether two machines without tasks are alike."""
-    a, b = room.first_group[m], room.first_group[other]
-    if room.first_group[m + 1] - a != room.first_group[other + 1] - b:
+    a, b = book.first_group[m], book.first_group[other]
+    if book.first_group[m + 1] - a != book.first_group[other + 1] - b:
         return False
-    for i in range(room.first_group[m + 1] - a):
-        if room.group_type[a + i] != room.group_type[b + i] or room.up[a + i] != room.up[b + i]:
+    for i in range(book.first_group[m + 1] - a):
+        if book.group_type[a + i] != book.group_type[b + i] or book.up[a + i] != book.up[b + i]:
             return False
-        for r in range(room.free.shape[1]):
-            if room.free[a + i, r] != room.free[b + i, r]:
+        for r in range(book.free.shape[1]):
+            if book.free[a + i, r] != book.free[b + i, r]:
                 return False
     return bool(empty[m] and empty[other])
 
 
 @inner
 def _whole(  # noqa: C901 - all pairs of groups, all numbers of tasks on the first
-    room: ClusterRoom, gang: GangRequest, m: int, pod: int, alike: bool, found: Candidates
+    book: ScratchBook, gang: GangRequest, m: int, pod: int, alike: bool, found: Candidates
 ) -> None:
     """Note all ways to put a gang on one machine: over one group, or over two."""
-    first, last = room.first_group[m], room.first_group[m + 1]
+    first, last = book.first_group[m], book.first_group[m + 1]
     w, p = gang.n_workers, gang.n_ps
     for a in range(first, last):
         for b in range(a + 1, max(last, a + 2)):
@@ -134,7 +93,7 @@ def _whole(  # noqa: C901 - all pairs of groups, all numbers of tasks on the fir
                         continue  # the mirror image
                     if not alone and b > a + 1 and i == w and k == p:
                         continue  # all on a, which was noted with the group behind it
-                    if not fits(room, gang, a, i, k) or (not alone and not fits(room, gang, b, w - i, p - k)):
+                    if not fits(book, gang, a, i, k) or (not alone and not fits(book, gang, b, w - i, p - k)):
                         continue
                     c = found.n[0]
                     if c >= len(found.pod):
@@ -149,15 +108,15 @@ def _whole(  # noqa: C901 - all pairs of groups, all numbers of tasks on the fir
 
 @inner
 def _share(
-    room: ClusterRoom, gang: GangRequest, m: int, n_workers: int, n_ps: int, groups: Ints, w0: int, p0: int
+    book: ScratchBook, gang: GangRequest, m: int, n_workers: int, n_ps: int, groups: Ints, w0: int, p0: int
 ) -> bool:
     """Put so many workers and PSs on a machine, spread over its groups; note them in `groups`."""
-    first, last, at = room.first_group[m], room.first_group[m + 1], np.empty(n_workers + n_ps, np.int64)
+    first, last, at = book.first_group[m], book.first_group[m + 1], np.empty(n_workers + n_ps, np.int64)
     for_workers = np.zeros(last - first, np.bool_)
     for g in range(first, last):
-        for_workers[g - first] = room.up[g] and (gang.worker[GPUS] <= 0 or gang.runs_on[room.group_type[g]])
+        for_workers[g - first] = usable(book, gang.runs_on, gang.worker, g)
     if not share_out(
-        room.free[first:last], for_workers, room.up[first:last], gang.worker, gang.ps, n_workers, n_ps, at
+        book.free[first:last], for_workers, book.up[first:last], gang.worker, gang.ps, n_workers, n_ps, at
     ):  # fmt: skip
         return False
     for t in range(n_workers + n_ps):
@@ -169,7 +128,7 @@ def _share(
 
 
 @inner
-def _split(room: ClusterRoom, gang: GangRequest, pod: int, k: int, order: Ints, found: Candidates) -> None:
+def _split(book: ScratchBook, gang: GangRequest, pod: int, k: int, order: Ints, found: Candidates) -> None:
     """Note the split over k machines, the first ones of an order that hold their shares."""
     c = found.n[0]
     if c >= len(found.pod):
@@ -178,7 +137,7 @@ def _split(room: ClusterRoom, gang: GangRequest, pod: int, k: int, order: Ints, 
     for i in range(k):
         w = gang.n_workers // k + (1 if i < gang.n_workers % k else 0)
         p = gang.n_ps // k + (1 if k - 1 - i < gang.n_ps % k else 0)
-        while at < len(order) and not _share(room, gang, order[at], w, p, groups, w0, p0):
+        while at < len(order) and not _share(book, gang, order[at], w, p, groups, w0, p0):
             at += 1
         if at >= len(order):
             return
@@ -188,19 +147,21 @@ def _split(room: ClusterRoom, gang: GangRequest, pod: int, k: int, order: Ints, 
 
 
 @inner
-def _fill(room: ClusterRoom, gang: GangRequest, pod: int, order: Ints, found: Candidates) -> None:
+def _fill(book: ScratchBook, gang: GangRequest, pod: int, order: Ints, found: Candidates) -> None:
     """Note the placement that fills machines in an order, for gangs that no even split holds."""
     c = found.n[0]
     if c >= len(found.pod):
         return
     groups, w, p = found.group[c], 0, 0
     for m in order:
-        for g in range(room.first_group[m], room.first_group[m + 1]):
-            mine = _most(room, gang, g, True, gang.n_workers - w)
+        for g in range(book.first_group[m], book.first_group[m + 1]):
+            mine = (
+                room(book.free[g], gang.worker, gang.n_workers - w) if usable(book, gang.runs_on, gang.worker, g) else 0
+            )
             groups[w : w + mine] = g
             w += mine
             k = 0
-            while p + k < gang.n_ps and fits(room, gang, g, mine, k + 1):
+            while p + k < gang.n_ps and fits(book, gang, g, mine, k + 1):
                 groups[gang.n_workers + p + k] = g
                 k += 1
             p += k
@@ -211,7 +172,7 @@ def _fill(room: ClusterRoom, gang: GangRequest, pod: int, order: Ints, found: Ca
 
 @kernel
 def candidates(
-    room: ClusterRoom, gang: GangRequest, pod: int, empty: Bools, order: Ints, looked_at: int, found: Candidates
+    book: ScratchBook, gang: GangRequest, pod: int, empty: Bools, order: Ints, looked_at: int, found: Candidates
 ) -> None:
     """Note placements of a gang in a pod; of machines without tasks that are alike, one is looked at.
 
@@ -229,15 +190,15 @@ def candidates(
         if n >= looked_at:
             break
         if empty[m]:
-            if seen >= 0 and _as_new(room, empty, m, seen):
+            if seen >= 0 and _as_new(book, empty, m, seen):
                 continue
             seen = m
-        a, b, at = room.first_group[m], room.first_group[m + 1] - 1, found.n[0]
-        alike = bool(empty[m]) and b == a + 1 and np.all(room.free[a] == room.free[b])
-        _whole(room, gang, m, pod, alike, found)
+        a, b, at = book.first_group[m], book.first_group[m + 1] - 1, found.n[0]
+        alike = bool(empty[m]) and b == a + 1 and np.all(book.free[a] == book.free[b])
+        _whole(book, gang, m, pod, alike, found)
         n += found.n[0] > at
     for o in range(len(order)):
         for k in range(2, min(MOST_SPLIT, max(gang.n_workers, gang.n_ps)) + 1):
-            _split(room, gang, pod, k, order[o], found)
+            _split(book, gang, pod, k, order[o], found)
     if found.n[0] == before:
-        _fill(room, gang, pod, order[0], found)
+        _fill(book, gang, pod, order[0], found)

@@ -7,9 +7,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import ScratchBook, free_in_pod
 from labkit.kernels import by_reference, inner, kernel
 from labkit.kernels.arrays import fill_with
-from labkit.schedulers.marl.candidates import MOST, Candidates, ClusterRoom, GangRequest, candidates, found_of
+from labkit.schedulers.marl.candidates import MOST, Candidates, GangRequest, candidates, found_of
 from labkit.speed.what_if import N_SEEN, WORKER, RunFacts, Slow, TaskTable, seconds_more
 
 FEATURES: Final = (
@@ -64,7 +65,7 @@ class Scene(NamedTuple):
 
     Attributes
     ----------
-    facts, tasks, room : RunFacts, TaskTable, ClusterRoom
+    facts, tasks, room : RunFacts, TaskTable, ScratchBook
         As declared; where jobs are; what is free.
     left, alone_s, home, bound : array
         (N,) steps left, declared seconds alone, the pod that each job belongs to, and whether it was forwarded there
@@ -79,7 +80,7 @@ class Scene(NamedTuple):
 
     facts: RunFacts
     tasks: TaskTable
-    room: ClusterRoom
+    room: ScratchBook
     left: Floats
     alone_s: Floats
     home: Ints
@@ -159,19 +160,6 @@ def _orders(scene: Scene, pod: int) -> Ints:
 
 
 @inner
-def _free_gpus(room: ClusterRoom, pod: int) -> tuple[float, float]:
-    """Return GPUs and cores that are free in a pod."""
-    gpus, cores = 0.0, 0.0
-    for i in range(room.first_machine[pod], room.first_machine[pod + 1]):
-        m = room.machines[i]
-        for g in range(room.first_group[m], room.first_group[m + 1]):
-            if room.up[g]:
-                gpus += room.free[g, GPUS]
-                cores += room.free[g, CPUS]
-    return gpus, cores
-
-
-@inner
 def _find(scene: Scene, job: int, desk: CandidateBuffers, stays: bool) -> None:
     """Note placements: at home, and in those pods that have most free GPUs."""
     room, gang, desk.found.n[0] = scene.room, gang_of(scene, job), 0
@@ -180,7 +168,7 @@ def _find(scene: Scene, job: int, desk: CandidateBuffers, stays: bool) -> None:
     need_cores = gang.n_workers * gang.worker[CPUS] + gang.n_ps * gang.ps[CPUS]
     free = np.full(n_pods, -1.0)
     for pod in range(n_pods):
-        gpus, cores = _free_gpus(room, pod)
+        gpus, cores = free_in_pod(room, pod)
         if gpus + LEAST >= need and cores + LEAST >= need_cores:
             free[pod] = gpus + 1e-3 * cores
     if home >= 0:
@@ -228,7 +216,7 @@ def _see(scene: Scene, job: int, desk: CandidateBuffers, c: int, n_waiting: int,
         gpus, cores, stranded = gpus + g_left, cores + c_left, stranded + max(g_left - c_left / 4, 0.0)
         used /= scene.unit[0]
         crowd, lightest = max(crowd, used / max(has, 1.0)), min(lightest, used / max(has, 1.0))
-    free, _ = _free_gpus(room, pod)
+    free, _ = free_in_pod(room, pod)
     total = 0.0
     for i in range(room.first_machine[pod], room.first_machine[pod + 1]):
         m = room.machines[i]

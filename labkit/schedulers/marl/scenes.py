@@ -11,7 +11,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
-from labkit.schedulers.marl.candidates import ClusterRoom
+from labkit.core.scratch_book import empty_book
 from labkit.schedulers.marl.network import Scene
 from labkit.speed.interference.use import ModelUse
 from labkit.speed.step_time import StepTime
@@ -84,15 +84,10 @@ def scene_of(
     """Return an empty cluster as it is known; `uses`: by model, the catalogue's without it; `unit`: see `Scene`."""
     facts = facts_of(jobs, cluster, speed=speed, uses=uses)
     most = int((jobs.n_workers + jobs.n_ps).max())
-    order = np.argsort(cluster.partition, kind="stable").astype(np.int64)
     n_pods = int(cluster.partition.max()) + 1
-    room = ClusterRoom(
-        cluster.capacity.astype(np.float64), np.ones(cluster.n_groups, np.bool_), cluster.group_type.astype(np.int64),
-        facts.first_group, np.searchsorted(cluster.partition[order], np.arange(n_pods + 1)).astype(np.int64), order,
-    )  # fmt: skip
     return Scene(
-        facts, tasks_of(facts, most_tasks=most), room, jobs.total_steps.astype(np.float64), _alone_s(jobs),
-        np.where(jobs.home < n_pods, jobs.home, -1).astype(np.int64), np.zeros(len(jobs), np.bool_),
+        facts, tasks_of(facts, most_tasks=most), empty_book(cluster), jobs.total_steps.astype(np.float64),
+        _alone_s(jobs), np.where(jobs.home < n_pods, jobs.home, -1).astype(np.int64), np.zeros(len(jobs), np.bool_),
         jobs.worker_demand.astype(np.float64),
         jobs.ps_demand.astype(np.float64), jobs.n_workers.astype(np.int64), jobs.n_ps.astype(np.int64), runs_on.copy(),
         np.array([PODS, MACHINES], np.int64), np.array([unit]),

@@ -7,12 +7,12 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from labkit.core.capacity import SLACK
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.life import Contention, Context
 from labkit.core.placement import Placement
 from labkit.core.resources import Bools, Ints
+from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
 from labkit.placers import Even
 from labkit.schedulers.base import asked

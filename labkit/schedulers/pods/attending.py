@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from labkit.core.capacity import SLACK, room
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import SLACK, room
 from labkit.core.weights import WeightsFiles, fault_of, other_names
 from labkit.kernels import by_reference, inner, kernel
 from labkit.kernels.arrays import add_to, fill_rows, fill_with

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.core.capacity import arrays_of
 from labkit.core.events import Role
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import Bools, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
-from labkit.placers import Pack
-from labkit.placers.base import of_one_type, settled
+from labkit.placers.base import of_one_type, place_or_pack
 from labkit.schedulers.pods.attending import NO_NOTES, GangView, Net, Stand, about_of, length_of, load, place
 
 _NO_DRAWS = np.random.default_rng(0)
@@ -44,14 +42,9 @@ class Attention:
 
     def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
         """Return where the gangs go."""
-        if not len(gangs):
-            return Placement.nothing()
-        if gangs.may_shrink().any() or (gangs.partner >= 0).any():
-            return Pack().place(snapshot, gangs, strict=strict)
-        placed, rows = by_attention(load(self.weights), snapshot, gangs, strict=strict)
-        if not placed.any():
-            return Pack().place(snapshot, gangs, strict=strict)
-        return settled(snapshot, gangs, placed, rows)
+        return place_or_pack(
+            lambda: by_attention(load(self.weights), snapshot, gangs, strict=strict), snapshot, gangs, strict=strict
+        )
 
 
 def by_attention(net: Net, snapshot: Snapshot, gangs: Gangs, *, strict: bool) -> tuple[Bools, list[Ints]]:
@@ -60,7 +53,7 @@ def by_attention(net: Net, snapshot: Snapshot, gangs: Gangs, *, strict: bool) ->
     trial, machines = Trial(snapshot, without=gangs.named), _machines(snapshot)
     stand, length, about = _stand(snapshot, trial), length_of(table), about_of(table)[gangs.job]
     up = snapshot.up[cluster.group_machine]
-    placed, seats = np.zeros(len(gangs), np.bool_), []
+    placed = np.zeros(len(gangs), np.bool_)
     for i, job in enumerate(gangs.job.tolist()):
         n_workers, n_ps = int(gangs.n_workers[i]), int(gangs.n_ps[i])
         usable = of_one_type(snapshot, gangs, i, trial.room(job, Role.WORKER))
@@ -74,11 +67,9 @@ def by_attention(net: Net, snapshot: Snapshot, gangs: Gangs, *, strict: bool) ->
         for t, group in enumerate(groups.tolist()):
             role = Role.WORKER if t < n_workers else Role.PS
             trial.add(job, role, group)
-            seats.append((job, int(role), group))
             stand.tasks[cluster.group_machine[group]] += 1
             stand.length[cluster.group_machine[group]] += length[job]
-    rows, count = np.unique(np.array(seats, np.int32).reshape(-1, 3), axis=0, return_counts=True)
-    return placed, [rows[:, 0], rows[:, 1].astype(np.int8), rows[:, 2], count.astype(np.int32)]
+    return placed, trial.rows(gangs.job)
 
 
 def _stand(snapshot: Snapshot, trial: Trial) -> Stand:
@@ -86,9 +77,8 @@ def _stand(snapshot: Snapshot, trial: Trial) -> Stand:
     cluster, there = snapshot.cluster, trial.running()
     of, n = cluster.group_machine[there.group], cluster.n_machines
     length = length_of(snapshot.table)[there.job[there.row_job()]]
-    arrays = arrays_of(cluster)
     return Stand(
-        np.ascontiguousarray(trial.free, np.float64).copy(), arrays.capacity, arrays.first_group.astype(np.int64),
+        trial.free.copy(), trial.book.capacity, trial.book.first_group.astype(np.int64),
         np.bincount(of, there.count, n).astype(np.float64),
         np.bincount(of, there.count * length, n).astype(np.float64),
     )  # fmt: skip
@@ -97,4 +87,4 @@ def _stand(snapshot: Snapshot, trial: Trial) -> Stand:
 def _machines(snapshot: Snapshot) -> Ints:
     """Return the machines that the snapshot shows, with something to offer."""
     shown = np.unique(snapshot.cluster.group_machine[snapshot.offered.any(axis=1)])
-    return shown.astype(np.int64)
+    return shown.astype(np.int32)

@@ -8,11 +8,10 @@ import numpy as np
 
 from labkit.core.events import Role
 from labkit.core.placement import Gangs, Placement
-from labkit.core.resources import Floats, Ints
+from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
-from labkit.placers import Pack
-from labkit.placers.base import of_one_type, settled
+from labkit.placers.base import Rows, of_one_type, place_or_pack
 from labkit.schedulers.pods.predictor import MachineTasks, features, load, model_gb, model_kind
 
 
@@ -40,19 +39,9 @@ class DeepSys:
 
     def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
         """Return where the gangs go."""
-        if not len(gangs):
-            return Placement.nothing()
-        if gangs.may_shrink().any() or (gangs.partner >= 0).any():
-            return Pack().place(snapshot, gangs, strict=strict)
-        greedy = Greedy(snapshot, gangs, self.weights)
-        placed = np.zeros(len(gangs), np.bool_)
-        for i in range(len(gangs)):
-            placed[i] = greedy.place(i)
-            if strict and not placed[i]:
-                break
-        if not placed.any():
-            return Pack().place(snapshot, gangs, strict=strict)
-        return settled(snapshot, gangs, placed, greedy.rows())
+        return place_or_pack(
+            lambda: Greedy(snapshot, gangs, self.weights).place_all(strict=strict), snapshot, gangs, strict=strict
+        )
 
 
 class Greedy:
@@ -70,12 +59,15 @@ class Greedy:
             np.bincount(machine, there.count * (there.role == Role.WORKER), n).astype(np.float64),
             np.bincount(machine, there.count * self.gb[job], n).astype(np.float64),
         )
-        self._seats: list[tuple[int, int, int]] = []
 
-    def rows(self) -> list[Ints]:
-        """Return what was placed here: job, role, group, count."""
-        rows, count = np.unique(np.array(self._seats, np.int32).reshape(-1, 3), axis=0, return_counts=True)
-        return [rows[:, 0], rows[:, 1].astype(np.int8), rows[:, 2], count.astype(np.int32)]
+    def place_all(self, *, strict: bool) -> tuple[Bools, Rows]:
+        """Return which gangs found room, and the rows of the placement: job, role, group, count."""
+        placed = np.zeros(len(self.gangs), np.bool_)
+        for i in range(len(placed)):
+            placed[i] = self.place(i)
+            if strict and not placed[i]:
+                break
+        return placed, self.trial.rows(self.gangs.job)
 
     def place(self, i: int) -> bool:
         """Place one more gang; where it does not fit, all is as before."""
@@ -85,7 +77,7 @@ class Greedy:
         left = [int(self.gangs.n_workers[i]), int(self.gangs.n_ps[i])]
         position = np.full(self.snapshot.cluster.n_machines, -1)
         position[machines] = np.arange(len(machines))
-        mine: list[tuple[int, int, int]] = []
+        mine: list[tuple[int, int]] = []
         beside = MachineTasks(*(column[machines] for column in self.beside))
         for role in (Role.WORKER, Role.PS):
             for _ in range(left[role]):
@@ -94,17 +86,16 @@ class Greedy:
                     room = np.where(usable, room, 0)
                 best = self._best(job, left, on, np.unique(position[self.of[room > 0]]), beside)
                 if best < 0:
-                    for _, its_role, group in mine:
+                    for its_role, group in mine:
                         self.trial.remove(job, its_role, group)
                     return False
                 group = int(np.where(self.of == machines[best], room, 0).argmax())
                 self.trial.add(job, role, group)
-                mine.append((job, int(role), group))
+                mine.append((int(role), group))
                 on[role, best] += 1
                 left[role] -= 1
         for column, each in zip(self.beside, (on.sum(axis=0), on[0], on.sum(axis=0) * self.gb[job]), strict=True):
             column[machines] += each
-        self._seats += mine
         return True
 
     def _best(self, job: int, left: list[int], on: Floats, fits: Ints, beside: MachineTasks) -> int:

@@ -97,7 +97,7 @@ class Partitioned:
         def start(pod: int, jobs: Ints) -> None:
             part = PodSnapshot(snapshot, pod, trial=room.trial)
             answer = place(placer, part, asked(part, jobs))
-            room.take(answer, pod)
+            room.take(answer)
             started.append(answer)
 
         for pod in np.unique(belongs[belongs >= 0]).tolist():
@@ -114,7 +114,7 @@ class Partitioned:
 
     def _elsewhere(self, room: PodRoom, job: int) -> Iterator[int]:
         """Return the pods that a job is to be tried in, which may hold it, the first choice first."""
-        home, n = int(room.snapshot.table.home[job]), len(room.free_gpus)
+        home, n = int(room.snapshot.table.home[job]), n_pods(room.snapshot.cluster)
         if home >= 0 and self.forward == "none":
             return iter(())
         if self.forward == "next":

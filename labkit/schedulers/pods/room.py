@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.core.capacity import SLACK, rooms
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.pods import n_pods, pod_of_groups
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import ScratchBook, empty_book, may_hold
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
-from labkit.kernels import kernel
 
 
 class PodRoom:
@@ -25,19 +24,11 @@ class PodRoom:
         The tasks as they would be.
     started : array of bool
         (N,) jobs that got tasks here.
-    free_gpus : array
-        (pods,) GPUs that are free.
     """
 
     def __init__(self, snapshot: Snapshot, waiting: Ints) -> None:
         self.snapshot, self.waiting, self.trial = snapshot, waiting, Trial(snapshot)
-        cluster = snapshot.cluster
-        self._pod, self._up = pod_of_groups(cluster), snapshot.up[cluster.group_machine]
         self.started: Bools = np.zeros(len(snapshot.table), np.bool_)
-        self.free_gpus: Floats = np.bincount(
-            self._pod, np.where(self._up, self.trial.free[:, GPUS], 0.0), n_pods(cluster)
-        ).astype(np.float64)
-        self._groups = [np.flatnonzero(self._pod == pod) for pod in range(n_pods(cluster))]
         self._kind = kinds_of(snapshot.table, snapshot.runs_on, waiting)
         self._of = dict(zip(waiting.tolist(), self._kind.tolist(), strict=True))
         self._full: set[tuple[int, int]] = set()
@@ -46,15 +37,17 @@ class PodRoom:
         """Tell whether a pod may hold a waiting job now: what says no is sure, what says yes is not."""
         if (self._of[job], pod) in self._full:
             return False
-        mine = self._groups[pod]
-        table, snapshot = self.snapshot.table, self.snapshot
-        held = holds(
-            self.trial.free[mine], self._up[mine], snapshot.runs_on[job, snapshot.cluster.group_type[mine]],
-            table.worker_demand[job], table.ps_demand[job], int(table.n_workers[job]), int(table.n_ps[job]),
-        )  # fmt: skip
+        held = _may_hold(self.trial.book, pod, self.snapshot.table, self.snapshot.runs_on, job)
         if not held:
             self.note_full(job, pod)
-        return bool(held)
+        return held
+
+    @property
+    def free_gpus(self) -> Floats:
+        """(pods,) GPUs that are free."""
+        book, cluster = self.trial.book, self.snapshot.cluster
+        free = np.where(book.up, book.free[:, GPUS], 0.0)
+        return np.bincount(pod_of_groups(cluster), free, n_pods(cluster)).astype(np.float64)
 
     def may_fit(self, jobs: Ints, pod: int) -> Ints:
         """Return the jobs that a pod may hold now."""
@@ -64,14 +57,10 @@ class PodRoom:
         """Note that a pod does not hold a job, nor others of its kind: room only becomes less."""
         self._full.add((self._of[job], pod))
 
-    def take(self, placement: Placement, pod: int) -> None:
-        """Take the room of what was placed in a pod."""
-        rows = zip(placement.job.tolist(), placement.role.tolist(), placement.group.tolist(), placement.count.tolist(),
-                   strict=True)  # fmt: skip
-        for job, role, group, count in rows:
-            self.trial.add(job, role, group, count)
+    def take(self, placement: Placement) -> None:
+        """Take the room of what was placed."""
+        self.trial.take(placement)
         self.started[placement.set_jobs] = True
-        self.free_gpus[pod] -= self.snapshot.table.gpus[placement.set_jobs].sum()
 
 
 def kinds_of(jobs: Jobs, runs_on: Bools, which: Ints) -> Ints:
@@ -83,25 +72,14 @@ def kinds_of(jobs: Jobs, runs_on: Bools, which: Ints) -> Ints:
     return kind.ravel().astype(np.int32)
 
 
-@kernel
-def holds(
-    free: Floats, up: Bools, runs_on: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int
-) -> bool:  # fmt: skip
-    """Tell whether some groups (G,) have room for the workers, for the PSs, and in all for both."""
-    total = np.zeros(free.shape[1])
-    for_workers, for_ps = 0, 0
-    w, p = rooms(free, worker), rooms(free, ps)
-    for g in range(len(free)):
-        if up[g]:
-            for_ps += min(p[g], n_ps)
-            if worker[GPUS] <= 0 or runs_on[g]:
-                for_workers += min(w[g], n_workers)
-            for r in range(len(total)):
-                total[r] += free[g, r]
-    for r in range(len(total)):
-        if n_workers * worker[r] + n_ps * ps[r] > total[r] + SLACK:
-            return False
-    return for_workers >= n_workers and for_ps >= n_ps
+def _may_hold(book: ScratchBook, pod: int, jobs: Jobs, runs_on: Bools, job: int) -> bool:
+    """Tell whether a pod may hold the gang that a job asks for; False is sure."""
+    return bool(
+        may_hold(
+            book, pod, jobs.worker_demand[job], jobs.ps_demand[job], int(jobs.n_workers[job]), int(jobs.n_ps[job]),
+            runs_on[job],
+        )
+    )  # fmt: skip
 
 
 def refuse_pods_without_gpus(cluster: Cluster) -> None:
@@ -130,7 +108,7 @@ def refuse_unfit(jobs: Jobs, cluster: Cluster, runs_on: Bools, *, forwards: bool
         It names the pod or the first such job.
     """
     refuse_pods_without_gpus(cluster)
-    n, pods = n_pods(cluster), pod_of_groups(cluster)
+    n = n_pods(cluster)
     if jobs.home.max(initial=-1) >= n:
         one = int(jobs.home.argmax())
         raise InputError(
@@ -139,9 +117,8 @@ def refuse_unfit(jobs: Jobs, cluster: Cluster, runs_on: Bools, *, forwards: bool
         )
     every_job = np.arange(len(jobs), dtype=np.int32)
     kind = kinds_of(jobs, runs_on, every_job)
-    held = np.array(
-        [_held_empty(jobs, cluster, runs_on, int(one), pods, n) for one in np.unique(kind, return_index=True)[1]]
-    )
+    ones, empty = np.unique(kind, return_index=True)[1].tolist(), empty_book(cluster)
+    held = np.array([[_may_hold(empty, pod, jobs, runs_on, one) for pod in range(n)] for one in ones])
     stays = (jobs.home >= 0) & (not forwards)
     fits = np.where(stays, held[kind, np.maximum(jobs.home, 0)], held[kind].any(axis=1))
     if not fits.all():
@@ -152,15 +129,3 @@ def refuse_unfit(jobs: Jobs, cluster: Cluster, runs_on: Bools, *, forwards: bool
             f"{jobs.gpus[one]:g} GPUs in all; {where} of {cluster.name} holds it when empty. Take larger pods, or "
             "drop the job."
         )
-
-
-def _held_empty(jobs: Jobs, cluster: Cluster, runs_on: Bools, job: int, pods: Ints, n: int) -> Bools:
-    """Return which empty pods may hold a job, (pods,)."""
-    found = np.zeros(n, np.bool_)
-    for pod in range(n):
-        mine = pods == pod
-        found[pod] = holds(
-            cluster.capacity[mine], np.ones(int(mine.sum()), np.bool_), runs_on[job, cluster.group_type[mine]],
-            jobs.worker_demand[job], jobs.ps_demand[job], int(jobs.n_workers[job]), int(jobs.n_ps[job]),
-        )  # fmt: skip
-    return found

@@ -36,7 +36,7 @@ def room_of(session: Session) -> CarriedRoom:
 def taken(room: CarriedRoom, job: int) -> np.ndarray:
     """Return the cores and GB that the rows of a job take of each group, (G, 2)."""
     rows, each = room.rows(job)
-    used = np.zeros((len(room.free), 2))
+    used = np.zeros((len(room.trial.free), 2))
     np.add.at(used, rows[:, 1], rows[:, 2:] * each)
     return used
 
@@ -50,14 +50,14 @@ def cores_of(room: CarriedRoom, job: int, role: Role) -> list[float]:
 
 def test_a_plan_takes_what_it_says_and_what_is_refused_takes_nothing():
     room = room_of(session_of())
-    before = room.free.copy()
+    before = room.trial.free.copy()
     assert room.settle(0, Plan(3, 5.0, 2, 7.0, ps_memory_gb=9.0)) == Plan(3, 5.0, 2, 7.0, ps_memory_gb=9.0)
-    assert (before - room.free)[:, [CPUS, MEMORY_GB]].sum(axis=0).tolist() == [3 * 5 + 2 * 7, 3 * 4 + 2 * 9]
-    assert (before - room.free)[:, [CPUS, MEMORY_GB]] == pytest.approx(taken(room, 0))
-    after = room.free.copy()
+    assert (before - room.trial.free)[:, [CPUS, MEMORY_GB]].sum(axis=0).tolist() == [3 * 5 + 2 * 7, 3 * 4 + 2 * 9]
+    assert (before - room.trial.free)[:, [CPUS, MEMORY_GB]] == pytest.approx(taken(room, 0))
+    after = room.trial.free.copy()
     assert room.settle(1, Plan(1, 4.0, 1, CORES + 1)) is None
     assert room.settle(1, Plan(1000, 4.0, 1, 8.0), whole=True) is None
-    assert np.array_equal(room.free, after)
+    assert np.array_equal(room.trial.free, after)
     assert not len(room.rows(1)[0])
 
 
@@ -68,7 +68,7 @@ def test_where_not_all_workers_fit_there_are_fewer_and_all_servers():
     assert (got.n_ps, got.worker_cores) == (2, 4.0)
     assert got.n_workers == (N_MACHINES * CORES - 2 * 8) // 4
     assert not room.holds_one_more(0, 4.0)
-    assert room.free.min() >= 0
+    assert room.trial.free.min() >= 0
 
 
 def test_tasks_that_stay_as_large_stay_where_they_are():
@@ -107,9 +107,9 @@ def test_servers_with_other_cores_keep_their_numbers():
 def test_memory_is_given_where_servers_are_or_not_at_all():
     room = room_of(session_of())
     room.settle(0, Plan(1, 4.0, 2, 8.0))
-    before = room.free[:, MEMORY_GB].sum()
+    before = room.trial.free[:, MEMORY_GB].sum()
     assert room.remember(0, 20.0)
-    assert before - room.free[:, MEMORY_GB].sum() == pytest.approx(2 * (20 - 8))
+    assert before - room.trial.free[:, MEMORY_GB].sum() == pytest.approx(2 * (20 - 8))
     assert not room.remember(0, 1e6)
     assert room.rows(0)[1][:, 1].max() == 20.0
 
@@ -118,12 +118,12 @@ def test_memory_is_given_where_servers_are_or_not_at_all():
 def test_whatever_is_asked_no_group_gives_more_than_it_has_and_books_balance(seed):
     """Random plans of three jobs, one after another; what is free and what is held add up to what was there."""
     rng, room = np.random.default_rng(seed), room_of(session_of(3))
-    whole = room.free.copy()
+    whole = room.trial.free.copy()
     for _ in range(40):
         n_ps = int(rng.integers(1, 5))
         extra = ((int(rng.integers(n_ps)), 24.0),) if rng.random() < 0.3 else ()
         plan = Plan(int(rng.integers(1, 30)), float(rng.integers(1, 9)), n_ps, float(rng.choice([4, 8, 16])), extra)
         room.settle(int(rng.integers(3)), plan, whole=bool(rng.random() < 0.3))
         held = sum(taken(room, job) for job in range(3))
-        assert room.free.min() > -1e-6
-        assert (whole - room.free)[:, [CPUS, MEMORY_GB]] == pytest.approx(held, abs=1e-6)
+        assert room.trial.free.min() > -1e-6
+        assert (whole - room.trial.free)[:, [CPUS, MEMORY_GB]] == pytest.approx(held, abs=1e-6)

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.capacity import SLACK
 from labkit.core.draft import BOTH, FEATURES, PS, WORKER, Batch, give
 from labkit.core.resources import CPUS, GPUS, Bools, Ints
+from labkit.core.scratch_book import SLACK
 from labkit.kernels import by_reference, inner, kernel
 from labkit.kernels.arrays import fill_with
 from labkit.schedulers.dl2_simulator import SLOTS_PER_GPU

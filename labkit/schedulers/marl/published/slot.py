@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.core.capacity import SLACK
 from labkit.core.errors import InputError
 from labkit.core.events import Role
 from labkit.core.placement import Placement
 from labkit.core.resources import GPUS, Bools, Ints
+from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.schedulers.marl.published.form import Form
