@@ -16,8 +16,8 @@ from labkit.core.jobs import Jobs
 from labkit.experiment import Experiment, every_slot
 from labkit.experiment.caveats import Caveat
 from labkit.experiment.cell import jobs_of
-from labkit.learning.published import Published
 from labkit.learning.published.federated import Federated
+from labkit.learning.published.switches import Published
 from labkit.learning.published.trainer import Trainer
 from labkit.learning.settings import FITTED, Setting
 from labkit.simulator import Variation

@@ -30,11 +30,12 @@ from labkit.core.errors import unknown
 from labkit.core.protocols import Scheduler
 from labkit.core.resources import CPUS, Floats
 from labkit.experiment import Experiment
-from labkit.learning.marl.published import Published
+from labkit.learning.marl.published.switches import Published
 from labkit.learning.marl.published.trainer import Trainer
 from labkit.results.intervals import gantt
 from labkit.results.record import RunRecord
-from labkit.schedulers.marl.published import MarlWeights, PublishedMarl
+from labkit.schedulers.marl.published.scheduler import PublishedMarl
+from labkit.schedulers.marl.published.weights import MarlWeights
 from labkit.speed.contention import profile
 from labkit.speed.interference import compare_models
 from labkit.speed.interference.levels import level

@@ -9,11 +9,11 @@ import pytest
 
 from labkit.cli.train_published import _switch
 from labkit.core import InputError
-from labkit.learning.published import Published
 from labkit.learning.published.federated import Federated
+from labkit.learning.published.switches import Published
 from labkit.learning.settings import Setting
 from labkit.schedulers import make
-from labkit.schedulers.dl2.flat import load_flat
+from labkit.schedulers.dl2.flat.weights import load_flat
 from labkit.workloads.catalogue import DL2_MODELS
 from tests.command import labkit as forked
 from tests.command import labkit_in_a_process as labkit

@@ -17,11 +17,12 @@ from labkit.cli.app import app
 from labkit.core import InputError
 from labkit.learning.disclosure import POLICIES, UNKNOWN, disclosure
 from labkit.schedulers.dl2 import load
-from labkit.schedulers.dl2.flat import FlatWeights, Form
+from labkit.schedulers.dl2.flat.form import Form
 from labkit.schedulers.dl2.flat.network import FlatNet
-from labkit.schedulers.marl.published import Form as MarlForm
-from labkit.schedulers.marl.published import MarlWeights
+from labkit.schedulers.dl2.flat.weights import FlatWeights
+from labkit.schedulers.marl.published.form import Form as MarlForm
 from labkit.schedulers.marl.published.network import shapes
+from labkit.schedulers.marl.published.weights import MarlWeights
 
 SHIPPED = [name for files, _ in POLICIES.values() for name in files.shipped()]
 COMMAND = "labkit train-policy dl2 --throughputs secret/speeds.csv"

@@ -128,7 +128,7 @@ def _gangs() -> None:
 
 def _flat() -> None:
     """Train DL2's own network, by both of its rules, and let it decide."""
-    from labkit.learning.published import Published
+    from labkit.learning.published.switches import Published
     from labkit.learning.published.trainer import Trainer
 
     for rules in (Published(first_bundle=True, fairness=0.1), Published.released()):

@@ -41,8 +41,8 @@ def published_trainer(
     InputError
         If there is no such switch, its value cannot be, there are several clusters, or a trace is a file.
     """
-    from labkit.learning.marl.published import Published
     from labkit.learning.marl.published.setting import Setting
+    from labkit.learning.marl.published.switches import Published
     from labkit.learning.marl.published.trainer import Trainer
 
     if len(clusters) > 1:
@@ -61,7 +61,7 @@ def published_trainer(
 
 def _switch(text: str) -> tuple[str, Any]:
     """Return the name and the value of a switch: "level=server" -> "level", "server"."""
-    from labkit.learning.marl.published import Published
+    from labkit.learning.marl.published.switches import Published
 
     name, equals, value = text.partition("=")
     plain = Published()

@@ -38,7 +38,7 @@ def trainer_of(
     InputError
         If there is no such switch, or its value cannot be.
     """
-    from labkit.learning.published import Published
+    from labkit.learning.published.switches import Published
     from labkit.learning.published.trainer import Trainer
     from labkit.workloads.catalogue import DL2_MODELS
 
@@ -84,7 +84,7 @@ def refuse_switches(given: Sequence[str], warm_up: str | None, dask: str | None 
 
 def _switch(text: str) -> tuple[str, Any]:
     """Return the name and the value of a switch: "replay=0" -> "replay", 0."""
-    from labkit.learning.published import Published
+    from labkit.learning.published.switches import Published
 
     name, equals, value = text.partition("=")
     known: dict[str, type] = {field.name: type(getattr(Published(), field.name)) for field in fields(Published)}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from labkit.core import InputError
 from labkit.experiment import Experiment, every_slot
 from labkit.learning.envs import SlotEnvs
-from labkit.learning.published import Published
 from labkit.learning.published.altered import altered
+from labkit.learning.published.switches import Published
 from labkit.learning.published.trainer import Trainer, jain_of
 from labkit.schedulers.dl2.flat.form import N_SHARES
 from labkit.workloads import dl2_jobs

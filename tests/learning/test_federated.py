@@ -13,8 +13,8 @@ import torch
 
 from labkit.core import InputError
 from labkit.experiment.on_dask import connect
-from labkit.learning.published import Published
 from labkit.learning.published.federated import APART, Federated
+from labkit.learning.published.switches import Published
 from labkit.learning.published.trainer import Trainer
 from labkit.learning.settings import Setting
 from labkit.schedulers.dl2.flat.network import FlatNet

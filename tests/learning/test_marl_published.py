@@ -15,16 +15,17 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.resources import amounts
 from labkit.experiment import Experiment
 from labkit.learning.course import Course, read_state
-from labkit.learning.marl.published import Published
 from labkit.learning.marl.published.ecc import Ecc, Wires
 from labkit.learning.marl.published.env import PlacementEnv
 from labkit.learning.marl.published.episode import Episode, decide, rewards
 from labkit.learning.marl.published.learner import Learner
 from labkit.learning.marl.published.network import GraphBatch, Net, wires_of
+from labkit.learning.marl.published.switches import Published
 from labkit.learning.marl.published.trainer import Trainer
-from labkit.schedulers.marl.published import Form, PublishedMarl
+from labkit.schedulers.marl.published.form import Form
 from labkit.schedulers.marl.published.graphs import graphs_of
 from labkit.schedulers.marl.published.network import shapes
+from labkit.schedulers.marl.published.scheduler import PublishedMarl
 from labkit.topology import build
 
 MODELS = ("resnet-50", "vgg-16", "wlm")

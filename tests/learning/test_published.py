@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from labkit.core import InputError, Jobs, Kind
 from labkit.experiment import Experiment, every_slot
-from labkit.learning.published import Published
 from labkit.learning.published.learner import Learner
 from labkit.learning.published.network import DenseNetwork
 from labkit.learning.published.online import Online
 from labkit.learning.published.replay import Prioritised, ReplayBuffer
+from labkit.learning.published.switches import Published
 from labkit.learning.published.trainer import Trainer, mean_jct
 from labkit.learning.published.updates import (
     entropy_of,
@@ -30,9 +30,9 @@ from labkit.learning.published.updates import (
 from labkit.learning.published.warm_up import ActionModes, lessons, wanted
 from labkit.learning.training import TrainingDivergedError
 from labkit.schedulers import make
-from labkit.schedulers.dl2.flat import load_flat
 from labkit.schedulers.dl2.flat.network import FlatNet, first_layer, scores
 from labkit.schedulers.dl2.flat.slots import SlotSamples, room
+from labkit.schedulers.dl2.flat.weights import load_flat
 from labkit.workloads import dl2_jobs
 from labkit.workloads.catalogue import DL2_MODELS
 

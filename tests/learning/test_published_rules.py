@@ -11,11 +11,12 @@ from labkit.core.draft import BOTH, FEATURES, PS, WORKER, Batch, begin_slot
 from labkit.experiment import Experiment, Session, every_slot
 from labkit.learning import SlotEnv, SlotEnvs
 from labkit.learning.published.trainer import mean_jct, slot
-from labkit.schedulers.dl2.flat import Flat, FlatWeights, Form
 from labkit.schedulers.dl2.flat import exploration as explore
-from labkit.schedulers.dl2.flat.form import allow, look, observe, open_slot, take
+from labkit.schedulers.dl2.flat.form import Form, allow, look, observe, open_slot, take
 from labkit.schedulers.dl2.flat.network import FlatNet, chances, first_layer, row_changed, scores
+from labkit.schedulers.dl2.flat.scheduler import Flat
 from labkit.schedulers.dl2.flat.slots import BEST, How, best, decide, drawn, room
+from labkit.schedulers.dl2.flat.weights import FlatWeights
 from labkit.workloads import dl2_jobs
 from labkit.workloads.catalogue import DL2_MODELS
 from tests.learning.released_dl2 import Released

@@ -14,8 +14,9 @@ from labkit.core import InputError, Jobs
 from labkit.experiment import Experiment
 from labkit.experiment.caveats import Caveat
 from labkit.schedulers import make
-from labkit.schedulers.dl2.flat import FlatWeights, Form, load_flat
+from labkit.schedulers.dl2.flat.form import Form
 from labkit.schedulers.dl2.flat.network import FlatNet
+from labkit.schedulers.dl2.flat.weights import FlatWeights, load_flat
 from labkit.workloads.catalogue import DL2_MODELS
 from tests.hang import HANG_S
 

@@ -20,11 +20,13 @@ from labkit.core.resources import amounts
 from labkit.experiment import Experiment
 from labkit.experiment.session import Session
 from labkit.schedulers import make
-from labkit.schedulers.marl.published import Form, MarlWeights, PublishedMarl, load_published
+from labkit.schedulers.marl.published.form import Form
 from labkit.schedulers.marl.published.graphs import GROUP, SERVER, SWITCH, graphs_of, relabelled
 from labkit.schedulers.marl.published.network import encode, shapes
+from labkit.schedulers.marl.published.scheduler import PublishedMarl
 from labkit.schedulers.marl.published.slot import PlacementSlot
 from labkit.schedulers.marl.published.state import Declared
+from labkit.schedulers.marl.published.weights import MarlWeights, load_published
 from labkit.testing import check_scheduler
 from labkit.topology import build
 from labkit.topology.export import inner_graph, inter_graph

@@ -2,7 +2,3 @@
 
 Exploration is in `labkit.schedulers.dl2.flat`, with what the network sees and how it decides.
 """
-
-from labkit.learning.published.switches import Published
-
-__all__ = ["Published"]

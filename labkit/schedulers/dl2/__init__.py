@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.core.errors import InputError
 from labkit.core.protocols import Scheduler
-from labkit.schedulers.dl2.flat import Flat
+from labkit.schedulers.dl2.flat.scheduler import Flat
 from labkit.schedulers.dl2.scheduler import DL2
 from labkit.schedulers.dl2.weights import Weights, load, shipped
 

@@ -2,7 +2,3 @@
 
 What an agent sees, its masks and how it decides are in `labkit.schedulers.marl.published`, which needs no torch.
 """
-
-from labkit.learning.marl.published.switches import Published
-
-__all__ = ["Published"]
