@@ -17,12 +17,12 @@ from labkit.cli.app import app
 from labkit.core import InputError
 from labkit.learning.disclosure import POLICIES, UNKNOWN, disclosure
 from labkit.schedulers.dl2 import load
-from labkit.schedulers.dl2.flat.form import Form
-from labkit.schedulers.dl2.flat.network import FlatNet
-from labkit.schedulers.dl2.flat.weights import FlatWeights
-from labkit.schedulers.marl.published.form import Form as MarlForm
-from labkit.schedulers.marl.published.network import shapes
-from labkit.schedulers.marl.published.weights import MarlWeights
+from reproductions.dl2.policy import Form
+from reproductions.dl2.policy import FlatNet
+from reproductions.dl2.scheduler import FlatWeights
+from reproductions.marl.graphs import Form as MarlForm
+from reproductions.marl.policy import shapes
+from reproductions.marl.scheduler import MarlWeights
 
 SHIPPED = [name for files, _ in POLICIES.values() for name in files.shipped()]
 COMMAND = "labkit train-policy dl2 --throughputs secret/speeds.csv"

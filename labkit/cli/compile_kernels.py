@@ -128,8 +128,8 @@ def _gangs() -> None:
 
 def _flat() -> None:
     """Train DL2's own network, by both of its rules, and let it decide."""
-    from labkit.learning.published.switches import Published
-    from labkit.learning.published.trainer import Trainer
+    from reproductions.dl2.switches import Published
+    from reproductions.dl2.trainer import Trainer
 
     for rules in (Published(first_bundle=True, fairness=0.1), Published.released()):
         switches = replace(rules, n_jobs=6, n_units=8, n_taught=1, n_lessons=1, n_rounds=1, batch=16, replay=64)
@@ -155,8 +155,8 @@ def _gangs_in_pods() -> None:
 
 def _tasks_in_pods() -> None:
     """Train attention a little."""
-    from labkit.learning.attention.trainer import Recipe, Trainer
     from labkit.learning.marl.settings import Setting
+    from reproductions.attention.trainer import Recipe, Trainer
 
     setting = Setting(["single_switch(4, gbps=10)"], ["marl_jobs(load=1, n_slots=1, n_pods=1)"], "calibrated")
     Trainer(setting, recipe=Recipe(n_rounds=1, n_draws=2)).update()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.cli.train_marl import lent_marl_trainer
-from labkit.cli.train_marl_published import published_trainer
-from labkit.cli.train_published import lent_trainer, refuse_switches
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.system.printing import terminal
+from reproductions.dl2.command import lent_trainer, refuse_switches
+from reproductions.marl.command import published_trainer
 
 if TYPE_CHECKING:
     from labkit.learning.course import Course

@@ -13,11 +13,12 @@ import numpy as np
 from labkit.core.errors import InputError, unknown
 from labkit.core.weights import WeightsFiles, opened
 from labkit.schedulers.dl2 import weights as dl2
-from labkit.schedulers.dl2.flat import weights as flat
 from labkit.schedulers.marl import weights as marl
-from labkit.schedulers.marl.published import weights as published
-from labkit.schedulers.pods import attending, predictor
 from labkit.system.printing import printable
+from reproductions.attention import placer as attending
+from reproductions.deepsys import placer as predictor
+from reproductions.dl2 import scheduler as flat
+from reproductions.marl import scheduler as published
 
 POLICIES: Final[dict[str, tuple[WeightsFiles, Callable[[Path], Any]]]] = {
     part.FILES.policy: (part.FILES, read)

@@ -13,8 +13,8 @@ from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.kernels import inner, kernel
 from labkit.placers import ByNetwork, Even, Pack
-from labkit.schedulers import dl2_simulator
 from labkit.schedulers.base import capacity, changed, place
+from reproductions import dl2_simulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Drf:
     placer : Placer
         Where gangs go.
     published : bool
-        Follow DL2's simulator instead: see `labkit.schedulers.dl2_simulator`.
+        Follow DL2's simulator instead: see `reproductions.dl2_simulator`.
 
     References
     ----------

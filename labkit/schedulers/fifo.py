@@ -12,9 +12,9 @@ from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
-from labkit.schedulers import dl2_simulator
 from labkit.schedulers.base import start_in_order
 from labkit.schedulers.rule import BY_ARRIVAL, NEVER, Rule
+from reproductions import dl2_simulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Fifo:
     priority : bool
         Jobs of higher priority come first, and by arrival among equals.
     published : bool
-        Follow DL2's simulator instead: see `labkit.schedulers.dl2_simulator`.
+        Follow DL2's simulator instead: see `reproductions.dl2_simulator`.
     """
 
     knows_types: ClassVar[bool] = False

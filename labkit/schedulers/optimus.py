@@ -15,12 +15,12 @@ from labkit.core.protocols import Placer
 from labkit.core.resources import Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork, Even, Pack
-from labkit.schedulers import dl2_simulator
 from labkit.schedulers.base import capacity, changed, place
 from labkit.schedulers.marginal_gain import allocate, by_urgency, every_gang, kinds_of, penalties, refuse_unknown_gain
 from labkit.speed.convergence import Convergence
 from labkit.speed.optimus import PINCH, pre_runs
 from labkit.speed.optimus_online import OnlineSpeedFit
+from reproductions import dl2_simulator
 
 YOUNG: Final = 0.1
 """A job is young during this fraction of its steps."""
@@ -59,7 +59,7 @@ class Optimus:
     oracle : bool
         Measure every gang in `begin`, and believe that instead of fits.
     published : bool
-        Follow DL2's simulator instead, an oracle that needs `speeds`: see `labkit.schedulers.dl2_simulator`.
+        Follow DL2's simulator instead, an oracle that needs `speeds`: see `reproductions.dl2_simulator`.
     max_move : tuple of (str, int, int)
         Most workers and servers by which a job of a model may grow or shrink in one decision, for each model that is
         bounded: `(("wide-deep", 4, 2), ("xdeepfm", 1, 1))` with `quantum_s=180` is the variant that DLRover compares

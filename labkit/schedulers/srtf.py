@@ -11,9 +11,9 @@ from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
-from labkit.schedulers import dl2_simulator
 from labkit.schedulers.base import run_in_order
 from labkit.schedulers.rule import BY_REMAINING, NEVER, Rule
+from reproductions import dl2_simulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Srtf:
         Where gangs go.
     published : bool
         Follow DL2's simulator instead, where the key is the remaining *fraction*: see
-        `labkit.schedulers.dl2_simulator`.
+        `reproductions.dl2_simulator`.
     """
 
     knows_types: ClassVar[bool] = False

@@ -15,8 +15,8 @@ from labkit.core.snapshot import Snapshot
 from labkit.core.work_left import steps_left
 from labkit.kernels import inner, kernel
 from labkit.placers import ByNetwork, Pack
-from labkit.schedulers import dl2_simulator
 from labkit.schedulers.base import asked, capacity, place
+from reproductions import dl2_simulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Tetris:
     placer : Placer
         Where gangs go.
     published : bool
-        Follow DL2's simulator instead: see `labkit.schedulers.dl2_simulator`.
+        Follow DL2's simulator instead: see `reproductions.dl2_simulator`.
 
     References
     ----------

@@ -10,9 +10,9 @@ from typing import Any
 
 from labkit.core.errors import InputError
 from labkit.core.protocols import Scheduler
-from labkit.schedulers.dl2.flat.scheduler import Flat
 from labkit.schedulers.dl2.scheduler import DL2
 from labkit.schedulers.dl2.weights import Weights, load, shipped
+from reproductions.dl2.scheduler import Flat
 
 __all__ = ["DL2", "Flat", "Weights", "load", "shipped"]
 

@@ -21,7 +21,7 @@ __all__ = ["LookAheadPods", "Marl", "Weights", "load", "shipped"]
 def recipes() -> dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]]:
     """Return the options and the builders of `marl` and `look_ahead_pods`."""
     from labkit.schedulers import options_of
-    from labkit.schedulers.marl.published.scheduler import PublishedMarl
+    from reproductions.marl.scheduler import PublishedMarl
 
     theirs = options_of(PublishedMarl)
     return {
@@ -33,7 +33,7 @@ def recipes() -> dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]]:
 def _build(*, published: bool = False, **options: Any) -> Scheduler:
     """Return the policy, or the system as it was published."""
     from labkit.schedulers import options_of
-    from labkit.schedulers.marl.published.scheduler import PublishedMarl
+    from reproductions.marl.scheduler import PublishedMarl
 
     kind: Callable[..., Scheduler] = PublishedMarl if published else Marl
     if not published:

@@ -12,10 +12,11 @@ from typing import Any, Final
 from labkit import placers
 from labkit.core.protocols import Placer, Scheduler
 from labkit.placers import Even, LeastAllocated, LeastInterference, MachineFirst, Spread, WholeGang
-from labkit.schedulers.pods import attending, predictor
-from labkit.schedulers.pods.attention import Attention
-from labkit.schedulers.pods.deepsys import DeepSys
 from labkit.schedulers.pods.partitioned import Partitioned
+from reproductions.attention import placer as attending
+from reproductions.attention.placer import Attention
+from reproductions.deepsys import placer as predictor
+from reproductions.deepsys.placer import DeepSys
 
 __all__ = ["Partitioned", "recipes"]
 
