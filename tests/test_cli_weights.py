@@ -17,8 +17,7 @@ from labkit.cli.app import app
 from labkit.core import InputError
 from labkit.learning.disclosure import POLICIES, UNKNOWN, disclosure
 from labkit.schedulers.dl2 import load
-from reproductions.dl2.policy import Form
-from reproductions.dl2.policy import FlatNet
+from reproductions.dl2.policy import FlatNet, Form
 from reproductions.dl2.scheduler import FlatWeights
 from reproductions.marl.graphs import Form as MarlForm
 from reproductions.marl.policy import shapes

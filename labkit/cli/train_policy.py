@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,9 +13,8 @@ import typer
 from labkit.cli.train_marl import lent_marl_trainer
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
+from labkit.core.outside import reproduction
 from labkit.system.printing import terminal
-from reproductions.dl2.command import lent_trainer, refuse_switches
-from reproductions.marl.command import published_trainer
 
 if TYPE_CHECKING:
     from labkit.learning.course import Course
@@ -125,10 +124,12 @@ def train_policy(
     with ExitStack() as stack:
         if published:
             options = {"lessons": lessons, "rounds": rounds, "warm_up": warm_up}
-            own = lent_trainer(setting, slot_s=slot, seed=seed, given=switch, options=options, dask=dask)
+            own = reproduction("dl2").lent_trainer(
+                setting, slot_s=slot, seed=seed, given=switch, options=options, dask=dask
+            )
             trainer = stack.enter_context(own)
         else:
-            refuse_switches(switch, warm_up, dask)
+            _refuse_switches(switch, warm_up, dask)
             recipe = Recipe(**{name: value for name, value in given.items() if value is not None})
             trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
         refuse_unfit_episodes(setting)
@@ -149,7 +150,16 @@ def _placement_trainer(
         raise InputError(
             f"--dask {dask}: MARL as published learns after each interval of a trace, in one process; leave --dask out."
         )
-    yield published_trainer(cluster, trace, **options)
+    yield reproduction("marl").published_trainer(cluster, trace, **options)
+
+
+def _refuse_switches(given: Sequence[str], warm_up: str | None, dask: str | None) -> None:
+    """Raise if switches are given for another network."""
+    if given or warm_up is not None or dask is not None:
+        what = f"--set {given[0]}" if given else f"--warm-up {warm_up}" if warm_up is not None else f"--dask {dask}"
+        raise InputError(
+            f"{what} is a switch of DL2's own network; expected it with --published. Add that, or drop it."
+        )
 
 
 def _end(

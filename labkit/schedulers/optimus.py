@@ -15,12 +15,11 @@ from labkit.core.protocols import Placer
 from labkit.core.resources import Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork, Even, Pack
-from labkit.schedulers.base import capacity, changed, place
+from labkit.schedulers.base import capacity, changed, dl2_simulator, place
 from labkit.schedulers.marginal_gain import allocate, by_urgency, every_gang, kinds_of, penalties, refuse_unknown_gain
 from labkit.speed.convergence import Convergence
 from labkit.speed.optimus import PINCH, pre_runs
 from labkit.speed.optimus_online import OnlineSpeedFit
-from reproductions import dl2_simulator
 
 YOUNG: Final = 0.1
 """A job is young during this fraction of its steps."""
@@ -156,7 +155,7 @@ class Optimus:
         if self.published:
             if self.speeds is None:
                 raise InputError("optimus(published=True) is an oracle; give it the true speeds: speeds=model.grid.")
-            return dl2_simulator.optimus(snapshot, self.speeds)
+            return dl2_simulator().optimus(snapshot, self.speeds)
         fit = self._fit if self._table is snapshot.table and self._fit is not None else self._begin(snapshot.table)
         jobs, table = snapshot.jobs, snapshot.table
         if not table.malleable.any() and _all_have_theirs(snapshot):

@@ -11,9 +11,8 @@ from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
-from labkit.schedulers.base import run_in_order
+from labkit.schedulers.base import dl2_simulator, run_in_order
 from labkit.schedulers.rule import BY_REMAINING, NEVER, Rule
-from reproductions import dl2_simulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,6 @@ class Srtf:
         jobs = snapshot.jobs
         if self.published:
             remaining_fraction = 1 - jobs.steps / jobs.total_steps
-            return dl2_simulator.in_order(snapshot, jobs.number[np.argsort(remaining_fraction, kind="stable")])
+            return dl2_simulator().in_order(snapshot, jobs.number[np.argsort(remaining_fraction, kind="stable")])
         shortest_first = np.argsort(jobs.remaining_s, kind="stable")
         return run_in_order(snapshot, jobs.number[shortest_first], self.placer)

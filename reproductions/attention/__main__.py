@@ -1,4 +1,4 @@
-"""Train the network of `attention`: `python -m labkit.learning.attention`."""
+"""Train the network of `attention`: `python -m reproductions.attention`."""
 
 from reproductions.attention.trainer import main
 

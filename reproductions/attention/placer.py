@@ -36,7 +36,7 @@ N_TASK: Final = N_ABOUT + 6
 PSs / 4 that are left, its GPUs / 2 and cores / 4, and whether the gang has a place already."""
 WIDTH: Final = 32
 SLOT_S: Final = 1800.0
-HOW: Final = "python -m labkit.learning.attention --seed 1 --out attention.safetensors"
+HOW: Final = "python -m reproductions.attention --seed 1 --out attention.safetensors"
 FILES: Final = WeightsFiles(
     policy="attention",
     version="1",
@@ -350,7 +350,7 @@ class Attention:
     Attributes
     ----------
     weights : str
-        A file of `python -m labkit.learning.attention`; "": the weights that come with labkit.
+        A file of `python -m reproductions.attention`; "": the weights that come with labkit.
 
     References
     ----------

@@ -347,7 +347,7 @@ def _cost_to_go(scene: Scene, world: World) -> Floats:
 def main() -> None:
     """Train, write the weights, and say how."""
     plain = Recipe()
-    parser = argparse.ArgumentParser(prog="python -m labkit.learning.attention", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m reproductions.attention", description=__doc__)
     parser.add_argument("--cluster", default=CLUSTER, help="where traces are played")
     parser.add_argument("--trace", default=TRACE, help="a generator of traces")
     parser.add_argument("--interference", default="calibrated", help="how co-located jobs slow each other")
@@ -366,7 +366,7 @@ def main() -> None:
         setting = Setting([given.cluster], [given.trace], given.interference)
         setting.refuse_unfit()
         trainer = Trainer(setting, seed=given.seed, recipe=recipe)
-        source = f"python -m labkit.learning.attention {' '.join(sys.argv[1:])}".strip()
+        source = f"python -m reproductions.attention {' '.join(sys.argv[1:])}".strip()
         Course(out=given.out, source=source).run(trainer)
     except LabkitError as error:
         raise SystemExit(f"{error}") from None

@@ -26,7 +26,7 @@ MOST: Final = 4
 """Machines of a gang that are looked at one by one: those with most of its tasks."""
 
 N_FEATURES: Final = len(MODELS) + 1 + 4 + 5 * MOST + 2
-HOW: Final = "python -m reproductions.deepsys.training --seed 1 --out deepsys.safetensors"
+HOW: Final = "python -m reproductions.deepsys --seed 1 --out deepsys.safetensors"
 FILES: Final = WeightsFiles(
     policy="deepsys",
     version="1",
@@ -165,7 +165,7 @@ class DeepSys:
     Attributes
     ----------
     weights : str
-        A file of `python -m reproductions.deepsys.training`; "": the weights that come with labkit.
+        A file of `python -m reproductions.deepsys`; "": the weights that come with labkit.
 
     References
     ----------

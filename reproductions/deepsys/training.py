@@ -1,4 +1,4 @@
-"""Train DeepSys' predictor on gangs placed at random: `python -m reproductions.deepsys.training`.
+"""Train DeepSys' predictor on gangs placed at random: `python -m reproductions.deepsys`.
 
 History that a cluster could have kept: pods with some jobs, each in places drawn at random, and how fast each was
 beside the others. No placement of a scheduler is in it.
@@ -157,7 +157,7 @@ def train(*, cluster: str, interference: str, n_pods: int, epochs: int, seed: in
     off = found(seen[cut:]) - speeds[cut:]
     explained = 1 - float((off**2).mean() / speeds[cut:].var())
     said = (
-        f"python -m reproductions.deepsys.training --cluster {cluster} --interference {interference} --pods {n_pods} "
+        f"python -m reproductions.deepsys --cluster {cluster} --interference {interference} --pods {n_pods} "
         f"--epochs {epochs} --seed {seed}: {cut} jobs; on {len(off)} others a mean absolute error of "
         f"{np.abs(off).mean():.3f} of the speed alone, R2 {explained:.3f}"
     )
@@ -166,7 +166,7 @@ def train(*, cluster: str, interference: str, n_pods: int, epochs: int, seed: in
 
 def main() -> None:
     """Train, write the weights and say how well they predict."""
-    parser = argparse.ArgumentParser(prog="python -m reproductions.deepsys.training", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m reproductions.deepsys", description=__doc__)
     parser.add_argument("--cluster", default="marl-4x20", help="where jobs ran at random")
     parser.add_argument("--interference", default="calibrated", help="how co-located jobs slow each other")
     parser.add_argument("--pods", type=int, default=2000, help="pods that are filled at random")

@@ -73,15 +73,6 @@ def lent_trainer(setting: Setting, *, dask: str | None, **options: Any) -> Itera
         yield stack.enter_context(trainer) if isinstance(trainer, AbstractContextManager) else trainer
 
 
-def refuse_switches(given: Sequence[str], warm_up: str | None, dask: str | None = None) -> None:
-    """Raise if switches are given for another network."""
-    if given or warm_up is not None or dask is not None:
-        what = f"--set {given[0]}" if given else f"--warm-up {warm_up}" if warm_up is not None else f"--dask {dask}"
-        raise InputError(
-            f"{what} is a switch of DL2's own network; expected it with --published. Add that, or drop it."
-        )
-
-
 def _switch(text: str) -> tuple[str, Any]:
     """Return the name and the value of a switch: "replay=0" -> "replay", 0."""
     from reproductions.dl2.switches import Published

@@ -1,1 +1,0 @@
-"""DL2's own network."""
