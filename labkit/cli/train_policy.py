@@ -123,11 +123,9 @@ def train_policy(
     setting = Setting(cluster, trace, throughputs)
     with ExitStack() as stack:
         if published:
-            options = {"lessons": lessons, "rounds": rounds, "warm_up": warm_up}
-            own = reproduction("dl2").lent_trainer(
-                setting, slot_s=slot, seed=seed, given=switch, options=options, dask=dask
-            )
-            trainer = stack.enter_context(own)
+            theirs: dict[str, Any] = {"slot_s": slot, "seed": seed, "given": switch, "dask": dask}
+            theirs["options"] = {"lessons": lessons, "rounds": rounds, "warm_up": warm_up}
+            trainer = stack.enter_context(reproduction("dl2").lent_trainer(setting, **theirs))
         else:
             _refuse_switches(switch, warm_up, dask)
             recipe = Recipe(**{name: value for name, value in given.items() if value is not None})

@@ -1,4 +1,4 @@
-"""The network of `attention`: what it sees of machines and of a task, and which machine it gives the task."""
+"""Attention (SCARL, its part for machines): a network over machines, and a placer that gives each task the best one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Whole runs of a trace in which attention places gangs, in compiled code: pods that forward, as in `Partitioned`."""
+"""REINFORCE for attention: a trace is played often, and what turned out better than the mean becomes more probable.
+
+Pods forward in a play as in `Partitioned`. What SCARL's text and the MARL text leave open, and how it is read here, is
+in `docs/marl.md`.
+"""
 
 from __future__ import annotations
 

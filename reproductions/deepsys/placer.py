@@ -1,4 +1,4 @@
-"""DeepSys' predictor: how fast a gang would be in some places, by a small network on what stands beside it."""
+"""DeepSys: each task goes where a small network predicts the highest speed, from what stands beside it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def trainer_of(
     Parameters
     ----------
     given : sequence of str
-        Switches of `labkit.learning.published.Published`, each NAME=VALUE; `rules=released` brings what the released
+        Switches of `reproductions.dl2.Published`, each NAME=VALUE; `rules=released` brings what the released
         code does otherwise with it.
     options : dict
         Values of `SHORT`; None: not given.

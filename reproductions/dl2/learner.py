@@ -1,4 +1,4 @@
-"""DL2's own networks as torch knows them: a policy over all actions, and a value network of the same layers."""
+"""What learns in DL2 as published: networks, losses (sec. 4.2, 4.3, 6.5), replay, and one update after each slot."""
 
 from __future__ import annotations
 

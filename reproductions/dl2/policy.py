@@ -1,4 +1,4 @@
-"""What DL2's own network sees and may do: its form, as the paper or the released code has it.
+"""DL2's own network in compiled code: what it sees and may do, its layers, exploration, and the decisions of a slot.
 
 The paper [1]_ shows the network J jobs side by side, with one-hot types. The released code (github.com/pengyanghua/DL2
 at 2e54920: scheduler_base.py, rl_env.py) differs, and places tasks by rules of its own; both are here.

@@ -1,4 +1,4 @@
-"""Weights of DL2's own network in files: safetensors, with their form and where they come from."""
+"""DL2 as published: its weights in files, and the scheduler that gives tasks as its network over J jobs says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Episodes that differ from what is declared: speeds that vary by job, lengths that are wrong, models that come later.
+"""Training DL2 as published: it imitates a scheduler, then decides by itself and learns after each slot.
 
-Sections 6.4 of the paper: its figures 13, 14 and 15.
+Episodes may differ from what is declared (sec. 6.4, figures 13 to 15): speeds that vary by job, lengths that are wrong,
+models that come later.
 """
 
 from __future__ import annotations

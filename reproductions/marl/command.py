@@ -32,7 +32,7 @@ def published_trainer(
     interference : str
         How co-located jobs slow each other: a level by name, or a file.
     given : sequence of str
-        Switches of `labkit.learning.marl.published.Published`, each NAME=VALUE.
+        Switches of `reproductions.marl.Published`, each NAME=VALUE.
     options : dict
         `n_rounds`: epochs; `n_lessons`: nothing is imitated here. None: not given.
 

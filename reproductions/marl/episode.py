@@ -1,4 +1,4 @@
-"""An episode: schedulers decide at the beginning of each interval, and hear at its end what came of it."""
+"""Episodes: schedulers decide as each interval begins; and the same as a Gymnasium environment, task by task."""
 
 from __future__ import annotations
 

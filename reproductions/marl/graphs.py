@@ -1,4 +1,4 @@
-"""Inner and inter graphs of a cluster as arrays of edges, built once per cluster (sec. IV-A of the text).
+"""What an agent's network is made for, and the graphs of a cluster as arrays of edges, built once (sec. IV-A).
 
 An inner graph is what one scheduler looks after: groups of GPUs, CPUs and the switches of its pod, or servers in their
 place. The inter graph joins the schedulers by the switches between pods. An edge is directed; a cable is two of them.

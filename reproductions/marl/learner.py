@@ -1,4 +1,4 @@
-"""Edge-conditioned convolution with one linear layer as filter network, factored: no weights per edge."""
+"""What learns in MARL as published: convolutions without weights per edge, networks, A2C (sec. IV)."""
 
 from __future__ import annotations
 

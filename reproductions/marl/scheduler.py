@@ -1,4 +1,4 @@
-"""Networks of MARL as published in files: safetensors, with their form and where they come from."""
+"""MARL as published: networks in files, and schedulers side by side that place tasks one by one, or forward a job."""
 
 from __future__ import annotations
 

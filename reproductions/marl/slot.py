@@ -1,4 +1,4 @@
-"""What an agent sees: X, D, C and the nodes' features, as the text has them (sec. IV-A), and loads of edges."""
+"""What agents see (X, D, C and features of nodes, sec. IV-A), and a decision: tasks one by one, jobs forwarded."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Published:
     Attributes
     ----------
     level, agents, head, current_first, n_jobs, width, n_state
-        As in `labkit.schedulers.marl.published.Form`.
+        As in `reproductions.marl.graphs.Form`.
     shared : bool
         All schedulers have the same weights, which learn from what all of them did; False: each has its own, as the
         text has it.

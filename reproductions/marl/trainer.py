@@ -1,4 +1,4 @@
-"""What MARL as published is trained on: traces drawn anew for each epoch, on one cluster."""
+"""Training MARL as published: traces drawn anew for each epoch, an update of each scheduler after each interval."""
 
 from __future__ import annotations
 
