@@ -17,8 +17,7 @@ from labkit.core.outside import reproduction
 from labkit.system.printing import terminal
 
 if TYPE_CHECKING:
-    from labkit.learning.course import Course
-    from labkit.learning.training import Trains
+    from labkit.learning.training import Course, Trains
 
 POLICIES = ("dl2", "marl")
 DEFAULTS = {
@@ -101,9 +100,9 @@ def train_policy(
     _refuse_places(out, log=log, figure=figure)
     import torch
 
-    from labkit.learning.course import Course, refuse_unfit_episodes
     from labkit.learning.dl2 import Recipe, Trainer
     from labkit.learning.settings import Setting
+    from labkit.learning.training import Course, refuse_unfit_episodes
 
     torch.set_num_threads(1)  # so that the same seed gives the same weights
     given = {"n_lessons": lessons, "n_rounds": rounds}
@@ -209,7 +208,7 @@ def _say(line: str) -> None:
 
 def _draw(course: Course, figure: Path) -> None:
     """Write the learning curve of a training so far."""
-    from labkit.learning.logs import read
+    from labkit.learning.training import read
     from labkit.plots.learning import plot_learning
 
     plot_learning(read(course.table), heading=f"Learning curve of {course.out.stem}").save(figure)

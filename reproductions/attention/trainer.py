@@ -21,12 +21,11 @@ from labkit.core.files import refuse_unwritable
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.kernels import inner, kernel
 from labkit.kernels.arrays import add_to
-from labkit.learning.course import Course
 from labkit.learning.marl.episodes import DONE, World, begin_job, end_job, settle
 from labkit.learning.marl.plays import blame_of, mean_jct_of
 from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import better_than_others
-from labkit.learning.training import Training, copied, refuse_not_finite
+from labkit.learning.training import Course, Training, copied, refuse_not_finite
 from labkit.schedulers.marl.network import SLOT_S, Scene
 from reproductions.attention.placer import SHAPES, GangView, Net, Notes, Stand, about_of, length_of, notes_of, place
 

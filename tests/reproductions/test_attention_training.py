@@ -12,9 +12,9 @@ import torch
 import labkit
 from labkit.core import InputError, Kind
 from labkit.core.errors import LabkitError
-from labkit.learning.course import Course
 from labkit.learning.marl.plays import mean_jct_of
 from labkit.learning.marl.settings import Setting
+from labkit.learning.training import Course
 from labkit.placers import Pack
 from reproductions.attention import placer as attention
 from reproductions.attention import trainer as module

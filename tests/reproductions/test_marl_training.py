@@ -14,7 +14,7 @@ from labkit.core import Jobs
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.resources import amounts
 from labkit.experiment import Experiment
-from labkit.learning.course import Course, read_state
+from labkit.learning.training import Course, read_state
 from labkit.topology import build
 from reproductions.marl.episode import Episode, PlacementEnv, decide, rewards
 from reproductions.marl.graphs import Form, graphs_of
