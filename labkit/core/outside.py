@@ -29,7 +29,7 @@ from labkit.system import release
 
 GROUPS: Final = {
     "scheduler": "labkit.schedulers", "placer": "labkit.placers", "speed model": "labkit.speeds",
-    "reproduction": "labkit.reproductions",
+    "reproduction": "labkit.reproductions", "learner": "labkit.learners",
 }  # fmt: skip
 """What there may be of one's own, and the group of its entry points."""
 

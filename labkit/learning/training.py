@@ -1,4 +1,8 @@
-"""What all trainers have in common: updates one by one, and a state from which they go on."""
+"""The one loop of all trainings: updates one by one, logged, kept each few, stopped in order, gone on with.
+
+A trainer is a `Training`: it says what an update is. One of a single network with one optimizer, first taught and then
+by reinforcement, is a `NetworkTraining`: it says what a lesson and a round are. `Course` runs it to its end.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from labkit.speed.by_counts import ByCounts
 from labkit.system.release import how_to_get
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor, nn, optim
 
     from labkit.learning.env import ExperimentOf
 
@@ -171,6 +175,100 @@ class Training(ABC):
         return self
 
 
+class Schedule(Protocol):
+    """How many updates there are of each kind."""
+
+    @property
+    def n_lessons(self) -> int:
+        """Updates in which a teacher is imitated."""
+
+    @property
+    def n_rounds(self) -> int:
+        """Updates of reinforcement."""
+
+
+class NetworkTraining(Training):
+    """A trainer of one network with one optimizer: first lessons, then rounds.
+
+    Attributes
+    ----------
+    seed : int
+        Of first weights and of all that is drawn.
+    recipe : Schedule
+        How many lessons and rounds there are.
+    policy : Module
+        The network.
+    """
+
+    seed: int
+    recipe: Schedule
+    policy: nn.Module
+    _optimizer: optim.Optimizer
+
+    def _begin(self, network: Callable[[], nn.Module], optimizer: Callable[..., optim.Optimizer]) -> None:
+        """Draw the first weights of the network that `network` makes."""
+        import torch
+
+        torch.manual_seed(self.seed)
+        self.policy = network()
+        self._optimizer = optimizer(self.policy.parameters())
+        self._rng = np.random.default_rng(self.seed)
+
+    def _lesson(self, left: float) -> tuple[float, float, float]:
+        """Imitate a teacher; return mean JCT in slots, loss and entropy. `left`: 1 in the first lesson, later less."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _round(self, left: float) -> tuple[float, float, float]:
+        """Learn from what came of decisions; the rest as in `_lesson`."""
+
+    @property
+    def n_updates(self) -> int:
+        """How many updates there are in all."""
+        return self.recipe.n_lessons + self.recipe.n_rounds
+
+    def _update(self) -> tuple[str, float, float, float]:
+        before, k, n_lessons = copied(self.policy), self.n_done, self.recipe.n_lessons
+        if k < n_lessons:
+            kind, (mean_jct, loss, entropy) = "lesson", self._lesson(1 - k / n_lessons)
+        else:
+            kind, (mean_jct, loss, entropy) = "round", self._round(1 - (k - n_lessons) / self.recipe.n_rounds)
+        if not (np.isfinite(loss) and np.isfinite(mean_jct)):
+            self.policy.load_state_dict(before)
+            raise TrainingDivergedError(f"the loss of update {k + 1} is {loss}; the weights are those of update {k}.")
+        return kind, mean_jct, loss, entropy
+
+    def _seed(self) -> int:
+        """Return a seed, of a trace or of draws."""
+        return int(self._rng.integers(1 << 31))
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def _step(self, loss: Tensor, *, frozen: tuple[str, ...] = ()) -> None:
+        """Change the weights, but those that are frozen, by a loss that is finite."""
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name in frozen:
+            getattr(self.policy, name).grad = None
+        self._apply()
+
+    def _apply(self, *, most: float = 0.5) -> None:
+        """Take a step along the gradients, of which the norm is at most `most`."""
+        from torch import nn
+
+        nn.utils.clip_grad_norm_(self.policy.parameters(), most)
+        self._optimizer.step()
+
+    def _learned(self) -> dict[str, Any]:
+        return {"policy": self.policy.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def _relearn(self, learned: dict[str, Any]) -> None:
+        self.policy.load_state_dict(learned["policy"])
+        self._optimizer.load_state_dict(learned["optimizer"])
+
+
 def refuse_other(asked: Mapping[str, Any], *, expected: Mapping[str, Any]) -> None:
     """Raise if a training to go on with is not the one that is expected.
 
@@ -196,23 +294,6 @@ def refuse_other(asked: Mapping[str, Any], *, expected: Mapping[str, Any]) -> No
 def copied(policy: nn.Module) -> dict[str, Tensor]:
     """Return the weights of a network as they are now."""
     return {name: value.clone() for name, value in policy.state_dict().items()}
-
-
-def refuse_not_finite(
-    policy: nn.Module, before: dict[str, Tensor], *, loss: float, mean_jct: float, n_done: int
-) -> None:
-    """Raise, with the weights as they were before, unless an update gave numbers.
-
-    Raises
-    ------
-    TrainingDivergedError
-        It names the update and the loss.
-    """
-    if not (np.isfinite(loss) and np.isfinite(mean_jct)):
-        policy.load_state_dict(before)
-        raise TrainingDivergedError(
-            f"the loss of update {n_done + 1} is {loss}; the weights are those of update {n_done}."
-        )
 
 
 COLUMNS: Final = ("update", "kind", "slots", "mean_jct_slots", "loss", "entropy", "cpu_s")

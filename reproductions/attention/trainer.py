@@ -10,7 +10,7 @@ import argparse
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from labkit.learning.marl.episodes import DONE, World, begin_job, end_job, settl
 from labkit.learning.marl.plays import blame_of, mean_jct_of
 from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import better_than_others
-from labkit.learning.training import Course, Training, copied, refuse_not_finite
+from labkit.learning.training import Course, NetworkTraining
 from labkit.schedulers.marl.network import SLOT_S, Scene
 from reproductions.attention.placer import SHAPES, GangView, Net, Notes, Stand, about_of, length_of, notes_of, place
 
@@ -189,6 +189,8 @@ class Recipe:
         Times the entropy that is added to the gain.
     """
 
+    n_lessons: ClassVar[int] = 0
+
     n_rounds: int = 150
     n_draws: int = 20
     rate: float = 3e-3
@@ -245,42 +247,31 @@ class Weights:
 
 
 @dataclass(eq=False)
-class Trainer(Training):
+class Trainer(NetworkTraining):
     """Trains attention on traces of a setting; the same seed gives the same weights."""
 
     setting: Setting
     seed: int = 1
     recipe: Recipe = field(default_factory=Recipe)
+    policy: Policy = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        torch.manual_seed(self.seed)
-        self.policy = Policy()
-        self._optimizer = torch.optim.RMSprop(self.policy.parameters(), lr=self.recipe.rate)
-        self._rng = np.random.default_rng(self.seed)
+        self._begin(Policy, torch.optim.RMSprop)
 
-    @property
-    def n_updates(self) -> int:
-        """How many updates there are in all."""
-        return self.recipe.n_rounds
-
-    def _update(self) -> tuple[str, float, float, float]:
-        recipe, before, net = self.recipe, copied(self.policy), self.policy.net()
-        seed = int(self._rng.integers(1 << 31))
+    def _round(self, left: float) -> tuple[float, float, float]:
+        recipe, net, seed = self.recipe, self.policy.net(), self._seed()
         judged, notes, jct = [], [], []
         for _ in range(recipe.n_draws):
-            scene, world, made = played(self.setting, net, seed, int(self._rng.integers(1 << 31)))
+            scene, world, made = played(self.setting, net, seed, self._seed())
             judged.append(blame_of(scene, world) if recipe.credit == "job" else _cost_to_go(scene, world))
             notes.append(made)
             jct.append(mean_jct_of(world))
             self.slots += int(np.ceil(np.nanmax(world.done_s) / SLOT_S))
-        loss, entropy = self._step(notes, better_than_others(np.array(judged)))
-        refuse_not_finite(self.policy, before, loss=loss, mean_jct=float(np.mean(jct)), n_done=self.n_done)
-        return "round", float(np.mean(jct)), loss, entropy
+        self._set_rate(recipe.rate * left)
+        return float(np.mean(jct)), *self._learn(notes, better_than_others(np.array(judged)))
 
-    def _step(self, notes: list[Notes], better: Floats) -> tuple[float, float]:
+    def _learn(self, notes: list[Notes], better: Floats) -> tuple[float, float]:
         """Make choices more probable that turned out better; return the loss and the entropy."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.recipe.rate * (1 - self.n_done / self.recipe.n_rounds)
         total = sum(int(one.n[0]) for one in notes)
         self._optimizer.zero_grad()
         loss, entropy = 0.0, 0.0
@@ -295,8 +286,7 @@ class Trainer(Training):
             part.backward()  # type: ignore[no-untyped-call]
             loss, entropy = loss + float(part.detach()), entropy + float(doubt.detach()) / total
         if np.isfinite(loss):
-            nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
-            self._optimizer.step()
+            self._apply(most=1.0)
         return loss, entropy
 
     def weights(self, source: str) -> Weights:
@@ -307,13 +297,6 @@ class Trainer(Training):
         setting = self.setting
         where = {"clusters": list(setting.clusters), "traces": list(setting.traces)}
         return asdict(self.recipe) | {"seed": self.seed} | where | {"interference": setting.interference}
-
-    def _learned(self) -> dict[str, Any]:
-        return {"policy": self.policy.state_dict(), "optimizer": self._optimizer.state_dict()}
-
-    def _relearn(self, learned: dict[str, Any]) -> None:
-        self.policy.load_state_dict(learned["policy"])
-        self._optimizer.load_state_dict(learned["optimizer"])
 
 
 def played(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
-from labkit.core.errors import InputError, unknown
+from labkit.core.errors import InputError
+from reproductions.switches import read_switch
 
 if TYPE_CHECKING:
     from labkit.learning.settings import Setting
@@ -42,7 +42,7 @@ def trainer_of(
     from reproductions.dl2.switches import Published
     from reproductions.dl2.trainer import Trainer
 
-    values = dict(_switch(one) for one in given)
+    values = dict(read_switch(one, Published(), what="switch") for one in given)
     values |= {SHORT[name]: value for name, value in options.items() if value is not None}
     switches = Published.released(**values) if values.get("rules") == "released" else Published(**values)
     met = setting.models()
@@ -71,26 +71,3 @@ def lent_trainer(setting: Setting, *, dask: str | None, **options: Any) -> Itera
             client = stack.enter_context(connect(dask))
         trainer = trainer_of(setting, client=client, **options)
         yield stack.enter_context(trainer) if isinstance(trainer, AbstractContextManager) else trainer
-
-
-def _switch(text: str) -> tuple[str, Any]:
-    """Return the name and the value of a switch: "replay=0" -> "replay", 0."""
-    from reproductions.dl2.switches import Published
-
-    name, equals, value = text.partition("=")
-    known: dict[str, type] = {field.name: type(getattr(Published(), field.name)) for field in fields(Published)}
-    name = name.strip().replace("-", "_")
-    if name not in known:
-        raise unknown("switch", name, sorted(known))
-    kind, value = known[name], value.strip()
-    if not equals:
-        raise InputError(f"--set {text} has no value; expected NAME=VALUE, e.g. {name}={getattr(Published(), name)}.")
-    if kind is bool:
-        if value.lower() not in ("true", "false"):
-            raise InputError(f"--set {name} is {value!r}; expected True or False.")
-        return name, value.lower() == "true"
-    try:
-        return name, kind(value)
-    except ValueError:
-        expected = "a whole number" if kind is int else "a number"
-        raise InputError(f"--set {name} is {value!r}; expected {expected}.") from None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from labkit.core.errors import InputError, unknown
+from labkit.core.errors import InputError
+from reproductions.switches import read_switch
 
 if TYPE_CHECKING:
     from reproductions.marl.trainer import Trainer
@@ -50,33 +50,9 @@ def published_trainer(
         )
     if options.get("n_lessons") is not None:
         raise InputError("--lessons is given, and MARL as published imitates no teacher; expected --rounds alone.")
-    values = dict(_switch(one) for one in given)
+    values = dict(read_switch(one, Published(), what="switch of marl --published") for one in given)
     if (rounds := options.get("n_rounds")) is not None:
         values["n_epochs"] = rounds
     switches, setting = Published(**values), Setting(clusters[0], tuple(traces), interference)
     setting.refuse_unfit()
     return Trainer(setting, setting.built, setting.models(), slot_s=slot_s, seed=seed, switches=switches)
-
-
-def _switch(text: str) -> tuple[str, Any]:
-    """Return the name and the value of a switch: "level=server" -> "level", "server"."""
-    from reproductions.marl.switches import Published
-
-    name, equals, value = text.partition("=")
-    plain = Published()
-    known = {field.name: getattr(plain, field.name) for field in fields(Published)}
-    name, value = name.strip().replace("-", "_"), value.strip()
-    if name not in known:
-        raise unknown("switch of marl --published", name, sorted(known))
-    default = known[name]
-    if not equals:
-        raise InputError(f"--set {text} has no value; expected NAME=VALUE, e.g. {name}={default}.")
-    if isinstance(default, bool):
-        if value.lower() not in ("true", "false"):
-            raise InputError(f"--set {name} is {value!r}; expected True or False.")
-        return name, value.lower() == "true"
-    try:
-        return name, type(default)(value)
-    except ValueError:
-        expected = "a whole number" if isinstance(default, int) else "a number"
-        raise InputError(f"--set {name} is {value!r}; expected {expected}.") from None

@@ -249,7 +249,7 @@ class Interval:
     @classmethod
     def of(cls, n_agents: int, *, told: Numbers, inner: Sequence[Numbers], inter: Numbers) -> Interval:
         """Return an interval in which no agent has acted yet."""
-        return cls(told, inner, inter, *([[] for _ in range(n_agents)] for _ in range(3)))  # type: ignore[arg-type]
+        return cls(told, inner, inter, *([[] for _ in range(n_agents)] for _ in range(3)))
 
     @property
     def n_tasks(self) -> int:

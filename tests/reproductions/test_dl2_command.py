@@ -11,10 +11,10 @@ from labkit.core import InputError
 from labkit.learning.settings import Setting
 from labkit.schedulers import make
 from labkit.workloads.catalogue import DL2_MODELS
-from reproductions.dl2.command import _switch
 from reproductions.dl2.federated import Federated
 from reproductions.dl2.scheduler import load_flat
 from reproductions.dl2.switches import Published
+from reproductions.switches import read_switch
 from tests.command import labkit as forked
 from tests.command import labkit_in_a_process as labkit
 
@@ -65,7 +65,10 @@ def test_what_is_typed_wrong_is_one_line(words, told, tmp_path):
 
 
 def test_switches_are_read_by_their_types():
-    told = [_switch(text) for text in ("replay=0", "rate=1e-3", "stale=true", "rules=released", "n-jobs=5")]
+    told = [
+        read_switch(text, Published(), what="switch")
+        for text in ("replay=0", "rate=1e-3", "stale=true", "rules=released", "n-jobs=5")
+    ]
     assert told == [("replay", 0), ("rate", 1e-3), ("stale", True), ("rules", "released"), ("n_jobs", 5)]
 
 
