@@ -9,7 +9,7 @@ LAB := .venv/.with-lab,testbed,train,tune
 DOCS := .venv/.with-docs
 ALL := .venv/.with-dev
 
-.PHONY: help demo test thorough fast flaky check chaos lab bench docs wheel pythons lock doctor notebooks clean
+.PHONY: help demo test thorough reproductions fast flaky check chaos lab bench docs wheel pythons lock doctor notebooks clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
@@ -31,12 +31,15 @@ PYTEST := $(BIN)/pytest -p no:nbval -n $(WORKERS) --dist loadfile --no-loadscope
 test: $(ALL)  ## run notebooks, examples in docstrings and tests, all but those of `make thorough`
 	$(BIN)/python -m labkit.cli.compile_kernels
 	$(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS))
-	$(BIN)/pytest -p no:nbval --doctest-modules labkit
+	$(BIN)/pytest -p no:nbval --doctest-modules labkit reproductions
 	$(PYTEST) -m "not slow"
 
 thorough: $(ALL)  ## run what takes long: notebooks and jobs on machines, policies that learn, properties on more examples
 	$(if $(NOTEBOOKS),$(NBVAL) $(LONG))
-	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=thorough
+	$(PYTEST) -m "slow or hypothesis or reproductions" --hypothesis-profile=thorough
+
+reproductions: $(ALL)  ## run all tests of the papers' own forms: after a change of reproductions/, or of what it uses
+	$(PYTEST) tests/reproductions
 
 fast: $(ALL)  ## run a few tests of each part, within a minute: the set before a commit
 	$(PYTEST) -m fast

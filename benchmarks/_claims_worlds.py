@@ -16,9 +16,6 @@ from labkit.core.jobs import Jobs
 from labkit.experiment import Experiment, every_slot
 from labkit.experiment.caveats import Caveat
 from labkit.experiment.scenario import Scenario
-from labkit.learning.published import Published
-from labkit.learning.published.federated import Federated
-from labkit.learning.published.trainer import Trainer
 from labkit.learning.settings import FITTED, Setting
 from labkit.simulator import Variation
 from labkit.speed.dl2 import fitted
@@ -27,6 +24,9 @@ from labkit.speed.tabled import analytic, rings
 from labkit.topology import build
 from labkit.workloads import dl2_jobs
 from labkit.workloads.catalogue import DL2_MODELS
+from reproductions.dl2.federated import Federated
+from reproductions.dl2.switches import Published
+from reproductions.dl2.trainer import Trainer
 
 SLOT_S: Final = 1200.0
 TRACE: Final = "dl2_jobs('short_48n', pattern='google')"

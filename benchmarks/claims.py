@@ -25,10 +25,10 @@ import torch
 from benchmarks import size
 from benchmarks._claims_worlds import World
 from labkit.core.errors import unknown
-from labkit.learning.published import Published
-from labkit.learning.published.federated import Federated
-from labkit.learning.published.trainer import Trainer, mean_jct
-from labkit.schedulers.dl2.flat import FlatWeights
+from reproductions.dl2.federated import Federated
+from reproductions.dl2.scheduler import FlatWeights
+from reproductions.dl2.switches import Published
+from reproductions.dl2.trainer import Trainer, mean_jct
 
 RESULTS: Final = Path(__file__).with_name("claims.json")
 HELD_OUT: Final = range(1, size(20, short=1) + 1)

@@ -30,11 +30,8 @@ from labkit.core.errors import unknown
 from labkit.core.protocols import Scheduler
 from labkit.core.resources import CPUS, Floats
 from labkit.experiment import Experiment
-from labkit.learning.marl.published import Published
-from labkit.learning.marl.published.trainer import Trainer
 from labkit.results.intervals import gantt
 from labkit.results.record import RunRecord
-from labkit.schedulers.marl.published import MarlWeights, PublishedMarl
 from labkit.speed.interference import compare_models
 from labkit.speed.interference.levels import level
 from labkit.speed.interference.measured import profile
@@ -42,6 +39,9 @@ from labkit.speed.interference.use import task_use
 from labkit.topology import build
 from labkit.workloads.catalogue import DL2_MODELS
 from labkit.workloads.expressions import trace
+from reproductions.marl.scheduler import MarlWeights, PublishedMarl
+from reproductions.marl.switches import Published
+from reproductions.marl.trainer import Trainer
 
 RESULTS: Final = Path(__file__).with_name("marl_claims.json")
 HELD_OUT: Final = range(1, size(5, short=1) + 1)

@@ -200,7 +200,7 @@ def _jcts(jct: Sequence[float]) -> str:
 def played(net: Net, seeds: Sequence[int], *, stays: bool = False, waits: bool = True) -> list[float]:
     """Return the mean JCT of each seed with the most probable choices, in slots, in compiled simulations."""
     from labkit.learning.marl.episodes import ActionRule, play, record
-    from labkit.learning.marl.worlds import world_of
+    from labkit.learning.marl.settings import world_of
     from labkit.speed.interference.levels import level
     from labkit.topology import build
 

@@ -50,13 +50,15 @@ SLOW = (
     "elastic/test_validation.py::test_values", "elastic/test_validation.py::test_without",
     "elastic/transport/test_processes.py::test_200", "experiment/test_demo",
     "experiment/test_fidelity.py::test_the_command", "experiment/test_queueing.py::test_fifo",
-    "experiment/test_sweep.py::test_killed", "fuzz/", "learning/test_altered.py::test_fairness",
-    "learning/test_dl2.py::test_the_same_seed", "learning/test_envs.py::test_each", "learning/test_federated",
-    "learning/test_published.py::test_a_policy", "schedulers/gavel/test_estimator.py::test_the_estimate",
-    "schedulers/test_dl2_flat.py::test_types", "test_benchmarks.py::test_a_claim", "test_benchmarks.py::test_a_short",
-    "cli/test_train_marl.py::test_a_training", "cli/test_train_published.py::test_clusters",
-    "cli/test_train_published.py::test_the_papers", "cli/test_train_policy.py::test_a_policy",
-    "cli/test_train_policy.py::test_a_training", "cli/test_train_policy.py::test_ctrl_c",
+    "experiment/test_sweep.py::test_killed", "fuzz/", "learning/test_dl2.py::test_the_same_seed",
+    "learning/test_envs.py::test_each", "reproductions/test_dl2_altered.py::test_fairness",
+    "reproductions/test_dl2_command.py::test_clusters",
+    "reproductions/test_dl2_command.py::test_the_papers", "reproductions/test_dl2_federated",
+    "reproductions/test_dl2_scheduler.py::test_types", "reproductions/test_dl2_training.py::test_a_policy",
+    "schedulers/gavel/test_estimator.py::test_the_estimate", "test_benchmarks.py::test_a_claim",
+    "test_benchmarks.py::test_a_short", "cli/test_train_marl.py::test_a_training",
+    "cli/test_train_policy.py::test_a_policy", "cli/test_train_policy.py::test_a_training",
+    "cli/test_train_policy.py::test_ctrl_c",
     "testbed/agent/test_chaos.py::test_an_agent_that_is_killed_again_and_again_loses_nothing[2]",
     "testbed/test_backend.py::test_a_host", "testbed/test_backend.py::test_a_job",
     "testbed/test_backend.py::test_a_live", "testbed/test_backend.py::test_a_measured",
@@ -110,6 +112,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
             item.add_marker("slow")
         elif name.startswith(FAST):
             item.add_marker("fast")
+        if name.startswith("reproductions/"):
+            item.add_marker("reproductions")
     if (seed := config.getoption("--shuffle")) is None:
         items.sort(key=lambda item: _place(item.path))
     else:

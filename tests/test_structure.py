@@ -16,7 +16,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 SOURCES = {
     str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__init__"): path
-    for path in sorted((ROOT / "labkit").rglob("*.py"))
+    for package in ("labkit", "reproductions")
+    for path in sorted((ROOT / package).rglob("*.py"))
 }
 
 ON_HOST = "a reply of a program on hosts: as it is written there with Python alone, and as it is decoded here"

@@ -8,18 +8,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 
 from labkit import placers, schedulers
 from labkit.core import Jobs
+from labkit.core.outside import reproductions
 from labkit.experiment import Experiment, every_slot
 from labkit.kernels.watching import watched
 from labkit.simulator import Faults, Losses, Overheads, Variation
@@ -94,13 +93,14 @@ def _pods() -> None:
 
 
 def _slots() -> None:
-    """Run DL2's setting, by its published rules too."""
+    """Run DL2's setting, by its published rules too, if they are installed."""
     jobs = dl2_jobs("testbed_6n", seed=1)
     speed = MeasuredSpeed(jobs, build("dl2-6n"), table=fitted())
     few = Experiment.of(jobs, cluster="dl2-6n", speed=speed, cadence=every_slot(300))
     for name in PUBLISHED:
         few.run(name)
-        few.run(schedulers.make(name, published=True, **{"speeds": speed.grid} if name == "optimus" else {}))
+        if "dl2_simulator" in reproductions():
+            few.run(schedulers.make(name, published=True, **{"speeds": speed.grid} if name == "optimus" else {}))
 
 
 def _dl2() -> Experiment:
@@ -126,21 +126,6 @@ def _gangs() -> None:
         made.update()
 
 
-def _flat() -> None:
-    """Train DL2's own network, by both of its rules, and let it decide."""
-    from labkit.learning.published import Published
-    from labkit.learning.published.trainer import Trainer
-
-    for rules in (Published(first_bundle=True, fairness=0.1), Published.released()):
-        switches = replace(rules, n_jobs=6, n_units=8, n_taught=1, n_lessons=1, n_rounds=1, batch=16, replay=64)
-        made = Trainer(lambda _: _dl2(), list(DL2_MODELS), 300.0, seed=1, switches=switches)
-        for _ in range(made.n_updates):
-            made.update()
-        with tempfile.TemporaryDirectory() as folder:
-            made.weights("").save(Path(folder) / "w.safetensors")
-            _dl2().run(f"dl2(published=True, weights='{folder}/w.safetensors')")
-
-
 def _gangs_in_pods() -> None:
     """Train the placement policy a little."""
     from labkit.learning.marl.settings import Setting
@@ -153,15 +138,6 @@ def _gangs_in_pods() -> None:
         made.update()
 
 
-def _tasks_in_pods() -> None:
-    """Train attention a little."""
-    from labkit.learning.attention.trainer import Recipe, Trainer
-    from labkit.learning.marl.settings import Setting
-
-    setting = Setting(["single_switch(4, gbps=10)"], ["marl_jobs(load=1, n_slots=1, n_pods=1)"], "calibrated")
-    Trainer(setting, recipe=Recipe(n_rounds=1, n_draws=2)).update()
-
-
 def _runtime() -> None:
     """Load the kernels of the elastic runtime, which are compiled on import."""
     import labkit.elastic.server.kernels  # noqa: F401
@@ -169,18 +145,8 @@ def _runtime() -> None:
 
 PARTS: tuple[Callable[[], None], ...] = (_schedulers, _classics, _pods, _slots, _runtime)
 if find_spec("torch") is not None:  # without it nothing is trained
-    PARTS = (
-        _gangs_in_pods,
-        _flat,
-        _schedulers,
-        _classics,
-        _gangs,
-        _tasks_in_pods,
-        _pods,
-        _slots,
-        _environments,
-        _runtime,
-    )
+    THEIRS = [each.compile_kernels for each in reproductions().values() if hasattr(each, "compile_kernels")]
+    PARTS = (_gangs_in_pods, *THEIRS, _schedulers, _classics, _gangs, _pods, _slots, _environments, _runtime)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.cli.train_marl import lent_marl_trainer
-from labkit.cli.train_marl_published import published_trainer
-from labkit.cli.train_published import lent_trainer, refuse_switches
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
+from labkit.core.outside import reproduction
 from labkit.system.printing import terminal
 
 if TYPE_CHECKING:
-    from labkit.learning.course import Course
-    from labkit.learning.training import Trains
+    from labkit.learning.training import Course, Trains
 
 POLICIES = ("dl2", "marl")
 DEFAULTS = {
@@ -102,9 +100,9 @@ def train_policy(
     _refuse_places(out, log=log, figure=figure)
     import torch
 
-    from labkit.learning.course import Course, refuse_unfit_episodes
     from labkit.learning.dl2 import Recipe, Trainer
     from labkit.learning.settings import Setting
+    from labkit.learning.training import Course, refuse_unfit_episodes
 
     torch.set_num_threads(1)  # so that the same seed gives the same weights
     given = {"n_lessons": lessons, "n_rounds": rounds}
@@ -124,11 +122,11 @@ def train_policy(
     setting = Setting(cluster, trace, throughputs)
     with ExitStack() as stack:
         if published:
-            options = {"lessons": lessons, "rounds": rounds, "warm_up": warm_up}
-            own = lent_trainer(setting, slot_s=slot, seed=seed, given=switch, options=options, dask=dask)
-            trainer = stack.enter_context(own)
+            theirs: dict[str, Any] = {"slot_s": slot, "seed": seed, "given": switch, "dask": dask}
+            theirs["options"] = {"lessons": lessons, "rounds": rounds, "warm_up": warm_up}
+            trainer = stack.enter_context(reproduction("dl2").lent_trainer(setting, **theirs))
         else:
-            refuse_switches(switch, warm_up, dask)
+            _refuse_switches(switch, warm_up, dask)
             recipe = Recipe(**{name: value for name, value in given.items() if value is not None})
             trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
         refuse_unfit_episodes(setting)
@@ -149,7 +147,16 @@ def _placement_trainer(
         raise InputError(
             f"--dask {dask}: MARL as published learns after each interval of a trace, in one process; leave --dask out."
         )
-    yield published_trainer(cluster, trace, **options)
+    yield reproduction("marl").published_trainer(cluster, trace, **options)
+
+
+def _refuse_switches(given: Sequence[str], warm_up: str | None, dask: str | None) -> None:
+    """Raise if switches are given for another network."""
+    if given or warm_up is not None or dask is not None:
+        what = f"--set {given[0]}" if given else f"--warm-up {warm_up}" if warm_up is not None else f"--dask {dask}"
+        raise InputError(
+            f"{what} is a switch of DL2's own network; expected it with --published. Add that, or drop it."
+        )
 
 
 def _end(
@@ -201,7 +208,7 @@ def _say(line: str) -> None:
 
 def _draw(course: Course, figure: Path) -> None:
     """Write the learning curve of a training so far."""
-    from labkit.learning.logs import read
+    from labkit.learning.training import read
     from labkit.plots.training import plot_learning
 
     plot_learning(read(course.table), heading=f"Learning curve of {course.out.stem}").save(figure)

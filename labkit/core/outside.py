@@ -25,8 +25,12 @@ from labkit.core.consent import Outside
 from labkit.core.errors import InputError, unknown
 from labkit.core.sources import Sources, installed, sources_of, sources_of_module
 from labkit.core.text import labelled, shortened
+from labkit.system import release
 
-GROUPS: Final = {"scheduler": "labkit.schedulers", "placer": "labkit.placers", "speed model": "labkit.speeds"}
+GROUPS: Final = {
+    "scheduler": "labkit.schedulers", "placer": "labkit.placers", "speed model": "labkit.speeds",
+    "reproduction": "labkit.reproductions", "learner": "labkit.learners",
+}  # fmt: skip
 """What there may be of one's own, and the group of its entry points."""
 
 FILES: Final = frozenset({"learned", "weights"})
@@ -212,9 +216,40 @@ def from_packages(what: str) -> Mapping[str, EntryPoint]:
     return _offered(GROUPS[what])
 
 
+def reproductions() -> dict[str, ModuleType]:
+    """Return the papers' own forms that are installed, by name; see `reproduction`."""
+    return {name: reproduction(name) for name in from_packages("reproduction")}
+
+
+@cache
+def reproduction(name: str) -> ModuleType:
+    """Return the module of a paper's own form, by name; the docstring of `reproductions` says what it offers.
+
+    Raises
+    ------
+    InputError
+        If it is not installed, or cannot be imported; in one line.
+    """
+    if (point := from_packages("reproduction").get(name)) is None:
+        raise InputError(
+            f"{name} as published is in the package reproductions, which is not installed. Install labkit again: "
+            f"pip install --force-reinstall --no-deps {release.DISTRIBUTION}, or make in a checkout."
+        )
+    found: ModuleType = loaded(point, what="reproduction")
+    return found
+
+
 @cache
 def _offered(group: str) -> Mapping[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=group)}
+    """Return the entry points of a group: of installed packages, and of a checkout that may have changed since."""
+    own = release.checkout().get("entry-points", {}).get(group, {})
+    found = {point.name: point for point in entry_points(group=group)}
+    return found | {name: EntryPoint(name, value, group) for name, value in own.items()}
+
+
+def _is_own(point: EntryPoint) -> bool:
+    """Return whether an entry point is that of labkit's own distribution or checkout."""
+    return point.dist is None or point.dist.name in (release.DISTRIBUTION, release.ON_HOSTS)
 
 
 def loaded(point: EntryPoint, *, what: str) -> Any:
@@ -225,14 +260,15 @@ def loaded(point: EntryPoint, *, what: str) -> Any:
     InputError
         If it cannot be imported; in one line.
     """
-    package = "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
-    text = _whole.get() or point.name
-    consent.use(Outside(what, text, package, consent.digest_of([(point.name, f"{package} {point.value}".encode())])))
+    if point.dist is not None and not _is_own(point):
+        package = f"{point.dist.name} {point.dist.version}"
+        digest = consent.digest_of([(point.name, f"{package} {point.value}".encode())])
+        consent.use(Outside(what, _whole.get() or point.name, package, digest))
     try:
         return point.load()
     except Exception as error:  # a package may raise anything
         told = " ".join(f"{type(error).__name__}: {error}".split())
-        package = point.dist.name if point.dist is not None else "a package"
+        package = release.DISTRIBUTION if point.dist is None else point.dist.name
         raise InputError(
             f"{what} {point.name} of {package} ({point.value}) cannot be loaded: {shortened(told)}"
         ) from error

@@ -5,28 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from labkit.core.errors import InputError, unknown
+from labkit.core.outside import reproductions
 from labkit.core.weights import WeightsFiles, opened
 from labkit.schedulers.dl2 import weights as dl2
-from labkit.schedulers.dl2.flat import weights as flat
 from labkit.schedulers.marl import weights as marl
-from labkit.schedulers.marl.published import weights as published
-from labkit.schedulers.pods import attending, predictor
 from labkit.system.printing import printable
-
-POLICIES: Final[dict[str, tuple[WeightsFiles, Callable[[Path], Any]]]] = {
-    part.FILES.policy: (part.FILES, read)
-    for part, read in (
-        (dl2, dl2.load), (flat, flat.load_flat), (marl, marl.load), (published, published.load_published),
-        (attending, lambda path: attending.load(str(path))), (predictor, lambda path: predictor.load(str(path))),
-    )
-}  # fmt: skip
-"""Of each policy: its files, and what reads one of them or refuses it."""
 
 METADATA: Final = {
     "policy": "which policy the file is for",
@@ -81,6 +71,14 @@ class Disclosure:
     readable: str
 
 
+@cache
+def policies() -> dict[str, tuple[WeightsFiles, Callable[[Path], Any]]]:
+    """Return, of each policy, its files, and what reads one of them or refuses it."""
+    own = [(dl2.FILES, dl2.load), (marl.FILES, marl.load)]
+    theirs = [part.WEIGHTS for part in reproductions().values() if hasattr(part, "WEIGHTS")]
+    return {files.policy: (files, read) for files, read in sorted([*own, *theirs], key=lambda pair: pair[0].policy)}
+
+
 def disclosure(name: str | Path) -> Disclosure:
     """Return what a file holds; nothing in it is executed.
 
@@ -109,7 +107,7 @@ def disclosure(name: str | Path) -> Disclosure:
 def _find(name: str | Path) -> Path:
     if Path(name).suffix == ".safetensors":
         return Path(name)
-    shipped = {each: files.find(each) for files, _ in POLICIES.values() for each in files.shipped()}
+    shipped = {each: files.find(each) for files, _ in policies().values() for each in files.shipped()}
     if str(name) not in shipped:
         raise unknown("weights", str(name), [*shipped, "PATH.safetensors"])
     return shipped[str(name)]
@@ -117,9 +115,9 @@ def _find(name: str | Path) -> Path:
 
 def _judged(path: Path, policy: str) -> tuple[WeightsFiles | None, str]:
     """Return the files of a policy, and why this one is none of them."""
-    if policy not in POLICIES:
-        return None, f"{path}: policy {policy!r}; expected one of {', '.join(POLICIES)}."
-    files, read = POLICIES[policy]
+    if policy not in policies():
+        return None, f"{path}: policy {policy!r}; expected one of {', '.join(policies())}."
+    files, read = policies()[policy]
     try:
         read(path)
     except InputError as error:

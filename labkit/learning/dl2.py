@@ -19,7 +19,7 @@ from labkit.core.resources import Floats, Ints
 from labkit.learning.branches import explore, play
 from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
-from labkit.learning.training import Training, copied, refuse_not_finite
+from labkit.learning.training import NetworkTraining
 from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
 from labkit.schedulers.dl2.policy import BEST, NOTHING, DecisionRecord, How, record
 from labkit.schedulers.dl2.weights import SpeedFit, Weights
@@ -115,7 +115,7 @@ class Policy(nn.Module):
 
 
 @dataclass(eq=False)
-class Trainer(Training):
+class Trainer(NetworkTraining):
     """Trains a policy on episodes drawn from `experiments`; the same seed gives the same weights.
 
     Examples
@@ -131,13 +131,11 @@ class Trainer(Training):
     slot_s: float
     seed: int = 1
     recipe: Recipe = field(default_factory=Recipe)
+    policy: Policy = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        torch.manual_seed(self.seed)
-        self.policy = Policy(len(self.models), self.recipe.n_units)
-        self._optimizer = torch.optim.Adam(self.policy.parameters())
-        self._rng = np.random.default_rng(self.seed)
         recipe = self.recipe
+        self._begin(lambda: Policy(len(self.models), recipe.n_units), torch.optim.Adam)
         options: dict[str, Any] = {
             "n_jobs": recipe.n_jobs, "slot_s": self.slot_s, "models": self.models, "reward": "time",
             "patience": PATIENCE,
@@ -149,22 +147,11 @@ class Trainer(Training):
     def _room(self, n_slots: int) -> DecisionRecord:
         return record(n_slots, n_jobs=self.recipe.n_jobs, n_features=n_seen(len(self.models)))
 
-    @property
-    def n_updates(self) -> int:
-        """How many updates there are in all."""
-        return self.recipe.n_lessons + self.recipe.n_rounds
+    def _lesson(self, left: float) -> tuple[float, float, float]:
+        return self._play_with_teacher(left), *self._learn(max(self.recipe.lesson_rate * left, 1e-4), imitates=True)
 
-    def _update(self) -> tuple[str, float, float, float]:
-        recipe, k = self.recipe, self.n_done
-        imitates = k < recipe.n_lessons
-        left = 1 - (k / recipe.n_lessons if imitates else (k - recipe.n_lessons) / recipe.n_rounds)
-        before = copied(self.policy)
-        mean_jct = self._play_with_teacher(left) if imitates else self._play_with_branches()
-        self.slots += int(self._record.n[3])
-        rate = max(recipe.lesson_rate * left, 1e-4) if imitates else recipe.rate * left
-        loss, entropy = self._learn(rate, imitates=imitates)
-        refuse_not_finite(self.policy, before, loss=loss, mean_jct=mean_jct, n_done=k)
-        return "lesson" if imitates else "round", mean_jct, loss, entropy
+    def _round(self, left: float) -> tuple[float, float, float]:
+        return self._play_with_branches(), *self._learn(self.recipe.rate * left, imitates=False)
 
     def _seeds(self, n: int) -> list[int]:
         return [int(seed) for seed in self._rng.integers(1 << 31, size=n)]
@@ -212,8 +199,8 @@ class Trainer(Training):
 
     def _learn(self, rate: float, *, imitates: bool) -> tuple[float, float]:
         """Go over what was recorded; return loss and entropy of the last part."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        self.slots += int(self._record.n[3])
+        self._set_rate(rate)
         parts = _Parts(self._record, self.recipe.lesson_parts if imitates else self.recipe.n_parts)
         loss, entropy = torch.zeros(()), torch.zeros(())
         for _ in range(self.recipe.n_epochs):
@@ -224,10 +211,7 @@ class Trainer(Training):
                 loss, entropy = loss_of(self.policy, part, clip=None if imitates else self.recipe.clip)
                 if not torch.isfinite(loss):
                     return float(loss.detach()), float(entropy.detach())
-                self._optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(self.policy.parameters(), 0.5)
-                self._optimizer.step()
+                self._step(loss)
         return float(loss.detach()), float(entropy.detach())
 
     # --- what is kept
@@ -242,13 +226,6 @@ class Trainer(Training):
 
     def _asked(self) -> dict[str, Any]:
         return asdict(self.recipe) | {"models": list(self.models), "slot_s": self.slot_s, "seed": self.seed}
-
-    def _learned(self) -> dict[str, Any]:
-        return {"policy": self.policy.state_dict(), "optimizer": self._optimizer.state_dict()}
-
-    def _relearn(self, learned: dict[str, Any]) -> None:
-        self.policy.load_state_dict(learned["policy"])
-        self._optimizer.load_state_dict(learned["optimizer"])
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -1,20 +1,35 @@
-"""What all trainers have in common: updates one by one, and a state from which they go on."""
+"""The one loop of all trainings: updates one by one, logged, kept each few, stopped in order, gone on with.
+
+A trainer is a `Training`: it says what an update is. One of a single network with one optimizer, first taught and then
+by reinforcement, is a `NetworkTraining`: it says what a lesson and a round are. `Course` runs it to its end.
+"""
 
 from __future__ import annotations
 
+import csv
+import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
+from labkit.core.text import human_s
+from labkit.experiment.fitting import refuse_unfit
+from labkit.speed.tabled import ByCounts
+from labkit.system.release import how_to_get
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor, nn, optim
+
+    from labkit.learning.env import ExperimentOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +175,100 @@ class Training(ABC):
         return self
 
 
+class Schedule(Protocol):
+    """How many updates there are of each kind."""
+
+    @property
+    def n_lessons(self) -> int:
+        """Updates in which a teacher is imitated."""
+
+    @property
+    def n_rounds(self) -> int:
+        """Updates of reinforcement."""
+
+
+class NetworkTraining(Training):
+    """A trainer of one network with one optimizer: first lessons, then rounds.
+
+    Attributes
+    ----------
+    seed : int
+        Of first weights and of all that is drawn.
+    recipe : Schedule
+        How many lessons and rounds there are.
+    policy : Module
+        The network.
+    """
+
+    seed: int
+    recipe: Schedule
+    policy: nn.Module
+    _optimizer: optim.Optimizer
+
+    def _begin(self, network: Callable[[], nn.Module], optimizer: Callable[..., optim.Optimizer]) -> None:
+        """Draw the first weights of the network that `network` makes."""
+        import torch
+
+        torch.manual_seed(self.seed)
+        self.policy = network()
+        self._optimizer = optimizer(self.policy.parameters())
+        self._rng = np.random.default_rng(self.seed)
+
+    def _lesson(self, left: float) -> tuple[float, float, float]:
+        """Imitate a teacher; return mean JCT in slots, loss and entropy. `left`: 1 in the first lesson, later less."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _round(self, left: float) -> tuple[float, float, float]:
+        """Learn from what came of decisions; the rest as in `_lesson`."""
+
+    @property
+    def n_updates(self) -> int:
+        """How many updates there are in all."""
+        return self.recipe.n_lessons + self.recipe.n_rounds
+
+    def _update(self) -> tuple[str, float, float, float]:
+        before, k, n_lessons = copied(self.policy), self.n_done, self.recipe.n_lessons
+        if k < n_lessons:
+            kind, (mean_jct, loss, entropy) = "lesson", self._lesson(1 - k / n_lessons)
+        else:
+            kind, (mean_jct, loss, entropy) = "round", self._round(1 - (k - n_lessons) / self.recipe.n_rounds)
+        if not (np.isfinite(loss) and np.isfinite(mean_jct)):
+            self.policy.load_state_dict(before)
+            raise TrainingDivergedError(f"the loss of update {k + 1} is {loss}; the weights are those of update {k}.")
+        return kind, mean_jct, loss, entropy
+
+    def _seed(self) -> int:
+        """Return a seed, of a trace or of draws."""
+        return int(self._rng.integers(1 << 31))
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def _step(self, loss: Tensor, *, frozen: tuple[str, ...] = ()) -> None:
+        """Change the weights, but those that are frozen, by a loss that is finite."""
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name in frozen:
+            getattr(self.policy, name).grad = None
+        self._apply()
+
+    def _apply(self, *, most: float = 0.5) -> None:
+        """Take a step along the gradients, of which the norm is at most `most`."""
+        from torch import nn
+
+        nn.utils.clip_grad_norm_(self.policy.parameters(), most)
+        self._optimizer.step()
+
+    def _learned(self) -> dict[str, Any]:
+        return {"policy": self.policy.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def _relearn(self, learned: dict[str, Any]) -> None:
+        self.policy.load_state_dict(learned["policy"])
+        self._optimizer.load_state_dict(learned["optimizer"])
+
+
 def refuse_other(asked: Mapping[str, Any], *, expected: Mapping[str, Any]) -> None:
     """Raise if a training to go on with is not the one that is expected.
 
@@ -187,18 +296,253 @@ def copied(policy: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in policy.state_dict().items()}
 
 
-def refuse_not_finite(
-    policy: nn.Module, before: dict[str, Tensor], *, loss: float, mean_jct: float, n_done: int
-) -> None:
-    """Raise, with the weights as they were before, unless an update gave numbers.
+COLUMNS: Final = ("update", "kind", "slots", "mean_jct_slots", "loss", "entropy", "cpu_s")
+CURVES: Final = ("mean_jct_slots", "loss", "entropy", "slots")
+"""Drawn in TensorBoard, by update."""
+
+
+class TrainingLog:
+    """Writes the rows of a training; one that goes on drops those that it makes again.
+
+    Parameters
+    ----------
+    table : path
+        The CSV file.
+    folder : path, optional
+        Of TensorBoard's event files.
+    n_done : int
+        Updates that were made before.
+
+    Attributes
+    ----------
+    missing : str
+        What cannot be written, and why; empty: nothing.
+    """
+
+    def __init__(self, table: Path, *, folder: Path | None = None, n_done: int = 0) -> None:
+        self.missing = ""
+        kept = [row for row in read(table) if int(row["update"]) <= n_done] if n_done else []
+        with table.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(kept)
+        self._file = table.open("a", newline="")
+        self._rows = csv.writer(self._file)
+        self._events = None if folder is None else self._opened(folder, n_done)
+
+    def _opened(self, folder: Path, n_done: int) -> Any:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            self.missing = (
+                f"{folder}: TensorBoard's files need tensorboardX ({how_to_get('tensorboardX')}); "
+                "the CSV file has the same."
+            )
+            return None
+        return SummaryWriter(str(folder), purge_step=n_done + 1)
+
+    def write(self, update: Update) -> None:
+        """Add what came of an update; a reader that follows the files sees it at once."""
+        row = row_of(update)
+        self._rows.writerow(row.values())
+        self._file.flush()
+        if self._events is not None:
+            for name in CURVES:
+                self._events.add_scalar(f"{update.kind}/{name}", row[name], row["update"])
+            self._events.flush()
+
+    def close(self) -> None:
+        """Write no more."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def row_of(update: Update) -> dict[str, Any]:
+    """Return the row of an update, with the numbers of `COLUMNS`; updates count from 1."""
+    told = dict(zip((field.name for field in fields(update)), astuple(update), strict=True))
+    return {
+        "update": told["number"] + 1, "kind": told["kind"], "slots": told["slots"],
+        "mean_jct_slots": told["mean_jct"], "loss": told["loss"], "entropy": told["entropy"],
+        "cpu_s": round(told["cpu_s"], 2),
+    }  # fmt: skip
+
+
+def read(table: Path) -> list[dict[str, str]]:
+    """Return the rows of a log; none where there is no such file. A last row that was cut off is left out.
 
     Raises
     ------
-    TrainingDivergedError
-        It names the update and the loss.
+    InputError
+        If it is something else.
     """
-    if not (np.isfinite(loss) and np.isfinite(mean_jct)):
-        policy.load_state_dict(before)
-        raise TrainingDivergedError(
-            f"the loss of update {n_done + 1} is {loss}; the weights are those of update {n_done}."
-        )
+    rows: list[dict[str, str]] = []
+    with suppress(FileNotFoundError), table.open(newline="") as file:
+        reader = csv.DictReader(file)
+        found = list(reader)
+        if found and tuple(reader.fieldnames or ()) != COLUMNS:
+            raise InputError(f"{table} holds {', '.join(reader.fieldnames or ())}; expected {', '.join(COLUMNS)}.")
+        rows = [row for row in found if all(row[name] not in (None, "") for name in COLUMNS)]
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """Where a training is kept, and how often.
+
+    Attributes
+    ----------
+    out : Path
+        The weights; beside them `.state`, from which it goes on, and `.csv`, its log.
+    source : str
+        The command, for the weights.
+    each : int
+        Updates after which both are written.
+    log : Path or None
+        Folder of TensorBoard's event files.
+    say : callable
+        Hears a line now and then.
+    """
+
+    out: Path
+    source: str
+    each: int = 10
+    log: Path | None = None
+    say: Callable[[str], None] = print
+
+    @property
+    def state(self) -> Path:
+        """From which it goes on."""
+        return self.out.with_suffix(".state")
+
+    @property
+    def table(self) -> Path:
+        """Its log."""
+        return self.out.with_suffix(".csv")
+
+    def run(self, trainer: Trains) -> bool:
+        """Train to the end; return False if a signal stopped it before (SIGINT, SIGTERM), after the update it was in.
+
+        Raises
+        ------
+        LabkitError
+            If a loss is not finite; the weights are those of the last update before.
+        """
+        if self.state.exists():
+            state = read_state(self.state)
+            try:
+                trainer.go_on(state)
+            except InputError as error:
+                raise InputError(f"{self.state}: {error}") from None
+            self.say(f"going on after {trainer.n_done} of {trainer.n_updates} updates")
+        pace: deque[float] = deque([time.monotonic()], maxlen=21)
+        with TrainingLog(self.table, folder=self.log, n_done=trainer.n_done) as log, _asked_to_stop() as asked:
+            if log.missing:
+                self.say(f"note: {log.missing}")
+            try:
+                for update in trainer.updates():
+                    log.write(update)
+                    pace.append(time.monotonic())
+                    over = trainer.n_done == trainer.n_updates
+                    if trainer.n_done % self.each == 0 or over or asked:
+                        self._keep(trainer)
+                        self.say(line(update, n_updates=trainer.n_updates, left_s=_left_s(pace, trainer)))
+                    if asked and not over:
+                        return False
+            except TrainingDivergedError as error:
+                trainer.weights(self.source).save(self.out)
+                raise LabkitError(f"{error} They are in {self.out}.") from None
+        return True
+
+    def _keep(self, trainer: Trains) -> None:
+        """Write weights and state, each whole or not at all."""
+        import torch
+
+        trainer.weights(self.source).save(self.out)
+        temporary = self.state.with_suffix(".state.tmp")
+        torch.save(trainer.state(), temporary)
+        temporary.replace(self.state)
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[list[int]]:
+    """Yield what holds the number of a signal that asked to stop, once; the second one ends the process at once."""
+    asked: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def take_note(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    try:
+        for number in before:
+            signal.signal(number, take_note)
+    except ValueError:  # only the main thread may set handlers
+        before = {}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _left_s(pace: deque[float], trainer: Trains) -> float:
+    """Return the seconds that are left at the pace of the last updates."""
+    return (pace[-1] - pace[0]) / max(len(pace) - 1, 1) * (trainer.n_updates - trainer.n_done)
+
+
+def line(update: Update, *, n_updates: int, left_s: float) -> str:
+    """Return the line that tells how far a training is."""
+    row = row_of(update)
+    left = f"about {human_s(left_s)} left" if row["update"] < n_updates else "done"
+    return (
+        f"{row['update']:>5} of {n_updates} {update.kind:6} mean JCT {update.mean_jct:6.3f} slots, entropy "
+        f"{update.entropy:4.2f}, {update.slots:>9,} slots seen, {update.cpu_s:5.0f} CPU s, {left}"
+    )
+
+
+def refuse_unfit_episodes(experiments: ExperimentOf, *, n: int = 20) -> None:
+    """Raise if a job fits no machine in one of some episodes, or no teacher can tell how fast it would be.
+
+    Raises
+    ------
+    InputError
+        It names the job, or the speeds.
+    """
+    rng = np.random.default_rng(0)
+    for _ in range(n):
+        made = experiments(rng)
+        refuse_unfit(made.jobs, made.cluster, made.speed.runs_on())
+        if not isinstance(made.speed, ByCounts):
+            raise InputError(
+                f"the teacher cannot run trace {made.jobs.name}: it compares gangs by speeds that depend on numbers of "
+                f"tasks alone, and here they are {made.speeds}. Give measured ones (--throughputs FILE)."
+            )
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return a state.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read.
+    """
+    import pickle
+
+    import torch
+
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = " ".join(str(error).split())[:80]
+        raise InputError(f"{path}: not the state of a training ({reason}); delete it to begin anew.") from None
+    return state

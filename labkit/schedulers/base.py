@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Protocol, cast
+
 import numpy as np
 
 from labkit.core.answers import placement_of
+from labkit.core.outside import reproduction
 from labkit.core.placement import Gangs, Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Bools, Floats, Ints
@@ -15,6 +18,27 @@ from labkit.kernels import inner, kernel
 CHUNK = 8
 BEHIND = 64
 """Jobs behind the chosen ones that are tried where a chosen one does not fit."""
+
+
+class SimulatorRules(Protocol):
+    """What DL2's own simulator does in the place of some schedulers, where they are `published`."""
+
+    def in_order(self, snapshot: Snapshot, order: Ints) -> Placement:
+        """Give each job in turn as many bundles as it can use."""
+
+    def drf(self, snapshot: Snapshot) -> Placement:
+        """Fill progressively."""
+
+    def tetris(self, snapshot: Snapshot) -> Placement:
+        """Fill machine after machine."""
+
+    def optimus(self, snapshot: Snapshot, speed: Floats) -> Placement:
+        """Add the task that shortens some job most, by the true speeds (K, P, W)."""
+
+
+def dl2_simulator() -> SimulatorRules:
+    """Return the rules of DL2's simulator; see `labkit.core.outside.reproduction`."""
+    return cast(SimulatorRules, reproduction("dl2_simulator"))
 
 
 def place(placer: Placer, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:

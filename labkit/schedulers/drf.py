@@ -13,8 +13,7 @@ from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.kernels import inner, kernel
 from labkit.placers import ByNetwork, Even, Pack
-from labkit.schedulers import dl2_simulator
-from labkit.schedulers.base import capacity, changed, place
+from labkit.schedulers.base import capacity, changed, dl2_simulator, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Drf:
     placer : Placer
         Where gangs go.
     published : bool
-        Follow DL2's simulator instead: see `labkit.schedulers.dl2_simulator`.
+        Follow DL2's simulator instead: see `reproductions.dl2_simulator`.
 
     References
     ----------
@@ -44,7 +43,7 @@ class Drf:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return the gangs that changed."""
         if self.published:
-            return dl2_simulator.drf(snapshot)
+            return dl2_simulator().drf(snapshot)
         jobs, table = snapshot.jobs, snapshot.table
         n_workers, n_ps = fill(
             jobs.number, table.worker_demand, table.ps_demand, table.n_workers, table.n_ps, table.max_workers,

@@ -12,8 +12,7 @@ from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
-from labkit.schedulers import dl2_simulator
-from labkit.schedulers.base import start_in_order
+from labkit.schedulers.base import dl2_simulator, start_in_order
 from labkit.schedulers.rule import BY_ARRIVAL, NEVER, Rule
 
 
@@ -30,7 +29,7 @@ class Fifo:
     priority : bool
         Jobs of higher priority come first, and by arrival among equals.
     published : bool
-        Follow DL2's simulator instead: see `labkit.schedulers.dl2_simulator`.
+        Follow DL2's simulator instead: see `reproductions.dl2_simulator`.
     """
 
     knows_types: ClassVar[bool] = False
@@ -51,7 +50,7 @@ class Fifo:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start."""
         if self.published:
-            return dl2_simulator.in_order(snapshot, snapshot.jobs.number)
+            return dl2_simulator().in_order(snapshot, snapshot.jobs.number)
         waiting = snapshot.waiting
         if self.priority:
             waiting = waiting[np.argsort(-snapshot.table.priority[waiting], kind="stable")]

@@ -15,8 +15,7 @@ from labkit.core.protocols import Placer
 from labkit.core.resources import Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork, Even, Pack
-from labkit.schedulers import dl2_simulator
-from labkit.schedulers.base import capacity, changed, place
+from labkit.schedulers.base import capacity, changed, dl2_simulator, place
 from labkit.schedulers.marginal_gain import allocate, by_urgency, every_gang, kinds_of, penalties, refuse_unknown_gain
 from labkit.speed.convergence import Convergence
 from labkit.speed.optimus import PINCH, OnlineSpeedFit, pre_runs
@@ -58,7 +57,7 @@ class Optimus:
     oracle : bool
         Measure every gang in `begin`, and believe that instead of fits.
     published : bool
-        Follow DL2's simulator instead, an oracle that needs `speeds`: see `labkit.schedulers.dl2_simulator`.
+        Follow DL2's simulator instead, an oracle that needs `speeds`: see `reproductions.dl2_simulator`.
     max_move : tuple of (str, int, int)
         Most workers and servers by which a job of a model may grow or shrink in one decision, for each model that is
         bounded: `(("wide-deep", 4, 2), ("xdeepfm", 1, 1))` with `quantum_s=180` is the variant that DLRover compares
@@ -155,7 +154,7 @@ class Optimus:
         if self.published:
             if self.speeds is None:
                 raise InputError("optimus(published=True) is an oracle; give it the true speeds: speeds=model.grid.")
-            return dl2_simulator.optimus(snapshot, self.speeds)
+            return dl2_simulator().optimus(snapshot, self.speeds)
         fit = self._fit if self._table is snapshot.table and self._fit is not None else self._begin(snapshot.table)
         jobs, table = snapshot.jobs, snapshot.table
         if not table.malleable.any() and _all_have_theirs(snapshot):

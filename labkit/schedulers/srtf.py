@@ -11,8 +11,7 @@ from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
-from labkit.schedulers import dl2_simulator
-from labkit.schedulers.base import run_in_order
+from labkit.schedulers.base import dl2_simulator, run_in_order
 from labkit.schedulers.rule import BY_REMAINING, NEVER, Rule
 
 
@@ -26,7 +25,7 @@ class Srtf:
         Where gangs go.
     published : bool
         Follow DL2's simulator instead, where the key is the remaining *fraction*: see
-        `labkit.schedulers.dl2_simulator`.
+        `reproductions.dl2_simulator`.
     """
 
     knows_types: ClassVar[bool] = False
@@ -43,6 +42,6 @@ class Srtf:
         jobs = snapshot.jobs
         if self.published:
             remaining_fraction = 1 - jobs.steps / jobs.total_steps
-            return dl2_simulator.in_order(snapshot, jobs.number[np.argsort(remaining_fraction, kind="stable")])
+            return dl2_simulator().in_order(snapshot, jobs.number[np.argsort(remaining_fraction, kind="stable")])
         shortest_first = np.argsort(jobs.remaining_s, kind="stable")
         return run_in_order(snapshot, jobs.number[shortest_first], self.placer)

@@ -15,8 +15,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.core.work_left import steps_left
 from labkit.kernels import inner, kernel
 from labkit.placers import ByNetwork, Pack
-from labkit.schedulers import dl2_simulator
-from labkit.schedulers.base import asked, capacity, place
+from labkit.schedulers.base import asked, capacity, dl2_simulator, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Tetris:
     placer : Placer
         Where gangs go.
     published : bool
-        Follow DL2's simulator instead: see `labkit.schedulers.dl2_simulator`.
+        Follow DL2's simulator instead: see `reproductions.dl2_simulator`.
 
     References
     ----------
@@ -49,7 +48,7 @@ class Tetris:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start."""
         if self.published:
-            return dl2_simulator.tetris(snapshot)
+            return dl2_simulator().tetris(snapshot)
         waiting, table = snapshot.waiting, snapshot.table
         free = snapshot.free.sum(axis=0)
         if not len(waiting) or free[GPUS] + SLACK < table.fewest_gpus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from importlib.metadata import PackageMetadata
@@ -41,15 +41,19 @@ def version() -> str:
     >>> version().count(".")
     2
     """
-    import tomllib  # here, as most of those that import this module want a constant
-
-    project = Path(__file__).parents[1] / "pyproject.toml"
-    if project.is_file():
-        said = tomllib.loads(project.read_text("utf-8")).get("project", {})
-        if said.get("name") == DISTRIBUTION:
-            return str(said["version"])
+    if project := checkout():
+        return str(project["version"])
     found = installed()
     return found["Version"] if found is not None else "of unknown version"
+
+
+def checkout(folder: Path = Path(__file__).parents[2]) -> dict[str, Any]:
+    """Return the table `project` of the pyproject.toml in a folder, of labkit's checkout; empty: it is none."""
+    import tomllib  # here, as most of those that import this module want a constant
+
+    file = folder / "pyproject.toml"
+    project = tomllib.loads(file.read_text("utf-8")).get("project", {}) if file.is_file() else {}
+    return project if project.get("name") == DISTRIBUTION else {}
 
 
 def installed() -> PackageMetadata | None:

@@ -20,7 +20,6 @@ import hashlib
 import io
 import json
 import re
-import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,6 @@ from functools import lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from labkit.core.errors import InputError
 from labkit.system import release
@@ -68,11 +66,14 @@ class WheelInfo:
         Versions of Python that it runs on, such as ">=3.11".
     requires : sequence of str
         Requirements, each as one line; those of an extra end in `; extra == "name"`.
+    entry_points : mapping
+        Of each group of what labkit finds by entry points: name to `module:attribute`.
     """
 
     version: str
     python: str
     requires: Sequence[str]
+    entry_points: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,12 @@ def build(package: str | Path | None = None) -> Wheel:
         If the folder has no module, or its version cannot be found.
     """
     folder = Path(package) if package is not None else Path(__file__).parents[1]
-    own = {f"labkit/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in _sources(folder)}
+    parts = {"labkit": folder, "reproductions": folder.with_name("reproductions")}
+    own = {
+        f"{name}/{path.relative_to(part).as_posix()}": path.read_bytes()
+        for name, part in parts.items()
+        for path in _sources(part)
+    }
     if "labkit/__init__.py" not in own:
         raise InputError(f"{folder} has no __init__.py; expected the folder of labkit's modules.")
     own |= _driver_module()
@@ -169,28 +175,45 @@ def _sources(folder: Path) -> Iterator[Path]:
             yield path
 
 
+def _entry_points(about: WheelInfo) -> bytes:
+    """Return the file that says which command and which parts there are."""
+    groups = {"console_scripts": {"labkit": "labkit.cli.app:main"}, **about.entry_points}
+    lines = [
+        line
+        for group, points in groups.items()
+        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()), "")
+    ]
+    return "\n".join(lines).encode()
+
+
 def _hash(files: Mapping[str, bytes], about: WheelInfo) -> str:
     whole = hashlib.sha256()
     for path, content in sorted(files.items()):
         whole.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
-    whole.update(json.dumps([about.version, about.python, *about.requires]).encode())
+    whole.update(json.dumps([about.version, about.python, *about.requires, about.entry_points]).encode())
     return whole.hexdigest()[:HASH_LETTERS]
 
 
 def _about(folder: Path) -> WheelInfo:
     """Return the metadata of the checkout around a package, else those of the installed distribution."""
-    project = folder.parent / "pyproject.toml"
-    if project.is_file():
-        metadata: dict[str, Any] = tomllib.loads(project.read_text("utf-8")).get("project", {})
-        if metadata.get("name") == release.DISTRIBUTION:
-            extras = metadata.get("optional-dependencies", {})
-            optional = [f'{line}; extra == "{name}"' for name, lines in extras.items() for line in lines]
-            return WheelInfo(metadata["version"], metadata["requires-python"], (*metadata["dependencies"], *optional))
+    if project := release.checkout(folder.parent):
+        extras = project.get("optional-dependencies", {})
+        optional = [f'{line}; extra == "{name}"' for name, lines in extras.items() for line in lines]
+        requires = (*project["dependencies"], *optional)
+        return WheelInfo(project["version"], project["requires-python"], requires, project.get("entry-points", {}))
     if (found := release.installed()) is None:
         raise InputError(f"{folder} has neither pyproject.toml beside it nor metadata; install labkit.")
-    return WheelInfo(
-        found["Version"].partition("+")[0], found["Requires-Python"], tuple(found.get_all("Requires-Dist") or ())
-    )
+    version, requires = found["Version"].partition("+")[0], tuple(found.get_all("Requires-Dist") or ())
+    return WheelInfo(version, found["Requires-Python"], requires, _installed_entry_points(found["Name"]))
+
+
+def _installed_entry_points(name: str) -> dict[str, dict[str, str]]:
+    """Return what an installed distribution has for labkit to find."""
+    groups: dict[str, dict[str, str]] = {}
+    for point in metadata.distribution(name).entry_points:
+        if point.group.startswith("labkit."):
+            groups.setdefault(point.group, {})[point.name] = point.value
+    return groups
 
 
 def _metadata(own: Mapping[str, bytes], about: WheelInfo, hash: str) -> dict[str, bytes]:
@@ -207,7 +230,7 @@ def _metadata(own: Mapping[str, bytes], about: WheelInfo, hash: str) -> dict[str
     dist_info = {
         f"{folder}/METADATA": "\n".join([*lines, ""]).encode(),
         f"{folder}/WHEEL": "\n".join([*wheel, ""]).encode(),
-        f"{folder}/entry_points.txt": b"[console_scripts]\nlabkit = labkit.cli.app:main\n",
+        f"{folder}/entry_points.txt": _entry_points(about),
     }
     record = [f"{path},{_record_hash(content)},{len(content)}" for path, content in {**own, **dist_info}.items()]
     return dist_info | {f"{folder}/RECORD": "\n".join([*record, f"{folder}/RECORD,,", ""]).encode()}

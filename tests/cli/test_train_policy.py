@@ -17,7 +17,7 @@ import pytest
 from labkit.core import InputError, LabkitError
 from labkit.core.resources import GPUS
 from labkit.experiment import Experiment
-from labkit.learning.course import Course, refuse_unfit_episodes
+from labkit.learning.training import Course, refuse_unfit_episodes
 from labkit.plots.training import learning_curve
 from labkit.schedulers.dl2 import load
 from labkit.topology import build
@@ -237,7 +237,7 @@ def test_a_loss_that_is_no_number_stops_it_with_the_last_good_weights_and_the_up
 
 
 def test_without_tensorboardx_that_is_said_and_the_table_is_written(tmp_path, monkeypatch):
-    from labkit.learning.logs import TrainingLog, read
+    from labkit.learning.training import TrainingLog, read
 
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with TrainingLog(tmp_path / "w.csv", folder=tmp_path / "tb") as log:

@@ -15,15 +15,15 @@ from typer.testing import CliRunner
 
 from labkit.cli.app import app
 from labkit.core import InputError
-from labkit.learning.disclosure import POLICIES, UNKNOWN, disclosure
+from labkit.learning.disclosure import UNKNOWN, disclosure, policies
 from labkit.schedulers.dl2 import load
-from labkit.schedulers.dl2.flat import FlatWeights, Form
-from labkit.schedulers.dl2.flat.network import FlatNet
-from labkit.schedulers.marl.published import Form as MarlForm
-from labkit.schedulers.marl.published import MarlWeights
-from labkit.schedulers.marl.published.network import shapes
+from reproductions.dl2.policy import FlatNet, Form
+from reproductions.dl2.scheduler import FlatWeights
+from reproductions.marl.graphs import Form as MarlForm
+from reproductions.marl.policy import shapes
+from reproductions.marl.scheduler import MarlWeights
 
-SHIPPED = [name for files, _ in POLICIES.values() for name in files.shipped()]
+SHIPPED = [name for files, _ in policies().values() for name in files.shipped()]
 COMMAND = "labkit train-policy dl2 --throughputs secret/speeds.csv"
 
 
@@ -70,7 +70,7 @@ def test_weights_that_ship_are_shown_down_to_each_tensor_and_end_with_what_can_b
 
 def test_every_policy_that_train_policy_writes_is_known(tmp_path):
     kinds = {disclosure(name).metadata["policy"] for name in (*SHIPPED, *published(tmp_path))}
-    assert kinds == set(POLICIES)
+    assert kinds == set(policies())
     for path in published(tmp_path):
         found = disclosure(path)
         assert found.fault == ""
@@ -93,7 +93,7 @@ def test_what_stands_in_a_file_s_tensors_is_what_is_shown(tmp_path):
 
 
 def test_a_table_in_a_file_of_the_former_version_is_told_with_what_to_do(tmp_path):
-    files, _ = POLICIES["dl2"]
+    files, _ = policies()["dl2"]
     former, path = replace(files, version="1"), tmp_path / "former.safetensors"
     former.write(path, {"speeds": np.ones((8, 18, 18)), "bias": np.ones(3)}, source=COMMAND)
     text = shown(str(path))
@@ -123,7 +123,7 @@ def test_a_stranger_s_text_cannot_move_the_cursor_or_colour_a_terminal(tmp_path)
     assert r"a\x1b[2J\rb\u202e[red]c\n" in text
     save_file({evil: np.ones(2, np.float32)}, path, metadata={"policy": "marl", "version": "1"})
     with pytest.raises(InputError) as refused:
-        POLICIES["marl"][1](path)
+        policies()["marl"][1](path)
     assert str(refused.value).isprintable()
 
 
@@ -149,7 +149,7 @@ class Bomb:
 
 
 def test_damaged_missing_and_executable_files_are_refused_in_one_line(tmp_path):
-    whole = POLICIES["dl2"][0].find("dl2").read_bytes()
+    whole = policies()["dl2"][0].find("dl2").read_bytes()
     files = {
         "cut": whole[:-100], "empty": b"", "short": whole[:5], "pickle": pickle.dumps(Bomb()),
         "header": struct.pack("<Q", 1 << 62) + b"{}", "text": b"model,n_ps\n" * 100,

@@ -14,7 +14,7 @@ from labkit.core import InputError
 from labkit.experiment import Experiment
 from labkit.learning.marl.episodes import ActionRule, play, record
 from labkit.learning.marl.plays import blame_of
-from labkit.learning.marl.settings import Setting
+from labkit.learning.marl.settings import Setting, world_of
 from labkit.learning.marl.trainer import (
     MOST_BETTER,
     Policy,
@@ -24,7 +24,6 @@ from labkit.learning.marl.trainer import (
     better_than_all,
     better_than_others,
 )
-from labkit.learning.marl.worlds import world_of
 from labkit.learning.training import TrainingDivergedError
 from labkit.schedulers.marl.network import FEATURES, N_TOP, Net, desk_of
 from labkit.schedulers.marl.scheduler import Marl

@@ -19,7 +19,7 @@ from labkit.core.resources import Bools, Floats, Ints
 from labkit.learning.marl.episodes import ActionRule, Rec
 from labkit.learning.marl.plays import Play, Played, Submits, WorldOf, all_played, played
 from labkit.learning.marl.settings import Setting
-from labkit.learning.training import Training, copied, refuse_not_finite
+from labkit.learning.training import NetworkTraining
 from labkit.schedulers.marl.network import FEATURES, N_TOP, NEVER, WAITING, Net
 from labkit.schedulers.marl.weights import TrainedFor, Weights
 from labkit.speed.what_if import N_SEEN
@@ -119,7 +119,7 @@ class Policy(nn.Module):
 
 
 @dataclass(eq=False)
-class Trainer(Training):
+class Trainer(NetworkTraining):
     """Trains a policy on traces drawn from `worlds`; the same seed gives the same weights.
 
     Attributes
@@ -140,25 +140,13 @@ class Trainer(Training):
     seed: int = 1
     recipe: Recipe = field(default_factory=Recipe)
     where: Submits | None = None
+    policy: Policy = field(init=False, repr=False)
     _felt: list[Tensor] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         recipe = self.recipe
-        torch.manual_seed(self.seed)
-        self.policy = Policy(recipe.n_hidden, recipe.n_units, recipe.n_agents, waits=recipe.waits)
-        self._optimizer = torch.optim.Adam(self.policy.parameters())
-        self._rng = np.random.default_rng(self.seed)
-
-    @property
-    def n_updates(self) -> int:
-        """How many updates there are in all."""
-        return self.recipe.n_lessons + self.recipe.n_rounds
-
-    def _update(self) -> tuple[str, float, float, float]:
-        imitates, before = self.n_done < self.recipe.n_lessons, copied(self.policy)
-        mean_jct, loss, entropy = self._imitation_update() if imitates else self._reinforcement_update()
-        refuse_not_finite(self.policy, before, loss=loss, mean_jct=mean_jct, n_done=self.n_done)
-        return "lesson" if imitates else "round", mean_jct, loss, entropy
+        sizes = recipe.n_hidden, recipe.n_units, recipe.n_agents
+        self._begin(lambda: Policy(*sizes, waits=recipe.waits), torch.optim.Adam)
 
     def _played(self, seed: int, how: ActionRule, *, n: int = 1, n_samples: int = 1) -> list[Played]:
         """Return what comes of n plays of a trace."""
@@ -166,7 +154,7 @@ class Trainer(Training):
         if not how.teaches:
             doubt = self.recipe.doubt
             net = net._replace(last=net.last / doubt, wait=net.wait / doubt, sharp=net.sharp / doubt)
-        plays = [Play(net, how, seed, int(self._rng.integers(1 << 31)), n_samples) for _ in range(n)]
+        plays = [Play(net, how, seed, self._seed(), n_samples) for _ in range(n)]
         told = all_played(self.worlds, plays, where=self.where)
         self.slots += sum(one.slots for one in told)
         if self.where is not None:
@@ -175,13 +163,13 @@ class Trainer(Training):
 
     # --- imitation
 
-    def _imitation_update(self) -> tuple[float, float, float]:
+    def _lesson(self, left: float) -> tuple[float, float, float]:
         """Imitate: what tasks suffer beside others, and where the oracle puts gangs."""
-        recipe, seed = self.recipe, int(self._rng.integers(1 << 31))
+        recipe, seed = self.recipe, self._seed()
         (told,) = self._played(seed, ActionRule(True, True, recipe.obeys, not recipe.forwards), n_samples=60_000)
         self._felt.append(torch.from_numpy(told.rec.felt))
         felt, part = torch.cat(self._felt), _parts(told.rec, told.home, recipe.n_agents, taught=True)
-        self._set_rate(recipe.lesson_rate * (1 - self.n_done / recipe.n_lessons) + 1e-3)
+        self._set_rate(recipe.lesson_rate * left + 1e-3)
         loss = torch.zeros(())
         for _ in range(recipe.n_fits):
             rows = torch.from_numpy(self._rng.integers(len(felt), size=512))
@@ -197,9 +185,9 @@ class Trainer(Training):
 
     # --- policy gradient
 
-    def _reinforcement_update(self) -> tuple[float, float, float]:
+    def _round(self, left: float) -> tuple[float, float, float]:
         """Play one trace several times, and make more probable what turned out better than in the others."""
-        recipe, seed = self.recipe, int(self._rng.integers(1 << 31))
+        recipe, seed = self.recipe, self._seed()
         told = self._played(seed, ActionRule(True, False, 0.0, not recipe.forwards), n=recipe.n_draws)
         parts = [_parts(one.rec, one.home, recipe.n_agents, taught=False) for one in told]
         blame = np.array([one.blame for one in told])
@@ -207,7 +195,6 @@ class Trainer(Training):
         part, worth = _Part.joined(parts), torch.cat([_of_jobs(b, p.job) for b, p in zip(better, parts, strict=True)])
         with torch.no_grad():
             before = self._log_chances(part, doubt=recipe.doubt)[torch.arange(len(part.action)), part.action]
-        left = 1 - (self.n_done - recipe.n_lessons) / recipe.n_rounds
         self._set_rate(recipe.rate * left)
         loss, entropy = torch.zeros(()), torch.zeros(())
         for _ in range(recipe.n_epochs):
@@ -227,18 +214,6 @@ class Trainer(Training):
         worth = (self.policy(mine.seen, mine.cost, mine.agent) / doubt).masked_fill(~mine.mask, -1e9)
         return torch.log_softmax(worth, 1)
 
-    def _set_rate(self, rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-
-    def _step(self, loss: Tensor, *, frozen: tuple[str, ...] = ()) -> None:
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        for name in frozen:
-            getattr(self.policy, name).grad = None
-        nn.utils.clip_grad_norm_(self.policy.parameters(), 0.5)
-        self._optimizer.step()
-
     # --- what is kept
 
     def weights(self, source: str) -> Weights:
@@ -251,11 +226,10 @@ class Trainer(Training):
 
     def _learned(self) -> dict[str, Any]:
         felt = self._felt if self.n_done < self.recipe.n_lessons else []
-        return {"policy": self.policy.state_dict(), "optimizer": self._optimizer.state_dict(), "felt": felt}
+        return super()._learned() | {"felt": felt}
 
     def _relearn(self, learned: dict[str, Any]) -> None:
-        self.policy.load_state_dict(learned["policy"])
-        self._optimizer.load_state_dict(learned["optimizer"])
+        super()._relearn(learned)
         self._felt = list(learned["felt"])
 
 

@@ -1,7 +1,4 @@
-"""DL2: a policy that was trained (`policy`), its weights in files (`weights`), and the scheduler that decides by it.
-
-`flat` is its network as it was published.
-"""
+"""DL2: a policy that was trained (`policy`), its weights in files (`weights`), and the scheduler that decides by it."""
 
 from __future__ import annotations
 
@@ -9,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.core.errors import InputError
+from labkit.core.outside import reproduction
 from labkit.core.protocols import Scheduler
-from labkit.schedulers.dl2.flat import Flat
 from labkit.schedulers.dl2.scheduler import DL2
 from labkit.schedulers.dl2.weights import Weights, load, shipped
 
-__all__ = ["DL2", "Flat", "Weights", "load", "shipped"]
+__all__ = ["DL2", "Weights", "load", "shipped"]
 
 
 def recipes() -> dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]]:
@@ -27,7 +24,8 @@ def recipes() -> dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]]:
 def _build(*, published: bool = False, draws: bool = False, **options: Any) -> Scheduler:
     """Return DL2 with the network that all jobs share, or with the one that was published."""
     if published:
-        return Flat(**{"weights": ""} | options, draws=draws)
+        flat: Scheduler = reproduction("dl2").Flat(**{"weights": ""} | options, draws=draws)
+        return flat
     if draws:
         raise InputError("dl2: draws is True, and published is False; only the published network draws its actions.")
     return DL2(**options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import ClassVar, Final, Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ from labkit.core.errors import InputError
 from labkit.core.files import refuse_unwritable
 from labkit.core.jobs import Jobs
 from labkit.core.life import Context, Traits, begin
+from labkit.core.outside import from_packages
 from labkit.core.placement import Placement
 from labkit.core.protocols import Scheduler
 from labkit.core.snapshot import Snapshot
@@ -208,9 +208,11 @@ def _loaded(names: str | Sequence[str]) -> list[Weights]:
 
 
 def _learner(weights: Weights, rng: np.random.Generator) -> Learner:
-    """Return what learns online; it stands in a layer above, and needs torch."""
+    """Return what learns online: of a layer above, found by its entry point; it needs torch."""
+    if (point := from_packages("learner").get("dl2")) is None:
+        raise InputError("dl2(learns=True) needs labkit's entry points; install labkit again, or leave it out.")
     try:
-        made: Learner = import_module("labkit.learning.online").Learner(weights, rng=rng)
+        made: Learner = point.load()(weights, rng=rng)
     except ModuleNotFoundError as error:
         raise InputError(
             f"dl2(learns=True) needs {error.name}; {how_to_get(str(error.name))}, or leave it out."

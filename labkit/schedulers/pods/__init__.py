@@ -1,6 +1,6 @@
 """Schedulers of a cluster in pods: one for each pod, which forwards what does not fit there (`partitioned`).
 
-The others are its names with a placer: one more is one more line in `NAMES`, or in `LEARNED` if it has weights.
+The others are its names with a placer: one more is one more line in `NAMES`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from typing import Any, Final
 from labkit import placers
 from labkit.core.protocols import Placer, Scheduler
 from labkit.placers import Even, LeastAllocated, LeastInterference, MachineFirst, Spread, WholeGang
-from labkit.schedulers.pods import attending, predictor
-from labkit.schedulers.pods.attention import Attention
-from labkit.schedulers.pods.deepsys import DeepSys
 from labkit.schedulers.pods.partitioned import Partitioned
 
 __all__ = ["Partitioned", "recipes"]
@@ -30,12 +27,6 @@ NAMES: Final[dict[str, tuple[Callable[[], Placer], bool]]] = {
 }
 """Of each name: the placer, and whether each pod has a scheduler of its own."""
 
-LEARNED: Final[dict[str, tuple[Callable[[str], Placer], Callable[[str], object]]]] = {
-    "attention": (Attention, attending.load),
-    "deepsys": (DeepSys, predictor.load),
-}
-"""Of each name with weights: the placer with such a file, and what reads the file."""
-
 
 def recipes() -> dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]]:
     """Return the options and the builder of `partitioned`, and of each name that has a placer of its own."""
@@ -43,8 +34,6 @@ def recipes() -> dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]]:
     found: dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]] = {
         "partitioned": ({"placer": "even", "pods": True} | options, _partitioned)
     }
-    for name, (learned, load) in LEARNED.items():
-        found[name] = ({"weights": "", "pods": True} | options, partial(_learned, learned, load))
     for name, (made, pods) in NAMES.items():
         found[name] = ({"pods": pods} | options, partial(_named, made, pods))
     return found
@@ -52,13 +41,6 @@ def recipes() -> dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]]:
 
 def _named(made: Callable[[], Placer], in_pods: bool, *, pods: bool | None = None, **options: Any) -> Scheduler:
     return Partitioned(made(), pods=in_pods if pods is None else pods, **options)
-
-
-def _learned(
-    made: Callable[[str], Placer], load: Callable[[str], object], *, weights: str = "", **options: Any
-) -> Scheduler:
-    load(weights)  # so that what cannot be read is refused here, and not in the run
-    return Partitioned(made(weights), **options)
 
 
 def _partitioned(*, placer: Placer | str = "even", **options: Any) -> Scheduler:

@@ -12,13 +12,13 @@ from labkit.core import Cluster, InputError, Jobs
 from labkit.core.life import begin
 from labkit.experiment.context import context
 from labkit.schedulers import make
-from labkit.schedulers.pods import LEARNED, NAMES
+from labkit.schedulers.pods import NAMES
 from labkit.speed.recorded import Recorded
 from labkit.topology import build
 from labkit.topology import vl2 as pods
 from tests.schedulers.pods.test_partitioned import forwarded, pods_of, run
 
-ALL = ["partitioned", *LEARNED, *(name for name, (_, in_pods) in NAMES.items() if in_pods)]
+ALL = ["partitioned", "attention", "deepsys", *(name for name, (_, in_pods) in NAMES.items() if in_pods)]
 CLUSTER = pods(2, 2)  # of two machines of four GPUs each
 
 

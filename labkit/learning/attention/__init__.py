@@ -1,1 +1,0 @@
-"""Training of `attention`: its traces in compiled code (`episodes`), and REINFORCE (`trainer`)."""
