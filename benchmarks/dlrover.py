@@ -22,7 +22,7 @@ from labkit.schedulers.dlrover.front import PlanLimits, fronts
 from labkit.schedulers.dlrover.plan import frontier, grid, search
 from labkit.schedulers.dlrover.select import choose
 from labkit.speed.bottleneck import WORK, Work
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.presets import DLROVER
 
 COMMAND = "python -m benchmarks dlrover"

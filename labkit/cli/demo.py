@@ -116,7 +116,7 @@ def table_of(twins: Twins) -> Table:
     """Return that table."""
     from rich.table import Table
 
-    from labkit.results import spans as rescalings
+    from labkit.results import rescalings
 
     table = Table(box=None, header_style="bold")
     for heading in ("job", "JCT (s)", "simulated (s)"):

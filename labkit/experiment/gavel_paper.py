@@ -10,8 +10,7 @@ import numpy as np
 from labkit.core.jobs import Jobs
 from labkit.experiment.experiment import Experiment
 from labkit.system.progress import counted
-from labkit.topology import Server
-from labkit.topology import single_switch as no_network
+from labkit.topology import Server, no_network
 from labkit.workloads import Throughputs, gavel_jobs
 
 if TYPE_CHECKING:

@@ -179,7 +179,7 @@ def plot_forwarding(matrix: pd.DataFrame, *, heading: str = "Jobs forwarded from
     Parameters
     ----------
     matrix : DataFrame
-        From `labkit.results.intervals`: home, pod, n_jobs, fraction.
+        From `labkit.results.forwarding`: home, pod, n_jobs, fraction.
     heading : str
         Title of the figure, e.g. the scheduler's name.
     """

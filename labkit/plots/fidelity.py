@@ -12,8 +12,7 @@ import pandas as pd
 
 from labkit.plots.page import Card, Section
 from labkit.plots.theme import FONT, INK, LINE, MAX_ROWS, MUTED, cycled, human_s, layered, thin, time_unit, title
-from labkit.results import RunRecord, explained, fidelity_summary, gap_parts, job_fidelity
-from labkit.results import spans as lanes
+from labkit.results import RunRecord, explained, fidelity_summary, gap_parts, job_fidelity, lanes
 from labkit.results.fidelity import PARTS, without_drift
 
 PALETTE: Final = (
@@ -107,7 +106,7 @@ def plot_gantts(
     Parameters
     ----------
     held, tables : dict
-        Name of the run -> from `labkit.results.spans`, and from `labkit.results.job_table`.
+        Name of the run -> from `labkit.results.lanes`, and from `labkit.results.job_table`.
     limit : int
         The most bars to draw per run; the longest are kept.
     """

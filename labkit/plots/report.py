@@ -24,8 +24,18 @@ from labkit.plots.jct import cost_table, plot_cost, plot_fairness, plot_jct_bars
 from labkit.plots.page import Section
 from labkit.plots.sweep import plot_sweep
 from labkit.plots.utilisation import gpu_hours, plot_gpu_hours, plot_heat_map, plot_utilisation
-from labkit.results import RunRecord, fair_share_s, gantt, heat_map, jct_cdf, labels, notes, run_table, utilisation
-from labkit.results import intervals as forwarding
+from labkit.results import (
+    RunRecord,
+    fair_share_s,
+    forwarding,
+    gantt,
+    heat_map,
+    jct_cdf,
+    labels,
+    notes,
+    run_table,
+    utilisation,
+)
 from labkit.results.comparison import BOUND, BOUND_LABEL, FASTER, bound_jct_s, late_by_s, prices_of, reported_bound
 from labkit.results.conclusion import conclusion
 from labkit.results.record import RunInfo

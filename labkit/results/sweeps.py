@@ -270,7 +270,7 @@ def refuse_unknown_metric(metric: str) -> None:
     from labkit.core.events import EventLog
     from labkit.core.jobs import Jobs
     from labkit.results.metrics import summary
-    from labkit.topology import single_switch as no_network
+    from labkit.topology import no_network
 
     nothing = EventLog().rows, Jobs.of(arrival_s=[0.0], total_steps=1.0), no_network(1)
     known = [*summary(*nothing), *LAST]

@@ -16,7 +16,7 @@ from labkit.experiment import Session
 from labkit.placers import Even, FirstFit, Pack, Spread
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 
 PLACERS: Final[tuple[Placer, ...]] = (FirstFit(), Spread(), Pack(), Even())

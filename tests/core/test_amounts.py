@@ -13,7 +13,7 @@ from labkit.core.book import Book, hold, release
 from labkit.core.job_columns import JobColumns
 from labkit.core.resources import CPUS, MEMORY_GB, Floats, amounts
 from labkit.testing.strategies import rngs
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 
 JOBS = Jobs.of(

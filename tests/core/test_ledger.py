@@ -18,7 +18,7 @@ from labkit.simulator import Faults, Losses, Overheads, Simulator, Variation
 from labkit.speed.recorded import Recorded
 from labkit.testing import Chaos, DecisionScene, check_scheduler
 from labkit.testing.strategies import rngs, scenes
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 
 class Naive:

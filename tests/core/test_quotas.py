@@ -18,8 +18,7 @@ from labkit.experiment import Experiment, Session, every_slot
 from labkit.schedulers import make
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
-from labkit.topology import build
-from labkit.topology import single_switch as no_network
+from labkit.topology import build, no_network
 
 
 def jobs_of(user: list[str], n_workers: list[int], **more: object) -> Jobs:

@@ -12,7 +12,7 @@ from labkit.experiment import Session
 from labkit.experiment.cadence import every_slot
 from labkit.simulator import Overheads, Paced, Replay, Simulator
 from labkit.speed.recorded import Recorded
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 CLUSTER = no_network(2)
 JOBS = Jobs.of(arrival_s=[0, 0], total_steps=100, duration_s=100, n_workers=2, n_ps=2, max_workers=4, max_ps=4)

@@ -20,7 +20,7 @@ from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
 from labkit.testing import Chaos, DecisionScene
 from labkit.testing.strategies import rngs, scenes, snapshots
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 
 def session(*, cadence: Cadence | None = None, **columns: object) -> Session:

@@ -19,7 +19,7 @@ from labkit.testing import DecisionScene
 from labkit.testing.scenes import SharedSpeeds
 from labkit.testing.schedulers import flat
 from labkit.testing.strategies import rngs, scenes
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 MANY = 50
 

@@ -25,8 +25,7 @@ from labkit.speed.measured import MeasuredSpeed, SpeedTable
 from labkit.speed.recorded import Recorded
 from labkit.speed.step_time import StepTime, step_time
 from labkit.testing import strategies
-from labkit.topology import build
-from labkit.topology import single_switch as no_network
+from labkit.topology import build, no_network
 from labkit.workloads.expressions import trace
 from tests.schedulers import dl2
 

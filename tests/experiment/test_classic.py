@@ -20,7 +20,7 @@ from labkit.schedulers.fifo import Fifo
 from labkit.schedulers.rule import BY_QUEUE, BY_REMAINING, rule_of
 from labkit.simulator import Overheads, Simulator
 from labkit.speed.recorded import Recorded
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 
 SCHEDULERS = ("fifo", "fifo(backfill=True)", "sjf", "sjf(backfill=True)", "srtf", "las", "las(threshold_gpu_s=40)")

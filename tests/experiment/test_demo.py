@@ -19,7 +19,7 @@ from labkit.cli import demo as cli_demo
 from labkit.core.events import Kind
 from labkit.experiment import compare, demo
 from labkit.plots.report import write_report
-from labkit.results import spans as rescalings
+from labkit.results import rescalings
 from labkit.system.doctor import which
 from labkit.system.progress import STAGE_S, StageLines
 from labkit.testbed.errors import BedError

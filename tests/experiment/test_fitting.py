@@ -15,7 +15,7 @@ from labkit.experiment.grid import Grid
 from labkit.experiment.sweeping import sweep
 from labkit.results import load
 from labkit.speed.recorded import Recorded
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 
 def jobs_of(*workers: int) -> Jobs:

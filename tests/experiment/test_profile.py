@@ -17,7 +17,7 @@ from labkit.experiment.profile import measure_profile
 from labkit.speed.gavel import GavelSpeed
 from labkit.speed.recorded import Recorded
 from labkit.testing.scenes import SharedSpeeds
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.presets import build
 from labkit.topology.servers import Server
 from labkit.workloads.gavel import Throughputs

@@ -18,7 +18,7 @@ from labkit.schedulers import make
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
 from labkit.testing.strategies import rngs
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 
 ONE_GPU = Server("one", sockets=((1, 1e9, 1e9),))

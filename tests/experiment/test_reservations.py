@@ -23,7 +23,7 @@ from labkit.results.notes import reserved
 from labkit.schedulers import available, make
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.workloads.expressions import trace
 
 

@@ -18,7 +18,7 @@ from labkit.simulator import Faults, Losses, Simulator, Variation
 from labkit.speed.recorded import Recorded
 from labkit.testing import Chaos, DecisionScene, same_events
 from labkit.testing.strategies import rngs, scenes
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 
 

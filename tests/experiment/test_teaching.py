@@ -27,7 +27,7 @@ def test_max_min_gives_no_flow_less_than_equal_shares_and_hashing_helps_a_fat_tr
 
 def test_flows_need_a_network():
     with pytest.raises(InputError, match="cluster none has 4 machines, network None"):
-        random_flows({"none": labkit.topology.single_switch(4)})
+        random_flows({"none": labkit.topology.no_network(4)})
 
 
 def test_with_full_uplinks_a_job_is_as_fast_on_eight_racks_as_on_one_and_oversubscribed_slower():
@@ -60,7 +60,7 @@ def test_placers_get_the_same_jobs_and_their_table_is_one_of_a_sweep():
     kinds, truth = kinds_of(table), InterferenceModel("two_stage").fit(table)
     placers = {"spread": labkit.placers.Spread(), "least": labkit.placers.LeastInterference(truth, uses_of(kinds))}
     runs = compare_placers(
-        kinds, truth, placers=placers, networks={"free": labkit.topology.single_switch(12)}, seeds=[0, 1]
+        kinds, truth, placers=placers, networks={"free": labkit.topology.no_network(12)}, seeds=[0, 1]
     )
     assert list(zip(runs["scheduler"], runs["seed"], strict=True)) == [
         ("spread", 0), ("spread", 1), ("least", 0), ("least", 1),

@@ -12,7 +12,7 @@ from labkit.core import InputError, Jobs, Kind, Placement
 from labkit.experiment import Experiment
 from labkit.learning import REWARDS, SlotEnv
 from labkit.testing import same_events
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 SLOT_S = 1200.0
 

@@ -16,7 +16,7 @@ from labkit.experiment import Experiment
 from labkit.learning import REWARDS, SlotEnv, SlotEnvs
 from labkit.simulator import Overheads
 from labkit.speed.measured import MeasuredSpeed, SpeedTable
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 
 SLOT_S = 600.0

@@ -9,7 +9,7 @@ from labkit.core import Jobs
 from labkit.core.events import Kind, Role, events
 from labkit.experiment import simulate
 from labkit.live.decisions import MOST, DecisionLog
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from labkit.experiment import simulate
 from labkit.notebook import LabApp
 from labkit.placers import FirstFit
 from labkit.schedulers.base import run_in_order
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.workloads import read
 from tests.hang import HANG_S
 

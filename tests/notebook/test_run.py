@@ -16,7 +16,7 @@ from labkit.experiment import Experiment
 from labkit.notebook.run import LiveRun
 from labkit.results import RunState
 from labkit.simulator import Paced
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from tests.hang import HANG_S
 
 """Generous: the answer takes a few milliseconds, but machines that test are busy."""

@@ -14,8 +14,7 @@ from labkit.live.feeds import Ghost
 from labkit.notebook import LiveCards, LiveGantt, LiveHeatMap, LiveRun
 from labkit.notebook.html import SHOWN, cluster_html, jobs_html, plain, record_html, runs_html, snapshot_html
 from labkit.notebook.views import STYLE
-from labkit.topology import build
-from labkit.topology import single_switch as no_network
+from labkit.topology import build, no_network
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from labkit.schedulers import make
 from labkit.schedulers.drf import Drf
 from labkit.testing.scenes import empty_snapshot
 from labkit.testing.schedulers import same
-from labkit.topology import leaf_spine
-from labkit.topology import single_switch as no_network
+from labkit.topology import leaf_spine, no_network
 from labkit.topology.servers import Server
 from tests.schedulers import dl2
 

@@ -17,7 +17,7 @@ from labkit.speed.interference.measured import Kinds, profile
 from labkit.speed.interference.use import Interference, ModelUse, task_use
 from labkit.testing import check_placer
 from labkit.testing.scenes import empty_snapshot, random_scenes
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 
 ONE_SOCKET = Server("one", sockets=((4, 16, 64),))

@@ -13,7 +13,7 @@ from labkit.placers.machine_first import fill
 from labkit.schedulers import make
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 CLUSTER = no_network(3)  # machines of two groups of 2 GPUs and 8 cores
 

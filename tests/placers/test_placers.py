@@ -16,7 +16,7 @@ from labkit.simulator import Faults, Simulator
 from labkit.speed.recorded import Recorded
 from labkit.testing import ConformanceError, check_placer
 from labkit.testing.scenes import SharedSpeeds, empty_snapshot
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 
 ALL = [FirstFit(), Spread(), Pack(), Even()]

@@ -15,7 +15,7 @@ from labkit.plots.theme import offline_renderer
 from labkit.plots.utilisation import gpu_hours, plot_gpu_hours
 from labkit.results import run_table
 from labkit.results.comparison import bills
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.workloads import gavel_jobs
 
 from .runs import record as made_up

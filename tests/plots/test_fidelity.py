@@ -14,8 +14,7 @@ from labkit.plots import fidelity
 from labkit.plots.fidelity import PALETTE, job_colours, plot_explained, plot_fidelity, plot_gantts
 from labkit.plots.report import write_report
 from labkit.plots.theme import as_svg
-from labkit.results import RunRecord, explained, fidelity_summary, gap_parts, job_fidelity
-from labkit.results import spans as lanes
+from labkit.results import RunRecord, explained, fidelity_summary, gap_parts, job_fidelity, lanes
 
 from .runs import record
 

@@ -20,8 +20,7 @@ from labkit.plots.sweep import plot_sweep, plot_sweep_differences
 from labkit.plots.theme import COLOURS, as_svg, line_legend, name_axis
 from labkit.plots.utilisation import plot_utilisation
 from labkit.results import RunRecord, run_table, sweep_differences
-from labkit.topology import build
-from labkit.topology import single_switch as no_network
+from labkit.topology import build, no_network
 
 from .runs import record, records
 from .test_sweep import table_of

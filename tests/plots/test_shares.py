@@ -8,7 +8,7 @@ import pytest
 from labkit import simulate
 from labkit.core import Jobs
 from labkit.plots.utilisation import plot_shares, shares, steps_between
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ import labkit
 from labkit.core import Jobs, Kind
 from labkit.plots.decisions import plot_forwarding
 from labkit.plots.report import write_report
-from labkit.results import RunRecord, load
-from labkit.results import intervals as forwarding
+from labkit.results import RunRecord, forwarding, load
 from labkit.topology import fat_tree
 
 

@@ -6,7 +6,7 @@ from labkit.core import Jobs
 from labkit.core.events import Kind, Role, events
 from labkit.core.resources import amounts
 from labkit.experiment import simulate
-from labkit.results import spans as rescalings
+from labkit.results import rescalings
 
 
 def log(*told: tuple):

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core.events import Events, Kind, Role, events
-from labkit.results import job_table
-from labkit.results import spans as stretches
+from labkit.results import job_table, stretches
 from labkit.results.spans import Doing
 
 from .logs import random_log

@@ -15,7 +15,7 @@ from labkit.results.record import failures
 from labkit.results.store import load
 from labkit.simulator import Faults
 from labkit.testing.backends import same_events
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 
 def test_a_stored_run_keeps_its_measurements_and_its_causes(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from labkit.schedulers.las import Las
 from labkit.schedulers.tetris import by_score
 from labkit.simulator import Faults, Simulator
 from labkit.speed.recorded import Recorded
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 
 FOUR_GPUS = no_network(1, servers=Server("s", sockets=((4, 64, 256),)))

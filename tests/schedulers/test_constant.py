@@ -10,7 +10,7 @@ from labkit.core.resources import amounts
 from labkit.experiment import Experiment, every_slot
 from labkit.schedulers import make
 from labkit.schedulers.constant import fill_evenly
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 from tests.schedulers import dl2
 

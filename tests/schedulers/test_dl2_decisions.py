@@ -19,7 +19,7 @@ from labkit.schedulers.dl2 import load
 from labkit.schedulers.dl2.drafts import draft_of
 from labkit.schedulers.dl2.network import Net
 from labkit.schedulers.dl2.policy import BEST, DecisionRecord, How, decide, record
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 from labkit.workloads.catalogue import DL2_MODELS
 

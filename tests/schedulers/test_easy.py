@@ -14,8 +14,7 @@ from labkit.experiment import Experiment
 from labkit.placers import Pack
 from labkit.schedulers import make
 from labkit.schedulers.easy import Easy, reservation
-from labkit.topology import single_switch
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network, single_switch
 from labkit.topology.servers import Server, server
 
 

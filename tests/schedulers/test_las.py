@@ -14,7 +14,7 @@ from labkit.experiment import Experiment
 from labkit.schedulers import make
 from labkit.schedulers.rule import rule_of
 from labkit.testing import check_scheduler
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 
 LIMITS = 40, 120

@@ -12,7 +12,7 @@ from labkit.experiment.caveats import Caveat
 from labkit.placers import FirstFit
 from labkit.schedulers import make
 from labkit.speed.measured import MeasuredSpeed, SpeedTable
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import server
 from tests.schedulers import dl2
 

@@ -12,7 +12,7 @@ from labkit.experiment import Experiment
 from labkit.placers import Even, FirstFit, LeastInterference, Pack, Spread
 from labkit.schedulers import available
 from labkit.testing.scenes import empty_snapshot
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 from labkit.workloads import philly_like, scaled
 from labkit.workloads.readers import read

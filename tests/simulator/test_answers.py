@@ -12,7 +12,7 @@ from labkit.core import Gangs, InputError, Jobs, Placement, PlacementError, Runn
 from labkit.experiment import Experiment, Session, simulate
 from labkit.schedulers import make
 from labkit.speed.recorded import Recorded
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 JOBS = Jobs.of(arrival_s=[0, 0, 9], total_steps=[60, 60, 90], duration_s=60, id=["a", "b", "c"])
 CLUSTER = no_network(1)

@@ -19,7 +19,7 @@ from labkit.simulator import Faults, Losses, Overheads, Simulator, Variation
 from labkit.speed.recorded import Recorded
 from labkit.testing import Chaos, DecisionScene
 from labkit.testing.strategies import rngs, scenes
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 
 def simulator(jobs: Jobs, *, cluster: Cluster | None = None, seed: int = 0, **options: Any) -> Simulator:

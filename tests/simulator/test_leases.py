@@ -19,7 +19,7 @@ from labkit.simulator import Faults, Overheads, Paced, Replay, Simulator, Variat
 from labkit.speed.recorded import Recorded
 from labkit.testing import Chaos, DecisionScene, check_backend, random_scene, same_events
 from labkit.testing.strategies import scenes
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 CLUSTER = no_network(4)  # 4 machines
 

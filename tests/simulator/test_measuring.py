@@ -17,7 +17,7 @@ from labkit.speed.cpu import CpuModel
 from labkit.speed.recorded import Recorded
 from labkit.speed.step_time import StepTime
 from labkit.testing.backends import check_backend, same_events
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 
 def cpu_job(n_workers: int, n_ps: int, *, sync: bool, worker_cores: float = 2, ps_cores: float = 2) -> Jobs:

@@ -12,7 +12,7 @@ from labkit.experiment import Session, at_events
 from labkit.schedulers import make
 from labkit.simulator import Overheads, Simulator
 from labkit.speed.recorded import Recorded
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 
 def session(jobs: Jobs, **options: Any) -> Session:

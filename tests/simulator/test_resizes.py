@@ -16,7 +16,7 @@ from labkit.speed.cpu import CpuModel
 from labkit.speed.recorded import Recorded
 from labkit.speed.step_time import StepTime
 from labkit.testing import check_backend, same_events
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 
 CLUSTER = no_network(1, servers=Server("box", ((0, 32, 64),)))

@@ -17,7 +17,7 @@ from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
 from labkit.testing import ConformanceError, check_backend, check_speed_model
 from labkit.testing.strategies import clusters, jobs
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 JOBS = Jobs.of(arrival_s=[0, 30, 60], total_steps=100, duration_s=100, n_workers=2, max_workers=4)
 CLUSTER = no_network(2)

@@ -19,7 +19,7 @@ from labkit.results.record import RunRecord
 from labkit.schedulers import make
 from labkit.simulator import Faults, Overheads, Troubles, Variation
 from labkit.speed.bottleneck import Bottleneck, Work
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 
 WORKERS = {"xdeepfm": Work(1.0, 1e-9, 0.0)}
 """A worker with one core makes a step a second, and servers are no limit."""

@@ -14,7 +14,7 @@ from labkit.core.running import Running
 from labkit.experiment.speeds import speed_model
 from labkit.speed.bottleneck import WORK, Bottleneck, Work, softmin
 from labkit.testing import check_speed_model
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 
 CLUSTER = no_network(6, servers=Server("cpu", sockets=((0, 64, 192),)))

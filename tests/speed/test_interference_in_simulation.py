@@ -16,8 +16,7 @@ from labkit.speed.interference.measured import profile
 from labkit.speed.interference.use import Interference, ModelUse
 from labkit.speed.step_time import StepTime, step_time
 from labkit.testing import check_speed_model
-from labkit.topology import leaf_spine
-from labkit.topology import single_switch as no_network
+from labkit.topology import leaf_spine, no_network
 from labkit.topology.servers import Server
 
 USES = {"heavy": ModelUse(6.0, 1.0, 20.0), "light": ModelUse(1.0, 0.5, 2.0)}

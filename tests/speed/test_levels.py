@@ -19,8 +19,7 @@ from labkit.speed.interference.levels import CALIBRATION
 from labkit.speed.interference.measured import profile
 from labkit.speed.interference.use import task_use
 from labkit.speed.step_time import StepTime
-from labkit.topology import build
-from labkit.topology import single_switch as no_network
+from labkit.topology import build, no_network
 from labkit.workloads.catalogue import model
 from labkit.workloads.marl_traces import marl_jobs
 

@@ -16,8 +16,7 @@ from labkit.speed.interference import Interference, co_load
 from labkit.speed.network import RoleTasks, link_loads
 from labkit.speed.step_time import StepTime
 from labkit.testing import Chaos
-from labkit.topology import fat_tree, leaf_spine
-from labkit.topology import single_switch as no_network
+from labkit.topology import fat_tree, leaf_spine, no_network
 
 CLUSTERS = (fat_tree(4), leaf_spine(3, 2, 2))
 

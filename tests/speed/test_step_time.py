@@ -19,8 +19,7 @@ from labkit.core.resources import amounts
 from labkit.core.running import Running
 from labkit.speed.cpu import CpuModel
 from labkit.speed.step_time import StepTime, step_time
-from labkit.topology import bcube, build, fat_tree, leaf_spine, single_switch, vl2
-from labkit.topology import single_switch as no_network
+from labkit.topology import bcube, build, fat_tree, leaf_spine, no_network, single_switch, vl2
 
 GB = 1e9
 

@@ -19,7 +19,7 @@ from labkit.testbed.run.job_events import JobUpdate
 from labkit.testbed.run.job_messages import JobRequest
 from labkit.testbed.run.remote_job import RemoteJob
 from labkit.testbed.run.tasks import TaskResources, by_row, task_resources
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from tests.hang import HANG_S
 
 REQUEST = JobRequest(name="cnn", steps=99)

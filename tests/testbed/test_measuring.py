@@ -136,7 +136,7 @@ class OneHost:
 def test_measurements_of_a_run_reach_the_ledger_as_those_of_a_simulation_do() -> None:
     import queue
 
-    from labkit.topology import single_switch as no_network
+    from labkit.topology import no_network
 
     heard_rows: queue.SimpleQueue[Any] = queue.SimpleQueue()
     measuring = RunMeasuring(OneHost(said(1, p5=1.0), said(3, p5=2.0)), every_s=0.05, on_rows=heard_rows.put)  # type: ignore[arg-type]

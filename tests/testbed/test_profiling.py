@@ -25,7 +25,7 @@ from labkit.testbed.profiling.measure import measure, measured_kinds, overheads,
 from labkit.testbed.profiling.session import ProfilingSession
 from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.training import TrainingTable
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from tests.hang import HANG_S
 from tests.testbed.fabbing import environment
 

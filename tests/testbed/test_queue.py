@@ -26,7 +26,7 @@ from labkit.results.queue import QueuedRun, QueueState, RunQueue
 from labkit.results.record import RunRecord, RunState
 from labkit.results.sweep_folder import queue_records, queue_table
 from labkit.testbed.inventory import Inventory
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from tests.hang import HANG_S
 from tests.testbed.test_backend import TINY, jobs_of
 

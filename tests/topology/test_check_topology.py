@@ -13,8 +13,7 @@ from labkit.core import Cluster, InputError, Jobs
 from labkit.core.resources import Ints
 from labkit.experiment import simulate
 from labkit.testing import ConformanceError, check_topology
-from labkit.topology import available, bcube, build, fat_tree, leaf_spine, single_switch, vl2
-from labkit.topology import single_switch as no_network
+from labkit.topology import available, bcube, build, fat_tree, leaf_spine, no_network, single_switch, vl2
 from labkit.topology.links import Cables, network
 
 BUILT = [fat_tree(4), vl2(4, 3, per_rack=2), bcube(3, 1), leaf_spine(3, 2, 2), single_switch(4), no_network(3)]

@@ -6,8 +6,7 @@ import networkx as nx
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.topology import bcube, build, fat_tree, leaf_spine, vl2
-from labkit.topology import single_switch as no_network
+from labkit.topology import bcube, build, fat_tree, leaf_spine, no_network, vl2
 from labkit.topology.export import inner_graph, inter_graph, to_networkx
 
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.topology import available, bcube, build, fat_tree, leaf_spine, single_switch, vl2
-from labkit.topology import single_switch as no_network
-from labkit.topology import vl2 as pods
+from labkit.topology import available, bcube, build, fat_tree, leaf_spine, no_network, pods, single_switch, vl2
 from labkit.topology.servers import ARCHITECTURES, DEFAULT, Server, assign, server
 
 

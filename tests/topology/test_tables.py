@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.topology import architectures, fat_tree, sizes
-from labkit.topology import single_switch as no_network
+from labkit.topology import architectures, fat_tree, no_network, sizes
 from labkit.topology.servers import ARCHITECTURES
 
 

@@ -12,7 +12,7 @@ from labkit.experiment.session import Session
 from labkit.schedulers import make
 from labkit.schedulers.dlrover.carry import CarriedRoom
 from labkit.schedulers.dlrover.plan import Plan
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.presets import DLROVER
 
 N_MACHINES = 3

@@ -12,7 +12,7 @@ from labkit.results.record import RunRecord
 from labkit.schedulers import make
 from labkit.schedulers.dlrover.scheduler import Dlrover
 from labkit.simulator import Troubles
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 from labkit.workloads import catalogue
 

@@ -24,7 +24,7 @@ from labkit.schedulers.gavel.estimator import Estimate, estimate_pairs
 from labkit.schedulers.gavel.mechanism import Gavel
 from labkit.simulator import Overheads
 from labkit.speed.gavel import GavelSpeed
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.presets import build
 from labkit.topology.servers import Server, server
 from labkit.workloads import gavel_jobs

@@ -17,7 +17,7 @@ from labkit.schedulers.gavel.mechanism import Gavel
 from labkit.schedulers.gavel.problem import Allocation, Problem
 from labkit.schedulers.gavel.rounds import fill_up, most_overdue, trade
 from labkit.simulator import Faults
-from labkit.topology import single_switch as no_network
+from labkit.topology import no_network
 from labkit.topology.servers import Server
 from labkit.workloads.gavel_traces import gavel_jobs
 

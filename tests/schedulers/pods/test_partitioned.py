@@ -19,8 +19,7 @@ from labkit.schedulers import make
 from labkit.simulator import Faults, Simulator
 from labkit.simulator.replay import Replay
 from labkit.speed.recorded import Recorded
-from labkit.topology import fat_tree, vl2
-from labkit.topology import single_switch as no_network
+from labkit.topology import fat_tree, no_network, vl2
 
 CLUSTER = fat_tree(4)  # four pods of four machines of four GPUs, 16 cores
 IN_PODS = (

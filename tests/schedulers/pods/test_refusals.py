@@ -14,8 +14,7 @@ from labkit.experiment.context import context
 from labkit.schedulers import make
 from labkit.schedulers.pods import NAMES
 from labkit.speed.recorded import Recorded
-from labkit.topology import build
-from labkit.topology import vl2 as pods
+from labkit.topology import build, pods
 from tests.schedulers.pods.test_partitioned import forwarded, pods_of, run
 
 ALL = ["partitioned", "attention", "deepsys", *(name for name, (_, in_pods) in NAMES.items() if in_pods)]
