@@ -27,7 +27,7 @@ from labkit.simulator import Faults, Overheads, Variation
 from labkit.testing.scenes import fits_empty, random_cluster, random_jobs, random_runs_on, random_scenes
 
 N_SCENARIOS = 200
-N_SNAPSHOTS = 1000
+N_SNAPSHOTS, N_SCENES = 1000, 40
 LEARNED = ("dl2", "dl2(weights='dl2-fitted')", "marl", "attention", "deepsys")
 USERS = ("ada", "bob", "cyd")
 
@@ -89,17 +89,15 @@ def run(name: str, seed: int) -> str:
 
 def decisions(name: str) -> str:
     """Return the digest of what shipped weights decide on random snapshots."""
-    told = []
-    for scene in random_scenes(n=N_SNAPSHOTS // 25, seed=len(name)):
-        scheduler = make(name)
-        for number in range(25):
-            snapshot = scene.snapshot()
+    told: list[Any] = []
+    for seed in range(N_SNAPSHOTS // N_SCENES):
+        for scene in random_scenes(n=N_SCENES, seed=seed):
             try:
-                placement = scheduler.schedule(snapshot)
+                placement = make(name).schedule(scene.snapshot())
             except Exception as error:
-                told.append(f"{number} {type(error).__name__}")
-                break
-            told.extend(map(str, (placement.job, placement.role, placement.group, placement.count)))
+                told.append(type(error).__name__)
+                continue
+            told += [placement.job, placement.role, placement.group, placement.count]
     return digest(*told)
 
 

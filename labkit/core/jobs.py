@@ -258,7 +258,7 @@ class Jobs:
         'bob'
         """
         for column in ("user", "model"):
-            if column in columns and f"{column}s" not in columns and not isinstance(columns[column], np.ndarray):
+            if column in columns and np.asarray(columns[column]).dtype.kind not in "iu":  # names, not codes of them
                 of = Columns(self.name, len(self))
                 columns[f"{column}s"], columns[column] = of.categories(column, columns[column])
         return replace(self, **columns)._checked_in_order()
