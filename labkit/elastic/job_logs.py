@@ -127,6 +127,7 @@ class NewLines:
 
 TAIL_BYTES: Final = 4096
 TAIL_LINES: Final = 12
+TRACEBACK: Final = "Traceback (most recent call last)"
 MEMBER: Final = re.compile(r"(ps|worker)-\d+")
 LINE: Final = 500
 """Longest quoted line of a log, in characters."""
@@ -179,6 +180,8 @@ def last_lines(log: Path) -> list[str]:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log that is not blank: of a traceback, the error; "" if there is none."""
+    """Return the last line of a log that is not blank: of a traceback, the first of its error; "" if there is none."""
     lines = last_lines(log)
-    return lines[-1].strip()[:LINE] if lines else ""
+    begins = max((i for i, line in enumerate(lines) if line.startswith(TRACEBACK)), default=len(lines))
+    errors = [line for line in lines[begins + 1 :] if not line.startswith(" ")]
+    return (errors[:1] or lines[-1:] or [""])[0].strip()[:LINE]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.core.cluster import Cluster
-from labkit.core.errors import ProfileError
+from labkit.core.errors import InputError, ProfileError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import ChangeModel, SpeedModel
 from labkit.simulator import Overheads
@@ -34,6 +34,8 @@ def profiled(
     InputError
         If the profile cannot be read, or does not know a model of the jobs.
     """
+    if not isinstance(profile, TestbedProfile | str | Path):
+        raise InputError(f"profile is a {type(profile).__name__}; expected a name or a file, or a TestbedProfile.")
     known = profile if isinstance(profile, TestbedProfile) else read(profile)
     there = known.cluster() if cluster is None else presets.build(cluster) if isinstance(cluster, str) else cluster
     made = ProfiledSpeed(jobs, there, profile=known) if speed == "auto" else speed
@@ -44,6 +46,8 @@ def profiled(
 
 def without_cold_starts(profile: TestbedProfile | str | Path) -> TestbedProfile:
     """Return a profile for a run whose hosts were warm when it began, and stayed so."""
+    if not isinstance(profile, TestbedProfile | str | Path):
+        raise InputError(f"profile is a {type(profile).__name__}; expected a name or a file, or a TestbedProfile.")
     known = profile if isinstance(profile, TestbedProfile) else read(profile)
     return replace(known, overheads=[row for row in known.overheads if row.kind != "cold_start"])
 

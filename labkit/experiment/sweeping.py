@@ -197,7 +197,7 @@ def _is_done(row: dict[str, Any] | None, *, keep: bool) -> bool:
 
 def _age_notes(store: Store) -> list[str]:
     """Return a note where cells that are done were run by another labkit."""
-    then, now = getattr(store, "begun", {}).get("commit", ""), provenance.commit()
+    then, now = getattr(store, "plan", {}).get("commit", ""), provenance.commit()
     if not store.rows or then == now:
         return []
     return [f"cells that were done before are of labkit's commit {then or 'unknown'}, others now of {now or 'unknown'}"]

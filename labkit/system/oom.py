@@ -6,8 +6,10 @@ import errno
 import mmap
 from typing import Final
 
-_SAID: Final = ("can't allocate memory", "Cannot allocate memory")
-"""By torch on processors, and by the kernel."""
+_SAID: Final = (
+    "can't allocate memory", "Cannot allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
+)  # fmt: skip
+"""By torch on processors, by the kernel, and by CUDA where torch's own allocator was not asked."""
 
 _NO_THREAD: Final = "can't start new thread"
 """By Python, for want of memory for a stack, or of a thread."""

@@ -30,10 +30,10 @@ from labkit.elastic.shards import (
     ShardStatus,
     deal,
     logical_batches,
+    order,
     prove,
     samples_between,
 )
-from labkit.elastic.shards import batches as order
 from labkit.elastic.shards.saved import SavedShards, parsed
 from labkit.elastic.shards.service import n_minibatches
 

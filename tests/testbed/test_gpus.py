@@ -44,7 +44,7 @@ HOST = (
 LAUNCHER = """
 import sys, threading
 from pathlib import Path
-from labkit.elastic.process import local_launcher as launch, local_members
+from labkit.elastic.process import launchers as launch, local_members
 from labkit.elastic.protocol.messages.clients import StartMember
 from labkit.elastic.protocol.sites import Site
 from labkit.elastic.protocol.program import Spec

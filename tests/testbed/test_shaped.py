@@ -101,12 +101,12 @@ def test_a_server_that_was_killed_comes_back_in_its_network(own_folder, needs_ro
 def test_down_removes_what_a_killed_up_left_of_the_networks(own_folder, needs_root, after):
     script = (
         "import os, signal\n"
-        "from labkit.testbed.laptop import bed, namespaces\n"
-        f"whole = namespaces.{after}\n"
+        "from labkit.testbed.laptop import bed, networks\n"
+        f"whole = networks.{after}\n"
         "def cut(*a, **k):\n"
         "    whole(*a, **k)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"namespaces.{after} = cut\n"
+        f"networks.{after} = cut\n"
         f"bed.Bed.up(2, folder={str(own_folder)!r}, shaped='1gbit')\n"
     )
     subprocess.run([sys.executable, "-c", script], timeout=HANG_S, check=False)

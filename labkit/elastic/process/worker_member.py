@@ -40,6 +40,15 @@ LOOKS: Final = 10
 """Times in its patience that a worker checks whether it makes progress."""
 
 
+def sum_in_one_order() -> None:
+    """Let CUDA, cuBLAS and cuDNN compute equal bits from equal inputs, as the documentation of each says."""
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a process first multiplies
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+
+
 class WorkerMember(MemberProcess):
     """The process of a worker.
 
@@ -70,6 +79,8 @@ class WorkerMember(MemberProcess):
         devices = self.spec.devices or ("cpu",)
         number = int(name.rsplit("-", 1)[1])
         self.device = local_name(device) if device else devices[number % len(devices)]
+        if self.device.startswith("cuda"):
+            sum_in_one_order()
         self._forward = SampleLoss(self.program, device=self.device, seed=self.spec.seed, precision=self.spec.precision)
         self.worker = self._make_worker(number)
         self._handler = FromServers(self.worker, ended=self.server_closed, exhausted=self.exhausted)

@@ -14,6 +14,7 @@ from labkit.system.proc import Stat
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.measure import Reading
 from labkit.testbed.agent.processes import Key
+from labkit.testbed.run import session
 from tests.elastic.test_fork_server import WAITS, job, servers
 from tests.hang import HANG_S
 from tests.testbed.agent.looking import environment, kill_agent, runs, wait_for
@@ -23,6 +24,7 @@ from tests.testbed.agent.looking import environment, kill_agent, runs, wait_for
 def _same_paths(monkeypatch):
     """An agent that was started with PYTHONPATH forks only what asks for the same."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(session, "search_path", lambda: None)  # tests may have been found in the working folder
 
 
 @pytest.fixture
