@@ -155,7 +155,7 @@ def test_a_kernel_without_tbf_gets_htb():
 
 
 AS_USER = """
-import os, sys
+import os, shutil, sys
 sys.path.insert(0, {tests!r})
 import test_shaped
 from labkit.testbed.laptop import Bed
@@ -173,6 +173,7 @@ finally:
     bed.down()
 left = [file for _, _, files in os.walk(os.environ["HOME"]) for file in files]
 assert left == ["trusted"], left  # what the user agreed to
+shutil.rmtree(os.environ["HOME"] + "/.local")
 """
 
 
