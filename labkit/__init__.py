@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from labkit.experiment import (
         Experiment,
         Grid,
+        Scenario,
         Session,
         at_events,
         attach,
@@ -74,6 +75,7 @@ _HOMES = {
     "Jobs": "core",
     "LabApp": "notebook",
     "Placement": "core",
+    "Scenario": "experiment",
     "Session": "experiment",
     "Snapshot": "core",
     "TrainingTable": "testbed.run.training",
@@ -117,6 +119,7 @@ __all__ = [
     "Jobs",
     "LabApp",
     "Placement",
+    "Scenario",
     "Session",
     "Snapshot",
     "TrainingTable",

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from labkit.experiment.gap import Fidelity, fidelity, predict
     from labkit.experiment.grid import Grid
     from labkit.experiment.run import compare, replay, simulate
+    from labkit.experiment.scenario import Scenario
     from labkit.experiment.session import Session
     from labkit.experiment.speeds import speed_model
     from labkit.experiment.sweeping import sweep
     from labkit.experiment.tuning import tune
 
 _MODULES = {
-    "Cadence": "cadence", "Experiment": "experiment", "Fidelity": "gap", "Grid": "grid", "Session": "session",
-    "at_events": "cadence", "attach": "deployed", "compare": "run", "deploy": "deployed", "every_slot": "cadence",
-    "fidelity": "gap", "predict": "gap", "replay": "run", "simulate": "run", "speed_model": "speeds",
-    "sweep": "sweeping", "tune": "tuning",
+    "Cadence": "cadence", "Experiment": "experiment", "Fidelity": "gap", "Grid": "grid", "Scenario": "scenario",
+    "Session": "session", "at_events": "cadence", "attach": "deployed", "compare": "run", "deploy": "deployed",
+    "every_slot": "cadence", "fidelity": "gap", "predict": "gap", "replay": "run", "simulate": "run",
+    "speed_model": "speeds", "sweep": "sweeping", "tune": "tuning",
 }  # fmt: skip
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Experiment",
     "Fidelity",
     "Grid",
+    "Scenario",
     "Session",
     "at_events",
     "attach",
