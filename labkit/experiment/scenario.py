@@ -121,10 +121,10 @@ class Scenario:
     >>> asked = Scenario.of("poisson(5, per_hour=12)", cluster="demo", load=2)
     >>> asked.changed
     {'load': 2}
-    >>> Scenario.of("demo", cluster="demo", lod=2)
+    >>> Scenario.of("demo", cluster="demo", lod=2)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    labkit.core.errors.InputError: unknown option of a simulation 'lod'. Did you mean 'load'?
+    labkit.core.errors.InputError: unknown option of a simulation 'lod'. Did you mean 'load'? Known: ...
     """
 
     trace: Jobs | str
