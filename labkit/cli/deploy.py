@@ -29,7 +29,6 @@ from labkit.experiment.scenario import OPTIONS, Scenario
 
 if TYPE_CHECKING:
     from labkit.testbed.run.own_scripts import OwnScript
-    from labkit.testbed.run.training import TrainingTable
 
 ALONE = "optimus"
 """The scheduler where none is named."""
@@ -137,7 +136,11 @@ def deploy(
         _resume(ask, runs=runs, as_json=as_json)
         return
     options = _asked(scenario, time_limit=time_limit, lease=lease, failures=failures, spread=spread)
-    options["training"] = _training(script, data, width=width, save_every=save_every, strategy=strategy)
+    from labkit.testbed.run.training import TrainingTable
+
+    options["training"] = TrainingTable(
+        scripts=_scripts(script, data), width=width, save_every=save_every, strategy=strategy
+    )
     options["inventory"] = inventory
     if scheduler is not None and schedulers is not None:
         raise InputError(f"both --scheduler {scheduler} and --schedulers {schedulers} are given; leave one out.")
@@ -168,12 +171,6 @@ def _asked(
     limit_s = None if time_limit is None else seconds_of(time_limit, what="--time-limit")
     lease_s = LEASE_S if lease is None else lease
     return {"time_limit_s": limit_s, "retries": retries_of(failures, spread), "lease_s": lease_s}
-
-
-def _training(script: list[str] | None, data: list[str] | None, **options: Any) -> TrainingTable:
-    from labkit.testbed.run.training import TrainingTable
-
-    return TrainingTable(scripts=_scripts(script, data), **options)
 
 
 def _scripts(script: list[str] | None, data: list[str] | None) -> dict[str, OwnScript]:

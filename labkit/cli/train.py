@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, Unpack
 
 import typer
 
@@ -17,7 +17,7 @@ from labkit.core.events import Events, Kind
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
 from labkit.elastic.job_logs import NewLines
-from labkit.experiment.auto import auto
+from labkit.experiment.auto import AutoFields, auto
 from labkit.experiment.own_training import (
     OF_CATALOGUE,
     OwnTraining,
@@ -33,7 +33,6 @@ from labkit.system.progress import counter
 if TYPE_CHECKING:
     from labkit.elastic import Result, TrainingLog
     from labkit.results.record import RunRecord
-    from labkit.testbed.run.training import TrainingTable
 
 
 STEPS, AUTO_STEPS = 100, 5000
@@ -212,9 +211,18 @@ def train(
 
 
 def _auto(
-    context: typer.Context, model: str, table: Mapping[str, Any], *, steps: int | None, cores: float | None,
-    workers: int, servers: int, runs: Path | None, history: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    context: typer.Context,
+    model: str,
+    table: Mapping[str, Any],
+    *,
+    steps: int | None,
+    cores: float | None,
+    workers: int,
+    servers: int,
+    runs: Path | None,
+    history: Path | None,
+    as_json: bool,
+) -> None:
     """Train a model that finds its own resources."""
     from labkit.testbed.run.training import TrainingTable
 
@@ -390,9 +398,7 @@ def refuse_beside(context: typer.Context) -> None:
             raise InputError(f"{option.opts[0]} does not go with --auto; leave one of them out.")
 
 
-def train_auto(
-    model: str, *, steps: int, runs: Path, as_json: bool, cores: float | None, training: TrainingTable, **options: Any
-) -> None:
+def train_auto(model: str, *, steps: int, as_json: bool, **options: Unpack[AutoFields]) -> None:
     """Train a model that configures itself; exit code 1 if it was given up."""
     from labkit.elastic.process.limits import describe_limits
 
@@ -400,11 +406,10 @@ def train_auto(
         print(f"limits here: {describe_limits()}; --auto limits cores and no memory", file=sys.stderr)
     with Teller(steps, quiet=as_json) as teller:
         record = auto(
-            model, steps=steps, runs=runs, cores=cores, training=training, telling=teller.begun,
-            begun=tell_watch, **options,
+            model, steps=steps, telling=teller.begun, begun=tell_watch, **options
         )  # fmt: skip
     told = summary(record)
-    print(json.dumps(told) if as_json else sentence(told, runs))
+    print(json.dumps(told) if as_json else sentence(told, options.get("runs", "runs")))
     raise typer.Exit(0 if record.complete else 1)
 
 
@@ -468,7 +473,7 @@ def _speed(rows: Sequence[dict[str, Any]], at: int) -> float | None:
     return round(rows[at]["steps_per_s"], 3) if rows else None
 
 
-def sentence(told: dict[str, Any], runs: Path) -> str:
+def sentence(told: dict[str, Any], runs: str | Path) -> str:
     """Return what a run has come to, in a line."""
     where = f"the run is in {runs / told['run']}"
     if told["steps"] is None:

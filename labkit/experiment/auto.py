@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
@@ -110,6 +110,21 @@ def opener_of(
     )  # fmt: skip
 
 
+class AutoFields(TypedDict, total=False):
+    """Arguments of `auto` that say what trains and with what."""
+
+    cores: float | None
+    workers: int
+    servers: int
+    max_workers: int
+    max_servers: int
+    scheduler: Scheduler | str | None
+    runs: str | Path
+    history: str | Path | None
+    lease_s: float
+    training: TrainingTable | None
+
+
 def auto(
     model: str,
     *,
@@ -118,7 +133,7 @@ def auto(
     observers: Sequence[Observer] = (),
     telling: Telling | None = None,
     begun: Begun | None = None,
-    **options: Any,
+    **options: Unpack[AutoFields],
 ) -> RunRecord:
     """Train a model on this machine until its steps are done; its workers, servers and cores are found on the way.
 

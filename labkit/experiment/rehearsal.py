@@ -14,6 +14,7 @@ from labkit.core.life import Context, begin
 from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.session import Session
+from labkit.results.metrics import jct_s
 from labkit.simulator import Simulator
 
 PATIENCE: Final = 20
@@ -45,4 +46,4 @@ def rehearse(
     done = rows[rows["kind"] == Kind.COMPLETED]
     end_s = np.full(len(jobs), LONGEST * slot_s)
     end_s[done["job"]] = done["time_s"]
-    return float((end_s - jobs.arrival_s).mean())
+    return float(jct_s(arrival_s=jobs.arrival_s, completion_s=end_s).mean())

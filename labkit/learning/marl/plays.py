@@ -17,6 +17,7 @@ import numpy as np
 from labkit.core.errors import LabkitError
 from labkit.core.resources import Floats, Ints
 from labkit.learning.marl.episodes import ActionRule, Rec, World, play, record
+from labkit.results.metrics import jct_s
 from labkit.schedulers.marl.network import SLOT_S, Net, Scene, desk_of
 from labkit.speed.what_if import learned
 
@@ -132,7 +133,7 @@ def trimmed(rec: Rec) -> Rec:
 
 def mean_jct_of(world: World) -> float:
     """Return the mean JCT of a trace that was played, in slots."""
-    return float((world.done_s - world.arrival_s).mean() / SLOT_S)
+    return float(jct_s(arrival_s=world.arrival_s, completion_s=world.done_s).mean() / SLOT_S)
 
 
 def blame_of(scene: Scene, world: World) -> Floats:
