@@ -13,10 +13,9 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.results.files import RunLock
 from labkit.results.queue import QueuedRun, RunQueue
-from labkit.results.store import RunWriter, chosen, remove, shelved
+from labkit.results.store import RunWriter, catalog, chosen, remove
 from tests.command import labkit
-
-from .plots.runs import record
+from tests.plots.runs import record
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ def test_a_run_that_is_being_written_stays(root):
         pytest.raises(InputError, match="run 'busy' is being written by process"),
     ):
         remove(["busy"], root=root)
-    assert [each.run for each in chosen(shelved(root), names=["busy"])] == ["busy"]
+    assert [each.run for each in chosen(catalog(root), names=["busy"])] == ["busy"]
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ from labkit.results.comparison import bound_jct_s
 from labkit.results.conclusion import conclusion, finding, summarize_seeds
 from labkit.results.sweeps import comparison, sweep_differences
 from tests.command import labkit
-
-from .plots.runs import record, records
+from tests.plots.runs import record, records
 
 TRACE = "poisson(12, per_hour=60, median_s=600, mean_s=700)"
 SLUG = "poisson-12--per_hour-60--median_s-600--mean_s-700--seed"
