@@ -160,7 +160,7 @@ def logs(
         **WHERE,
         "trace": "The jobs: a trace in any format that `labkit traces info` reads.",
         "scheduler": "A name that `labkit schedulers` lists, with options in brackets.",
-        "runs": "The folder where runs are kept, each in a folder of its own.",
+        "runs": "Folder in which each run gets a folder of its own.",
         "profile": "Of this testbed, from `fab profile`: speeds for the scheduler.",
     }
 )

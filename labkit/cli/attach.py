@@ -33,15 +33,14 @@ KEYS = (
 Inventory = Annotated[
     Path | None,
     typer.Option(
-        help="The file that describes the hosts; by default testbed/hosts.toml, or the laptop testbed that is up.",
+        help="Inventory of the hosts. Default: testbed/hosts.toml, or the running laptop testbed.",
         metavar="FILE",
     ),
 ]
-Runs = Annotated[
-    Path, typer.Option(help="The folder where runs are kept, each in a folder of its own.", metavar="FOLDER")
-]
+Runs = Annotated[Path, typer.Option(help="Folder in which each run gets a folder of its own.", metavar="FOLDER")]
 Profile = Annotated[
-    Path | None, typer.Option(help="Of this testbed, from `labkit profile`: speeds for the scheduler.", metavar="FILE")
+    Path | None,
+    typer.Option(help="Profile of this testbed (`labkit profile`): gives the scheduler speeds.", metavar="FILE"),
 ]
 Interference = Annotated[
     str,
@@ -80,7 +79,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Use what the record names outside labkit: files, modules, an inventory.")
+    bool, typer.Option("--trust", help="Allow files, modules and inventories outside labkit that the record names.")
 ]
 
 
@@ -97,7 +96,7 @@ def trust_of(trust: bool) -> bool | Callable[[Outside], bool]:
 def attach(
     run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --runs.", metavar="RUN")],
     runs: Runs = Path("runs"),
-    scheduler: Annotated[str | None, typer.Option(help="Another one from now on; else that of the run.")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="Scheduler to use from now on. Default: the run's own.")] = None,
     profile: Profile = None,
     interference: Interference = "none",
     lease: Lease = None,
@@ -105,7 +104,7 @@ def attach(
     spread: Spread = None,
     trust: Trust = False,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Take the run from a process that drives it from a copy of its folder.")
+        bool, typer.Option("--take-over", help="Take the run over from a process that controls a copy of its folder.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -14,20 +14,22 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="A testbed on this machine: a few SSH servers of your own, on loopback.", no_args_is_help=True)
 Folder = Annotated[
-    Path | None, typer.Option(help="All its files; by default one folder per user, below ~/.local/state.")
+    Path | None, typer.Option(help="Folder for all its files. Default: one folder per user below ~/.local/state.")
 ]
 
 
 @app.command()
 def up(
-    hosts: Annotated[int, typer.Option(help="How many hosts.", min=1, max=64, metavar="N")] = 4,
+    hosts: Annotated[int, typer.Option(help="Number of hosts.", min=1, max=64, metavar="N")] = 4,
     folder: Folder = None,
-    gpus: Annotated[int, typer.Option(help="GPUs of each host in the inventory: jobs request them.", min=0)] = 1,
-    pods: Annotated[int, typer.Option(help="Schedulers among which the hosts are divided.", min=1)] = 1,
+    gpus: Annotated[int, typer.Option(help="GPUs per host in the inventory.", min=0)] = 1,
+    pods: Annotated[
+        int, typer.Option(help="Number of pods: each has its own scheduler and a share of the hosts.", min=1)
+    ] = 1,
     shaped: Annotated[
-        str | None, typer.Option(help="Rate of each host's link, such as 200mbit: hosts in networks of their own.")
+        str | None, typer.Option(help="Link rate of each host, such as 200mbit. Each host then has its own network.")
     ] = None,
-    server: Annotated[str | None, typer.Option(help="sshd, or paramiko: a server in Python.")] = None,
+    server: Annotated[str | None, typer.Option(help="SSH server: sshd or paramiko (in Python).")] = None,
 ) -> None:
     """Start it, and print how to use it; servers that run are left as they are."""
     from labkit.testbed.laptop import Bed
@@ -47,7 +49,7 @@ def down(
     folder: Folder = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="End all beds of this user, also those of killed notebooks."),
+        typer.Option("--all", help="Stop all beds of this user, including those of killed notebooks."),
     ] = False,
 ) -> None:
     """End its servers and all their processes, and remove its files."""

@@ -31,7 +31,7 @@ def compare(
     schedulers: Annotated[
         str,
         typer.Option(
-            help="Names, with options in brackets: fifo,drf(placer=pack); your own: file.py:Class; called: a=fifo.",
+            help="Names, with options in brackets: fifo,drf(placer=pack). Your own: file.py:Class. Rename: a=fifo.",
             autocompletion=cli_help.schedulers,
         ),
     ] = DEMO_SCHEDULERS,
@@ -39,18 +39,22 @@ def compare(
     scenario: Scenario,
     seeds: Annotated[
         str | None,
-        typer.Option(help="Several seeds, with paired differences: 10 (seeds 0 to 9), 5-9, or 1,4,9.", metavar="SEEDS"),
+        typer.Option(
+            help="Repeat with several seeds and show paired differences: 10 (seeds 0 to 9), 5-9, or 1,4,9.",
+            metavar="SEEDS",
+        ),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="The scheduler that others are compared with; with --seeds else the first one.")
+        str | None, typer.Option(help="Baseline scheduler for the differences. Default with --seeds: the first one.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="With --seeds: processes, by default one per core; 0: in this process.", min=0)
+        int | None,
+        typer.Option(help="With --seeds: number of processes. Default: one per core. 0: run in this process.", min=0),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and scheduler.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per scheduler, one per line.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")] = None,
     runs: Annotated[
-        Path | None, typer.Option(help="Keep the runs, each in a folder of its own, in here.", metavar="FOLDER")
+        Path | None, typer.Option(help="Store the runs in this folder, each in a folder of its own.", metavar="FOLDER")
     ] = None,
 ) -> None:
     """Simulate several schedulers on one trace and compare them."""

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 weights = typer.Typer(help="Show what files of trained policies hold.", no_args_is_help=True)
 traces = typer.Typer(help="Describe, list and download traces of jobs.", no_args_is_help=True)
 Trace = Annotated[
-    Path, typer.Argument(help="A file, a name of `labkit traces list`, or a generator.", autocompletion=cli_help.traces)
+    Path,
+    typer.Argument(help="A file, a name from `labkit traces list`, or a generator.", autocompletion=cli_help.traces),
 ]
 
 
@@ -62,7 +63,7 @@ def clusters() -> None:
 
 @traces.command("info")
 def traces_info(file: Trace, format: Annotated[str | None, typer.Option(help="The trace's format.")] = None) -> None:
-    """Describe a trace: jobs, time span, sizes, durations."""
+    """Describe a trace: jobs, time span, gang sizes, durations."""
     from labkit.workloads import info
 
     print(info(file, format=format))
@@ -70,10 +71,10 @@ def traces_info(file: Trace, format: Annotated[str | None, typer.Option(help="Th
 
 @traces.command("fetch")
 def traces_fetch(
-    name: Annotated[str, typer.Argument(help="A name that `labkit traces list` shows.")],
-    checksum: Annotated[str | None, typer.Option(help="SHA-256 that the file must have.")] = None,
+    name: Annotated[str, typer.Argument(help="A name from `labkit traces list`.")],
+    checksum: Annotated[str | None, typer.Option(help="Expected SHA-256 of the file.")] = None,
 ) -> None:
-    """Download a public trace, check it, and print where it is."""
+    """Download a public trace, verify its checksum, and print its path."""
     from labkit.workloads.named_traces import fetch
 
     print(fetch(name, checksum=checksum))
@@ -95,11 +96,12 @@ def traces_list() -> None:
 @weights.command("show")
 def weights_show(
     name: Annotated[
-        str, typer.Argument(help="A .safetensors file, or weights that come with labkit.", metavar="FILE|NAME")
+        str,
+        typer.Argument(help="A .safetensors file, or the name of weights that ship with labkit.", metavar="FILE|NAME"),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """List what a trained policy's file holds, and what of its training's data others can read from it."""
+    """List what a trained policy's file contains, including training data that others could read from it."""
     from dataclasses import asdict
 
     from labkit.learning.disclosure import METADATA, disclosure
@@ -136,13 +138,13 @@ N_EXAMPLES = 3
 
 
 def traces_import(
-    file: Annotated[Path, typer.Argument(help="A table of jobs with a header, of any columns.", metavar="FILE")],
+    file: Annotated[Path, typer.Argument(help="A table of jobs with a header; any columns.", metavar="FILE")],
     map: Annotated[
-        str, typer.Option(help="What columns mean: arrival=submit_time,duration=runtime:min (FIELD=COLUMN:UNIT).")
+        str, typer.Option(help="Meaning of the columns: arrival=submit_time,duration=runtime:min (FIELD=COLUMN:UNIT).")
     ] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Keep what is proposed, without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Accept the proposal without asking.")] = False,
 ) -> None:
-    """Tell what the columns of any table of jobs mean; commands then read it like other traces.
+    """Declare what the columns of a table of jobs mean, so that all commands can read it.
 
     What is proposed is shown with how sure that is and examples; the answer is kept beside the file, in
     FILE.labkit.toml. The exit code is 1 where nothing was kept.

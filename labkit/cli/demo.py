@@ -24,11 +24,9 @@ if TYPE_CHECKING:
 
 
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("reports"),
+    folder: Annotated[Path, typer.Option(help="File for the report.")] = Path("reports"),
     testbed: Annotated[bool, typer.Option(help="Also train three jobs on a laptop testbed.")] = True,
-    table: Annotated[
-        bool, typer.Option(help="Print the table of schedulers; else only write it to the report.")
-    ] = True,
+    table: Annotated[bool, typer.Option(help="Print the table of schedulers, not only write it to the report.")] = True,
 ) -> None:
     """Compare six schedulers on a shipped trace, train three jobs on a laptop testbed, and write a report and a figure.
 

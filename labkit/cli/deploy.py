@@ -35,36 +35,41 @@ ALONE = "optimus"
 Trace = Annotated[
     Path | None,
     typer.Argument(
-        help="A trace; its seconds are real seconds.", metavar="TRACE", show_default=False,
+        help="A trace. Its seconds are real seconds.", metavar="TRACE", show_default=False,
         autocompletion=cli_help.traces,
     ),
 ]  # fmt: skip
 Schedulers = Annotated[
     str | None,
-    typer.Option(help="Several, in a queue: names as of --scheduler, with commas.", autocompletion=cli_help.schedulers),
+    typer.Option(
+        help="Several schedulers, comma-separated, run one after the other.", autocompletion=cli_help.schedulers
+    ),
 ]
-TimeLimit = Annotated[str | None, typer.Option(help="End a run after so long: 90s, 45min, 1h, 2h30m.", metavar="TIME")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only check and show the plan; nothing is asked of hosts.")]
-Resume = Annotated[
-    str | None, typer.Option(help="Go on with a queue: what is not over yet. TRACE is left out then.", metavar="NAME")
+TimeLimit = Annotated[
+    str | None, typer.Option(help="Stop a run after this time: 90s, 45min, 1h, 2h30m.", metavar="TIME")
 ]
-Again = Annotated[bool, typer.Option("--again", help="With --resume: also those that failed, in new folders.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and show the plan without contacting the hosts.")]
+Resume = Annotated[str | None, typer.Option(help="Resume a queue: run what has not ended. Omit TRACE.", metavar="NAME")]
+Again = Annotated[bool, typer.Option("--again", help="With --resume: repeat failed runs, too, in new folders.")]
 Detach = Annotated[
-    bool, typer.Option("--detach", help="Work the queue in the background; `labkit watch NAME` shows it.")
+    bool, typer.Option("--detach", help="Run the queue in the background. `labkit watch NAME` shows it.")
 ]
 Script = Annotated[
     list[str] | None,
     typer.Option(
-        help="A training script of your own for a model of the trace: MODEL=FILE.py[:FUNCTION]; its folder goes along.",
+        help="Your training script for a model of the trace: MODEL=FILE.py[:FUNCTION]. Its folder is copied "
+        "to the hosts.",
         metavar="MODEL=FILE",
     ),
 ]
 Data = Annotated[
     list[str] | None,
-    typer.Option(help="A folder that such a script reads, brought along: MODEL=FOLDER.", metavar="MODEL=FOLDER"),
+    typer.Option(
+        help="A folder that such a script reads: MODEL=FOLDER. It is copied to the hosts.", metavar="MODEL=FOLDER"
+    ),
 ]
 Against = Annotated[
-    str | None, typer.Option(help="In a queue: the scheduler that others are compared with; else the first one.")
+    str | None, typer.Option(help="In a queue: baseline scheduler for the differences. Default: the first one.")
 ]
 
 
@@ -93,10 +98,10 @@ def deploy(
         str | None, typer.Option(help=f"A name, with options in brackets: drf(placer=pack); else {ALONE}.")
     ] = None,
     schedulers: Schedulers = None,
-    repeat: Annotated[int, typer.Option(help="How often each scheduler runs, in a queue.", min=1)] = 1,
+    repeat: Annotated[int, typer.Option(help="Number of runs per scheduler, in a queue.", min=1)] = 1,
     time_limit: TimeLimit = None,
     name: Annotated[
-        str | None, typer.Option(help="Of the run or the queue: its folder, and what `labkit watch` takes.")
+        str | None, typer.Option(help="Name of the run or queue: its folder, and the argument of `labkit watch`.")
     ] = None,
     dry_run: DryRun = False,
     detach: Detach = False,
@@ -108,10 +113,10 @@ def deploy(
     runs: Runs = Path("runs"),
     *,
     scenario: Scenario,
-    width: Annotated[float, typer.Option(help="Scale of the models; 1: the published size.")] = 0.1,
-    save_every: Annotated[int, typer.Option(help="Steps between two checkpoints of a job.")] = 100,
+    width: Annotated[float, typer.Option(help="Scale of the models. 1 is the published size.")] = 0.1,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints of a job.")] = 100,
     strategy: Annotated[
-        str, typer.Option(help="How running jobs are rescaled: handover, suspend, checkpoint.")
+        str, typer.Option(help="How running jobs are rescaled: handover, suspend or checkpoint.")
     ] = "handover",
     script: Script = None,
     data: Data = None,
@@ -120,7 +125,7 @@ def deploy(
     spread: Spread = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train the jobs of a trace on a testbed, under a scheduler or several; exit code 1 where a job was given up.
+    """Train the jobs of a trace on a testbed under one or several schedulers. Exit code 1 if a job was given up.
 
     With --schedulers, --repeat, --dry-run or --detach it is a queue: runs one after the other, in one folder, compared
     at the end. A run that fails is kept and told, and the rest goes on; --resume goes on with what is missing.

@@ -11,11 +11,11 @@ from labkit.cli.attach import Inventory
 
 
 def doctor(
-    testbed: Annotated[bool, typer.Option("--testbed", help="Examine the hosts of a testbed instead.")] = False,
+    testbed: Annotated[bool, typer.Option("--testbed", help="Check the hosts of a testbed instead.")] = False,
     inventory: Inventory = None,
-    torch: Annotated[bool, typer.Option(help="On hosts: import torch there too, which takes seconds.")] = True,
+    torch: Annotated[bool, typer.Option(help="On hosts: import torch, too. Takes seconds.")] = True,
 ) -> None:
-    """Tell what is missing on this machine, or on the hosts of a testbed, and how to get it."""
+    """Check this machine, or the hosts of a testbed, for missing software."""
     if testbed or inventory is not None:
         raise typer.Exit(0 if _hosts_can_run(inventory, torch=torch) else 1)
     from labkit.system import doctor as checkup

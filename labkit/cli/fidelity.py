@@ -18,21 +18,21 @@ def fidelity(
     run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --runs.", metavar="RUN")],
     profile: Annotated[
         Path | None,
-        typer.Option(help="Of the testbed, from `labkit profile`, measured before the run.", metavar="FILE"),
+        typer.Option(help="Profile of the testbed, measured before the run.", metavar="FILE"),
     ] = None,
     against: Annotated[
         str | None, typer.Option(help="Compare with this run instead of simulating one.", metavar="RUN")
     ] = None,
-    scheduler: Annotated[str | None, typer.Option(help="By default that of the run.")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="Scheduler to simulate. Default: the run's own.")] = None,
     runs: Runs = Path("runs"),
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the simulated run, beside the others.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Store the simulated run with the others.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="The report; by default reports/fidelity-RUN.html.", metavar="FILE")
+        Path | None, typer.Option(help="File for the report. Default: reports/fidelity-RUN.html.", metavar="FILE")
     ] = None,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a run with what was measured of its testbed, and tell the gap and what explains it."""
+    """Simulate a testbed run from its profile, and show the gap and what explains it."""
     from labkit.experiment.gap import Fidelity
     from labkit.experiment.gap import fidelity as compare
     from labkit.results.store import load

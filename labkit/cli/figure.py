@@ -27,16 +27,16 @@ def figure(
     names: Annotated[list[str], typer.Argument(help="Folders of runs, or their ids under --runs.", metavar="RUN...")],
     out: Annotated[Path, typer.Option(help="The file: .pdf, .svg or .png.")],
     kind: Annotated[
-        Figure, typer.Option(help="What to draw; seeds: paired differences of runs of several seeds.")
+        Figure, typer.Option(help="Kind of figure. seeds: paired differences of runs with several seeds.")
     ] = Figure.JCT,
     against: Annotated[
-        str | None, typer.Option(help="With --kind seeds: the scheduler that others are compared with, else the first.")
+        str | None, typer.Option(help="With --kind seeds: baseline scheduler. Default: the first one.")
     ] = None,
-    columns: Annotated[int, typer.Option(help="1 (3.35 in wide) or 2 (7 in).", min=1, max=2)] = 1,
-    height: Annotated[float | None, typer.Option(help="Inches of the plotted area of each panel.")] = None,
+    columns: Annotated[int, typer.Option(help="Width in columns: 1 (3.35 in) or 2 (7 in).", min=1, max=2)] = 1,
+    height: Annotated[float | None, typer.Option(help="Height of each panel's plotting area, in inches.")] = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Draw runs for a paper: vector graphics in a column's width, no type smaller than 7 pt."""
+    """Draw a figure for a paper: vector graphics, one column wide, no text below 7 pt."""
     from labkit.core.files import refuse_unwritable
     from labkit.plots.figures import EXPLAINED, draw
     from labkit.plots.paper import ENDINGS, notes_of, save_for_paper

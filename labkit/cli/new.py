@@ -17,10 +17,12 @@ def new() -> None:
 
 @app.command()
 def scheduler(
-    name: Annotated[str, typer.Argument(help="Of the file, such as smallest_first; the class is SmallestFirst.")],
-    folder: Annotated[Path, typer.Option(help="Where the files go.")] = Path(),
+    name: Annotated[
+        str, typer.Argument(help="Name of the file, such as smallest_first. The class is then SmallestFirst.")
+    ],
+    folder: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(),
 ) -> None:
-    """Write NAME.py, test_NAME.py and NAME.ipynb; what is there is never overwritten."""
+    """Write NAME.py, test_NAME.py and NAME.ipynb. Existing files are never overwritten."""
     from labkit.templates import new_scheduler
 
     code, test, notebook = new_scheduler(name, folder=folder)

@@ -36,7 +36,11 @@ Cluster = Annotated[
 
 ScenarioFile = Annotated[
     Path | None,
-    typer.Option("--scenario", help="Begin with the scenario of a TOML file, a line for each field.", metavar="FILE"),
+    typer.Option(
+        "--scenario",
+        help="Take options from a scenario file (TOML, one line per option). Options given here override it.",
+        metavar="FILE",
+    ),
 ]
 
 

@@ -14,21 +14,24 @@ Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit 
 
 def profile(
     inventory: Inventory = None,
-    models: Annotated[str, typer.Option(help="What to train: dssm,wlm,...")] = "",
+    models: Annotated[str, typer.Option(help="Models to train: dssm,wlm,...")] = "",
     trace: Annotated[
-        Path | None, typer.Option(help="Instead: the models of a trace, up to their largest gangs.", metavar="TRACE")
+        Path | None,
+        typer.Option(help="Measure the models of this trace instead, up to their largest gangs.", metavar="TRACE"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The file; by default profiles/NAME.json by the name of the testbed.")
+        Path | None, typer.Option(help="File for the profile. Default: profiles/NAME.json, after the testbed.")
     ] = None,
     max_ps: Annotated[int, typer.Option(help="Of a gang, with --models.", min=1)] = 2,
     max_workers: Annotated[int, typer.Option(help="Of a gang, with --models.", min=1)] = 2,
     asynchronous: Annotated[bool, typer.Option("--asynchronous", help="With --models: train asynchronously.")] = False,
     width: Annotated[float, typer.Option(help="Scale of the models, as for `labkit deploy`.")] = 0.1,
-    loads: Annotated[str, typer.Option(help="Busy cores to measure a job beside.")] = "1,2",
-    crowd: Annotated[int, typer.Option(help="Jobs to measure all at once on one machine; 0: none.", min=0)] = 4,
+    loads: Annotated[str, typer.Option(help="Numbers of busy cores beside which a job is measured.")] = "1,2",
+    crowd: Annotated[
+        int, typer.Option(help="Number of jobs measured at the same time on one machine. 0: none.", min=0)
+    ] = 4,
 ) -> None:
-    """Measure on a testbed what a simulation of it needs."""
+    """Measure a testbed: speeds and overheads for its simulation."""
     from labkit.core.text import split_names
     from labkit.testbed.inventory import Inventory as Hosts
     from labkit.testbed.profiling.measure import measured_kinds, show

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, compare and remove the runs that were kept.", invoke_without_command=True)
 
-Names = Annotated[list[str] | None, typer.Argument(help="Ids of runs; else all that the filters leave.", metavar="RUN")]
-Scheduler = Annotated[str | None, typer.Option(help="Only runs whose scheduler's name has this in it.")]
-Trace = Annotated[str | None, typer.Option(help="Only runs whose trace's name has this in it.")]
-State = Annotated[str | None, typer.Option(help="Only runs that are running, done, stopped or failed.")]
+Names = Annotated[
+    list[str] | None, typer.Argument(help="Ids of runs. Default: all that the filters select.", metavar="RUN")
+]
+Scheduler = Annotated[str | None, typer.Option(help="Only runs whose scheduler's name contains this.")]
+Trace = Annotated[str | None, typer.Option(help="Only runs whose trace's name contains this.")]
+State = Annotated[str | None, typer.Option(help="Only runs in this state: running, done, stopped or failed.")]
 
 
 def report(
@@ -29,7 +31,7 @@ def report(
     runs: Runs = Path("runs"),
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("reports/report.html"),
 ) -> None:
-    """Write one HTML file about some runs; it needs no network."""
+    """Write a self-contained HTML report about some runs."""
     from labkit.plots.report import write_report
     from labkit.results.store import load
 
@@ -50,10 +52,10 @@ def show(
     trace: Trace = None,
     state: State = None,
     runs: Runs = Path("runs"),
-    most: Annotated[int, typer.Option(help="The newest so many.", min=1)] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and run.")] = False,
+    most: Annotated[int, typer.Option(help="Number of runs to list, newest first.", min=1)] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per run, one per line.")] = False,
 ) -> None:
-    """List runs, the newest first."""
+    """List runs, newest first."""
     from labkit.results.store import catalog, chosen, mean_jct
 
     found = chosen(catalog(runs), scheduler=scheduler, trace=trace, state=state)
@@ -132,9 +134,11 @@ def compare(
     state: State = "done",
     runs: Runs = Path("runs"),
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("reports/runs.html"),
-    show_it: Annotated[bool | None, typer.Option("--open/--no-open", help="Open it; else in a terminal only.")] = None,
+    show_it: Annotated[
+        bool | None, typer.Option("--open/--no-open", help="Open it in the browser. Default: only from a terminal.")
+    ] = None,
 ) -> None:
-    """Write a report of several runs, and open it in the browser."""
+    """Write a report that compares several runs, and open it in the browser."""
     from labkit.core.errors import InputError
     from labkit.plots.report import write_report
     from labkit.results.store import catalog, chosen, load
@@ -159,9 +163,9 @@ def remove(
     trace: Trace = None,
     state: State = None,
     runs: Runs = Path("runs"),
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Remove runs, and queues by name with all their runs, for good; it asks first. Nothing else is touched."""
+    """Delete runs, or queues with all their runs. Asks first, and deletes nothing else."""
     from labkit.core.errors import InputError
     from labkit.results.queue import known_queues
     from labkit.results.store import catalog, chosen, refuse_unremovable, size_of

@@ -26,7 +26,7 @@ def simulate(
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Simulate one scheduler on a trace, and keep the run."""
+    """Simulate one scheduler on a trace, and store the run."""
     from labkit.experiment import simulate as run
 
     refuse_no_trace(scenario)

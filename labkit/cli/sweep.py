@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 DRAWN = (".svg", ".png", ".html", ".json")
-MANY = "as often as you like, or a list A,B,..."
+MANY = "repeatable, or a comma-separated list"
 
 
 def sweep(
@@ -35,32 +35,34 @@ def sweep(
         list[str], typer.Option(help=f"A file, or a generator such as 'poisson(80, per_hour=12)'; {MANY}")
     ],
     schedulers: Annotated[list[str], typer.Option(help=f"A name, with options in brackets; called: a=fifo; {MANY}")],
-    folder: Annotated[Path, typer.Option(help="Where cells are kept; the same call goes on from there.")],
+    folder: Annotated[Path, typer.Option(help="Folder for the results. The same command resumes the sweep.")],
     cluster: Annotated[list[str], typer.Option(help=f"A preset, an expression or hosts.toml; {MANY}")] = ["gavel-36x3"],  # noqa: B006
-    seeds: Annotated[str, typer.Option(help="5: seeds 0 to 4; 5-9; or 1,4,9.")] = "1",
+    seeds: Annotated[str, typer.Option(help="Seeds: 5 (0 to 4), 5-9, or 1,4,9.")] = "1",
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="A parameter of the run or of all schedulers; as often as you like.", metavar="NAME=A,B,..."
+            "--set", help="A field of the scenario, or an option of all schedulers. Repeatable.", metavar="NAME=A,B,..."
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes, by default one per core; 0: in this process.", min=0)
+        int | None, typer.Option(help="Number of processes. Default: one per core. 0: run in this process.", min=0)
     ] = None,
     dask: Annotated[
-        str | None, typer.Option(help="Run on this Dask cluster: tcp://HOST:PORT, or the folder of `fab dask-up`.")
+        str | None, typer.Option(help="Use this Dask cluster: tcp://HOST:PORT, or the folder of `fab dask-up`.")
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep whole runs, for `labkit report`.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first cell that fails.")] = False,
-    metric: Annotated[str, typer.Option(help="What to compare at the end.")] = "mean_jct_s",
+    keep: Annotated[bool, typer.Option("--keep", help="Store whole runs, for `labkit report`.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first run that fails.")] = False,
+    metric: Annotated[str, typer.Option(help="Metric to compare at the end.")] = "mean_jct_s",
     against: Annotated[
-        str | None, typer.Option(help="The scheduler that others are compared with, seed by seed; else the first one.")
+        str | None, typer.Option(help="Baseline scheduler for the paired differences. Default: the first one.")
     ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw that into this file (svg, png or html).")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the comparison into this file (svg, png or html).")] = None,
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="One JSON object per line: each scheduler's, and the bound's, mean, interval and difference."
+            "--json",
+            help="Print one JSON object per scheduler, and one for the bound: mean, 95% confidence interval, "
+            "difference.",
         ),
     ] = False,
 ) -> None:

@@ -47,24 +47,24 @@ def train(
             "or one of `labkit.elastic.models.available()`, or the start of its name."
         ),
     ],
-    workers: Annotated[int, typer.Option(help="Workers at the beginning.")] = 2,
-    servers: Annotated[int, typer.Option(help="Parameter servers at the beginning.")] = 2,
+    workers: Annotated[int, typer.Option(help="Number of workers at the start.")] = 2,
+    servers: Annotated[int, typer.Option(help="Number of parameter servers at the start.")] = 2,
     steps: Annotated[
-        int | None, typer.Option(help="Updates of the parameters; else 100, with --auto 5000.", show_default=False)
+        int | None, typer.Option(help="Number of updates. Default: 100, with --auto 5000.", show_default=False)
     ] = None,
     auto: Annotated[
         bool,
         typer.Option(
-            "--auto", help="It finds its own workers, servers and cores while it trains (asynchronously), and says why."
+            "--auto", help="Choose workers, servers and cores during (asynchronous) training, and explain each choice."
         ),
     ] = False,
     cores: Annotated[
-        float | None, typer.Option(help="With --auto: cores to share; else all of this machine.", show_default=False)
+        float | None, typer.Option(help="With --auto: cores to use. Default: all of this machine.", show_default=False)
     ] = None,
     history: Annotated[
         Path | None,
         typer.Option(
-            help="With --auto: final plans of earlier runs; else plans.jsonl in the folder of runs.",
+            help="With --auto: file with the final plans of earlier runs. Default: plans.jsonl in the folder of runs.",
             metavar="FILE",
             show_default=False,
         ),
@@ -72,102 +72,129 @@ def train(
     runs: Annotated[
         Path | None,
         typer.Option(
-            help="With --auto: the folder where runs are kept, else runs; labkit attach goes on with one.",
+            help="With --auto: folder for the run. Default: runs. `labkit attach` resumes it.",
             metavar="FOLDER",
             show_default=False,
         ),
     ] = None,
     at: Annotated[
         list[str] | None,
-        typer.Option(help="STEP:+1ps or SECONDSs:-1worker; as often as you like.", metavar="WHEN:WHAT"),
+        typer.Option(
+            help="Rescale at a step or time: STEP:+1ps or SECONDSs:-1worker. Repeatable.", metavar="WHEN:WHAT"
+        ),
     ] = None,
-    strategy: Annotated[str, typer.Option(help="handover, suspend or checkpoint.")] = "handover",
+    strategy: Annotated[
+        str, typer.Option(help="How the job is rescaled: handover, suspend or checkpoint.")
+    ] = "handover",
     sync: Annotated[
-        bool, typer.Option("--sync/--async", help="All workers make an update together, or each its own.")
+        bool,
+        typer.Option("--sync/--async", help="Synchronous updates by all workers, or asynchronous updates by each."),
     ] = True,
-    batch: Annotated[int, typer.Option(help="Samples of an update, whatever the number of workers.")] = 32,
+    batch: Annotated[int, typer.Option(help="Samples per update, for any number of workers.")] = 32,
     shards: Annotated[
-        int, typer.Option(help="Logical shards of a batch: its sum is made of them in a fixed order.")
+        int, typer.Option(help="Logical shards of a batch. Their gradients are summed in a fixed order.")
     ] = 8,
-    optimizer: Annotated[str, typer.Option(help="sgd, momentum or adam.")] = "adam",
+    optimizer: Annotated[str, typer.Option(help="Optimizer: sgd, momentum or adam.")] = "adam",
     lr: Annotated[
-        float | None, typer.Option(help="Learning rate; by default one that suits the model at this width.")
+        float | None, typer.Option(help="Learning rate. Default: one that suits the model at this width.")
     ] = None,
-    width: Annotated[float, typer.Option(help="1: the published size.")] = 0.1,
-    samples: Annotated[int, typer.Option(help="Of the generated dataset.")] = 4096,
-    save_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: only the last state.")] = 0,
+    width: Annotated[float, typer.Option(help="Scale of the model. 1 is the published size.")] = 0.1,
+    samples: Annotated[int, typer.Option(help="Number of samples in the generated dataset.")] = 4096,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints. 0: only the last state.")] = 0,
     standby: Annotated[
-        bool, typer.Option("--standby", help="Every block is followed by a second server: a killed one costs no step.")
+        bool,
+        typer.Option(
+            "--standby", help="Replicate every block on a second server, so that a killed server costs no step."
+        ),
     ] = False,
     restarts: Annotated[
-        int, typer.Option(help="Give up when more processes than that died, in a time, without a step forward.")
+        int,
+        typer.Option(help="Give up after this many deaths of processes without progress, within --restarts-within."),
     ] = RESTARTS,
     restarts_within_s: Annotated[
-        float, typer.Option("--restarts-within", help="That time, in seconds.", metavar="SECONDS")
+        float, typer.Option("--restarts-within", help="Window for --restarts, in seconds.", metavar="SECONDS")
     ] = WITHIN_S,
     lease_s: Annotated[
         float,
-        typer.Option("--lease", help="Silence after which a process counts as gone.", metavar="SECONDS"),
+        typer.Option(
+            "--lease", help="Seconds without a sign of life after which a process counts as dead.", metavar="SECONDS"
+        ),
     ] = 3.0,
     start_s: Annotated[
-        float, typer.Option("--start-limit", help="A process may take so long to start.", metavar="SECONDS")
+        float,
+        typer.Option("--start-limit", help="Time limit for the start of a process, in seconds.", metavar="SECONDS"),
     ] = 300.0,
     patience_s: Annotated[
-        float, typer.Option("--gradient-limit", help="A worker may take so long for one gradient.", metavar="SECONDS")
+        float, typer.Option("--gradient-limit", help="Time limit for one gradient, in seconds.", metavar="SECONDS")
     ] = 300.0,
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Keep events, logs and checkpoints here, and go on from them.",
+            help="Folder for events, logs and checkpoints. Training resumes from it.",
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the model and the order of samples.", min=0)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the model's initial parameters and of the order of samples.", min=0)
+    ] = 0,
     on_nan: Annotated[
-        str, typer.Option(help="stop: a loss of NaN ends the job, with the checkpoint before; continue: record it.")
+        str, typer.Option(help="On a NaN loss: stop (and keep the checkpoint before it) or continue (and record it).")
     ] = "stop",
     network: Annotated[
-        str, typer.Option(help="local: sockets of this machine; tls: TCP, encrypted; tcp: TCP, parameters in clear.")
+        str,
+        typer.Option(
+            help="Transport: local (sockets of this machine), tls (encrypted TCP), or tcp (parameters unencrypted)."
+        ),
     ] = "local",
     addresses: Annotated[
-        str, typer.Option(help="To which servers listen in turn; by default this machine.", metavar="A,B,...")
+        str,
+        typer.Option(help="Addresses on which the servers listen, in turn. Default: this machine.", metavar="A,B,..."),
     ] = "",
-    ports: Annotated[str, typer.Option(help="At which they may listen; by default any.", metavar="FIRST-LAST")] = "",
+    ports: Annotated[
+        str, typer.Option(help="Ports on which they may listen. Default: any.", metavar="FIRST-LAST")
+    ] = "",
     clip_value: Annotated[
-        float | None, typer.Option(help="Limit of each element of the gradient.", show_default=False)
+        float | None, typer.Option(help="Clip each element of the gradient to this absolute value.", show_default=False)
     ] = None,
     precision: Annotated[
-        str, typer.Option(help="float32, or bf16: the forward pass under torch.autocast.")
+        str, typer.Option(help="Precision: float32, or bf16 (forward pass under torch.autocast).")
     ] = "float32",
     validate_every: Annotated[
         int | None,
         typer.Option(
-            help="Steps between validations, of a file with validation_data(); else a tenth of all.", show_default=False
+            help="Steps between validations, if the file defines validation_data(). Default: a tenth of all steps.",
+            show_default=False,
         ),
     ] = None,
     patience: Annotated[
         int | None,
-        typer.Option(help="End after so many validations without a better one.", show_default=False),
+        typer.Option(help="Stop after this many validations without improvement.", show_default=False),
     ] = None,
-    metric: Annotated[str, typer.Option(help="By which states are compared: loss, or a metric of the file.")] = "loss",
-    best: Annotated[str, typer.Option(help="min or max: which values of it are better.")] = "min",
+    metric: Annotated[
+        str, typer.Option(help="Metric that selects the best state: loss, or a metric that the file defines.")
+    ] = "loss",
+    best: Annotated[
+        str, typer.Option(help="Whether lower (min) or higher (max) values of --metric are better.")
+    ] = "min",
     log_csv: Annotated[
-        Path | None, typer.Option("--csv", help="Losses, metrics and validations.", metavar="FILE", show_default=False)
+        Path | None,
+        typer.Option("--csv", help="File for losses, metrics and validations.", metavar="FILE", show_default=False),
     ] = None,
     tensorboard: Annotated[
-        Path | None, typer.Option(help="The same for TensorBoard.", metavar="FOLDER", show_default=False)
+        Path | None,
+        typer.Option(help="Folder for the same as TensorBoard events.", metavar="FOLDER", show_default=False),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The trained state_dict, of the best state if there was a validation.",
+            help="File for the trained state_dict; of the best state if there was a validation.",
             metavar="FILE.pt",
             show_default=False,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Train a model, with servers and workers that come and go while it trains."""
+    """Train a model on parameter servers and workers that can be added and removed during training."""
     if auto:
         table = {
             "width": width, "samples": samples, "seed": seed, "batch": batch, "optimizer": optimizer, "lr": lr,
@@ -211,18 +238,9 @@ def train(
 
 
 def _auto(
-    context: typer.Context,
-    model: str,
-    table: Mapping[str, Any],
-    *,
-    steps: int | None,
-    cores: float | None,
-    workers: int,
-    servers: int,
-    runs: Path | None,
-    history: Path | None,
-    as_json: bool,
-) -> None:
+    context: typer.Context, model: str, table: Mapping[str, Any], *, steps: int | None, cores: float | None,
+    workers: int, servers: int, runs: Path | None, history: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Train a model that finds its own resources."""
     from labkit.testbed.run.training import TrainingTable
 

@@ -25,7 +25,7 @@ DEFAULTS = {
     "marl": ("marl-4x20", "marl_jobs(load=5)"),
 }
 """Cluster and trace that a policy is trained on where none is given."""
-MANY = "as often as you like: each episode draws one"
+MANY = "repeatable: each episode draws one"
 
 
 def train_policy(

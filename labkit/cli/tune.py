@@ -21,28 +21,32 @@ SHOWN = 5
 
 
 def tune(
-    scheduler: Annotated[str, typer.Argument(help="A name, with the options that stay in brackets, or file.py:Class.")],
+    scheduler: Annotated[str, typer.Argument(help="A name, with fixed options in brackets, or file.py:Class.")],
     trace: Annotated[str, typer.Option(help="A generator such as 'poisson(80, per_hour=12)', or a file.")],
     param: Annotated[
         list[str],
-        typer.Option(help="NAME=LOW:HIGH, NAME=LOW:HIGH:log, or NAME=A,B,...; as often as you like.", metavar="RANGE"),
+        typer.Option(
+            help="Search range: NAME=LOW:HIGH, NAME=LOW:HIGH:log, or NAME=A,B,... Repeatable.", metavar="RANGE"
+        ),
     ],
     cluster: Annotated[str, typer.Option(help="A preset, an expression or hosts.toml.")] = "gavel-36x3",
-    metric: Annotated[str, typer.Option(help="What to search the lowest mean of.")] = "mean_jct",
-    highest: Annotated[bool | None, typer.Option("--highest/--lowest", help="Or the highest.")] = None,
-    trials: Annotated[int, typer.Option(help="How many, those that are done among them.", min=1)] = 30,
-    seeds: Annotated[str, typer.Option(help="That each trial runs on: 3 (0 to 2), 5-9, or 1,4,9.")] = "3",
-    check: Annotated[str, typer.Option(help="Other seeds, on which the best is checked.")] = "100-109",
+    metric: Annotated[str, typer.Option(help="Metric whose mean is minimised.")] = "mean_jct",
+    highest: Annotated[bool | None, typer.Option("--highest/--lowest", help="Maximise it instead.")] = None,
+    trials: Annotated[int, typer.Option(help="Total number of trials, including those already done.", min=1)] = 30,
+    seeds: Annotated[str, typer.Option(help="Seeds of each trial: 3 (0 to 2), 5-9, or 1,4,9.")] = "3",
+    check: Annotated[str, typer.Option(help="Held-out seeds on which the best trial is checked.")] = "100-109",
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A parameter of the runs, as of `labkit sweep`.", metavar="NAME=A")
+        list[str] | None,
+        typer.Option("--set", help="A field of the scenario, as in `labkit sweep --set`.", metavar="NAME=A"),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where trials are kept, else tunes/SCHEDULER; the same call goes on from there.")
+        Path | None,
+        typer.Option(help="Folder for the trials. Default: tunes/SCHEDULER. The same command resumes the search."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the search.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Search a scheduler's options on some seeds (Optuna), and check the best on others; resumable."""
+    """Search a scheduler's options on some seeds (Optuna), and check the best on held-out seeds. Resumable."""
     from labkit.experiment.ranges import Range
     from labkit.experiment.tuning import tune as search
 

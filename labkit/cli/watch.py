@@ -24,12 +24,14 @@ def watch(
     run: Annotated[str, typer.Argument(help="Folder of a run or a queue, or its id under --runs.", metavar="RUN")],
     runs: Runs = Path("runs"),
     once: Annotated[
-        bool, typer.Option("--once", help="Show it as it is, and end; as where there is no terminal.")
+        bool, typer.Option("--once", help="Print the current state and exit. Default without a terminal.")
     ] = False,
     browser: Annotated[bool, typer.Option("--browser", help="Show it as a page in the browser, until Ctrl-C.")] = False,
-    port: Annotated[int, typer.Option(help="Of the page, on this machine alone; 0: any that is free.")] = 0,
+    port: Annotated[
+        int, typer.Option(help="Port of the page, reachable from this machine only. 0: any free port.")
+    ] = 0,
 ) -> None:
-    """Show a run while it goes on, or as it ended; exit code 1 if it stopped before its end."""
+    """Show a run live, or how it ended. Exit code 1 if it stopped early."""
     from labkit.cli.tables import PIPED
     from labkit.live.follow import FollowedRun
     from labkit.live.terminal import follow, shown

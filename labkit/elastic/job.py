@@ -161,7 +161,7 @@ class Job:
         replace : sequence of str
             Names of members; each is removed, and a new one takes its place.
         strategy : str
-            handover, suspend or checkpoint.
+            How the job is rescaled: handover, suspend or checkpoint.
 
         Raises
         ------
@@ -182,7 +182,7 @@ class Job:
         place : mapping
             (workers, servers) by name of the site; a site that is not named gets none.
         strategy : str
-            handover, suspend or checkpoint.
+            How the job is rescaled: handover, suspend or checkpoint.
 
         Returns
         -------

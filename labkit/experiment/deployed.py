@@ -163,7 +163,7 @@ def attach(
     progress, observers, retries
         As for `deploy`.
     lease_s : float, optional
-        By default that of the run.
+        Scheduler to simulate. Default: the run's own.
     time_limit_s : float, optional
         Seconds after which the run is ended, those before it was cut off counted too.
     trust : bool or callable

@@ -130,7 +130,7 @@ class Scenario:
     trace: Jobs | str
     cluster: Cluster | str | None = None
     profile: TestbedProfile | str | Path | None = _option(
-        None, "Of a testbed, from `labkit profile`: its hosts, speeds and overheads.", Path, metavar="FILE",
+        None, "Profile of a testbed (`labkit profile`): gives hosts, speeds and overheads.", Path, metavar="FILE",
         may_be_file=True,
     )  # fmt: skip
     throughputs: str | Path | None = _option(
@@ -155,47 +155,53 @@ class Scenario:
         Path, metavar="FILE", may_be_file=True,
     )  # fmt: skip
     load: float = _option(
-        1.0, "2: jobs arrive twice as fast.", float,
+        1.0, "Arrival-rate factor: 2 means that jobs arrive twice as fast.", float,
         expected="a factor > 0, 2 for jobs that arrive twice as fast",
     )  # fmt: skip
-    slot_s: float | None = _option(None, "Decide every so many seconds, instead of at every event.", float)
-    first: int | None = _option(None, "Only the first so many jobs.", int, least=1)
-    drop_too_large: bool = _option(False, "Leave out jobs that the empty cluster cannot hold; a note tells.", bool)
-    any_type: bool = _option(False, "Jobs may run on every device type, whatever they demand.", bool)
-    format: str | None = _option(None, "The trace's format, where it cannot be told from the file.")
-    start_s: float = _option(0.0, "Seconds that a first start takes.", float, simulated=True)
-    restart_s: float = _option(0.0, "Seconds that a restart from a checkpoint takes.", float, simulated=True)
-    rescale_s: float = _option(0.0, "Seconds that a change of a running gang takes.", float, simulated=True)
+    slot_s: float | None = _option(None, "Schedule every SECONDS instead of at every event.", float)
+    first: int | None = _option(None, "Use only the first N jobs.", int, least=1)
+    drop_too_large: bool = _option(False, "Drop jobs that do not fit the empty cluster. A note shows how many.", bool)
+    any_type: bool = _option(False, "Let jobs run on every device type, whatever they request.", bool)
+    format: str | None = _option(None, "Format of the trace, where the file does not show it.")
+    start_s: float = _option(0.0, "Overhead of a job's first start, in seconds.", float, simulated=True)
+    restart_s: float = _option(0.0, "Overhead of a restart from a checkpoint, in seconds.", float, simulated=True)
+    rescale_s: float = _option(0.0, "Overhead of rescaling a running gang, in seconds.", float, simulated=True)
     overheads: Overheads | str | None = _option(
-        None, "What starts and changes take, by a paper: dlrover (20 s to launch + 100 s to start).", simulated=True
+        None, "Published overheads: dlrover (20 s to launch + 100 s to start).", simulated=True
     )
     troubles: Troubles | str | Path | None = _option(
-        "none", "Slow and hot tasks: a CSV file, or parts of the jobs: hot_ps=0.13,slow_ps=0.06.", simulated=True,
+        "none", "Slow and hot tasks: a CSV file, or fractions of the jobs: hot_ps=0.13,slow_ps=0.06.", simulated=True,
         may_be_file=True, random="tasks are slow or hot",
     )  # fmt: skip
     sharding: str = _option(
-        "dynamic", "dynamic; or static: workers have their shares of the samples in advance.", simulated=True
+        "dynamic", "dynamic, or static: each worker's share of the samples is fixed in advance.", simulated=True
     )
     mtbf_s: float | None = _option(
-        None, "Mean seconds between failures of a machine; with --mttr.", float, simulated=True, random="machines fail"
+        None,
+        "Mean time between failures of a machine, in seconds. Needs --mttr.",
+        float,
+        simulated=True,
+        random="machines fail",
     )
-    mttr_s: float | None = _option(None, "Mean seconds until a failed machine is back.", float, simulated=True)
+    mttr_s: float | None = _option(None, "Mean time to repair a machine, in seconds.", float, simulated=True)
     checkpoint_s: float = _option(
-        0.0, "Seconds between checkpoints, to which jobs fall back that fail or run out of memory; 0: nothing is lost.",
+        0.0, "Seconds between checkpoints, to which failed jobs return. 0: no work is lost.",
         float, simulated=True,
     )  # fmt: skip
-    period_s: float | None = _option(
-        None, "Draw the speed of each job anew every so many seconds.", float, simulated=True
-    )
+    period_s: float | None = _option(None, "Redraw the speed of each job every SECONDS.", float, simulated=True)
     speed_error: float | None = _option(
-        None, f"{USED}its relative error, 0.1: up to 10 % either way.", float, simulated=True, random="speeds vary"
+        None,
+        f"{USED}its relative error; 0.1 is up to 10% in either direction.",
+        float,
+        simulated=True,
+        random="speeds vary",
     )
     straggler_probability: float | None = _option(
         None, f"{USED}the chance that a straggler slows a job.", float, simulated=True, random="jobs are slowed"
     )
     straggler_factor: float | None = _option(None, f"{USED}the speed that such a job keeps.", float, simulated=True)
     epoch_error: float = _option(
-        0.0, "Jobs need more or fewer epochs than they declare: 0.2 for up to 20 %.", float, simulated=True,
+        0.0, "Relative error of the declared epochs: 0.2 is up to 20% more or fewer.", float, simulated=True,
         random="jobs are longer or shorter than declared",
     )  # fmt: skip
     prices: Mapping[str, float] | str | Path | None = _option(

@@ -88,7 +88,7 @@ def sweep(
     keep : bool
         Keep whole runs under `folder/runs`, as `labkit.load` reads them.
     strict : bool
-        Stop at the first cell that fails. Otherwise it is a row with its error.
+        Stop at the first run that fails. Otherwise it is a row with its error.
     progress : bool
         Show a bar with what is done, what failed and the time left; where stderr is no terminal, a line every 30 s.
 

@@ -151,7 +151,7 @@ def tune(
     seeds, check_seeds : iterable of int
         Of the trials, and of the check; no seed may be in both.
     seed : int
-        Of the search.
+        Seed of the search.
     after_each : callable, optional
         Called with number, value and options of each trial that ran.
     **parameters

@@ -129,7 +129,7 @@ class RemoteJob:
     on_update : callable
         Takes (number, update).
     strategy : str
-        How it is rescaled: handover, suspend or checkpoint.
+        How the job is rescaled: handover, suspend or checkpoint.
     on_event : callable
         Takes every new event of the job's elastic runtime.
     gpus : callable
