@@ -46,4 +46,4 @@ def figure(
     chart = draw([load(name, runs=runs) for name in names], kind=kind, base=against)
     print(save_for_paper(chart, out, columns=columns, height_in=height).resolve())
     if notes := [*notes_of(chart), *filter(None, [EXPLAINED.get(kind, "")])]:
-        print(f"for the caption: {'; '.join(notes)}")
+        print(f"Caption: {'; '.join(notes)}")

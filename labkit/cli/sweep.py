@@ -154,7 +154,7 @@ def tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
         _print_table(told, metric=metric, base=base, pairs=f"{pairs_called(table)}s")
         if told["times_bound"].notna().any():
             unreached = UNREACHED if table.attrs.get(FASTER) else ""
-            print(f"{BOUND_LABEL}: no scheduler can be below it ({WHAT}){unreached}")
+            print(f"{BOUND_LABEL}: lower bound ({WHAT}){unreached}")
         for note in identical_runs(table):
             print(printable(f"note: {note}"))
         return

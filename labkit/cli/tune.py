@@ -121,8 +121,8 @@ def _print(found: Tuned, ranges: list[Range], *, scheduler: str, metric: str, fo
     for error in dict.fromkeys(failed["error"]):
         print(printable(f"note: a trial failed: {error}"))
     for name in found.edges if not found.idle else ():
-        print(f"note: the best {name} is at an end of its range; what is better may lie beyond it")
-    print(f"\nThe best, checked on other seeds ({_told(found.check_seeds)}), beside {scheduler} as it is by itself:")
+        print(f"note: the best {name} is at the end of its range; better values may lie beyond it")
+    print(f"\nBest trial against the default {scheduler}, on held-out seeds ({_told(found.check_seeds)}):")
     tell(found.checked, metric=metric, base=DEFAULT, as_json=False)
     print(found.verdict)
     if found.idle:

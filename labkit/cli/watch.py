@@ -98,7 +98,10 @@ def _serve(seen: FollowedRun, *, port: int) -> None:
     except OSError as error:
         raise InputError(f"port {port} cannot be used ({error.strerror}); take another one, or 0 for any.") from error
     with page:
-        print(f"{seen.info.run} is shown at {page.url} (this machine alone; Ctrl-C ends it)", flush=True)
+        print(
+            f"{seen.info.run} is shown at {page.url} (reachable from this machine only; press Ctrl-C to stop)",
+            flush=True,
+        )
         with suppress(KeyboardInterrupt), opened(page.url) if sys.stdout.isatty() else nullcontext():
             page.serve()
 

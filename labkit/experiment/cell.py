@@ -200,7 +200,8 @@ def _refuse_idle_seeds(grid: Grid, inputs: Inputs) -> None:
     if any(isinstance(what, bytes) or "seed" in open_options(what) for what in inputs.schedulers.values()):
         return
     raise InputError(
-        f"the {len(grid.axes['seed'])} seeds change nothing: {' and '.join(grid.traces)} hold the same jobs whatever "
-        "the seed, and nothing else here is random. Give a generated trace such as 'poisson(80, per_hour=12)', or "
+        f"the {len(grid.axes['seed'])} seeds have no effect: {' and '.join(grid.traces)} has the same jobs for "
+        "every seed, and the simulation is deterministic. Give a generated trace such as 'poisson(80, "
+        "per_hour=12)', or "
         f"something random ({', '.join(f'{name}: {what}' for name, what in random.items())}), or a single seed."
     )

@@ -88,16 +88,19 @@ class Tuned:
     def verdict(self) -> str:
         """Whether the best is better on seeds that were not searched, in one sentence."""
         if self.idle:
-            return "All trials gave the same value: these options change nothing on this trace."
+            return "All trials gave the same value: these options have no effect on this trace."
         row = self._difference
         if not row["n"] or np.isnan(row["low"]):
-            return "The check says nothing: it needs two seeds on which both ran."
+            return "The check shows nothing: it needs two seeds on which both ran."
         low, high, change = (100 * row[name] / row["base"] for name in ("low", "high", "mean"))
         n_better = row["n"] - row["n_lower"] if self.highest else row["n_lower"]
-        told = f"{change:+.1f} % ({low:+.1f} to {high:+.1f} %, 95 %), better on {n_better} of {row['n']} seeds"
+        told = (
+            f"{change:+.1f}% (95% confidence interval {low:+.1f} to {high:+.1f}%), better on {n_better} of "
+            f"{row['n']} seeds"
+        )
         if low <= 0 <= high:
-            return f"On the other seeds the best is not told apart from the scheduler as it is: {told}."
-        return f"On the other seeds the best is {'better' if self.is_better else 'worse'}: {told}."
+            return f"On the held-out seeds the best trial does not differ significantly from the default: {told}."
+        return f"On the held-out seeds the best trial is significantly {'better' if self.is_better else ' fworse'}: {told}."
 
     @property
     def is_better(self) -> bool:
@@ -334,7 +337,9 @@ def _is_named(part: Any, name: Value) -> bool:
 
 def _refuse_overlap(searched: Sequence[int], checked: Sequence[int]) -> None:
     if both := sorted(set(searched) & set(checked)):
-        raise InputError(f"seeds {both} are searched and checked; expected other seeds for the check.")
+        raise InputError(
+            f"seeds {both} are used both for the search and for the check; choose different ones for the check."
+        )
 
 
 def _study(optuna: Any, path: Path, *, up: bool) -> optuna.Study:

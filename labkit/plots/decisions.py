@@ -70,7 +70,7 @@ def plot_decisions(table: pd.DataFrame, *, heading: str = "Which job gets the ne
             shape=alt.Shape("took:N", title="It gets", scale=alt.Scale(domain=list(MARKS), range=list(MARKS.values()))),
         )
     )  # fmt: skip
-    note = "a colour is a job, its height the chance that it gets the next task; the mark is what was given"
+    note = "One color per job. Height: probability that the job gets the next task. Mark: the action taken."
     return layered(columns, points, height=280, title=title(heading, note))
 
 
@@ -197,7 +197,7 @@ def plot_forwarding(matrix: pd.DataFrame, *, heading: str = "Jobs forwarded from
         dark = alt.condition(f"datum.n_jobs > {shown['n_jobs'].max() / 2}", alt.value(PAPER), alt.value(INK))
         layers.append(base.transform_filter("datum.n_jobs > 0").mark_text().encode(text="n_jobs:Q", color=dark))
     size = max(14, min(44, 440 // n)) * n
-    note = f"{n_jobs:,} jobs ran in another pod than where they arrived"
+    note = f"{n_jobs:,} jobs ran in a pod other than the one where they arrived"
     return cast(alt.LayerChart, alt.layer(*layers).properties(width=size, height=size, title=title(heading, note)))
 
 

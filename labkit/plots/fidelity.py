@@ -190,7 +190,7 @@ def plot_explained(table: pd.DataFrame, *, heading: str = "What explains the gap
     zero = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK, strokeWidth=1).encode(x=x)
     whole = table[["gap_s", "percent"]].loc["all"].to_numpy(np.float64)
     gap = _says(float(whole[0]) / scale_s, float(whole[1]), unit)
-    note = f"all together {gap} of the real mean JCT; red: reality took longer"
+    note = f"In total {gap} of the measured mean JCT. Red: the real run took longer."
     return layered(bars, zero, above, below, height=alt.Step(30), title=title(heading, note))
 
 

@@ -77,7 +77,7 @@ def plot_fit_curve(
     )
     lines_drawn = base.transform_filter("datum.source == 'fitted'").mark_line()
     dots = base.transform_filter("datum.source == 'measured'").mark_circle(size=42, opacity=0.9)
-    note = f"lines: fitted to {function.n_samples} gangs, mean error {100 * function.error:.1f} %; dots: measured"
+    note = f"Lines: fit to {function.n_samples} gangs, mean error {100 * function.error:.1f}%. Dots: measured."
     return alt.LayerChart(layer=[lines_drawn, dots]).properties(title=title(name, note), width=WIDTH, height=300)
 
 

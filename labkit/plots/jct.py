@@ -111,7 +111,7 @@ def plot_jct_bars(comparison: pd.DataFrame) -> alt.LayerChart:
     median = base.mark_tick(color="white", thickness=2, size=16, opacity=0.9).encode(x="median:Q")
     of_mean = base.mark_text(align="left", dx=3, dy=-15, fontSize=11.5, color=INK).encode(x="mean:Q", text="says:N")
     of_p95 = base.mark_text(align="left", dx=8, fontSize=11, color=MUTED).encode(x="p95:Q", text="says_p95:N")
-    note = "shorter is better; above the end of a bar its mean, x: times the best; beside the dot the 95th percentile"
+    note = "Shorter is better. Label: mean JCT and its ratio to the best scheduler. Dot: 95th percentile."
     cut = f"{int(shown['cut'].sum())} without a bar: not all jobs were done" if shown["cut"].any() else ""
     return layered(
         bars, median, whisker, end, of_mean, of_p95,

@@ -184,7 +184,7 @@ def _cards(records: Sequence[RunRecord]) -> list[page.Card]:
         if known.empty:
             continue
         worst, best = float(known.max()), float(known.min())
-        gain = f", {worst / best:.2f}x shorter than {known.idxmax()}" if len(known) > 1 and worst > best else ""
+        gain = f", {best / worst:.0%} of {known.idxmax()}" if len(known) > 1 and worst > best else ""
         cards.append(page.Card(what, human_s(best), f"{known.idxmin()}{gain}"))
     return cards
 
@@ -384,7 +384,7 @@ def runs_table(records: Sequence[RunRecord], *, lead: str = "") -> page.PageTabl
 
 
 def _table_notes(records: Sequence[RunRecord], *, cut: bool, priced: bool) -> list[str]:
-    sentences = ["GPUs held: of all GPUs, the part that jobs held. It is what a schedule costs; more is not better."]
+    sentences = ["GPUs in use: average share of all GPUs allocated to jobs. This is a cost; higher is not better."]
     if cut:
         sentences.append(
             "Grey: not every job of the trace was done. Means over the jobs that were would flatter such a run, so "

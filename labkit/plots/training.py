@@ -246,9 +246,9 @@ def plot_learning(
     y = alt.Y("mean_jct_slots:Q", title=f"Mean JCT {whose} (slots)", scale=alt.Scale(zero=False))
     dots = base.mark_circle(size=14, opacity=0.35).encode(y=y)
     lines = base.mark_line(strokeWidth=2.2).encode(y="mean:Q")
-    note = f"the line is the mean of {SMOOTHED} updates; each has traces of its own, and draws its actions"
+    note = f"Line: mean over {SMOOTHED} updates. Each update has its own traces and samples its actions."
     if same_traces:
-        note = "after each update, on traces that it does not learn from, by its most probable actions"
+        note = "Measured after each update on held-out traces, with the most probable actions."
     return layered(dots, lines, height=280, title=title(heading, note))
 
 
@@ -321,7 +321,7 @@ def plot_pauses(
         .mark_text(align="left", dx=10, fontSize=12, color=INK)
         .encode(x=alt.X("at:Q", scale=x["scale"]), y=y, text="says:N")
     )
-    note = f"a dot is a scaling; in words the median; what is below {FLOOR_MS:g} ms is drawn there"
+    note = f"One dot per rescaling. Label: median. Values below {FLOOR_MS:g} ms are drawn at {FLOOR_MS:g} ms."
     return layered(dots, labels, height=alt.Step(34), title=title(heading, note))
 
 

@@ -85,7 +85,7 @@ def plot_utilisation(steps: Mapping[str, pd.DataFrame]) -> alt.FacetChart:
         .properties(width=WIDTH, height=56)
     )
     header = alt.Header(title=None, labelOrient="top", labelAnchor="start", labelPadding=2, labelLimit=0)
-    note = f"GPUs held of those built, mean of each {human_s(edges[1])}; they are a cost: more is not better"
+    note = f"Share of GPUs in use, averaged over bins of {human_s(edges[1])}. GPUs are a cost: higher is not better."
     facets: alt.FacetChart = (
         bands.facet(row=alt.Row("scheduler:N", sort=names, header=header), spacing=10)
         .properties(title=title("GPUs held over time", note))
@@ -306,5 +306,5 @@ def plot_gpu_hours(table: pd.DataFrame) -> alt.LayerChart:
     totals = (
         alt.Chart(total).mark_text(align="left", dx=6, color=INK, fontSize=12).encode(y=y, x="until:Q", text="all:N")
     )
-    note = "GPU-hours that jobs held; in a part: its share of the run's GPU-hours"
+    note = "GPU-hours allocated to jobs. In each part: its share of the run's GPU-hours."
     return layered(bars, inside, totals, height=alt.Step(44), title=title("Which types of GPU jobs get", note))

@@ -88,11 +88,11 @@ FASTER: Final = "bound_faster"
 BOUND_LABEL: Final = "(bound)"
 """What stands in the column of schedulers."""
 
-WHAT: Final = "each job alone on its fastest gang from its arrival on, in an infinite cluster"
+WHAT: Final = "every job runs alone on its fastest gang, in an infinite cluster"
 """What the bound is, in words (`labkit.experiment.bound`)."""
 
 
-UNREACHED: Final = "; schedulers that keep the requested gang cannot reach it"
+UNREACHED: Final = ". Schedulers that keep the requested gang cannot reach it"
 """What is said where the bound rests on faster gangs."""
 
 
@@ -105,11 +105,11 @@ def reported_bound(value: str, *, faster: bool = False) -> str:
     """Return the sentence on a bound; `faster`: it rests on gangs faster than those that were asked for.
 
     >>> reported_bound("44 min")[:44]
-    'bound: no scheduler can be below 44 min (eac'
+    'Lower bound: 44 min (every job runs alone on '
     >>> reported_bound("44 min", faster=True)[-30:]
     'requested gang cannot reach it'
     """
-    return f"bound: no scheduler can be below {value} ({WHAT}){UNREACHED * faster}"
+    return f"Lower bound: {value} ({WHAT}){UNREACHED * faster}"
 
 
 def dollars(record: RunRecord, *, prices: Mapping[str, float]) -> float:

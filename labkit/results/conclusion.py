@@ -45,7 +45,7 @@ def summarize_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: f
     """Return which scheduler is lowest over seeds, what others lose on it, and which cannot be told apart from it."""
     by, pair = [key for key in keys_of(table) if key not in ("seed", "scheduler")], pairs_called(table)
     if any(len(set(table[key])) > 1 for key in by):
-        return ["Several settings are in this table; each is compared for itself in the figure."]
+        return ["This table has several settings; the figure compares the schedulers in each."]
     table = table[table["scheduler"] != BOUND_LABEL]
     means = sweep_means(table, metric=metric, level=level).dropna(subset=["mean"])
     whole = means[means["n_failed"] == 0]
@@ -54,7 +54,7 @@ def summarize_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: f
     if same := same_on_all(table):
         return [same]
     if len(whole) > 1 and identical_runs(table):
-        return [f"No scheduler is lower than another: all have the same {_words(metric)} on each {pair}."]
+        return [f"All schedulers have the same {_words(metric)} on each {pair}."]
     best = whole.iloc[int(whole["mean"].to_numpy().argmin())]
     what = _words(metric)
     n = int(best["n"])
@@ -64,7 +64,7 @@ def summarize_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: f
     apart = apart[apart["scheduler"].isin(whole["scheduler"])]
     sentences += _against(apart, str(best["scheduler"]), level=level, pair=pair)
     if failed := [str(name) for name in means.loc[means["n_failed"] > 0, "scheduler"]]:
-        sentences.append(f"Not compared, for runs of it failed: {', '.join(failed)}.")
+        sentences.append(f"Not compared because some of its runs failed: {', '.join(failed)}.")
     return sentences
 
 
@@ -75,7 +75,7 @@ def _against(apart: pd.DataFrame, best: str, *, level: float, pair: str) -> list
     for row in apart.to_dict("records"):
         low, high = 100 * row["low"] / row["base"], 100 * row["high"] / row["base"]
         if np.isnan(low):
-            near.append(f"{row['scheduler']} (a single {pair} has no interval)")
+            near.append(f"{row['scheduler']} (one {pair}, so no confidence interval)")
         elif low > 0:
             shown.append(
                 f"{row['scheduler']} {100 * row['relative']:+.1f} % ({low:+.1f} to {high:+.1f} %, higher on "
@@ -85,9 +85,11 @@ def _against(apart: pd.DataFrame, best: str, *, level: float, pair: str) -> list
             near.append(f"{row['scheduler']} ({100 * row['relative']:+.1f} %, {low:+.1f} to {high:+.1f} %)")
     sentences = []
     if shown:
-        sentences.append(f"Higher than {best} on the same {pair}s, with {level:.0%} intervals: {_some(shown)}.")
+        sentences.append(
+            f"Significantly higher than {best} on the same {pair}s ({level:.0%} confidence intervals): {_some(shown)}."
+        )
     if near:
-        sentences.append(f"Not told apart from {best} by these {pair}s: {_some(near)}.")
+        sentences.append(f"Not significantly different from {best} on these {pair}s: {_some(near)}.")
     return sentences
 
 
@@ -102,24 +104,24 @@ def one_run_each(records: Sequence[RunRecord], *, base: str | None = None) -> li
         sentences.append(_ranked(whole, means, best, worst))
         sentences += against(whole, base=base)
         sentences.append(
-            "It is one run of each: whether the difference would hold on other traces is not known from it; "
+            "Each scheduler ran once, so this does not show whether the difference holds for other traces. "
             f"{_more(records[0])}."
         )
     elif whole:
         ((name, record),) = whole.items()
         mean_s, bound_s = record.summary["mean_jct_s"], bound_jct_s(record)
-        over = f", {mean_s / bound_s:.2f} times what no scheduler can be below" if bound_s == bound_s else ""
+        over = f", {mean_s / bound_s:.2f} times the lower bound" if bound_s == bound_s else ""
         sentences.append(f"{name}: the mean JCT of {len(record.jobs):,} jobs is {human_s(mean_s)}{over}.")
     if cut := [name for name in named if name not in whole]:
-        sentences.append(f"Not compared, for not all of its jobs were done: {_some(cut)}.")
+        sentences.append(f"Not compared because not all of its jobs completed: {_some(cut)}.")
     return sentences
 
 
 def _more(record: RunRecord) -> str:
     """Return the advice for more evidence: other seeds of a generated trace; a trace from a file has none."""
     if is_generated(without_seed(record.info.trace or record.jobs.name)):
-        return "--seeds 10 would tell"
-    return "the same comparison on the trace of another period would tell"
+        return "Repeat it with --seeds 10"
+    return "Repeat it on a trace from another period"
 
 
 def _ranked(whole: dict[str, RunRecord], means: dict[str, float], best: str, worst: str) -> str:

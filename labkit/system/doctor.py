@@ -165,7 +165,11 @@ def verdict(found: Sequence[Check]) -> str:
     optional = [check.name for check in found if not check.ok and not check.required]
     if missing:
         return f"labkit cannot work without: {', '.join(missing)}."
-    return f"labkit works here; without {', '.join(optional)}, see above." if optional else "Everything is here."
+    return (
+        f"labkit works on this machine. Optional and missing: {', '.join(optional)} (see above)."
+        if optional
+        else "labkit works on this machine. Nothing is missing."
+    )
 
 
 def main(*, look: Callable[[], list[Check]] = checks) -> int:

@@ -102,7 +102,7 @@ def test_a_difference_is_concluded_only_where_its_interval_leaves_out_zero():
     assert near[1].startswith("Not told apart from las by these seeds: fifo (+0.5 %, ")
     assert "a single seed has no interval" in summarize_seeds(table(fifo=[100], las=[90]))[1]
     failed = summarize_seeds(table(fifo=[100, 110], las=[90, np.nan]))
-    assert failed[-1] == "Not compared, for runs of it failed: las."
+    assert failed[-1] == "Not compared because some of its runs failed: las."
     assert not any("las" in sentence for sentence in failed[:-1])
 
 
@@ -121,8 +121,8 @@ def test_other_seeds_are_recommended_only_for_a_trace_that_has_some():
         [replace(each, info=replace(each.info, trace=trace)) for each in records()]
         for trace in ("poisson(80, per_hour=12) seed 0", "my.csv")
     )
-    assert conclusion(made)[1].endswith("--seeds 10 would tell.")
-    assert conclusion(read)[1].endswith("the same comparison on the trace of another period would tell.")
+    assert conclusion(made)[1].endswith("Repeat it with --seeds 10.")
+    assert conclusion(read)[1].endswith("Repeat it on a trace from another period.")
 
 
 def test_one_run_of_each_concludes_nothing_about_other_traces():
@@ -132,7 +132,9 @@ def test_one_run_of_each_concludes_nothing_about_other_traces():
     assert re.search(r"; \d+ of 40 jobs are done sooner than with \w+, \d+ later\.$", told[0])
     assert told[1].startswith("It is one run of each: whether the difference would hold on other traces is not known")
     assert conclusion([record("fifo")]) == [f"fifo: the mean JCT of 40 jobs is {_mean()}."]
-    assert conclusion([record("fifo", n=3, until_s=1.0)]) == ["Not compared, for not all of its jobs were done: fifo."]
+    assert conclusion([record("fifo", n=3, until_s=1.0)]) == [
+        "Not compared because not all of its jobs completed: fifo."
+    ]
 
 
 def test_single_runs_are_compared_with_the_one_that_is_named():

@@ -11,7 +11,7 @@ from labkit.schedulers.gavel.problem import Allocation, Problem
 
 @dataclass(frozen=True, slots=True)
 class Ftf:
-    """Keep the largest ratio rho of a job's time in the shared cluster and in one J-th of it as small as can be [1]_.
+    """Minimize the maximum finish-time fairness rho: JCT when sharing over JCT with 1/J of the cluster [1]_.
 
     rho = (age + left / speed) / (isolated_s + left / isolated speed); weights count for nothing. Then the ratios of
     the jobs that can have a smaller one, and so on.

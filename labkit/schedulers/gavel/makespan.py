@@ -1,4 +1,4 @@
-"""Minimum makespan: all active jobs are done as soon as can be."""
+"""Minimum makespan."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bisected_s(least_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Makespan:
-    """Let the last job be done as soon as can be; of what that leaves free, most to the jobs that are done soonest.
+    """Minimize the makespan; give leftover capacity to the jobs closest to completion.
 
     The exact optimum; the published bisection (`tie="bisected"`) stops within 5 % of it.
 
