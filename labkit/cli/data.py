@@ -31,20 +31,23 @@ Trace = Annotated[
 
 
 def schedulers() -> None:
-    """List the schedulers, with their options."""
+    """List the schedulers by kind: how each differs, its source, its options."""
     from labkit import schedulers as folder
+    from labkit.schedulers.kinds import by_kind
 
     rounds = ""
-    for name in folder.available():
-        made = folder.make(name)
-        policy = getattr(made, "policy", None)
-        what, options = _told(made if policy is None else policy)
-        if policy is not None:
-            rounds = _told(made)[1].replace(f"policy={policy!r}, ", "")
-            what += ", knowing no speeds" * name.endswith("_agnostic")
-            options = re.sub(r"aware=\w+(, )?", "", options)
-        print(f"{name}\n    {what}.\n    options: {options or 'none'}")
-    print(f"\nAll gavel_ names take these options too:\n    {rounds}")
+    for kind, entries in by_kind(folder.available()).items():
+        print(f"{kind}\n{'-' * len(kind)}")
+        for name, (line, source) in entries.items():
+            made = folder.make(name)
+            policy = getattr(made, "policy", None)
+            what, options = _told(made if policy is None else policy)
+            if policy is not None:
+                rounds = _told(made)[1].replace(f"policy={policy!r}, ", "")
+                options = re.sub(r"aware=\w+(, )?", "", options)
+            print(f"{name}: {line or what}{f' [{source}]' if source else ''}\n    options: {options or 'none'}")
+        print()
+    print(f"All gavel_ names take these options, too:\n    {rounds}")
 
 
 def _told(part: object) -> tuple[str, str]:

@@ -100,7 +100,8 @@ class Tuned:
         )
         if low <= 0 <= high:
             return f"On the held-out seeds the best trial does not differ significantly from the default: {told}."
-        return f"On the held-out seeds the best trial is significantly {'better' if self.is_better else ' fworse'}: {told}."
+        which = "better" if self.is_better else "worse"
+        return f"On the held-out seeds the best trial is significantly {which}: {told}."
 
     @property
     def is_better(self) -> bool:
