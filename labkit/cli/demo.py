@@ -106,7 +106,7 @@ def show(twins: Twins) -> None:
     means = fidelity_summary(twins.real, twins.simulated)
     if means["n_jobs"]:
         real_s, simulated_s = means["real_mean_jct_s"], means["simulated_mean_jct_s"]
-        said = f"gap {means['gap_percent']:+.1f} % to the simulated {simulated_s:.1f} s; {without_drift(means)}"
+        said = f"gap {means['gap_percent']:+.1f}% to the simulated {simulated_s:.1f} s; {without_drift(means)}"
         say(f"The mean JCT was {real_s:.1f} s: {said}. {twins.rests_on}")
 
 

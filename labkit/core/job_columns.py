@@ -144,7 +144,7 @@ class JobColumns:
 
     @cached_property
     def remaining_steps(self) -> Floats:
-        """(J,) declared steps that are left; of a job that outlived its declaration 1 % of all."""
+        """(J,) declared steps that are left; of a job that outlived its declaration 1% of all."""
         return steps_left(self.total_steps, self.steps)
 
     @cached_property

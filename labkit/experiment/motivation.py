@@ -48,12 +48,12 @@ def motivation(interference: str = "calibrated", *, n_orders: int = ORDERS, seed
     -------
     DataFrame
         rule ("packing", "load balancing"), order, model, slowdown (speed alone on one server, over the speed here; 1.3:
-        30 % slower).
+        30% slower).
 
     References
     ----------
-    .. [1] Zhao and Wu, "Large-scale machine learning cluster scheduling via multi-agent graph RL", sec. II: 30 % when
-       packed, 37 % when spread by load, on average.
+    .. [1] Zhao and Wu, "Large-scale machine learning cluster scheduling via multi-agent graph RL", sec. II: 30% when
+       packed, 37% when spread by load, on average.
     """
     cluster, rng = single_switch(4, servers=SERVER, gbps=50), np.random.default_rng(seed)
     tables = []

@@ -198,9 +198,9 @@ def _says(gap: float, percent: float, unit: str) -> str:
     """Return a gap in words.
 
     >>> _says(1.234, 5.04, "s"), _says(0.0, 0.0, "s")
-    ('+1.23 s, +5.0 %', '0')
+    ('+1.23 s, +5.0%', '0')
     """
-    return f"{gap:+,.2f} {unit}, {percent:+.1f} %" if gap else "0"
+    return f"{gap:+,.2f} {unit}, {percent:+.1f}%" if gap else "0"
 
 
 GOAL_PERCENT: Final = 8.0
@@ -240,7 +240,7 @@ def cards(real: RunRecord, predicted: RunRecord) -> list[Card]:
     return [
         Card("Gap of mean JCT", _percent(summary["gap_percent"]), f"{jct}; {without_drift(summary)}"),
         Card("Gap of makespan", _percent(summary["makespan_gap_percent"]), span),
-        Card("Mean error per job", f"{summary['mean_abs_error_percent']:.1f} %", _order(summary["order"])),
+        Card("Mean error per job", f"{summary['mean_abs_error_percent']:.1f}%", _order(summary["order"])),
     ]
 
 
@@ -280,15 +280,15 @@ def _lead(summary: Mapping[str, float]) -> str:
     return (
         f"{summary['n_jobs']:.0f} jobs{left_out}: mean JCT {summary['real_mean_jct_s']:,.1f} s real, "
         f"{summary['simulated_mean_jct_s']:,.1f} s simulated, gap {_percent(summary['gap_percent'])} ({within} "
-        f"{GOAL_PERCENT:g} %); {without_drift(summary)}; "
+        f"{GOAL_PERCENT:g}%); {without_drift(summary)}; "
         f"makespan {summary['real_makespan_s']:,.1f} s and {summary['simulated_makespan_s']:,.1f} s, "
         f"gap {_percent(summary['makespan_gap_percent'])}; "
-        f"mean error per job {summary['mean_abs_error_percent']:.1f} %; {_order(summary['order'])}"
+        f"mean error per job {summary['mean_abs_error_percent']:.1f}%; {_order(summary['order'])}"
     )
 
 
 def _percent(value: float) -> str:
-    return f"{value:+.1f} %" if np.isfinite(value) else "–"
+    return f"{value:+.1f}%" if np.isfinite(value) else "–"
 
 
 def _order(value: float) -> str:

@@ -102,7 +102,7 @@ def plot_residuals(
     """Return a chart of `residuals`: predicted over measured, a panel with its axes and mean error per label."""
     labels = list(dict.fromkeys(table["label"]))
     errors = table.assign(abs_error=table["error"].abs()).groupby("label")["abs_error"].mean()
-    panel = {label: f"{str(label).replace('_', ' ')}: {100 * errors[label]:.1f} %" for label in labels}
+    panel = {label: f"{str(label).replace('_', ' ')}: {100 * errors[label]:.1f}%" for label in labels}
     shown, note = thin(table.assign(panel=table["label"].map(panel)))
     low, high = _limits(shown)
     size = WIDTH // min(columns, max(len(labels), 2)) - 60
@@ -170,6 +170,6 @@ def plot_convergence(
         word = alt.Chart(end).mark_text(align="right", dx=-6, baseline="top", dy=4, color=INK)
         layers += [rule, word.encode(x="step:Q", y=alt.value(0), text="text:N")]
     fit_note = (
-        f"dots: reported; line: 1/(b0 k + b1) + b2, root mean square error {100 * curve.error:.1f} % of the first loss"
+        f"dots: reported; line: 1/(b0 k + b1) + b2, root mean square error {100 * curve.error:.1f}% of the first loss"
     )
     return alt.LayerChart(layer=layers).properties(title=title(name, fit_note, note), width=WIDTH, height=300)

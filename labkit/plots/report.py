@@ -198,7 +198,7 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
     by_name = dict(zip(labels(records), records, strict=True))
     whole = {name: record for name, record in by_name.items() if record.complete} or by_name
     left_out = [name for name in by_name if name not in whole]
-    cut = f"Not in this figure, for not all of its jobs were done: {', '.join(left_out)}." if left_out else ""
+    cut = f"Not in this figure because not all of its jobs completed: {', '.join(left_out)}." if left_out else ""
     tables = {name: record.table for name, record in whole.items()}
     steps = {name: utilisation(r.events, r.jobs, r.cluster) for name, r in by_name.items()}
     times = [plot_jct_bars(run_table(records)), plot_jct_cdf(jct_cdf(tables), limit=MOST_MARKS)]
@@ -442,7 +442,7 @@ def _said(value: float, name: str) -> str:
 
 
 NOTE = (
-    "Intervals (95 %, Student's t) are over {pair}s. Schedulers see the same traces, so they are compared {pair} by "
+    "Intervals (95%, Student's t) are over {pair}s. Schedulers see the same traces, so they are compared {pair} by "
     "{pair}; an interval of the difference that leaves out 0 is a difference that these {pair}s show."
 )
 
@@ -491,7 +491,7 @@ def seeds_section(table: pd.DataFrame, *, base: str | None = None, metric: str =
     scale, unit = time_unit(float(compared["mean"].median()))
     pair = pairs_called(table)
     headings = [
-        f"{pair.capitalize()}s", "Failed", f"Mean JCT ({unit})", "95 % interval", f"Against {base}", "95 % interval",
+        f"{pair.capitalize()}s", "Failed", f"Mean JCT ({unit})", "95% interval", f"Against {base}", "95% interval",
         "Lower on",
     ]  # fmt: skip
     rows = [(str(row["scheduler"]), _cells(row, scale)) for row in compared.to_dict("records")]

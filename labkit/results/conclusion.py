@@ -78,11 +78,11 @@ def _against(apart: pd.DataFrame, best: str, *, level: float, pair: str) -> list
             near.append(f"{row['scheduler']} (one {pair}, so no confidence interval)")
         elif low > 0:
             shown.append(
-                f"{row['scheduler']} {100 * row['relative']:+.1f} % ({low:+.1f} to {high:+.1f} %, higher on "
+                f"{row['scheduler']} {100 * row['relative']:+.1f}% ({low:+.1f} to {high:+.1f}%, higher on "
                 f"{row['n'] - row['n_lower']} of {row['n']})"
             )
         else:
-            near.append(f"{row['scheduler']} ({100 * row['relative']:+.1f} %, {low:+.1f} to {high:+.1f} %)")
+            near.append(f"{row['scheduler']} ({100 * row['relative']:+.1f}%, {low:+.1f} to {high:+.1f}%)")
     sentences = []
     if shown:
         sentences.append(
@@ -216,7 +216,7 @@ def _of(row: pd.Series[Any], metric: str) -> str:
     scale, unit = time_unit(float(row["mean"])) if metric.endswith("_s") else (1.0, "")
     mean, low, high = (f"{float(row[name]) / scale:,.4g}" for name in ("mean", "low", "high"))
     unit = f" {unit}" if unit else ""
-    return f"{mean}{unit}" if row["low"] != row["low"] else f"{mean}{unit} (95 %: {low} to {high})"
+    return f"{mean}{unit}" if row["low"] != row["low"] else f"{mean}{unit} (95%: {low} to {high})"
 
 
 def _words(metric: str) -> str:

@@ -359,8 +359,8 @@ def without_drift(summary: Mapping[str, float]) -> str:
     if not np.isfinite(summary["drift_percent"]):
         return "drift of the machines unknown: the run or the profile has no yardstick"
     return (
-        f"drift of the machines {summary['drift_percent']:+.1f} %, gap without it "
-        f"{summary['gap_without_drift_percent']:+.1f} %"
+        f"drift of the machines {summary['drift_percent']:+.1f}%, gap without it "
+        f"{summary['gap_without_drift_percent']:+.1f}%"
     )
 
 

@@ -43,7 +43,7 @@ KINDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
     "Placement among neighbours, in pods": {
         "marl": ("a learned policy per pod, trained with imitation and policy gradient", "Zhao and Wu, TNSM 2021"),
-        "attention": ("a learned policy with attention over machines", "SCARL, IEEE Access 2020"),
+        "attention": ("a learned policy with attention over machines", "SCARL, IEEE Access 2019"),
         "deepsys": ("a learned model that predicts the slowdown of each placement", "DeepSys, Internetware 2020"),
         "least_interference": ("least total interference, estimated by a fitted model", "Zhao and Wu, TNSM 2021"),
         "look_ahead_pods": ("least slowdown by the true interference: an oracle", ""),

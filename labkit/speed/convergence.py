@@ -88,7 +88,7 @@ class Convergence:
         Parameters
         ----------
         delta : float
-            Least decrease per epoch that is worth going on for, as a fraction of the first loss; published: 1-5 %.
+            Least decrease per epoch that is worth going on for, as a fraction of the first loss; published: 1-5%.
         epochs : int
             How many such epochs in a row.
 

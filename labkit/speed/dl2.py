@@ -6,8 +6,8 @@ prints it again.
 
 An update of M samples on p parameter servers and w workers takes t0 M/w + t1 + t2 w/p + t3 w + t4 p + t5/p seconds.
 That is Optimus' synchronous form (`labkit.speed.optimus`) and one term more, what a server does with its part of the
-model for each update, however many workers there are. Without it, gangs of at most 4 + 4 tasks are wrong by 21 % in
-the mean (one server with one worker by up to 109 %), with it by 7 %.
+model for each update, however many workers there are. Without it, gangs of at most 4 + 4 tasks are wrong by 21% in
+the mean (one server with one worker by up to 109%), with it by 7%.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class FittedTable(OfModels):
     def in_words(self) -> str:
         """What it is, for headers of runs."""
         least, most = 100 * self.median_error.min(), 100 * self.median_error.max()
-        return f"a smooth model fitted to DL2's measurements (median error {least:.0f} to {most:.0f} % by model)"
+        return f"a smooth model fitted to DL2's measurements (median error {least:.0f} to {most:.0f}% by model)"
 
     def grid(self, model: str, *, max_ps: int, max_workers: int, clip: bool = False) -> Floats:  # noqa: ARG002
         """Return samples/s at every gang, (max_ps + 1, max_workers + 1); 0 without PS or without workers.

@@ -84,7 +84,7 @@ class SpeedFunction:
         prior : float
             Weight of `TYPICAL_SHARES`; with 0, as published, at least as many different gangs are needed as theta has
             coefficients. `PRIOR` is right for few or lopsided measurements: on DL2's speeds it lowers the mean error
-            of fits to 10 gangs from 9.9 to 9.7 % and to 3 gangs from 32 to 19 %, and costs 0.01 % with all of them.
+            of fits to 10 gangs from 9.9 to 9.7% and to 3 gangs from 32 to 19%, and costs 0.01% with all of them.
 
         Raises
         ------
@@ -166,7 +166,7 @@ def pre_runs(*, max_ps: int, max_workers: int, n: int = 10, max_tasks: int | Non
 
     From one PS and one worker on, always the gang that is farthest from those chosen, on logarithmic axes of equal
     length; at most `max_tasks` tasks in a gang. With ten random gangs instead, Optimus' mean JCT on DL2's speeds is
-    about 6 % longer.
+    about 6% longer.
 
     >>> n_ps, n_workers = pre_runs(max_ps=16, max_workers=16, n=5)
     >>> list(zip(n_ps.tolist(), n_workers.tolist()))

@@ -135,7 +135,7 @@ def _dl2_model(row: tuple[str, str, str, float, float, int, int, float, Demand, 
     )
 
 
-_CRITEO_STEPS = 80_577  # 45,840,617 samples, 90 % of them for training, in batches of 512
+_CRITEO_STEPS = 80_577  # 45,840,617 samples, 90% of them for training, in batches of 512
 _EMBEDDINGS = 2_300_000 * (10 + 1)
 _DENSE = 390 * 400 + 400 * 400 + 400
 _INTERACTIONS = 200 * 39 * 39 + 2 * 200 * 200 * 39

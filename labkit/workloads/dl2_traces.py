@@ -102,7 +102,7 @@ def dl2_jobs(
     jobs_per_slot : int
         For "uniform", "poisson" and "philly".
     fixed_length : bool
-        Otherwise each job's length is 90 to 109 % of its type's.
+        Otherwise each job's length is 90 to 109% of its type's.
     epoch_error : float
         The true length is the declared one times a factor uniform in 1 - error ... 1 + error.
 

@@ -70,7 +70,7 @@ def gavel_jobs(
     mean_gap_s : float
         Mean seconds between arrivals; 0: all at once.
     multi_gpu : bool
-        70 % of jobs on one GPU, 10 % on two, 15 % on four, 5 % on eight; otherwise all on one.
+        70% of jobs on one GPU, 10% on two, 15% on four, 5% on eight; otherwise all on one.
     priorities : bool
         A fifth of the jobs have weight 5.
     slos : bool

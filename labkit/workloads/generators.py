@@ -201,7 +201,7 @@ def google_like(n: int, *, per_hour: float, rng: np.random.Generator, slot_s: fl
     """Return n arrivals with a mild daily wave and heavy bursts that last for hours, (n,).
 
     The shape is labkit's own, made after what is commonly reported of Google's 2011 trace (weak daily pattern, bursts,
-    a peak of several times the mean): the rate of each 20-minute slot is `per_hour` times a daily wave of 20 % times a
+    a peak of several times the mean): the rate of each 20-minute slot is `per_hour` times a daily wave of 20% times a
     log-normal burst of mean 1 (sigma 0.7) whose logarithm is correlated by 0.8 from slot to slot. No figure is fitted
     to, or copied from, any published list of arrivals.
     """

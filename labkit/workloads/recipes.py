@@ -97,7 +97,7 @@ def dlrover_small() -> Jobs:
 def dlrover_mix() -> Jobs:
     """Return 80 jobs like those of DLRover's section 6.4: more cores and memory than most need, and too few for some.
 
-    Servers hold 15 to 50 % of what is declared at their beginning; of a quarter of the jobs they grow, to 40 to 110 %
+    Servers hold 15 to 50% of what is declared at their beginning; of a quarter of the jobs they grow, to 40 to 110%
     by the end. Which servers are hot or slow is no part of a trace: `--troubles hot_ps=0.13,slow_ps=0.06`.
     """
     rng = np.random.default_rng(64)

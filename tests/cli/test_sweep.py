@@ -18,7 +18,7 @@ def test_it_ends_with_means_intervals_and_differences_and_goes_on_where_it_was(t
     words = (*PLAIN, "--schedulers", "fifo", "--schedulers", "srtf,drf(placer=pack)", "--seeds", "2")
     done = labkit("sweep", *words, "--set", "load=1,2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "95 % interval" in done.stdout
+    assert "95% interval" in done.stdout
     assert done.stdout.splitlines()[1].split() == ["against", "lower", "times"]  # the first scheduler's name, the bound
     assert done.stdout.count("drf(placer=pack)") == 2
     assert len((tmp_path / "s" / "cells.jsonl").read_text().splitlines()) == 12
@@ -86,11 +86,11 @@ def test_others_are_compared_with_the_scheduler_that_is_named_and_the_bound_stan
     assert {row["against"] for row in told.values()} == {"srtf"}
     assert told["srtf"]["difference"] is None
     assert told["fifo"]["times_bound"] == pytest.approx(told["fifo"]["mean"] / told["(bound)"]["mean"])
-    assert told["(bound)"]["what"].startswith("each job alone on its fastest gang")
+    assert told["(bound)"]["what"].startswith("every job runs alone on its fastest gang")
     again = labkit("sweep", *words, "--figure", "f.svg", cwd=tmp_path).stdout.splitlines()
     assert again[0] == "speeds: the trace's own durations"
     assert "srtf" in again[2]
-    assert again[-1].startswith("(bound): no scheduler can be below it (each job alone")
+    assert again[-1].startswith("(bound): lower bound (every job runs alone")
 
 
 @pytest.mark.parametrize(

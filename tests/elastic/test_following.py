@@ -34,7 +34,7 @@ def held(owner: dict[int, str], found: dict[int, str], sizes: list[int]) -> dict
 def test_every_block_is_followed_by_another_server_and_what_they_hold_is_level(
     cluster: tuple[list[int], list[str], dict[int, str]],
 ) -> None:
-    """No server holds more than 5 % above the mean by more than a block: the rule of a largest-first placement."""
+    """No server holds more than 5% above the mean by more than a block: the rule of a largest-first placement."""
     sizes, servers, owner = cluster
     found = followers(owner, sizes, servers, before={})
     assert found.keys() == owner.keys()

@@ -80,7 +80,7 @@ def test_what_cannot_run_is_refused_before_anything_runs(changes, said, tmp_path
 
 
 def test_seeds_that_can_change_nothing_are_refused_and_told_what_would(tmp_path):
-    with pytest.raises(InputError, match=r"the 2 seeds change nothing: two hold the same jobs.*poisson.*mtbf_s"):
+    with pytest.raises(InputError, match=r"the 2 seeds have no effect: two has the same jobs.*poisson.*mtbf_s"):
         sweep(small(trace=JOBS, seeds=2), workers=0, progress=False)
     path = write(trace(TRACE), tmp_path / "a.csv")
     with pytest.raises(InputError, match="seeds change nothing"):

@@ -1,4 +1,4 @@
-"""Eight jobs on four servers: the calibrated level slows packed jobs by the paper's 30 %."""
+"""Eight jobs on four servers: the calibrated level slows packed jobs by the paper's 30%."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_packed_jobs_are_30_percent_slower_at_the_calibrated_level_as_in_the_pap
 
 
 def test_spread_jobs_are_slower_still_half_of_it_by_the_network(means):
-    """The paper has 37 %, for an arrangement that it does not give; here it is more, at 50 Gbps and for most orders."""
+    """The paper has 37%, for an arrangement that it does not give; here it is more, at 50 Gbps and for most orders."""
     assert 1.32 < means["calibrated"]["load balancing"] < 1.6
     assert means["none"]["load balancing"] > 1.1
 

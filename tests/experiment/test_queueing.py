@@ -45,7 +45,7 @@ def poisson(rng: np.random.Generator, n: int, *, rate: float, service: float = 1
 
 
 def confidence(values: Floats) -> tuple[float, float]:
-    """Return the mean and its 99.9 % half width by batch means, without the first tenth."""
+    """Return the mean and its 99.9% half width by batch means, without the first tenth."""
     settled = values[len(values) // 10 :]
     batches = settled[: len(settled) // N_BATCHES * N_BATCHES].reshape(N_BATCHES, -1).mean(axis=1)
     return float(batches.mean()), 3.55 * float(batches.std(ddof=1)) / np.sqrt(N_BATCHES)

@@ -99,7 +99,7 @@ def test_a_trial_that_fails_is_told_and_the_others_stay(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"check_seeds": [1, 2]}, r"seeds \[1\] are searched and checked; expected other seeds for the check"),
+        ({"check_seeds": [1, 2]}, r"seeds \[1\] are used both for the search and for the check"),
         ({"ranges": [Range.read("quantm_s=1:2")]}, "unknown open option of las 'quantm_s'. Did you mean 'quantum_s'"),
         ({"scheduler": "las(quantum_s=5)"}, "unknown open option of las"),
         ({"ranges": []}, "nothing to search; name options with --param, of threshold_gpu_s, placer, quantum_s"),
@@ -142,9 +142,9 @@ def test_the_command_tells_best_verdict_and_how_to_use_it(tmp_path):
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "3 trials, each on seeds 0 to 1; the best of them:" in done.stdout
-    assert "checked on other seeds (7 to 9), beside las as it is by itself" in done.stdout
-    assert "On the other seeds the best is " in done.stdout
-    better = "the best is better" in done.stdout
+    assert "Best trial against the default las, on held-out seeds (7 to 9):" in done.stdout
+    assert "On the held-out seeds the best trial " in done.stdout
+    better = "significantly better" in done.stdout
     assert ('use it: --schedulers "las(quantum_s=' in done.stdout) == better
     assert ('keep the default: --schedulers "las"' in done.stdout) == (not better)
     assert not re.search(r"quantum_s=[\d.]*\d{5}", done.stdout), "four digits are what a search can tell apart"

@@ -77,7 +77,7 @@ def test_many_jobs_begin_the_colours_anew():
 def test_the_bars_say_the_parts_and_the_title_their_sum():
     made = explained(table(), gap_parts(real(), predicted()))
     svg = as_svg(plot_explained(made).to_dict())
-    assert f"{made.loc['all', 'percent']:+.1f} %" in svg
+    assert f"{made.loc['all', 'percent']:+.1f}%" in svg
     for part in made.index.drop("all"):
         assert part in svg
 
@@ -96,7 +96,7 @@ def test_a_report_of_a_testbed_run_and_its_simulation_tells_the_gap(tmp_path: Pa
     assert "Real: drf (testbed)" in text
     assert "drf (testbed)" in text
     gap = fidelity_summary(real(), predicted())["gap_percent"]
-    assert f"{gap:+.1f} %" in text
+    assert f"{gap:+.1f}%" in text
 
 
 def test_a_report_of_runs_that_do_not_predict_each_other_tells_none(tmp_path: Path):

@@ -54,7 +54,7 @@ def test_every_model_has_its_panel_with_its_mean_error() -> None:
     table = interference_residuals(models, rows)
     error = 100 * table[table["label"] == "two_stage"]["error"].abs().mean()
     drawn = svg(plot_residuals(table))
-    assert f"two stage: {error:.1f} %" in drawn
+    assert f"two stage: {error:.1f}%" in drawn
     assert "linear:" in drawn
 
 

@@ -91,7 +91,9 @@ def test_a_run_that_was_cut_short_has_no_bar_and_is_the_best_of_nothing():
 
 def test_distributions_of_a_report_leave_out_runs_that_were_cut_short_and_say_so(tmp_path):
     text = write_report([record("fifo"), cut_short("srtf")], tmp_path / "r.html").read_text()
-    assert text.count("for not all of its jobs were done: srtf") == 4, "three figures, and what the report concludes"
+    assert text.count("because not all of its jobs completed: srtf") == 4, (
+        "three figures, and what the report concludes"
+    )
 
 
 def test_gpus_held_are_not_praised(tmp_path):

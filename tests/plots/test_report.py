@@ -115,7 +115,7 @@ def test_all_jobs_of_all_runs_are_in_the_page_as_csv(written):
 def test_a_report_opens_with_what_the_runs_show(written):
     words = " ".join(Reader(written.read_text()).words)
     assert words.index("has the lowest mean JCT") < words.index("Comparison")
-    assert "It is one run of each" in words
+    assert "Each scheduler ran once" in words
 
 
 def test_runs_of_several_seeds_are_told_with_intervals(tmp_path):
@@ -193,7 +193,7 @@ def test_the_bound_stands_below_the_table_and_options_say_whose_they_are(tmp_pat
     runs = simulated()
     text = write_report(runs, tmp_path / "r.html").read_text()
     bound_s = runs[0].info.config["bound_jct_s"]
-    assert f"Bound: no scheduler can be below a mean JCT of {human_s(bound_s)}" in text
+    assert f"Lower bound: a mean JCT of {human_s(bound_s)}" in text
     assert "bound_jct_s" not in text.split("<h2>Provenance</h2>")[1]
     assert re.search(r"<dt>Options of las</dt><dd>[^<]*quantum_s", text)
     common = re.search(r"<dt>Options</dt><dd>([^<]*)", text)

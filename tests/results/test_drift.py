@@ -64,7 +64,7 @@ def test_a_drift_of_a_fifth_within_a_run_is_divided_out():
     assert said["gap_percent"] == pytest.approx(100 * 8 / 88)
     assert said["gap_without_drift_percent"] == pytest.approx(0.0, abs=1e-9)
     assert said["drift_percent"] == pytest.approx(10.0)  # 88 s instead of 80
-    assert "drift of the machines +10.0 %, gap without it" in str(Fidelity(real, predicted))
+    assert "drift of the machines +10.0%, gap without it" in str(Fidelity(real, predicted))
 
 
 def test_a_machine_that_the_run_itself_keeps_busier_has_not_drifted():

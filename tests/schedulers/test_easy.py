@@ -43,7 +43,7 @@ def test_without_a_reservation_the_long_one_puts_the_first_off_and_without_backf
 
 
 def test_a_long_job_in_its_last_per_cent_keeps_its_end():
-    """A job of 90 s would pass at 9,990 s if the one that ends at 10,000 s were believed to have 1 % left."""
+    """A job of 90 s would pass at 9,990 s if the one that ends at 10,000 s were believed to have 1% left."""
     jobs = jobs_of((0, 10_000, 3), (1, 50, 4), (9_990, 90, 1))
     assert starts(jobs, "easy") == [0, 10_000, 10_050]
 

@@ -49,7 +49,7 @@ def test_the_oracle_that_looks_six_steps_ahead_reaches_2_20_slots_or_so(shared_d
 
 
 def misdeclared(seed):
-    """Return jobs whose true lengths are up to 60 % off, and the losses that they report."""
+    """Return jobs whose true lengths are up to 60% off, and the losses that they report."""
     rng = np.random.default_rng(seed)
     arrival = np.sort(rng.uniform(0, 6 * 3600, 60))
     jobs = with_epoch_error(catalogue_jobs(arrival, rng=rng, gangs=(1, 2), max_tasks=8), error=0.6, rng=rng)
@@ -63,7 +63,7 @@ def simulated(jobs, losses, **options):
 
 
 def test_a_jobs_end_is_predicted_within_a_tenth_once_half_of_it_is_done():
-    """Owners were wrong by 30 % on average; the losses are noisy by 1 %."""
+    """Owners were wrong by 30% on average; the losses are noisy by 1%."""
     jobs, losses = misdeclared(0)
     experiment = Experiment.of(jobs, cluster="demo", speed="step-time", losses=losses)
     scheduler = make("optimus")

@@ -326,7 +326,7 @@ def test_one_heavy_job_does_not_hold_the_others_back():
 
 
 def test_three_jobs_on_two_types():
-    """Narayanan et al., OSDI 2020, sec. 4.1: about 10 % more than a third of the time on either type."""
+    """Narayanan et al., OSDI 2020, sec. 4.1: about 10% more than a third of the time on either type."""
     speed = np.array([[40.0, 10.0], [12.0, 4.0], [100.0, 50.0]])
     isolated = speed.sum(axis=1) / 3
     filled = fill(speed, size=1, capacity=[1, 1], slope=isolated)

@@ -51,7 +51,7 @@ def test_one_worker_and_one_server_are_about_as_fast_as_the_catalogue_says(name)
 def test_a_clean_clone_runs_dl2s_jobs_at_the_fitted_speeds_and_says_so():
     jobs = dl2_jobs("testbed_6n", seed=1, pattern="google")
     experiment = Experiment.of(jobs, cluster="dl2-6n")
-    assert experiment.speeds == "a smooth model fitted to DL2's measurements (median error 2 to 6 % by model)"
+    assert experiment.speeds == "a smooth model fitted to DL2's measurements (median error 2 to 6% by model)"
     assert isinstance(experiment.speed, ByCounts)
     check_speed_model(experiment.speed, jobs=jobs, cluster=build("dl2-6n"))
     there = fitted().grid(jobs.models[0], max_ps=17, max_workers=17)

@@ -94,7 +94,7 @@ def test_compare_prints_the_level_and_the_bound():
     args = ["compare", SMALL, "--cluster", "marl-4x20", "--schedulers", "fifo(placer='even')"]
     shown = run([*args, "--interference", "calibrated"])
     assert "interference: calibrated" in shown
-    assert "bound: no scheduler can be below" in shown
+    assert "Lower bound: " in shown
     row = json.loads(run([*args, "--interference", "calibrated", "--json"]).splitlines()[0])
     assert 1 <= row["times_bound"] < 2
     assert row["speeds"].endswith("interference: calibrated")

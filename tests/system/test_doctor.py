@@ -77,7 +77,7 @@ def test_user_namespaces_count_only_when_they_work(bare_machine):
 def test_only_what_is_required_fails(capsys):
     optional = [Check("sshd", False, "", "apt-get install openssh-server")]
     assert main(look=lambda: optional) == 0
-    assert "without sshd" in capsys.readouterr().out
+    assert "missing: sshd" in capsys.readouterr().out
     assert (
         verdict([Check("git", True, "/usr/bin/git", "", True)]) == "labkit works on this machine. Nothing is missing."
     )

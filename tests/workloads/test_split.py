@@ -1,4 +1,4 @@
-"""A trace in two: 90 % of each pod's jobs to learn from, 10 % to be tested on."""
+"""A trace in two: 90% of each pod's jobs to learn from, 10% to be tested on."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def published(sizes: Sequence[int], *, n_servers: int) -> list[ParameterPiece]:
     """Distribute parameters over servers as Optimus' PAA does, cutting those above an even share [1]_.
 
     Largest first: what is above the mean load fills up the least loaded servers, one after the other; else it goes
-    where the smallest room is left that holds it (best fit), or to the least loaded server if none does; below 1 % of
+    where the smallest room is left that holds it (best fit), or to the least loaded server if none does; below 1% of
     the mean, to the server with the fewest requests. Every piece is a request.
 
     Parameters

@@ -250,7 +250,7 @@ def followers(
 ) -> dict[int, str]:
     """Return the server of each block's replica: never the owner, and with as few changes as possible.
 
-    The load of the servers, from own blocks and replicas, is level to 5 % as far as the sizes of blocks allow.
+    The load of the servers, from own blocks and replicas, is level to 5% as far as the sizes of blocks allow.
 
     Parameters
     ----------

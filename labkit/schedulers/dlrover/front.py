@@ -20,7 +20,7 @@ from labkit.schedulers.dlrover.plan import FASTER, NO_SLOWER, PS_CORES, WORKER_C
 from labkit.speed.bottleneck import SOFTNESS
 
 HARDLY: Final = SOFTNESS * 2 * NO_SLOWER
-"""Part of an inverse eighth power of speed by which plans of few tasks may differ: 2 % of the speed."""
+"""Part of an inverse eighth power of speed by which plans of few tasks may differ: 2% of the speed."""
 
 
 @dataclass(frozen=True, slots=True)

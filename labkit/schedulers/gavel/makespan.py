@@ -49,7 +49,7 @@ def bisected_s(least_s: float) -> float:
 class Makespan:
     """Minimize the makespan; give leftover capacity to the jobs closest to completion.
 
-    The exact optimum; the published bisection (`tie="bisected"`) stops within 5 % of it.
+    The exact optimum; the published bisection (`tie="bisected"`) stops within 5% of it.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Makespan:
         Among the shares with the least makespan, "jct": the largest sum of speed over work left, which is good for the
         mean JCT; "leximin": then the last of the jobs that need not wait for that is done as soon as can be, and so on;
         "centre": see `Las`; "bisected": as published, shares in the middle of all with which jobs are done by the last
-        time that a bisection between 100 and 10^6 seconds finds possible before it is known to 5 %.
+        time that a bisection between 100 and 10^6 seconds finds possible before it is known to 5%.
     """
 
     published_tie: ClassVar[str] = "bisected"

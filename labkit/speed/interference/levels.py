@@ -27,7 +27,7 @@ NONE: Final = "none"
 CALIBRATION: Final = 2.6
 """How many times the catalogue's use of cores and PCIe tasks have under "calibrated".
 
-One number, fitted by us to one experiment: 8 jobs on 4 servers are slowed by 30 % when packed [1]_; see
+One number, fitted by us to one experiment: 8 jobs on 4 servers are slowed by 30% when packed [1]_; see
 `labkit.experiment.motivation`. With the catalogue's own figures, of containers capped at two cores, no job slows
 another.
 

@@ -107,7 +107,7 @@ def test_a_repair_that_does_not_pay_is_not_made():
      (8, 0.25, 300.0, Do.NOTHING)],
 )  # fmt: skip
 def test_a_slow_worker_is_replaced_where_what_it_loses_is_more_than_a_change_takes(n_workers, pace, left_s, do):
-    """It loses (1 - pace) / n of the time that is left; 5 % is the least that counts, unless it is hopeless."""
+    """It loses (1 - pace) / n of the time that is left; 5% is the least that counts, unless it is hopeless."""
     plan = replace(PLAN, n_workers=n_workers)
     report = replace(
         CALM, plan=plan, left_s=left_s, most_workers=n_workers, workers=(Task(3, 20, 5.0, compute_s=0.2 / pace),)

@@ -41,7 +41,7 @@ def fractions(truth: Truth, *, n_samples: int, noise: float = 0.15) -> np.ndarra
 
 @pytest.mark.parametrize("model", ["wide-deep", "xdeepfm"])
 def test_a_sample_and_a_re_estimate_come_close_to_the_exhaustive_best(model):
-    """Issue: a median of 0.95 and a tenth percentile of 0.90 over 20 seeds at 15 % noise."""
+    """Issue: a median of 0.95 and a tenth percentile of 0.90 over 20 seeds at 15% noise."""
     after_two = fractions(WORK[model], n_samples=2)[:, 1]
     assert np.median(after_two) >= 0.95
     assert np.quantile(after_two, 0.1) >= 0.90

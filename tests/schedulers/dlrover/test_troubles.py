@@ -59,7 +59,7 @@ def repairs(record: RunRecord, kind: Repair) -> int:
     ],
 )
 def test_stragglers_cost_at_most_what_they_do_in_the_paper(model, role, part):
-    """Section 6.2: -24, -42 % with a worker at a quarter of its cores, -42, -25 % with a server; data were divided."""
+    """Section 6.2: -24, -42% with a worker at a quarter of its cores, -42, -25% with a server; data were divided."""
     jobs = job_of(model)
     _, static = run(jobs, "static(tuned=True)", troubles=slow(role), sharding="static")
     _, brain = run(jobs, troubles=slow(role))

@@ -17,7 +17,7 @@ def test_the_bisection_ends_within_five_per_cent_above_the_least(least_s):
 
 
 def test_each_job_has_something_to_spare_at_the_last_makespan_that_was_possible():
-    """Four equal jobs on two GPUs: by symmetry half a GPU each, or less, as nobody needs the last 5 %."""
+    """Four equal jobs on two GPUs: by symmetry half a GPU each, or less, as nobody needs the last 5%."""
     problem = Problem.of([[1.0]] * 4, capacity=[2], steps_left=[10_000.0] * 4)
     exact, bisected = (Makespan(tie=tie).allocate(problem) for tie in ("centre", "bisected"))
     assert exact.value == pytest.approx(20_000, rel=1e-4)

@@ -124,7 +124,7 @@ ALL = ["las", "ftf", "fifo", "isolated", "sjf", "throughput", "makespan", "hiera
 def test_the_default_is_never_worse_than_published_by_more_than_a_hundredth(
     trace: str, name: str, shared_data: Any
 ) -> None:
-    """But for one, by 1.7 %. On the short traces what is published for agnostic policies depends on the seed alone."""
+    """But for one, by 1.7%. On the short traces what is published for agnostic policies depends on the seed alone."""
     path, throughputs = shared_data(f"gavel/traces/{trace}.trace"), shared_data("gavel/simulation_throughputs.json")
     experiment = Experiment.of(path, cluster="gavel-8-16-24", throughputs=throughputs)
     published = experiment.run(f"gavel_{name}(published=True)").summary["mean_jct_s"]
