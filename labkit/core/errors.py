@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Final
 
 from labkit.core.raised import raised_at
 from labkit.core.text import shortened
@@ -118,8 +118,13 @@ def _said(error: Exception) -> str:
     return said + raised_at(error)
 
 
-def unknown(thing: str, name: str, known: Iterable[str]) -> InputError:
-    """Return the error for a misspelt name, with the nearest known one.
+MOST_NAMED: Final = 10
+"""Of more known names than this, only the nearest ones are listed."""
+NEAREST: Final = 5
+
+
+def unknown(thing: str, name: str, known: Iterable[str], *, listing: str = "") -> InputError:
+    """Return the error for a misspelt name, with the nearest known ones; `listing` is the command that lists all.
 
     >>> str(unknown("scheduler", "srft", ["fifo", "srtf"]))
     "unknown scheduler 'srft'. Did you mean 'srtf'? Known: fifo, srtf."
@@ -128,4 +133,8 @@ def unknown(thing: str, name: str, known: Iterable[str]) -> InputError:
     plain = {known_name.lower(): known_name for known_name in names}
     near = get_close_matches(name[:100].lower(), plain, n=1)
     hint = f" Did you mean '{plain[near[0]]}'?" if near else ""
-    return InputError(f"unknown {thing} '{shortened(name)}'.{hint} Known: {', '.join(names)}.")
+    closest = get_close_matches(name[:100].lower(), plain, n=NEAREST, cutoff=0.0)
+    shown = names if len(names) <= MOST_NAMED else [plain[each] for each in closest]
+    more = f", and {len(names) - len(shown)} others" if len(shown) < len(names) else ""
+    full = f" `{listing}` lists all." if listing and more else ""
+    return InputError(f"unknown {thing} '{shortened(name)}'.{hint} Known: {', '.join(shown)}{more}.{full}")

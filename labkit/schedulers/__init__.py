@@ -88,7 +88,7 @@ def _recipe(name: str) -> SchedulerMaker:
                 f"unknown scheduler '{shortened(name)}', which is an option: {', '.join(near)}. `labkit schedulers` "
                 "lists all, with their options."
             )
-        raise unknown("scheduler", name, available())
+        raise unknown("scheduler", name, available(), listing="labkit schedulers")
     return _recipe_of(found, name)
 
 

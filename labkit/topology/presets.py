@@ -134,7 +134,7 @@ def build(what: str) -> Cluster:
     if "(" in what:
         return replace(_call(what), name=what)
     known = [*PRESETS, *(f"{name}({_parameters(builder)})" for name, builder in BUILDERS.items())]
-    raise unknown("cluster", what, known)
+    raise unknown("cluster", what, known, listing="labkit clusters")
 
 
 def _parameters(builder: Callable[..., Cluster]) -> str:

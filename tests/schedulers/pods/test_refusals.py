@@ -67,7 +67,7 @@ def test_a_job_larger_than_its_home_is_forwarded_by_each(name: str) -> None:
 
 
 def test_an_unknown_model_is_refused_where_its_step_time_is_asked_for() -> None:
-    with pytest.raises(InputError, match=r"unknown model 'gpt-9'\. Known: cnn-text") as refused:
+    with pytest.raises(InputError, match=r"unknown model 'gpt-9'\. Known: vgg-16") as refused:
         labkit.simulate(jobs_of(model="gpt-9"), cluster=CLUSTER, scheduler="attention", interference="calibrated")
     assert "\n" not in str(refused.value)
 
