@@ -17,14 +17,14 @@ labkit {version}: a laboratory for deep-learning cluster scheduling
 To begin, in this order:
 
   labkit compare demo --cluster demo
-      six schedulers on 80 jobs that come with labkit: a table within seconds
+      compare six schedulers on 80 jobs: a table within seconds
   labkit compare demo --cluster demo --load 2 --report report.html
-      jobs arrive twice as fast; a report with figures, for a browser
+      double the arrival rate, and write a report with figures for the browser
   labkit demo
-      and three small models that really train here, for a minute or two
+      the same, and train three small models here (a minute or two)
 
 labkit --help lists all commands, labkit compare --help shows one of them;
-labkit doctor tells what this machine lacks. After labkit --install-completion
+labkit doctor checks this machine. After labkit --install-completion
 the shell completes commands, options and names on <Tab>."""
 
 SIMULATE, LOOK, TESTBED = "Simulate", "Look at runs", "Testbed: the same on machines"

@@ -91,5 +91,5 @@ KINDS: Final[dict[str, Callable[[Named], alt.TopLevelMixin]]] = {
 }
 """What can be drawn of runs."""
 
-EXPLAINED: Final = {"jct": "the dashed line is at 50%: a line crosses it at its median JCT"}
+EXPLAINED: Final = {"jct": "CDF of job completion time (JCT). Dashed line: median"}
 """What a caption has to tell of a kind of figure beside the notes of its title."""
