@@ -445,7 +445,7 @@ class Teller:
         return self
 
     def __call__(self, batch: Events) -> None:
-        """Tell what happened in a batch."""
+        """Show what happened in a batch."""
         for row in batch:
             if row["kind"] in (Kind.PROGRESSED, Kind.COMPLETED):
                 self._bar.update(int(row["value"]) - self._bar.n)

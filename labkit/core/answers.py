@@ -145,7 +145,7 @@ def _shown(thing: object) -> str:
 
 
 def _sound_array(values: object, n: int) -> bool:
-    """Tell whether values are n finite numbers that are not negative."""
+    """Return whether values are n finite numbers that are not negative."""
     right = isinstance(values, np.ndarray) and values.dtype == _FLOAT and values.shape == (n,)
     return bool(right and _first_unsound(cast("Floats", values)) < 0)
 

@@ -311,5 +311,5 @@ def _add_held_of_all(held: Records, tasks: Records, demand: Floats, jobs: Ints, 
 
 @inner
 def _among(jobs: Ints, n: int, job: int) -> bool:
-    """Tell whether a job is one of the first n."""
+    """Return whether a job is one of the first n."""
     return bool(np.any(jobs[:n] == job))

@@ -68,7 +68,7 @@ def _workers_on(j: int, g: int, first: int, job: Ints, role: NDArray[np.int8], g
 def _together(
     j: int, m: int, first_row: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints
 ) -> bool:  # fmt: skip
-    """Tell whether all workers of a job sit where as many workers of the other one sit."""
+    """Return whether all workers of a job sit where as many workers of the other one sit."""
     p = first_row[j]
     if p < 0 or first_row[m] < 0:
         return False
@@ -89,13 +89,13 @@ def amount_of(given: Amounts, row: int) -> float:
 
 @inner
 def _sound(amount: float) -> bool:
-    """Tell whether an amount is positive and finite, or not given."""
+    """Return whether an amount is positive and finite, or not given."""
     return bool(amount != amount or (amount > 0 and amount < np.inf))
 
 
 @inner
 def _fits(trial: Floats, demand: Floats, cpus: float, memory_gb: float) -> bool:
-    """Tell whether a group is not overfull in what a task takes of it; `trial` (R,) is what it has left."""
+    """Return whether a group is not overfull in what a task takes of it; `trial` (R,) is what it has left."""
     if trial[GPUS] < -SLACK and demand[GPUS] > 0:
         return False
     if trial[CPUS] < -SINGLE and takes(demand[CPUS], cpus) > 0:

@@ -17,7 +17,7 @@ _WORD: Final = re.compile(r"[a-z0-9]+")
 
 
 def same_type(name: str, device_type: str) -> bool:
-    """Tell whether two names may mean the same kind of GPU: one has all the words of the other.
+    """Return whether two names may mean the same kind of GPU: one has all the words of the other.
 
     >>> same_type("NVIDIA-A100-SXM4-80GB", "a100"), same_type("tesla_v100", "a100")
     (True, False)

@@ -257,7 +257,7 @@ def _move_on(first: Ints, usable: Bools, free: Floats, demand: Floats, b: int, k
 
 @inner
 def _fits(free: Floats, demand: Floats, b: int, group: int, kind: int) -> bool:
-    """Tell whether a task of a kind fits into what is free of a group."""
+    """Return whether a task of a kind fits into what is free of a group."""
     fits = True
     for r in range(free.shape[2]):
         needed = demand[b, kind, r]
@@ -306,7 +306,7 @@ def mark_all(batch: Batch, b: int) -> None:
 def _fits_beside(
     first: Ints, usable: Bools, free: Floats, demand: Floats, b: int, worker: int, ps: int, n_groups: int
 ) -> bool:
-    """Tell whether a PS finds room after a worker has gone to the first group that holds either."""
+    """Return whether a PS finds room after a worker has gone to the first group that holds either."""
     g, fits = first[b, ps], True
     for r in range(free.shape[2]):
         needed = demand[b, ps, r]
@@ -320,7 +320,7 @@ def _fits_beside(
 
 @inner
 def _fits_whole(batch: Batch, b: int, j: int) -> bool:
-    """Tell whether all tasks that a rigid job asks for find room, workers first."""
+    """Return whether all tasks that a rigid job asks for find room, workers first."""
     worker, ps = batch.kind[b, j, WORKER], batch.kind[b, j, PS]
     n_workers, n_ps = batch.asked[b, j, WORKER], batch.asked[b, j, PS]
     for g in range(batch.episode[b].n_groups):

@@ -72,7 +72,7 @@ def faults_of(columns: Mapping[str, Any]) -> list[str]:
 
 
 def _counts_alike(columns: Mapping[str, Any]) -> Bools:
-    """Tell which jobs have steps of the size that the last job of their model has, (N,)."""
+    """Return which jobs have steps of the size that the last job of their model has, (N,)."""
     mine = columns["samples_per_step"]
     of_model = np.full(len(columns["models"]), np.nan)
     of_model[columns["model"]] = mine

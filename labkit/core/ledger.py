@@ -117,7 +117,7 @@ class Ledger:
 
     @property
     def some_at_home(self) -> bool:
-        """Tell whether any job belongs to a pod."""
+        """Return whether any job belongs to a pod."""
         return self._some_at_home
 
     def columns(self, *, n_tasks: int) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class PodSnapshot(PartSnapshot):
         return self._only_here(free)
 
     def holds(self, jobs: Ints) -> Bools:
-        """Tell which of some jobs hold tasks now."""
+        """Return which of some jobs hold tasks now."""
         if self.trial is None:
             return super().holds(jobs)
         holding: Bools = (self.trial.n_workers[jobs] > 0) | (self.trial.n_ps[jobs] > 0)

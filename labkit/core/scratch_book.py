@@ -196,7 +196,7 @@ def rooms(free: Floats, demand: Floats) -> Ints:
 
 @inner
 def usable(book: ScratchBook, runs_on: Bools, demand: Floats, group: int) -> bool:
-    """Tell whether a group is up and, where a task needs GPUs, of a type (T,) that it runs on."""
+    """Return whether a group is up and, where a task needs GPUs, of a type (T,) that it runs on."""
     return bool(book.up[group] and (not demand[GPUS] > 0 or runs_on[book.group_type[group]]))
 
 
@@ -227,7 +227,7 @@ def usable_groups(book: ScratchBook, runs_on: Bools, device_type: int, demand: F
 
 @kernel
 def fits_one_type(book: ScratchBook, runs_on: Bools, worker: Floats, n_workers: int) -> bool:
-    """Tell whether the empty cluster holds all workers on one device type."""
+    """Return whether the empty cluster holds all workers on one device type."""
     for kind in range(len(runs_on)):
         n = n_workers
         for g in range(len(book.capacity)):
@@ -258,7 +258,7 @@ def free_in_pod(book: ScratchBook, pod: int) -> tuple[float, float]:
 def may_hold(
     book: ScratchBook, pod: int, worker: Floats, ps: Floats, n_workers: int, n_ps: int, runs_on: Bools
 ) -> bool:
-    """Tell whether a pod has room for the workers of a gang, for its PSs, and in all for both; False is sure."""
+    """Return whether a pod has room for the workers of a gang, for its PSs, and in all for both; False is sure."""
     total, for_workers, for_ps = np.zeros(len(worker)), 0, 0
     for i in range(book.first_machine[pod], book.first_machine[pod + 1]):
         m = book.machines[i]

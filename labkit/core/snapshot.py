@@ -130,7 +130,7 @@ class Snapshot:
         return demand
 
     def holds(self, jobs: Ints) -> Bools:
-        """Tell which of some jobs hold tasks now."""
+        """Return which of some jobs hold tasks now."""
         holding: Bools = self._fresh().belief["phase"][jobs] == HOLDING
         return holding
 

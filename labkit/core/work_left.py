@@ -31,7 +31,7 @@ def steps_left(total_steps: Floats, steps: Floats) -> Floats:
 
 @inner(_nrt=False)
 def is_overdue(total_steps: float, left: float) -> bool:
-    """Tell whether a job has outlived its declaration, by its declared steps less those that it did."""
+    """Return whether a job has outlived its declaration, by its declared steps less those that it did."""
     return left < -ROUNDING * total_steps
 
 

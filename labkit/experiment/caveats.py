@@ -58,7 +58,7 @@ def speeds_in_words(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, source: 
 
 
 def types_alike(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> bool:
-    """Tell whether a cluster has several device types, and every job is as fast on one as on any other it runs on."""
+    """Return whether a cluster has several device types, and every job is as fast on one as on any other it runs on."""
     if len(cluster.gpu_types) < 2 or not len(jobs):
         return False
     if isinstance(speed, Recorded):
@@ -67,7 +67,7 @@ def types_alike(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> bool:
 
 
 def _same_in_each_row(speed: Floats) -> bool:
-    """Tell whether the speeds > 0 of each row are equal, and some row has two of them."""
+    """Return whether the speeds > 0 of each row are equal, and some row has two of them."""
     there = speed > 0
     least = np.where(there, speed, np.inf).min(axis=1)
     most = np.where(there, speed, -np.inf).max(axis=1)

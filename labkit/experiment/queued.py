@@ -284,7 +284,7 @@ def _judged(record: RunRecord, limit_s: float | None) -> dict[str, Any]:
 
 
 def _has_begun(folder: Path) -> bool:
-    """Tell whether something of a run may be on hosts; a folder of one that had not begun there is removed."""
+    """Return whether something of a run may be on hosts; a folder of one that had not begun there is removed."""
     if (folder / STATE).is_file():
         return True
     if folder.is_dir() and not folder.is_symlink():

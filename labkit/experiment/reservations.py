@@ -91,11 +91,11 @@ class Reservation:
 
     @property
     def for_ever(self) -> bool:
-        """Tell whether it never ends for good."""
+        """Return whether it never ends for good."""
         return self.daily or math.isinf(self.end_s)
 
     def holds(self, now_s: float) -> bool:
-        """Tell whether it holds at a moment: from its start on, and before its end.
+        """Return whether it holds at a moment: from its start on, and before its end.
 
         >>> night = Reservation("night", ("a",), start_s=100, end_s=200, daily=True)
         >>> [night.holds(t) for t in (99, 100, 199, 200, 86500, 86600)]
@@ -104,7 +104,7 @@ class Reservation:
         return any(self.start_s + s <= now_s < self.end_s + s for s in self._shifts(now_s))
 
     def over(self, now_s: float) -> bool:
-        """Tell whether it will never hold again."""
+        """Return whether it will never hold again."""
         return not self.for_ever and now_s >= self.end_s
 
     def next_turn_s(self, now_s: float) -> float:
@@ -113,7 +113,7 @@ class Reservation:
         return min((turn for turn in turns if turn > now_s), default=math.inf)
 
     def meets(self, other: Reservation) -> bool:
-        """Tell whether both ever hold at the same moment."""
+        """Return whether both ever hold at the same moment."""
         return self._starts_within(other) or other._starts_within(self)
 
     def _starts_within(self, other: Reservation) -> bool:

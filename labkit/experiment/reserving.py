@@ -114,7 +114,7 @@ class ReservationControl:
         return self._all.next_turn_s(now_s)
 
     def brings_more(self, now_s: float, *, quiet_since_s: float) -> bool:
-        """Tell whether hosts become free or reserved that a run in which nothing happens has not yet seen so.
+        """Return whether hosts become free or reserved that a run in which nothing happens has not yet seen so.
 
         Daily reservations go on for ever: what has not happened in `QUIET_DAYS` of them will not happen later.
         """

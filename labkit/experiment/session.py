@@ -376,7 +376,7 @@ class Session:
 
 
 def _more_than_measured(happened: Events) -> bool:
-    """Tell whether something happened; that something was measured is no such thing."""
+    """Return whether something happened; that something was measured is no such thing."""
     if not len(happened):
         return False
     kinds = happened["kind"]

@@ -223,14 +223,14 @@ def _fitting(jobs: Jobs, cluster: Cluster, throughputs: str | Path | None) -> st
 
 
 def _is_profile(path: str | Path | None) -> bool:
-    """Tell whether a file is the profile of a testbed."""
+    """Return whether a file is the profile of a testbed."""
     from labkit.speed.profiled.profile import is_profile
 
     return path is not None and str(path).endswith(".json") and is_profile(path)
 
 
 def _of_dl2(jobs: Jobs) -> bool:
-    """Tell whether these are jobs of DL2's setting: of its models, with servers, and a step is a sample."""
+    """Return whether these are jobs of DL2's setting: of its models, with servers, and a step is a sample."""
     if not ((jobs.samples_per_step == 1) & (jobs.max_ps > 0)).all():
         return False
     from labkit.speed.dl2 import fitted
@@ -239,7 +239,7 @@ def _of_dl2(jobs: Jobs) -> bool:
 
 
 def _of_dlrover(jobs: Jobs) -> bool:
-    """Tell whether these are jobs of DLRover's setting: of its models, asynchronous, with servers, without GPUs."""
+    """Return whether these are jobs of DLRover's setting: of its models, asynchronous, with servers, without GPUs."""
     if jobs.sync.any() or (jobs.n_ps < 1).any() or (jobs.worker_demand[:, GPUS] > 0).any():
         return False
     from labkit.speed.bottleneck import WORK

@@ -169,7 +169,7 @@ def _fill(grid: Floats, by_count: Floats) -> None:
 
 
 def _holds(batch: draft.Batch, sizes: tuple[int, ...]) -> bool:
-    """Tell whether arrays are large enough for jobs, groups, rows, parameter servers and workers of an episode."""
+    """Return whether arrays are large enough for jobs, groups, rows, parameter servers and workers of an episode."""
     return all(size <= has for size, has in zip(sizes, _sizes(batch), strict=True))
 
 

@@ -154,7 +154,7 @@ def _wait_for_work(batch: Batch, b: int, rules: EpisodeRules) -> None:
 
 @inner
 def _stands_still(batch: Batch, b: int) -> bool:
-    """Tell whether nothing will ever happen by itself: all jobs wait, or all that hold tasks make no progress."""
+    """Return whether nothing will ever happen by itself: all jobs wait, or all that hold tasks make no progress."""
     episode, jobs = batch.episode[b], batch.job[b]
     n_holding, n_stuck = 0, 0
     for j in range(episode.n_arrived):

@@ -129,7 +129,7 @@ class Learner:
             self._update()
 
     def _judge(self, slot: _Slot) -> None:
-        """Tell how much sooner the jobs of a slot were gone than the critic predicted; then it learns that, too."""
+        """Return how much sooner the jobs of a slot were gone than the critic predicted; then it learns that, too."""
         predicted = slot.seen @ np.linalg.solve(self._gram, self._aim)
         slot.better = float((predicted - slot.stayed).sum())
         self._gram += slot.seen.T @ slot.seen

@@ -92,7 +92,7 @@ def _n_asked(snapshot: Snapshot, gangs: Gangs) -> int:
 
 
 def fit_in_all(snapshot: Snapshot, gangs: Gangs) -> bool:
-    """Tell whether gangs without partners fit into the sums of what is free, whatever the pieces."""
+    """Return whether gangs without partners fit into the sums of what is free, whatever the pieces."""
     if (gangs.partner >= 0).any():
         return False
     table = snapshot.table

@@ -35,7 +35,7 @@ def _never_even(
     empty: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int, workers: Ints,
     servers: Ints,
 ) -> bool:  # fmt: skip
-    """Tell whether not even the empty cluster holds an even split of this gang."""
+    """Return whether not even the empty cluster holds an even split of this gang."""
     clear(empty)
     if not even(empty, usable, worker, ps, n_workers, n_ps, workers, servers):
         return True
@@ -219,7 +219,7 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
 def _like_one_of(
     i: int, others: Ints, jobs: Ints, n_workers: Ints, device_type: Ints, worker_demand: Floats, runs_on: Bools
 ) -> bool:  # fmt: skip
-    """Tell whether a gang without PSs is of the kind of one that found no room: since then there is only less."""
+    """Return whether a gang without PSs is of the kind of one that found no room: since then there is only less."""
     for o in others:
         alike = n_workers[o] == n_workers[i] and device_type[o] == device_type[i]
         for r in range(worker_demand.shape[1]):

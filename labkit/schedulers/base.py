@@ -135,7 +135,7 @@ def run_in_order(snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: b
 
 @kernel
 def choose(order: Ints, demand: Floats, budget: Floats, backfill: bool) -> Bools:
-    """Tell which jobs of an order fit into a budget (R,) by their demand (N, R), the first ones first."""
+    """Return which jobs of an order fit into a budget (R,) by their demand (N, R), the first ones first."""
     chosen = np.zeros(len(order), np.bool_)
     left = budget + SLACK
     for i in range(len(order)):
@@ -153,7 +153,7 @@ def choose(order: Ints, demand: Floats, budget: Floats, backfill: bool) -> Bools
 
 @inner
 def _before(a: float, b: float) -> bool:
-    """Tell whether one value comes before another, NaN last."""
+    """Return whether one value comes before another, NaN last."""
     return a < b or (b != b and a == a)
 
 

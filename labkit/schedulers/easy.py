@@ -162,7 +162,7 @@ def _taken(snapshot: Snapshot, placement: Placement, rows: Bools) -> Floats:
 
 
 def _puts_off(snapshot: Snapshot, placement: Placement, *, in_s: float, free: Floats) -> Bools:
-    """Tell which jobs that a placement starts are still there in so many seconds and find no room in `free` then."""
+    """Return which jobs that a placement starts are still there in so many seconds and find no room in `free` then."""
     left, late = free + SLACK, np.zeros(len(placement.set_jobs), np.bool_)
     for i in np.flatnonzero(~(remaining_s(snapshot, placement.set_jobs) <= in_s)).tolist():
         taken = _taken(snapshot, placement, placement.job == placement.set_jobs[i])

@@ -74,7 +74,7 @@ def by_urgency(snapshot: Snapshot, left: Floats, seconds: Floats) -> Ints:
 
 @inner
 def fits(w: int, p: int, worker: Floats, ps: Floats, left: Floats) -> bool:
-    """Tell whether w workers and p PSs fit into what is left (R,)."""
+    """Return whether w workers and p PSs fit into what is left (R,)."""
     fit = True
     for r in range(len(left)):
         fit = fit and w * worker[r] + p * ps[r] <= left[r]

@@ -239,7 +239,7 @@ class Optimus:
 
 
 def _all_have_theirs(snapshot: Snapshot) -> bool:
-    """Tell whether every active job holds the gang that it asked for; rigid ones can have no other."""
+    """Return whether every active job holds the gang that it asked for; rigid ones can have no other."""
     jobs = snapshot.jobs
     if snapshot.n_running < len(jobs):
         return False

@@ -25,7 +25,7 @@ def _room_for_a_stack() -> bool:
 
 
 def is_memory(error: BaseException | None) -> bool:
-    """Tell whether an error, or one that it was raised from, says that there was no memory.
+    """Return whether an error, or one that it was raised from, says that there was no memory.
 
     >>> is_memory(MemoryError()), is_memory(OSError(12, "Cannot allocate memory")), is_memory(ValueError("no"))
     (True, True, False)

@@ -48,7 +48,7 @@ def counted(things: Iterable[Thing], *, name: str = "", unit: str = "run", shown
 
 
 def in_notebook() -> bool:
-    """Tell whether a Jupyter kernel runs this."""
+    """Return whether a Jupyter kernel runs this."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return type(shell).__name__ == "ZMQInteractiveShell"

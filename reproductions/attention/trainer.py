@@ -70,7 +70,7 @@ def _pods(scene: Scene, stand: Stand, home: int) -> Ints:
 
 @inner
 def _holds(scene: Scene, stand: Stand, gang: GangView, pod: int) -> bool:
-    """Tell whether a pod has as many free GPUs and cores in all as a gang asks for."""
+    """Return whether a pod has as many free GPUs and cores in all as a gang asks for."""
     room, free = scene.room, np.zeros(stand.free.shape[1])
     for at in range(room.first_machine[pod], room.first_machine[pod + 1]):
         m = room.machines[at]

@@ -98,7 +98,7 @@ def look(batch: Batch, b: int, form: Form, start: int, window: Ints) -> int:
 
 @inner
 def _is_full(batch: Batch, b: int, form: Form, i: int) -> bool:
-    """Tell whether a job has all workers and parameter servers that it can use."""
+    """Return whether a job has all workers and parameter servers that it can use."""
     j = batch.active[b, i]
     if batch.n[b, j, WORKER] < batch.most[b, j, WORKER]:
         return False
@@ -505,7 +505,7 @@ def _decide_about(
 
 @inner
 def _moved(batch: Batch, b: int, form: Form, window: Ints, n: int) -> bool:
-    """Tell whether other jobs are to be seen than before, as one has all that it can use."""
+    """Return whether other jobs are to be seen than before, as one has all that it can use."""
     now = np.empty_like(window)
     return bool(look(batch, b, form, 0, now) != n or np.any(now != window))
 

@@ -284,7 +284,7 @@ def _task(batch: Batch, b: int, form: Form, i: int, wanted: Ints, apart: bool) -
 
 @inner
 def _fits(batch: Batch, b: int, form: Form, i: int, what: int) -> bool:
-    """Tell whether an action finds room; by the paper's rules all that is allowed does."""
+    """Return whether an action finds room; by the paper's rules all that is allowed does."""
     if not form.released:
         return True
     free, given, n, seen = batch.free[b].copy(), batch.given[b].copy(), batch.n[b].copy(), batch.seen[b].copy()

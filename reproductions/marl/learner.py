@@ -365,6 +365,6 @@ class Learner:
 
 
 def alike(one: Graph, other: Graph) -> bool:
-    """Tell whether two graphs have the same nodes and edges, whatever their bandwidths."""
+    """Return whether two graphs have the same nodes and edges, whatever their bandwidths."""
     same = one.n_places == other.n_places and np.array_equal(one.kind, other.kind)
     return same and np.array_equal(one.source, other.source) and np.array_equal(one.target, other.target)

@@ -356,7 +356,7 @@ class PlacementSlot:
         return np.asarray(np.logical_or.reduceat(room, graph.first_group[:-1]))
 
     def holds(self, agent: int, job: int) -> bool:
-        """Tell whether a pod may hold a gang now: what says no is sure, what says yes is not."""
+        """Return whether a pod may hold a gang now: what says no is sure, what says yes is not."""
         groups, table = self.graphs.inner[agent].groups, self.snapshot.table
         usable = self.trial.room(job, Role.WORKER)[groups]
         for_ps = self.trial.room(job, Role.PS)[groups]

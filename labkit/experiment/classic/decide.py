@@ -40,7 +40,7 @@ def _take(left: Floats, gang: Floats, k: int) -> None:
 
 @inner(_nrt=False)
 def all_fit(trace: Trace, work: Scratch) -> bool:
-    """Tell whether the gangs of all active jobs surely fit into the sums of what the machines offer."""
+    """Return whether the gangs of all active jobs surely fit into the sums of what the machines offer."""
     for r in range(len(trace.budget)):
         margin = 0.0 if trace.whole else MARGIN * (1.0 + trace.budget[r])
         if work.asked[r] + margin > trace.budget[r]:

@@ -18,7 +18,7 @@ def _left(j: int, trace: Trace, mind: Belief, now_s: float) -> float:
 
 @kernel(_nrt=False)
 def has_turned(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> bool:
-    """Tell whether the key of a job stays as it is from now on: it is overdue, or in the second queue."""
+    """Return whether the key of a job stays as it is from now on: it is overdue, or in the second queue."""
     if by == BY_REMAINING:
         return is_overdue(trace.total_steps[j], _left(j, trace, mind, now_s))
     at = mind.belief[j]

@@ -231,7 +231,7 @@ def _look_near(
 
 @inner(_nrt=False)
 def comes_before(keys: Floats, j: int, other_keys: Floats, other: int) -> bool:
-    """Tell whether one job comes before another, by their keys (N,) and then by number."""
+    """Return whether one job comes before another, by their keys (N,) and then by number."""
     return bool(keys[j] < other_keys[other] or (keys[j] == other_keys[other] and j < other))
 
 

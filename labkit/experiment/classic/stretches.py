@@ -113,7 +113,7 @@ class Stretches:
 
 
 def _shared(session: SteppedRun, active: Ints) -> bool:
-    """Tell whether a job shares its GPUs, or was given other amounts than it declared."""
+    """Return whether a job shares its GPUs, or was given other amounts than it declared."""
     held = session.ledger.book.held[active]
     return bool((held["partner"] >= 0).any() or held["n_given"].any())
 

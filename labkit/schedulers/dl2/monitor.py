@@ -121,7 +121,7 @@ class Monitor:
     # --- starving
 
     def _starved(self, snapshot: Snapshot, given: Ints) -> bool:
-        """Tell whether some job would have got nothing for too long, while room for it could be made."""
+        """Return whether some job would have got nothing for too long, while room for it could be made."""
         number = snapshot.jobs.number
         could = (given.sum(axis=1) == 0) & _finds_room(snapshot, given)
         since_s = np.where(could, np.minimum(self._empty_since_s[number], snapshot.now_s), np.inf)
@@ -181,7 +181,7 @@ class Monitor:
         self._is_worse = mine > (1 + self.margin) * other
 
     def _shows_little(self, table: Jobs, jobs: Ints) -> bool:
-        """Tell whether most of the jobs that may grow are of kinds of which but one gang was seen, and a small one.
+        """Return whether most of the jobs that may grow are of kinds of which but one gang was seen, and a small one.
 
         Small is less than a quarter of the largest.
         """

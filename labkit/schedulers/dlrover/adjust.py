@@ -217,7 +217,7 @@ def _slow(report: Report, rules: Rules, _: Predicted) -> list[Sign]:
 
 
 def _is_slow(task: Task, report: Report, rules: Rules) -> bool:
-    """Tell whether a server is slow and its use no higher than that of others; at its limit, that limit holds it back.
+    """Return whether a server is slow and its use no higher than that of others; at its limit, that limit holds it back.
 
     Updates are timed on the clock: those of a server that is paused at its limit take longer, wherever it runs.
     """
@@ -274,7 +274,7 @@ def _additional(report: Report, rules: Rules, predicted: Predicted) -> int:
 
 
 def _pays(gain: float, report: Report, rules: Rules) -> bool:
-    """Tell whether a speed-up saves more than `pays` times what a change takes."""
+    """Return whether a speed-up saves more than `pays` times what a change takes."""
     return report.left_s * gain / (1 + gain) >= rules.pays * report.pause_s
 
 

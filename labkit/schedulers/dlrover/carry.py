@@ -97,7 +97,7 @@ class CarriedRoom:
         return plan if given[2] == plan.n_workers else replace(plan, n_workers=given[2])
 
     def holds_one_more(self, job: int, cores: float) -> bool:
-        """Tell whether there is room for one more worker of a job, with so many cores."""
+        """Return whether there is room for one more worker of a job, with so many cores."""
         demand = self._demand[Role.WORKER, job].copy()
         demand[CPUS] = cores
         return bool(usable_rooms(self.trial.book, demand, self.trial.runs_on(job)).any())
@@ -188,7 +188,7 @@ class CarriedRoom:
         return np.array(kinds, np.int32), np.array(amounts, np.float64)
 
     def _as_before(self, job: int, given: Rows) -> bool:
-        """Tell whether a job would have what it has."""
+        """Return whether a job would have what it has."""
         rows, amounts = self._held(job)
         if len(rows) != len(given[0]) or rows.tobytes() != given[0].tobytes():
             return False
@@ -274,7 +274,7 @@ def _stay(
 
 @inner
 def _enough(kinds: Ints, left: Ints, whole: bool) -> bool:
-    """Tell whether all servers found room, and all workers, or one at least where not all are needed."""
+    """Return whether all servers found room, and all workers, or one at least where not all are needed."""
     n_workers, missing = 0, 0
     for k in range(len(kinds)):
         if kinds[k, 0] == 0:
@@ -345,7 +345,7 @@ def _roomiest(free: Floats, usable: Ints, demand: Floats) -> tuple[int, int]:
 
 @inner
 def _comes_before(put: Ints, i: int, j: int) -> bool:
-    """Tell whether a row comes before another one: by kind, and then by group."""
+    """Return whether a row comes before another one: by kind, and then by group."""
     before: bool = put[i, 0] < put[j, 0] or (put[i, 0] == put[j, 0] and put[i, 1] < put[j, 1])
     return before
 

@@ -41,7 +41,7 @@ class Mender:
     unit: float
 
     def free_to_change(self, job: int) -> bool:
-        """Tell whether a job was left alone for long enough."""
+        """Return whether a job was left alone for long enough."""
         return self.turn.now_s >= self.turn.states[job].changed_s + self.turn.rules.gap_s
 
     # --- troubles

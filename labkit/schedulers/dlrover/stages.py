@@ -98,5 +98,5 @@ def balanced(state: JobState) -> JobState:
 
 
 def may_change(state: JobState, rules: Rules, *, now_s: float) -> bool:
-    """Tell whether a job is known well enough, and was left alone for long enough, to be given other resources."""
+    """Return whether a job is known well enough, and was left alone for long enough, to be given other resources."""
     return bool(state.samples) and not state.gave_up and now_s >= state.changed_s + rules.gap_s

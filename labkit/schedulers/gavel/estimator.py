@@ -222,7 +222,7 @@ class Estimator:
         return self._take_in(kind[number], kind[partner], device_type, np.asarray(jobs.speed[sure], np.float64))
 
     def _sure(self, snapshot: Snapshot) -> Bools:
-        """Tell which jobs have a speed beside a partner that can be believed, (J,)."""
+        """Return which jobs have a speed beside a partner that can be believed, (J,)."""
         jobs, now_s = snapshot.jobs, snapshot.now_s
         number, partner, speed = jobs.number, jobs.partner, jobs.speed
         paired = (partner >= 0) & jobs.running

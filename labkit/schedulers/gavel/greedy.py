@@ -160,7 +160,7 @@ def _find_room(speed: Floats, n_gpus: float, use: Floats, left: Floats, fits: Bo
 
 @inner
 def _has_room(n_gpus: float, use: Floats, left: Floats) -> bool:
-    """Tell whether any column has room for a gang, whether or not it can run there."""
+    """Return whether any column has room for a gang, whether or not it can run there."""
     found = False
     for v in range(len(use)):
         found = found or bool((n_gpus * use[v] <= left + ROOM).all())

@@ -212,7 +212,7 @@ def _units(
 
 @inner
 def _may_move(jobs: Ints, chosen: Ints, mate: Ints, over: bool, overdue_s: float, column: Ints, lag_s: Floats) -> Bools:
-    """Tell which jobs may leave their columns: alone, starting or at a round's end, and not overdue there."""
+    """Return which jobs may leave their columns: alone, starting or at a round's end, and not overdue there."""
     moves = (chosen >= 0) & (mate < 0)
     for i in range(len(jobs)):
         if moves[i]:
@@ -258,7 +258,7 @@ def choose(
 
 @inner
 def _stays(i: int, jobs: Ints, chosen: Ints, mate: Ints, column: Ints, partner: Ints) -> bool:
-    """Tell whether a job keeps its place: nothing changes, or the one that shared it leaves."""
+    """Return whether a job keeps its place: nothing changes, or the one that shared it leaves."""
     if chosen[i] != column[jobs[i]]:
         return False
     if mate[i] == partner[jobs[i]]:

@@ -133,7 +133,7 @@ class RoundState:
     # --- the decision
 
     def goes_on(self, snapshot: Snapshot) -> bool:
-        """Tell whether a snapshot is a later one of the same run."""
+        """Return whether a snapshot is a later one of the same run."""
         return self.table is snapshot.table and self.number < snapshot.number
 
     def take_in(self, profile: Profile, *, news: bool) -> None:
@@ -164,7 +164,7 @@ class RoundState:
         return placement
 
     def _changed(self, snapshot: Snapshot) -> bool:
-        """Tell whether jobs or machines came or went since the last allocation."""
+        """Return whether jobs or machines came or went since the last allocation."""
         if not np.array_equal(snapshot.up, self.up):
             cluster = snapshot.cluster
             there = cluster.capacity[:, GPUS] * snapshot.up[cluster.group_machine]

@@ -81,7 +81,7 @@ def needed_speed(problem: Problem) -> tuple[Floats, Bools]:
 
 
 def met_together(problem: Problem, floor: Floats, jobs: Ints) -> bool:
-    """Tell whether these jobs (positions) can all have the steps/s that they need, (J,)."""
+    """Return whether these jobs (positions) can all have the steps/s that they need, (J,)."""
     if not len(jobs):
         return True
     chosen = np.zeros(problem.n_jobs, np.bool_)

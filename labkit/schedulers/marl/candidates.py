@@ -42,7 +42,7 @@ def found_of(most_tasks: int) -> Candidates:
 
 @inner
 def fits(book: ScratchBook, gang: GangRequest, g: int, n_workers: int, n_ps: int) -> bool:
-    """Tell whether a group has room for some workers and PSs of a gang."""
+    """Return whether a group has room for some workers and PSs of a gang."""
     if not (usable(book, gang.runs_on, gang.worker, g) if n_workers else book.up[g]):
         return False
     for r in range(book.free.shape[1]):
@@ -60,7 +60,7 @@ def hold(book: ScratchBook, gang: GangRequest, groups: Ints, sign: int) -> None:
 
 @inner
 def _as_new(book: ScratchBook, empty: Bools, m: int, other: int) -> bool:
-    """Tell whether two machines without tasks are alike."""
+    """Return whether two machines without tasks are alike."""
     a, b = book.first_group[m], book.first_group[other]
     if book.first_group[m + 1] - a != book.first_group[other + 1] - b:
         return False

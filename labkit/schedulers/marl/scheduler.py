@@ -106,7 +106,7 @@ class Marl:
         return RunKnowledge(scene, desk_of(scene), slow, self._net)
 
     def _is_strange(self, known: Contention) -> bool:
-        """Tell whether a run's interference is another one than that of the training."""
+        """Return whether a run's interference is another one than that of the training."""
         return digest_of(known) != self._trained.digest
 
     def cautions(self, jobs: Jobs, cluster: Cluster, interference: Contention | None) -> list[str]:

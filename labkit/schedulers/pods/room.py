@@ -34,7 +34,7 @@ class PodRoom:
         self._full: set[tuple[int, int]] = set()
 
     def holds(self, job: int, pod: int) -> bool:
-        """Tell whether a pod may hold a waiting job now: what says no is sure, what says yes is not."""
+        """Return whether a pod may hold a waiting job now: what says no is sure, what says yes is not."""
         if (self._of[job], pod) in self._full:
             return False
         held = _may_hold(self.trial.book, pod, self.snapshot.table, self.snapshot.runs_on, job)
@@ -73,7 +73,7 @@ def kinds_of(jobs: Jobs, runs_on: Bools, which: Ints) -> Ints:
 
 
 def _may_hold(book: ScratchBook, pod: int, jobs: Jobs, runs_on: Bools, job: int) -> bool:
-    """Tell whether a pod may hold the gang that a job asks for; False is sure."""
+    """Return whether a pod may hold the gang that a job asks for; False is sure."""
     return bool(
         may_hold(
             book, pod, jobs.worker_demand[job], jobs.ps_demand[job], int(jobs.n_workers[job]), int(jobs.n_ps[job]),
