@@ -242,11 +242,14 @@ class Experiment:
         refuse_unsound_model(self.speed, runs_on=runs_on, shape=shape, jobs=self.jobs)
         traits = Traits.of(scheduler)
         lease_s = traits.lease_s
-        known = context(self.jobs, self.cluster, speed=believed, seed=self.seed, interference=self.interference)
+        cadence = self.cadence or at_events(quantum_s=traits.quantum_s, when_empty=lease_s is not None)
+        known = context(
+            self.jobs, self.cluster, speed=believed, seed=self.seed, interference=self.interference,
+            slot_s=math.inf if cadence.events else cadence.slot_s,
+        )  # fmt: skip
         keeper = kept(self.history, scheduler)
         begin(scheduler, known)
         observers = observers if keeper is None else [*observers, keeper]
-        cadence = self.cadence or at_events(quantum_s=traits.quantum_s, when_empty=lease_s is not None)
         if backend is None:
             period_s = math.inf if self.variation is None else self.variation.period_s
             every_s = self.measured_every_s(scheduler)
