@@ -85,7 +85,9 @@ class Hesrpt:
 
     def __post_init__(self) -> None:
         if self.p is not None and not 0 < self.p < 1:
-            raise InputError(f"hesrpt: p is {self.p}; expected an exponent > 0 and < 1, or None for one that is fitted.")
+            raise InputError(
+                f"hesrpt: p is {self.p}; expected an exponent > 0 and < 1, or None for one that is fitted."
+            )
         if self.look_ahead < 1:
             raise InputError(f"hesrpt: look_ahead is {self.look_ahead}; expected a number of tasks >= 1.")
         self._estimates = Estimates(self.n_pre_runs, self.oracle, scheduler="hesrpt")

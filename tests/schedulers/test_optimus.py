@@ -187,7 +187,9 @@ def test_a_prediction_is_at_most_four_times_off_the_declaration_and_leaves_an_ep
     scheduler = make("optimus")
     assert scheduler._estimates.converged_at(told(8, declared=100.0), 0) == 400
     assert scheduler._estimates.converged_at(told(10, declared=10_000.0), 0) == 2500
-    assert scheduler._estimates.left_steps(told(12, declared=1000.0)).tolist() == [100]  # 1,200 steps done, 900 predicted
+    assert scheduler._estimates.left_steps(told(12, declared=1000.0)).tolist() == [
+        100
+    ]  # 1,200 steps done, 900 predicted
 
 
 def test_predictions_of_a_run_before_are_forgotten(fits):

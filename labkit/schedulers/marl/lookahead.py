@@ -88,7 +88,6 @@ class LookAheadPods:
         return snapshot.waiting
 
 
-
 def _without_truth(snapshot: Snapshot) -> Context:
     """Return a context in which nothing is known of interference, for a run that never began."""
     none = lambda *_, **__: (_ for _ in ()).throw(NotImplementedError)  # noqa: E731
