@@ -80,7 +80,7 @@ class SlotAware:
         self._estimates = Estimates(self.n_pre_runs, self.oracle, scheduler="slot_aware")
 
     def begin(self, context: Context) -> None:
-        """Measure a few gangs of each kind of job before the run, all of them for an oracle; learn the slot's length."""
+        """Measure a few gangs of each kind of job before the run; all of them for an oracle."""
         self._slot_s = context.slot_s
         self._estimates.begin(context)
 

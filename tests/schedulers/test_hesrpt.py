@@ -32,8 +32,9 @@ def flow_time(sizes, p):
 def least_flow_time(sizes, p):
     """Return the least sum of completion times, found numerically.
 
-    The shortest job ends first, so phase k has the k longest jobs. If job i does w_ik of its work in phase k, that phase
-    takes at least (sum_i w_ik^(1/p))^p, since shares add up to 1. Minimised over w >= 0 with rows that add up to sizes.
+    The shortest job ends first, so phase k has the k longest jobs. If job i does w_ik of its work in phase k, that
+    phase takes at least (sum_i w_ik^(1/p))^p, as shares add up to 1. Minimised over w >= 0 with rows that add up to
+    sizes.
     """
     sizes = np.sort(sizes)[::-1]
     alive = [(i, k) for k in range(len(sizes)) for i in range(k + 1)]  # phase k: jobs 0 to k
