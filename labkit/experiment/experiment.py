@@ -28,7 +28,7 @@ from labkit.core.quotas import Quotas
 from labkit.core.resources import Floats
 from labkit.experiment import provenance
 from labkit.experiment.asked import KINDS, refuse_endless, refuse_odd, refuse_unpriced
-from labkit.experiment.bound import jct_bound_s
+from labkit.experiment.bound import jct_bound_s, mean_bound_s
 from labkit.experiment.bound_gangs import rests_on_faster
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.caveats import Caveat, caveats, fell_back, speeds_in_words
@@ -305,9 +305,14 @@ class Experiment:
 
     @cached_property
     def bound_jct_s(self) -> float:
-        """Mean of `job_bounds_s` over all jobs; NaN: it is not known, or a job has no gang with which it trains."""
-        bounds_s = self.job_bounds_s
-        return float("nan") if bounds_s is None or not np.isfinite(bounds_s).all() else float(bounds_s.mean())
+        """Mean JCT in seconds that no scheduler can go below; NaN: not known, or a job never gets to train.
+
+        At least the mean of `job_bounds_s`, more where the cluster does not hold all jobs at their best at once.
+        """
+        return mean_bound_s(
+            self.jobs, self.cluster, speed=self.speed, cadence=self.cadence, overheads=self.overheads,
+            variation=self.variation,
+        )  # fmt: skip
 
     @cached_property
     def _bound_is_faster(self) -> bool:

@@ -88,7 +88,7 @@ FASTER: Final = "bound_faster"
 BOUND_LABEL: Final = "(bound)"
 """What stands in the column of schedulers."""
 
-WHAT: Final = "each job alone on its fastest gang from its arrival on, in an infinite cluster"
+WHAT: Final = "each job alone on its fastest gang from its arrival on, as far as the cluster holds all at once"
 """What the bound is, in words (`labkit.experiment.bound`)."""
 
 

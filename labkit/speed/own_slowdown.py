@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -81,7 +81,7 @@ def _kinds_of_machine(cluster: Cluster) -> list[Ints]:
     """Return the groups of one machine of each kind."""
     first = np.searchsorted(cluster.group_machine, np.arange(cluster.n_machines + 1))
     columns = np.column_stack([cluster.group_type, cluster.group_pcie_gbps, cluster.capacity])
-    kinds = {columns[a:b].tobytes(): np.arange(a, b) for a, b in zip(first[:-1], first[1:], strict=True)}
+    kinds = {columns[a:b].tobytes(): np.arange(a, b) for a, b in pairwise(first.tolist())}
     return list(kinds.values())
 
 
@@ -91,8 +91,9 @@ def _card_gbps(cluster: Cluster) -> float:
         return 0.0
     if cluster.network is None:
         return np.inf
-    own = cluster.network.link_from < cluster.n_machines
-    return float(np.bincount(cluster.network.link_from[own], cluster.network.link_gbps[own]).max(initial=0.0))
+    network = cluster.network
+    sums = [np.bincount(ends, network.link_gbps)[: cluster.n_machines] for ends in (network.link_from, network.link_to)]
+    return float(max(gbps.max() for gbps in sums))
 
 
 def _seconds(gbit: float, gbps: float) -> float:
@@ -103,10 +104,27 @@ def _on_several(gang: Gang, cluster: Cluster, nic_gbps: float) -> float:
     """Return the least seconds of an update on several machines."""
     if nic_gbps == 0 or gang.n_workers + gang.n_ps < 2:
         return np.inf
-    bus = float(cluster.group_pcie_gbps.max(initial=0.0))
-    waits_s = _seconds(gang.exchange_gbit, min(bus, nic_gbps) if gang.sync else bus)
+    waits_s = _seconds(gang.exchange_gbit, float(cluster.group_pcie_gbps.max(initial=0.0)))
+    if gang.sync:
+        waits_s = max(waits_s, _seconds(fewest_across(gang.n_workers, gang.n_ps) * gang.exchange_gbit, nic_gbps))
     step_s = min(gang.compute_s) + waits_s
     return step_s if gang.sync else step_s / gang.n_workers
+
+
+@cache
+def fewest_across(n_workers: int, n_ps: int) -> int:
+    """Return how many exchanges share the busiest direction of some machine's card at least, if a gang is on several.
+
+    A machine with w of W workers and p of P servers sends w (P - p) pushes and receives (W - w) p. The least of the
+    larger of the two over all w, p counts, as some machine has to have some of the tasks. Around a ring it is one.
+
+    >>> fewest_across(1, 4), fewest_across(4, 4), fewest_across(4, 0)
+    (1, 3, 1)
+    """
+    if n_ps == 0:
+        return 1
+    parts = product(range(n_workers + 1), range(n_ps + 1))
+    return min(max(w * (n_ps - p), (n_workers - w) * p) for w, p in parts if 0 < w + p < n_workers + n_ps)
 
 
 def _on_one(gang: Gang, cluster: Cluster, groups: Ints, model: InterferenceModel, most_gbps: Floats) -> float:
@@ -126,10 +144,14 @@ def _on_one(gang: Gang, cluster: Cluster, groups: Ints, model: InterferenceModel
         return np.inf
     slower = _slowdown(gang, workers, servers, cores=cluster.capacity[groups, CPUS], model=model, most=most_gbps)
     busy_s = np.where(workers > 0, np.where(may_run, compute_s, 0.0) * slower, 0.0)
+    socket_gbps = float(cluster.machine_socket_gbps[cluster.group_machine[groups[0]]])
+    across_s = max(waits_s, _seconds(gang.exchange_gbit, socket_gbps))
+    others = servers if gang.n_ps else workers
+    waits = np.where(others.sum(axis=1, keepdims=True) > others, across_s, waits_s)  # with a partner in another group
     if gang.sync:
-        return float(busy_s.max(axis=1).min()) + waits_s
-    with np.errstate(divide="ignore"):
-        rate = np.where(workers > 0, workers / (busy_s + waits_s), 0.0).sum(axis=1)
+        return float((busy_s.max(axis=1) + np.where(workers > 0, waits, 0.0).max(axis=1)).min())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = np.where(workers > 0, workers / (busy_s + waits), 0.0).sum(axis=1)
     return float(1 / rate.max())
 
 
@@ -145,7 +167,11 @@ def _slowdown(
         group_machine=np.repeat(np.arange(n), g), group_cores=np.tile(cores, n),
     )  # fmt: skip
     co_cores, co_gbps = (column[: n * g] for column in beside)
-    loads = (co_gbps, np.maximum(co_gbps, 2 * NO_LOAD), np.maximum(co_gbps, np.tile(most, n)))  # a line is least at ends
+    loads = (
+        co_gbps,
+        np.maximum(co_gbps, 2 * NO_LOAD),
+        np.maximum(co_gbps, np.tile(most, n)),
+    )  # a line is least at ends
     least = [
         model.slowdown(gang.cores[0], gang.pcie_gbps[0], co_cpu_cores=co_cores, co_pcie_gbps=gbps) for gbps in loads
     ]

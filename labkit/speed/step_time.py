@@ -170,7 +170,9 @@ class StepTime:
             which[j] = number.setdefault(gang, len(number))
         best = np.full(len(jobs), np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):
-            by_gpu = np.nan_to_num(interference.pcie_gbps[0] / jobs.worker_demand[:, GPUS], posinf=ANY_GBPS).max(initial=0)
+            by_gpu = np.nan_to_num(interference.pcie_gbps[0] / jobs.worker_demand[:, GPUS], posinf=ANY_GBPS).max(
+                initial=0
+            )
             most_gbps = by_gpu * self.cluster.capacity[:, GPUS]
             step_s = least_step_s([*number], self.cluster, model=interference.model, most_gbps=most_gbps)
             best[rigid] = 1 / step_s[which[rigid]]
