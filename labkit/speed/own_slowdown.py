@@ -19,7 +19,7 @@ MOST: Final = 4096
 """Ways onto a machine that are tried of a gang; where there are more, its tasks are taken not to slow each other."""
 
 
-class Gang(NamedTuple):
+class RigidGang(NamedTuple):
     """A rigid gang: tasks, demands (R,), use alone (cores and Gbps of worker and PS), seconds and exchange.
 
     `compute_s` (T,) is what a worker needs on each device type, inf where it cannot run; `exchange_gbit` what the
@@ -37,7 +37,7 @@ class Gang(NamedTuple):
     sync: bool
 
 
-def least_step_s(gangs: list[Gang], cluster: Cluster, *, model: InterferenceModel, most_gbps: Floats) -> Floats:
+def least_step_s(gangs: list[RigidGang], cluster: Cluster, *, model: InterferenceModel, most_gbps: Floats) -> Floats:
     """Return seconds per update that no placement of each gang can go below on this cluster, (K,).
 
     On one machine, every way to put its tasks into the device groups is tried, and its tasks slow each other as the
@@ -86,7 +86,7 @@ def _kinds_of_machine(cluster: Cluster) -> list[Ints]:
 
 
 def _card_gbps(cluster: Cluster) -> float:
-    """Return the bandwidth of the fastest machine's network cards together; 0: there is one machine, inf: no network."""
+    """Return the bandwidth of all cards of the fastest machine; 0: there is one machine, inf: there is no network."""
     if cluster.n_machines < 2:
         return 0.0
     if cluster.network is None:
@@ -100,7 +100,7 @@ def _seconds(gbit: float, gbps: float) -> float:
     return 0.0 if gbit == 0 else gbit / gbps if gbps > 0 else np.inf
 
 
-def _on_several(gang: Gang, cluster: Cluster, nic_gbps: float) -> float:
+def _on_several(gang: RigidGang, cluster: Cluster, nic_gbps: float) -> float:
     """Return the least seconds of an update on several machines."""
     if nic_gbps == 0 or gang.n_workers + gang.n_ps < 2:
         return np.inf
@@ -127,7 +127,7 @@ def fewest_across(n_workers: int, n_ps: int) -> int:
     return min(max(w * (n_ps - p), (n_workers - w) * p) for w, p in parts if 0 < w + p < n_workers + n_ps)
 
 
-def _on_one(gang: Gang, cluster: Cluster, groups: Ints, model: InterferenceModel, most_gbps: Floats) -> float:
+def _on_one(gang: RigidGang, cluster: Cluster, groups: Ints, model: InterferenceModel, most_gbps: Floats) -> float:
     """Return the least seconds of an update on a machine with these groups; inf: it does not hold the gang."""
     ways = splits(gang.n_workers, gang.n_ps, len(groups))
     waits_s = _seconds(gang.exchange_gbit, float(cluster.group_pcie_gbps[groups].max()))
@@ -156,7 +156,7 @@ def _on_one(gang: Gang, cluster: Cluster, groups: Ints, model: InterferenceModel
 
 
 def _slowdown(
-    gang: Gang, workers: Ints, servers: Ints, *, cores: Floats, model: InterferenceModel, most: Floats
+    gang: RigidGang, workers: Ints, servers: Ints, *, cores: Floats, model: InterferenceModel, most: Floats
 ) -> Floats:  # fmt: skip
     """Return how much a worker in each group is slowed at least, by way and group, (C, g)."""
     n, g = workers.shape

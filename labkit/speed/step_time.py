@@ -20,7 +20,7 @@ from labkit.speed.cpu import CpuModel
 from labkit.speed.interference.use import Interference
 from labkit.speed.isolated import compact
 from labkit.speed.network import Flows, RoleTasks, Share, bandwidth_gbps, flows_of
-from labkit.speed.own_slowdown import Gang, least_step_s
+from labkit.speed.own_slowdown import RigidGang, least_step_s
 from labkit.speed.retiming import Retiming, knows
 from labkit.speed.units import samples_of_step
 
@@ -159,10 +159,10 @@ class StepTime:
         part = np.where(ring, (workers - 1) / workers, 1 / np.maximum(jobs.n_ps, 1))
         sync = jobs.sync | ring
         compute_s = (self.compute_s / np.where(sync, workers, 1))[:, None] * np.where(could, self.type_s, np.inf)
-        number: dict[Gang, int] = {}
+        number: dict[RigidGang, int] = {}
         which, rigid = np.zeros(len(jobs), np.int64), np.flatnonzero(~jobs.malleable)
         for j in rigid:
-            gang = Gang(
+            gang = RigidGang(
                 int(jobs.n_workers[j]), int(jobs.n_ps[j]), tuple(jobs.worker_demand[j]), tuple(jobs.ps_demand[j]),
                 tuple(interference.cores[:, j]), tuple(interference.pcie_gbps[:, j]), tuple(compute_s[j]),
                 float(2 * part[j] * self.model_bytes[j] * 8e-9), bool(sync[j]),
