@@ -35,16 +35,8 @@ COMMAND = "python -m benchmarks.placement"
 SLOT_S = 1800.0
 SEEDS = range(size(10, short=1))
 RULES = (
-    "even", "even_pods", "partitioned(placer=pack)", "tetris_pods", "look_ahead_pods", "interference_aware", "marl"
+    "even", "even_pods", "partitioned(placer=pack)", "tetris_pods", "look_ahead_pods", "interference_aware", "marl",
 )  # fmt: skip
-    "even",
-    "even_pods",
-    "partitioned(placer=pack)",
-    "tetris_pods",
-    "look_ahead_pods",
-    "interference_aware",
-    "marl",
-)
 """`even` first, with which all are compared; the two that follow Tetris, of which the better one counts."""
 
 
