@@ -34,7 +34,9 @@ from labkit.workloads.expressions import trace
 COMMAND = "python -m benchmarks.placement"
 SLOT_S = 1800.0
 SEEDS = range(size(10, short=1))
-RULES = ("even", "even_pods", "partitioned(placer=pack)", "tetris_pods", "look_ahead_pods", "marl")
+RULES = (
+    "even", "even_pods", "partitioned(placer=pack)", "tetris_pods", "look_ahead_pods", "interference_aware", "marl",
+)  # fmt: skip
 """`even` first, with which all are compared; the two that follow Tetris, of which the better one counts."""
 
 

@@ -112,6 +112,9 @@ class Context:
         of the truth is in it. None: it is not known.
     interference : Contention or None
         What measurements before the run have shown of co-located jobs; None: there are none.
+    slot_s : float
+        Seconds from one decision to the next where decisions fall on slots alone: what a job leaves stays idle until
+        the next one. inf: a decision is due at events, too.
     """
 
     jobs: Jobs
@@ -122,6 +125,7 @@ class Context:
     rng: np.random.Generator
     rehearse: Rehearse | None = None
     interference: Contention | None = None
+    slot_s: float = inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from labkit.experiment.inputs import Inputs
 from labkit.experiment.prices import prices_of
 from labkit.experiment.reservations import Reservations
 from labkit.experiment.scenario import OPTIONS, Scenario
-from labkit.results.comparison import BOUND, FASTER
+from labkit.results.comparison import FASTER, bound_of
 from labkit.results.notes import held_up
 from labkit.results.record import RunRecord
 from labkit.schedulers import open_options, options_of
@@ -83,7 +83,7 @@ def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:
             rules = experiment.rules
             outcome = CellOutcome(
                 cell, _plain(record.summary), record=kept, speeds=told["speeds"],
-                bound_jct_s=told.get(BOUND, float("nan")), bound_faster=told.get(FASTER, False),
+                bound_jct_s=bound_of(record), bound_faster=told.get(FASTER, False),
                 reserved=tuple(held_up(record)),
             )  # fmt: skip
         except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -26,8 +27,9 @@ SCHEDULERS: Final = 1
 
 
 def context(
-    jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, seed: int, interference: Level | None = None
-) -> Context:
+    jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, seed: int, interference: Level | None = None,
+    slot_s: float = inf,
+) -> Context:  # fmt: skip
     """Return what a scheduler is told before a run.
 
     Parameters
@@ -38,6 +40,8 @@ def context(
         Of what it draws.
     interference : Level, optional
         What was measured of co-located jobs.
+    slot_s : float
+        From one decision to the next where they fall on slots alone.
     """
     told = jobs.declared.as_if_true()  # nothing of the truth can be reached through what measures
     return Context(
@@ -49,6 +53,7 @@ def context(
         rng=np.random.default_rng([seed, SCHEDULERS]),
         rehearse=partial(rehearse, cluster, context),
         interference=interference,
+        slot_s=slot_s,
     )
 
 

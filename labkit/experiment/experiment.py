@@ -28,7 +28,7 @@ from labkit.core.quotas import Quotas
 from labkit.core.resources import Floats
 from labkit.experiment import provenance
 from labkit.experiment.asked import KINDS, refuse_endless, refuse_odd, refuse_unpriced
-from labkit.experiment.bound import jct_bound_s
+from labkit.experiment.bound import jct_bound_s, mean_bound_s
 from labkit.experiment.bound_gangs import rests_on_faster
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.caveats import Caveat, caveats, fell_back, speeds_in_words
@@ -47,7 +47,7 @@ from labkit.experiment.scenario import KEY, Fields, Scenario
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import asked_speed, declared
 from labkit.kernels.watching import watched
-from labkit.results.comparison import BOUND, FASTER
+from labkit.results.comparison import BOUND, BOUND_ALONE, FASTER
 from labkit.results.fidelity import REFERENCE, reference
 from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
 from labkit.results.record import LOAD, RunInfo, RunRecord, RunState
@@ -242,11 +242,14 @@ class Experiment:
         refuse_unsound_model(self.speed, runs_on=runs_on, shape=shape, jobs=self.jobs)
         traits = Traits.of(scheduler)
         lease_s = traits.lease_s
-        known = context(self.jobs, self.cluster, speed=believed, seed=self.seed, interference=self.interference)
+        cadence = self.cadence or at_events(quantum_s=traits.quantum_s, when_empty=lease_s is not None)
+        known = context(
+            self.jobs, self.cluster, speed=believed, seed=self.seed, interference=self.interference,
+            slot_s=math.inf if cadence.events else cadence.slot_s,
+        )  # fmt: skip
         keeper = kept(self.history, scheduler)
         begin(scheduler, known)
         observers = observers if keeper is None else [*observers, keeper]
-        cadence = self.cadence or at_events(quantum_s=traits.quantum_s, when_empty=lease_s is not None)
         if backend is None:
             period_s = math.inf if self.variation is None else self.variation.period_s
             every_s = self.measured_every_s(scheduler)
@@ -302,9 +305,19 @@ class Experiment:
 
     @cached_property
     def bound_jct_s(self) -> float:
-        """Mean of `job_bounds_s` over all jobs; NaN: it is not known, or a job has no gang with which it trains."""
+        """Mean JCT in seconds that no scheduler can go below; NaN: not known, or a job never gets to train.
+
+        At least the mean of `job_bounds_s`, more where the cluster does not hold all jobs at their best at once.
+        """
+        return mean_bound_s(
+            self.jobs, self.cluster, speed=self.speed, cadence=self.cadence, overheads=self.overheads,
+            variation=self.variation,
+        )  # fmt: skip
+
+    @property
+    def _mean_alone_s(self) -> float:
         bounds_s = self.job_bounds_s
-        return float("nan") if bounds_s is None or not np.isfinite(bounds_s).all() else float(bounds_s.mean())
+        return float("nan") if bounds_s is None else float(bounds_s.mean())
 
     @cached_property
     def _bound_is_faster(self) -> bool:
@@ -378,7 +391,8 @@ class Experiment:
     ) -> RunRecord:
         info = self.info(scheduler, name=called)
         if np.isfinite(self.bound_jct_s):  # of simulated runs alone: machines are not bound by a model
-            told = {BOUND: self.bound_jct_s} | ({FASTER: True} if self._bound_is_faster else {})
+            told: dict[str, Any] = {BOUND: self.bound_jct_s, BOUND_ALONE: self._mean_alone_s}
+            told |= {FASTER: True} if self._bound_is_faster else {}
             info = replace(info, config={**info.config, **told})
         watchers, reasons = list(observers), list[str]()
         with ExitStack() as stack:

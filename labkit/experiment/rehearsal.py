@@ -35,9 +35,10 @@ def rehearse(
     """Return the mean JCT in seconds of jobs under a scheduler, on an empty cluster; `speed` is what is believed.
 
     It is decided each slot. Where the scheduler never gets some of the jobs done, they count as done at the end, which
-    is after `LONGEST` slots at most. `context(jobs, cluster, speed=, seed=)` returns what the scheduler is told.
+    is after `LONGEST` slots at most. `context(jobs, cluster, speed=, seed=, slot_s=)` returns what the scheduler is
+    told.
     """
-    begin(scheduler, context(jobs, cluster, speed=speed, seed=0))
+    begin(scheduler, context(jobs, cluster, speed=speed, seed=0, slot_s=slot_s))
     session = Session(
         Simulator(jobs, cluster, speed=speed), cadence=every_slot(slot_s), runs_on=speed.runs_on(), patience=PATIENCE,
         on_stall="stop",

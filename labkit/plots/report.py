@@ -36,7 +36,16 @@ from labkit.results import (
     run_table,
     utilisation,
 )
-from labkit.results.comparison import BOUND, BOUND_LABEL, FASTER, bound_jct_s, late_by_s, prices_of, reported_bound
+from labkit.results.comparison import (
+    BOUND,
+    BOUND_ALONE,
+    BOUND_LABEL,
+    FASTER,
+    bound_jct_s,
+    late_by_s,
+    prices_of,
+    reported_bound,
+)
 from labkit.results.conclusion import conclusion
 from labkit.results.record import RunInfo
 from labkit.results.sweeps import cell_table, comparison, pairs_called, same_on_all
@@ -301,7 +310,9 @@ def _in_words(option: Any) -> str:
 
 def _options(info: RunInfo) -> set[str]:
     """Return the options of a run, in words; the bound is no option, and stands below the table."""
-    return {f"{key}: {_in_words(value)}" for key, value in info.config.items() if key not in (BOUND, FASTER)}
+    return {
+        f"{key}: {_in_words(value)}" for key, value in info.config.items() if key not in (BOUND, BOUND_ALONE, FASTER)
+    }
 
 
 def _provenance(records: Sequence[RunRecord]) -> list[tuple[str, str]]:

@@ -82,13 +82,15 @@ def jct_table(records: Sequence[RunRecord]) -> pd.DataFrame:
 BOUND: Final = "bound_jct_s"
 """In the configuration of a run, and a column of a sweep: seconds; left out or NaN where it is not known."""
 
+BOUND_ALONE: Final = "bound_alone_jct_s"
+"""In the configuration of a run: the same with each job alone, in a cluster without other jobs."""
 FASTER: Final = "bound_faster"
 """In the configuration of a run, and among what a sweep tells: the bound rests on gangs faster than those asked for."""
 
 BOUND_LABEL: Final = "(bound)"
 """What stands in the column of schedulers."""
 
-WHAT: Final = "every job runs alone on its fastest gang, in an infinite cluster"
+WHAT: Final = "every job runs alone on its fastest gang, as far as the cluster holds all at once"
 """What the bound is, in words (`labkit.experiment.bound`)."""
 
 
@@ -98,7 +100,18 @@ UNREACHED: Final = ". Schedulers that keep the requested gang cannot reach it"
 
 def bound_jct_s(record: RunRecord) -> float:
     """Return the bound of a run's mean JCT in seconds; NaN where it is not known, or not all jobs of it completed."""
-    return float(record.info.config.get(BOUND, np.nan)) if record.complete else float("nan")
+    return bound_of(record) if record.complete else float("nan")
+
+
+def bound_of(record: RunRecord) -> float:
+    """Return the bound of the mean JCT in seconds, of all jobs of a run; NaN where it is not known.
+
+    The bound of jobs that share the cluster counts the cores and memory that they declare. A run whose scheduler gave
+    tasks other amounts has the bound of each job alone.
+    """
+    rows, config = record.events, record.info.config
+    changed = np.isfinite(rows["cpus"][rows["kind"] == Kind.PLACED]).any()
+    return float(config.get(BOUND_ALONE if changed else BOUND, np.nan))
 
 
 def reported_bound(value: str, *, faster: bool = False) -> str:

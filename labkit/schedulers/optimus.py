@@ -7,8 +7,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from labkit.core.errors import InputError, ProfileError
-from labkit.core.jobs import Jobs
+from labkit.core.errors import InputError
 from labkit.core.life import Context
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
@@ -16,18 +15,11 @@ from labkit.core.resources import Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork, Even, Pack
 from labkit.schedulers.base import capacity, changed, dl2_simulator, place
-from labkit.schedulers.marginal_gain import allocate, by_urgency, every_gang, kinds_of, penalties, refuse_unknown_gain
-from labkit.speed.convergence import Convergence
-from labkit.speed.optimus import PINCH, OnlineSpeedFit, pre_runs
+from labkit.schedulers.estimates import Estimates
+from labkit.schedulers.marginal_gain import allocate, by_urgency, penalties, refuse_unknown_gain
 
 YOUNG: Final = 0.1
 """A job is young during this fraction of its steps."""
-
-MIN_LOSSES: Final = 8
-"""Losses that a job must have reported before its end is predicted from them."""
-
-MOST_WRONG: Final = 4.0
-"""Predicted steps are kept between the declared ones divided and multiplied by this."""
 
 
 @dataclass(eq=False)
@@ -86,18 +78,12 @@ class Optimus:
     max_move: tuple[tuple[str, int, int], ...] = ()
     speeds: Floats | None = field(default=None, repr=False)
     quantum_s: float = 600.0
-    _table: Jobs | None = field(default=None, init=False, repr=False)
-    _kind: Ints = field(default_factory=lambda: np.empty(0, np.int32), init=False, repr=False)
-    _fit: OnlineSpeedFit | None = field(default=None, init=False, repr=False)
-    _true: Floats | None = field(default=None, init=False, repr=False)
-    _predicted: dict[int, tuple[int, float]] = field(default_factory=dict, init=False, repr=False)
+    _estimates: Estimates = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         refuse_unknown_gain("optimus", self.gain)
         if self.look_ahead < 1:
             raise InputError(f"optimus: look_ahead is {self.look_ahead}; expected a number of tasks >= 1.")
-        if self.n_pre_runs < 1:
-            raise InputError(f"optimus: n_pre_runs is {self.n_pre_runs}; expected a number of gangs >= 1.")
         for model, *move in self.max_move:
             if len(move) != 2 or min(move) < 1:
                 raise InputError(
@@ -109,45 +95,11 @@ class Optimus:
             raise InputError(
                 f"optimus: speeds has {np.ndim(self.speeds)} axes; expected 3: model, PSs, workers, as model.grid has."
             )
+        self._estimates = Estimates(self.n_pre_runs, self.oracle)
 
     def begin(self, context: Context) -> None:
         """Measure a few gangs of each kind of job before the run, as Optimus does; all of them for an oracle."""
-        jobs, fit = context.jobs, self._begin(context.jobs)
-        if not jobs.malleable.any():  # no job grows, so no speed is needed
-            return
-        true = np.zeros_like(fit.mean)
-        for kind in range(len(fit.mean)):
-            alike = np.flatnonzero(self._kind == kind)
-            ps, workers = self._gangs_to_measure(jobs, alike)
-            speeds = context.measure(int(alike[0]), np.where(jobs.max_ps[alike[0]] > 0, ps, 0), workers)
-            fit.observe(np.full(len(ps), kind), n_ps=ps, n_workers=workers, speed=np.maximum(speeds, 0))
-            true[kind, ps, workers] = speeds
-        if self.oracle:
-            self._true = true
-
-    def _gangs_to_measure(self, jobs: Jobs, alike: Ints) -> tuple[Ints, Ints]:
-        """Return PSs and workers of the gangs to measure for jobs of one kind; all-reduce counts as one PS."""
-        alike = alike[jobs.malleable[alike]] if jobs.malleable[alike].any() else alike
-        if not jobs.malleable[alike[0]]:
-            asked = np.unique(np.stack([np.maximum(jobs.n_ps[alike], 1), jobs.n_workers[alike]]), axis=1)
-            return asked[0], asked[1]
-        if self.oracle:
-            return every_gang(jobs, alike)
-        most_ps, most_workers = max(int(jobs.max_ps[alike].max()), 1), int(jobs.max_workers[alike].max())
-        return pre_runs(max_ps=most_ps, max_workers=most_workers, n=self.n_pre_runs)
-
-    def _begin(self, jobs: Jobs) -> OnlineSpeedFit:
-        """Forget what was learnt from other jobs."""
-        first, kind = kinds_of(jobs)
-        self._table, self._kind, self._true = jobs, kind, None
-        self._predicted = {}
-        self._fit = OnlineSpeedFit(
-            len(first),
-            max_ps=int(max(jobs.max_ps.max(), 1)),
-            max_workers=int(jobs.max_workers.max()),
-            sync=jobs.sync[first],
-        )
-        return self._fit
+        self._estimates.begin(context)
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return the gangs that changed."""
@@ -155,17 +107,10 @@ class Optimus:
             if self.speeds is None:
                 raise InputError("optimus(published=True) is an oracle; give it the true speeds: speeds=model.grid.")
             return dl2_simulator().optimus(snapshot, self.speeds)
-        fit = self._fit if self._table is snapshot.table and self._fit is not None else self._begin(snapshot.table)
         jobs, table = snapshot.jobs, snapshot.table
         if not table.malleable.any() and _all_have_theirs(snapshot):
             return Placement.nothing()
-        if table.malleable.any():
-            kind = self._kind[jobs.number]
-            self._learn(snapshot, fit, kind)
-            left, seconds = self._left_steps(snapshot), self._seconds_per_step(fit, np.unique(kind))
-        else:
-            kind = np.zeros(len(jobs), np.int32)
-            left, seconds = jobs.remaining_steps, np.full((1, 2, 2), np.nan)
+        kind, left, seconds = self._estimates.of(snapshot)
         penalty, weight = penalties(self.gain, seconds, left)
         least, most = self._bounds(snapshot)
         n_workers, n_ps = allocate(
@@ -191,51 +136,6 @@ class Optimus:
             number = jobs.number[mine]
             most[:, number] = np.minimum(most[:, number], np.maximum(held[:, mine], 1) + step)
         return least, most
-
-    def _left_steps(self, snapshot: Snapshot) -> Floats:
-        """Return the steps left of each job: until its loss converges where that can be predicted, else as declared."""
-        jobs, target = snapshot.jobs, snapshot.table.loss_delta
-        left = jobs.remaining_steps.copy()
-        for j in np.flatnonzero(~np.isnan(target[jobs.number])):
-            done_at = self._converged_at(snapshot, int(jobs.number[j]))
-            left[j] = max(done_at - jobs.steps[j], snapshot.table.steps_per_epoch[jobs.number[j]])
-        return left
-
-    def _converged_at(self, snapshot: Snapshot, job: int) -> float:
-        """Return the step at which a job will have converged; fitted again when it has a fifth more losses."""
-        n_fitted, done_at = self._predicted.get(job, (0, float(snapshot.table.total_steps[job])))
-        n_losses = snapshot.n_losses(job)
-        if n_losses < max(MIN_LOSSES, 1.2 * n_fitted):
-            return done_at
-        per_epoch = float(snapshot.table.steps_per_epoch[job])
-        points = snapshot.losses(job)
-        points = points[np.append(np.diff(points[:, 0]) > 0, True)]  # a job that stood still reports one step twice
-        try:
-            curve = Convergence.fit(points[:, 0], points[:, 1])
-            done_at = curve.steps_to(delta=float(snapshot.table.loss_delta[job]), steps_per_epoch=per_epoch)
-        except ProfileError:
-            pass
-        declared = float(snapshot.table.total_steps[job])
-        self._predicted[job] = n_losses, float(np.clip(done_at, declared / MOST_WRONG, declared * MOST_WRONG))
-        return self._predicted[job][1]
-
-    def _learn(self, snapshot: Snapshot, fit: OnlineSpeedFit, kind: Ints) -> None:
-        jobs = snapshot.jobs
-        seen = jobs.running & (jobs.speed > 0)
-        if seen.any():
-            fit.observe(
-                kind[seen], n_ps=np.maximum(jobs.n_ps[seen], 1), n_workers=jobs.n_workers[seen], speed=jobs.speed[seen]
-            )
-
-    def _seconds_per_step(self, fit: OnlineSpeedFit, kinds: Ints) -> Floats:
-        """Return believed seconds per step of every gang, (K, P, W); NaN for a kind that was never measured."""
-        seconds = np.full(fit.mean.shape, np.nan)
-        for k in kinds:
-            if self._true is None and not fit.n_gangs(int(k)):
-                continue
-            speed = fit.table(int(k)) if self._true is None else self._true[k]
-            seconds[k] = 1 / np.maximum(speed, PINCH * max(float(speed.max()), 1e-300))
-        return seconds
 
 
 def _all_have_theirs(snapshot: Snapshot) -> bool:

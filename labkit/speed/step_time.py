@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,13 +14,18 @@ from labkit.core.device_types import could_run_on, may_run_on
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
-from labkit.core.resources import CPUS, Bools, Floats
+from labkit.core.resources import CPUS, GPUS, Bools, Floats
 from labkit.core.running import Running, TaskUse
 from labkit.speed.cpu import CpuModel
+from labkit.speed.interference.use import Interference
 from labkit.speed.isolated import compact
 from labkit.speed.network import Flows, RoleTasks, Share, bandwidth_gbps, flows_of
+from labkit.speed.own_slowdown import RigidGang, least_step_s
 from labkit.speed.retiming import Retiming, knows
 from labkit.speed.units import samples_of_step
+
+ANY_GBPS: Final = 1e12
+"""Workers that need no GPU may move any amount over a bus."""
 
 Slowdown = Callable[[Running], Floats]
 """Running jobs -> how much co-located tasks slow them, >= 1: one for each job (J,) or for each row of tasks (P,)."""
@@ -124,8 +129,9 @@ class StepTime:
     def fastest(self) -> Floats | None:
         """Return steps/s that no gang can exceed, (N,): on the best type that a job may have, over one PCIe bus, alone.
 
-        None with work on CPU cores, of which there may be any number. More workers or servers are never slower, but
-        around a ring, where all numbers of workers are tried.
+        With interference, tasks of a rigid gang slow each other, or exchange over a network card
+        (`labkit.speed.own_slowdown`). None with work on CPU cores, of which there may be any number. More workers or
+        servers are never slower, but around a ring, where all numbers of workers are tried.
         """
         if self.cpu is not None:
             return None
@@ -141,8 +147,36 @@ class StepTime:
                     sync = jobs.sync | ring
                     step_s = self.compute_s * np.where(sync, 1 / w, 1.0) * self.type_s[:, kind] + exchange_s
                     best = np.maximum(best, np.where(could[:, kind], np.where(sync, 1.0, w) / step_s, 0.0))
+        if isinstance(self.slowdown, Interference):
+            best = np.minimum(best, self._fastest_gangs(self.slowdown))
         fastest: Floats = best / self.updates_per_step
         return fastest
+
+    def _fastest_gangs(self, interference: Interference) -> Floats:
+        """Return updates/s that no placement of a rigid gang can exceed, (N,); inf for other jobs."""
+        jobs, could = self.jobs, could_run_on(self.jobs, self.cluster)
+        ring, workers = jobs.n_ps == 0, np.maximum(jobs.n_workers, 1)
+        part = np.where(ring, (workers - 1) / workers, 1 / np.maximum(jobs.n_ps, 1))
+        sync = jobs.sync | ring
+        compute_s = (self.compute_s / np.where(sync, workers, 1))[:, None] * np.where(could, self.type_s, np.inf)
+        number: dict[RigidGang, int] = {}
+        which, rigid = np.zeros(len(jobs), np.int64), np.flatnonzero(~jobs.malleable)
+        for j in rigid:
+            gang = RigidGang(
+                int(jobs.n_workers[j]), int(jobs.n_ps[j]), tuple(jobs.worker_demand[j]), tuple(jobs.ps_demand[j]),
+                tuple(interference.cores[:, j]), tuple(interference.pcie_gbps[:, j]), tuple(compute_s[j]),
+                float(2 * part[j] * self.model_bytes[j] * 8e-9), bool(sync[j]),
+            )  # fmt: skip
+            which[j] = number.setdefault(gang, len(number))
+        best = np.full(len(jobs), np.inf)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            by_gpu = np.nan_to_num(interference.pcie_gbps[0] / jobs.worker_demand[:, GPUS], posinf=ANY_GBPS).max(
+                initial=0
+            )
+            most_gbps = by_gpu * self.cluster.capacity[:, GPUS]
+            step_s = least_step_s([*number], self.cluster, model=interference.model, most_gbps=most_gbps)
+            best[rigid] = 1 / step_s[which[rigid]]
+        return best
 
     def _speeds(self, running: Running, *, alone: bool) -> Floats:
         n = len(running.job)

@@ -131,6 +131,7 @@ def test_no_scheduler_is_below_it(data, name, case):
     experiment = Experiment.of(jobs, cluster=cluster, speed=Recorded(jobs, cluster), **UNSTEADY[case])
     jct_s = experiment.run(name).table["jct_s"].to_numpy()
     assert (jct_s >= experiment.job_bounds_s * (1 - 1e-9)).all()
+    assert jct_s.mean() >= experiment.bound_jct_s * (1 - 1e-9)
 
 
 @given(seed=st.integers(0, 2**16), name=st.sampled_from(NAMES), slot_s=st.sampled_from([60.0, 1000.0]))
@@ -144,6 +145,79 @@ def test_no_scheduler_is_below_it_on_measured_speeds(seed, name, slot_s):
     experiment = Experiment.of(jobs, cluster=no_network(2), speed=model, cadence=every_slot(slot_s))
     jct_s = experiment.run(name).table["jct_s"].to_numpy()
     assert (jct_s >= experiment.job_bounds_s * (1 - 1e-9)).all()
+    assert jct_s.mean() >= experiment.bound_jct_s * (1 - 1e-9)
+
+
+@given(seed=st.integers(0, 2**16), name=st.sampled_from(NAMES), case=st.sampled_from(sorted(UNSTEADY)))
+@settings(max_examples=25)
+@pytest.mark.filterwarnings("ignore::labkit.experiment.caveats.Caveat")
+def test_no_scheduler_is_below_it_where_jobs_share_a_cluster_that_is_too_small(seed, name, case):
+    """Ten jobs at about once that may grow, on two machines."""
+    rng = np.random.default_rng(seed)
+    n = 10
+    jobs = jobs_of(np.sort(rng.uniform(0, 300, n)).tolist(), steps=rng.uniform(100, 5000, n), most=3)
+    speeds = {
+        (p, w): float(rng.uniform(5, 10) * (p * w) ** rng.uniform(0.2, 0.5)) for p in (1, 2, 3) for w in (1, 2, 3)
+    }
+    model = measured(jobs, n=2, speeds=speeds)
+    experiment = Experiment.of(jobs, cluster=no_network(2), speed=model, **UNSTEADY[case])
+    assert experiment.run(name).summary["mean_jct_s"] >= experiment.bound_jct_s * (1 - 1e-9)
+    assert experiment.bound_jct_s >= experiment.job_bounds_s.mean() * (1 - 1e-9)
+
+
+def test_jobs_that_need_a_whole_machine_one_after_the_other_come_within_two_percent_of_it():
+    """SRPT is optimal on one machine (Schrage, 1968): 100, 300, 600 and 1,000 s after each job's arrival at once."""
+    jobs = Jobs.of(
+        arrival_s=np.zeros(4), total_steps=[100, 200, 300, 400], duration_s=[100, 200, 300, 400], n_workers=4
+    )
+    experiment = Experiment.of(jobs, cluster=no_network(1), speed=Recorded(jobs, no_network(1)))
+    assert experiment.job_bounds_s.mean() == pytest.approx(250)
+    assert experiment.run("srtf").summary["mean_jct_s"] == pytest.approx(500)
+    assert 490 < experiment.bound_jct_s <= 500
+
+
+@pytest.mark.filterwarnings("ignore::labkit.experiment.caveats.Caveat")
+def test_malleable_jobs_that_all_want_the_same_gpus_raise_it():
+    """Eight jobs, 8 GPUs, s(k) = k^(1/2): with one GPU each they take 1,600 s, alone with four 800 s."""
+    jobs = jobs_of([0.0] * 8, steps=1600.0, max_workers=4, max_ps=1, ps_demand=amounts())
+    model = measured(jobs, n=2, speeds={(1, w): w**0.5 for w in (1, 2, 3, 4)})
+    experiment = Experiment.of(jobs, cluster=no_network(2), speed=model)
+    assert experiment.job_bounds_s.mean() == pytest.approx(800)
+    i = np.arange(1, 9)  # heSRPT, with more than four GPUs for one job too: no schedule of such jobs has less
+    least = 1600 / 8**0.5 * np.sqrt(i**2 - (i - 1) ** 2).mean()
+    assert 0.9 * least < experiment.bound_jct_s <= experiment.run("hesrpt(oracle=True)").summary["mean_jct_s"]
+
+
+def test_prices_never_make_it_worse_than_each_job_alone():
+    jobs = jobs_of([0.0, 5000.0])  # they never meet
+    experiment = experiment_of(jobs)
+    assert experiment.bound_jct_s == pytest.approx(experiment.job_bounds_s.mean())
+
+
+@pytest.mark.filterwarnings("ignore::labkit.experiment.caveats.Caveat")
+@pytest.mark.parametrize("name", ["interference_aware", "look_ahead_pods", "even", "marl", "load_balance"])
+@pytest.mark.parametrize("level", ["mild", "calibrated"])
+def test_no_scheduler_is_below_it_where_tasks_of_a_job_slow_each_other(name, level):
+    jobs = trace("marl_jobs(load=1, n_pods=2, per_slot=1, n_slots=6)", seed=5)
+    experiment = Experiment.of(jobs, cluster="pods(2, 4)", speed="step-time", interference=level)
+    jct_s = experiment.run(name).table["jct_s"].to_numpy()
+    assert (jct_s >= experiment.job_bounds_s * (1 - 1e-9)).all()
+    assert jct_s.mean() >= experiment.bound_jct_s * (1 - 1e-9)
+    alone = Experiment.of(jobs, cluster="pods(2, 4)", speed="step-time")
+    assert (experiment.job_bounds_s >= alone.job_bounds_s * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize(("n_workers", "n_ps"), [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4)])
+def test_a_gang_alone_on_an_empty_cluster_comes_within_a_percent_of_it(n_workers, n_ps):
+    """The look-ahead tries all ways onto a machine; over several ones a card has to carry some exchanges at least."""
+    jobs = Jobs.of(
+        arrival_s=[0], total_steps=1000, duration_s=1000, model=["resnet-50"], n_workers=n_workers, n_ps=n_ps,
+        worker_demand=amounts(gpus=1, cpus=2), ps_demand=amounts(cpus=2), home=[0],
+    )  # fmt: skip
+    experiment = Experiment.of(jobs, cluster="pods(2, 4)", speed="step-time", interference="calibrated")
+    assert experiment.run("look_ahead_pods").summary["mean_jct_s"] == pytest.approx(experiment.bound_jct_s, rel=0.01)
+    if n_workers == n_ps == 4:  # and that is far above what its tasks would need without each other
+        assert experiment.bound_jct_s > 1.5 * replace(experiment, speed=step_time(jobs, experiment.cluster)).bound_jct_s
 
 
 @pytest.mark.parametrize("name", ["fifo", "gavel_las", "gavel_gandiva", "gavel_las(ideal=True)"])

@@ -262,7 +262,8 @@ def test_options_may_stand_in_the_name() -> None:
     [
         (
             "srft",
-            r"unknown scheduler 'srft'\. Did you mean 'srtf'\? Known: srtf, sjf, [^.]* others\. `labkit schedulers` lists all\.",
+            r"unknown scheduler 'srft'\. Did you mean 'srtf'\? Known: srtf, sjf, [^.]* others\. `labkit "
+            r"schedulers` lists all\.",
         ),
         ("", r"unknown scheduler ''\. Known: [^.]* others\."),
         ("base", "unknown scheduler 'base'"),

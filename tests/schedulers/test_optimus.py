@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from labkit.core import Jobs, Kind, Role
 from labkit.experiment import Experiment, every_slot
-from labkit.schedulers import make, optimus
+from labkit.schedulers import estimates, make, optimus
 from labkit.schedulers.marginal_gain import allocate, best_move
 from labkit.simulator import Losses, loss_targets
 from labkit.speed.optimus import PINCH
@@ -74,7 +74,7 @@ def test_a_jobs_end_is_predicted_within_a_tenth_once_half_of_it_is_done():
         placement = scheduler.schedule(snapshot)
         half_done = snapshot.jobs.steps > 0.5 * jobs.true_steps[snapshot.jobs.number]
         for number in snapshot.jobs.number[half_done]:
-            predicted = scheduler._converged_at(snapshot, int(number))
+            predicted = scheduler._estimates.converged_at(snapshot, int(number))
             errors.append(abs(predicted / jobs.true_steps[number] - 1))
         session.step(placement)
     declared = np.abs(jobs.total_steps / jobs.true_steps - 1)
@@ -116,7 +116,7 @@ def test_the_oracle_takes_speeds_as_they_are_where_no_function_of_optimus_has_th
     scheduler = make("optimus", oracle=True)
     scheduler.begin(SimpleNamespace(jobs=jobs, measure=lambda job, ps, workers: 1.0 + (7 * ps + 3 * workers) % 5))
     n_ps, n_workers = np.mgrid[1:5, 1:5]
-    believed = scheduler._seconds_per_step(scheduler._fit, np.array([0]))
+    believed = scheduler._estimates.seconds_per_step(scheduler._estimates.fit, np.array([0]))
     np.testing.assert_allclose(1 / believed[0, 1:, 1:], 1.0 + (7 * n_ps + 3 * n_workers) % 5)
 
 
@@ -146,9 +146,9 @@ def test_gangs_of_all_reduce_are_measured_without_servers():
 
 def test_a_gang_that_cannot_be_measured_is_believed_to_stand_still_not_to_need_no_time():
     scheduler = begun(lambda job, ps, workers: np.where((ps == 1) & (workers == 1), -3.0, 2.0))
-    assert scheduler._fit.failed[0, 1, 1]
-    seconds = scheduler._seconds_per_step(scheduler._fit, np.array([0]))[0, 1:, 1:]
-    assert seconds[0, 0] == pytest.approx(1 / (PINCH * scheduler._fit.table(0).max()))
+    assert scheduler._estimates.fit.failed[0, 1, 1]
+    seconds = scheduler._estimates.seconds_per_step(scheduler._estimates.fit, np.array([0]))[0, 1:, 1:]
+    assert seconds[0, 0] == pytest.approx(1 / (PINCH * scheduler._estimates.fit.table(0).max()))
     assert np.isfinite(seconds).all()
 
 
@@ -168,33 +168,35 @@ def fits(monkeypatch):
     """The points of each fit of a convergence curve, which says that 900 steps are needed."""
     seen = []
     curve = SimpleNamespace(steps_to=lambda **_: 900.0)
-    monkeypatch.setattr(optimus.Convergence, "fit", lambda steps, losses: seen.append(steps) or curve)
+    monkeypatch.setattr(estimates.Convergence, "fit", lambda steps, losses: seen.append(steps) or curve)
     return seen
 
 
 def test_an_end_is_predicted_from_eight_losses_on_and_again_with_a_fifth_more(fits):
     scheduler = make("optimus")
-    assert [scheduler._converged_at(told(n), 0) for n in (2, 7, 8, 9, 10)] == [1000, 1000, 900, 900, 900]
+    assert [scheduler._estimates.converged_at(told(n), 0) for n in (2, 7, 8, 9, 10)] == [1000, 1000, 900, 900, 900]
     assert [len(steps) for steps in fits] == [8, 10]
 
 
 def test_losses_reported_at_one_step_count_once(fits):
-    make("optimus")._converged_at(told(10, steps=[1, 2, 2, 3, 4, 5, 6, 7, 8, 8]), 0)
+    make("optimus")._estimates.converged_at(told(10, steps=[1, 2, 2, 3, 4, 5, 6, 7, 8, 8]), 0)
     assert fits[0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_a_prediction_is_at_most_four_times_off_the_declaration_and_leaves_an_epoch(fits):
     scheduler = make("optimus")
-    assert scheduler._converged_at(told(8, declared=100.0), 0) == 400
-    assert scheduler._converged_at(told(10, declared=10_000.0), 0) == 2500
-    assert scheduler._left_steps(told(12, declared=1000.0)).tolist() == [100]  # 1,200 steps done, 900 predicted
+    assert scheduler._estimates.converged_at(told(8, declared=100.0), 0) == 400
+    assert scheduler._estimates.converged_at(told(10, declared=10_000.0), 0) == 2500
+    assert scheduler._estimates.left_steps(told(12, declared=1000.0)).tolist() == [
+        100
+    ]  # 1,200 steps done, 900 predicted
 
 
 def test_predictions_of_a_run_before_are_forgotten(fits):
     scheduler = make("optimus")
-    scheduler._converged_at(told(8), 0)
+    scheduler._estimates.converged_at(told(8), 0)
     scheduler.begin(SimpleNamespace(jobs=catalogue_jobs([0.0], rng=np.random.default_rng(0)), measure=ones))
-    assert scheduler._converged_at(told(7), 0) == 1000
+    assert scheduler._estimates.converged_at(told(7), 0) == 1000
 
 
 def ones(job, ps, workers):
@@ -206,8 +208,8 @@ def test_a_job_that_stands_still_says_nothing_about_its_gang():
     stands = SimpleNamespace(
         running=np.array([True]), speed=np.zeros(1), n_ps=np.array([2]), n_workers=np.array([3])
     )  # fmt: skip
-    scheduler._learn(SimpleNamespace(jobs=stands), scheduler._fit, np.zeros(1, np.int32))
-    assert not scheduler._fit.failed.any()
+    scheduler._estimates.learn(SimpleNamespace(jobs=stands), scheduler._estimates.fit, np.zeros(1, np.int32))
+    assert not scheduler._estimates.fit.failed.any()
 
 
 @pytest.mark.parametrize(("held", "least", "most"), [(0, 0, 3), (1, -1, 3), (5, 3, 7)])

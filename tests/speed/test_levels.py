@@ -150,13 +150,17 @@ def test_a_table_of_measurements_is_a_level_and_what_is_none_is_refused(tmp_path
 
 def test_the_bound_is_time_alone_on_one_bus_for_jobs_with_servers():
     jobs = marl_jobs(2, n_slots=2, seed=3)
-    bound = Experiment.of(jobs, cluster="marl-4x20", interference="calibrated").job_bounds_s
+    bound, slowed = (
+        Experiment.of(jobs, cluster="marl-4x20", interference=level).job_bounds_s for level in ("none", "calibrated")
+    )
     step_s = [
         model(jobs.models[jobs.model[j]]).compute_s / jobs.n_workers[j]
         + 2 * model(jobs.models[jobs.model[j]]).bytes / jobs.n_ps[j] * 8e-9 / 128
         for j in range(len(jobs))
     ]
     np.testing.assert_allclose(bound, jobs.total_steps * step_s, rtol=1e-9)
+    assert (slowed >= bound * (1 - 1e-9)).all()  # tasks of one job slow each other
+    assert slowed.mean() > 1.03 * bound.mean()
 
 
 def test_around_a_ring_fewer_workers_may_be_faster_and_the_bound_knows():

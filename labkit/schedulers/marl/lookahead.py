@@ -11,6 +11,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.life import Contention, Context
 from labkit.core.placement import Placement
+from labkit.core.resources import Ints
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.marl.network import NEVER, desk_of, plain
 from labkit.schedulers.marl.queue import place_waiting
@@ -67,7 +68,7 @@ class LookAheadPods:
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return where the waiting jobs go."""
-        waiting = snapshot.waiting
+        waiting = self._queue(snapshot)
         if not len(waiting):
             return Placement.nothing()
         if self._known is None:
@@ -81,6 +82,10 @@ class LookAheadPods:
         )  # fmt: skip
         answer = placement(known.scene, chosen, groups) if len(chosen) else beyond_pods(snapshot, known.scene)
         return with_limit(answer, snapshot, known.scene)
+
+    def _queue(self, snapshot: Snapshot) -> Ints:
+        """Return the waiting jobs in the order in which they are placed."""
+        return snapshot.waiting
 
 
 def _without_truth(snapshot: Snapshot) -> Context:
