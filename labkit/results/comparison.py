@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from labkit.core.errors import InputError, unknown
+from labkit.core.events import Kind
 from labkit.core.resources import Floats
 from labkit.results.intervals import holdings
 from labkit.results.record import RunRecord

@@ -217,7 +217,7 @@ def _slow(report: Report, rules: Rules, _: Predicted) -> list[Sign]:
 
 
 def _is_slow(task: Task, report: Report, rules: Rules) -> bool:
-    """Return whether a server is slow and its use no higher than that of others; at its limit, that limit holds it back.
+    """Return whether a server is slow and not used more than others; at its limit, that limit holds it back.
 
     Updates are timed on the clock: those of a server that is paused at its limit take longer, wherever it runs.
     """
