@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,21 +16,18 @@ from labkit.core.faults import told
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
 from labkit.workloads.readers.base import (
-    SAME,
-    Read,
-    Tally,
+    Repair,
     TraceTable,
+    any_text_of,
     entries_of,
     from_zero,
     lines_of,
-    moments_s,
     names_of,
     per_gpu,
-    spans_s,
     table_of,
-    text_of,
-    without_offset,
 )
+from labkit.workloads.readers.ledger import SAME, Read, Segments, TraceLedger
+from labkit.workloads.readers.times import moments_s, spans_s, without_offset
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,10 +39,20 @@ REQUEUED: Final = frozenset({"REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
 UNDER_WAY: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "STOPPED", "SIGNALING", "STAGE_OUT"})
 """States of a job that had not ended when the file was written."""
 
+NO_VALUE: Final = 1.8e19
+"""Amounts beyond that, near 2^64, are Slurm's sign for none."""
+
 REMEDY: Final = "sacct's AllocTRES tells GPUs where slurm.conf has AccountingStorageTRES=gres/gpu"
 
 ENDED_BADLY: Final = {"FAILED": "failed", "TIMEOUT": "timed out", "CANCELLED": "were cancelled",
-                      "OUT_OF_MEMORY": "ran out of memory"}  # fmt: skip
+                      "OUT_OF_MEMORY": "ran out of memory", "PREEMPTED": "were preempted",
+                      "NODE_FAIL": "lost a node", "DEADLINE": "missed a deadline"}  # fmt: skip
+
+CLOCKS_DIFFER_S: Final = 60.0
+"""A requeue may be submitted so many seconds before the attempt before has ended."""
+
+LONGEST_REQUEUE_S: Final = 30 * 86_400.0
+"""A number that is used again later than that is another job's."""
 
 
 def read_sacct(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
@@ -63,25 +70,28 @@ def read_sacct(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
 
 
 def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
-    """Return the jobs of a Slurm export, and what became of its rows."""
+    """Return the jobs of a Slurm export, what became of its rows, and when each attempt ran."""
     table = sacct_table(Path(path))
-    tally = Tally(len(table), noun="rows")
+    ledger = TraceLedger(len(table) + sum(table.lost.values()), noun="rows")
+    for reason, n in table.lost.items():
+        ledger.leave_out(n, reason)
     steps = table.frame["JobID"].astype("str").str.contains(".", regex=False).to_numpy(np.bool_)
-    tally.leave_out(steps, "of steps (.batch, .extern, srun)")
+    ledger.leave_out(steps, "of steps (.batch, .extern, srun)")
     rows = _columns(table, ~steps)
-    table.check()
-    again = rows.drop(columns="row").duplicated().to_numpy()
-    tally.merge(again, SAME)
-    rows = _ran(rows[~again], tally)
-    tally.refuse_none(path, REMEDY)
-    rows = _heterogeneous(_requeued(rows, tally), tally)
+    rows = rows[~table.give_up_rows(ledger, of=~steps)[rows["row"].to_numpy()]]
+    ledger.open(rows["gpu_hours"])
+    rows = _ran(_once(rows, ledger), ledger)
+    ledger.refuse_none(path, REMEDY)
+    segments = Segments.of(rows["gpus"], rows["start_s"], rows["end_s"].fillna(rows["start_s"] + rows["duration_s"]))
+    rows = _heterogeneous(_attempts(rows, ledger), ledger)
     if not cpu_jobs:
         idle = (rows["gpus"] == 0).to_numpy()
-        tally.leave_out(idle, "without GPUs")
+        ledger.leave_out(idle, "without GPUs", gpu_hours=0.0)
+        _unknown_devices(rows[idle], ledger)
         rows = rows[~idle]
-    tally.refuse_none(path, REMEDY)
-    _remark(rows, tally, table)
-    return Read(_jobs(rows, name=Path(path).name, notes=tally.notes()), tally)
+    ledger.refuse_none(path, REMEDY)
+    _remark(rows, ledger, table)
+    return Read(ledger.close(_jobs(rows, name=Path(path).name)), ledger, segments)
 
 
 def _columns(table: TraceTable, which: Bools) -> pd.DataFrame:
@@ -104,9 +114,15 @@ def _columns(table: TraceTable, which: Bools) -> pd.DataFrame:
     rows["priority"] = np.nan_to_num(_first_number(table, ("Priority",)))
     kept = names_of(frame["Reservation"]) if "Reservation" in names else [""] * len(frame)
     rows["reservation"] = [name.removeprefix("(null)") for name in kept]
+    rows["cluster"] = _first_name(frame, ("Cluster",), otherwise="")
     rows["user"] = _first_name(frame, ("User", "Account", "UID", "Partition"), otherwise="user")
     rows["model"] = _first_name(frame, ("JobName",), otherwise="job")
-    return _with_resources(rows[which], table)
+    rows = _with_resources(rows[which], table)
+    between = (rows["end_s"] - rows["start_s"]).to_numpy(np.float64)
+    elapsed = rows["elapsed_s"].to_numpy(np.float64)
+    rows["duration_s"] = np.where(np.isnan(elapsed), between, elapsed)
+    rows["gpu_hours"] = rows["gpus"] * rows["duration_s"].clip(lower=0) / 3600
+    return rows
 
 
 def _with_resources(rows: pd.DataFrame, table: TraceTable) -> pd.DataFrame:
@@ -124,8 +140,11 @@ def _with_resources(rows: pd.DataFrame, table: TraceTable) -> pd.DataFrame:
     gpus = {text: gpus_of(tres) for text, tres in known.items()}
     used = np.where((rows["alloc"] != "").to_numpy(), rows["alloc"], rows["req"])
     rows["n_gpus"] = [gpus[text][0] for text in used]
-    rows["gpus"] = np.minimum(rows["n_gpus"].to_numpy(np.float64), MAX_TASKS).astype(np.int64)
-    rows["kind"] = [gpus[text][1] for text in rows["alloc"]]
+    rows["gpus"] = np.minimum(rows["n_gpus"].to_numpy(np.float64), MAX_TASKS)
+    rows["sliced"] = [gpus[text][0] % 1 > 0 for text in used]
+    rows["mixed"] = [sum(name.startswith(f"{_GPU}:") and n > 0 for name, n in known[text].items()) > 1 for text in used]
+    rows["devices"] = [", ".join(name for name in known[text] if _DEVICE.match(name)) for text in used]
+    rows["kind"] = np.where(rows["mixed"], "", [gpus[text][1] for text in rows["alloc"]])
     rows["asked"] = [gpus[text][1] for text in rows["req"]]
     rows["requested"] = (rows["alloc"] == "").to_numpy() & (rows["gpus"] > 0).to_numpy()
     cpus = np.array([known[text].get("cpu", np.nan) for text in used])
@@ -134,66 +153,138 @@ def _with_resources(rows: pd.DataFrame, table: TraceTable) -> pd.DataFrame:
     return rows
 
 
-def _ran(rows: pd.DataFrame, tally: Tally) -> pd.DataFrame:
-    """Return the rows that ran for at least a second, with `duration_s` and what it rests on."""
-    rows = rows.copy()
-    between = (rows["end_s"] - rows["start_s"]).to_numpy(np.float64)
-    elapsed = rows["elapsed_s"].to_numpy(np.float64)
-    rows["duration_s"] = np.where(np.isnan(elapsed), between, elapsed)
+def _once(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
+    """Return one row for each attempt: without those that are repeated, and without older states of the same attempt."""
+    key = ["cluster", "id", "submit_s", "start_s"]
+    if not rows.duplicated(key).any():
+        return rows
+    again = rows.drop(columns="row").duplicated().to_numpy()
+    ledger.merge(again, SAME, gpu_hours=rows["gpu_hours"])
+    rows = rows[~again]
+    started = rows["start_s"].notna().to_numpy()
+    longest = rows.sort_values(["duration_s", "row"], na_position="first", kind="stable")
+    older = longest.duplicated(key, keep="last").reindex(rows.index).to_numpy() & started
+    ledger.merge(older, "of an older state of the same attempt (exports put together)", gpu_hours=rows["gpu_hours"])
+    return rows[~older]
+
+
+def _ran(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
+    """Return the rows that ran for at least a second, with what their arrival rests on."""
+    rows, hours = rows.copy(), rows["gpu_hours"].to_numpy(np.float64)
+    lasted, elapsed = rows["duration_s"].to_numpy(np.float64), rows["elapsed_s"].to_numpy(np.float64)
     waiting = (rows["state"] == "PENDING").to_numpy() | (rows["start_s"].isna().to_numpy() & ~(elapsed > 0))
-    tally.leave_out(waiting, "never started (pending, or cancelled before)")
-    open_ended = np.isnan(rows["duration_s"].to_numpy()) & ~waiting
-    tally.leave_out(open_ended, "without a known end (End is Unknown, and there is no Elapsed)")
-    short = ~waiting & ~open_ended & ~(rows["duration_s"] > 0).to_numpy()
-    tally.leave_out(short, "of 0 seconds")
-    no_submit = rows["submit_s"].isna().to_numpy() & ~waiting & ~open_ended & ~short
+    ledger.leave_out(waiting, "never started (pending, or cancelled before)", gpu_hours=hours)
+    open_ended = np.isnan(lasted) & ~waiting
+    ledger.leave_out(open_ended, "without a known end (End is Unknown, and there is no Elapsed)", gpu_hours=hours)
+    backwards = (lasted < 0) & ~waiting
+    ledger.leave_out(backwards, "that end before they start", gpu_hours=hours)
+    short = (lasted == 0) & ~waiting
+    ledger.leave_out(short, "of 0 seconds", gpu_hours=hours)
+    gone = waiting | open_ended | backwards | short
+    no_submit = rows["submit_s"].isna().to_numpy() & ~gone
     rows["guessed_arrival"] = no_submit & ~rows["start_s"].isna().to_numpy()
     rows["submit_s"] = rows["submit_s"].fillna(rows["start_s"])
     lost = no_submit & rows["submit_s"].isna().to_numpy()
-    tally.leave_out(lost, "without a time of submission")
-    ran: pd.DataFrame = rows[~(waiting | open_ended | short | lost)]
+    ledger.leave_out(lost, "without a time of submission", gpu_hours=hours)
+    ran: pd.DataFrame = rows[~(gone | lost)]
+    between = (ran["end_s"] - ran["start_s"]).to_numpy(np.float64)
+    differs = np.abs(between - ran["duration_s"].to_numpy(np.float64)) > np.maximum(60.0, 0.01 * between)
+    if differs.any():
+        hour = differs & (np.abs(np.abs(between - ran["duration_s"].to_numpy(np.float64)) - 3600) < 60)
+        ledger.check(
+            f"Elapsed differs from End - Start in {int(differs.sum()):,} rows, in {int(hour.sum()):,} by one hour (a "
+            "change of clocks, say); Elapsed counts."
+        )
     return ran
 
 
-def _requeued(rows: pd.DataFrame, tally: Tally) -> pd.DataFrame:
-    """Merge the attempts of a requeued job (`sacct --duplicates`) into its last one, with its first arrival."""
-    rows = rows.sort_values(["id", "submit_s", "row"], kind="stable")
-    again = rows["id"].duplicated().to_numpy()
-    before = rows["state"].shift(1).isin(list(REQUEUED)).to_numpy()
-    begins = ~(again & before)
-    run = np.cumsum(begins)  # rows of one number are attempts of one job
-    rows = rows.assign(submit_s=rows["submit_s"].groupby(run).transform("min"))
-    last = np.r_[run[1:] != run[:-1], True] if len(run) else np.empty(0, np.bool_)
-    tally.merge(~last, "of earlier attempts of requeued jobs (only the time of the last attempt counts)")
-    rows = rows[last].copy()
-    nth = rows.groupby("id").cumcount().to_numpy()
-    tally.remark(nth > 0, "number of an earlier job, as after a reset of Slurm's numbers; '#2' was added")
-    rows["id"] = [f"{name}#{i + 1}" if i else name for name, i in zip(rows["id"], nth, strict=True)]
+def _attempts(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
+    """Merge the attempts of a requeued job (`sacct --duplicates`), and the sizes of a resized one.
+
+    A job is a cluster, a number and a time of submission. A requeue submits it anew, no earlier than the attempt before
+    ended, and for the same user under the same name. The job arrives when it first did, and has all its GPU-hours.
+    """
+    rows = rows.sort_values(["cluster", "id", "submit_s", "start_s", "row"], kind="stable")
+    again = rows.duplicated(["cluster", "id"]).to_numpy()
+    if again.any():
+        before = rows.shift(1)
+        alike = (rows["user"] == before["user"]) & (rows["model"] == before["model"])
+        gap_s = (rows["submit_s"] - before["end_s"]).fillna(0.0)
+        requeued = before["state"].isin(list(REQUEUED)) & alike & gap_s.between(-CLOCKS_DIFFER_S, LONGEST_REQUEUE_S)
+        resized = (rows["submit_s"] == before["submit_s"]) | ((before["state"] == "RESIZING") & alike)
+        rows = _merged(rows, np.cumsum(~(again & (requeued | resized).to_numpy())), ledger)
+    nth = rows.groupby(["cluster", "id"]).cumcount().to_numpy()
+    ledger.remark(nth > 0, "number of an earlier job, as after a reset of Slurm's numbers; '#2' was added")
+    several = rows["cluster"].nunique() > 1
+    rows["id"] = [
+        f"{cluster + '/' * several if several else ''}{name}{f'#{i + 1}' if i else ''}"
+        for cluster, name, i in zip(rows["cluster"], rows["id"], nth, strict=True)
+    ]
     return rows.sort_values("row")
 
 
-def _heterogeneous(rows: pd.DataFrame, tally: Tally) -> pd.DataFrame:
-    """Merge the components of heterogeneous jobs (12+0, 12+1, ...) into one gang each."""
-    parts = rows["id"].str.fullmatch(r"\d+\+\d+(#\d+)?").to_numpy(np.bool_)
+def _merged(rows: pd.DataFrame, run: NDArray[Any], ledger: TraceLedger) -> pd.DataFrame:
+    """Return one row for each run of attempts: the one with the most GPU-hours, for as long as gives those of all."""
+    gpu_s = (rows["gpus"] * rows["duration_s"]).groupby(run)
+    last = np.r_[run[1:] != run[:-1], True]
+    sizes = rows["gpus"].groupby(run).transform("nunique")
+    span_s = rows["duration_s"].groupby(run).transform("sum")
+    rows = rows.assign(
+        submit_s=rows["submit_s"].groupby(run).transform("min"),
+        state=rows["state"].groupby(run).transform("last"),
+        all_gpu_s=gpu_s.transform("sum"), sizes=sizes, span_s=span_s, part=gpu_s.transform("max"),
+    )  # fmt: skip
+    ledger.merge(~last, "of earlier attempts or sizes of the same job, which has the time of all")
+    largest = rows["gpus"] * rows["duration_s"] == rows["part"]
+    rows = rows[largest & ~rows.assign(run=run)[largest].duplicated("run", keep="last").reindex(rows.index, fill_value=True)]
+    with np.errstate(invalid="ignore"):
+        rows = rows.assign(duration_s=np.where(rows["gpus"] > 0, rows["all_gpu_s"] / rows["gpus"], rows["span_s"]))
+    ledger.remark(
+        rows["sizes"] > 1,
+        "attempts of several sizes, so that they have the size with the most GPU-hours, for as long as gives all of these",
+    )
+    return rows
+
+
+def _heterogeneous(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
+    """Merge the components of heterogeneous jobs (12+0, 12+1, ...) into one gang each, with the GPU-hours of all."""
+    parts = rows["id"].str.fullmatch(r"(?:.*/)?\d+\+\d+(#\d+)?").to_numpy(np.bool_)
     if not parts.any():
         return rows
-    whole = rows["id"].where(~parts, rows["id"].str.replace(r"\+\d+", "", regex=True))
-    largest = rows["duration_s"].groupby(whole).transform("max")
+    whole = rows["id"].where(~parts, rows["id"].str.replace(r"\+\d+(#\d+)?$", r"\1", regex=True))
+    gpu_s = (rows["gpus"] * rows["duration_s"]).groupby(whole).transform("sum")
+    longest = rows["duration_s"].groupby(whole).transform("max")
+    kinds = {column: rows[column].where(rows["gpus"] > 0).groupby(whole) for column in ("kind", "asked")}
     for column in ("gpus", "n_gpus", "cpus", "memory_gb"):
         rows = rows.assign(**{column: rows[column].groupby(whole).transform("sum")})
-    rows = rows.assign(id=whole, duration_s=largest, submit_s=rows["submit_s"].groupby(whole).transform("min"))
+    for column, grouped in kinds.items():
+        rows = rows.assign(**{column: grouped.transform("first").where(grouped.transform("nunique") == 1, "").fillna("")})
+    with np.errstate(invalid="ignore", divide="ignore"):
+        lasted = np.where(rows["gpus"] > 0, gpu_s / rows["gpus"], longest)
+    ledger.remark(
+        parts & (lasted < longest) & ~whole.duplicated(),
+        "components that ended at different times, so that the gang is shorter, with the GPU-hours of all",
+    )
+    rows = rows.assign(id=whole, duration_s=lasted, submit_s=rows["submit_s"].groupby(whole).transform("min"))
     repeated = rows["id"].duplicated().to_numpy()
-    tally.merge(repeated, "of heterogeneous jobs")
+    ledger.merge(repeated, "of heterogeneous jobs")
     return rows[~repeated]
 
 
-def _remark(rows: pd.DataFrame, tally: Tally, table: TraceTable) -> None:
+def _unknown_devices(rows: pd.DataFrame, ledger: TraceLedger) -> None:
+    """Note devices that rows without GPUs had."""
+    told = rows["devices"][rows["devices"] != ""]
+    if len(told):
+        ledger.check(f"devices that are not counted as GPUs: {', '.join(sorted(set(told)))} of {len(told):,} rows.")
+
+
+def _remark(rows: pd.DataFrame, ledger: TraceLedger, table: TraceTable) -> None:
     """Note what was guessed of the jobs that are left."""
     state = rows["state"]
     under_way = state.isin(list(UNDER_WAY)) | (
         rows["end_s"].isna() & rows["elapsed_s"].notna() & ("End" in table.frame)
     )
-    tally.remark(
+    ledger.remark(
         under_way,
         "not ended when the file was written, so that their durations are too short (the time that they had run)",
     )
@@ -201,25 +292,29 @@ def _remark(rows: pd.DataFrame, tally: Tally, table: TraceTable) -> None:
         f"{int((state == name).sum()):,} {outcome}" for name, outcome in ENDED_BADLY.items() if (state == name).any()
     ]
     if badly:
-        tally.remark(state.isin(list(ENDED_BADLY)), f"not completed, and count as they ran ({', '.join(badly)})")
-    tally.remark(rows["guessed_arrival"], "no time of submission, so that they arrive when they started")
-    tally.remark(rows["requested"], "no AllocTRES, so that they have the GPUs that they requested")
-    tally.remark(rows["n_gpus"] > MAX_TASKS, f"cut to {MAX_TASKS:,} GPUs")
+        ledger.remark(state.isin(list(ENDED_BADLY)), f"not completed, and count as they ran ({', '.join(badly)})")
+    ledger.remark(rows["guessed_arrival"], "no time of submission, so that they arrive when they started")
+    ledger.remark(rows["requested"], "no AllocTRES, so that they have the GPUs that they requested")
+    ledger.remark(rows["n_gpus"] > MAX_TASKS, f"cut to {MAX_TASKS:,} GPUs")
+    ledger.remark(rows["sliced"], "slices of GPUs; one of MIG counts by its sevenths")
+    ledger.remark(rows["mixed"], "GPUs of several types, of which none is kept")
+    for doubt in table.doubts:
+        ledger.check(doubt)
     if "Restarts" in table.frame and not table.frame["JobID"].duplicated().any():
-        tally.remark(
+        ledger.remark(
             rows["restarts"] > 0,
             "requeued, which resets Submit, so that they arrive too late (sacct --duplicates tells the first time)",
         )
     if (column := table.frame.get("Submit")) is not None and without_offset(column).any():
-        tally.remark(
+        ledger.remark(
             len(rows),
             "times in the time zone of the host of sacct, which the file does not tell, so that gaps are wrong at a "
             "change of clocks (TZ=UTC sacct ... has none)",
         )
 
 
-def _jobs(rows: pd.DataFrame, *, name: str, notes: list[str]) -> Jobs:
-    gpus = rows["gpus"].to_numpy(np.int32)
+def _jobs(rows: pd.DataFrame, *, name: str) -> Jobs:
+    gpus = rows["gpus"].to_numpy(np.float64)
     workers, demand = per_gpu(
         gpus, cpus=rows["cpus"].to_numpy(np.float64), memory_gb=rows["memory_gb"].to_numpy(np.float64)
     )
@@ -238,7 +333,6 @@ def _jobs(rows: pd.DataFrame, *, name: str, notes: list[str]) -> Jobs:
         measured_on=rows["kind"].tolist(),
         priority=rows["priority"].to_numpy(np.float64),
         reservation=rows["reservation"].tolist(),
-        notes=notes,
     )
 
 
@@ -256,7 +350,7 @@ def _first_name(frame: pd.DataFrame, columns: tuple[str, ...], *, otherwise: str
 COLUMNS: Final = (
     "JobID", "Submit", "Start", "End", "Elapsed", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "AllocCPUS", "NCPUS",
     "ReqCPUS", "User", "Account", "UID", "Partition", "JobName", "Priority", "Restarts",
-    "Reservation",
+    "Reservation", "Cluster",
 )  # fmt: skip
 """What is looked at, of what sacct can print; others may stand beside them."""
 
@@ -272,9 +366,15 @@ _PLAIN: Final = {name.lower(): name for name in COLUMNS}
 _NUMBERS: Final = frozenset({"ElapsedRaw", "AllocCPUS", "NCPUS", "ReqCPUS", "Priority", "Restarts"})
 
 
+_BETWEEN: Final = re.compile(r"[^\w%]+")
+FREE_TEXT: Final = ("JobName", "Comment", "AdminComment", "SystemComment", "SubmitLine", "WorkDir", "AllocTRES", "Extra")
+"""Columns whose cells may hold the separator."""
+
+
 def separator_of(header: str) -> str | None:
-    """Return the separator of a sacct header; None: it is no such header."""
-    for separator in SEPARATORS:
+    """Return the separator of a sacct header, of one letter or more; None: it is no such header."""
+    found = {*SEPARATORS, *_BETWEEN.findall(header)}
+    for separator in sorted(found - {" "}, key=lambda each: (-len(each), each)):
         names = {name.strip().lower() for name in header.split(separator)}
         if "jobid" in names and len(names & set(_PLAIN)) >= 3 and names & {"submit", "start"}:
             return separator
@@ -302,23 +402,77 @@ def sacct_table(path: Path) -> TraceTable:
     TraceError
         If it cannot be read, or a column is missing without which nothing can be told.
     """
-    text = text_of(path, expected=EXPECTED)
+    text, doubt = any_text_of(path, expected=EXPECTED)
     first = next((line for _, line in lines_of(text[: 1 << 16])), "")
     if first.lstrip().startswith("{"):
         return _from_json(path, text)
     separator = separator_of(first)
+    if separator is None and (header := header_below(text)):
+        text = "\n" * header[0] + text.split("\n", header[0])[-1]  # lines keep their numbers
+        first, separator = header[1], separator_of(header[1])
     if separator is None:
         aligned = "jobid" in first.lower().split()
         why = "is aligned with spaces, which cuts what is long" if aligned else "is no header of sacct"
         why = NO_HEADER if lacks_header(first) else why
         raise TraceError(f"{path}: line 1 {why}; expected {EXPECTED}.")
+    if len(separator) > 1:
+        text, first, separator = text.replace(separator, _UNIT), first.replace(separator, _UNIT), _UNIT
     header = [name.strip() for name in first.split(separator)]
     known = {name: _PLAIN[name.lower()] for name in header if name.lower() in _PLAIN}
     _refuse_missing(path, set(known.values()))
     names = [name for name, plain in known.items() if plain not in _NUMBERS]
-    table = table_of(path, columns=tuple(known), names=names, header=True, expected=EXPECTED, separator=separator)
+    table = table_of(
+        path, columns=tuple(known), names=names, header=True, expected=EXPECTED, separator=separator, text=text,
+        repair=Repair(_begins, lambda cells, names: _whole(cells, names, separator)),
+    )  # fmt: skip
     table.frame = table.frame.rename(columns=known)
+    if doubt:
+        table.doubts.append(doubt)
     return table
+
+
+_UNIT: Final = "\x1f"
+"""Stands for a separator of several letters."""
+
+MOST_ABOVE: Final = 20
+"""Lines above a header in which a program may have complained."""
+
+
+def header_below(text: str) -> tuple[int, str] | None:
+    """Return the header of sacct that stands below other lines: how many are above it, and its line."""
+    for above, line in enumerate(text[: 1 << 16].split("\n")[: MOST_ABOVE + 1]):
+        if separator_of(line) is not None:
+            return above, line.rstrip("\r")
+    return None
+
+
+def _begins(cells: Sequence[str], header: Sequence[str]) -> bool:
+    """Return whether a row begins with these cells: its JobID is one."""
+    place = [name.strip().lower() for name in header].index("jobid")
+    return len(cells) > place and _JOB_ID.fullmatch(cells[place].strip()) is not None
+
+
+def _whole(cells: list[str], header: Sequence[str], separator: str) -> list[str] | None:
+    """Return the cells of a row in which the separator stood in a column of free text too, if one fits."""
+    more = len(cells) - len(header)
+    names = [_PLAIN.get(name.strip().lower(), name.strip()) for name in header]
+    for place in (i for i, name in enumerate(names) if name in FREE_TEXT and more > 0):
+        whole = [*cells[:place], separator.join(cells[place : place + more + 1]), *cells[place + more + 1 :]]
+        if all(_SHAPES[name].fullmatch(cell.strip()) for name, cell in zip(names, whole, strict=True) if name in _SHAPES):
+            return whole
+    return None
+
+
+_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\dT\S*|\d+|Unknown|None|N/A|", re.IGNORECASE)
+_SHAPES: Final = {
+    "JobID": _JOB_ID,
+    "Submit": _MOMENT, "Start": _MOMENT, "End": _MOMENT,
+    "State": re.compile(r"[A-Z_]+( by .+)?|"),
+    "Elapsed": re.compile(r"[\d:.-]*|INVALID"),
+    "AllocTRES": re.compile(r"([a-z][^=]*=[^=,]+)(,[a-z][^=,]*=[^=,]+)*|"),
+    "ReqTRES": re.compile(r"([a-z][^=]*=[^=,]+)(,[a-z][^=,]*=[^=,]+)*|"),
+}  # fmt: skip
+"""What cells of a column look like."""
 
 
 def _refuse_missing(path: Path, names: set[str]) -> None:
@@ -334,15 +488,17 @@ def _from_json(path: Path, text: str) -> TraceTable:
     entries = entries_of(path, text, key="jobs", expected=EXPECTED)
     faults: list[str] = []
     rows = [_row(i, entry, faults) for i, entry in enumerate(entries)]
-    if faults:
+    if 2 * len(faults) >= len(rows) and faults:
         raise TraceError(told(str(path), faults))
     frame = pd.DataFrame([row for row in rows if row is not None], columns=[name for name in COLUMNS if name in _KEPT])
-    return TraceTable(path, frame.astype(object), text="", header=False, unit="job")
+    table = TraceTable(path, frame.astype(object), text="", header=False, unit="job")
+    table.lost = {f"that cannot be read ({faults[0]})": len(faults)} if faults else {}
+    return table
 
 
 _KEPT: Final = frozenset(
     {"JobID", "Submit", "Start", "End", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "ReqCPUS", "User", "Account",
-     "Partition", "JobName", "Priority", "Restarts", "Reservation"}
+     "Partition", "JobName", "Priority", "Restarts", "Reservation", "Cluster"}
 )  # fmt: skip
 
 
@@ -366,6 +522,7 @@ def _row(i: int, entry: object, faults: list[str]) -> dict[str, Any] | None:
         "ReqCPUS": _number(_mapping(entry.get("required")).get("CPUs")),
         "User": _text(entry.get("user")),
         "Account": _text(entry.get("account")),
+        "Cluster": _text(entry.get("cluster")),
         "Partition": _text(entry.get("partition")),
         "JobName": _text(entry.get("name")),
         "Priority": _number(entry.get("priority")),
@@ -412,10 +569,14 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-_ITEM: Final = re.compile(r"([a-z]+(?:/[^=,]+)?)=(\d{1,15}(?:\.\d{1,9})?)([KMGTP]?)")
-_SIZES: Final = {"": 1 / 1024, "K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0, "P": 1024.0**2}
-_COUNTS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_ITEM: Final = re.compile(r"([a-z]+(?:/[^=,]+)?)=(-?\d{1,20}(?:\.\d{1,9})?)([KMGTPEZ]?)")
+_SIZES: Final = {"": 1 / 1024, "K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0, "P": 1024.0**2,
+                 "E": 1024.0**3, "Z": 1024.0**4}  # fmt: skip
+_COUNTS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21}
 _GPU: Final = "gres/gpu"
+_SLICE: Final = re.compile(r"[_.:-]?(?:mig[_-]?)?(\d)g[._]\d+gb.*$")
+"""The end of a type that is a slice of a GPU by MIG: a100_3g.20gb has 3 of its 7 parts."""
+_DEVICE: Final = re.compile(r"gres/(?!gpu\b|gpumem|gpuutil|cpu\b)")
 
 
 def read_tres(text: str) -> dict[str, float] | None:
@@ -430,18 +591,26 @@ def read_tres(text: str) -> dict[str, float] | None:
         if match is None:
             return None
         name, number, unit = match.groups()
-        amounts[name] = float(number) * (_SIZES if name == "mem" else _COUNTS)[unit]
+        amount = float(number)
+        if 0 <= amount < NO_VALUE:
+            amounts[name] = amount * (_SIZES if name == "mem" else _COUNTS)[unit]
     return amounts
 
 
-def gpus_of(amounts: Mapping[str, float]) -> tuple[int, str]:
+def gpus_of(amounts: Mapping[str, float]) -> tuple[float, str]:
     """Return the number of GPUs, and the type that most of them are of; "" where none is named.
 
-    `gres/gpu` counts GPUs of all types; where the cluster tracks types alone, they are added up.
+    `gres/gpu` counts GPUs of all types; where the cluster tracks types alone, they are added up. A slice of MIG counts by
+    its sevenths.
 
     >>> gpus_of({"gres/gpu": 4, "gres/gpu:a100": 4}), gpus_of({"gres/gpu:v100": 2}), gpus_of({"cpu": 2})
     ((4, 'a100'), (2, 'v100'), (0, ''))
+    >>> gpus_of({"gres/gpu": 7, "gres/gpu:a100_1g.5gb": 7})
+    (1.0, 'a100')
     """
     typed = {name.partition(":")[2]: n for name, n in amounts.items() if name.startswith(f"{_GPU}:") and n > 0}
+    parts = {name: int(match[1]) / 7 if (match := _SLICE.search(name)) else 1 for name in typed}
     n = amounts.get(_GPU, 0) or sum(typed.values())
-    return int(n), max(typed, key=lambda name: typed[name]) if typed and n else ""
+    if n:  # `gres/gpu` counts a slice as a GPU
+        n += sum(count * (parts[name] - 1) for name, count in typed.items())
+    return round(n, 9) if n % 1 else n, _SLICE.sub("", max(typed, key=lambda name: typed[name])) if typed and n else ""
