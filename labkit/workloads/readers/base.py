@@ -394,7 +394,7 @@ def _frame(path: Path, text: str, options: dict[str, Any], *, expected: str) -> 
     exact: dict[str, Any] = {"float_precision": "round_trip"} if old else {}
     try:
         frame: pd.DataFrame = pd.read_csv(
-            io.StringIO(text),
+            io.StringIO(text.lstrip("\r\n")),
             index_col=False,
             keep_default_na=False,
             na_values=[""],

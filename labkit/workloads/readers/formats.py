@@ -89,7 +89,7 @@ def _objects(head: str, first: str) -> Guess | None:
         return Guess("kubernetes", 1.0, "JSON with apiVersion and items")
     if '"jobs"' in head and first.lstrip().startswith("{"):
         seen = [key for key in ("job_id", "tres", "submission", "job_state", "submit_time") if f'"{key}"' in head]
-        return Guess("sacct", min(1.0, 0.5 + 0.2 * len(seen)), f"JSON with jobs{' that have ' * bool(seen)}{', '.join(seen)}")
+        return Guess("sacct", min(1.0, 0.3 + 0.25 * len(seen)), f"JSON with jobs{' that have ' * bool(seen)}{', '.join(seen)}")
     seen = [key for key in ("jobid", "attempts", "submitted_time") if f'"{key}"' in head]
     listed = first.lstrip().startswith("[")
     return Guess("philly-log", max(0.5 * listed, len(seen) / 3), "a list in JSON" if listed else "JSON with " + ", ".join(seen))
@@ -132,7 +132,7 @@ def _own(head: str, first: str) -> Guess | None:
         return None
     share = len(names & own.KNOWN) / len(names)
     why = f"its header has {' and '.join(there)}, and {share:.0%} of its columns are labkit's own"
-    return Guess("csv", 0.9 * share if len(there) > 1 else 0.8 * share, why)
+    return Guess("csv", 0.6 + 0.4 * share if len(there) > 1 else 0.8 * share, why)
 
 
 def _headerless(head: str, first: str) -> Guess | None:

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from labkit.core.bounds import MAX_TASKS
 from labkit.core.jobs import Jobs
 from labkit.workloads.readers.base import from_zero, per_gpu, table_of
 from labkit.workloads.readers.ledger import SAME, Read, TraceLedger
@@ -36,9 +37,9 @@ def helios(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     """Return the jobs of a Helios log, and what became of its rows."""
     table = table_of(Path(path), columns=COLUMNS, names=NAMES, header=True, expected=EXPECTED)
     submitted_s = table.times_s("submit_time")
-    duration_s = table.numbers("duration", low=0)
-    gpus = table.counts("gpu_num", low=0)
-    cpus = table.numbers("cpu_num", low=0)
+    duration_s = table.numbers("duration", low=0, blank_ok=True)
+    gpus = table.numbers("gpu_num", low=0, high=MAX_TASKS, whole=True, blank_ok=True)
+    cpus = table.numbers("cpu_num", low=0, blank_ok=True)
     ids, user = table.texts("job_id"), table.texts("vc")
     hours = np.nan_to_num(gpus * duration_s / 3600)
     ledger, again = TraceLedger(len(table), noun="rows", gpu_hours=hours), table.frame.duplicated().to_numpy()
@@ -46,9 +47,12 @@ def helios(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     again = again & ~lost
     ledger.merge(again, SAME, gpu_hours=hours)
     gone, idle = again | lost, np.zeros(len(table), np.bool_) if cpu_jobs else gpus == 0
-    kept = ~gone & ledger.keep([(~gone & (duration_s == 0), "of 0 seconds"), (~gone & idle, "without GPUs")])
+    kept = ~gone & ledger.keep(
+        [(~gone & (duration_s == 0), "of 0 seconds"), (~gone & np.isnan(duration_s), "without a duration"),
+         (~gone & np.isnan(gpus), "without a number of GPUs"), (~gone & idle, "without GPUs")]
+    )  # fmt: skip
     ledger.refuse_none(path, "cpu_jobs=True takes jobs without GPUs too")
-    workers, demand = per_gpu(gpus, cpus=cpus)
+    workers, demand = per_gpu(np.nan_to_num(gpus), cpus=cpus)
     jobs = Jobs.of(
         name=table.path.name,
         id=np.array(ids, dtype=object)[kept].tolist(),

@@ -151,9 +151,11 @@ class TraceLedger:
             lines.append(f"left out of {self.n_rows:,} {self.noun}: {_listed(self.left_out)}.")
         if self.merged:
             lines.append(f"{self.noun} that are part of the job of another one: {_listed(self.merged)}.")
-        lines += [f"{text}: {n:,} of {self.n_jobs:,} jobs." for text, n in self._remarks]
-        lines += self.checks
-        return lines + ([self.balance()] if self.hours or self.unexplained_hours else [])
+        return lines + self.guesses() + self.checks + ([self.balance()] if self.hours or self.unexplained_hours else [])
+
+    def guesses(self) -> list[str]:
+        """Return a line for each thing that was guessed or fallen back to."""
+        return [f"{text}: {n:,} of {self.n_jobs:,} jobs." for text, n in self._remarks]
 
     def keep(self, reasons: Iterable[tuple[Bools, str]]) -> Bools:
         """Return which rows are jobs, (N,): those for which no reason holds; of several, the first one counts."""

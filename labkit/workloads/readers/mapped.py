@@ -344,6 +344,8 @@ def _times(columns: dict[str, Floats], sources: dict[str, FieldSource], gpus: Fl
     nothing = np.full(len(gpus), np.nan)
     start_s, end_s = columns.get("start", nothing), columns.get("end", nothing)
     arrival_s, duration_s = columns.get("arrival", nothing), columns.get("duration", nothing)
+    if early := int((start_s < arrival_s).sum()):
+        ledger.check(f"{early:,} rows start before they were submitted (other clocks, or other time zones).")
     if "duration" in columns and {"start", "end"} <= set(columns):
         _compare(duration_s, start_s, end_s, arrival_s, sources["duration"].column, gpus, ledger)
     between = end_s - start_s

@@ -89,7 +89,7 @@ FIELDS: Final = {
     "arrival": Field(
         "moment", "when it was submitted",
         _named("submit, submit time, submitted, submitted at, submission, submission time, arrival, arrival time, "
-               "created, created at, creation time, queued at, enqueue time"),
+               "created, created at, creation time, queued at, enqueue time, gmt create"),
         _named("timestamp, time, date, queued, queued ts, submit ts, submitted ts, enqueued, enqueued at, "
                "requested at, eingereicht, eingereicht am"),
     ),
@@ -101,12 +101,12 @@ FIELDS: Final = {
     "end": Field(
         "moment", "when it ended",
         _named("end, end time, ended, ended at, finish, finish time, finished, finished at, completed at, "
-               "completion time, stop time"),
+               "completion time, stop time, deletion time, deleted, deleted at"),
         _named("end ts, ended ts, finished ts, ende, beendet"),
     ),
     "duration": Field(
         "span", "how long it ran",
-        _named("duration, runtime, run time, elapsed, elapsed time, service time"),
+        _named("duration, runtime, run time, elapsed, elapsed time, service time, exec time, execution time"),
         _named("walltime, wall time, wallclock, time used, length, wall, laufzeit, dauer, took"),
     ),
     "gpus": Field(

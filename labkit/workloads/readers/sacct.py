@@ -27,7 +27,7 @@ from labkit.workloads.readers.base import (
     table_of,
 )
 from labkit.workloads.readers.ledger import SAME, Read, Segments, TraceLedger
-from labkit.workloads.readers.times import moments_s, spans_s, without_offset
+from labkit.workloads.readers.times import moments_s, read_spans_s, spans_s, without_offset
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,6 +106,7 @@ def _columns(table: TraceTable, which: Bools) -> pd.DataFrame:
     spans = next((column for column in ("ElapsedRaw", "Elapsed") if column in names), None)
     rows["elapsed_s"] = spans_s(table, spans) if spans else np.nan
     states = frame["State"].astype("str").str.upper().str.extract(r"^\s*([A-Z_]+)")[0].fillna("UNKNOWN")
+    rows["limit_s"] = read_spans_s(frame["Timelimit"]) if "Timelimit" in names else np.nan
     rows["state"] = states.to_numpy(dtype=object) if "State" in names else "COMPLETED"
     for name, column in (("alloc", "AllocTRES"), ("req", "ReqTRES")):
         rows[name] = names_of(frame[column]) if column in names else ""
@@ -145,6 +146,7 @@ def _with_resources(rows: pd.DataFrame, table: TraceTable) -> pd.DataFrame:
     rows["mixed"] = [sum(name.startswith(f"{_GPU}:") and n > 0 for name, n in known[text].items()) > 1 for text in used]
     rows["devices"] = [", ".join(name for name in known[text] if _DEVICE.match(name)) for text in used]
     rows["kind"] = np.where(rows["mixed"], "", [gpus[text][1] for text in rows["alloc"]])
+    rows["asked_gpus"] = [gpus[text][0] for text in rows["req"]]
     rows["asked"] = [gpus[text][1] for text in rows["req"]]
     rows["requested"] = (rows["alloc"] == "").to_numpy() & (rows["gpus"] > 0).to_numpy()
     cpus = np.array([known[text].get("cpu", np.nan) for text in used])
@@ -187,6 +189,19 @@ def _ran(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
     lost = no_submit & rows["submit_s"].isna().to_numpy()
     ledger.leave_out(lost, "without a time of submission", gpu_hours=hours)
     ran: pd.DataFrame = rows[~(gone | lost)]
+    _cross_check(ran, ledger)
+    return ran
+
+
+def _cross_check(ran: pd.DataFrame, ledger: TraceLedger) -> None:
+    """Note where columns of rows that ran contradict each other."""
+    for n, finding in (
+        ((ran["start_s"] < ran["submit_s"]).sum(), "start before they were submitted"),
+        ((ran["duration_s"] > ran["limit_s"] + 300).sum(), "ran more than 5 minutes beyond their Timelimit"),
+        (((ran["asked_gpus"] > 0) & (ran["asked_gpus"] != ran["n_gpus"])).sum(), "got another number of GPUs than they asked for"),
+    ):
+        if n:
+            ledger.check(f"{int(n):,} rows {finding}.")
     between = (ran["end_s"] - ran["start_s"]).to_numpy(np.float64)
     differs = np.abs(between - ran["duration_s"].to_numpy(np.float64)) > np.maximum(60.0, 0.01 * between)
     if differs.any():
@@ -195,7 +210,6 @@ def _ran(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
             f"Elapsed differs from End - Start in {int(differs.sum()):,} rows, in {int(hour.sum()):,} by one hour (a "
             "change of clocks, say); Elapsed counts."
         )
-    return ran
 
 
 def _attempts(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
@@ -350,7 +364,7 @@ def _first_name(frame: pd.DataFrame, columns: tuple[str, ...], *, otherwise: str
 COLUMNS: Final = (
     "JobID", "Submit", "Start", "End", "Elapsed", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "AllocCPUS", "NCPUS",
     "ReqCPUS", "User", "Account", "UID", "Partition", "JobName", "Priority", "Restarts",
-    "Reservation", "Cluster",
+    "Reservation", "Cluster", "Timelimit",
 )  # fmt: skip
 """What is looked at, of what sacct can print; others may stand beside them."""
 
