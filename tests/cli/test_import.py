@@ -7,7 +7,7 @@ import pty
 import subprocess
 import sys
 
-from .workloads.exports import SACCT, TABLE
+from tests.workloads.exports import SACCT, TABLE
 
 CLUSTER = """
 [[hosts]]

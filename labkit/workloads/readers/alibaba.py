@@ -70,8 +70,7 @@ def alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> Read:
         ]
     )
     known = rows[kept]
-    cut = (known[["n_all_worker", "n_all_ps"]] > MAX_TASKS).any(axis=1)
-    ledger.remark(cut, f"cut to {MAX_TASKS:,} tasks of a role")
+    ledger.remark((known[["n_all_worker", "n_all_ps"]] > MAX_TASKS).any(axis=1), f"cut to {MAX_TASKS:,} tasks of a role")
     ledger.remark(known["n_types"] > 1, "tasks on several GPU types, of which none is kept as measured_on")
     if known.empty:
         raise TraceError(f"{jobs_path}: none of {len(jobs)} jobs has finished tasks in {tasks_path.name}.")
@@ -89,9 +88,8 @@ def alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> Read:
         ps_demand=known[[f"ps_{r}" for r in _RESOURCES]].to_numpy(np.float64),
         measured_on=np.where(known["n_types"] == 1, known["gpu_type"], "").tolist(),
     )
-    recorded = float(ledger.hours_of_rows[kept].sum())
     ledger.adjust(
-        recorded - float(np.nansum(found.gpus * found.duration_s)) / 3600,
+        float(ledger.hours_of_rows[kept].sum()) - float(np.nansum(found.gpus * found.duration_s)) / 3600,
         "because tasks of a job did not all run from its start to its end, as its gang does",
     )
     segments = Segments.of(tasks_["gpus"] * tasks_["n"], tasks_["start_s"], tasks_["end_s"])

@@ -83,6 +83,16 @@ class TraceTable:
     def _lines(self) -> list[int]:
         return [number for number, _ in lines_of(self._text)][1 if self._header else 0 :]
 
+    def take(self, which: Bools) -> TraceTable:
+        """Return some of the rows, (N,), with their line numbers and what was lost before."""
+        rows = np.flatnonzero(which)
+        table = TraceTable(
+            self.path, self.frame[which].reset_index(drop=True), text=self._text, header=self._header, unit=self._unit,
+            lines=_Lazy(self, rows),
+        )  # fmt: skip
+        table.lost, table.doubts = self.lost, self.doubts
+        return table
+
     def line(self, row: int) -> int:
         """Return the line number of a row."""
         lines = self._lines if self._numbers is None else self._numbers
@@ -158,7 +168,7 @@ class TraceTable:
 
         raw = self.frame[column]
         self.fault(_blanks(raw), column, expected="a name")
-        if raw.dtype.kind not in "iufb":
+        if raw.dtype.kind not in "iufb" and re.search(CONTROL, "".join(map(str, raw))):
             odd = raw.astype("str").str.contains(CONTROL, regex=True).to_numpy(np.bool_)
             self.fault(odd, column, expected="a name without control characters")
         names = names_of(raw)
@@ -168,27 +178,21 @@ class TraceTable:
             self.fault(np.array([other == name for other in names]) & ~_blanks(raw), column, expected=expected)
         return names
 
-    def give_up_rows(self, ledger: TraceLedger, *, of: Bools | None = None, gpu_hours: Floats | None = None) -> Bools:
+    def give_up_rows(self, ledger: TraceLedger) -> Bools:
         """Leave out the rows that have a fault, and return which ones, (N,); where half of the rows have one, raise.
 
         Parameters
         ----------
         ledger : TraceLedger
             Counts them, with the first fault in words.
-        of : Bools, optional
-            Rows that matter, (N,); faults of others are forgotten.
-        gpu_hours : Floats, optional
-            Of each row, (N,), where they are known.
         """
-        matter = np.ones(len(self), np.bool_) if of is None else of
-        self._faults = [(row, text) for row, text in self._faults if matter[row]]
         bad = np.zeros(len(self), np.bool_)
         bad[[row for row, _ in self._faults]] = True
-        if 2 * int(bad.sum()) >= int(matter.sum()):
+        if 2 * int(bad.sum()) >= len(self):
             self.check()
         if bad.any():
             first = min(self._faults, key=lambda fault: fault[0])[1]
-            ledger.leave_out(bad, f"with a cell that cannot be read ({first})", gpu_hours=gpu_hours)
+            ledger.leave_out(bad, f"with a cell that cannot be read ({first})")
         self._faults = []
         return bad
 
@@ -206,6 +210,19 @@ class TraceTable:
             raise TraceError(f"{self.path}: it has no jobs; expected at least one row.")
 
 
+class _Lazy(Sequence[int]):
+    """Line numbers of some rows of a table, which are found when they are asked for."""
+
+    def __init__(self, table: TraceTable, rows: NDArray[np.intp]) -> None:
+        self._table, self._rows = table, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._table.line(int(self._rows[i]))
+
+
 def table_of(
     path: Path,
     *,
@@ -215,7 +232,7 @@ def table_of(
     expected: str,
     separator: str = ",",
     text: str | None = None,
-    repair: Repair | None = None,
+    repair: LineRepair | None = None,
 ) -> TraceTable:
     """Return the rows of a text file.
 
@@ -235,7 +252,7 @@ def table_of(
         Between cells.
     text : str, optional
         Its text, where that was read before.
-    repair : Repair, optional
+    repair : LineRepair, optional
         What lines with a wrong number of cells are taken for. Those that it cannot mend are lost, and counted, unless
         half of all are; without it they are faults.
 
@@ -282,7 +299,7 @@ Record = tuple[int, list[str]]
 """The line on which a row begins, and its cells."""
 
 
-class Repair(NamedTuple):
+class LineRepair(NamedTuple):
     """How lines with a wrong number of cells become rows: functions of cells and the names of columns.
 
     Attributes
@@ -297,7 +314,7 @@ class Repair(NamedTuple):
     whole: Callable[[list[str], Sequence[str]], list[str] | None]
 
 
-NO_REPAIR: Final = Repair(lambda cells, header: True, lambda cells, header: None)
+NO_REPAIR: Final = LineRepair(lambda cells, header: True, lambda cells, header: None)
 """Lines with a wrong number of cells are lost."""
 
 
@@ -337,7 +354,7 @@ def _mended(
     separator: str,
     names: Sequence[str],
     columns: Sequence[str],
-    repair: Repair,
+    repair: LineRepair,
     expected: str,
 ) -> TraceTable:
     """Return the rows of a text in which some lines are no rows as they stand."""
@@ -370,7 +387,7 @@ def _mended(
     return table
 
 
-def _joined(records: list[Record], header: list[str], repair: Repair) -> list[Record]:
+def _joined(records: list[Record], header: list[str], repair: LineRepair) -> list[Record]:
     """Return records in which what a newline in a cell had cut is one again."""
     joined: list[Record] = []
     for number, cells in records:
@@ -436,7 +453,12 @@ def _blanks(raw: pd.Series) -> Bools:
 
 def names_of(raw: pd.Series, *, blank: str = "") -> list[str]:
     """Return a column as text, with something else for empty cells."""
-    return [blank if _blank(value) else _shown(value) for value in raw.to_numpy(dtype=object).tolist()]
+    import pandas as pd
+
+    codes, values = pd.factorize(raw)
+    shown = [*(blank if _blank(value) else _shown(value) for value in values.tolist()), blank]  # the last: missing
+    names: list[str] = np.array(shown, dtype=object)[codes].tolist()
+    return names
 
 
 def _shown(value: Any) -> str:
@@ -481,9 +503,6 @@ def per_gpu(n_gpus: Ints | Floats, *, cpus: Floats | float = np.nan, memory_gb: 
     shares = (n_gpus / workers, cores / workers, np.broadcast_to(memory_gb, workers.shape) / workers)
     demand: NDArray[np.float64] = np.stack([np.asarray(share, np.float64) for share in shares], axis=-1)
     return workers, demand
-
-
-_NEWLINE: Final = re.compile(r"\r\n|\r|\n")
 
 
 def bytes_of(path: Path, *, expected: str) -> bytes:
@@ -552,7 +571,8 @@ def text_of(path: Path, *, expected: str) -> str:
 
 def lines_of(text: str) -> list[tuple[int, str]]:
     """Return the lines that are not blank, with their numbers."""
-    return [(i, line) for i, line in enumerate(_NEWLINE.split(text), start=1) if line.strip()]
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return [(i, line) for i, line in enumerate(lines, start=1) if line and not line.isspace()]
 
 
 def json_of(path: Path, text: str, *, expected: str, remedy: str = "") -> Any:

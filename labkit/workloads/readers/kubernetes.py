@@ -15,6 +15,7 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.core.jobs import Jobs
+from labkit.core.resources import Floats
 from labkit.workloads.readers.base import entries_of, from_zero, text_of
 from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
 from labkit.workloads.readers.times import LATEST_S
@@ -247,20 +248,7 @@ def _jobs(gangs: list[Gang], *, name: str, ledger: TraceLedger) -> Jobs:
     gpus = np.array([gang.gpus for gang in gangs])
     n_workers = np.clip(np.where(whole, gpus, parts), 1, MAX_TASKS).astype(np.int32)
     cores = np.array([gang.cpus for gang in gangs])
-    ledger.remark(np.isnan(cores), "no request for cores, so that they get one per worker")
-    ledger.remark(
-        [gang.under_way for gang in gangs],
-        "not ended, so that they end with the last moment in the file, which is too early",
-    )
-    ledger.remark(
-        [gang.changed for gang in gangs],
-        "a gang that changed or did not start and end at once, so that they have the largest, for as long as gives their "
-        "GPU-hours",
-    )
-    ledger.remark(
-        [gang.first.guessed for gang in gangs],
-        "slices of GPUs; a slice of time counts as a GPU, one of MIG by its sevenths",
-    )
+    _remark(gangs, cores, ledger)
     ledger.remark(gpus > MAX_TASKS, f"cut to {MAX_TASKS:,} GPUs")
     memory_gb = np.array([gang.memory_gb for gang in gangs])
     cores = np.where(np.isnan(cores), n_workers, cores)
@@ -282,6 +270,24 @@ def _jobs(gangs: list[Gang], *, name: str, ledger: TraceLedger) -> Jobs:
         device_type=[gang.first.device_type for gang in gangs],
         measured_on=[gang.first.device_type for gang in gangs],
         priority=[gang.first.priority for gang in gangs],
+    )
+
+
+def _remark(gangs: list[Gang], cores: Floats, ledger: TraceLedger) -> None:
+    """Note what was guessed of the gangs."""
+    ledger.remark(np.isnan(cores), "no request for cores, so that they get one per worker")
+    ledger.remark(
+        [gang.under_way for gang in gangs],
+        "not ended, so that they end with the last moment in the file, which is too early",
+    )
+    ledger.remark(
+        [gang.changed for gang in gangs],
+        "a gang that changed or did not start and end at once, so that they have the largest, for as long as gives their "
+        "GPU-hours",
+    )
+    ledger.remark(
+        [gang.first.guessed for gang in gangs],
+        "slices of GPUs; a slice of time counts as a GPU, one of MIG by its sevenths",
     )
 
 

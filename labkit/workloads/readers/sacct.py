@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from labkit.core.faults import told
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
 from labkit.workloads.readers.base import (
-    Repair,
+    LineRepair,
     TraceTable,
     any_text_of,
     entries_of,
@@ -77,8 +77,9 @@ def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
         ledger.leave_out(n, reason)
     steps = table.frame["JobID"].astype("str").str.contains(".", regex=False).to_numpy(np.bool_)
     ledger.leave_out(steps, "of steps (.batch, .extern, srun)")
-    rows = _columns(table, ~steps)
-    rows = rows[~table.give_up_rows(ledger, of=~steps)[rows["row"].to_numpy()]]
+    table = table.take(~steps)
+    rows = _columns(table)
+    rows = rows[~table.give_up_rows(ledger)]
     ledger.open(rows["gpu_hours"])
     rows = _ran(_once(rows, ledger), ledger)
     ledger.refuse_none(path, REMEDY)
@@ -94,8 +95,8 @@ def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     return Read(ledger.close(_jobs(rows, name=Path(path).name)), ledger, segments)
 
 
-def _columns(table: TraceTable, which: Bools) -> pd.DataFrame:
-    """Return the columns of the rows that are no steps, with all faults noted."""
+def _columns(table: TraceTable) -> pd.DataFrame:
+    """Return the columns of the rows, with all faults noted."""
     import pandas as pd
 
     frame, names = table.frame, set(table.frame.columns)
@@ -105,11 +106,8 @@ def _columns(table: TraceTable, which: Bools) -> pd.DataFrame:
         rows[name] = moments_s(table, column) if column in names else np.nan
     spans = next((column for column in ("ElapsedRaw", "Elapsed") if column in names), None)
     rows["elapsed_s"] = spans_s(table, spans) if spans else np.nan
-    states = frame["State"].astype("str").str.upper().str.extract(r"^\s*([A-Z_]+)")[0].fillna("UNKNOWN")
     rows["limit_s"] = read_spans_s(frame["Timelimit"]) if "Timelimit" in names else np.nan
-    rows["state"] = states.to_numpy(dtype=object) if "State" in names else "COMPLETED"
-    for name, column in (("alloc", "AllocTRES"), ("req", "ReqTRES")):
-        rows[name] = names_of(frame[column]) if column in names else ""
+    rows["state"] = _states(frame["State"]) if "State" in names else "COMPLETED"
     rows["cpus"] = _first_number(table, ("AllocCPUS", "NCPUS", "ReqCPUS"))
     rows["restarts"] = _first_number(table, ("Restarts",))
     rows["priority"] = np.nan_to_num(_first_number(table, ("Priority",)))
@@ -118,7 +116,7 @@ def _columns(table: TraceTable, which: Bools) -> pd.DataFrame:
     rows["cluster"] = _first_name(frame, ("Cluster",), otherwise="")
     rows["user"] = _first_name(frame, ("User", "Account", "UID", "Partition"), otherwise="user")
     rows["model"] = _first_name(frame, ("JobName",), otherwise="job")
-    rows = _with_resources(rows[which], table)
+    rows = _with_resources(rows, table)
     between = (rows["end_s"] - rows["start_s"]).to_numpy(np.float64)
     elapsed = rows["elapsed_s"].to_numpy(np.float64)
     rows["duration_s"] = np.where(np.isnan(elapsed), between, elapsed)
@@ -126,33 +124,67 @@ def _columns(table: TraceTable, which: Bools) -> pd.DataFrame:
     return rows
 
 
+def _states(raw: pd.Series) -> list[str]:
+    """Return the first words of states: CANCELLED of "CANCELLED by 1000"."""
+    names = names_of(raw)
+    found = {text: re.match(r"\s*([A-Z_]+)", text.upper()) for text in set(names)}
+    words = {text: match[1] if match else "UNKNOWN" for text, match in found.items()}
+    return [words[name] for name in names]
+
+
+class _Tres(NamedTuple):
+    """What the text of resources says: GPUs and their type, whether slices or several types, cores, GB, other devices."""
+
+    gpus: float
+    kind: str
+    sliced: bool
+    mixed: bool
+    cpus: float
+    memory_gb: float
+    devices: str
+
+    @classmethod
+    def of(cls, amounts: Mapping[str, float]) -> Self:
+        gpus, kind = gpus_of(amounts)
+        mixed = sum(name.startswith(f"{_GPU}:") and n > 0 for name, n in amounts.items()) > 1
+        devices = ", ".join(name for name in amounts if _DEVICE.match(name))
+        cpus, memory_gb = amounts.get("cpu", np.nan), amounts.get("mem", 0.0)
+        return cls(gpus, kind, gpus % 1 > 0, mixed, cpus, memory_gb, devices)
+
+
 def _with_resources(rows: pd.DataFrame, table: TraceTable) -> pd.DataFrame:
     """Add gpus, kind (of GPU, allocated), asked (kind of GPU, requested), cpus and memory_gb."""
-    rows = rows.copy()
-    got = {text: read_tres(text) for text in set(rows["alloc"]) | set(rows["req"])}
-    wrong = [row for row, text in zip(rows["row"], rows["alloc"], strict=True) if got[text] is None]
-    wrong_too = [row for row, text in zip(rows["row"], rows["req"], strict=True) if got[text] is None]
-    for column, where in (("AllocTRES", wrong), ("ReqTRES", wrong_too)):
-        if where:
-            bad = np.zeros(len(table), np.bool_)
-            bad[where] = True
-            table.fault(bad, column, expected="resources like cpu=8,mem=64G,node=1,gres/gpu:a100=4")
-    known = {text: tres or {} for text, tres in got.items()}
-    gpus = {text: gpus_of(tres) for text, tres in known.items()}
-    used = np.where((rows["alloc"] != "").to_numpy(), rows["alloc"], rows["req"])
-    rows["n_gpus"] = [gpus[text][0] for text in used]
-    rows["gpus"] = np.minimum(rows["n_gpus"].to_numpy(np.float64), MAX_TASKS)
-    rows["sliced"] = [gpus[text][0] % 1 > 0 for text in used]
-    rows["mixed"] = [sum(name.startswith(f"{_GPU}:") and n > 0 for name, n in known[text].items()) > 1 for text in used]
-    rows["devices"] = [", ".join(name for name in known[text] if _DEVICE.match(name)) for text in used]
-    rows["kind"] = np.where(rows["mixed"], "", [gpus[text][1] for text in rows["alloc"]])
-    rows["asked_gpus"] = [gpus[text][0] for text in rows["req"]]
-    rows["asked"] = [gpus[text][1] for text in rows["req"]]
-    rows["requested"] = (rows["alloc"] == "").to_numpy() & (rows["gpus"] > 0).to_numpy()
-    cpus = np.array([known[text].get("cpu", np.nan) for text in used])
-    rows["cpus"] = np.where(np.isnan(cpus), rows["cpus"], cpus)
-    rows["memory_gb"] = [known[text].get("mem", 0.0) for text in used]
-    return rows
+    import pandas as pd
+
+    none = np.full(len(table), "", dtype=object)
+    texts = [names_of(table.frame[name]) if name in table.frame else none for name in ("AllocTRES", "ReqTRES")]
+    codes, seen = pd.factorize(np.concatenate([np.asarray(column, dtype=object) for column in texts]))
+    read = [read_tres(text) for text in seen]
+    unreadable = np.array([amounts is None for amounts in read])
+    alloc, req = codes[: len(table)], codes[len(table) :]
+    for name, which in (("AllocTRES", alloc), ("ReqTRES", req)):
+        if unreadable.any() and name in table.frame:
+            table.fault(unreadable[which], name, expected="resources like cpu=8,mem=64G,node=1,gres/gpu:a100=4")
+    found = {key: np.array(each, dtype=object) for key, each in zip(
+        _Tres._fields, zip(*(_Tres.of(amounts or {}) for amounts in read), strict=True), strict=True
+    )}  # fmt: skip
+    without = np.array([text == "" for text in seen])[alloc]
+    used = np.where(without, req, alloc)
+    cpus = found["cpus"].astype(np.float64)[used]
+    rows = rows.assign(
+        alloc=alloc, req=req,
+        n_gpus=found["gpus"].astype(np.float64)[used],
+        asked_gpus=found["gpus"].astype(np.float64)[req],
+        sliced=found["sliced"].astype(np.bool_)[used],
+        mixed=found["mixed"].astype(np.bool_)[used],
+        devices=found["devices"][used],
+        kind=np.where(found["mixed"].astype(np.bool_), "", found["kind"])[alloc],
+        asked=found["kind"][req],
+        cpus=np.where(np.isnan(cpus), rows["cpus"], cpus),
+        memory_gb=found["memory_gb"].astype(np.float64)[used],
+    )  # fmt: skip
+    gpus = np.minimum(rows["n_gpus"], MAX_TASKS)
+    return rows.assign(gpus=gpus, requested=without & (gpus > 0))
 
 
 def _once(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
@@ -221,7 +253,7 @@ def _attempts(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
     rows = rows.sort_values(["cluster", "id", "submit_s", "start_s", "row"], kind="stable")
     again = rows.duplicated(["cluster", "id"]).to_numpy()
     if again.any():
-        before = rows.shift(1)
+        before = rows[["user", "model", "end_s", "state", "submit_s"]].shift(1)
         alike = (rows["user"] == before["user"]) & (rows["model"] == before["model"])
         gap_s = (rows["submit_s"] - before["end_s"]).fillna(0.0)
         requeued = before["state"].isin(list(REQUEUED)) & alike & gap_s.between(-CLOCKS_DIFFER_S, LONGEST_REQUEUE_S)
@@ -230,10 +262,11 @@ def _attempts(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
     nth = rows.groupby(["cluster", "id"]).cumcount().to_numpy()
     ledger.remark(nth > 0, "number of an earlier job, as after a reset of Slurm's numbers; '#2' was added")
     several = rows["cluster"].nunique() > 1
-    rows["id"] = [
-        f"{cluster + '/' * several if several else ''}{name}{f'#{i + 1}' if i else ''}"
-        for cluster, name, i in zip(rows["cluster"], rows["id"], nth, strict=True)
-    ]
+    if several or nth.any():
+        rows["id"] = [
+            f"{f'{cluster}/' * several}{name}{f'#{i + 1}' if i else ''}"
+            for cluster, name, i in zip(rows["cluster"], rows["id"], nth, strict=True)
+        ]
     return rows.sort_values("row")
 
 
@@ -262,9 +295,10 @@ def _merged(rows: pd.DataFrame, run: NDArray[Any], ledger: TraceLedger) -> pd.Da
 
 def _heterogeneous(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
     """Merge the components of heterogeneous jobs (12+0, 12+1, ...) into one gang each, with the GPU-hours of all."""
-    parts = rows["id"].str.fullmatch(r"(?:.*/)?\d+\+\d+(#\d+)?").to_numpy(np.bool_)
+    parts = rows["id"].str.contains("+", regex=False).to_numpy(np.bool_)
     if not parts.any():
         return rows
+    parts = parts & rows["id"].str.fullmatch(r"(?:.*/)?\d+\+\d+(#\d+)?").to_numpy(np.bool_)
     whole = rows["id"].where(~parts, rows["id"].str.replace(r"\+\d+(#\d+)?$", r"\1", regex=True))
     gpu_s = (rows["gpus"] * rows["duration_s"]).groupby(whole).transform("sum")
     longest = rows["duration_s"].groupby(whole).transform("max")
@@ -319,7 +353,8 @@ def _remark(rows: pd.DataFrame, ledger: TraceLedger, table: TraceTable) -> None:
             rows["restarts"] > 0,
             "requeued, which resets Submit, so that they arrive too late (sacct --duplicates tells the first time)",
         )
-    if (column := table.frame.get("Submit")) is not None and without_offset(column).any():
+    column = table.frame.get("Submit")
+    if column is not None and (without_offset(column.head(1000)).any() or without_offset(column).any()):
         ledger.remark(
             len(rows),
             "times in the time zone of the host of sacct, which the file does not tell, so that gaps are wrong at a "
@@ -437,7 +472,7 @@ def sacct_table(path: Path) -> TraceTable:
     names = [name for name, plain in known.items() if plain not in _NUMBERS]
     table = table_of(
         path, columns=tuple(known), names=names, header=True, expected=EXPECTED, separator=separator, text=text,
-        repair=Repair(_begins, lambda cells, names: _whole(cells, names, separator)),
+        repair=LineRepair(_begins, lambda cells, names: _whole(cells, names, separator)),
     )  # fmt: skip
     table.frame = table.frame.rename(columns=known)
     if doubt:

@@ -54,6 +54,8 @@ def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
     """Return moments as seconds since 1970, (N,); NaN where one cannot be read."""
     import pandas as pd
 
+    if (plain := _plain_dates(raw)) is not None:
+        return plain
     numbers = numbers_of(raw)
     seconds = np.where(sentinels(numbers), np.nan, numbers * unit_s)
     written = np.isnan(numbers)
@@ -67,6 +69,27 @@ def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
     if (seconds > _EPOCH).any():
         seconds[seconds == 0] = np.nan
     seconds[~((seconds >= 0) & (seconds < LATEST_S))] = np.nan
+    return seconds
+
+
+def _plain_dates(raw: pd.Series) -> Floats | None:
+    """Return moments of a column in which all that are known look like 2024-03-01T12:00:00; None for any other."""
+    if raw.dtype.kind in "iufb":
+        return None
+    known = ~(raw.isna() | raw.isin(["", "Unknown", "None"])).to_numpy(np.bool_)
+    text = raw.to_numpy(dtype=object)[known].astype("U20")
+    letters = text.view("U1").reshape(-1, 20)
+    marks = ((4, "-"), (7, "-"), (13, ":"), (16, ":"), (19, ""))
+    if not len(text) or not all((letters[:, place] == mark).all() for place, mark in marks):
+        return None
+    try:
+        stamps = text.astype("datetime64[s]").astype(np.int64)
+    except ValueError:
+        return None
+    if stamps.min() < 0 or stamps.max() >= LATEST_S:
+        return None
+    seconds = np.full(len(raw), np.nan)
+    seconds[known] = stamps
     return seconds
 
 
@@ -104,6 +127,16 @@ def spans_s(table: TraceTable, column: str, *, unit_s: float = 1.0) -> Floats:
 
 def read_spans_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
     """Return spans of time in seconds, (N,); NaN where one cannot be read."""
+    import pandas as pd
+
+    if raw.dtype.kind in "iuf":
+        return _spans(raw, unit_s)
+    codes, values = pd.factorize(raw)  # many jobs run equally long
+    seconds: Floats = np.append(_spans(pd.Series(values, dtype=raw.dtype), unit_s), np.nan)[codes]
+    return seconds
+
+
+def _spans(raw: pd.Series, unit_s: float) -> Floats:
     numbers = numbers_of(raw)
     written = np.isnan(numbers)
     seconds = np.where(sentinels(numbers), np.nan, numbers * unit_s)
