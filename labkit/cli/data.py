@@ -73,7 +73,8 @@ def traces_check(
     file: Trace,
     format: Annotated[str | None, typer.Option(help="The trace's format.")] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="The machines that it is from: a name, or a file.", autocompletion=cli_help.clusters)
+        str | None,
+        typer.Option(help="The machines that it is from: a name, or a file.", autocompletion=cli_help.clusters),
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw GPUs in use over time: .pdf, .svg or .png.")] = None,
 ) -> None:
@@ -231,7 +232,9 @@ def show_proposal(file: Path, frame: pd.DataFrame, mapping: ColumnMap) -> None:
     for name, source in mapping.sources.items():
         seen = [value for value in frame[source.column].dropna().unique() if str(value).strip()][:N_EXAMPLES]
         shown = " | ".join(str(value)[:24] for value in seen)
-        unit = " ".join(filter(None, (source.unit if FIELDS[name].units else "", f"per {source.per}" * bool(source.per))))
+        unit = " ".join(
+            filter(None, (source.unit if FIELDS[name].units else "", f"per {source.per}" * bool(source.per)))
+        )
         table.add_row(name, FIELDS[name].what, source.column, unit, source.sure, shown)
     show(table)
     used = {source.column for source in mapping.sources.values()}

@@ -92,12 +92,16 @@ def _findings(jobs: Jobs, cluster: Cluster | None) -> list[str]:
     found = []
     known = jobs.duration_s[np.isfinite(jobs.duration_s)]
     if len(known) and (n := int((known > _LONG_S).sum())):
-        found.append(f"{n:,} of {len(jobs):,} jobs run longer than 90 days, the longest {known.max() / 86_400:,.0f} days.")
+        found.append(
+            f"{n:,} of {len(jobs):,} jobs run longer than 90 days, the longest {known.max() / 86_400:,.0f} days."
+        )
     if len(known) and np.median(known) < _SHORT_S:
         found.append(f"half of the jobs run less than {np.median(known):.3g} s: are durations in minutes or hours?")
     alike = np.stack([jobs.user, jobs.model, jobs.arrival_s, np.nan_to_num(jobs.duration_s), jobs.gpus], axis=-1)
     if n := len(jobs) - len(np.unique(alike, axis=0)):
-        found.append(f"{n:,} jobs are like another one in user, model, arrival, duration and GPUs (sweeps, or duplicates).")
+        found.append(
+            f"{n:,} jobs are like another one in user, model, arrival, duration and GPUs (sweeps, or duplicates)."
+        )
     if cluster is not None and (n := int((jobs.gpus > cluster.n_gpus).sum())):
         found.append(f"{n:,} jobs ask for more than the {cluster.n_gpus:,} GPUs of {cluster.name}.")
     return found

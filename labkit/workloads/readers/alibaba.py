@@ -70,7 +70,9 @@ def alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> Read:
         ]
     )
     known = rows[kept]
-    ledger.remark((known[["n_all_worker", "n_all_ps"]] > MAX_TASKS).any(axis=1), f"cut to {MAX_TASKS:,} tasks of a role")
+    ledger.remark(
+        (known[["n_all_worker", "n_all_ps"]] > MAX_TASKS).any(axis=1), f"cut to {MAX_TASKS:,} tasks of a role"
+    )
     ledger.remark(known["n_types"] > 1, "tasks on several GPU types, of which none is kept as measured_on")
     if known.empty:
         raise TraceError(f"{jobs_path}: none of {len(jobs)} jobs has finished tasks in {tasks_path.name}.")

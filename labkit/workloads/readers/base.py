@@ -383,7 +383,9 @@ def _mended(
     table = TraceTable(path, frame, text=text, header=True, lines=[number for number, _ in rows])
     table.lost = {reason: n for reason, n in (("headers once more", n_headers), (_cut(lost), len(lost))) if n}
     if n_fixed:
-        table.doubts.append(f"{n_fixed:,} lines had the separator or a newline in a cell of free text, and were mended.")
+        table.doubts.append(
+            f"{n_fixed:,} lines had the separator or a newline in a cell of free text, and were mended."
+        )
     return table
 
 
@@ -492,7 +494,9 @@ def from_zero(times_s: Floats) -> Floats:
     return zeroed
 
 
-def per_gpu(n_gpus: Ints | Floats, *, cpus: Floats | float = np.nan, memory_gb: Floats | float = 0.0) -> tuple[Ints, Floats]:
+def per_gpu(
+    n_gpus: Ints | Floats, *, cpus: Floats | float = np.nan, memory_gb: Floats | float = 0.0
+) -> tuple[Ints, Floats]:
     """Return rigid gangs for jobs of so many GPUs: workers (N,) of one GPU each, and what one worker takes (N, R).
 
     Cores and memory of the job are shared among its workers, and so are GPUs that are no whole number; NaN cores: one

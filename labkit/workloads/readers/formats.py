@@ -89,10 +89,14 @@ def _objects(head: str, first: str) -> Guess | None:
         return Guess("kubernetes", 1.0, "JSON with apiVersion and items")
     if '"jobs"' in head and first.lstrip().startswith("{"):
         seen = [key for key in ("job_id", "tres", "submission", "job_state", "submit_time") if f'"{key}"' in head]
-        return Guess("sacct", min(1.0, 0.3 + 0.25 * len(seen)), f"JSON with jobs{' that have ' * bool(seen)}{', '.join(seen)}")
+        return Guess(
+            "sacct", min(1.0, 0.3 + 0.25 * len(seen)), f"JSON with jobs{' that have ' * bool(seen)}{', '.join(seen)}"
+        )
     seen = [key for key in ("jobid", "attempts", "submitted_time") if f'"{key}"' in head]
     listed = first.lstrip().startswith("[")
-    return Guess("philly-log", max(0.5 * listed, len(seen) / 3), "a list in JSON" if listed else "JSON with " + ", ".join(seen))
+    return Guess(
+        "philly-log", max(0.5 * listed, len(seen) / 3), "a list in JSON" if listed else "JSON with " + ", ".join(seen)
+    )
 
 
 def _swf(head: str, first: str) -> Guess | None:
@@ -106,7 +110,9 @@ def _slurm(head: str, first: str) -> Guess | None:
     if separator is None:
         aligned = "jobid" in first.lower().split()
         looks = aligned or lacks_header(first)
-        return Guess("sacct", 0.6, "columns aligned like sacct's" if aligned else "rows like sacct's") if looks else None
+        return (
+            Guess("sacct", 0.6, "columns aligned like sacct's" if aligned else "rows like sacct's") if looks else None
+        )
     names = header_of(header, separator)
     known = {name.strip().lower() for name in names}
     if known & {"alloctres", "reqtres"}:
@@ -148,7 +154,9 @@ def _headerless(head: str, first: str) -> Guess | None:
         width = f"{len(cells)} cells by {'tabs' if separator == chr(9) else 'commas'}"
         if fit == 1.0:
             return Guess(kind, 0.8, f"{width}, with numbers where {shown} stand")
-        return Guess(kind, 0.6 * fit if fit < 1 and not _words(cells) else 0.1, f"{width}, {fit:.0%} of {shown} numbers")
+        return Guess(
+            kind, 0.6 * fit if fit < 1 and not _words(cells) else 0.1, f"{width}, {fit:.0%} of {shown} numbers"
+        )
     return None
 
 
@@ -166,8 +174,14 @@ def _table(head: str, first: str) -> Guess | None:
     cells = [cell.strip() for cell in header_of(first, separator)]
     if len(cells) < 2 or not _words([cell for cell in cells[1:] if cell] or [""]):
         return None
-    sure = [name for name in ("arrival", "start", "duration", "end", "gpus") if any(sureness(name, cell) for cell in cells)]
-    return Guess(TABLE, min(0.45, 0.2 + 0.05 * len(sure)), f"a table with a header{', with columns for ' * bool(sure)}{', '.join(sure)}")
+    sure = [
+        name for name in ("arrival", "start", "duration", "end", "gpus") if any(sureness(name, cell) for cell in cells)
+    ]
+    return Guess(
+        TABLE,
+        min(0.45, 0.2 + 0.05 * len(sure)),
+        f"a table with a header{', with columns for ' * bool(sure)}{', '.join(sure)}",
+    )
 
 
 _RULES: Final[tuple[Callable[[str, str], Guess | None], ...]] = (

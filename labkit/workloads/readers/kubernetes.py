@@ -324,7 +324,9 @@ ROLE_LABELS: Final = ("training.kubeflow.org/replica-type", "volcano.sh/task-spe
                       "tf-replica-type")  # fmt: skip
 PLAIN_JOB_LABELS: Final = ("batch.kubernetes.io/job-name", "job-name")
 INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
-_NO_DEVICE: Final = re.compile(r"hugepages|rdma|hca|nic\b|sriov|eni\b|efa\b|fuse|kvm|ephemeral|attachable|pod-eni|macvlan")
+_NO_DEVICE: Final = re.compile(
+    r"hugepages|rdma|hca|nic\b|sriov|eni\b|efa\b|fuse|kvm|ephemeral|attachable|pod-eni|macvlan"
+)
 """Resources with a domain that are no devices for training."""
 _GPU: Final = re.compile(r"(?:^|/)(?:gpu|gpu\.shared|gaudi|i915|xe|vgpu)$")
 _MIG: Final = re.compile(r"^nvidia\.com/mig-(\d+)g\.")
@@ -391,7 +393,11 @@ class Pod:
     @property
     def gpu_hours(self) -> float:
         """GPU-hours that it held; 0 where its start or end is not known."""
-        return 0.0 if self.start_s is None or self.end_s is None else self.gpus * max(0.0, self.end_s - self.start_s) / 3600
+        return (
+            0.0
+            if self.start_s is None or self.end_s is None
+            else self.gpus * max(0.0, self.end_s - self.start_s) / 3600
+        )
 
     def until(self, end_s: float) -> Self:
         """Return the pod with an end."""

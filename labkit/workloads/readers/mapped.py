@@ -97,10 +97,22 @@ def table(path: str | Path) -> tuple[pd.DataFrame, str]:
     first = next((line for _, line in lines_of(text[: 1 << 16])), "")
     separator = max(SEPARATORS, key=first.count)
     names = header_of(first, separator)
+    if first.lstrip().startswith(("{", "[")):
+        raise TraceError(
+            f"{path}: holds JSON; expected {EXPECTED}. Of JSON are read: sacct --json, squeue --json, kubectl get pods -o json, "
+            "and Philly's cluster_job_log."
+        )
     if not 2 <= len(names) <= MAX_COLUMNS or not all(name.strip() for name in names[1:-1]):  # pandas' index has no name
         raise TraceError(f"{path}: line 1 is '{first[:60]}'; expected {EXPECTED}, columns separated by , ; | or tabs.")
     whole = table_of(
-        path, columns=names, names=names, header=True, expected=EXPECTED, separator=separator, text=text, repair=NO_REPAIR
+        path,
+        columns=names,
+        names=names,
+        header=True,
+        expected=EXPECTED,
+        separator=separator,
+        text=text,
+        repair=NO_REPAIR,
     )
     return whole.frame, separator
 
@@ -158,7 +170,9 @@ def _consistent(
     )
     plain = read_spans_s(head[source.column])
     both = np.isfinite(end_s - start_s) & np.isfinite(plain) & (end_s >= start_s)
-    fits = {unit: _agree(plain * size, end_s - start_s)[both].mean() if both.any() else 1.0 for unit, size in SPANS.items()}
+    fits = {
+        unit: _agree(plain * size, end_s - start_s)[both].mean() if both.any() else 1.0 for unit, size in SPANS.items()
+    }
     best = max(fits, key=lambda unit: (fits[unit] >= _MOST_AGREE, unit == source.unit, fits[unit]))
     if fits[best] >= _MOST_AGREE:
         return found | {"duration": replace(source, unit=best, sure=source.sure if best == source.unit else "likely")}
@@ -182,7 +196,8 @@ def _with_per(found: dict[str, FieldSource], chosen: dict[str, FieldSource]) -> 
             continue
         words = words_of(found[name].column)[0]
         per = per_of(words)[1]
-        if not per and name == "gpus" and "instances" in found and not _TOTAL.intersection(words):
+        like_gpus = name == "gpus" or found.get("gpus", FieldSource("")).per == "instance"
+        if not per and like_gpus and "instances" in found and not _TOTAL.intersection(words):
             per = "instance"
         if per and (per == "gpu" or {"instances", "nodes"} & set(found)):
             found[name] = replace(found[name], per=per, sure=found[name].sure if name in chosen else "likely")
@@ -284,7 +299,9 @@ def mapped(path: str | Path, mapping: ColumnMap) -> Read:
         ledger.leave_out(n, reason)
     for note in (*cells.doubts, *([doubt] if doubt else [])):
         ledger.check(note)
-    columns = {name: _column(cells, name, source, ledger) for name, source in sources.items() if FIELDS[name].kind != "name"}
+    columns = {
+        name: _column(cells, name, source, ledger) for name, source in sources.items() if FIELDS[name].kind != "name"
+    }
     lost = cells.give_up_rows(ledger)
     gpus = _of_the_job("gpus", columns, sources)
     times = _times(columns, sources, gpus, ledger)
@@ -309,7 +326,9 @@ def _column(cells: TraceTable, name: str, source: FieldSource, ledger: TraceLedg
     raw = cells.frame[source.column]
     numbers = _amounts(raw) if kind == "amount" else numbers_of(raw)
     if kind != "number" and (unset := sentinels(numbers)).any():
-        ledger.check(f"{int(unset.sum()):,} cells of {source.column} hold -1 or the like, which says that it is not known.")
+        ledger.check(
+            f"{int(unset.sum()):,} cells of {source.column} hold -1 or the like, which says that it is not known."
+        )
         raw, numbers = raw.where(~unset, None), np.where(unset, np.nan, numbers)
     cells.frame[source.column] = raw.where(np.isnan(numbers), numbers.astype(object)) if kind == "amount" else raw
     low, high = (-MAX_NUMBER, MAX_NUMBER) if kind == "number" else (0.0, MAX_TASKS if name == "gpus" else MAX_NUMBER)
@@ -321,7 +340,11 @@ def _of_the_job(name: str, columns: dict[str, Floats], sources: dict[str, FieldS
     n = len(next(iter(columns.values())))
     if name not in columns:
         alone = columns.get("instances") if name == "gpus" else None
-        return np.where(np.isnan(alone), 1.0, alone) if alone is not None else np.full(n, 1.0 if name == "gpus" else np.nan)
+        return (
+            np.where(np.isnan(alone), 1.0, alone)
+            if alone is not None
+            else np.full(n, 1.0 if name == "gpus" else np.nan)
+        )
     by = _counted_by(sources[name].per, sources) if sources[name].per != WHOLE else ""
     if not by:
         return columns[name]
@@ -357,7 +380,13 @@ def _times(columns: dict[str, Floats], sources: dict[str, FieldSource], gpus: Fl
 
 
 def _compare(
-    duration_s: Floats, start_s: Floats, end_s: Floats, arrival_s: Floats, column: str, gpus: Floats, ledger: TraceLedger
+    duration_s: Floats,
+    start_s: Floats,
+    end_s: Floats,
+    arrival_s: Floats,
+    column: str,
+    gpus: Floats,
+    ledger: TraceLedger,
 ) -> None:
     """Note where durations differ from the time from start to end; they count all the same."""
     lasted_s = end_s - start_s
@@ -374,9 +403,7 @@ def _compare(
     )
 
 
-def _kept(
-    cells: TraceTable, times: _Times, gpus: Floats, lost: Bools, ledger: TraceLedger, *, has_ids: bool
-) -> Bools:
+def _kept(cells: TraceTable, times: _Times, gpus: Floats, lost: Bools, ledger: TraceLedger, *, has_ids: bool) -> Bools:
     """Return which rows are jobs with GPUs that ran, and count the others."""
     arrival_s, duration_s, hours = times.arrival_s, times.duration_s, ledger.hours_of_rows
     kept = ~lost

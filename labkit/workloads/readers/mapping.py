@@ -202,7 +202,11 @@ def _source(name: str, column: str) -> FieldSource:
         raise unknown("field of a trace", name, FIELDS)
     plain, colon, unit = column.rpartition(":")
     units = FIELDS[name].units
-    if FIELDS[name].kind in ("amount", "size") and plain and unit.lower() in (WHOLE, "per_node", "per_instance", "per_gpu"):
+    if (
+        FIELDS[name].kind in ("amount", "size")
+        and plain
+        and unit.lower() in (WHOLE, "per_node", "per_instance", "per_gpu")
+    ):
         return replace(_source(name, plain), per=unit.lower().removeprefix("per_"))
     if colon and unit.lower() in units:
         return FieldSource(plain, unit.lower())
@@ -313,10 +317,10 @@ def _checked(
             raise TraceError(f"{map_path}: {unknown(f'unit of {name}', unit, FIELDS[name].units or ['none'])} {again}")
     for name, per in pers.items():
         if per not in {WHOLE, *PER.values()}:
-            raise TraceError(f"{map_path}: {unknown(f'per of {name}', per, [WHOLE, *dict.fromkeys(PER.values())])} {again}")
-    return {
-        name: FieldSource(column, units.get(name, ""), per=pers.get(name, "")) for name, column in columns.items()
-    }
+            raise TraceError(
+                f"{map_path}: {unknown(f'per of {name}', per, [WHOLE, *dict.fromkeys(PER.values())])} {again}"
+            )
+    return {name: FieldSource(column, units.get(name, ""), per=pers.get(name, "")) for name, column in columns.items()}
 
 
 def _strings(table: object) -> bool:

@@ -135,7 +135,10 @@ def _ran(rows: list[dict[str, Any]], ledger: TraceLedger) -> list[dict[str, Any]
         ("under_way", "still ran at the end of the log, so that their durations are too short (what they had run)"),
         ("n_backwards", "an attempt that ends before it starts (a change of clocks), which is not counted"),
         ("n_unknown", "an attempt that ended at an unknown time, which is not counted"),
-        ("several", "attempts of several sizes, so that they have the size with the most GPU-hours, for as long as gives all"),
+        (
+            "several",
+            "attempts of several sizes, so that they have the size with the most GPU-hours, for as long as gives all",
+        ),
     ):
         ledger.remark(sum(bool(row[name]) for row in ran), reason)
     ledger.remark(sum(row["gpus"] > MAX_TASKS for row in ran), f"cut to {MAX_TASKS:,} GPUs")

@@ -77,6 +77,7 @@ def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
         ledger.leave_out(n, reason)
     steps = table.frame["JobID"].astype("str").str.contains(".", regex=False).to_numpy(np.bool_)
     ledger.leave_out(steps, "of steps (.batch, .extern, srun)")
+    ledger.refuse_none(path, REMEDY)
     table = table.take(~steps)
     rows = _columns(table)
     rows = rows[~table.give_up_rows(ledger)]
@@ -230,7 +231,10 @@ def _cross_check(ran: pd.DataFrame, ledger: TraceLedger) -> None:
     for n, finding in (
         ((ran["start_s"] < ran["submit_s"]).sum(), "start before they were submitted"),
         ((ran["duration_s"] > ran["limit_s"] + 300).sum(), "ran more than 5 minutes beyond their Timelimit"),
-        (((ran["asked_gpus"] > 0) & (ran["asked_gpus"] != ran["n_gpus"])).sum(), "got another number of GPUs than they asked for"),
+        (
+            ((ran["asked_gpus"] > 0) & (ran["asked_gpus"] != ran["n_gpus"])).sum(),
+            "got another number of GPUs than they asked for",
+        ),
     ):
         if n:
             ledger.check(f"{int(n):,} rows {finding}.")
@@ -283,7 +287,9 @@ def _merged(rows: pd.DataFrame, run: NDArray[Any], ledger: TraceLedger) -> pd.Da
     )  # fmt: skip
     ledger.merge(~last, "of earlier attempts or sizes of the same job, which has the time of all")
     largest = rows["gpus"] * rows["duration_s"] == rows["part"]
-    rows = rows[largest & ~rows.assign(run=run)[largest].duplicated("run", keep="last").reindex(rows.index, fill_value=True)]
+    rows = rows[
+        largest & ~rows.assign(run=run)[largest].duplicated("run", keep="last").reindex(rows.index, fill_value=True)
+    ]
     with np.errstate(invalid="ignore"):
         rows = rows.assign(duration_s=np.where(rows["gpus"] > 0, rows["all_gpu_s"] / rows["gpus"], rows["span_s"]))
     ledger.remark(
@@ -306,12 +312,14 @@ def _heterogeneous(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
     for column in ("gpus", "n_gpus", "cpus", "memory_gb"):
         rows = rows.assign(**{column: rows[column].groupby(whole).transform("sum")})
     for column, grouped in kinds.items():
-        rows = rows.assign(**{column: grouped.transform("first").where(grouped.transform("nunique") == 1, "").fillna("")})
+        rows = rows.assign(
+            **{column: grouped.transform("first").where(grouped.transform("nunique") == 1, "").fillna("")}
+        )
     with np.errstate(invalid="ignore", divide="ignore"):
         lasted = np.where(rows["gpus"] > 0, gpu_s / rows["gpus"], longest)
     ledger.remark(
         parts & (lasted < longest) & ~whole.duplicated(),
-        "components that ended at different times, so that the gang is shorter, with the GPU-hours of all",
+        "components that ended at different times, so that the gang runs for as long as gives the GPU-hours of all",
     )
     rows = rows.assign(id=whole, duration_s=lasted, submit_s=rows["submit_s"].groupby(whole).transform("min"))
     repeated = rows["id"].duplicated().to_numpy()
@@ -416,7 +424,16 @@ _NUMBERS: Final = frozenset({"ElapsedRaw", "AllocCPUS", "NCPUS", "ReqCPUS", "Pri
 
 
 _BETWEEN: Final = re.compile(r"[^\w%]+")
-FREE_TEXT: Final = ("JobName", "Comment", "AdminComment", "SystemComment", "SubmitLine", "WorkDir", "AllocTRES", "Extra")
+FREE_TEXT: Final = (
+    "JobName",
+    "Comment",
+    "AdminComment",
+    "SystemComment",
+    "SubmitLine",
+    "WorkDir",
+    "AllocTRES",
+    "Extra",
+)
 """Columns whose cells may hold the separator."""
 
 
@@ -507,7 +524,9 @@ def _whole(cells: list[str], header: Sequence[str], separator: str) -> list[str]
     names = [_PLAIN.get(name.strip().lower(), name.strip()) for name in header]
     for place in (i for i, name in enumerate(names) if name in FREE_TEXT and more > 0):
         whole = [*cells[:place], separator.join(cells[place : place + more + 1]), *cells[place + more + 1 :]]
-        if all(_SHAPES[name].fullmatch(cell.strip()) for name, cell in zip(names, whole, strict=True) if name in _SHAPES):
+        if all(
+            _SHAPES[name].fullmatch(cell.strip()) for name, cell in zip(names, whole, strict=True) if name in _SHAPES
+        ):
             return whole
     return None
 
@@ -535,6 +554,8 @@ def _from_json(path: Path, text: str) -> TraceTable:
     import pandas as pd
 
     entries = entries_of(path, text, key="jobs", expected=EXPECTED)
+    printed = _LAST_UPDATE.search(text)
+    entries = [_as_accounted(entry, printed_s=float(printed[1]) if printed else None) for entry in entries]
     faults: list[str] = []
     rows = [_row(i, entry, faults) for i, entry in enumerate(entries)]
     if 2 * len(faults) >= len(rows) and faults:
@@ -543,6 +564,35 @@ def _from_json(path: Path, text: str) -> TraceTable:
     table = TraceTable(path, frame.astype(object), text="", header=False, unit="job")
     table.lost = {f"that cannot be read ({faults[0]})": len(faults)} if faults else {}
     return table
+
+
+_LAST_UPDATE: Final = re.compile(r'"last_update"\s*:\s*(?:\{[^}]*"number"\s*:\s*)?(\d+)')
+
+
+def _as_accounted(entry: object, *, printed_s: float | None) -> object:
+    """Return a job of `squeue --json` as `sacct --json` has it; what has not ended ran until it was printed."""
+    if not isinstance(entry, Mapping) or "job_state" not in entry or "time" in entry:
+        return entry
+    state, start_s = entry["job_state"], _number(entry.get("start_time")) or None
+    first = str(state[0] if isinstance(state, list) and state else state)
+    open_ended = first in UNDER_WAY
+    ran_s = max(0.0, printed_s - start_s) if open_ended and printed_s and start_s else None
+    array = {"job_id": _number(entry.get("array_job_id")), "task_id": entry.get("array_task_id"),
+             "task": entry.get("array_task_string")}  # fmt: skip
+    return {
+        **entry,
+        "user": entry.get("user_name"),
+        "array": array,
+        "het": {"job_id": _number(entry.get("het_job_id")), "job_offset": entry.get("het_job_offset")},
+        "state": {"current": state},
+        "tres": {"allocated": entry.get("tres_alloc_str"), "requested": entry.get("tres_req_str")},
+        "time": {
+            "submission": entry.get("submit_time"),
+            "start": None if first == "PENDING" else start_s,
+            "end": None if open_ended or first == "PENDING" else entry.get("end_time"),
+            "elapsed": ran_s,
+        },
+    }
 
 
 _KEPT: Final = frozenset(
@@ -602,6 +652,8 @@ def _number(value: object) -> Any:
 
 def _tres(listed: object) -> str:
     """Return a list of {type, name, count} as the text form has it; memory is in MB."""
+    if isinstance(listed, str):
+        return listed
     items = []
     for item in listed if isinstance(listed, list) else ():
         if isinstance(item, Mapping) and (count := _number(item.get("count"))) is not None:

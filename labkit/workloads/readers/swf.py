@@ -77,7 +77,9 @@ def swf(path: str | Path) -> Read:
         kept &= ~bad
     ledger.refuse_none(path, f"expected {EXPECTED}")
     ledger.remark(int(kept.sum()), "processors, each of which counts as a GPU")
-    ledger.remark(kept & np.isnan(known["processors"]), "no processors allocated, so that they have those they asked for")
+    ledger.remark(
+        kept & np.isnan(known["processors"]), "no processors allocated, so that they have those they asked for"
+    )
     workers, demand = per_gpu(gpus[kept])
     jobs = Jobs.of(
         name=table.path.name,

@@ -29,8 +29,10 @@ _EPOCH: Final = 1e8
 """Moments counted since 1970 are later than that (March 1973); where the others are, 0 says "not yet"."""
 
 _SPAN: Final = r"^(?:(\d{1,6})(?:-|\s+days?,?\s+\+?))?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9}(?:\.\d{1,9})?)$"
-_UNITS_OF_TIME: Final = r"^(?:(\d{1,6})\s*d(?:ays?)?)?\s*(?:(\d{1,9})\s*h(?:ours?|rs?)?)?\s*" \
+_UNITS_OF_TIME: Final = (
+    r"^(?:(\d{1,6})\s*d(?:ays?)?)?\s*(?:(\d{1,9})\s*h(?:ours?|rs?)?)?\s*"
     r"(?:(\d{1,9})\s*m(?:in(?:ute)?s?)?)?\s*(?:(\d{1,9}(?:\.\d{1,9})?)\s*s(?:ec(?:ond)?s?)?)?$"
+)
 _OFFSET: Final = r"(?:Z|[+-]\d{2}:?\d{2})$"
 
 
