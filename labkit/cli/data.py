@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from labkit.learning.disclosure import TensorSummary
-    from labkit.workloads.readers.base import Read
+    from labkit.workloads.readers.ledger import Read
     from labkit.workloads.readers.mapped import ColumnMap
 
 

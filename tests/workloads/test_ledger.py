@@ -1,7 +1,7 @@
 """The ledger of a trace: each GPU-hour of a file is in a job, or a sentence says why not; jobs are told apart.
 
-The kinds of files are those of public issue threads (reportseff #31 and #63, clusterdata #260, k8s-device-plugin #328) and of
-the manual pages of sacct(1) and Kubernetes; the files are made here.
+The kinds of files are those of public issue threads (reportseff #31 and #63, clusterdata #260, k8s-device-plugin #328)
+and of the manual pages of sacct(1) and Kubernetes; the files are made here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import tempfile
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from labkit.core.errors import TraceError
 from labkit.topology import build
@@ -259,7 +258,7 @@ def test_what_squeue_prints_as_json_is_read_until_it_was_printed(tmp_path):
     waits = {"job_id": 2, "job_state": ["PENDING"], "submit_time": number(100), "tres_req_str": "gres/gpu=1"}
     runs = {
         "job_id": 1, "name": "a", "user_name": "ann", "job_state": ["RUNNING"], "submit_time": number(100),
-        "start_time": number(200), "end_time": number(90_000), "tres_alloc_str": "cpu=8,mem=64G,gres/gpu:a100=2,gres/gpu=2",
+        "start_time": number(200), "end_time": number(90_000), "tres_alloc_str": "cpu=8,gres/gpu:a100=2,gres/gpu=2",
     }  # fmt: skip
     path = put(tmp_path, "squeue.json", {"jobs": [runs, waits], "last_update": number(3800)})
     assert sniff(path) == "sacct"

@@ -353,8 +353,8 @@ def test_alibabas_jobs_of_2020_are_joined_with_their_tasks(tmp_path):
     assert jobs.measured_on.tolist() == ["MISC", "T4"]
     assert jobs.notes == (
         "left out of 3 jobs: 1 without a task that has ended, with a number of instances.",
-        "GPU-hours: 0.0286111 in the file = 0.0291667 in jobs - 0.000555556 because tasks of a job did not all run from "
-        "its start to its end, as its gang does.",
+        "GPU-hours: 0.0286111 in the file = 0.0291667 in jobs - 0.000555556 because tasks of a job did not all run "
+        "from its start to its end, as its gang does.",
     )
     assert read(tmp_path).id.tolist() == jobs.id.tolist()
 

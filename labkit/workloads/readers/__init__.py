@@ -87,7 +87,7 @@ def read(path: str | Path, *, format: str | None = None) -> Jobs:
 
 
 def ledgered(path: str | Path, *, format: str | None = None) -> Read:
-    """Return the jobs of a trace, what became of its rows and GPU-hours, and its recorded schedule; otherwise as `read`."""
+    """Return the jobs of a trace, what became of its rows and GPU-hours, and its recorded schedule; else as `read`."""
     if format is not None and format not in FORMATS:
         raise unknown("format", format, FORMATS)
     path = located(path)
@@ -128,8 +128,8 @@ def _chosen(path: Path) -> tuple[str, str]:
     if not found or found[0].score < ENOUGH:
         near = f" It is {found[0].why}." if found else ""
         raise TraceError(
-            f"{path}: line 1 is '{first_line(path)[:60]}'; expected the first line of a trace ({', '.join(FORMATS)}).{near} "
-            f"Name the format with --format, or tell what its columns mean: labkit traces import {path}"
+            f"{path}: line 1 is '{first_line(path)[:60]}'; expected the first line of a trace ({', '.join(FORMATS)})."
+            f"{near} Name the format with --format, or tell what its columns mean: labkit traces import {path}"
         )
     best = found[0]
     if best.score >= 1.0:

@@ -10,7 +10,7 @@ import numpy as np
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
-from labkit.core.resources import GPUS, Floats
+from labkit.core.resources import GPUS, Bools, Floats
 from labkit.workloads.readers.base import from_zero, names_of, per_gpu, table_of
 from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
 
@@ -90,12 +90,17 @@ def alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> Read:
         ps_demand=known[[f"ps_{r}" for r in _RESOURCES]].to_numpy(np.float64),
         measured_on=np.where(known["n_types"] == 1, known["gpu_type"], "").tolist(),
     )
-    ledger.adjust(
-        float(ledger.hours_of_rows[kept].sum()) - float(np.nansum(found.gpus * found.duration_s)) / 3600,
-        "because tasks of a job did not all run from its start to its end, as its gang does",
-    )
+    _apart(ledger, kept, found)
     segments = Segments.of(tasks_["gpus"] * tasks_["n"], tasks_["start_s"], tasks_["end_s"])
     return Read(ledger.close(found), ledger, segments)
+
+
+def _apart(ledger: TraceLedger, kept: Bools, jobs: Jobs) -> None:
+    """Book what a gang has, from its first start to its last end, beyond the tasks that it stands for."""
+    ledger.adjust(
+        float(ledger.hours_of_rows[kept].sum()) - float(np.nansum(jobs.gpus * jobs.duration_s)) / 3600,
+        "because tasks of a job did not all run from its start to its end, as its gang does",
+    )
 
 
 def _recorded(tasks: pd.DataFrame, rows: pd.DataFrame) -> Floats:

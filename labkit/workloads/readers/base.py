@@ -9,8 +9,8 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import islice
 from gzip import BadGzipFile, GzipFile
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -278,8 +278,7 @@ def table_of(
     records = _quoted_records(path, text, separator, expected) if quoted else None
     wrong = _wrong_widths(text, records, separator=separator, n_cells=len(cells))
     if repair is not None and header and (wrong or _headers_again(text, first)):
-        return _mended(path, text, records, cells, separator=separator, names=names, columns=columns, repair=repair,
-                       expected=expected)  # fmt: skip
+        return _mended(path, text, records, cells, separator=separator, columns=columns, repair=repair)  # fmt: skip
     if wrong:
         faults = [f"line {number}: {n} cells; expected {len(cells)}, separated by {separator!r}" for number, n in wrong]
         raise TraceError(told(str(path), faults))
@@ -314,7 +313,7 @@ class LineRepair(NamedTuple):
     whole: Callable[[list[str], Sequence[str]], list[str] | None]
 
 
-NO_REPAIR: Final = LineRepair(lambda cells, header: True, lambda cells, header: None)
+NO_REPAIR: Final = LineRepair(lambda *_: True, lambda *_: None)
 """Lines with a wrong number of cells are lost."""
 
 
@@ -352,10 +351,8 @@ def _mended(
     header: list[str],
     *,
     separator: str,
-    names: Sequence[str],
     columns: Sequence[str],
     repair: LineRepair,
-    expected: str,
 ) -> TraceTable:
     """Return the rows of a text in which some lines are no rows as they stand."""
     if records is None:
@@ -374,12 +371,7 @@ def _mended(
             lost.append(f"line {number}: {len(cells)} cells; expected {len(header)}, separated by {separator!r}")
     if lost and len(lost) >= len(rows):
         raise TraceError(told(str(path), lost))
-    import pandas as pd
-
-    frame = pd.DataFrame([cells for _, cells in rows], columns=header)[list(columns)].replace("", None)
-    for column in set(columns) - set(names):
-        values = pd.to_numeric(frame[column], errors="coerce")
-        frame[column] = values if values.notna().equals(frame[column].notna()) else frame[column]
+    frame = _parsed(rows, header)[list(columns)]
     table = TraceTable(path, frame, text=text, header=True, lines=[number for number, _ in rows])
     table.lost = {reason: n for reason, n in (("headers once more", n_headers), (_cut(lost), len(lost))) if n}
     if n_fixed:
@@ -387,6 +379,13 @@ def _mended(
             f"{n_fixed:,} lines had the separator or a newline in a cell of free text, and were mended."
         )
     return table
+
+
+def _parsed(rows: list[Record], header: list[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    frame = pd.DataFrame([cells for _, cells in rows], columns=header, dtype=object)
+    return frame.where(frame != "", None)
 
 
 def _joined(records: list[Record], header: list[str], repair: LineRepair) -> list[Record]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from labkit.workloads.readers import alibaba, gavel, google2011, helios, own, ph
 from labkit.workloads.readers.base import bytes_of, header_of, lines_of
 from labkit.workloads.readers.kubernetes import is_pods
 from labkit.workloads.readers.mapping import sidecar, sureness
-from labkit.workloads.readers.sacct import header_below, lacks_header, separator_of
+from labkit.workloads.readers.sacct_files import header_below, lacks_header, separator_of
 from labkit.workloads.readers.swf import looks_like_swf
 
 
@@ -99,7 +98,7 @@ def _objects(head: str, first: str) -> Guess | None:
     )
 
 
-def _swf(head: str, first: str) -> Guess | None:
+def _swf(head: str, _first: str) -> Guess | None:
     return Guess("swf", 1.0, "comments with ; and lines of 18 numbers") if looks_like_swf(head) else None
 
 
@@ -122,7 +121,7 @@ def _slurm(head: str, first: str) -> Guess | None:
     return Guess("sacct", 0.3 if others else 0.6, why)
 
 
-def _with_header(head: str, first: str) -> Guess | None:
+def _with_header(_head: str, first: str) -> Guess | None:
     """Return the public format whose columns all stand in a header."""
     names = {name.strip().strip('"') for name in first.split(",")}
     for kind, columns in _HEADERS.items():
@@ -131,7 +130,7 @@ def _with_header(head: str, first: str) -> Guess | None:
     return None
 
 
-def _own(head: str, first: str) -> Guess | None:
+def _own(_head: str, first: str) -> Guess | None:
     names = {name.strip().strip('"') for name in first.split(",")}
     there = [name for name in own.REQUIRED if name in names]
     if not there:
@@ -141,7 +140,7 @@ def _own(head: str, first: str) -> Guess | None:
     return Guess("csv", 0.6 + 0.4 * share if len(there) > 1 else 0.8 * share, why)
 
 
-def _headerless(head: str, first: str) -> Guess | None:
+def _headerless(_head: str, first: str) -> Guess | None:
     """Return the format without a header whose number of columns, and whose numbers, the first line has."""
     for kind, (separator, columns, numeric) in _HEADERLESS.items():
         cells = [cell.strip() for cell in first.split(separator)]
@@ -168,7 +167,7 @@ def _words(cells: Sequence[str]) -> bool:
     return all(re.fullmatch(r"[^\d\W][^\n]*", cell) for cell in cells)
 
 
-def _table(head: str, first: str) -> Guess | None:
+def _table(_head: str, first: str) -> Guess | None:
     """Return that a text is a table with a header, whose columns a user has to name."""
     separator = max(",;\t|", key=first.count)
     cells = [cell.strip() for cell in header_of(first, separator)]

@@ -30,8 +30,8 @@ def read_kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
 
     Pods of one job are told by its labels (Kueue, Volcano, JobSet, Kubeflow, Ray, Job) or their controller, and by the
     uid of that controller. A job is a rigid gang of one worker per GPU, as many as ran at the same time at most, for as
-    long as gives the GPU-hours of all its pods; its steps are its seconds. Queues, or else namespaces, are the users. What was guessed, merged or left out
-    stands in `Jobs.notes`.
+    long as gives the GPU-hours of all its pods; its steps are its seconds. Queues, or else namespaces, are the users.
+    What was guessed, merged or left out stands in `Jobs.notes`.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def _made_anew(pods: list[Pod]) -> list[list[Pod]]:
 
 
 def _completions(pods: list[Pod]) -> list[list[Pod]]:
-    """Return the pods of each completion of a plain Job whose pods did not all run at once; otherwise it is one gang."""
+    """Return the pods of each completion of a plain Job whose pods did not all run at once; else one gang."""
     if not all(pod.plain_job for pod in pods):
         return [pods]
     units: dict[str, list[Pod]] = {}
@@ -282,8 +282,8 @@ def _remark(gangs: list[Gang], cores: Floats, ledger: TraceLedger) -> None:
     )
     ledger.remark(
         [gang.changed for gang in gangs],
-        "a gang that changed or did not start and end at once, so that they have the largest, for as long as gives their "
-        "GPU-hours",
+        "a gang that changed, or did not start and end at once, so that they have the largest, for as long as gives "
+        "their GPU-hours",
     )
     ledger.remark(
         [gang.first.guessed for gang in gangs],

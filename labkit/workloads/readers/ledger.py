@@ -97,12 +97,12 @@ class TraceLedger:
         return self.n_rows - sum(self.left_out.values()) - sum(self.merged.values())
 
     def leave_out(self, n: ArrayLike, reason: str, *, gpu_hours: ArrayLike | None = None) -> None:
-        """Count rows that are no jobs of the trace: how many, or which; `gpu_hours` are theirs, or of all that `n` covers."""
+        """Count rows that are no jobs: how many, or which; `gpu_hours` are theirs, or of all that `n` covers."""
         self._count(self.left_out, n, reason)
         self._book(n, reason, gpu_hours)
 
     def merge(self, n: ArrayLike, reason: str, *, gpu_hours: ArrayLike | None = None) -> None:
-        """Count rows that became part of a job that another row stands for; `gpu_hours` if the job does not have them."""
+        """Count rows that are part of the job of another row; `gpu_hours` if that job does not have them."""
         self._count(self.merged, n, reason)
         if gpu_hours is not None:
             self._book(n, reason, gpu_hours)

@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "FIELDS", "ColumnMap", "FieldSource", "keep", "kept", "mapped", "named", "proposed", "read_mapped", "sidecar", "table",
+    "FIELDS", "ColumnMap", "FieldSource", "keep", "kept", "mapped", "named", "proposed", "read_mapped", "sidecar",
+    "table",
 ]  # fmt: skip
 
 EXPECTED: Final = "a table with a header and one job per line"
@@ -99,8 +100,8 @@ def table(path: str | Path) -> tuple[pd.DataFrame, str]:
     names = header_of(first, separator)
     if first.lstrip().startswith(("{", "[")):
         raise TraceError(
-            f"{path}: holds JSON; expected {EXPECTED}. Of JSON are read: sacct --json, squeue --json, kubectl get pods -o json, "
-            "and Philly's cluster_job_log."
+            f"{path}: holds JSON; expected {EXPECTED}. Of JSON are read: sacct --json, squeue --json, kubectl get pods "
+            "-o json, and Philly's cluster_job_log."
         )
     if not 2 <= len(names) <= MAX_COLUMNS or not all(name.strip() for name in names[1:-1]):  # pandas' index has no name
         raise TraceError(f"{path}: line 1 is '{first[:60]}'; expected {EXPECTED}, columns separated by , ; | or tabs.")
@@ -161,7 +162,7 @@ def _agree(one: Floats, other: Floats) -> Bools:
 def _consistent(
     found: dict[str, FieldSource], chosen: dict[str, FieldSource], head: pd.DataFrame
 ) -> dict[str, FieldSource]:
-    """Return sources in which a duration that was not chosen fits start and end: in another unit, or left out as a limit."""
+    """Return sources in which a duration fits start and end: as chosen, in another unit, or left out as a limit."""
     if "duration" in chosen or not {"duration", "start", "end"} <= set(found):
         return found
     source = found["duration"]
@@ -336,7 +337,7 @@ def _column(cells: TraceTable, name: str, source: FieldSource, ledger: TraceLedg
 
 
 def _of_the_job(name: str, columns: dict[str, Floats], sources: dict[str, FieldSource]) -> Floats:
-    """Return an amount of the whole job, (N,): what a column tells, times the instances, nodes or GPUs it tells it of."""
+    """Return an amount of the whole job, (N,): what a column tells, times the instances, nodes or GPUs it is of."""
     n = len(next(iter(columns.values())))
     if name not in columns:
         alone = columns.get("instances") if name == "gpus" else None
@@ -397,8 +398,9 @@ def _compare(
     hours = [float(np.nansum((gpus * each)[both]) / 3600) for each in (duration_s, lasted_s)]
     waits = bool(good.mean() < _MOST_AGREE and _agree(duration_s, end_s - arrival_s)[both].mean() >= _MOST_AGREE)
     ledger.check(
-        f"{column} differs from end - start in {int((~good).sum()):,} of {both.sum():,} rows ({hours[0]:,.6g} GPU-hours by "
-        f"{column}, {hours[1]:,.6g} by end - start){': it is the time from submission to end, waits included' * waits}; "
+        f"{column} differs from end - start in {int((~good).sum()):,} of {both.sum():,} rows ({hours[0]:,.6g} GPU-"
+        f"hours by {column}, {hours[1]:,.6g} by end - start)"
+        f"{': it is the time from submission to end, waits included' * waits}; "
         f"{column} counts."
     )
 
@@ -421,7 +423,8 @@ def _kept(cells: TraceTable, times: _Times, gpus: Floats, lost: Bools, ledger: T
     ):
         ledger.leave_out(kept & bad, reason, gpu_hours=hours)
         kept = kept & ~bad
-    return kept
+    found: Bools = kept
+    return found
 
 
 def _remark(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLedger) -> None:
@@ -431,8 +434,8 @@ def _remark(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLed
     elif by := _counted_by(sources["gpus"].per, sources):
         ledger.remark(
             ledger.n_jobs,
-            f"GPUs are {sources['gpus'].column} x {sources[by].column} (if they are the whole job's: labkit traces import "
-            f"--map gpus={sources['gpus'].column}:{WHOLE})",
+            f"GPUs are {sources['gpus'].column} x {sources[by].column} (if they are the whole job's: labkit traces "
+            f"import --map gpus={sources['gpus'].column}:{WHOLE})",
         )
     moments = [source.column for name, source in sources.items() if FIELDS[name].kind == "moment"]
     if any(without_offset(cells.frame[column]).any() for column in moments):

@@ -45,7 +45,7 @@ PER: Final = {
     **dict.fromkeys(("instance", "inst", "pod", "worker", "replica", "task", "rank", "process", "proc"), "instance"),
     **dict.fromkeys(("gpu", "card", "device"), "gpu"),
 }
-"""What an amount may be told of, by the word behind "per" in a column's name: of each node, instance or GPU of a job."""
+"""What an amount may be of, by the word behind "per" in a column's name: of each node, instance or GPU of a job."""
 
 WHOLE: Final = "whole"
 """Says that an amount is the whole job's."""
@@ -118,12 +118,13 @@ FIELDS: Final = {
     ),
     "instances": Field(
         "amount", "tasks of the job",
-        _named("instances, num instances, n instances, num inst, inst num, replicas, num replicas, n replicas, workers, "
-               "num workers, n workers, worker num, worker count, pods, num pods, num tasks, task num"),
+        _named("instances, num instances, n instances, num inst, inst num, replicas, num replicas, n replicas, "
+               "workers, num workers, n workers, worker num, worker count, pods, num pods, num tasks, task num"),
     ),
     "nodes": Field(
         "amount", "machines of the job",
-        _named("nodes, num nodes, n nodes, nnodes, node num, node count, nodes alloc, alloc nodes, nodes used, num hosts"),
+        _named("nodes, num nodes, n nodes, nnodes, node num, node count, nodes alloc, alloc nodes, nodes used, "
+               "num hosts"),
     ),
     "cpus": Field(
         "amount", "cores of the whole job",
@@ -238,8 +239,8 @@ def per_of(words: Sequence[str]) -> tuple[Sequence[str], str]:
 
 def sureness(name: str, column: str) -> str:
     """Return how sure a column's name means a field: "sure", "likely", or "" for not at all."""
-    spec, words = FIELDS[name], words_of(column)[0]
-    words = " ".join(per_of(words)[0] if spec.kind in ("amount", "size") else words)
+    spec, apart = FIELDS[name], words_of(column)[0]
+    words = " ".join(per_of(apart)[0] if spec.kind in ("amount", "size") else apart)
     plain = words.replace(" ", "")
     if words in spec.names or plain in {known.replace(" ", "") for known in spec.names}:
         return "sure"

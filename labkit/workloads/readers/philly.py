@@ -54,7 +54,7 @@ def read_philly_csv(path: str | Path) -> Jobs:
 def read_philly_log(path: str | Path) -> Jobs:
     """Return the jobs of Philly's `cluster_job_log`.
 
-    A job has the gang in which its attempts spent the most GPU-hours, for as long as gives the GPU-hours of all of them.
+    A job has the gang in which its attempts spent the most GPU-hours, for as long as gives the GPU-hours of all.
     An attempt that still ran counts up to the last moment in the log. What was left out, or is not whole, stands in
     `Jobs.notes`.
 
@@ -185,9 +185,9 @@ def _gpus(attempt: dict[str, Any]) -> int:
 
 
 def _times(attempts: list[dict[str, Any]], *, ends: bool) -> dict[str, Any]:
-    """Return GPUs, start and end of attempts that ended, ran; GPUs and start of one that still ran, open; their last
-    moment, last_s.
+    """Return what ran: GPUs, start and end of attempts that ended; and what is open: GPUs and start of one that ran.
 
+    last_s: the last moment of any.
     n_backwards, n_unknown: attempts that end before they start, and others without an end.
     """
     spans = [(_gpus(one), _seconds(one.get("start_time")), _seconds(one.get("end_time"))) for one in attempts]

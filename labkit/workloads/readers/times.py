@@ -101,7 +101,7 @@ def sentinels(numbers: Floats) -> Bools:
 
 
 def _iso(text: pd.Series) -> pd.Series:
-    """Return moments in the form of ISO 8601: 2024/03/31-08:00:00, a time in UTC, and month and day in the order that fits.
+    """Return moments in the form of ISO 8601: of 2024/03/31-08:00:00, of UTC, and of days and months in either order.
 
     Days and months that the whole column does not tell apart stay as they are, and cannot be read.
     """
