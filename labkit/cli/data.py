@@ -111,9 +111,17 @@ def traces_fetch(
 
 
 @traces.command("list")
-def traces_list() -> None:
+def traces_list(
+    formats: Annotated[bool, typer.Option("--formats", help="List the formats that are read instead.")] = False,
+) -> None:
     """List the traces that have a name: those that come with labkit, and public ones to download."""
     from labkit.workloads.named_traces import PUBLIC, kept, shipped
+    from labkit.workloads.readers import FORMATS
+
+    if formats:
+        for name, reader in FORMATS.items():
+            print(f"{name:14} {(reader.__doc__ or '').splitlines()[0].removeprefix('Return the ').removesuffix('.')}")
+        return
 
     print("with labkit:")
     for name, path in shipped().items():
