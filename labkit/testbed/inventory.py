@@ -386,8 +386,9 @@ def _node(name: str, known: Mapping[str, tuple[str, float]], *, cpus: int, memor
     types = list(dict.fromkeys(kind for kind, *_ in gpus if kind))
     if len(types) > 1:
         raise InputError(f"node {name} has GPUs of the types {', '.join(types)} in this job; expected one: ask for it.")
+    held = sum(int(n) if n else len(_numbers(numbers)) for _, n, numbers in gpus if n or numbers)
     return SlurmNode(
-        name=name, address=address, gpus=sum(int(n) if n else len(_numbers(numbers)) for _, n, numbers in gpus if n or numbers), cpus=cpus,
+        name=name, address=address, gpus=held, cpus=cpus,
         memory_gb=(memory_mb or whole_mb) / MB_PER_GB, device_type=(types or ["gpu" if gpus else "none"])[0],
         gpu_numbers=tuple(number for *_, numbers in gpus if numbers for number in _numbers(numbers)),
     )  # fmt: skip

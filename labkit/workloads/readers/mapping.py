@@ -187,7 +187,7 @@ def named(text: str) -> dict[str, FieldSource]:
     Examples
     --------
     >>> named("duration=run:min")
-    {'duration': FieldSource(column='run', unit='min', sure='named')}
+    {'duration': FieldSource(column='run', unit='min', sure='named', per='')}
     """
     sources: dict[str, FieldSource] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
