@@ -254,6 +254,22 @@ def test_separators_of_several_letters_complaints_above_and_other_encodings_are_
     assert gpu_hours(read(path)) == 2
 
 
+def test_quoted_cells_with_commas_are_read(tmp_path):
+    quoted = [",".join(f'"{cell}"' for cell in line.split("|")) for line in (HEADER, row(1, name="a, b"))]
+    path = put(tmp_path, "x.csv", "\n".join(quoted) + "\n")
+    assert sniff(path) == "sacct"
+    assert read(path).model_names().tolist() == ["a, b"]
+
+
+def test_an_entry_of_a_list_that_cannot_be_read_is_lost_alone(tmp_path):
+    ran = {"start_time": "2017-10-07 01:00:00", "end_time": "2017-10-07 02:00:00", "detail": [{"gpus": ["g"]}]}
+    log = [{"jobid": str(i), "submitted_time": "2017-10-07 01:00:00", "attempts": [ran]} for i in range(3)]
+    log[1]["submitted_time"] = "None"
+    found = ledgered(put(tmp_path, "log.json", log))
+    assert (found.jobs.id.tolist(), found.ledger.n_jobs) == (["0", "2"], 2)
+    assert "job 1 (1): submitted_time is 'None'" in found.jobs.notes[0]
+
+
 def test_what_squeue_prints_as_json_is_read_until_it_was_printed(tmp_path):
     waits = {"job_id": 2, "job_state": ["PENDING"], "submit_time": number(100), "tres_req_str": "gres/gpu=1"}
     runs = {
@@ -278,6 +294,7 @@ def test_what_squeue_prints_as_json_is_read_until_it_was_printed(tmp_path):
         ("worker_num,gpu_request", "5,8", 40),
         ("node_num,gpu_num", "8,64", 64),  # nodes beside GPUs of the whole job
         ("replicas,total_gpus", "4,8", 8),
+        ("num_workers,num_gpus", "8,8", 8),  # one each
         ("gres_req,gres_alloc", "gpu:8,gpu:a100:2(S:0)", 2),
     ],
 )

@@ -144,7 +144,7 @@ def proposed(frame: pd.DataFrame, separator: str, *, chosen: dict[str, FieldSour
             sure = next(word for word, n in _ORDER.items() if n == order)
             found[name] = _with_unit(name, FieldSource(column, sure=sure), head)
             taken.add(column)
-    found = _with_per(_consistent(found, chosen, head), chosen)
+    found = _with_per(_consistent(found, chosen, head), chosen, head)
     return ColumnMap(separator, {name: found[name] for name in FIELDS if name in found})
 
 
@@ -189,7 +189,16 @@ _TOTAL: Final = frozenset({"total", "all", "whole", "job", "alloc", "allocated",
 """Words of columns whose amounts are a whole job's, whatever number of instances stands beside them."""
 
 
-def _with_per(found: dict[str, FieldSource], chosen: dict[str, FieldSource]) -> dict[str, FieldSource]:
+def _one_each(found: dict[str, FieldSource], head: pd.DataFrame) -> bool:
+    """Return whether jobs have as many GPUs as instances, row by row, so that these are GPUs of the whole job."""
+    gpus, instances = (_amounts(head[found[name].column]) for name in ("gpus", "instances"))
+    many = instances > 1
+    return bool(many.any() and (gpus == instances)[many].all())
+
+
+def _with_per(
+    found: dict[str, FieldSource], chosen: dict[str, FieldSource], head: pd.DataFrame
+) -> dict[str, FieldSource]:
     """Return sources with what their amounts are told of, and without columns that no amount is multiplied by."""
     found = dict(found)
     for name in ("gpus", "cpus", "memory"):
@@ -199,8 +208,8 @@ def _with_per(found: dict[str, FieldSource], chosen: dict[str, FieldSource]) -> 
         per = per_of(words)[1]
         like_gpus = name == "gpus" or found.get("gpus", FieldSource("")).per == "instance"
         if not per and like_gpus and "instances" in found and not _TOTAL.intersection(words):
-            per = "instance"
-        if per and (per == "gpu" or {"instances", "nodes"} & set(found)):
+            per = WHOLE if "gpus" in found and _one_each(found, head) else "instance"
+        if per and (per in ("gpu", WHOLE) or {"instances", "nodes"} & set(found)):
             found[name] = replace(found[name], per=per, sure=found[name].sure if name in chosen else "likely")
     counted = {*chosen, *(_counted_by(source.per, found) for source in found.values())}
     counted |= set() if "gpus" in found else {"instances"}

@@ -72,10 +72,13 @@ def philly_log(path: str | Path) -> Read:
     entries = _entries(path)
     faults: list[str] = []
     rows = [row for i, entry in enumerate(entries) if (row := _row(i, entry, faults)) is not None]
-    if faults:
+    if faults and 2 * len(faults) >= len(entries):
         raise TraceError(told(str(path), faults))
     ledger, segments = _with_durations(rows)
     ran = _ran(rows, ledger)
+    if faults:
+        ledger.n_rows = len(entries)
+        ledger.leave_out(len(faults), f"that cannot be read ({faults[0]})")
     if not ran:
         raise TraceError(f"{path}: no job of {len(rows)} ran on a GPU; expected {EXPECTED_LOG}.")
     workers, demand = per_gpu(np.minimum([row["gpus"] for row in ran], MAX_TASKS).astype(np.int32))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from labkit.core.errors import TraceError
 from labkit.core.faults import told
-from labkit.workloads.readers.base import LineRepair, TraceTable, any_text_of, entries_of, lines_of, table_of
+from labkit.workloads.readers.base import LineRepair, TraceTable, any_text_of, entries_of, header_of, lines_of, table_of
 
 UNDER_WAY: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "STOPPED", "SIGNALING", "STAGE_OUT"})
 """States of a job that had not ended when the file was written."""
@@ -54,7 +54,9 @@ def separator_of(header: str) -> str | None:
     """Return the separator of a sacct header, of one letter or more; None: it is no such header."""
     found: set[str] = {*SEPARATORS, *_BETWEEN.findall(header)}
     for separator in sorted(found - {" "}, key=lambda each: (-len(each), each)):
-        names = {name.strip().lower() for name in header.split(separator)}
+        if '"' in separator:
+            continue
+        names = {name.strip().strip('"').lower() for name in header.split(separator)}
         if "jobid" in names and len(names & set(_PLAIN)) >= 3 and names & {"submit", "start"}:
             return separator
     return None
@@ -96,7 +98,7 @@ def sacct_table(path: Path) -> TraceTable:
         raise TraceError(f"{path}: line 1 {why}; expected {EXPECTED}.")
     if len(separator) > 1:
         text, first, separator = text.replace(separator, _UNIT), first.replace(separator, _UNIT), _UNIT
-    header = [name.strip() for name in first.split(separator)]
+    header = [name.strip() for name in header_of(first, separator)]
     known = {name: _PLAIN[name.lower()] for name in header if name.lower() in _PLAIN}
     _refuse_missing(path, set(known.values()))
     names = [name for name, plain in known.items() if plain not in _NUMBERS]
