@@ -342,6 +342,7 @@ def test_durations_are_compared_with_start_and_end(tmp_path, column, cells, hour
 def test_what_stands_for_not_known_is_no_moment_and_no_amount(tmp_path):
     rows = ["1,1612137600,1612137610,1612141210,2", "2,1612137600,0,1612137700,40", "3,1612137600,1612137700,0,8"]
     rows += ["4,1612137600,4294967294,-1,8", "5,1612137600,1612137600,1612141200,-1"]
+    rows += ["6,1612137600,1612137610,9223372036854775807,2"]
     found = imported(tmp_path, "id,time_submit,time_start,time_end,gpus\n" + "\n".join(rows) + "\n")
     assert found.jobs.id.tolist() == ["1"]
     assert gpu_hours(found.jobs) == 2

@@ -263,6 +263,7 @@ def _amounts(cells: pd.Series) -> Floats:
 
 def _largest(cells: pd.Series) -> float:
     numbers = numbers_of(cells)
+    numbers = numbers[~sentinels(numbers)]
     return float(np.nanmax(numbers)) if np.isfinite(numbers).any() else 0.0
 
 
