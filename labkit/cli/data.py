@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from labkit.learning.disclosure import TensorSummary
-    from labkit.workloads.readers.base import Read
+    from labkit.workloads.readers.ledger import Read
     from labkit.workloads.readers.mapped import ColumnMap
 
 
@@ -72,6 +72,37 @@ def traces_info(file: Trace, format: Annotated[str | None, typer.Option(help="Th
     print(info(file, format=format))
 
 
+@traces.command("check")
+def traces_check(
+    file: Trace,
+    format: Annotated[str | None, typer.Option(help="The trace's format.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="The machines that it is from: a name, or a file.", autocompletion=cli_help.clusters),
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw GPUs in use over time: .pdf, .svg or .png.")] = None,
+) -> None:
+    """Check a trace before it is simulated: where its rows and GPU-hours are, what contradicts what, GPUs in use."""
+    from labkit.core.errors import InputError
+    from labkit.core.files import refuse_unwritable
+    from labkit.topology import build
+    from labkit.workloads.readers import ledgered
+    from labkit.workloads.trace_check import check, occupancy
+
+    machines = None if cluster is None else build(cluster)
+    print(check(file, format=format, cluster=machines))
+    if figure is not None:
+        from labkit.plots.paper import ENDINGS, save_for_paper
+        from labkit.plots.traces import plot_occupancy
+
+        refuse_unwritable(figure, endings=ENDINGS)
+        segments = ledgered(file, format=format).segments
+        if segments is None or not len(segments.gpus):
+            raise InputError(f"{file} does not tell when jobs started; --figure draws recorded schedules.")
+        held = None if machines is None else machines.n_gpus
+        print(save_for_paper(plot_occupancy(occupancy(segments), n_gpus=held), figure).resolve())
+
+
 @traces.command("fetch")
 def traces_fetch(
     name: Annotated[str, typer.Argument(help="A name from `labkit traces list`.")],
@@ -84,9 +115,17 @@ def traces_fetch(
 
 
 @traces.command("list")
-def traces_list() -> None:
+def traces_list(
+    formats: Annotated[bool, typer.Option("--formats", help="List the formats that are read instead.")] = False,
+) -> None:
     """List the traces that have a name: those that come with labkit, and public ones to download."""
     from labkit.workloads.named_traces import PUBLIC, kept, shipped
+    from labkit.workloads.readers import FORMATS
+
+    if formats:
+        for name, reader in FORMATS.items():
+            print(f"{name:14} {(reader.__doc__ or '').splitlines()[0].removeprefix('Return the ').removesuffix('.')}")
+        return
 
     print("with labkit:")
     for name, path in shipped().items():
@@ -152,17 +191,17 @@ def traces_import(
     What is proposed is shown with how sure that is and examples; the answer is kept beside the file, in
     FILE.labkit.toml. The exit code is 1 where nothing was kept.
     """
-    from labkit.core.errors import InputError
     from labkit.workloads.readers import mapped, sniff
     from labkit.workloads.readers.mapped import keep, named, sidecar
 
     told = named(map)
     known = _known_format(file) if not sidecar(file).exists() and not told else None
     if known is not None:
-        print(f"{file} is a trace of format {known}, which needs no import: labkit traces info {file}")
+        print(
+            f"{file} is a trace of format {known}, which needs no import: labkit traces info {file} (import it all the "
+            "same: --map FIELD=COLUMN,...)"
+        )
         return
-    if told and not sidecar(file).exists() and (found := _known_format(file)) is not None and found != "csv":
-        raise InputError(f"{file} is a trace of format {found}, whose columns are known; leave --map out.")
     frame, separator = mapped.table(file)
     mapping = mapped.proposed(frame, separator, chosen=told)
     show_proposal(file, frame, mapping)
@@ -176,13 +215,20 @@ def traces_import(
 
 
 def _known_format(file: Path) -> str | None:
+    """Return the format as which a file can be read without import; None where there is none."""
     from labkit.core.errors import TraceError
-    from labkit.workloads.readers import sniff
+    from labkit.workloads.readers import read, sniff
 
     try:
-        return sniff(file)
+        found = sniff(file)
     except TraceError:
         return None
+    try:
+        read(file, format=found)
+    except TraceError as error:
+        print(f"note: it looks like {found}, but is not read as that: {error}")
+        return None
+    return found
 
 
 def show_proposal(file: Path, frame: pd.DataFrame, mapping: ColumnMap) -> None:
@@ -199,7 +245,9 @@ def show_proposal(file: Path, frame: pd.DataFrame, mapping: ColumnMap) -> None:
     for name, source in mapping.sources.items():
         seen = [value for value in frame[source.column].dropna().unique() if str(value).strip()][:N_EXAMPLES]
         shown = " | ".join(str(value)[:24] for value in seen)
-        unit = source.unit if FIELDS[name].units else ""
+        unit = " ".join(
+            filter(None, (source.unit if FIELDS[name].units else "", f"per {source.per}" * bool(source.per)))
+        )
         table.add_row(name, FIELDS[name].what, source.column, unit, source.sure, shown)
     show(table)
     used = {source.column for source in mapping.sources.values()}
@@ -210,8 +258,8 @@ def show_proposal(file: Path, frame: pd.DataFrame, mapping: ColumnMap) -> None:
 
 
 def _show_read(read: Read) -> None:
-    print(f"{len(read.jobs):,} jobs of {read.tally.n_rows:,} rows")
-    for note in read.jobs.notes:
+    print(f"{len(read.jobs):,} jobs of {read.ledger.n_rows:,} rows")
+    for note in dict.fromkeys((*read.jobs.notes, *filter(None, [read.ledger.balance()]))):
         print(f"note: {note}")
 
 

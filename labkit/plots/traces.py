@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from labkit.plots.bars_and_lines import GAP, SHADES
-from labkit.plots.theme import WIDTH, cycled, stroke_legend, title
+from labkit.plots.theme import WIDTH, cycled, stroke_legend, time_unit, title
 
 
 def plot_durations(table: pd.DataFrame, *, heading: str = "Declared durations") -> alt.Chart:
@@ -51,6 +51,35 @@ def plot_sizes(table: pd.DataFrame, *, heading: str = "Jobs and GPU-hours, by th
         .properties(width=WIDTH, height=240, title=title(heading))
     )
     return cast(alt.Chart, chart)
+
+
+def plot_occupancy(
+    table: pd.DataFrame, *, n_gpus: int | None = None, heading: str = "GPUs in use as recorded"
+) -> alt.LayerChart:
+    """Draw a table of `labkit.workloads.trace_check.occupancy`: mean and peak over time, and what the cluster has."""
+    since_s = float(table["start_s"].min())
+    scale_s, unit = time_unit(float(table["end_s"].max()) - since_s)
+    shown = table.assign(at=((table["start_s"] - since_s) / scale_s)).melt(
+        "at", ["mean", "peak"], var_name="of", value_name="gpus"
+    )
+    x, y = alt.X("at:Q", title=f"Time ({unit})"), alt.Y("gpus:Q", title="GPUs in use")
+    steps = (
+        alt.Chart(shown.round(4))
+        .mark_line(interpolate="step-after")
+        .encode(
+            x=x, y=y, strokeDash=alt.StrokeDash("of:N", title=None),
+            color=alt.Color("of:N", title=None, legend=stroke_legend(), scale=cycled(["mean", "peak"], SHADES)),
+        )
+    )  # fmt: skip
+    limit = (
+        []
+        if n_gpus is None
+        else [alt.Chart(pd.DataFrame({"gpus": [n_gpus]})).mark_rule(strokeDash=[6, 3]).encode(y="gpus:Q")]
+    )
+    note = "in equal intervals" + (f"; the rule: the {n_gpus:,} GPUs of the cluster" if n_gpus is not None else "")
+    return cast(
+        alt.LayerChart, alt.layer(steps, *limit).properties(width=WIDTH, height=220, title=title(heading, note))
+    )
 
 
 def plot_arrivals(table: pd.DataFrame, *, heading: str = "Jobs that arrive in each hour") -> alt.FacetChart:

@@ -33,8 +33,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 MAX_JUMPS = 8
 ASK_S: Final = 30.0
 JOB: Final = re.compile(r"\d+(?:_\d+)?(?:\+\d+)?", re.ASCII)
-ALLOTTED: Final = re.compile(r"\bNodes=(\S+) CPU_IDs=(\S+) Mem=(\d+) GRES=(\S*)", re.ASCII)
-GPUS: Final = re.compile(r"\bgpu(?::([^:(,]+))?:(\d+)(?:\(IDX:([\d,-]+)\))?", re.ASCII)
+ALLOTTED: Final = re.compile(r"\bNodes=(\S+) CPU_IDs=(\S+) Mem=(\d+) GRES(?:_IDX)?=(\S*)", re.ASCII)
+GPUS: Final = re.compile(r"\bgpu(?::(?!\d+(?:[(,]|$))([^:(,]+))?(?::(\d+))?(?:\(IDX:([\d,-]+)\))?", re.ASCII)
+"""Type, number and numbers of GPUs; an older Slurm leaves out the number: GRES_IDX=gpu:a100(IDX:0-3)."""
 NODE: Final = re.compile(r"\bNodeName=(\S+) .*?\bNodeAddr=(\S+).*?\bRealMemory=(\d+)", re.ASCII)
 MB_PER_GB: Final = 1024.0
 
@@ -367,6 +368,9 @@ def nodes_of(job_told: str, nodes_told: str) -> list[SlurmNode]:
     >>> (node,) = nodes_of("Nodes=n1 CPU_IDs=0-3,8 Mem=2048 GRES=gpu:v100:2(IDX:0,3)", job_text)
     >>> node.address, node.gpus, node.device_type, node.gpu_numbers, node.cpus, node.memory_gb
     ('10.0.0.1', 2, 'v100', (0, 3), 5, 2.0)
+    >>> (node,) = nodes_of("Nodes=n1 CPU_IDs=0-15 Mem=2048 GRES_IDX=gpu(IDX:0-3)", job_text)
+    >>> node.gpus, node.gpu_numbers, node.cpus
+    (4, (0, 1, 2, 3), 16)
     """
     known = {name: (address, float(memory)) for name, address, memory in NODE.findall(nodes_told)}
     return [
@@ -382,8 +386,9 @@ def _node(name: str, known: Mapping[str, tuple[str, float]], *, cpus: int, memor
     types = list(dict.fromkeys(kind for kind, *_ in gpus if kind))
     if len(types) > 1:
         raise InputError(f"node {name} has GPUs of the types {', '.join(types)} in this job; expected one: ask for it.")
+    held = sum(int(n) if n else len(_numbers(numbers)) for _, n, numbers in gpus if n or numbers)
     return SlurmNode(
-        name=name, address=address, gpus=sum(int(n) for _, n, _ in gpus), cpus=cpus,
+        name=name, address=address, gpus=held, cpus=cpus,
         memory_gb=(memory_mb or whole_mb) / MB_PER_GB, device_type=(types or ["gpu" if gpus else "none"])[0],
         gpu_numbers=tuple(number for *_, numbers in gpus if numbers for number in _numbers(numbers)),
     )  # fmt: skip

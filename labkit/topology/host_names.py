@@ -72,7 +72,7 @@ def _numbers(spans: str, *, within: str) -> list[str]:
 def _wrong(span: str) -> str:
     """Return the remedy for a malformed range; empty: it is well-formed.
 
-    >>> _wrong("01-16"), _wrong("8-12"), _wrong("1-016"), _wrong("3-1")
+    >>> _wrong("01-16"), _wrong("0-15"), _wrong("1-016"), _wrong("3-1")
     ('', '', '001-016, padded alike', 'the smaller number first')
     """
     match = SPAN.fullmatch(span)
@@ -80,7 +80,7 @@ def _wrong(span: str) -> str:
         return "numbers, as in gpu[01-16] or gpu[1,4]"
     first, last = match[1], match[2] or match[1]
     width = max(len(first), len(last))
-    if len(first) != len(last) and "0" in (first[0], last[0]):
+    if len(first) != len(last) and any(number[0] == "0" and len(number) > 1 for number in (first, last)):
         return f"{first.zfill(width)}-{last.zfill(width)}, padded alike"
     if int(first) > int(last):
         return "the smaller number first"

@@ -17,6 +17,7 @@ from labkit.workloads.expressions import is_generated, trace
 from labkit.workloads.generators import SHAPES
 from labkit.workloads.named_traces import located
 from labkit.workloads.readers import read, sniff
+from labkit.workloads.trace_check import because
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,11 +89,13 @@ def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = 
         As `labkit.workloads.readers.read`.
     """
     if format is None and is_generated(str(path)):
-        jobs, source = trace(path), ("trace", f"{path}, generated with seed 0")
+        jobs, source, why = trace(path), ("trace", f"{path}, generated with seed 0"), ""
     else:
         jobs, source = read(path, format=format), ("file", f"{located(path)} ({format or sniff(path)})")
+        why = "" if format else because(path)
     lines = [
         source,
+        *([("format", why)] if why else []),
         ("jobs", f"{len(jobs):,}, {_tasks(jobs)}"),
         ("arrivals", f"over {_time(_span_s(jobs))}{_rate(jobs)}"),
         ("duration", _durations(jobs)),

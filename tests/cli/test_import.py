@@ -79,9 +79,21 @@ def test_what_needs_no_import_is_said(tmp_path):
     done = labkit("traces", "import", "export.txt", cwd=tmp_path)
     assert done.returncode == 0
     assert "of format sacct, which needs no import" in done.stdout
-    refused = labkit("traces", "import", "export.txt", "--map", "arrival=Submit", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "leave --map out" in refused.stderr
+    told = labkit("traces", "import", "export.txt", "--map", "arrival=Submit,gpus=ReqTRES", "--yes", cwd=tmp_path)
+    assert told.returncode == 0, told.stderr  # what is told is imported, whatever the file looks like
+    assert "export.txt (mapped)" in labkit("traces", "info", "export.txt", cwd=tmp_path).stdout
+
+
+def test_check_shows_the_ledger_and_draws_what_was_in_use(tmp_path):
+    (tmp_path / "export.txt").write_text(SACCT)
+    (tmp_path / "my.toml").write_text(CLUSTER)
+    done = labkit(
+        "traces", "check", "export.txt", "--cluster", "my.toml", "--figure", "use.svg", cwd=tmp_path
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "rows      12 rows = 5 jobs + 1 of earlier attempts or sizes of the same job" in done.stdout
+    assert "fit       never more GPUs in use than my has" in done.stdout
+    assert (tmp_path / "use.svg").read_text().startswith("<svg")
 
 
 ODD = "nr;queued_ts;Laufzeit (min);cards;board\n1;1709290000;{};2;a100\n2;1709290600;12;1;h100\n"

@@ -24,11 +24,17 @@ def inventory(tmp_path: Path, *tables: tuple[str, str], groups: str = "") -> Pat
 @given(st.integers(0, 500), st.integers(0, 60), st.integers(1, 5))
 def test_a_range_names_each_number_once_in_order_and_keeps_its_zeros(first, more, width):
     low, high = str(first).zfill(width), str(first + more).zfill(width)
-    names = expanded(f"n[{low}-{high}]") if len(low) == len(high) or "0" not in (low[0], high[0]) else None
+    padded = any(number[0] == "0" and len(number) > 1 for number in (low, high))
+    names = expanded(f"n[{low}-{high}]") if len(low) == len(high) or not padded else None
     if names is not None:
         assert [int(name[1:]) for name in names] == list(range(first, first + more + 1))
         assert {len(name) for name in names} <= set(range(1 + len(low), 2 + len(high)))
         assert listed(",".join(names)) == names == listed(f"n[{low}-{high}]")
+
+
+def test_a_lone_zero_is_a_number_and_no_padding():
+    assert expanded("node[0-10]") == [f"node{i}" for i in range(11)]
+    assert len(listed("[0-127]")) == 128  # CPU_IDs of a whole node
 
 
 def test_slurms_own_example_of_a_list_is_read_as_slurm_reads_it():

@@ -185,13 +185,15 @@ def test_the_philly_log_adds_up_attempts_and_counts_jobs_that_ran_on_and_never_r
     jobs = read(put(tmp_path, "cluster_job_log", json.dumps(LOG)))
     assert jobs.id.tolist() == ["a", "still running", "b"]
     assert jobs.arrival_s.tolist() == [0, 0, 60]
-    assert jobs.duration_s.tolist() == [180, 180, 120]
+    assert jobs.duration_s.tolist() == [(2 * 60 + 4 * 120) / 4, 180, 120]  # the GPU-hours of both attempts
     assert jobs.n_workers.tolist() == [4, 1, 1]
     assert jobs.users == ("v1", "v0")
     assert jobs.name == "cluster_job_log"
     assert jobs.notes == (
         "left out of 4 jobs: 1 never placed on a GPU.",
         "still ran at the end of the log, so that their durations are too short (what they had run): 1 of 3 jobs.",
+        "attempts of several sizes, so that they have the size with the most GPU-hours, for as long as gives all: "
+        "1 of 3 jobs.",
     )
 
 
@@ -216,7 +218,7 @@ def test_a_change_of_clocks_and_an_end_that_is_not_known_are_told_as_such(tmp_pa
     ("text", "message"),
     [
         ('[{"jobid": 1', "line 1, column 13"),
-        ('{"a": 1}', "holds a dict"),
+        ('{"attempts": 1}', "expected the first line of a trace"),
         ("[3]", "job 0: is 3"),
         ('[{"jobid": "x", "attempts": 3}]', "job 0 (x): attempts is 3"),
         ('[{"jobid": "x", "attempts": []}]', "job 0 (x): submitted_time is None"),
@@ -258,6 +260,7 @@ def test_rows_of_helios_that_are_repeated_are_merged_and_others_of_one_id_refuse
     assert jobs.notes == (
         "left out of 6 rows: 1 of 0 seconds, 1 without GPUs.",
         "rows that are part of the job of another one: 2 repeated, the same in every column.",
+        "GPU-hours: 20.7478 in the file = 10.5122 in jobs + 10.2356 repeated, the same in every column.",
     )
     with pytest.raises(LabkitError, match=r"'1425511' occurs 2 times"):
         read(put(tmp_path, "other.csv", HELIOS + lines[1].replace("36848", "36849")))
@@ -348,7 +351,11 @@ def test_alibabas_jobs_of_2020_are_joined_with_their_tasks(tmp_path):
     assert jobs.ps_demand[1].tolist() == [0, 6, 10]
     assert jobs.model_names().tolist() == ["MISC", "T4"]  # what its workers got
     assert jobs.measured_on.tolist() == ["MISC", "T4"]
-    assert jobs.notes == ("left out of 3 jobs: 1 without a task that has ended, with a number of instances.",)
+    assert jobs.notes == (
+        "left out of 3 jobs: 1 without a task that has ended, with a number of instances.",
+        "GPU-hours: 0.0286111 in the file = 0.0291667 in jobs - 0.000555556 because tasks of a job did not all run "
+        "from its start to its end, as its gang does.",
+    )
     assert read(tmp_path).id.tolist() == jobs.id.tolist()
 
 
@@ -463,4 +470,4 @@ def test_many_faults_are_told_in_part_and_counted(tmp_path):
 
 
 def test_every_format_has_a_reader():
-    assert len(FORMATS) == 13
+    assert len(FORMATS) == 14

@@ -10,8 +10,9 @@ import numpy as np
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
-from labkit.core.resources import GPUS
-from labkit.workloads.readers.base import Tally, from_zero, names_of, per_gpu, table_of
+from labkit.core.resources import GPUS, Bools, Floats
+from labkit.workloads.readers.base import from_zero, names_of, per_gpu, table_of
+from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,12 +48,19 @@ def read_alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> J
     TraceError
         Every fault of either table, with line and column.
     """
+    return alibaba_2020(path, tasks=tasks).jobs
+
+
+def alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> Read:
+    """Return the jobs of the tables of 2020, what became of their rows, and when their tasks ran."""
     jobs_path = Path(path) / "pai_job_table.csv" if Path(path).is_dir() else Path(path)
     tasks_path = jobs_path.with_name("pai_task_table.csv") if tasks is None else Path(tasks)
     jobs = _job_rows(jobs_path)
-    rows = jobs.merge(_job_tasks(tasks_path), on="job_name", how="left")
-    tally, lasts_s = Tally(len(rows), noun="jobs"), rows["duration_s"].to_numpy(np.float64)
-    kept = tally.keep(
+    tasks_ = _task_rows(tasks_path)
+    rows = jobs.merge(_job_tasks(tasks_), on="job_name", how="left")
+    ledger, lasts_s = TraceLedger(len(rows), noun="jobs"), rows["duration_s"].to_numpy(np.float64)
+    ledger.open(_recorded(tasks_, rows))
+    kept = ledger.keep(
         [
             (rows["submitted_s"].isna().to_numpy(), "without a start"),
             (np.isnan(lasts_s), "without a task that has ended, with a number of instances"),
@@ -62,12 +70,13 @@ def read_alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> J
         ]
     )
     known = rows[kept]
-    cut = (known[["n_all_worker", "n_all_ps"]] > MAX_TASKS).any(axis=1)
-    tally.remark(cut, f"cut to {MAX_TASKS:,} tasks of a role")
-    tally.remark(known["n_types"] > 1, "tasks on several GPU types, of which none is kept as measured_on")
+    ledger.remark(
+        (known[["n_all_worker", "n_all_ps"]] > MAX_TASKS).any(axis=1), f"cut to {MAX_TASKS:,} tasks of a role"
+    )
+    ledger.remark(known["n_types"] > 1, "tasks on several GPU types, of which none is kept as measured_on")
     if known.empty:
         raise TraceError(f"{jobs_path}: none of {len(jobs)} jobs has finished tasks in {tasks_path.name}.")
-    return Jobs.of(
+    found = Jobs.of(
         name=jobs_path.name,
         id=known["job_name"].tolist(),
         model=known["gpu_type"].tolist(),
@@ -80,8 +89,26 @@ def read_alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> J
         worker_demand=known[[f"worker_{r}" for r in _RESOURCES]].to_numpy(np.float64),
         ps_demand=known[[f"ps_{r}" for r in _RESOURCES]].to_numpy(np.float64),
         measured_on=np.where(known["n_types"] == 1, known["gpu_type"], "").tolist(),
-        notes=tally.notes(),
     )
+    _apart(ledger, kept, found)
+    segments = Segments.of(tasks_["gpus"] * tasks_["n"], tasks_["start_s"], tasks_["end_s"])
+    return Read(ledger.close(found), ledger, segments)
+
+
+def _apart(ledger: TraceLedger, kept: Bools, jobs: Jobs) -> None:
+    """Book what a gang has, from its first start to its last end, beyond the tasks that it stands for."""
+    ledger.adjust(
+        float(ledger.hours_of_rows[kept].sum()) - float(np.nansum(jobs.gpus * jobs.duration_s)) / 3600,
+        "because tasks of a job did not all run from its start to its end, as its gang does",
+    )
+
+
+def _recorded(tasks: pd.DataFrame, rows: pd.DataFrame) -> Floats:
+    """Return the GPU-hours of the tasks of each job of a table of jobs, (N,)."""
+    lasted_s = (tasks["end_s"] - tasks["start_s"]).clip(lower=0)
+    hours = (tasks["gpus"] * tasks["n"] * lasted_s / 3600).groupby(tasks["job_name"]).sum()
+    found: Floats = rows["job_name"].map(hours).fillna(0.0).to_numpy(np.float64)
+    return found
 
 
 _RESOURCES: Final = ("gpus", "cpus", "memory_gb")
@@ -103,8 +130,8 @@ def _job_rows(path: Path) -> pd.DataFrame:
     return rows
 
 
-def _job_tasks(path: Path) -> pd.DataFrame:
-    """Return per job: duration_s, gpu_type, and n_worker, n_ps, with what one task of each role takes."""
+def _task_rows(path: Path) -> pd.DataFrame:
+    """Return the tasks that ended, with their numbers of instances and what one instance takes."""
     import pandas as pd
 
     names = ("job_name", "task_name", "status", "gpu_type")
@@ -123,7 +150,11 @@ def _job_tasks(path: Path) -> pd.DataFrame:
         }
     )
     table.check()
-    tasks = tasks.dropna(subset=["n", "start_s", "end_s"])
+    return tasks.dropna(subset=["n", "start_s", "end_s"])
+
+
+def _job_tasks(tasks: pd.DataFrame) -> pd.DataFrame:
+    """Return per job: duration_s, gpu_type, and n_worker, n_ps, with what one task of each role takes."""
     whole = tasks.groupby("job_name", sort=False).agg(
         start_s=("start_s", "min"), end_s=("end_s", "max"), gpu_type=("gpu_type", "first"),
         n_types=("gpu_type", "nunique"),
@@ -176,6 +207,11 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     TraceError
         Every fault, with line and column.
     """
+    return alibaba_2023(path).jobs
+
+
+def alibaba_2023(path: str | Path) -> Read:
+    """Return the jobs of a pod list, what became of its rows, and when pods ran."""
     table = table_of(Path(path), columns=COLUMNS, names=("name", "gpu_spec", "qos"), header=True, expected=POD_LIST)
     created_s = table.numbers("creation_time", low=0)
     deleted_s = table.numbers("deletion_time", low=0, blank_ok=True)
@@ -188,8 +224,9 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     names, user, model = table.texts("name"), table.texts("qos"), names_of(table.frame["gpu_spec"], blank=ANY)
     table.check()
     duration_s = deleted_s - scheduled_s
-    tally = Tally(len(table), noun="pods")
-    jobs = tally.keep(
+    held = gpus * np.where(gpus == 1, share / 1000, 1.0)
+    ledger = TraceLedger(len(table), noun="pods", gpu_hours=held * duration_s / 3600)
+    jobs = ledger.keep(
         [
             (np.isnan(scheduled_s), "never scheduled"),
             (np.isnan(deleted_s), "not deleted when the file was written"),
@@ -202,7 +239,7 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
         raise TraceError(f"{path}: no pod was both scheduled and deleted; expected {POD_LIST}.")
     workers, demand = per_gpu(gpus, cpus=cpus, memory_gb=memory_gb)
     demand[:, GPUS] *= np.where(gpus == 1, share / 1000, 1.0)
-    return Jobs.of(
+    found = Jobs.of(
         name=table.path.name,
         id=[names[i] for i in kept],
         model=[model[i] for i in kept],
@@ -212,14 +249,14 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
         duration_s=duration_s[kept],
         n_workers=workers[kept],
         worker_demand=demand[kept],
-        device_type=_one_type([model[i] if gpus[i] else ANY for i in kept], tally),
-        notes=tally.notes(),
+        device_type=_one_type([model[i] if gpus[i] else ANY for i in kept], ledger),
     )
+    return Read(ledger.close(found), ledger, Segments.of(held, scheduled_s, deleted_s))
 
 
-def _one_type(requests: list[str], tally: Tally) -> list[str]:
+def _one_type(requests: list[str], ledger: TraceLedger) -> list[str]:
     """Return the GPU type that each job demands, "" for those that have a choice, which are counted, or no demand."""
-    tally.remark(
+    ledger.remark(
         [SEPARATOR in name for name in requests],
         "demands for one of several GPU types (A|B) dropped, so that they run on any type",
     )

@@ -7,22 +7,23 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from gzip import BadGzipFile, GzipFile
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.faults import MAX_FAULTS_TOLD, told
 from labkit.core.files import MAX_BYTES, refuse_unreadable, too_large
-from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.text import CONTROL, shortened
+from labkit.workloads.readers.ledger import TraceLedger
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,11 +55,26 @@ class TraceTable:
         The first line that is not blank is a header.
     unit : str
         What a row is called in messages.
+    lines : sequence of int, optional
+        The line of each row, where it does not follow from the text.
+
+    Attributes
+    ----------
+    lost : dict
+        Lines that are no rows of the frame by reason: headers once more, a number of cells that cannot be repaired.
+    doubts : list of str
+        What else is to be known of how the text was read.
     """
 
-    def __init__(self, path: Path, frame: pd.DataFrame, *, text: str, header: bool, unit: str = "line") -> None:
+    def __init__(
+        self, path: Path, frame: pd.DataFrame, *, text: str, header: bool, unit: str = "line",
+        lines: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         self.path, self.frame, self._text, self._header, self._unit = path, frame, text, header, unit
+        self._numbers = lines
         self._faults: list[tuple[int, str]] = []
+        self.lost: dict[str, int] = {}
+        self.doubts: list[str] = []
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -67,9 +83,20 @@ class TraceTable:
     def _lines(self) -> list[int]:
         return [number for number, _ in lines_of(self._text)][1 if self._header else 0 :]
 
+    def take(self, which: Bools) -> TraceTable:
+        """Return some of the rows, (N,), with their line numbers and what was lost before."""
+        rows = np.flatnonzero(which)
+        table = TraceTable(
+            self.path, self.frame[which].reset_index(drop=True), text=self._text, header=self._header, unit=self._unit,
+            lines=_Lazy(self, rows),
+        )  # fmt: skip
+        table.lost, table.doubts = self.lost, self.doubts
+        return table
+
     def line(self, row: int) -> int:
         """Return the line number of a row."""
-        return self._lines[row] if row < len(self._lines) else row + 1
+        lines = self._lines if self._numbers is None else self._numbers
+        return lines[row] if row < len(lines) else row + 1
 
     def fault(self, bad: Bools, column: str, *, expected: str) -> None:
         """Note that a column is wrong in some rows."""
@@ -141,7 +168,7 @@ class TraceTable:
 
         raw = self.frame[column]
         self.fault(_blanks(raw), column, expected="a name")
-        if raw.dtype.kind not in "iufb":
+        if raw.dtype.kind not in "iufb" and re.search(CONTROL, "".join(map(str, raw))):
             odd = raw.astype("str").str.contains(CONTROL, regex=True).to_numpy(np.bool_)
             self.fault(odd, column, expected="a name without control characters")
         names = names_of(raw)
@@ -150,6 +177,24 @@ class TraceTable:
             expected = f"a known one, such as '{near[0] if near else min(known or ())}'"
             self.fault(np.array([other == name for other in names]) & ~_blanks(raw), column, expected=expected)
         return names
+
+    def give_up_rows(self, ledger: TraceLedger) -> Bools:
+        """Leave out the rows that have a fault, and return which ones, (N,); where half of the rows have one, raise.
+
+        Parameters
+        ----------
+        ledger : TraceLedger
+            Counts them, with the first fault in words.
+        """
+        bad = np.zeros(len(self), np.bool_)
+        bad[[row for row, _ in self._faults]] = True
+        if 2 * int(bad.sum()) >= len(self):
+            self.check()
+        if bad.any():
+            first = min(self._faults, key=lambda fault: fault[0])[1]
+            ledger.leave_out(bad, f"with a cell that cannot be read ({first})")
+        self._faults = []
+        return bad
 
     def check(self) -> None:
         """Raise every fault noted so far.
@@ -165,8 +210,29 @@ class TraceTable:
             raise TraceError(f"{self.path}: it has no jobs; expected at least one row.")
 
 
+class _Lazy(Sequence[int]):
+    """Line numbers of some rows of a table, which are found when they are asked for."""
+
+    def __init__(self, table: TraceTable, rows: NDArray[np.intp]) -> None:
+        self._table, self._rows = table, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._table.line(int(self._rows[i]))
+
+
 def table_of(
-    path: Path, *, columns: Sequence[str], names: Sequence[str], header: bool, expected: str, separator: str = ","
+    path: Path,
+    *,
+    columns: Sequence[str],
+    names: Sequence[str],
+    header: bool,
+    expected: str,
+    separator: str = ",",
+    text: str | None = None,
+    repair: LineRepair | None = None,
 ) -> TraceTable:
     """Return the rows of a text file.
 
@@ -184,13 +250,18 @@ def table_of(
         What the file should be, for messages.
     separator : str
         Between cells.
+    text : str, optional
+        Its text, where that was read before.
+    repair : LineRepair, optional
+        What lines with a wrong number of cells are taken for. Those that it cannot mend are lost, and counted, unless
+        half of all are; without it they are faults.
 
     Raises
     ------
     TraceError
         If the file cannot be read, a column is missing, or lines have a wrong number of cells (all of them are named).
     """
-    text = text_of(path, expected=expected)
+    text = text_of(path, expected=expected) if text is None else text
     first = next(iter(lines_of(text[: 1 << 16])), (1, ""))[1]
     cells = _cells(first, separator)
     if not header and cells[: len(columns)] == list(columns):
@@ -203,7 +274,14 @@ def table_of(
         cells = list(columns)
     if len(set(cells)) < len(cells):
         raise TraceError(f"{path}: line 1: a column occurs twice; expected {expected}.")
-    _check_widths(path, text, separator=separator, n_cells=len(cells))
+    quoted = separator in QUOTED and '"' in text
+    records = _quoted_records(path, text, separator, expected) if quoted else None
+    wrong = _wrong_widths(text, records, separator=separator, n_cells=len(cells))
+    if repair is not None and header and (wrong or _headers_again(text, first)):
+        return _mended(path, text, records, cells, separator=separator, columns=columns, repair=repair)  # fmt: skip
+    if wrong:
+        faults = [f"line {number}: {n} cells; expected {len(cells)}, separated by {separator!r}" for number, n in wrong]
+        raise TraceError(told(str(path), faults))
     options = {
         "sep": separator,
         "names": cells,
@@ -212,7 +290,119 @@ def table_of(
         "skiprows": 1 if header else 0,
         "quoting": csv.QUOTE_MINIMAL if separator in QUOTED else csv.QUOTE_NONE,
     }
-    return TraceTable(path, _frame(path, text, options, expected=expected), text=text, header=header)
+    numbers = None if records is None else [number for number, _ in records[1 if header else 0 :]]
+    return TraceTable(path, _frame(path, text, options, expected=expected), text=text, header=header, lines=numbers)
+
+
+Record = tuple[int, list[str]]
+"""The line on which a row begins, and its cells."""
+
+
+class LineRepair(NamedTuple):
+    """How lines with a wrong number of cells become rows: functions of cells and the names of columns.
+
+    Attributes
+    ----------
+    begins : callable
+        Whether a row begins with these cells; otherwise they go on where a newline cut the row before.
+    whole : callable
+        The cells of a row that has too many, or None.
+    """
+
+    begins: Callable[[Sequence[str], Sequence[str]], bool]
+    whole: Callable[[list[str], Sequence[str]], list[str] | None]
+
+
+NO_REPAIR: Final = LineRepair(lambda *_: True, lambda *_: None)
+"""Lines with a wrong number of cells are lost."""
+
+
+def _quoted_records(path: Path, text: str, separator: str, expected: str) -> list[Record]:
+    """Return the rows of a text in which cells stand in quotes, and may hold newlines there."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    records, begins = [], 1
+    try:
+        for row in reader:
+            if row and (len(row) > 1 or row[0].strip()):
+                records.append((begins, row))
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        raise TraceError(f"{path}: line {reader.line_num}: {error}; expected {expected}.") from None
+    return records
+
+
+def _wrong_widths(text: str, records: list[Record] | None, *, separator: str, n_cells: int) -> list[tuple[int, int]]:
+    """Return line and number of cells of the rows that have not `n_cells`, the first ones."""
+    if records is None:
+        counted = ((number, line.count(separator) + 1) for number, line in lines_of(text))
+    else:
+        counted = ((number, len(row)) for number, row in records)
+    return list(islice(((number, n) for number, n in counted if n != n_cells), 10 * MAX_FAULTS_TOLD))
+
+
+def _headers_again(text: str, header: str) -> bool:
+    return text.count(header) > 1 and any(line == header for _, line in lines_of(text)[1:])
+
+
+def _mended(
+    path: Path,
+    text: str,
+    records: list[Record] | None,
+    header: list[str],
+    *,
+    separator: str,
+    columns: Sequence[str],
+    repair: LineRepair,
+) -> TraceTable:
+    """Return the rows of a text in which some lines are no rows as they stand."""
+    if records is None:
+        records = [(number, line.split(separator)) for number, line in lines_of(text)]
+    rows, lost = [], []
+    n_headers = n_fixed = 0
+    for number, cells in _joined(records, header, repair)[1:]:
+        if cells == header:
+            n_headers += 1
+        elif len(cells) == len(header):
+            rows.append((number, cells))
+        elif (whole := repair.whole(cells, header)) is not None:
+            rows.append((number, whole))
+            n_fixed += 1
+        else:
+            lost.append(f"line {number}: {len(cells)} cells; expected {len(header)}, separated by {separator!r}")
+    if lost and len(lost) >= len(rows):
+        raise TraceError(told(str(path), lost))
+    frame = _parsed(rows, header)[list(columns)]
+    table = TraceTable(path, frame, text=text, header=True, lines=[number for number, _ in rows])
+    table.lost = {reason: n for reason, n in (("headers once more", n_headers), (_cut(lost), len(lost))) if n}
+    if n_fixed:
+        table.doubts.append(
+            f"{n_fixed:,} lines had the separator or a newline in a cell of free text, and were mended."
+        )
+    return table
+
+
+def _parsed(rows: list[Record], header: list[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    frame = pd.DataFrame([cells for _, cells in rows], columns=header, dtype=object)
+    return frame.where(frame != "", None)
+
+
+def _joined(records: list[Record], header: list[str], repair: LineRepair) -> list[Record]:
+    """Return records in which what a newline in a cell had cut is one again."""
+    joined: list[Record] = []
+    for number, cells in records:
+        short = joined and (len(joined[-1][1]) < len(header) or len(cells) < len(header))
+        if short and cells != header and not repair.begins(cells, header):
+            before = joined[-1]
+            joined[-1] = (before[0], [*before[1][:-1], f"{before[1][-1]} {cells[0]}", *cells[1:]])
+        else:
+            joined.append((number, cells))
+    return joined
+
+
+def _cut(lost: list[str]) -> str:
+    return f"with a wrong number of cells ({lost[0]})" if lost else ""
 
 
 def _frame(path: Path, text: str, options: dict[str, Any], *, expected: str) -> pd.DataFrame:
@@ -222,7 +412,7 @@ def _frame(path: Path, text: str, options: dict[str, Any], *, expected: str) -> 
     exact: dict[str, Any] = {"float_precision": "round_trip"} if old else {}
     try:
         frame: pd.DataFrame = pd.read_csv(
-            io.StringIO(text),
+            io.StringIO(text.lstrip("\r\n")),
             index_col=False,
             keep_default_na=False,
             na_values=[""],
@@ -233,20 +423,6 @@ def _frame(path: Path, text: str, options: dict[str, Any], *, expected: str) -> 
         return frame
     except (ValueError, OverflowError) as error:  # ParserError and EmptyDataError are ValueErrors
         raise TraceError(f"{path}: {str(error).splitlines()[0]}; expected {expected}.") from None
-
-
-def _check_widths(path: Path, text: str, *, separator: str, n_cells: int) -> None:
-    lines = lines_of(text)
-    quoted = separator in QUOTED and '"' in text
-    faults = []
-    for number, line in lines:
-        n = len(_cells(line, separator)) if quoted else line.count(separator) + 1
-        if n != n_cells:
-            faults.append(f"line {number}: {n} cells; expected {n_cells}, separated by {separator!r}")
-            if len(faults) > 10 * MAX_FAULTS_TOLD:
-                break
-    if faults:
-        raise TraceError(told(str(path), faults))
 
 
 def pointed(raw: pd.Series) -> pd.Series:
@@ -278,7 +454,12 @@ def _blanks(raw: pd.Series) -> Bools:
 
 def names_of(raw: pd.Series, *, blank: str = "") -> list[str]:
     """Return a column as text, with something else for empty cells."""
-    return [blank if _blank(value) else _shown(value) for value in raw.to_numpy(dtype=object).tolist()]
+    import pandas as pd
+
+    codes, values = pd.factorize(raw)
+    shown = [*(blank if _blank(value) else _shown(value) for value in values.tolist()), blank]  # the last: missing
+    names: list[str] = np.array(shown, dtype=object)[codes].tolist()
+    return names
 
 
 def _shown(value: Any) -> str:
@@ -312,20 +493,19 @@ def from_zero(times_s: Floats) -> Floats:
     return zeroed
 
 
-def per_gpu(n_gpus: Ints, *, cpus: Floats | float = np.nan, memory_gb: Floats | float = 0.0) -> tuple[Ints, Floats]:
+def per_gpu(
+    n_gpus: Ints | Floats, *, cpus: Floats | float = np.nan, memory_gb: Floats | float = 0.0
+) -> tuple[Ints, Floats]:
     """Return rigid gangs for jobs of so many GPUs: workers (N,) of one GPU each, and what one worker takes (N, R).
 
-    Cores and memory of the job are shared among its workers; NaN cores: one core per GPU. A job without GPUs is one
-    worker without GPUs.
+    Cores and memory of the job are shared among its workers, and so are GPUs that are no whole number; NaN cores: one
+    core per GPU. A job without GPUs is one worker without GPUs.
     """
-    workers = np.maximum(n_gpus, 1).astype(np.int32)
+    workers = np.maximum(np.ceil(n_gpus), 1).astype(np.int32)
     cores = np.where(np.isnan(cpus), workers, cpus)
-    shares = (np.minimum(n_gpus, 1), cores / workers, np.broadcast_to(memory_gb, workers.shape) / workers)
+    shares = (n_gpus / workers, cores / workers, np.broadcast_to(memory_gb, workers.shape) / workers)
     demand: NDArray[np.float64] = np.stack([np.asarray(share, np.float64) for share in shares], axis=-1)
     return workers, demand
-
-
-_NEWLINE: Final = re.compile(r"\r\n|\r|\n")
 
 
 def bytes_of(path: Path, *, expected: str) -> bytes:
@@ -353,6 +533,28 @@ def bytes_of(path: Path, *, expected: str) -> bytes:
     return raw
 
 
+_UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
+
+
+def any_text_of(path: Path, *, expected: str) -> tuple[str, str]:
+    """Return the text of an export, and what is to be known of its encoding; "" where it is UTF-8.
+
+    Raises
+    ------
+    TraceError
+        As `text_of`, but for text in UTF-16 and in Windows' code page 1252.
+    """
+    raw = bytes_of(path, expected=expected)
+    if raw[:2] in _UTF_16:
+        return raw.decode("utf-16", "replace"), "text in UTF-16."
+    try:
+        return text_of(path, expected=expected), ""
+    except TraceError:
+        if b"\0" in raw:
+            raise
+        return raw.decode("cp1252", "replace"), "text is not UTF-8, and was read as Windows-1252: names may be wrong."
+
+
 def text_of(path: Path, *, expected: str) -> str:
     """Return the text of a file.
 
@@ -372,206 +574,67 @@ def text_of(path: Path, *, expected: str) -> str:
 
 def lines_of(text: str) -> list[tuple[int, str]]:
     """Return the lines that are not blank, with their numbers."""
-    return [(i, line) for i, line in enumerate(_NEWLINE.split(text), start=1) if line.strip()]
-
-
-class Read(NamedTuple):
-    """The jobs of a trace, and what became of its rows."""
-
-    jobs: Jobs
-    tally: Tally
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return [(i, line) for i, line in enumerate(lines, start=1) if line and not line.isspace()]
 
 
 def json_of(path: Path, text: str, *, expected: str, remedy: str = "") -> Any:
     """Return the value of a JSON text; raise a TraceError with line and column if it is none."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TraceError(
-            f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; expected {expected}. It may be cut off"
-            f"{remedy}."
-        ) from None
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: {error}; expected {expected}.") from None
+        raise _no_json(path, error, expected=expected, remedy=remedy) from None
 
 
-def entries_of(path: Path, text: str, *, key: str, expected: str) -> list[Any]:
-    """Return the list under a key of a JSON object.
+def entries_of(path: Path, text: str, *, key: str, expected: str, alone: str = "") -> list[Any]:
+    """Return the list under a key of a JSON object, or of several objects one after the other.
+
+    Parameters
+    ----------
+    path : Path
+        Named in messages.
+    text : str
+        Of the file; objects may stand one on a line, or follow each other.
+    key : str
+        Of the list in each object.
+    expected : str
+        What the file should be, for messages.
+    alone : str
+        An object with this key instead is an entry itself.
 
     Raises
     ------
     TraceError
         If it is no JSON, or there is no such list.
     """
-    content = json_of(path, text, expected=expected)
-    entries = content.get(key) if isinstance(content, dict) else None
-    if not isinstance(entries, list):
-        raise TraceError(f"{path}: it has no list '{key}'; expected {expected}.")
+    entries: list[Any] = []
+    for content in _objects(path, text, expected=expected):
+        listed = content.get(key) if isinstance(content, dict) else None
+        if not isinstance(listed, list) and not (alone and isinstance(content, dict) and alone in content):
+            raise TraceError(f"{path}: it has no list '{key}'; expected {expected}.")
+        entries += listed if isinstance(listed, list) else [content]
     return entries
 
 
-class Tally:
-    """Counts the rows of a trace: those that are jobs, and those that are not, by reason.
-
-    Parameters
-    ----------
-    n_rows : int
-        Rows of the file, or entries of its list.
-    noun : str
-        What a row is called, in the plural.
-    """
-
-    def __init__(self, n_rows: int, *, noun: str) -> None:
-        self.n_rows, self.noun = n_rows, noun
-        self.left_out: dict[str, int] = {}
-        self.merged: dict[str, int] = {}
-        self._remarks: list[tuple[str, int]] = []
-
-    @property
-    def n_jobs(self) -> int:
-        """How many rows are left, each of which is a job."""
-        return self.n_rows - sum(self.left_out.values()) - sum(self.merged.values())
-
-    def leave_out(self, n: ArrayLike, reason: str) -> None:
-        """Count rows that are no jobs of the trace."""
-        self._count(self.left_out, n, reason)
-
-    def merge(self, n: ArrayLike, reason: str) -> None:
-        """Count rows that became part of a job that another row stands for."""
-        self._count(self.merged, n, reason)
-
-    def remark(self, n: ArrayLike, text: str) -> None:
-        """Note what was guessed or fallen back to for n jobs; nothing where there are none."""
-        count = int(np.sum(n))
-        if count:
-            self._remarks.append((text, count))
-
-    def notes(self) -> list[str]:
-        """Return a line for each thing to know."""
-        lines = []
-        if self.left_out:
-            lines.append(f"left out of {self.n_rows:,} {self.noun}: {_listed(self.left_out)}.")
-        if self.merged:
-            lines.append(f"{self.noun} that are part of the job of another one: {_listed(self.merged)}.")
-        return lines + [f"{text}: {n:,} of {self.n_jobs:,} jobs." for text, n in self._remarks]
-
-    def keep(self, reasons: Iterable[tuple[Bools, str]]) -> Bools:
-        """Return which rows are jobs, (N,): those for which no reason holds; of several, the first one counts."""
-        kept = np.ones(self.n_rows, np.bool_)
-        for bad, reason in reasons:
-            self.leave_out(kept & bad, reason)
-            kept &= ~bad
-        return kept
-
-    def refuse_none(self, path: object, remedy: str) -> None:
-        """Raise if no row is a job.
-
-        Raises
-        ------
-        TraceError
-            With what became of the rows.
-        """
-        if self.n_jobs < 1:
-            gone = self.left_out | self.merged
-            reasons = f" ({_listed(gone)})" if gone else ""
-            raise TraceError(
-                f"{path}: none of {self.n_rows:,} {self.noun} is a job with GPUs that ran{reasons}; {remedy}."
-            )
-
-    @staticmethod
-    def _count(into: dict[str, int], n: ArrayLike, reason: str) -> None:
-        count = int(np.sum(n))
-        if count:
-            into[reason] = into.get(reason, 0) + count
+def _objects(path: Path, text: str, *, expected: str) -> list[Any]:
+    """Return the JSON values of a text that holds one or more."""
+    decoder, objects, at = json.JSONDecoder(), [], 0
+    try:
+        while (at := _SPACE.match(text, at).end()) < len(text):  # type: ignore[union-attr]
+            content, at = decoder.raw_decode(text, at)
+            objects.append(content)
+    except (ValueError, RecursionError) as error:
+        raise _no_json(path, error, expected=expected) from None
+    return objects
 
 
-def _listed(counts: dict[str, int]) -> str:
-    return ", ".join(f"{n:,} {reason}" for reason, n in counts.items())
+_SPACE: Final = re.compile(r"\s*")
 
 
-SAME = "repeated, the same in every column"
-"""Of rows that are merged into an earlier one."""
-
-
-UNKNOWN: Final = ("", "none", "unknown", "n/a", "nan", "null", "nat", "invalid")
-"""What stands for a moment or a span that is not known, in any case of letters."""
-
-LATEST_S: Final = 2.0**33
-"""Moments later than that (the year 2242) are not believed."""
-
-LONGEST_S: Final = 1e10
-"""Spans longer than that (317 years) are not believed."""
-
-_SPAN: Final = r"^(?:(\d{1,6})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9}(?:\.\d{1,9})?)$"
-_OFFSET: Final = r"(?:Z|[+-]\d{2}:?\d{2})$"
-
-
-def moments_s(table: TraceTable, column: str, *, unit_s: float = 1.0) -> Floats:
-    """Return a column of moments as seconds since 1970, (N,); NaN where one is not known, or wrong (noted).
-
-    Parameters
-    ----------
-    table : TraceTable
-        Where faults are noted.
-    column : str
-        Its name; its cells hold ISO 8601 with or without an offset, or a number.
-    unit_s : float
-        Seconds in the unit of numbers: 0.001 where they are milliseconds.
-    """
-    expected = "a time like 2024-03-01T12:00:00, or seconds since 1970"
-    return _noted(table, column, read_moments_s(table.frame[column], unit_s=unit_s), expected=expected)
-
-
-def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
-    """Return moments as seconds since 1970, (N,); NaN where one cannot be read."""
-    import pandas as pd
-
-    numbers = numbers_of(raw) * unit_s
-    text = raw.astype("str").str.strip()
-    dated = np.isnan(numbers) & text.str.match(r"\d{4}-\d{2}-\d{2}").to_numpy(np.bool_)
-    seconds = numbers.copy()
-    if dated.any():
-        stamps = pd.to_datetime(text[dated], format="ISO8601", utc=True, errors="coerce")
-        seconds[dated] = (stamps - pd.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy(np.float64)
-    seconds[~((seconds >= 0) & (seconds < LATEST_S))] = np.nan
-    return seconds
-
-
-def spans_s(table: TraceTable, column: str, *, unit_s: float = 1.0) -> Floats:
-    """Return a column of spans of time in seconds, (N,); NaN where one is not known, or wrong (noted).
-
-    Cells hold [days-][hours:]minutes:seconds, or a number of units of `unit_s` seconds.
-    """
-    expected = "a span of time >= 0 like 1-02:30:00 or 02:30:00, or a number"
-    return _noted(table, column, read_spans_s(table.frame[column], unit_s=unit_s), expected=expected)
-
-
-def read_spans_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
-    """Return spans of time in seconds, (N,); NaN where one cannot be read."""
-    seconds = numbers_of(raw) * unit_s
-    written = np.isnan(seconds)
-    if written.any():
-        parts = raw[written].astype("str").str.strip().str.extract(_SPAN).astype("float64")
-        days, hours = parts[0].fillna(0.0), parts[1].fillna(0.0)
-        seconds[written] = (days * 86_400 + hours * 3600 + parts[2] * 60 + parts[3]).to_numpy(np.float64)
-    seconds[~((seconds >= 0) & (seconds <= LONGEST_S))] = np.nan
-    return seconds
-
-
-def _noted(table: TraceTable, column: str, seconds: Floats, *, expected: str) -> Floats:
-    """Return seconds of a column; a cell that says something, and could not be read, is noted as a fault."""
-    table.fault(np.isnan(seconds) & ~unknown(table.frame[column]), column, expected=expected)
-    return seconds
-
-
-def unknown(raw: pd.Series) -> Bools:
-    """Return which cells say that something is not known, (N,)."""
-    words = raw.astype("str").str.strip().str.lower().isin(UNKNOWN)
-    return (raw.isna() | words).to_numpy(np.bool_)
-
-
-def without_offset(raw: pd.Series) -> Bools:
-    """Return which cells are dates that do not tell their time zone, (N,)."""
-    text = raw.astype("str").str.strip()
-    dated = text.str.match(r"\d{4}-\d{2}-\d{2}[T ]").to_numpy(np.bool_)
-    return np.asarray(dated & ~text.str.contains(_OFFSET, regex=True).to_numpy(np.bool_), np.bool_)
+def _no_json(path: Path, error: ValueError | RecursionError, *, expected: str, remedy: str = "") -> TraceError:
+    if isinstance(error, json.JSONDecodeError):
+        return TraceError(
+            f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; expected {expected}. It may be cut off"
+            f"{remedy}."
+        )
+    return TraceError(f"{path}: {error}; expected {expected}.")

@@ -10,7 +10,8 @@ import numpy as np
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import Tally, from_zero, names_of, table_of
+from labkit.workloads.readers.base import from_zero, names_of, table_of
+from labkit.workloads.readers.ledger import Read, TraceLedger
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +49,11 @@ def read_google_2011(path: str | Path, *, machine_cpus: float = 32.0, machine_me
     TraceError
         Every fault of a part, with line and column; or if no job is complete.
     """
+    return google_2011(path, machine_cpus=machine_cpus, machine_memory_gb=machine_memory_gb).jobs
+
+
+def google_2011(path: str | Path, *, machine_cpus: float = 32.0, machine_memory_gb: float = 64.0) -> Read:
+    """Return the jobs of Google's task events, and what became of them; none has GPUs."""
     import pandas as pd
 
     where = Path(path)
@@ -55,8 +61,8 @@ def read_google_2011(path: str | Path, *, machine_cpus: float = 32.0, machine_me
     if not parts:
         raise TraceError(f"{where}: no part-*.csv in this folder; expected {EXPECTED}.")
     seen = _by_job(pd.concat([_events(part) for part in parts], ignore_index=True))
-    tally, lasts_s = Tally(len(seen), noun="jobs"), seen["duration_s"].to_numpy(np.float64)
-    kept = tally.keep(
+    ledger, lasts_s = TraceLedger(len(seen), noun="jobs", gpu_hours=0.0), seen["duration_s"].to_numpy(np.float64)
+    kept = ledger.keep(
         [
             (seen["submitted_us"].isna().to_numpy(), "submitted before these events"),
             (seen["started_us"].isna().to_numpy(), "that do not start in these events"),
@@ -66,13 +72,13 @@ def read_google_2011(path: str | Path, *, machine_cpus: float = 32.0, machine_me
         ]
     )
     jobs = seen[kept]
-    tally.remark(jobs["n_tasks"] > MAX_TASKS, f"cut to {MAX_TASKS:,} tasks")
-    tally.remark(jobs["apart"] > 0, "demands that tasks run on different machines dropped")
-    tally.remark(jobs["disk"] > 0, "requests for disk space dropped")
+    ledger.remark(jobs["n_tasks"] > MAX_TASKS, f"cut to {MAX_TASKS:,} tasks")
+    ledger.remark(jobs["apart"] > 0, "demands that tasks run on different machines dropped")
+    ledger.remark(jobs["disk"] > 0, "requests for disk space dropped")
     if jobs.empty:
         raise TraceError(f"{where}: no job was submitted, started and ended in these events; give more parts.")
     demand = jobs[["gpus", "cpu", "memory"]].to_numpy(np.float64) * (0.0, machine_cpus, machine_memory_gb)
-    return Jobs.of(
+    found = Jobs.of(
         name=where.name,
         id=[str(int(job)) for job in jobs.index],
         user=jobs["user"].tolist(),
@@ -81,8 +87,8 @@ def read_google_2011(path: str | Path, *, machine_cpus: float = 32.0, machine_me
         duration_s=jobs["duration_s"].to_numpy(np.float64),
         n_workers=jobs["n_tasks"].clip(upper=MAX_TASKS).to_numpy(np.int32),
         worker_demand=demand,
-        notes=tally.notes(),
     )
+    return Read(ledger.close(found), ledger)
 
 
 def _events(path: Path) -> pd.DataFrame:

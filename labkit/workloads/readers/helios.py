@@ -7,8 +7,10 @@ from typing import Final
 
 import numpy as np
 
+from labkit.core.bounds import MAX_TASKS
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import SAME, Tally, from_zero, per_gpu, table_of
+from labkit.workloads.readers.base import from_zero, per_gpu, table_of
+from labkit.workloads.readers.ledger import SAME, Read, TraceLedger
 
 COLUMNS: Final = ("job_id", "user", "vc", "gpu_num", "cpu_num", "submit_time", "duration")
 NAMES: Final = ("job_id", "user", "vc", "submit_time")
@@ -28,20 +30,30 @@ def read_helios(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
     TraceError
         Every fault, with line and column.
     """
+    return helios(path, cpu_jobs=cpu_jobs).jobs
+
+
+def helios(path: str | Path, *, cpu_jobs: bool = False) -> Read:
+    """Return the jobs of a Helios log, and what became of its rows."""
     table = table_of(Path(path), columns=COLUMNS, names=NAMES, header=True, expected=EXPECTED)
     submitted_s = table.times_s("submit_time")
-    duration_s = table.numbers("duration", low=0)
-    gpus = table.counts("gpu_num", low=0)
-    cpus = table.numbers("cpu_num", low=0)
+    duration_s = table.numbers("duration", low=0, blank_ok=True)
+    gpus = table.numbers("gpu_num", low=0, high=MAX_TASKS, whole=True, blank_ok=True)
+    cpus = table.numbers("cpu_num", low=0, blank_ok=True)
     ids, user = table.texts("job_id"), table.texts("vc")
-    table.check()
-    tally, again = Tally(len(table), noun="rows"), table.frame.duplicated().to_numpy()
-    tally.merge(again, SAME)
-    idle = np.zeros(len(table), np.bool_) if cpu_jobs else gpus == 0
-    kept = ~again & tally.keep([(~again & (duration_s == 0), "of 0 seconds"), (~again & idle, "without GPUs")])
-    tally.refuse_none(path, "cpu_jobs=True takes jobs without GPUs too")
-    workers, demand = per_gpu(gpus, cpus=cpus)
-    return Jobs.of(
+    hours = np.nan_to_num(gpus * duration_s / 3600)
+    ledger, again = TraceLedger(len(table), noun="rows", gpu_hours=hours), table.frame.duplicated().to_numpy()
+    lost = table.give_up_rows(ledger)
+    again = again & ~lost
+    ledger.merge(again, SAME, gpu_hours=hours)
+    gone, idle = again | lost, np.zeros(len(table), np.bool_) if cpu_jobs else gpus == 0
+    kept = ~gone & ledger.keep(
+        [(~gone & (duration_s == 0), "of 0 seconds"), (~gone & np.isnan(duration_s), "without a duration"),
+         (~gone & np.isnan(gpus), "without a number of GPUs"), (~gone & idle, "without GPUs")]
+    )  # fmt: skip
+    ledger.refuse_none(path, "cpu_jobs=True takes jobs without GPUs too")
+    workers, demand = per_gpu(np.nan_to_num(gpus), cpus=cpus)
+    jobs = Jobs.of(
         name=table.path.name,
         id=np.array(ids, dtype=object)[kept].tolist(),
         user=np.array(user, dtype=object)[kept].tolist(),
@@ -50,5 +62,5 @@ def read_helios(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
         duration_s=duration_s[kept],
         n_workers=workers[kept],
         worker_demand=demand[kept],
-        notes=tally.notes(),
     )
+    return Read(ledger.close(jobs), ledger)

@@ -15,7 +15,10 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import LATEST_S, Read, Tally, entries_of, from_zero, text_of
+from labkit.core.resources import Floats
+from labkit.workloads.readers.base import entries_of, from_zero, text_of
+from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
+from labkit.workloads.readers.times import LATEST_S
 
 EXPECTED: Final = "what `kubectl get pods --all-namespaces -o json` prints"
 SERVICES: Final = frozenset({"ReplicaSet", "StatefulSet", "DaemonSet", "ReplicationController", "Node"})
@@ -25,10 +28,10 @@ SERVICES: Final = frozenset({"ReplicaSet", "StatefulSet", "DaemonSet", "Replicat
 def read_kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
     """Return the GPU jobs of a list of pods; `cpu_jobs` adds those without GPUs.
 
-    Pods of one job are told by its labels (Kueue, Volcano, JobSet, Kubeflow, Ray, Job) or their controller. A job is a
-    rigid gang of one worker per GPU, as many as ran at the same time at most; it takes as long as any of its GPU pods
-    ran; its steps are its seconds. Queues, or else namespaces, are the users. What was guessed, merged or left out
-    stands in `Jobs.notes`.
+    Pods of one job are told by its labels (Kueue, Volcano, JobSet, Kubeflow, Ray, Job) or their controller, and by the
+    uid of that controller. A job is a rigid gang of one worker per GPU, as many as ran at the same time at most, for as
+    long as gives the GPU-hours of all its pods; its steps are its seconds. Queues, or else namespaces, are the users.
+    What was guessed, merged or left out stands in `Jobs.notes`.
 
     Raises
     ------
@@ -41,22 +44,33 @@ def read_kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
 def kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     """Return the jobs of a list of pods, and what became of its entries."""
     path = Path(path)
-    entries = entries_of(path, text_of(path, expected=EXPECTED), key="items", expected=EXPECTED)
+    entries = entries_of(path, text_of(path, expected=EXPECTED), key="items", expected=EXPECTED, alone="apiVersion")
     if not entries:
         raise TraceError(f"{path}: it has no pods; expected {EXPECTED}.")
     faults: list[str] = []
-    pods = [pod for i, entry in enumerate(entries) if (pod := read_pod(i, entry, faults)) is not None]
-    if faults:
+    ledger = TraceLedger(len(entries), noun="pods")
+    kinds = [str(_mapping(entry).get("kind") or "Pod") for entry in entries]
+    if others := sorted({kind for kind in kinds if kind != "Pod"}):
+        ledger.leave_out(sum(kind != "Pod" for kind in kinds), f"that are no pods ({', '.join(others)[:60]})")
+    pods = [
+        pod
+        for i, (entry, kind) in enumerate(zip(entries, kinds, strict=True))
+        if kind == "Pod" and (pod := read_pod(i, entry, faults)) is not None
+    ]
+    if faults and len(faults) >= len(pods):
         raise TraceError(told(str(path), faults))
-    tally = Tally(len(entries), noun="pods")
-    groups: dict[str, list[Pod]] = {}
-    for pod in _ran(pods, tally):
-        groups.setdefault(pod.job, []).append(pod)
-    gangs = [gang for mine in groups.values() if (gang := _gang(mine, tally, cpu_jobs=cpu_jobs)) is not None]
-    tally.refuse_none(
+    if faults:
+        ledger.leave_out(len(faults), f"that cannot be read ({faults[0]})")
+    ran = _ran(_latest(pods, ledger), ledger)
+    gangs = [
+        gang for mine in _grouped(ran) if (gang := _gang(mine, ledger, cpu_jobs=cpu_jobs)) is not None
+    ]  # fmt: skip
+    _devices(pods, ledger)
+    ledger.refuse_none(
         path, "GPUs are asked for as nvidia.com/gpu, amd.com/gpu or the like, and pods must have ended or run"
     )
-    return Read(_jobs(gangs, name=path.name, tally=tally), tally)
+    segments = Segments.of(*np.array([(pod.gpus, pod.start_s, pod.end_s) for pod in ran], np.float64).reshape(-1, 3).T)
+    return Read(ledger.close(_jobs(gangs, name=path.name, ledger=ledger)), ledger, segments)
 
 
 def is_pods(head: str) -> bool:
@@ -64,22 +78,100 @@ def is_pods(head: str) -> bool:
     return '"apiVersion"' in head and '"items"' in head
 
 
-def _ran(pods: Sequence[Pod], tally: Tally) -> list[Pod]:
+def _latest(pods: Sequence[Pod], ledger: TraceLedger) -> list[Pod]:
+    """Return each pod once, as it was seen last: a pod is its uid, whatever lists it stands in."""
+    latest: dict[str, Pod] = {}
+    for i, pod in enumerate(pods):
+        key = pod.uid or f"{i}"
+        if key not in latest or (pod.end_s or 0.0, pod.seen_s) >= (latest[key].end_s or 0.0, latest[key].seen_s):
+            latest[key] = pod
+    ledger.merge(len(pods) - len(latest), "of pods that stand there more than once (exports put together)")
+    return list(latest.values())
+
+
+def _ran(pods: Sequence[Pod], ledger: TraceLedger) -> list[Pod]:
     """Return the pods of jobs that ran, those under way until the last moment that the file names."""
     last_s = max((pod.seen_s for pod in pods), default=0.0)
+    pods = [pod.until(last_s) if pod.end_s is None and pod.under_way else pod for pod in pods]
+    ledger.open([pod.gpu_hours for pod in pods])
     ran = []
     for pod in pods:
         if pod.owner in SERVICES:
-            tally.leave_out(1, f"of services and the like ({', '.join(sorted(SERVICES))})")
+            reason = f"of services and the like ({', '.join(sorted(SERVICES))})"
         elif pod.start_s is None:
-            tally.leave_out(1, "never started")
-        elif pod.end_s is None and not pod.under_way:
-            tally.leave_out(1, "ended at an unknown time")
-        elif (end_s := last_s if pod.end_s is None else pod.end_s) <= pod.start_s:
-            tally.leave_out(1, "of 0 seconds")
+            reason = "never started"
+        elif pod.end_s is None:
+            reason = "ended at an unknown time"
+        elif pod.end_s <= pod.start_s:
+            reason = "of 0 seconds"
         else:
-            ran.append(pod.until(end_s))
+            ran.append(pod)
+            continue
+        ledger.leave_out(1, reason, gpu_hours=pod.gpu_hours)
     return ran
+
+
+def _grouped(pods: Sequence[Pod]) -> list[list[Pod]]:
+    """Return the pods of each job: of a name and the uid of what has it, and of each completion of a sweep."""
+    named: dict[str, list[Pod]] = {}
+    for pod in pods:
+        named.setdefault(pod.job, []).append(pod)
+    used: dict[str, int] = {}
+    groups = []
+    for mine in (unit for whole in named.values() for once in _made_anew(whole) for unit in _completions(once)):
+        nth = used[mine[0].job] = used.get(mine[0].job, 0) + 1
+        groups.append([replace(pod, job=f"{pod.job}#{nth}") for pod in mine] if nth > 1 else mine)
+    return groups
+
+
+def _made_anew(pods: list[Pod]) -> list[list[Pod]]:
+    """Return the pods of each object of one name; pods of others' owners belong to the one that was there then."""
+    began: dict[str, float] = {}
+    for pod in pods:
+        if pod.identity:
+            began[pod.identity] = min(pod.created_s, began.get(pod.identity, np.inf))
+    if len(began) < 2:
+        return [pods]
+    order = sorted(began, key=lambda uid: began[uid])
+    objects: dict[str, list[Pod]] = {uid: [] for uid in order}
+    for pod in pods:
+        there = [uid for uid in order if began[uid] <= pod.created_s]
+        objects[pod.identity or (there[-1] if there else order[0])].append(pod)
+    return list(objects.values())
+
+
+def _completions(pods: list[Pod]) -> list[list[Pod]]:
+    """Return the pods of each completion of a plain Job whose pods did not all run at once; else one gang."""
+    if not all(pod.plain_job for pod in pods):
+        return [pods]
+    units: dict[str, list[Pod]] = {}
+    if all(pod.index for pod in pods):
+        for pod in pods:
+            units.setdefault(pod.index, []).append(pod)
+    else:
+        done = sorted((pod for pod in pods if pod.succeeded or pod.under_way), key=lambda pod: pod.start_s or 0.0)
+        units = {pod.name: [pod] for pod in done}
+        for pod in pods if done else ():
+            if pod not in done:  # a retry belongs to the next one that starts
+                later = [other for other in done if (other.start_s or 0.0) >= (pod.end_s or 0.0)]
+                units[(later or done)[0].name].append(pod)
+    spans = [(min(p.start_s or 0.0 for p in unit), max(p.end_s or 0.0 for p in unit)) for unit in units.values()]
+    if len(units) < 2 or max(start for start, _ in spans) < min(end for _, end in spans):
+        return [pods]
+    return [
+        [replace(pod, job=f"{pod.job}[{name}]" if pod.index else name) for pod in unit] for name, unit in units.items()
+    ]
+
+
+def _devices(pods: Sequence[Pod], ledger: TraceLedger) -> None:
+    """Note resources that look like devices and are not known as GPUs."""
+    counts: dict[str, int] = {}
+    for name in (name for pod in pods for name in pod.devices):
+        counts[name] = counts.get(name, 0) + 1
+    if counts:
+        ledger.check(
+            f"devices that are not counted as GPUs: {', '.join(f'{name} of {n:,} pods' for name, n in counts.items())}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,33 +187,37 @@ class Gang:
     memory_gb: float
     servers: tuple[Pod, ...]
     under_way: bool
+    changed: bool
 
 
-def _gang(pods: list[Pod], tally: Tally, *, cpu_jobs: bool) -> Gang | None:
+def _gang(pods: list[Pod], ledger: TraceLedger, *, cpu_jobs: bool) -> Gang | None:
     """Return the gang of a job; None where it has no GPUs and only GPU jobs are wanted."""
     servers = tuple(pod for pod in pods if pod.is_ps and pod.gpus == 0)
     workers = [pod for pod in pods if pod.gpus > 0]
     if not workers:
         if not cpu_jobs:
-            tally.leave_out(len(pods), "of jobs without GPUs")
+            ledger.leave_out(len(pods), "of jobs without GPUs", gpu_hours=0.0)
             return None
         servers, workers = (), pods
     others = len(pods) - len(workers) - len(servers)
     at_once = _most_at_once(workers)
-    tally.merge(others, "without GPUs of GPU jobs (launchers)")
-    tally.merge(len(servers), "parameter servers")
-    tally.merge(len(at_once) - 1, "further members of a gang")
-    tally.merge(len(workers) - len(at_once), "not at work when the gang was largest (retries, say)")
+    ledger.merge(others, "without GPUs of GPU jobs (launchers)")
+    ledger.merge(len(servers), "parameter servers")
+    ledger.merge(len(at_once) - 1, "further members of a gang")
+    ledger.merge(len(workers) - len(at_once), "not at work when the gang was largest (retries, say)")
+    busy_s, gpus = _busy_s(workers), sum(pod.gpus for pod in at_once)
+    lasts_s = 3600 * sum(pod.gpu_hours for pod in workers) / gpus if gpus > 0 else busy_s
     return Gang(
         first=at_once[0],
         arrival_s=min(pod.created_s for pod in pods),
-        busy_s=_busy_s(workers),
+        busy_s=lasts_s,
         n_pods=len(at_once),
-        gpus=sum(pod.gpus for pod in at_once),
+        gpus=gpus,
         cpus=sum(pod.cpus for pod in at_once),
         memory_gb=sum(pod.memory_gb for pod in at_once),
         servers=tuple(_most_at_once(list(servers))) if servers else (),
         under_way=any(pod.under_way for pod in workers),
+        changed=abs(lasts_s - busy_s) > 0.01 * busy_s,
     )
 
 
@@ -145,23 +241,15 @@ def _busy_s(pods: list[Pod]) -> float:
     return busy_s
 
 
-def _jobs(gangs: list[Gang], *, name: str, tally: Tally) -> Jobs:
+def _jobs(gangs: list[Gang], *, name: str, ledger: TraceLedger) -> Jobs:
     """Return the gangs as jobs, a worker for each GPU, or for each pod where pods have parts of GPUs."""
     whole = np.array([gang.gpus == int(gang.gpus) and gang.gpus > 0 for gang in gangs])
     parts = np.array([gang.n_pods for gang in gangs])
     gpus = np.array([gang.gpus for gang in gangs])
     n_workers = np.clip(np.where(whole, gpus, parts), 1, MAX_TASKS).astype(np.int32)
     cores = np.array([gang.cpus for gang in gangs])
-    tally.remark(np.isnan(cores), "no request for cores, so that they get one per worker")
-    tally.remark(
-        [gang.under_way for gang in gangs],
-        "not ended, so that they end with the last moment in the file, which is too early",
-    )
-    tally.remark(
-        [gang.first.guessed for gang in gangs],
-        "slices of GPUs; a slice of time counts as a GPU, one of MIG by its sevenths",
-    )
-    tally.remark(gpus > MAX_TASKS, f"cut to {MAX_TASKS:,} GPUs")
+    _remark(gangs, cores, ledger)
+    ledger.remark(gpus > MAX_TASKS, f"cut to {MAX_TASKS:,} GPUs")
     memory_gb = np.array([gang.memory_gb for gang in gangs])
     cores = np.where(np.isnan(cores), n_workers, cores)
     duration_s = np.array([gang.busy_s for gang in gangs])
@@ -182,7 +270,24 @@ def _jobs(gangs: list[Gang], *, name: str, tally: Tally) -> Jobs:
         device_type=[gang.first.device_type for gang in gangs],
         measured_on=[gang.first.device_type for gang in gangs],
         priority=[gang.first.priority for gang in gangs],
-        notes=tally.notes(),
+    )
+
+
+def _remark(gangs: list[Gang], cores: Floats, ledger: TraceLedger) -> None:
+    """Note what was guessed of the gangs."""
+    ledger.remark(np.isnan(cores), "no request for cores, so that they get one per worker")
+    ledger.remark(
+        [gang.under_way for gang in gangs],
+        "not ended, so that they end with the last moment in the file, which is too early",
+    )
+    ledger.remark(
+        [gang.changed for gang in gangs],
+        "a gang that changed, or did not start and end at once, so that they have the largest, for as long as gives "
+        "their GPU-hours",
+    )
+    ledger.remark(
+        [gang.first.guessed for gang in gangs],
+        "slices of GPUs; a slice of time counts as a GPU, one of MIG by its sevenths",
     )
 
 
@@ -215,13 +320,20 @@ TYPE_LABELS: Final = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerato
                       "gpu.nvidia.com/class", "accelerator")  # fmt: skip
 """Labels of nodes by which a pod asks for a type of GPU."""
 
-ROLE_LABELS: Final = ("training.kubeflow.org/replica-type", "volcano.sh/task-spec")
+ROLE_LABELS: Final = ("training.kubeflow.org/replica-type", "volcano.sh/task-spec", "elasticjob.dlrover/replica-type",
+                      "tf-replica-type")  # fmt: skip
+PLAIN_JOB_LABELS: Final = ("batch.kubernetes.io/job-name", "job-name")
+INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
+_NO_DEVICE: Final = re.compile(
+    r"hugepages|rdma|hca|nic\b|sriov|eni\b|efa\b|fuse|kvm|ephemeral|attachable|pod-eni|macvlan"
+)
+"""Resources with a domain that are no devices for training."""
 _GPU: Final = re.compile(r"(?:^|/)(?:gpu|gpu\.shared|gaudi|i915|xe|vgpu)$")
 _MIG: Final = re.compile(r"^nvidia\.com/mig-(\d+)g\.")
-_QUANTITY: Final = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|)")
+_QUANTITY: Final = re.compile(r"(\d{1,18}(?:\.\d{0,9})?(?:[eE][+-]?\d{1,2})?)(n|u|m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei|)")
 _UNITS: Final = {
-    "": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
+    "": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
 }  # fmt: skip
 _MOST_CORES: Final = 1e6
 
@@ -244,6 +356,14 @@ class Pod:
         What it asked for; NaN cores: nothing was said.
     guessed : bool
         Its GPUs are slices.
+    uid, identity : str
+        Its own uid, and that of the object whose name is the job's; "" where they are not told.
+    index : str
+        Which completion of a Job it is; "" without one.
+    plain_job, succeeded : bool
+        It belongs to a Job and to nothing wider; it ended well.
+    devices : tuple of str
+        Resources that look like devices and are not known as GPUs.
     """
 
     name: str
@@ -263,6 +383,21 @@ class Pod:
     cpus: float
     memory_gb: float
     guessed: bool
+    uid: str = ""
+    identity: str = ""
+    index: str = ""
+    plain_job: bool = False
+    succeeded: bool = False
+    devices: tuple[str, ...] = ()
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours that it held; 0 where its start or end is not known."""
+        return (
+            0.0
+            if self.start_s is None or self.end_s is None
+            else self.gpus * max(0.0, self.end_s - self.start_s) / 3600
+        )
 
     def until(self, end_s: float) -> Self:
         """Return the pod with an end."""
@@ -292,7 +427,9 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
     labels = {**_mapping(metadata.get("annotations")), **_mapping(metadata.get("labels"))}
     space = str(metadata["namespace"]) if _text(metadata.get("namespace")) else "default"
     owner = _owner(metadata)
-    job = next((f"{space}/{labels[label]}" for label in JOB_LABELS if _text(labels.get(label))), None)
+    label = next((label for label in JOB_LABELS if _text(labels.get(label))), "")
+    job = f"{space}/{labels[label]}" if label else None
+    uid = str(metadata.get("uid") or "")
     created_s = _moment_s(metadata.get("creationTimestamp"), "metadata.creationTimestamp")
     if created_s is None:
         raise _FaultError("metadata.creationTimestamp is missing; expected a time like 2024-03-01T12:00:00Z")
@@ -317,26 +454,40 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
         cpus=min(cpus, _MOST_CORES) if cpus > 0 else float("nan"),
         memory_gb=_asked(spec, "memory") / 2.0**30,
         guessed=slices,
+        uid=uid,
+        identity=owner[2] if owner[1] and owner[1] == str(labels.get(label, owner[1])) else "" if label else uid,
+        index=str(labels.get(INDEX_LABEL) or ""),
+        plain_job=label in PLAIN_JOB_LABELS or (not label and owner[0] == "Job"),
+        succeeded=status.get("phase") == "Succeeded",
+        devices=_unknown_devices(spec),
     )
 
 
-def _owner(metadata: Mapping[str, Any]) -> tuple[str, str]:
-    """Return kind and name of the controller."""
+def _unknown_devices(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    names = {name for resources in _resources(spec) for name in resources if "/" in name}
+    claims = ("a resource claim",) if _list(spec.get("resourceClaims")) else ()
+    known = (_GPU.search(name) or _MIG.match(name) or _NO_DEVICE.search(name.lower()) for name in sorted(names))
+    return (*(name for name, is_known in zip(sorted(names), known, strict=True) if not is_known), *claims)
+
+
+def _owner(metadata: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return kind, name and uid of the controller."""
     owners = metadata.get("ownerReferences")
     for owner in owners if isinstance(owners, list) else ():
         if isinstance(owner, Mapping) and owner.get("controller"):
-            return str(owner.get("kind", "")), str(owner.get("name", ""))
-    return "", ""
+            return str(owner.get("kind", "")), str(owner.get("name", "")), str(owner.get("uid") or "")
+    return "", "", ""
 
 
 def _times(status: Mapping[str, Any]) -> tuple[float | None, float | None, list[float]]:
     """Return when the containers started and ended, None where not known, and all moments that are told."""
-    starts, ends = [], []
+    starts, ends, n_restarts = [], [], 0
     for container in _list(status.get("containerStatuses")):
         state = _mapping(_mapping(container).get("state"))
         last = _mapping(_mapping(container).get("lastState"))
         done, running = _mapping(state.get("terminated")), _mapping(state.get("running"))
         before = _mapping(last.get("terminated"))
+        n_restarts = max(n_restarts, int(_plain_number(_mapping(container).get("restartCount"))))
         starts += [_moment_s(phase.get("startedAt"), "startedAt") for phase in (before, done, running)]
         ends.append(_moment_s(done.get("finishedAt"), "finishedAt"))
     changes = [
@@ -345,6 +496,8 @@ def _times(status: Mapping[str, Any]) -> tuple[float | None, float | None, list[
     ]
     began_s = _moment_s(status.get("startTime"), "status.startTime")
     known_starts = [s for s in starts if s]
+    if n_restarts and began_s:  # only the last two runs of a container are told, and the pod kept its GPUs meanwhile
+        known_starts.append(began_s)
     known_ends = [s for s in ends if s]
     start_s = min(known_starts) if known_starts else None
     if status.get("phase") in ("Succeeded", "Failed"):

@@ -1,331 +1,66 @@
-"""Any table of jobs, by a mapping of its columns: proposed from names and values, kept beside the file, read by it."""
+"""Any table of jobs, read by a mapping of its columns, which is proposed from their names and values."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
-from uuid import uuid4
 
 import numpy as np
 
 from labkit.core.bounds import MAX_TASKS
-from labkit.core.errors import InputError, TraceError, unknown
-from labkit.core.files import refuse_unreadable
+from labkit.core.errors import TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
-from labkit.core.text import shortened
 from labkit.workloads.readers.base import (
     MAX_NUMBER,
-    Read,
-    Tally,
+    NO_REPAIR,
     TraceTable,
+    any_text_of,
     from_zero,
     header_of,
     lines_of,
-    moments_s,
     names_of,
     numbers_of,
+    per_gpu,
     pointed,
+    table_of,
+)
+from labkit.workloads.readers.ledger import SAME, Read, Segments, TraceLedger
+from labkit.workloads.readers.mapping import (
+    FIELDS,
+    MOMENTS,
+    SPANS,
+    WHOLE,
+    ColumnMap,
+    FieldSource,
+    keep,
+    kept,
+    named,
+    per_of,
+    refuse_unfit,
+    sidecar,
+    sureness,
+    words_of,
+)
+from labkit.workloads.readers.times import (
+    moments_s,
     read_moments_s,
     read_spans_s,
+    sentinels,
     spans_s,
-    table_of,
-    text_of,
     without_offset,
 )
-from labkit.workloads.readers.base import unknown as not_known
+from labkit.workloads.readers.times import unknown as not_known
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
-ENDING: Final = ".labkit.toml"
-"""What the file beside a trace is called, after the trace's own name."""
-
-SPANS: Final = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "days": 86_400.0}
-MOMENTS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-SIZES: Final = {
-    "bytes": 1e-9,
-    "kb": 1e-6,
-    "mb": 1e-3,
-    "gb": 1.0,
-    "tb": 1e3,
-    "kib": 2.0**-20,
-    "mib": 2.0**-10,
-    "gib": 1.0,
-}
-"""GB in a unit of memory; a GiB counts as a GB, as elsewhere in labkit."""
-
-_SUFFIXES: Final = {
-    "us": "us", "ms": "ms", "millis": "ms", "milliseconds": "ms", "s": "s", "sec": "s", "secs": "s", "seconds": "s",
-    "m": "min", "min": "min", "mins": "min", "minutes": "min", "h": "h", "hr": "h", "hrs": "h", "hours": "h",
-    "minuten": "min", "sek": "s", "sekunden": "s", "std": "h", "stunden": "h", "tage": "days",
-    "days": "days", "b": "bytes", "bytes": "bytes", "kb": "kb", "mb": "mb", "gb": "gb", "tb": "tb", "kib": "kib",
-    "mib": "mib", "gib": "gib",
-}  # fmt: skip
-_SMALL, _LARGE = "a-zß-öø-ÿ", "A-ZÀ-ÖØ-Þ"
-_WORD: Final = re.compile(rf"[{_LARGE}]?[{_SMALL}]+|[{_LARGE}]+(?![{_SMALL}])|\d+")
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """Something that a trace may tell of a job.
-
-    Attributes
-    ----------
-    kind : str
-        "moment", "span", "count", "amount", "size" or "name": how its cells are read.
-    what : str
-        In words.
-    names : tuple of str
-        What columns are called that mean it, without doubt.
-    maybe : tuple of str
-        What they are called that may mean it.
-    """
-
-    kind: str
-    what: str
-    names: tuple[str, ...]
-    maybe: tuple[str, ...] = ()
-
-    @property
-    def units(self) -> Mapping[str, float]:
-        """Units that its numbers may be in; the default is "s" or "gb"."""
-        return {"moment": MOMENTS, "span": SPANS, "size": SIZES}.get(self.kind, {})
-
-
-def _named(listed: str) -> tuple[str, ...]:
-    return tuple(listed.split(", "))
-
-
-FIELDS: Final = {
-    "arrival": Field(
-        "moment", "when it was submitted",
-        _named("submit, submit time, submitted, submitted at, submission, submission time, arrival, arrival time, "
-               "created, created at, creation time, queued at, enqueue time"),
-        _named("timestamp, time, date, queued, queued ts, submit ts, submitted ts, enqueued, enqueued at, "
-               "requested at, eingereicht, eingereicht am"),
-    ),
-    "start": Field(
-        "moment", "when it started",
-        _named("start, start time, started, started at, begin, begin time, launch time, scheduled time"),
-        _named("start ts, started ts, beginn, gestartet"),
-    ),
-    "end": Field(
-        "moment", "when it ended",
-        _named("end, end time, ended, ended at, finish, finish time, finished, finished at, completed at, "
-               "completion time, stop time"),
-        _named("end ts, ended ts, finished ts, ende, beendet"),
-    ),
-    "duration": Field(
-        "span", "how long it ran",
-        _named("duration, runtime, run time, elapsed, elapsed time, walltime, wall time, wallclock, service time"),
-        _named("time used, length, wall, laufzeit, dauer, took"),
-    ),
-    "gpus": Field(
-        "amount", "GPUs of the whole job",
-        _named("gpus, gpu, num gpus, n gpus, ngpus, gpu num, gpu count, req gpus, alloc gpus, requested gpus, "
-               "allocated gpus, gpu request"),
-        _named("num gpu, gpus requested, gpus allocated, devices, accelerators, cards, n cards, num cards, gpu cards, "
-               "karten, grafikkarten"),
-    ),
-    "cpus": Field(
-        "amount", "cores of the whole job",
-        _named("cpus, cpu, num cpus, n cpus, ncpus, cpu num, cpu count, cores, num cores, req cpus, alloc cpus"),
-    ),
-    "memory": Field("size", "memory of the whole job", _named("memory, mem, ram, req mem, memory request")),
-    "user": Field(
-        "name", "user, team or queue", _named("user, username, user name, owner, submitter"),
-        _named("account, team, group, vc, project, tenant, queue, partition, namespace, department"),
-    ),
-    "model": Field(
-        "name", "kind of job", _named("model, model name, job type, workload, workload type"),
-        _named("job name, name, jobname, task, framework"),
-    ),
-    "id": Field("name", "unique name", _named("id, job id, jobid, uuid"), _named("job")),
-    "device_type": Field(
-        "name", "kind of GPU that it demands",
-        _named("requested gpu type, gpu type requested, req gpu type, gpu constraint, gpu spec"), _named("constraint"),
-    ),
-    "measured_on": Field(
-        "name", "kind of GPU that it ran on",
-        _named("gpu type, gpu model, device type, gpu name, accelerator type"),
-        _named("device, gpu kind, board, card type, card model, accelerator"),
-    ),
-    "priority": Field("number", "priority, higher is more urgent", _named("priority, prio")),
-    "reservation": Field("name", "reservation that it belongs to", _named("reservation, reservation name")),
-}  # fmt: skip
-"""What may be told of a job, by the name that `--map` takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class FieldSource:
-    """Where a field comes from: a column, the unit of its numbers, and how sure that is."""
-
-    column: str
-    unit: str = ""
-    sure: str = "named"
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnMap:
-    """How a table is read: its separator, and the source of each field."""
-
-    separator: str
-    sources: dict[str, FieldSource] = field(default_factory=dict)
-
-
-def named(text: str) -> dict[str, FieldSource]:
-    """Return the sources that a user names: "arrival=submit_time,duration=runtime:min".
-
-    Raises
-    ------
-    InputError
-        If a field or unit is not known, or something else than FIELD=COLUMN or FIELD=COLUMN:UNIT stands there.
-
-    Examples
-    --------
-    >>> named("duration=run:min")
-    {'duration': FieldSource(column='run', unit='min', sure='named')}
-    """
-    sources: dict[str, FieldSource] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, found, column = (word.strip() for word in part.partition("="))
-        if not found or not column:
-            raise InputError(f"--map has '{shortened(part)}'; expected FIELD=COLUMN, such as arrival=submit_time.")
-        sources[name] = _source(name, column)
-    return sources
-
-
-def _source(name: str, column: str) -> FieldSource:
-    if name not in FIELDS:
-        raise unknown("field of a trace", name, FIELDS)
-    plain, colon, unit = column.rpartition(":")
-    units = FIELDS[name].units
-    if colon and unit.lower() in units:
-        return FieldSource(plain, unit.lower())
-    if colon and units and plain:
-        raise unknown(f"unit of {name}", unit, units)
-    return FieldSource(column)
-
-
-def words_of(column: str) -> tuple[tuple[str, ...], str]:
-    """Return the words of a column's name without its unit, and the unit; "" if it has none.
-
-    >>> words_of("runTime_min"), words_of("Submit Time")
-    ((('run', 'time'), 'min'), (('submit', 'time'), ''))
-    """
-    words = tuple(word.lower() for word in _WORD.findall(column))
-    unit = _SUFFIXES.get(words[-1], "") if len(words) > 1 else ""
-    return (words[:-1], unit) if unit else (words, "")
-
-
-def sureness(name: str, column: str) -> str:
-    """Return how sure a column's name means a field: "sure", "likely", or "" for not at all."""
-    spec, words = FIELDS[name], " ".join(words_of(column)[0])
-    plain = words.replace(" ", "")
-    if words in spec.names or plain in {known.replace(" ", "") for known in spec.names}:
-        return "sure"
-    if words in spec.maybe or any(f" {known} " in f" {words} " for known in spec.names if len(known) > 2):
-        return "likely"
-    return ""
-
-
-def sidecar(path: str | Path) -> Path:
-    """Return the file beside a trace that says how it is read."""
-    return Path(f"{path}{ENDING}")
-
-
-def keep(mapping: ColumnMap, path: str | Path) -> Path:
-    """Write how a trace is read beside it; nothing half-written is ever seen."""
-    lines = [
-        f"# How labkit reads {json.dumps(Path(path).name)}: made by `labkit traces import`, and free to be changed.",
-        f"separator = {json.dumps(mapping.separator)}",
-        "",
-        "[columns]",
-        *(f"{name} = {json.dumps(source.column, ensure_ascii=False)}" for name, source in mapping.sources.items()),
-        "",
-        "[units]",
-        *(f"{name} = {json.dumps(source.unit)}" for name, source in mapping.sources.items() if source.unit),
-    ]
-    map_path = sidecar(path)
-    scratch = map_path.with_name(f".{map_path.name}.{uuid4().hex}")
-    try:
-        scratch.write_text("\n".join(lines) + "\n", "utf-8")
-        os.replace(scratch, map_path)
-    finally:
-        scratch.unlink(missing_ok=True)
-    return map_path
-
-
-def kept(path: str | Path) -> ColumnMap:
-    """Return how a trace is read, as the file beside it says.
-
-    Raises
-    ------
-    TraceError
-        If there is none, or it is not as `keep` writes it.
-    """
-    map_path = sidecar(path)
-    again = f"Make it anew: labkit traces import {path}"
-    refuse_unreadable(map_path, expected="a mapping of columns", error=TraceError)
-    try:
-        content = tomllib.loads(map_path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise TraceError(f"{path}: nothing says what its columns mean. Tell it: labkit traces import {path}") from None
-    except OSError as error:
-        raise TraceError(f"{map_path}: {error.strerror or error}. {again}") from None
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{map_path} is not TOML ({error}). {again}") from None
-    separator, columns, units = content.get("separator", ","), content.get("columns"), content.get("units", {})
-    if not _strings(columns) or not columns or not isinstance(units, dict) or not _strings(units):
-        raise TraceError(f"{map_path}: expected tables [columns] and [units] of names. {again}")
-    if not isinstance(separator, str) or len(separator) != 1:
-        raise TraceError(f"{map_path}: separator is {separator!r}; expected one character. {again}")
-    return ColumnMap(separator, _checked(columns, units, map_path, again))
-
-
-def _checked(
-    columns: Mapping[str, str], units: Mapping[str, str], map_path: Path, again: str
-) -> dict[str, FieldSource]:
-    for name in (*columns, *units):
-        if name not in FIELDS:
-            raise TraceError(f"{map_path}: {unknown('field of a trace', name, FIELDS)} {again}")
-    for name, unit in units.items():
-        if unit not in FIELDS[name].units:
-            raise TraceError(f"{map_path}: {unknown(f'unit of {name}', unit, FIELDS[name].units or ['none'])} {again}")
-    return {name: FieldSource(column, units.get(name, "")) for name, column in columns.items()}
-
-
-def _strings(table: object) -> bool:
-    return isinstance(table, dict) and all(isinstance(value, str) for value in table.values())
-
-
-def refuse_unfit(sources: Iterable[str], columns: Sequence[str], path: object) -> None:
-    """Raise if what has to be known of a job has no column.
-
-    Raises
-    ------
-    InputError
-        With the columns that there are.
-    """
-    names, there = set(sources), ", ".join(columns)
-    if not names & {"arrival", "start"}:
-        raise InputError(
-            f"{path}: no column tells when jobs were submitted; name it: --map arrival=COLUMN. There are: {there}."
-        )
-    if "duration" not in names and not names >= {"start", "end"}:
-        raise InputError(
-            f"{path}: no column tells how long jobs ran; name it: --map duration=COLUMN, or start=COLUMN,end=COLUMN. "
-            f"There are: {there}."
-        )
-
+__all__ = [
+    "FIELDS", "ColumnMap", "FieldSource", "keep", "kept", "mapped", "named", "proposed", "read_mapped", "sidecar",
+    "table",
+]  # fmt: skip
 
 EXPECTED: Final = "a table with a header and one job per line"
 SEPARATORS: Final = ",;\t|"
@@ -359,13 +94,27 @@ def table(path: str | Path) -> tuple[pd.DataFrame, str]:
         If it is no table with a header.
     """
     path = Path(path)
-    text = text_of(path, expected=EXPECTED)
+    text, _ = any_text_of(path, expected=EXPECTED)
     first = next((line for _, line in lines_of(text[: 1 << 16])), "")
     separator = max(SEPARATORS, key=first.count)
     names = header_of(first, separator)
-    if not 2 <= len(names) <= MAX_COLUMNS or not all(name.strip() for name in names[:-1]):
+    if first.lstrip().startswith(("{", "[")):
+        raise TraceError(
+            f"{path}: holds JSON; expected {EXPECTED}. Of JSON are read: sacct --json, squeue --json, kubectl get pods "
+            "-o json, and Philly's cluster_job_log."
+        )
+    if not 2 <= len(names) <= MAX_COLUMNS or not all(name.strip() for name in names[1:-1]):  # pandas' index has no name
         raise TraceError(f"{path}: line 1 is '{first[:60]}'; expected {EXPECTED}, columns separated by , ; | or tabs.")
-    whole = table_of(path, columns=names, names=names, header=True, expected=EXPECTED, separator=separator)
+    whole = table_of(
+        path,
+        columns=names,
+        names=names,
+        header=True,
+        expected=EXPECTED,
+        separator=separator,
+        text=text,
+        repair=NO_REPAIR,
+    )
     return whole.frame, separator
 
 
@@ -385,22 +134,99 @@ def proposed(frame: pd.DataFrame, separator: str, *, chosen: dict[str, FieldSour
     found = {name: _with_unit(name, source, head) for name, source in chosen.items()}
     taken = {source.column for source in chosen.values()}
     candidates = [
-        (_ORDER[sure], place, name, column)
+        (_ORDER[sure], place, bool(ASKED.intersection(words_of(column)[0])), name, column)
         for place, name in enumerate(FIELDS)
         for column in columns
         if name not in chosen and (sure := sureness(name, column)) and _holds(name, head[column])
     ]
-    for order, _, name, column in sorted(candidates, key=lambda c: (c[0], c[1], columns.index(c[3]))):
+    for order, _, _, name, column in sorted(candidates, key=lambda c: (*c[:3], columns.index(c[4]))):
         if name not in found and column not in taken:
             sure = next(word for word, n in _ORDER.items() if n == order)
             found[name] = _with_unit(name, FieldSource(column, sure=sure), head)
             taken.add(column)
+    found = _with_per(_consistent(found, chosen, head), chosen, head)
     return ColumnMap(separator, {name: found[name] for name in FIELDS if name in found})
+
+
+_MOST_AGREE: Final = 0.9
+"""Part of the rows in which two columns must say the same."""
+
+_LIMITS: Final = frozenset({"walltime", "wall", "wallclock", "limit", "timelimit"})
+"""Words of columns that may tell how long a job was allowed to run."""
+
+
+def _agree(one: Floats, other: Floats) -> Bools:
+    return np.abs(one - other) <= np.maximum(2.0, 0.01 * np.abs(other))
+
+
+def _consistent(
+    found: dict[str, FieldSource], chosen: dict[str, FieldSource], head: pd.DataFrame
+) -> dict[str, FieldSource]:
+    """Return sources in which a duration fits start and end: as chosen, in another unit, or left out as a limit."""
+    if "duration" in chosen or not {"duration", "start", "end"} <= set(found):
+        return found
+    source = found["duration"]
+    start_s, end_s = (
+        read_moments_s(head[found[name].column], unit_s=MOMENTS[found[name].unit]) for name in ("start", "end")
+    )
+    plain = read_spans_s(head[source.column])
+    both = np.isfinite(end_s - start_s) & np.isfinite(plain) & (end_s >= start_s)
+    fits = {
+        unit: _agree(plain * size, end_s - start_s)[both].mean() if both.any() else 1.0 for unit, size in SPANS.items()
+    }
+    best = max(fits, key=lambda unit: (fits[unit] >= _MOST_AGREE, unit == source.unit, fits[unit]))
+    if fits[best] >= _MOST_AGREE:
+        return found | {"duration": replace(source, unit=best, sure=source.sure if best == source.unit else "likely")}
+    if _LIMITS.intersection(words_of(source.column)[0]):
+        return {name: each for name, each in found.items() if name != "duration"}
+    return found
+
+
+ASKED: Final = frozenset({"req", "request", "requested", "asked", "limit"})
+"""Words of columns that tell what was asked for, where another may tell what there was."""
+
+_TOTAL: Final = frozenset({"total", "all", "whole", "job", "alloc", "allocated", "gres", "tres"})
+"""Words of columns whose amounts are a whole job's, whatever number of instances stands beside them."""
+
+
+def _one_each(found: dict[str, FieldSource], head: pd.DataFrame) -> bool:
+    """Return whether jobs have as many GPUs as instances, row by row, so that these are GPUs of the whole job."""
+    gpus, instances = (_amounts(head[found[name].column]) for name in ("gpus", "instances"))
+    many = instances > 1
+    return bool(many.any() and (gpus == instances)[many].all())
+
+
+def _with_per(
+    found: dict[str, FieldSource], chosen: dict[str, FieldSource], head: pd.DataFrame
+) -> dict[str, FieldSource]:
+    """Return sources with what their amounts are told of, and without columns that no amount is multiplied by."""
+    found = dict(found)
+    for name in ("gpus", "cpus", "memory"):
+        if name not in found or found[name].per:
+            continue
+        words = words_of(found[name].column)[0]
+        per = per_of(words)[1]
+        like_gpus = name == "gpus" or found.get("gpus", FieldSource("")).per == "instance"
+        if not per and like_gpus and "instances" in found and not _TOTAL.intersection(words):
+            per = WHOLE if "gpus" in found and _one_each(found, head) else "instance"
+        if per and (per in ("gpu", WHOLE) or {"instances", "nodes"} & set(found)):
+            found[name] = replace(found[name], per=per, sure=found[name].sure if name in chosen else "likely")
+    counted = {*chosen, *(_counted_by(source.per, found) for source in found.values())}
+    counted |= set() if "gpus" in found else {"instances"}
+    return {name: source for name, source in found.items() if name not in ("instances", "nodes") or name in counted}
+
+
+def _counted_by(per: str, found: Collection[str]) -> str:
+    """Return the field that says how many of a thing a job has; "" where the amount is the whole job's."""
+    wanted = {"node": ("nodes", "instances"), "instance": ("instances", "nodes"), "gpu": ("gpus",)}.get(per, ())
+    return next((name for name in wanted if name in found), "")
 
 
 def _holds(name: str, cells: pd.Series) -> bool:
     """Return whether cells can be what a field needs."""
     kind, blank = FIELDS[name].kind, not_known(cells)
+    if kind == "moment" and _largest(cells) > _SINCE_1970:
+        blank |= numbers_of(cells) == 0  # not yet
     if blank.all():
         return False
     values = _read(kind, pointed(cells[~blank]))  # decimals with a comma are told when it is read
@@ -415,13 +241,33 @@ def _read(kind: str, cells: pd.Series) -> Floats | None:
         return read_moments_s(cells, unit_s=1e-6 if _largest(cells) > 1e14 else 1e-3 if _largest(cells) > 1e11 else 1.0)
     if kind == "span":
         return read_spans_s(cells)
-    numbers = numbers_of(cells)
+    numbers = _amounts(cells) if kind == "amount" else numbers_of(cells)
+    numbers[sentinels(numbers)] = np.nan
     return np.where(numbers >= 0, numbers, np.nan) if kind != "number" else numbers
+
+
+_GRES: Final = r"(?:^|[,/(])gpu(?::[A-Za-z][\w.-]*)?[:=](\d{1,6})"
+"""GPUs in the words of Slurm: gpu:4, gpu:a100:4(S:0-1), cpu=8,gres/gpu=4."""
+
+
+def _amounts(cells: pd.Series) -> Floats:
+    """Return amounts, (N,), of cells that hold numbers or GPUs in the words of Slurm."""
+    numbers = numbers_of(cells)
+    written = np.isnan(numbers)
+    if written.any():
+        text = cells[written].astype("str")
+        whole = text.str.extract(r"gres/gpu=(\d{1,6})")[0].fillna(text.str.extract(_GRES)[0])
+        numbers[written] = whole.astype("float64").to_numpy(np.float64)
+    return numbers
 
 
 def _largest(cells: pd.Series) -> float:
     numbers = numbers_of(cells)
+    numbers = numbers[~sentinels(numbers)]
     return float(np.nanmax(numbers)) if np.isfinite(numbers).any() else 0.0
+
+
+_SINCE_1970: Final = 1e8
 
 
 def _with_unit(name: str, source: FieldSource, head: pd.DataFrame) -> FieldSource:
@@ -450,84 +296,160 @@ def mapped(path: str | Path, mapping: ColumnMap) -> Read:
         If the mapping does not tell when jobs arrive or how long they ran.
     """
     path, sources = Path(path), mapping.sources
-    names = [source.column for source in sources.values()]
-    refuse_unfit(sources, _columns_of(path, mapping.separator), path)
+    names = tuple(dict.fromkeys(source.column for source in sources.values()))
+    text, doubt = any_text_of(path, expected=EXPECTED)
+    header = next((line for _, line in lines_of(text[: 1 << 16])), "")
+    refuse_unfit(sources, header_of(header, mapping.separator), path)
     expected = f"the columns of {path.name}.labkit.toml (labkit traces import {path} makes it anew)"
     cells = table_of(
-        path, columns=tuple(dict.fromkeys(names)), names=tuple(dict.fromkeys(names)), header=True, expected=expected,
-        separator=mapping.separator,
+        path, columns=names, names=names, header=True, expected=expected, separator=mapping.separator, text=text,
+        repair=NO_REPAIR,
     )  # fmt: skip
-    tally = Tally(len(cells), noun="rows")
-    columns = {name: _column(cells, name, source) for name, source in sources.items() if FIELDS[name].kind != "name"}
-    cells.check()
-    times = _times(columns, len(cells))
-    gpus = columns.get("gpus", np.ones(len(cells)))
-    keep = _kept(times.arrival_s, times.duration_s, gpus, tally)
-    tally.refuse_none(path, "look at what the columns mean: labkit traces import")
+    ledger = TraceLedger(len(cells) + sum(cells.lost.values()), noun="rows")
+    for reason, n in cells.lost.items():
+        ledger.leave_out(n, reason)
+    for note in (*cells.doubts, *([doubt] if doubt else [])):
+        ledger.check(note)
+    columns = {
+        name: _column(cells, name, source, ledger) for name, source in sources.items() if FIELDS[name].kind != "name"
+    }
+    lost = cells.give_up_rows(ledger)
+    gpus = _of_the_job("gpus", columns, sources)
+    times = _times(columns, sources, gpus, ledger)
+    ledger.open(np.clip(gpus * times.duration_s, 0, None) / 3600)
+    keep = _kept(cells, times, gpus, lost, ledger, has_ids="id" in sources)
+    ledger.refuse_none(path, "look at what the columns mean: labkit traces import")
     for rows, guess in times.guessed:
-        tally.remark(rows & keep, guess)
-    _remark(cells, sources, tally)
-    return Read(_jobs(cells, sources, columns, times, gpus, keep, tally), tally)
+        ledger.remark(rows & keep, guess)
+    _remark(cells, sources, ledger)
+    segments = Segments.of(gpus[keep], times.start_s[keep], (times.start_s + times.duration_s)[keep])
+    jobs = _jobs(cells, sources, columns, times, gpus, keep, ledger)
+    return Read(ledger.close(jobs), ledger, segments)
 
 
-def _columns_of(path: Path, separator: str) -> list[str]:
-    """Return the names of all columns of a table."""
-    head = text_of(path, expected=EXPECTED)[: 1 << 16]
-    return header_of(next((line for _, line in lines_of(head)), ""), separator)
-
-
-def _column(cells: TraceTable, name: str, source: FieldSource) -> Floats:
+def _column(cells: TraceTable, name: str, source: FieldSource, ledger: TraceLedger) -> Floats:
     unit = FIELDS[name].units.get(source.unit, 1.0)
     kind = FIELDS[name].kind
     if kind == "moment":
         return moments_s(cells, source.column, unit_s=unit)
     if kind == "span":
         return spans_s(cells, source.column, unit_s=unit)
+    raw = cells.frame[source.column]
+    numbers = _amounts(raw) if kind == "amount" else numbers_of(raw)
+    if kind != "number" and (unset := sentinels(numbers)).any():
+        ledger.check(
+            f"{int(unset.sum()):,} cells of {source.column} hold -1 or the like, which says that it is not known."
+        )
+        raw, numbers = raw.where(~unset, None), np.where(unset, np.nan, numbers)
+    cells.frame[source.column] = raw.where(np.isnan(numbers), numbers.astype(object)) if kind == "amount" else raw
     low, high = (-MAX_NUMBER, MAX_NUMBER) if kind == "number" else (0.0, MAX_TASKS if name == "gpus" else MAX_NUMBER)
     return cells.numbers(source.column, low=low, high=high, blank_ok=True) * (unit if kind == "size" else 1.0)
 
 
+def _of_the_job(name: str, columns: dict[str, Floats], sources: dict[str, FieldSource]) -> Floats:
+    """Return an amount of the whole job, (N,): what a column tells, times the instances, nodes or GPUs it is of."""
+    n = len(next(iter(columns.values())))
+    if name not in columns:
+        alone = columns.get("instances") if name == "gpus" else None
+        return (
+            np.where(np.isnan(alone), 1.0, alone)
+            if alone is not None
+            else np.full(n, 1.0 if name == "gpus" else np.nan)
+        )
+    by = _counted_by(sources[name].per, sources) if sources[name].per != WHOLE else ""
+    if not by:
+        return columns[name]
+    times = _of_the_job("gpus", columns, sources) if by == "gpus" and name != "gpus" else columns[by]
+    whole: Floats = columns[name] * np.where(np.isnan(times), 1.0, times)
+    return whole
+
+
 class _Times(NamedTuple):
-    """When rows arrived and how long they ran, (N,) each; NaN where that is not told; and which of it was guessed."""
+    """When rows arrived, started and how long they ran, (N,) each; NaN where not told; and which of it was guessed."""
 
     arrival_s: Floats
+    start_s: Floats
     duration_s: Floats
     guessed: list[tuple[Bools, str]]
 
 
-def _times(columns: dict[str, Floats], n: int) -> _Times:
+def _times(columns: dict[str, Floats], sources: dict[str, FieldSource], gpus: Floats, ledger: TraceLedger) -> _Times:
     """Return arrivals and durations of n rows, with start and end in the place of what is not told."""
-    nothing = np.full(n, np.nan)
-    start_s = columns.get("start", nothing)
+    nothing = np.full(len(gpus), np.nan)
+    start_s, end_s = columns.get("start", nothing), columns.get("end", nothing)
     arrival_s, duration_s = columns.get("arrival", nothing), columns.get("duration", nothing)
-    between = columns.get("end", nothing) - start_s
+    if early := int((start_s < arrival_s).sum()):
+        ledger.check(f"{early:,} rows start before they were submitted (other clocks, or other time zones).")
+    if "duration" in columns and {"start", "end"} <= set(columns):
+        _compare(duration_s, start_s, end_s, arrival_s, sources["duration"].column, gpus, ledger)
+    between = end_s - start_s
     late, blank = np.isnan(arrival_s) & ~np.isnan(start_s), np.isnan(duration_s) & ~np.isnan(between)
     guessed = [(late, "no time of submission, so that they arrive when they started")]
     if "duration" in columns:
         guessed.append((blank, "no duration, which is taken as the time between start and end"))
-    return _Times(np.where(late, start_s, arrival_s), np.where(blank, between, duration_s), guessed)
+    return _Times(np.where(late, start_s, arrival_s), start_s, np.where(blank, between, duration_s), guessed)
 
 
-def _kept(arrival_s: Floats, duration_s: Floats, gpus: Floats, tally: Tally) -> Bools:
-    """Return which rows are jobs with GPUs that ran, and count the others."""
-    return tally.keep(
-        (
-            (np.isnan(arrival_s), "without a time of submission"),
-            (np.isnan(duration_s), "without a duration (never started, or not ended)"),
-            (duration_s < 0, "that end before they start"),
-            (duration_s == 0, "of 0 seconds"),
-            (np.isnan(gpus), "without a number of GPUs"),
-            (gpus == 0, "without GPUs"),
-        )
+def _compare(
+    duration_s: Floats,
+    start_s: Floats,
+    end_s: Floats,
+    arrival_s: Floats,
+    column: str,
+    gpus: Floats,
+    ledger: TraceLedger,
+) -> None:
+    """Note where durations differ from the time from start to end; they count all the same."""
+    lasted_s = end_s - start_s
+    both = np.isfinite(lasted_s) & np.isfinite(duration_s) & (lasted_s >= 0)
+    good = _agree(duration_s, lasted_s)[both]
+    if good.all():
+        return
+    hours = [float(np.nansum((gpus * each)[both]) / 3600) for each in (duration_s, lasted_s)]
+    waits = bool(good.mean() < _MOST_AGREE and _agree(duration_s, end_s - arrival_s)[both].mean() >= _MOST_AGREE)
+    ledger.check(
+        f"{column} differs from end - start in {int((~good).sum()):,} of {both.sum():,} rows ({hours[0]:,.6g} GPU-"
+        f"hours by {column}, {hours[1]:,.6g} by end - start)"
+        f"{': it is the time from submission to end, waits included' * waits}; "
+        f"{column} counts."
     )
 
 
-def _remark(cells: TraceTable, sources: dict[str, FieldSource], tally: Tally) -> None:
+def _kept(cells: TraceTable, times: _Times, gpus: Floats, lost: Bools, ledger: TraceLedger, *, has_ids: bool) -> Bools:
+    """Return which rows are jobs with GPUs that ran, and count the others."""
+    arrival_s, duration_s, hours = times.arrival_s, times.duration_s, ledger.hours_of_rows
+    kept = ~lost
+    again = kept & cells.frame.duplicated().to_numpy() & has_ids
+    ledger.merge(again, SAME, gpu_hours=hours)
+    kept = kept & ~again
+    for bad, reason in (
+        (np.isnan(arrival_s), "without a time of submission"),
+        (np.isnan(duration_s), "without a duration (never started, or not ended)"),
+        (duration_s < 0, "that end before they start"),
+        (duration_s == 0, "of 0 seconds"),
+        (np.isnan(gpus), "without a number of GPUs"),
+        (gpus == 0, "without GPUs"),
+        (gpus > MAX_TASKS, f"of more than {MAX_TASKS:,} GPUs"),
+    ):
+        ledger.leave_out(kept & bad, reason, gpu_hours=hours)
+        kept = kept & ~bad
+    found: Bools = kept
+    return found
+
+
+def _remark(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLedger) -> None:
     if "gpus" not in sources:
-        tally.remark(tally.n_jobs, "no column of GPUs, so that a job takes one")
+        each = " for each of its instances" if "instances" in sources else ""
+        ledger.remark(ledger.n_jobs, f"no column of GPUs, so that a job takes one{each}")
+    elif by := _counted_by(sources["gpus"].per, sources):
+        ledger.remark(
+            ledger.n_jobs,
+            f"GPUs are {sources['gpus'].column} x {sources[by].column} (if they are the whole job's: labkit traces "
+            f"import --map gpus={sources['gpus'].column}:{WHOLE})",
+        )
     moments = [source.column for name, source in sources.items() if FIELDS[name].kind == "moment"]
     if any(without_offset(cells.frame[column]).any() for column in moments):
-        tally.remark(tally.n_jobs, "times without a time zone, so that gaps are wrong at a change of clocks")
+        ledger.remark(ledger.n_jobs, "times without a time zone, so that gaps are wrong at a change of clocks")
 
 
 def _jobs(
@@ -537,16 +459,13 @@ def _jobs(
     times: _Times,
     gpus: Floats,
     keep: Bools,
-    tally: Tally,
+    ledger: TraceLedger,
 ) -> Jobs:
     """Return the rows that are kept as jobs."""
     n = int(keep.sum())
     gpus, duration_s = gpus[keep], times.duration_s[keep]
-    whole = gpus == np.floor(gpus)
-    workers = np.where(whole, gpus, np.ceil(gpus)).astype(np.int32)
-    cpus = columns["cpus"][keep] if "cpus" in columns else np.full(n, np.nan)
-    memory_gb = np.nan_to_num(columns["memory"][keep]) if "memory" in columns else np.zeros(n)
-    cores = np.where(np.isnan(cpus), workers, cpus)
+    memory_gb = np.nan_to_num(_of_the_job("memory", columns, sources)[keep])
+    workers, demand = per_gpu(gpus, cpus=_of_the_job("cpus", columns, sources)[keep], memory_gb=memory_gb)
 
     def text(name: str, otherwise: str) -> list[str]:
         if name not in sources:
@@ -556,7 +475,7 @@ def _jobs(
 
     ids = text("id", "") if "id" in sources else []
     if len(set(ids)) < len(ids) or "" in ids:
-        tally.remark(n, f"ids missing or not unique in column {sources['id'].column}, so that rows are numbered")
+        ledger.remark(n, f"ids missing or not unique in column {sources['id'].column}, so that rows are numbered")
         ids = []
     return Jobs.of(
         name=cells.path.name,
@@ -567,12 +486,11 @@ def _jobs(
         total_steps=duration_s,
         duration_s=duration_s,
         n_workers=workers,
-        worker_demand=np.stack([gpus / workers, cores / workers, memory_gb / workers], axis=-1),
+        worker_demand=demand,
         device_type=text("device_type", ""),
         measured_on=text("measured_on", ""),
         reservation=text("reservation", ""),
         priority=np.nan_to_num(columns["priority"][keep]) if "priority" in columns else 0.0,
-        notes=tally.notes(),
     )
 
 

@@ -13,7 +13,8 @@ from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools
-from labkit.workloads.readers.base import Tally, from_zero, json_of, per_gpu, table_of, text_of
+from labkit.workloads.readers.base import from_zero, json_of, per_gpu, table_of, text_of
+from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
 
 COLUMNS: Final = ("timestamp", "duration", "num_gpus", "cluster")
 EXPECTED: Final = "a Philly CSV with columns timestamp, duration, num_gpus, gpu_time, cluster"
@@ -53,25 +54,35 @@ def read_philly_csv(path: str | Path) -> Jobs:
 def read_philly_log(path: str | Path) -> Jobs:
     """Return the jobs of Philly's `cluster_job_log`.
 
-    A job's duration is the time of all its attempts together, its gang the largest that an attempt had. An attempt
-    that still ran counts up to the last moment in the log. What was left out, or is not whole, stands in `Jobs.notes`.
+    A job has the gang in which its attempts spent the most GPU-hours, for as long as gives the GPU-hours of all.
+    An attempt that still ran counts up to the last moment in the log. What was left out, or is not whole, stands in
+    `Jobs.notes`.
 
     Raises
     ------
     TraceError
         Every fault, with the place of the job in the list, its id and the key.
     """
+    return philly_log(path).jobs
+
+
+def philly_log(path: str | Path) -> Read:
+    """Return the jobs of Philly's `cluster_job_log`, what became of its entries, and when each attempt ran."""
     path = Path(path)
     entries = _entries(path)
     faults: list[str] = []
     rows = [row for i, entry in enumerate(entries) if (row := _row(i, entry, faults)) is not None]
-    if faults:
+    if faults and 2 * len(faults) >= len(entries):
         raise TraceError(told(str(path), faults))
-    ran, notes = _ran(rows)
+    ledger, segments = _with_durations(rows)
+    ran = _ran(rows, ledger)
+    if faults:
+        ledger.n_rows = len(entries)
+        ledger.leave_out(len(faults), f"that cannot be read ({faults[0]})")
     if not ran:
         raise TraceError(f"{path}: no job of {len(rows)} ran on a GPU; expected {EXPECTED_LOG}.")
     workers, demand = per_gpu(np.minimum([row["gpus"] for row in ran], MAX_TASKS).astype(np.int32))
-    return Jobs.of(
+    jobs = Jobs.of(
         name=path.name,
         id=[row["id"] for row in ran],
         user=[row["user"] for row in ran],
@@ -80,23 +91,38 @@ def read_philly_log(path: str | Path) -> Jobs:
         duration_s=[row["duration_s"] for row in ran],
         n_workers=workers,
         worker_demand=demand,
-        notes=notes,
     )
+    return Read(ledger.close(jobs), ledger, segments)
 
 
-def _ran(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the jobs that ran on GPUs, with their duration_s, and what is to be told of them and of the others."""
+def _with_durations(rows: list[dict[str, Any]]) -> tuple[TraceLedger, Segments]:
+    """Set gpus and duration_s of each job, from its attempts; return a ledger of their GPU-hours, and the attempts."""
     end_s = max((max(row["last_s"], row["submitted_s"]) for row in rows), default=0.0)
+    attempts = []
     for row in rows:
-        row["under_way"] = row["open_s"] is not None and end_s > row["open_s"]
-        row["duration_s"] = row["ended_s"] + (end_s - row["open_s"] if row["under_way"] else 0.0)
-    tally = Tally(len(rows), noun="jobs")
+        row["under_way"] = row["open"] is not None and end_s > row["open"][1]
+        if row["under_way"]:
+            row["ran"].append((*row["open"], end_s))
+        gpu_s: dict[int, float] = {}
+        for gpus, begin_s, until_s in row["ran"]:
+            gpu_s[gpus] = gpu_s.get(gpus, 0.0) + gpus * max(0.0, until_s - begin_s)
+        row["n_sizes"] = sum(total > 0 for total in gpu_s.values())
+        row["gpus"] = max(gpu_s, key=lambda gpus: gpu_s[gpus]) if row["n_sizes"] else row["gpus"]
+        row["gpu_hours"] = sum(gpu_s.values()) / 3600
+        row["duration_s"] = sum(gpu_s.values()) / row["gpus"] if row["gpus"] else 0.0
+        attempts += row["ran"]
+    ledger = TraceLedger(len(rows), noun="jobs", gpu_hours=[row["gpu_hours"] for row in rows])
+    return ledger, Segments.of(*np.array(attempts, np.float64).reshape(-1, 3).T)
+
+
+def _ran(rows: list[dict[str, Any]], ledger: TraceLedger) -> list[dict[str, Any]]:
+    """Return the jobs that ran on GPUs."""
 
     def column(name: str) -> Bools:
         return np.array([bool(row[name]) for row in rows], np.bool_)
 
     idle = ~column("duration_s")
-    kept = tally.keep(
+    kept = ledger.keep(
         [
             (~column("gpus"), "never placed on a GPU"),
             (idle & column("n_backwards"), "that end before they start (a change of clocks)"),
@@ -105,15 +131,21 @@ def _ran(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
             (idle, "of 0 seconds"),
         ]
     )
+    for row in rows:
+        row["several"] = row["n_sizes"] > 1
     ran = [row for row, is_job in zip(rows, kept.tolist(), strict=True) if is_job]
     for name, reason in (
         ("under_way", "still ran at the end of the log, so that their durations are too short (what they had run)"),
         ("n_backwards", "an attempt that ends before it starts (a change of clocks), which is not counted"),
         ("n_unknown", "an attempt that ended at an unknown time, which is not counted"),
+        (
+            "several",
+            "attempts of several sizes, so that they have the size with the most GPU-hours, for as long as gives all",
+        ),
     ):
-        tally.remark(sum(bool(row[name]) for row in ran), reason)
-    tally.remark(sum(row["gpus"] > MAX_TASKS for row in ran), f"cut to {MAX_TASKS:,} GPUs")
-    return ran, tally.notes()
+        ledger.remark(sum(bool(row[name]) for row in ran), reason)
+    ledger.remark(sum(row["gpus"] > MAX_TASKS for row in ran), f"cut to {MAX_TASKS:,} GPUs")
+    return ran
 
 
 def _entries(path: Path) -> list[Any]:
@@ -156,21 +188,22 @@ def _gpus(attempt: dict[str, Any]) -> int:
 
 
 def _times(attempts: list[dict[str, Any]], *, ends: bool) -> dict[str, Any]:
-    """Return when attempts ended, ended_s; when one began that still ran, open_s; and their last moment, last_s.
+    """Return what ran: GPUs, start and end of attempts that ended; and what is open: GPUs and start of one that ran.
 
+    last_s: the last moment of any.
     n_backwards, n_unknown: attempts that end before they start, and others without an end.
     """
-    spans = [(_seconds(attempt.get("start_time")), _seconds(attempt.get("end_time"))) for attempt in attempts]
-    started = [(start_s, end_s) for start_s, end_s in spans if start_s is not None]
-    lasted = [end_s - start_s for start_s, end_s in started if end_s is not None]
-    open_s = started[-1][0] if started and started[-1][1] is None and not ends else None
+    spans = [(_gpus(one), _seconds(one.get("start_time")), _seconds(one.get("end_time"))) for one in attempts]
+    started = [(gpus, start_s, end_s) for gpus, start_s, end_s in spans if start_s is not None]
+    ended = [(gpus, start_s, end_s) for gpus, start_s, end_s in started if end_s is not None]
+    still = started[-1][:2] if started and started[-1][2] is None and not ends else None
     return {
-        "ended_s": sum(max(0.0, span_s) for span_s in lasted),
-        "open_s": open_s,
-        "last_s": max((at_s for span in spans for at_s in span if at_s is not None), default=0.0),
+        "ran": ended,
+        "open": still,
+        "last_s": max((at_s for span in spans for at_s in span[1:] if at_s is not None), default=0.0),
         "n_attempts": len(started),
-        "n_backwards": sum(span_s < 0 for span_s in lasted),
-        "n_unknown": len(started) - len(lasted) - (open_s is not None),
+        "n_backwards": sum(end_s < start_s for _, start_s, end_s in ended),
+        "n_unknown": len(started) - len(ended) - (still is not None),
     }
 
 

@@ -1,0 +1,332 @@
+"""The files of Slurm's accounting: text with separators, JSON of sacct and squeue, and resources (TRES)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.core.errors import TraceError
+from labkit.core.faults import told
+from labkit.workloads.readers.base import LineRepair, TraceTable, any_text_of, entries_of, header_of, lines_of, table_of
+
+UNDER_WAY: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "STOPPED", "SIGNALING", "STAGE_OUT"})
+"""States of a job that had not ended when the file was written."""
+
+NO_VALUE: Final = 1.8e19
+"""Amounts beyond that, near 2^64, are Slurm's sign for none."""
+
+COLUMNS: Final = (
+    "JobID", "Submit", "Start", "End", "Elapsed", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "AllocCPUS", "NCPUS",
+    "ReqCPUS", "User", "Account", "UID", "Partition", "JobName", "Priority", "Restarts",
+    "Reservation", "Cluster", "Timelimit",
+)  # fmt: skip
+"""What is looked at, of what sacct can print; others may stand beside them."""
+
+ASKED: Final = (
+    "sacct -a -X -P -S 2024-01-01 -o JobID,JobName,User,Submit,Start,End,Elapsed,State,AllocTRES,ReqTRES,Priority,"
+    "Reservation"
+)
+EXPECTED: Final = f"what `{ASKED}` prints, or `sacct --json`"
+SEPARATORS: Final = "|,;\t^~#"
+_JOB_ID: Final = re.compile(r"\d+(_\d+|_\[[^\]]*\]|\+\d+)?(\.\w+)?")
+NO_HEADER: Final = "looks like sacct without its header; export with --parsable2 and without --noheader"
+_PLAIN: Final = {name.lower(): name for name in COLUMNS}
+_NUMBERS: Final = frozenset({"ElapsedRaw", "AllocCPUS", "NCPUS", "ReqCPUS", "Priority", "Restarts"})
+
+
+_BETWEEN: Final = re.compile(r"[^\w%]+")
+FREE_TEXT: Final = (
+    "JobName",
+    "Comment",
+    "AdminComment",
+    "SystemComment",
+    "SubmitLine",
+    "WorkDir",
+    "AllocTRES",
+    "Extra",
+)
+"""Columns whose cells may hold the separator."""
+
+
+def separator_of(header: str) -> str | None:
+    """Return the separator of a sacct header, of one letter or more; None: it is no such header."""
+    found: set[str] = {*SEPARATORS, *_BETWEEN.findall(header)}
+    for separator in sorted(found - {" "}, key=lambda each: (-len(each), each)):
+        if '"' in separator:
+            continue
+        names = {name.strip().strip('"').lower() for name in header.split(separator)}
+        if "jobid" in names and len(names & set(_PLAIN)) >= 3 and names & {"submit", "start"}:
+            return separator
+    return None
+
+
+def lacks_header(line: str) -> bool:
+    """Return whether a line looks like a row of sacct: a job's id, and at least two cells more.
+
+    >>> lacks_header("4711_3.batch|train|ada|2024-03-01T10:00:00"), lacks_header("4711,3,5")
+    (True, False)
+    """
+    return any(
+        line.count(separator) >= 2 and _JOB_ID.fullmatch(line.split(separator)[0].strip()) is not None
+        for separator in SEPARATORS
+        if separator not in ",\t"  # as in traces of other kinds
+    )
+
+
+def sacct_table(path: Path) -> TraceTable:
+    """Return the rows of an export.
+
+    Raises
+    ------
+    TraceError
+        If it cannot be read, or a column is missing without which nothing can be told.
+    """
+    text, doubt = any_text_of(path, expected=EXPECTED)
+    first = next((line for _, line in lines_of(text[: 1 << 16])), "")
+    if first.lstrip().startswith("{"):
+        return _from_json(path, text)
+    separator = separator_of(first)
+    if separator is None and (below := header_below(text)):
+        text = "\n" * below[0] + text.split("\n", below[0])[-1]  # lines keep their numbers
+        first, separator = below[1], separator_of(below[1])
+    if separator is None:
+        aligned = "jobid" in first.lower().split()
+        why = "is aligned with spaces, which cuts what is long" if aligned else "is no header of sacct"
+        why = NO_HEADER if lacks_header(first) else why
+        raise TraceError(f"{path}: line 1 {why}; expected {EXPECTED}.")
+    if len(separator) > 1:
+        text, first, separator = text.replace(separator, _UNIT), first.replace(separator, _UNIT), _UNIT
+    header = [name.strip() for name in header_of(first, separator)]
+    known = {name: _PLAIN[name.lower()] for name in header if name.lower() in _PLAIN}
+    _refuse_missing(path, set(known.values()))
+    names = [name for name, plain in known.items() if plain not in _NUMBERS]
+    table = table_of(
+        path, columns=tuple(known), names=names, header=True, expected=EXPECTED, separator=separator, text=text,
+        repair=LineRepair(_begins, lambda cells, names: _whole(cells, names, separator)),
+    )  # fmt: skip
+    table.frame = table.frame.rename(columns=known)
+    if doubt:
+        table.doubts.append(doubt)
+    return table
+
+
+_UNIT: Final = "\x1f"
+"""Stands for a separator of several letters."""
+
+MOST_ABOVE: Final = 20
+"""Lines above a header in which a program may have complained."""
+
+
+def header_below(text: str) -> tuple[int, str] | None:
+    """Return the header of sacct that stands below other lines: how many are above it, and its line."""
+    for above, line in enumerate(text[: 1 << 16].split("\n")[: MOST_ABOVE + 1]):
+        if separator_of(line) is not None:
+            return above, line.rstrip("\r")
+    return None
+
+
+def _begins(cells: Sequence[str], header: Sequence[str]) -> bool:
+    """Return whether a row begins with these cells: its JobID is one."""
+    place = [name.strip().lower() for name in header].index("jobid")
+    return len(cells) > place and _JOB_ID.fullmatch(cells[place].strip()) is not None
+
+
+def _whole(cells: list[str], header: Sequence[str], separator: str) -> list[str] | None:
+    """Return the cells of a row in which the separator stood in a column of free text too, if one fits."""
+    more = len(cells) - len(header)
+    names = [_PLAIN.get(name.strip().lower(), name.strip()) for name in header]
+    for place in (i for i, name in enumerate(names) if name in FREE_TEXT and more > 0):
+        whole = [*cells[:place], separator.join(cells[place : place + more + 1]), *cells[place + more + 1 :]]
+        if all(
+            _SHAPES[name].fullmatch(cell.strip()) for name, cell in zip(names, whole, strict=True) if name in _SHAPES
+        ):
+            return whole
+    return None
+
+
+_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\dT\S*|\d+|Unknown|None|N/A|", re.IGNORECASE)
+_SHAPES: Final = {
+    "JobID": _JOB_ID,
+    "Submit": _MOMENT, "Start": _MOMENT, "End": _MOMENT,
+    "State": re.compile(r"[A-Z_]+( by .+)?|"),
+    "Elapsed": re.compile(r"[\d:.-]*|INVALID"),
+    "AllocTRES": re.compile(r"([a-z][^=]*=[^=,]+)(,[a-z][^=,]*=[^=,]+)*|"),
+    "ReqTRES": re.compile(r"([a-z][^=]*=[^=,]+)(,[a-z][^=,]*=[^=,]+)*|"),
+}  # fmt: skip
+"""What cells of a column look like."""
+
+
+def _refuse_missing(path: Path, names: set[str]) -> None:
+    if "AllocTRES" not in names and "ReqTRES" not in names:
+        raise TraceError(f"{path}: line 1: column AllocTRES is missing, which tells GPUs; expected {EXPECTED}.")
+    if not names & {"Elapsed", "ElapsedRaw"} and not names >= {"Start", "End"}:
+        raise TraceError(f"{path}: line 1: column Elapsed is missing, and Start or End; expected {EXPECTED}.")
+
+
+def _from_json(path: Path, text: str) -> TraceTable:
+    import pandas as pd
+
+    entries = entries_of(path, text, key="jobs", expected=EXPECTED)
+    printed = _LAST_UPDATE.search(text)
+    entries = [_as_accounted(entry, printed_s=float(printed[1]) if printed else None) for entry in entries]
+    faults: list[str] = []
+    rows = [_row(i, entry, faults) for i, entry in enumerate(entries)]
+    if 2 * len(faults) >= len(rows) and faults:
+        raise TraceError(told(str(path), faults))
+    frame = pd.DataFrame([row for row in rows if row is not None], columns=[name for name in COLUMNS if name in _KEPT])
+    table = TraceTable(path, frame.astype(object), text="", header=False, unit="job")
+    table.lost = {f"that cannot be read ({faults[0]})": len(faults)} if faults else {}
+    return table
+
+
+_LAST_UPDATE: Final = re.compile(r'"last_update"\s*:\s*(?:\{[^}]*"number"\s*:\s*)?(\d+)')
+
+
+def _as_accounted(entry: object, *, printed_s: float | None) -> object:
+    """Return a job of `squeue --json` as `sacct --json` has it; what has not ended ran until it was printed."""
+    if not isinstance(entry, Mapping) or "job_state" not in entry or "time" in entry:
+        return entry
+    state, start_s = entry["job_state"], _number(entry.get("start_time")) or None
+    first = str(state[0] if isinstance(state, list) and state else state)
+    open_ended = first in UNDER_WAY
+    ran_s = max(0.0, printed_s - start_s) if open_ended and printed_s and start_s else None
+    array = {"job_id": _number(entry.get("array_job_id")), "task_id": entry.get("array_task_id"),
+             "task": entry.get("array_task_string")}  # fmt: skip
+    return {
+        **entry,
+        "user": entry.get("user_name"),
+        "array": array,
+        "het": {"job_id": _number(entry.get("het_job_id")), "job_offset": entry.get("het_job_offset")},
+        "state": {"current": state},
+        "tres": {"allocated": entry.get("tres_alloc_str"), "requested": entry.get("tres_req_str")},
+        "time": {
+            "submission": entry.get("submit_time"),
+            "start": None if first == "PENDING" else start_s,
+            "end": None if open_ended or first == "PENDING" else entry.get("end_time"),
+            "elapsed": ran_s,
+        },
+    }
+
+
+_KEPT: Final = frozenset(
+    {"JobID", "Submit", "Start", "End", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "ReqCPUS", "User", "Account",
+     "Partition", "JobName", "Priority", "Restarts", "Reservation", "Cluster"}
+)  # fmt: skip
+
+
+def _row(i: int, entry: object, faults: list[str]) -> dict[str, Any] | None:
+    """Return a job in sacct's columns; steps are part of their job in JSON."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("time"), Mapping):
+        faults.append(f"job {i + 1}: is {str(entry)[:40]}; expected an object with job_id, time, state, tres")
+        return None
+    time, tres = entry["time"], _mapping(entry.get("tres"))
+    state = _mapping(entry.get("state")).get("current")
+    start, end = _number(time.get("start")), _number(time.get("end"))
+    return {
+        "JobID": _id(entry),
+        "Submit": _number(time.get("submission")),
+        "Start": start or None,
+        "End": end or None,
+        "ElapsedRaw": _number(time.get("elapsed")),
+        "State": state[0] if isinstance(state, list) and state else state,
+        "AllocTRES": _tres(tres.get("allocated")),
+        "ReqTRES": _tres(tres.get("requested")),
+        "ReqCPUS": _number(_mapping(entry.get("required")).get("CPUs")),
+        "User": _text(entry.get("user")),
+        "Account": _text(entry.get("account")),
+        "Cluster": _text(entry.get("cluster")),
+        "Partition": _text(entry.get("partition")),
+        "JobName": _text(entry.get("name")),
+        "Priority": _number(entry.get("priority")),
+        "Restarts": _number(entry.get("restart_cnt")),
+        "Reservation": _text(_mapping(entry.get("reservation")).get("name")),
+    }
+
+
+def _id(entry: Mapping[str, Any]) -> str:
+    """Return a job's id in sacct's text form: 12, 12_3 of an array, 12+1 of a heterogeneous job."""
+    array, het = _mapping(entry.get("array")), _mapping(entry.get("het"))
+    array_id, task = _number(array.get("job_id")), _number(array.get("task_id"))
+    if array_id and task is not None:
+        return f"{array_id}_{task}"
+    if array_id and array.get("task"):
+        return f"{array_id}_[{array['task']}]"
+    if (het_id := _number(het.get("job_id"))) and (offset := _number(het.get("job_offset"))) is not None:
+        return f"{het_id}+{offset}"
+    return str(_number(entry.get("job_id")) or "")
+
+
+def _number(value: object) -> Any:
+    """Return a number; newer versions of Slurm wrap it: {"set": true, "infinite": false, "number": 3}."""
+    if isinstance(value, Mapping):
+        return value.get("number") if value.get("set") and not value.get("infinite") else None
+    return None if isinstance(value, bool | list) else value
+
+
+def _tres(listed: object) -> str:
+    """Return a list of {type, name, count} as the text form has it; memory is in MB."""
+    if isinstance(listed, str):
+        return listed
+    items = []
+    for item in listed if isinstance(listed, list) else ():
+        if isinstance(item, Mapping) and (count := _number(item.get("count"))) is not None:
+            name = f"/{item['name']}" if item.get("name") else ""
+            items.append(f"{item.get('type')}{name}={count}{'M' if item.get('type') == 'mem' else ''}")
+    return ",".join(items)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+_ITEM: Final = re.compile(r"([a-z]+(?:/[^=,]+)?)=(-?\d{1,20}(?:\.\d{1,9})?)([KMGTPEZ]?)")
+_SIZES: Final = {"": 1 / 1024, "K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0, "P": 1024.0**2,
+                 "E": 1024.0**3, "Z": 1024.0**4}  # fmt: skip
+_COUNTS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21}
+GPU: Final = "gres/gpu"
+_SLICE: Final = re.compile(r"[_.:-]?(?:mig[_-]?)?(\d)g[._]\d+gb.*$")
+"""The end of a type that is a slice of a GPU by MIG: a100_3g.20gb has 3 of its 7 parts."""
+DEVICE: Final = re.compile(r"gres/(?!gpu\b|gpumem|gpuutil|cpu\b)")
+
+
+def read_tres(text: str) -> dict[str, float] | None:
+    """Return amounts by name, memory in GB (memory without a unit is in MB); None if it cannot be read.
+
+    >>> read_tres("cpu=8,mem=64G,gres/gpu:a100=4")
+    {'cpu': 8.0, 'mem': 64.0, 'gres/gpu:a100': 4.0}
+    """
+    amounts: dict[str, float] = {}
+    for item in filter(None, text.strip().split(",")):
+        match = _ITEM.fullmatch(item.strip())
+        if match is None:
+            return None
+        name, number, unit = match.groups()
+        amount = float(number)
+        if 0 <= amount < NO_VALUE:
+            amounts[name] = amount * (_SIZES if name == "mem" else _COUNTS)[unit]
+    return amounts
+
+
+def gpus_of(amounts: Mapping[str, float]) -> tuple[float, str]:
+    """Return the number of GPUs, and the type that most of them are of; "" where none is named.
+
+    `gres/gpu` counts GPUs of all types; where the cluster tracks types alone, they are added up. A slice of MIG counts
+    by its sevenths.
+
+    >>> gpus_of({"gres/gpu": 4, "gres/gpu:a100": 4}), gpus_of({"gres/gpu:v100": 2}), gpus_of({"cpu": 2})
+    ((4, 'a100'), (2, 'v100'), (0, ''))
+    >>> gpus_of({"gres/gpu": 7, "gres/gpu:a100_1g.5gb": 7})
+    (1.0, 'a100')
+    """
+    typed = {name.partition(":")[2]: n for name, n in amounts.items() if name.startswith(f"{GPU}:") and n > 0}
+    parts = {name: int(match[1]) / 7 if (match := _SLICE.search(name)) else 1 for name in typed}
+    n = amounts.get(GPU, 0) or sum(typed.values())
+    if n:  # `gres/gpu` counts a slice as a GPU
+        n += sum(count * (parts[name] - 1) for name, count in typed.items())
+    return round(n, 9) if n % 1 else n, _SLICE.sub("", max(typed, key=lambda name: typed[name])) if typed and n else ""

@@ -1,0 +1,112 @@
+"""The Standard Workload Format of the Parallel Workloads Archive: 18 numbers a line behind a header of comments."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from labkit.core.bounds import MAX_TASKS
+from labkit.core.errors import TraceError
+from labkit.core.jobs import Jobs
+from labkit.workloads.readers.base import TraceTable, from_zero, lines_of, per_gpu, text_of
+from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
+
+COLUMNS: Final = (
+    "job", "submit", "wait", "run", "processors", "cpu_time", "memory", "asked_processors", "asked_time",
+    "asked_memory", "status", "user", "group", "program", "queue", "partition", "after", "think_time",
+)  # fmt: skip
+"""The fields, in their order [1]_; -1 says that one is not known.
+
+References
+----------
+.. [1] Chapin et al., "Benchmarks and standards for the evaluation of parallel job schedulers", JSSPP 1999.
+"""
+EXPECTED: Final = "the Standard Workload Format: 18 numbers a line, separated by spaces, behind comments with ;"
+PARTIAL: Final = (2, 3, 4)
+"""States of lines that are parts of a job which has a line of its own."""
+
+
+def read_swf(path: str | Path) -> Jobs:
+    """Return the jobs of a file in the Standard Workload Format, each of its processors as a GPU.
+
+    A job is a rigid gang of one worker per processor; its steps are its seconds.
+
+    Raises
+    ------
+    TraceError
+        Every fault, with line and column.
+    """
+    return swf(path).jobs
+
+
+def looks_like_swf(head: str) -> bool:
+    """Return whether a text begins like this format: comments, and then a line of 18 numbers or more."""
+    lines = [line for _, line in lines_of(head)[:500]]
+    rows = [line.split() for line in lines if not line.lstrip().startswith(";")]
+    return bool(rows) and len(rows[0]) >= len(COLUMNS) and all(_NUMBER.fullmatch(cell) for cell in rows[0])
+
+
+_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?")
+
+
+def swf(path: str | Path) -> Read:
+    """Return the jobs of a file in the Standard Workload Format, what became of its lines, and when jobs ran."""
+    table = _table(Path(path))
+    column = {name: table.numbers(name, low=-1) for name in COLUMNS}
+    ledger = TraceLedger(len(table), noun="lines")
+    lost = table.give_up_rows(ledger)
+    known = {name: np.where(values < 0, np.nan, values) for name, values in column.items()}
+    gpus = np.where(np.isnan(known["processors"]), known["asked_processors"], known["processors"])
+    lasted_s = known["run"]
+    parts = np.isin(column["status"], PARTIAL)
+    ledger.open(np.where(parts, 0.0, gpus * lasted_s / 3600))
+    kept = ~lost
+    for bad, reason in (
+        (parts, "of parts of jobs that have a line of their own (states 2 to 4)"),
+        (np.isnan(known["submit"]), "without a time of submission"),
+        (np.isnan(lasted_s), "without a run time (never started, or not known)"),
+        (lasted_s == 0, "of 0 seconds"),
+        (~(gpus > 0), "without a number of processors"),
+        (gpus > MAX_TASKS, f"of more than {MAX_TASKS:,} processors"),
+    ):
+        ledger.leave_out(kept & bad, reason)
+        kept &= ~bad
+    ledger.refuse_none(path, f"expected {EXPECTED}")
+    ledger.remark(int(kept.sum()), "processors, each of which counts as a GPU")
+    ledger.remark(
+        kept & np.isnan(known["processors"]), "no processors allocated, so that they have those they asked for"
+    )
+    workers, demand = per_gpu(gpus[kept])
+    jobs = Jobs.of(
+        name=table.path.name,
+        id=_unique([str(int(job)) for job in np.nan_to_num(column["job"][kept], nan=-1)]),
+        user=[f"user{int(user)}" if user >= 0 else "user" for user in np.nan_to_num(column["user"][kept], nan=-1)],
+        model=[f"program{int(n)}" if n >= 0 else "job" for n in np.nan_to_num(column["program"][kept], nan=-1)],
+        arrival_s=from_zero(known["submit"][kept]),
+        total_steps=lasted_s[kept],
+        duration_s=lasted_s[kept],
+        n_workers=workers,
+        worker_demand=demand,
+    )
+    start_s = known["submit"] + known["wait"]
+    return Read(ledger.close(jobs), ledger, Segments.of(gpus[kept], start_s[kept], (start_s + lasted_s)[kept]))
+
+
+def _table(path: Path) -> TraceTable:
+    """Return the lines that are no comments; fields beyond the 18th are not used."""
+    text = text_of(path, expected=EXPECTED)
+    lines = [(number, line.split()) for number, line in lines_of(text) if not line.lstrip().startswith(";")]
+    short = [(number, len(cells)) for number, cells in lines if len(cells) < len(COLUMNS)]
+    if short or not lines:
+        where = f"line {short[0][0]}: {short[0][1]} cells" if short else "it has no jobs"
+        raise TraceError(f"{path}: {where}; expected {EXPECTED}.")
+    frame = pd.DataFrame([cells[: len(COLUMNS)] for _, cells in lines], columns=list(COLUMNS))
+    return TraceTable(path, frame, text=text, header=False, lines=[number for number, _ in lines])
+
+
+def _unique(names: list[str]) -> list[str]:
+    return names if len(set(names)) == len(names) else [str(i) for i in range(len(names))]

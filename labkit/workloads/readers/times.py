@@ -1,0 +1,180 @@
+"""Moments and spans of time in the cells of a trace: dates, seconds, and what stands for "not known"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from labkit.core.resources import Bools, Floats
+from labkit.workloads.readers.base import TraceTable, numbers_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+UNKNOWN: Final = ("", "none", "unknown", "n/a", "nan", "null", "nat", "invalid")
+"""What stands for a moment or a span that is not known, in any case of letters."""
+
+LATEST_S: Final = 2.0**33
+"""Moments later than that (the year 2242) are not believed."""
+
+LONGEST_S: Final = 1e10
+"""Spans longer than that (317 years) are not believed."""
+
+SENTINELS: Final = (-1.0, 2.0**32 - 2, 2.0**32 - 1, 2.0**63, 2.0**64)
+"""Numbers that stand for "not known": in the Standard Workload Format, and Slurm's NO_VAL, INFINITE and NO_VAL64."""
+
+_EPOCH: Final = 1e8
+"""Moments counted since 1970 are later than that (March 1973); where the others are, 0 says "not yet"."""
+
+_SPAN: Final = r"^(?:(\d{1,6})(?:-|\s+days?,?\s+\+?))?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9}(?:\.\d{1,9})?)$"
+_UNITS_OF_TIME: Final = (
+    r"^(?:(\d{1,6})\s*d(?:ays?)?)?\s*(?:(\d{1,9})\s*h(?:ours?|rs?)?)?\s*"
+    r"(?:(\d{1,9})\s*m(?:in(?:ute)?s?)?)?\s*(?:(\d{1,9}(?:\.\d{1,9})?)\s*s(?:ec(?:ond)?s?)?)?$"
+)
+_OFFSET: Final = r"(?:Z|[+-]\d{2}:?\d{2})$"
+
+
+def moments_s(table: TraceTable, column: str, *, unit_s: float = 1.0) -> Floats:
+    """Return a column of moments as seconds since 1970, (N,); NaN where one is not known, or wrong (noted).
+
+    Parameters
+    ----------
+    table : TraceTable
+        Where faults are noted.
+    column : str
+        Its name; its cells hold ISO 8601 with or without an offset, or a number.
+    unit_s : float
+        Seconds in the unit of numbers: 0.001 where they are milliseconds.
+    """
+    expected = "a time like 2024-03-01T12:00:00, or seconds since 1970"
+    return _noted(table, column, read_moments_s(table.frame[column], unit_s=unit_s), expected=expected)
+
+
+def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
+    """Return moments as seconds since 1970, (N,); NaN where one cannot be read."""
+    import pandas as pd
+
+    if (plain := _plain_dates(raw)) is not None:
+        return plain
+    numbers = numbers_of(raw)
+    seconds = np.where(sentinels(numbers), np.nan, numbers * unit_s)
+    written = np.isnan(numbers)
+    if written.any():
+        text = _iso(raw[written].astype("str").str.strip())
+        dated = text.str.match(r"\d{4}-\d{2}-\d{2}").to_numpy(np.bool_)
+        stamps = pd.to_datetime(text[dated], format="ISO8601", utc=True, errors="coerce")
+        found = np.full(len(text), np.nan)
+        found[dated] = (stamps - pd.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy(np.float64)
+        seconds[written] = found
+    if (seconds > _EPOCH).any():
+        seconds[seconds == 0] = np.nan
+    seconds[~((seconds >= 0) & (seconds < LATEST_S))] = np.nan
+    return seconds
+
+
+def _plain_dates(raw: pd.Series) -> Floats | None:
+    """Return moments of a column in which all that are known look like 2024-03-01T12:00:00; None for any other."""
+    if raw.dtype.kind in "iufb":
+        return None
+    known = ~(raw.isna() | raw.isin(["", "Unknown", "None"])).to_numpy(np.bool_)
+    text = raw.to_numpy(dtype=object)[known].astype("U20")
+    letters = text.view("U1").reshape(-1, 20)
+    marks = ((4, "-"), (7, "-"), (13, ":"), (16, ":"), (19, ""))
+    if not len(text) or not all((letters[:, place] == mark).all() for place, mark in marks):
+        return None
+    try:
+        stamps = text.astype("datetime64[s]").astype(np.int64)
+    except ValueError:
+        return None
+    if stamps.min() < 0 or stamps.max() >= LATEST_S:
+        return None
+    seconds = np.full(len(raw), np.nan)
+    seconds[known] = stamps
+    return seconds
+
+
+def sentinels(numbers: Floats) -> Bools:
+    """Return which numbers stand for "not known", (N,)."""
+    return np.isin(numbers, SENTINELS)
+
+
+def _iso(text: pd.Series) -> pd.Series:
+    """Return moments in the form of ISO 8601: of 2024/03/31-08:00:00, of UTC, and of days and months in either order.
+
+    Days and months that the whole column does not tell apart stay as they are, and cannot be read.
+    """
+    text = text.str.replace(r"^(\d{4})/(\d{2})/(\d{2})[-T ]", r"\1-\2-\3T", regex=True)
+    text = text.str.replace(r"\s*UTC$", "Z", regex=True)
+    parts = text.str.extract(r"^(\d{1,2})[/.](\d{1,2})[/.](\d{4})[T ,]*(.*)$")
+    if parts[0].isna().all():
+        return text
+    first, second = (parts[i].astype("float64").max() for i in (0, 1))
+    if (first > 12) == (second > 12):
+        return text
+    day, month = (parts[0], parts[1]) if first > 12 else (parts[1], parts[0])
+    iso = parts[2] + "-" + month.str.zfill(2) + "-" + day.str.zfill(2) + "T" + parts[3].replace("", "00:00")
+    return text.where(parts[0].isna(), iso)
+
+
+def spans_s(table: TraceTable, column: str, *, unit_s: float = 1.0) -> Floats:
+    """Return a column of spans of time in seconds, (N,); NaN where one is not known, or wrong (noted).
+
+    Cells hold [days-][hours:]minutes:seconds, or a number of units of `unit_s` seconds.
+    """
+    expected = "a span of time >= 0 like 1-02:30:00 or 02:30:00, or a number"
+    return _noted(table, column, read_spans_s(table.frame[column], unit_s=unit_s), expected=expected)
+
+
+def read_spans_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
+    """Return spans of time in seconds, (N,); NaN where one cannot be read."""
+    import pandas as pd
+
+    if raw.dtype.kind in "iuf":
+        return _spans(raw, unit_s)
+    codes, values = pd.factorize(raw)  # many jobs run equally long
+    seconds: Floats = np.append(_spans(pd.Series(values, dtype=raw.dtype), unit_s), np.nan)[codes]
+    return seconds
+
+
+def _spans(raw: pd.Series, unit_s: float) -> Floats:
+    numbers = numbers_of(raw)
+    written = np.isnan(numbers)
+    seconds = np.where(sentinels(numbers), np.nan, numbers * unit_s)
+    if written.any():
+        text = raw[written].astype("str").str.strip().str.lower()
+        parts = text.str.extract(_SPAN).astype("float64")
+        days, hours = parts[0].fillna(0.0), parts[1].fillna(0.0)
+        found = (days * 86_400 + hours * 3600 + parts[2] * 60 + parts[3]).to_numpy(np.float64).copy()
+        worded = np.isnan(found) & text.str.match(r"\d").to_numpy(np.bool_)
+        if worded.any():
+            parts = text[worded].str.extract(_UNITS_OF_TIME).astype("float64")
+            amounts = parts.fillna(0.0).to_numpy(np.float64) @ (86_400.0, 3600.0, 60.0, 1.0)
+            found[worded] = np.where(parts.notna().any(axis=1), amounts, np.nan)
+        seconds[written] = found
+    seconds[~((seconds >= 0) & (seconds <= LONGEST_S))] = np.nan
+    return seconds
+
+
+def _noted(table: TraceTable, column: str, seconds: Floats, *, expected: str) -> Floats:
+    """Return seconds of a column; a cell that says something, and could not be read, is noted as a fault."""
+    missing = np.isnan(seconds)
+    if missing.any():
+        raw = table.frame[column]
+        table.fault(missing & ~unknown(raw) & (numbers_of(raw) != 0), column, expected=expected)
+    return seconds
+
+
+def unknown(raw: pd.Series) -> Bools:
+    """Return which cells say that something is not known, (N,)."""
+    words = raw.astype("str").str.strip().str.lower().isin(UNKNOWN)
+    numbers = numbers_of(raw)
+    return (raw.isna() | words).to_numpy(np.bool_) | sentinels(numbers)
+
+
+def without_offset(raw: pd.Series) -> Bools:
+    """Return which cells are dates that do not tell their time zone, (N,)."""
+    text = raw.astype("str").str.strip()
+    dated = text.str.match(r"\d{4}-\d{2}-\d{2}[T ]").to_numpy(np.bool_)
+    return np.asarray(dated & ~text.str.contains(_OFFSET, regex=True).to_numpy(np.bool_), np.bool_)

@@ -1,0 +1,448 @@
+"""The ledger of a trace: each GPU-hour of a file is in a job, or a sentence says why not; jobs are told apart.
+
+The kinds of files are those of public issue threads (reportseff #31 and #63, clusterdata #260, k8s-device-plugin #328)
+and of the manual pages of sacct(1) and Kubernetes; the files are made here.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from labkit.core.errors import TraceError
+from labkit.topology import build
+from labkit.workloads.readers import explained, ledgered, read, sniff
+from labkit.workloads.readers.ledger import Segments, occupied
+from labkit.workloads.readers.mapped import keep, mapped, named, proposed, table
+from labkit.workloads.trace_check import beyond, check, occupancy
+
+from .exports import PODS, SACCT, number, pod
+from .test_exports import SLURM, attempt, put
+
+HEADER = "JobID|JobName|User|Submit|Start|End|Elapsed|State|AllocTRES"
+
+
+def gpu_hours(jobs):
+    return float((jobs.gpus * jobs.duration_s).sum() / 3600)
+
+
+def row(
+    job, *, name="train", user="u", day=4, hours=(8, 9), elapsed="01:00:00", state="COMPLETED", gpus=1, submit=None
+):
+    """Return a row of sacct; `hours` are its start and its end."""
+    at = f"2024-03-{day:02d}T{{:02d}}:00:00".format
+    start, end = hours
+    tres = f"cpu=4,gres/gpu={gpus},mem=8G,node=1"
+    return (
+        f"{job}|{name}|{user}|{at(start if submit is None else submit)}|{at(start)}|{at(end)}|{elapsed}|{state}|{tres}"
+    )
+
+
+def slurm(tmp_path, *rows, header=HEADER):
+    return ledgered(put(tmp_path, "export.txt", "\n".join([header, *rows]) + "\n"))
+
+
+def imported(tmp_path, text, *, told=""):
+    path = put(tmp_path, "mine.csv", text)
+    frame, separator = table(path)
+    return mapped(path, proposed(frame, separator, chosen=named(told)))
+
+
+# Every hour has a place
+
+
+@settings(max_examples=100)
+@given(SLURM)
+def test_gpu_hours_of_a_slurm_export_are_in_jobs_or_have_a_reason(rows):
+    header = "JobID|Submit|Start|End|Elapsed|State|AllocTRES|ReqTRES"
+    with tempfile.TemporaryDirectory() as folder:
+        path = put(folder, "x", "\n".join([header, *("|".join(cells) for cells in rows)]))
+        found, _ = attempt(lambda: ledgered(path, format="sacct"))
+        assert found is None or found.ledger.unexplained_hours == 0
+        assert found is None or found.ledger.job_hours == pytest.approx(gpu_hours(found.jobs))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("sacct", SACCT), ("kubernetes", json.dumps({"apiVersion": "v1", "items": PODS}))],
+)
+def test_the_ledger_of_exports_is_balanced_and_their_schedule_has_the_hours_of_the_file(tmp_path, name, content):
+    found = ledgered(put(tmp_path, "x", content))
+    assert found.ledger.unexplained_hours == 0
+    held = found.segments
+    assert (held.gpus * (held.end_s - held.start_s)).sum() / 3600 == pytest.approx(gpu_hours(found.jobs)), name
+
+
+@pytest.mark.parametrize("kind", ["csv", "gavel", "philly-csv", "helios", "alibaba-2023", "google-2011", "philly-log"])
+def test_every_reader_has_a_ledger(tmp_path, kind):
+    from .test_readers_fuzz import SEEDS
+
+    path = tmp_path / "x"
+    path.write_bytes(SEEDS[kind])
+    found = ledgered(path, format=kind)
+    assert found.ledger.n_jobs == len(found.jobs)
+    assert found.ledger.unexplained_hours == 0
+    assert found.jobs.notes == read(path, format=kind).notes
+
+
+def test_what_was_not_taken_as_it_stands_is_one_line_of_the_notes(tmp_path):
+    found = slurm(tmp_path, row(1, gpus=4), row(1, gpus=4), row(2))
+    assert "GPU-hours: 9 in the file = 5 in jobs + 4 repeated, the same in every column." in found.jobs.notes
+    assert not any("GPU-hours" in note for note in slurm(tmp_path, row(1), row(2)).jobs.notes)
+
+
+# Who is who
+
+
+def test_a_job_of_slurm_is_a_cluster_a_number_and_a_submission(tmp_path):
+    rows = [f"alpha|{row(7, gpus=8, state='PREEMPTED')}", f"beta|{row(7, hours=(12, 13))}"]
+    found = slurm(tmp_path, *rows, header=f"Cluster|{HEADER}")
+    assert found.jobs.id.tolist() == ["alpha/7", "beta/7"]
+    assert gpu_hours(found.jobs) == 9
+
+
+def test_months_put_together_count_no_attempt_twice(tmp_path):
+    running = row(7, state="RUNNING", hours=(8, 20), elapsed="12:00:00").replace("2024-03-04T20:00:00", "Unknown")
+    done = row(7, hours=(8, 23), elapsed="15:00:00")
+    for order in ((running, done), (done, running)):
+        found = slurm(tmp_path, *order, row(8))
+        assert found.jobs.id.tolist() == ["7", "8"]
+        assert gpu_hours(found.jobs) == 16
+        assert "12 of an older state of the same attempt" in found.ledger.balance()
+
+
+def test_a_requeue_keeps_all_its_hours_and_the_same_number_of_another_user_is_another_job(tmp_path):
+    first, again = row(7, state="REQUEUED"), row(7, submit=9, hours=(10, 13), elapsed="03:00:00")
+    assert slurm(tmp_path, first, again).jobs.duration_s.tolist() == [4 * 3600]
+    other = slurm(tmp_path, row(7, state="NODE_FAIL"), row(7, user="else", submit=9, hours=(10, 11)))
+    assert other.jobs.id.tolist() == ["7", "7#2"]
+    late = slurm(tmp_path, row(7, state="NODE_FAIL").replace("2024", "2017"), row(7))
+    assert late.jobs.id.tolist() == ["7", "7#2"]  # a number that comes back after years
+
+
+def test_a_resized_job_is_the_sum_of_its_sizes(tmp_path):
+    large = row(7, gpus=4, state="RESIZING")
+    small = row(7, gpus=2, submit=8, hours=(9, 11), elapsed="02:00:00")
+    found = slurm(tmp_path, large, small)
+    assert found.jobs.id.tolist() == ["7"]
+    assert gpu_hours(found.jobs) == 8
+    assert any("attempts of several sizes" in note for note in found.jobs.notes)
+
+
+def test_components_of_unequal_length_have_their_hours_and_no_type_where_types_differ(tmp_path):
+    long = row("7+0", gpus=4).replace("gres/gpu=4", "gres/gpu:a100=4,gres/gpu=4")
+    short = row("7+1", gpus=4, elapsed="00:15:00").replace("gres/gpu=4", "gres/gpu:v100=4,gres/gpu=4")
+    jobs = slurm(tmp_path, long, short.replace("T09:00:00|00:15", "T08:15:00|00:15")).jobs
+    assert (jobs.n_workers.tolist(), gpu_hours(jobs), jobs.measured_on.tolist()) == ([8], 5, [""])
+
+
+def with_uid(entry, *, own, owner=""):
+    entry["metadata"]["uid"] = own
+    for reference in entry["metadata"]["ownerReferences"]:
+        reference["uid"] = owner
+    return entry
+
+
+def kubernetes(tmp_path, *pods):
+    return ledgered(put(tmp_path, "pods.json", {"apiVersion": "v1", "items": list(pods)}))
+
+
+def test_a_job_of_kubernetes_is_a_namespace_and_the_uid_of_its_owner(tmp_path):
+    label = {"training.kubeflow.org/job-name": "n"}
+    one = pod("n-0", labels=label, owner=("PyTorchJob", "n"), gpus=4, ran=("08:00:00", "09:00:00"))
+    two = pod("n-0", labels=label, owner=("PyTorchJob", "n"), gpus=4, created="20:00:00", ran=("20:00:00", "21:00:00"))
+    found = kubernetes(tmp_path, with_uid(one, own="a", owner="x"), with_uid(two, own="b", owner="y"))
+    assert found.jobs.id.tolist() == ["lab/n", "lab/n#2"]
+    assert found.jobs.arrival_s.tolist() == [0, 12 * 3600]
+
+
+def test_a_pod_in_two_lists_is_one_pod_as_it_was_seen_last(tmp_path):
+    seen = [pod("n", gpus=2, ran=("08:00:00", None), phase="Running"), pod("n", gpus=2, ran=("08:00:00", "10:00:00"))]
+    lists = [json.dumps({"apiVersion": "v1", "items": [with_uid(one, own="a")]}) for one in seen]
+    found = ledgered(put(tmp_path, "two.json", "\n".join(lists)))
+    assert (len(found.jobs), gpu_hours(found.jobs)) == (1, 4)
+    alone = "\n".join(json.dumps(with_uid(one, own=str(i))) for i, one in enumerate(seen))
+    assert sniff(put(tmp_path, "lines.json", alone)) == "kubernetes"
+
+
+def test_a_gang_that_grows_and_one_with_a_straggler_have_the_hours_of_their_pods(tmp_path):
+    label = {"training.kubeflow.org/job-name": "e"}
+    early = [pod(f"e-{i}", labels=label, gpus=1, ran=("08:00:00", "12:00:00")) for i in range(2)]
+    late = [pod(f"e-{i}", labels=label, gpus=1, ran=("11:00:00", "12:00:00")) for i in range(2, 6)]
+    found = kubernetes(tmp_path, *early, *late)
+    assert (found.jobs.n_workers.tolist(), gpu_hours(found.jobs)) == ([6], 12)
+    assert any("a gang that changed" in note for note in found.jobs.notes)
+
+
+def test_completions_of_a_job_that_do_not_run_at_once_are_jobs_and_those_that_do_are_a_gang(tmp_path):
+    def completion(i, *ran):
+        index = {"job-name": "s", "batch.kubernetes.io/job-completion-index": str(i)}
+        return pod(f"s-{i}", labels=index, owner=("Job", "s"), gpus=1, ran=ran)
+
+    sweep = kubernetes(tmp_path, completion(0, "08:00:00", "09:00:00"), completion(1, "09:00:00", "10:00:00"))
+    assert sweep.jobs.id.tolist() == ["lab/s[0]", "lab/s[1]"]
+    gang = kubernetes(tmp_path, completion(0, "08:00:00", "09:00:00"), completion(1, "08:00:00", "09:00:00"))
+    assert gang.jobs.id.tolist() == ["lab/s"]
+
+
+def test_a_crash_loop_holds_its_gpus_all_the_time(tmp_path):
+    looping = pod("c", gpus=8, phase="Running")
+    before = {"terminated": {"startedAt": "2024-03-01T14:00:00Z", "finishedAt": "2024-03-01T14:01:00Z"}}
+    states = [{"name": "main", "restartCount": 40, "state": {"waiting": {}}, "lastState": before}]
+    looping["status"] |= {"startTime": "2024-03-01T08:00:00Z", "containerStatuses": states}
+    found = kubernetes(tmp_path, looping, pod("last", gpus=1, ran=("08:00:00", "15:00:00")))
+    assert dict(zip(found.jobs.id.tolist(), found.jobs.duration_s.tolist(), strict=True))["lab/c"] == 7 * 3600
+
+
+def test_devices_that_are_no_known_gpus_are_named(tmp_path):
+    other = pod("npu", ran=("08:00:00", "09:00:00"))
+    other["spec"]["containers"][0]["resources"]["limits"]["huawei.com/Ascend910"] = "8"
+    found = kubernetes(tmp_path, other, pod("gpu", gpus=1, ran=("08:00:00", "09:00:00")))
+    assert "devices that are not counted as GPUs: huawei.com/Ascend910 of 1 pods." in found.jobs.notes
+
+
+# One bad cell is one row
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (row(2, elapsed="soon"), "1 with a cell that cannot be read (line 3: Elapsed is 'soon'"),
+        (row(2).replace("gres/gpu=1", "gpus"), "1 with a cell that cannot be read (line 3: AllocTRES is"),
+        ("2|too|short", "1 with a wrong number of cells (line 3: 3 cells; expected 9"),
+        (HEADER, "1 headers once more"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_lost_alone_and_told(tmp_path, bad, told):
+    found = slurm(tmp_path, row(1), bad, row(3), row(4))
+    assert found.jobs.id.tolist() == ["1", "3", "4"]
+    assert told in "\n".join(found.jobs.notes)
+
+
+@pytest.mark.parametrize("name", ["lr=0.1|bs=32", "a|b|c", "two\nlines"])
+def test_a_separator_or_newline_in_a_name_is_mended(tmp_path, name):
+    found = slurm(tmp_path, row(1, name=name), row(2))
+    assert found.jobs.id.tolist() == ["1", "2"]
+    assert found.jobs.model_names().tolist()[0] == name.replace("\n", " ")
+    assert any("were mended" in note for note in found.jobs.notes) or "\n" in name
+
+
+def test_amounts_that_say_none_and_slices_of_gpus_are_read(tmp_path):
+    unset = row(1).replace("mem=8G", "energy=18446744073709551614,mem=8G")
+    negative = row(2).replace("mem=8G", "energy=-2,mem=8G")
+    slices = row(3, gpus=7).replace("gres/gpu=7", "gres/gpu:a100_1g.5gb=7,gres/gpu=7")
+    jobs = slurm(tmp_path, unset, negative, slices).jobs
+    assert jobs.gpus.tolist() == pytest.approx([1, 1, 1])
+    assert jobs.measured_on.tolist() == ["", "", "a100"]
+
+
+@pytest.mark.parametrize("change", [
+    lambda text: text.replace("|", "^|^").encode(),
+    lambda text: ("slurm_load_jobs error: no controller\n" + text).encode(),
+    lambda text: text.encode("utf-16"),
+    lambda text: text.replace("train", "tr\xe9s").encode("latin-1"),
+    lambda text: ("\ufeff" + text.replace("\n", "\r\n")).encode(),
+])  # fmt: skip
+def test_separators_of_several_letters_complaints_above_and_other_encodings_are_read(tmp_path, change):
+    path = tmp_path / "x.txt"
+    path.write_bytes(change("\n".join([HEADER, row(1), row(2)]) + "\n"))
+    assert sniff(path) == "sacct"
+    assert gpu_hours(read(path)) == 2
+
+
+def test_quoted_cells_with_commas_are_read(tmp_path):
+    quoted = [",".join(f'"{cell}"' for cell in line.split("|")) for line in (HEADER, row(1, name="a, b"))]
+    path = put(tmp_path, "x.csv", "\n".join(quoted) + "\n")
+    assert sniff(path) == "sacct"
+    assert read(path).model_names().tolist() == ["a, b"]
+
+
+def test_an_entry_of_a_list_that_cannot_be_read_is_lost_alone(tmp_path):
+    ran = {"start_time": "2017-10-07 01:00:00", "end_time": "2017-10-07 02:00:00", "detail": [{"gpus": ["g"]}]}
+    log = [{"jobid": str(i), "submitted_time": "2017-10-07 01:00:00", "attempts": [ran]} for i in range(3)]
+    log[1]["submitted_time"] = "None"
+    found = ledgered(put(tmp_path, "log.json", log))
+    assert (found.jobs.id.tolist(), found.ledger.n_jobs) == (["0", "2"], 2)
+    assert "job 1 (1): submitted_time is 'None'" in found.jobs.notes[0]
+
+
+def test_what_squeue_prints_as_json_is_read_until_it_was_printed(tmp_path):
+    waits = {"job_id": 2, "job_state": ["PENDING"], "submit_time": number(100), "tres_req_str": "gres/gpu=1"}
+    runs = {
+        "job_id": 1, "name": "a", "user_name": "ann", "job_state": ["RUNNING"], "submit_time": number(100),
+        "start_time": number(200), "end_time": number(90_000), "tres_alloc_str": "cpu=8,gres/gpu:a100=2,gres/gpu=2",
+    }  # fmt: skip
+    path = put(tmp_path, "squeue.json", {"jobs": [runs, waits], "last_update": number(3800)})
+    assert sniff(path) == "sacct"
+    found = ledgered(path)
+    assert (found.jobs.id.tolist(), found.jobs.duration_s.tolist(), found.jobs.gpus.tolist()) == (["1"], [3600], [2])
+    assert any("not ended when the file was written" in note for note in found.jobs.notes)
+
+
+# Tables
+
+
+@pytest.mark.parametrize(
+    ("columns", "cells", "gpus"),
+    [
+        ("nodes,gpus_per_node", "4,8", 32),
+        ("num_inst,num_gpu", "3,0.5", 1.5),
+        ("worker_num,gpu_request", "5,8", 40),
+        ("node_num,gpu_num", "8,64", 64),  # nodes beside GPUs of the whole job
+        ("replicas,total_gpus", "4,8", 8),
+        ("num_workers,num_gpus", "8,8", 8),  # one each
+        ("gres_req,gres_alloc", "gpu:8,gpu:a100:2(S:0)", 2),
+    ],
+)
+def test_gpus_of_each_instance_or_node_are_multiplied_and_asked_about(tmp_path, columns, cells, gpus):
+    found = imported(tmp_path, f"id,submit,duration,{columns}\n1,0,3600,{cells}\n")
+    assert gpu_hours(found.jobs) == pytest.approx(gpus)
+    by = cells.count(",") and gpus not in (8, 64, 2)
+    assert any(f"labkit traces import --map gpus={columns.split(',')[1]}:whole" in n for n in found.jobs.notes) == by
+    whole = imported(
+        tmp_path, f"id,submit,duration,{columns}\n1,0,3600,{cells}\n", told=f"gpus={columns.split(',')[1]}:whole"
+    )
+    assert gpu_hours(whole.jobs) <= gpu_hours(found.jobs)
+
+
+def test_what_an_amount_is_of_is_kept_beside_the_file(tmp_path):
+    path = put(tmp_path, "mine.csv", "id,submit,duration,nodes,gpus_per_node,mem_per_gpu_gb\n1,0,3600,4,8,80\n")
+    keep(proposed(*table(path)), path)
+    jobs = read(path)
+    assert jobs.gang_demand[0, 0] == 32
+    assert jobs.gang_demand[0, 2] == 32 * 80
+
+
+TIMES = "id,submit,start,end,{},gpus\n" + "".join(
+    f"{i},2024-03-01T08:00:00,2024-03-01T09:00:00,2024-03-01T1{i}:00:00,{{}},2\n" for i in range(1, 4)
+)  # from 9 to 11, 12 and 13 o'clock
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "hours", "told"),
+    [
+        ("duration", (7200, 10800, 14400), 18, ""),
+        ("duration", (120, 180, 240), 18, ""),  # minutes, as end - start shows
+        ("walltime", (86400, 86400, 86400), 18, ""),  # a limit
+        ("duration", (10800, 14400, 18000), 24, "it is the time from submission to end, waits included"),
+        ("duration", (7200, 10800, 99999), 65.555, "duration differs from end - start in 1 of 3 rows"),
+    ],
+)
+def test_durations_are_compared_with_start_and_end(tmp_path, column, cells, hours, told):
+    found = imported(tmp_path, TIMES.format(column, *cells))
+    assert gpu_hours(found.jobs) == pytest.approx(hours, rel=1e-3)
+    assert told in "\n".join(found.jobs.notes)
+    assert bool(found.ledger.checks) == bool(told)
+
+
+def test_what_stands_for_not_known_is_no_moment_and_no_amount(tmp_path):
+    rows = ["1,1612137600,1612137610,1612141210,2", "2,1612137600,0,1612137700,40", "3,1612137600,1612137700,0,8"]
+    rows += ["4,1612137600,4294967294,-1,8", "5,1612137600,1612137600,1612141200,-1"]
+    rows += ["6,1612137600,1612137610,9223372036854775807,2"]
+    found = imported(tmp_path, "id,time_submit,time_start,time_end,gpus\n" + "\n".join(rows) + "\n")
+    assert found.jobs.id.tolist() == ["1"]
+    assert gpu_hours(found.jobs) == 2
+
+
+@pytest.mark.parametrize("span", ["1h30m", "0 days 01:30:00", "90m", "01:30:00", "5400", "1h 30min"])
+def test_spans_are_read_as_people_write_them(tmp_path, span):
+    assert imported(tmp_path, f"id,submit,duration,gpus\n1,0,{span},1\n").jobs.duration_s.tolist() == [5400]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("03/31/2024 10:00", "04/01/2024 10:00"), ("31/03/2024 10:00", "01/04/2024 10:00")]
+)
+def test_days_and_months_are_told_apart_where_the_column_does(tmp_path, first, second):
+    jobs = imported(tmp_path, f"id,submit,duration,gpus\n1,{first},60,1\n2,{second},60,1\n").jobs
+    assert jobs.arrival_s.tolist() == [0, 86_400]
+    with pytest.raises(TraceError, match="expected a time like"):
+        imported(tmp_path, "id,submit,duration,gpus\n1,03/04/2024 10:00,60,1\n", told="arrival=submit")
+
+
+def test_newlines_in_quotes_and_a_repeated_header_are_no_jobs(tmp_path):
+    text = (
+        'id,submit,duration,gpus,model\n1,0,3600,4,"bert, large\nv2"\nid,submit,duration,gpus,model\n2,0,3600,4,gpt\n'
+    )
+    found = imported(tmp_path, text)
+    assert found.jobs.id.tolist() == ["1", "2"]
+    assert found.ledger.left_out == {"headers once more": 1}
+
+
+# What a file is
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "job_id,user,num_gpus,submit_time,duration,state",  # six columns, as Alibaba's job table
+        "id,user,gpus,cpus,mem_gb,queue,submit,start,end,duration_h,state,node,exit",  # thirteen, as Google's events
+        "a\tb\tgpus\tsubmit\tduration\tuser\tmodel",  # seven by tabs, as Gavel's older traces
+        "a\tb\tgpus\tsubmit\tduration\tuser\tmodel\tx\ty\tz",
+        "JobID,User,Submit,Start,End,NGPUs,Node",  # two names of sacct, and GPUs of one's own
+        "id,arrival_s,gpus,length,owner",  # a name of labkit's own among others
+    ],
+)
+def test_a_table_of_ones_own_is_claimed_by_no_other_format(tmp_path, header):
+    path = put(
+        tmp_path, "x", f"{header}\n" + ("\t" if "\t" in header else ",").join("1" for _ in header.split(",")) + "\n"
+    )
+    with pytest.raises(TraceError, match=r"It is a table with a header.*labkit traces import"):
+        sniff(path)
+
+
+def test_a_guess_says_why_and_which_comes_next_and_a_refusal_that_it_can_be_overruled(tmp_path):
+    path = put(tmp_path, "x.csv", "j1,i1,u1,Terminated,100.0,200.0\n")
+    best = explained(path)[0]
+    assert (best.format, best.why) == (
+        "alibaba-2020",
+        "6 cells by commas, with numbers where start_time, end_time stand",
+    )
+    with pytest.raises(TraceError, match=r"Taken for alibaba-2020: 6 cells.*Say otherwise with --format"):
+        read(path)
+
+
+SWF = """; Version: 2.2
+; UnixStartTime: 1000000000
+1   0 10 3600  4 -1 -1 4 7200 -1 1 1 1 -1 1 1 -1 -1
+2 100  0   -1 -1 -1 -1 8 7200 -1 5 2 1 -1 1 1 -1 -1
+3 200 20  600 -1 -1 -1 6  900 -1 0 2 1  3 1 1  1 60
+3 200 20  300 -1 -1 -1 6  900 -1 2 2 1  3 1 1  1 60
+"""
+
+
+def test_the_standard_workload_format_is_read_with_its_signs_for_not_known(tmp_path):
+    found = ledgered(put(tmp_path, "x.swf", SWF))
+    assert sniff(tmp_path / "x.swf") == "swf"
+    assert found.jobs.id.tolist() == ["1", "3"]
+    assert found.jobs.gpus.tolist() == [4, 6]
+    assert found.jobs.arrival_s.tolist() == [0, 200]
+    assert list(found.ledger.left_out.values()) == [1, 1]  # a part of a job that has its own line; a job that never ran
+    assert found.segments.start_s.tolist() == [10, 220]
+
+
+# Checking a trace
+
+
+def test_occupancy_is_what_segments_hold_and_its_area_is_their_gpu_hours():
+    held = Segments.of([2, 4, 1, 3], [0, 1800, 7200, np.nan], [3600, 3600, 10800, 5])
+    moments, in_use = occupied(held)
+    assert (moments.tolist(), in_use.tolist()) == ([0, 1800, 3600, 7200, 10800], [2, 6, 0, 1, 0])
+    rows = occupancy(held, n_bins=3)
+    assert rows["mean"].tolist() == pytest.approx([4, 0, 1])
+    assert rows["peak"].tolist() == [6, 0, 1]
+    assert beyond(held, n_gpus=4) == (pytest.approx(1 / 6), pytest.approx(1.0))
+
+
+def test_check_shows_ledger_contradictions_and_that_a_trace_does_not_fit_its_machines(tmp_path):
+    rows = [row(1, gpus=4), row(1, gpus=4), row(2, gpus=2, elapsed="02:00:00"), row(3, gpus=2, submit=9)]
+    path = put(tmp_path, "x.txt", "\n".join([HEADER, *rows]) + "\n")
+    text = check(path, cluster=build("no_network(1)"))
+    assert "rows      4 rows = 3 jobs + 1 repeated, the same in every column" in text
+    assert "GPU-hours 14 in the file = 10 in jobs + 4 repeated, the same in every column." in text
+    assert "check     1 rows start before they were submitted." in text
+    assert "check     Elapsed differs from End - Start in 1 rows, in 1 by one hour (a change of clocks, say)" in text
+    assert "fit       more GPUs in use than" in text
