@@ -117,14 +117,15 @@ def test_branching_leaves_the_episodes_as_if_it_had_not_branched():
     one, other = trainer(3), trainer(3)
     net = one.policy.net()
     for made, share in ((one, 0.0), (other, 1.0)):
-        made._branches.reset(seed=list(range(6)))
+        branches = made._episodes.branches
+        branches.reset(seed=list(range(6)))
         made._record = made._room(16_000)
-        explore(made._branches.batch, made._branches.rules, net._replace(stop=np.full(1, -1e9, np.float32)),
+        explore(branches.batch, branches.rules, net._replace(stop=np.full(1, -1e9, np.float32)),
                 made._record, np.random.default_rng(0), 1, 2, share)  # fmt: skip
-    worth = [made._branches.batch.episode["worth"][:4] for made in (one, other)]
+    worth = [made._episodes.branches.batch.episode["worth"][:4] for made in (one, other)]
     assert np.isfinite(worth).all()
     assert (worth[0] < 0).all()
-    assert (other._branches.batch.episode["n_done"][:4] == 10).all()
+    assert (other._episodes.branches.batch.episode["n_done"][:4] == 10).all()
 
 
 def test_a_short_training_beats_the_network_that_it_began_with():
