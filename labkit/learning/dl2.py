@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -217,7 +217,11 @@ class Trainer(NetworkTraining):
 
     def _asked(self) -> dict[str, Any]:
         told = asdict(self.recipe) | {"models": list(self.models), "slot_s": self.slot_s, "seed": self.seed}
-        return told | ({"scenario": dict(self.scenario)} if self.scenario else {})
+        return told | {"scenario": dict(self.scenario)}
+
+    def go_on(self, state: dict[str, Any]) -> Self:
+        """Go on from a state; one of an older labkit is of a plain scenario."""
+        return super().go_on(state | {"asked": {"scenario": {}} | state.get("asked", {})})
 
 
 @dataclass(frozen=True, eq=False, slots=True)

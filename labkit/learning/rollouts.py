@@ -49,9 +49,7 @@ class Branching:
 class Episodes(Protocol):
     """Plays episodes under a policy, and records its decisions."""
 
-    def play(
-        self, seeds: Sequence[int], net: Net, how: How, record: DecisionRecord, rng: np.random.Generator
-    ) -> float:
+    def play(self, seeds: Sequence[int], net: Net, how: How, record: DecisionRecord, rng: np.random.Generator) -> float:
         """Play the episode of each seed to its end; return the mean JCT in slots."""
 
     def explore(
@@ -85,9 +83,7 @@ class CompiledEpisodes:
         self.envs = SlotEnvs(experiments, n_envs=n_envs, **options)
         self.branches = SlotEnvs(experiments, n_envs=n_envs + N_SPARE, **options)
 
-    def play(
-        self, seeds: Sequence[int], net: Net, how: How, record: DecisionRecord, rng: np.random.Generator
-    ) -> float:
+    def play(self, seeds: Sequence[int], net: Net, how: How, record: DecisionRecord, rng: np.random.Generator) -> float:
         """Play the episode of each seed to its end; return the mean JCT in slots."""
         self.envs.reset(seed=seeds)
         play(self.envs.batch, self.envs.rules, net, how, record, rng)
@@ -166,9 +162,7 @@ class SessionEpisodes:
         experiment = replace(self._of(np.random.default_rng(seed)), cadence=every_slot(self.slot_s))
         return experiment.session(policy, patience=PATIENCE, on_stall="stop"), policy
 
-    def play(
-        self, seeds: Sequence[int], net: Net, how: How, record: DecisionRecord, rng: np.random.Generator
-    ) -> float:
+    def play(self, seeds: Sequence[int], net: Net, how: How, record: DecisionRecord, rng: np.random.Generator) -> float:
         """Play the episode of each seed to its end; return the mean JCT in slots."""
         spent_slots = []
         for seed in seeds:

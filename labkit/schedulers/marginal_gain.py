@@ -62,7 +62,7 @@ def every_gang(jobs: Jobs, alike: Ints) -> tuple[Ints, Ints]:
 
 
 def gang_speeds(context: Context) -> tuple[Ints, Floats]:
-    """Measure every gang of each kind of job: the kind of each job (N,), and steps/s by kind, PSs and workers (K, P, W).
+    """Measure every gang; return the kind of each job (N,), and steps/s by kind, PSs and workers (K, P, W).
 
     Kinds whose jobs are all rigid have speed 0: their jobs never grow. All-reduce counts as one PS.
     """

@@ -26,7 +26,18 @@ from tests.command import labkit as forked
 from tests.command import labkit_in_a_process as labkit
 from tests.hang import HANG_S
 
-SHORT = ("--trace", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300", "--lessons", "1")
+SHORT = (
+    "--trace",
+    "dl2_jobs('testbed_6n')",
+    "--cluster",
+    "dl2-6n",
+    "--slot",
+    "300",
+    "--lessons",
+    "1",
+    "--held-out",
+    "2",
+)
 
 
 def test_a_policy_is_trained_and_compared_and_the_same_call_goes_on(tmp_path):
@@ -61,7 +72,8 @@ def test_a_policy_is_trained_and_compared_and_the_same_call_goes_on(tmp_path):
         (["dl3"], "unknown policy 'dl3'. Did you mean 'dl2'?"),
         (["dl2", "--slot", "0"], "--slot is 0.0; expected seconds > 0."),
         (["dl2", "--rounds", "-1"], "--rounds is -1; expected a number of updates >= 0."),
-        (["dl2", "--trace", "x.csv"], "trace x.csv is a file; expected a generator"),
+        (["dl2", "--trace", "x.csv"], "x.csv: there is no such file; expected a trace"),
+        (["dl2", "--trace", "testbed"], "trace testbed has 3 jobs; expected 40 or more"),
         (["dl2", "--cluster", "dl2-17n"], "dl2-17n"),
         (["dl2", "--out", "weights.txt"], ".safetensors"),
         (["dl2", "--out", "none/w.safetensors"], "the folder none is not there; make it, or name another one."),
@@ -69,7 +81,6 @@ def test_a_policy_is_trained_and_compared_and_the_same_call_goes_on(tmp_path):
         (["dl2", "--figure", "none/f.html"], "none/f.html: the folder none is not there; make it"),
         (["dl2", "--figure", "f.pdf"], "f.pdf ends in '.pdf'; expected .html or .svg or .png or .json."),
         (["dl2", "--log", "/dev/null"], "--log /dev/null is a file; expected a folder."),
-        (["dl2", "--trace", "poisson(20, per_hour=12)", "--cluster", "marl-testbed"], "the teacher cannot run trace"),
     ],
 )
 def test_what_is_typed_wrong_is_one_line(words, told, tmp_path):
