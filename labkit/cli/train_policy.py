@@ -137,16 +137,17 @@ def train_policy(
     course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
     clusters, traces = _places(policy, cluster, trace, scenario)
     asked: dict[str, Any] = {"updates": updates, "seed": seed if seed is not None else scenario.seed or SEED}
-    asked |= {"switch": switch, "published": published, "warm_up": warm_up, "dask": dask, "figure": figure}
+    asked |= {"switch": switch, "published": published, "dask": dask, "figure": figure}
     if policy == "marl":
-        if throughputs != ["fitted"]:
-            raise InputError("marl learns from its own simulations; leave --throughputs out.")
+        if warm_up is not None or throughputs != ["fitted"]:
+            raise InputError("marl learns from its own simulations; leave --warm-up and --throughputs out.")
         how = interference or ("calibrated" if "interference" not in scenario.changed else str(scenario.interference))
         _train_marl(course, clusters, traces, interference=how, **asked)
         return
     if throughputs != ["fitted"]:
         scenario = replace(scenario, throughputs=None)
-    _train_dl2(course, Setting(clusters, traces, throughputs, scenario), held_out=held_out, **asked)
+    setting = Setting(clusters, traces, throughputs, scenario)
+    _train_dl2(course, setting, held_out=held_out, warm_up=warm_up, **asked)
 
 
 def _places(
@@ -173,11 +174,9 @@ def _refuse_unknown_fields(scenario: Scenario, policy: str) -> None:
 
 def _train_marl(
     course: Course, clusters: Sequence[str | None], traces: Sequence[str], *, interference: str,
-    updates: dict[str, int | None], seed: int, switch: list[str], published: bool, warm_up: str | None,
-    dask: str | None, figure: Path | None,
+    updates: dict[str, int | None], seed: int, switch: list[str], published: bool, dask: str | None,
+    figure: Path | None,
 ) -> None:  # fmt: skip
-    if warm_up is not None:
-        raise InputError("marl learns from its own simulations; leave --warm-up out.")
     placed: dict[str, Any] = {"interference": interference, "seed": seed, "options": updates, "given": switch}
     with _placement_trainer(
         list(map(str, clusters)), list(traces), published=published, dask=dask, **placed
