@@ -192,7 +192,8 @@ def _train_dl2(
     from labkit.learning.dl2 import Recipe, Trainer
     from labkit.learning.training import refuse_unfit_episodes
 
-    slot_s, trainer = float(setting.scenario.slot_s or SLOT_S), None
+    trainer: Trains
+    slot_s = float(setting.scenario.slot_s or SLOT_S)
     with ExitStack() as stack:
         if published:
             theirs: dict[str, Any] = {"slot_s": slot_s, "seed": seed, "given": switch, "dask": dask}

@@ -64,7 +64,7 @@ def advice(table: pd.DataFrame, *, name: str) -> str:
     apart = sweep_differences(table, base=POLICY).dropna(subset=["mean"])
     if apart.empty:
         return f"use {name}: no other scheduler completed."
-    best = apart.loc[apart["mean"].idxmin()]
+    best = apart.iloc[int(apart["mean"].to_numpy().argmin())]
     rival, percent = best["scheduler"], 100 * abs(best["mean"]) / (best["mean"] + best["base"])
     if best["low"] > 0:
         return f"use {name}: its mean JCT is {percent:.1f} % shorter than that of {rival}, the best of the others."

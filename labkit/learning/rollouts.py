@@ -1,7 +1,7 @@
 """Episodes that DL2's policy learns from: in compiled code where numbers of tasks alone count, else in sessions.
 
 A session judges the policy too, so that quotas, reservations, failures and overheads are the same in training:
-`labkit.experiment.session` is the one place where time passes under them. It is some thirty times as slow.
+`labkit.experiment.session` is the one place where time passes under them. It takes ten times as long.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class SessionEpisodes:
             policy.how = BEST
             branch.run(policy, until_s=now_s + (branching.n_slots + 0.5) * self.slot_s)
             spent_s.append(mean_spent_s(branch))
-        better = (np.mean(spent_s) - spent_s) / self.slot_s * len(session.backend.jobs)
+        better = (np.mean(spent_s) - np.array(spent_s)) / self.slot_s * len(session.backend.jobs)
         record.reward[edges[0] : edges[-1]] = np.repeat(better, np.diff(edges))
         return kept
 

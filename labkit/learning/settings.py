@@ -130,7 +130,7 @@ class Setting:
 
     def plain(self) -> dict[str, Any]:
         """Return what episodes are, as JSON can hold it: several clusters, traces or tables are lists."""
-        drawn = {"trace": list(self.traces), "cluster": list(self.clusters)}
+        drawn: dict[str, list[Any]] = {"trace": list(self.traces), "cluster": list(self.clusters)}
         if tuple(self.throughputs) != (FITTED,):
             drawn["throughputs"] = list(map(str, self.throughputs))
         told = self.scenario.plain() | {name: one[0] if len(one) == 1 else one for name, one in drawn.items()}
