@@ -29,6 +29,7 @@ DEFAULTS = {
     "marl": ("marl-4x20", "marl_jobs(load=5)"),
 }
 """Cluster and trace that a policy is trained on where none is given."""
+
 SLOT_S = 1200.0
 SEED = 1
 MANY = "as often as you like: each episode draws one"
@@ -36,19 +37,22 @@ KNOWN = {"marl": {"interference", "slot_s"}, "dl2 as published": {"throughputs",
 """Fields of a scenario that simulations of their own know; those of dl2 know all."""
 
 
+def _usual(which: int) -> str:
+    """Return the clusters (0) or the traces (1) by default, for help."""
+    return "; ".join(f"{policy}: {usual[which]}" for policy, usual in DEFAULTS.items())
+
+
 @takes_scenario(trace=None)
 def train_policy(
     policy: Annotated[str, typer.Argument(help="dl2 or marl")],
     cluster: Annotated[
         list[str],
-        typer.Option(help=f"A preset or an expression; {MANY}. [default: dl2-16n, marl-4x20]", show_default=False),
+        typer.Option(help=f"A preset or an expression; {MANY}.", show_default=_usual(0)),
     ] = [],  # noqa: B006
     trace: Annotated[
         list[str],
         typer.Option(
-            help=f"A generator; of dl2 also a file, of which episodes are windows; {MANY}. "
-            "[default: dl2_jobs('short_48n', pattern='google'), marl_jobs(load=5)]",
-            show_default=False,
+            help=f"A generator; of dl2 also a file, of which episodes are windows; {MANY}.", show_default=_usual(1)
         ),
     ] = [],  # noqa: B006
     throughputs: Annotated[
@@ -59,16 +63,12 @@ def train_policy(
     ] = ["fitted"],  # noqa: B006
     interference: Annotated[
         str | None,
-        typer.Option(help=f"{OPTIONS['interference'].help} [default: none; of marl: calibrated]", show_default=False),
+        typer.Option(help=OPTIONS["interference"].help, show_default="none; of marl: calibrated"),
     ] = None,
-    slot_s: Annotated[
-        float | None, typer.Option("--slot", help="Seconds of a slot. [default: 1200]", show_default=False)
-    ] = None,
+    slot_s: Annotated[float | None, typer.Option("--slot", help="Seconds of a slot.", show_default="1200")] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            help="Of weights and traces; the same one gives the same weights. [default: 1]", show_default=False
-        ),
+        typer.Option(help="Of weights and traces; the same one gives the same weights.", show_default="1"),
     ] = None,
     lessons: Annotated[
         int | None, typer.Option(help="Updates in which it imitates a teacher that knows all speeds.")

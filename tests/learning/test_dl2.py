@@ -153,9 +153,11 @@ def test_a_loss_that_is_not_finite_stops_and_the_weights_are_the_last_good_ones(
     assert same(made.policy.net(), good)
 
 
-def test_files_are_no_traces_to_learn_from():
-    with pytest.raises(InputError, match=r"trace traces/demo.csv is a file; expected a generator such as dl2_jobs"):
-        Setting(["dl2-6n"], ["traces/demo.csv"])
+def test_a_short_file_is_no_trace_to_learn_from():
+    with pytest.raises(
+        InputError, match=r"trace testbed has 3 jobs; expected 40 or more, as a policy learns from windows"
+    ):
+        Setting(["dl2-6n"], ["testbed"])(np.random.default_rng(0))
 
 
 def test_episodes_that_are_longer_than_there_is_room_for_are_recorded_whole(monkeypatch):
