@@ -91,12 +91,19 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
             "labkit train wide_deep --auto",
         ),
     ),
-    "train-policy": (TRAIN, ("labkit train-policy dl2 --cluster dl2-16n --out mine.safetensors",)),
+    "train-policy": (
+        TRAIN,
+        (
+            "labkit train-policy dl2 --cluster dl2-16n --out mine.safetensors",
+            "labkit train-policy dl2 --quotas 'user=24' --mtbf 100000 --mttr 3600 --out mine.safetensors",
+        ),
+    ),
     "weights": (TRAIN, ("labkit weights show dl2",)),
     "weights show": ("", ("labkit weights show dl2", "labkit weights show mine.safetensors --json")),
     "traces": (DATA, ("labkit traces list", "labkit traces info demo")),
     "traces list": ("", ("labkit traces list",)),
     "traces info": ("", ("labkit traces info demo",)),
+    "traces check": ("", ("labkit traces check jobs.csv --cluster testbed/hosts.toml",)),
     "traces fetch": ("", ("labkit traces fetch philly",)),
     "traces import": (
         "",

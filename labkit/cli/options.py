@@ -48,23 +48,24 @@ def takes_scenario(*, trace: Any = Trace, machines: bool = False) -> Callable[[C
     """Let a command whose function has a parameter `scenario` take a trace, `--scenario`, and each field as an option.
 
     The function gets a `Scenario`, made of the file that `--scenario` names, if any, and of what was typed; with the
-    trace "" where none was.
+    trace "" where none was. A field of which it has a parameter itself is its own business.
 
     Parameters
     ----------
     trace
-        The annotation of the trace, as typer reads it.
+        The annotation of the trace, as typer reads it; None: the function takes it itself.
     machines : bool
         Only fields that a run on machines has, too; no cluster.
     """
 
     def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
         hints = get_type_hints(function, include_extras=True)
-        names = [name for name, option in OPTIONS.items() if not (machines and option.simulated)]
-        parameters: list[inspect.Parameter] = [_parameter("trace", trace, None)]
-        for each in inspect.signature(function).parameters.values():
+        own = inspect.signature(function).parameters
+        names = [name for name, option in OPTIONS.items() if not (machines and option.simulated) and name not in own]
+        parameters: list[inspect.Parameter] = [] if trace is None else [_parameter("trace", trace, None)]
+        for each in own.values():
             if each.name == "scenario":
-                parameters += [] if machines else [_parameter("cluster", Cluster, None)]
+                parameters += [] if machines or "cluster" in own else [_parameter("cluster", Cluster, None)]
                 parameters += [*map(_option, names), _parameter(FILE, ScenarioFile, None)]
             else:
                 parameters.append(_parameter(each.name, hints[each.name], each.default))
@@ -72,7 +73,8 @@ def takes_scenario(*, trace: Any = Trace, machines: bool = False) -> Callable[[C
         @wraps(function)
         def command(context: typer.Context, **words: Any) -> Any:
             file = words.pop(FILE)
-            typed = {name: words.pop(name) for name in ("trace", "cluster", *names) if name in words}
+            fields = [name for name in ("trace", "cluster") if name not in own] + names
+            typed = {name: words.pop(name) for name in fields if name in words}
             if file is not None or _is_run(typed.get("trace")):
                 typed = {name: value for name, value in typed.items() if _is_typed(context, name)}
             return function(scenario=_scenario(file, typed), **words)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from labkit.cli.options import flag_of, takes_scenario
 from labkit.cli.train_marl import lent_marl_trainer
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.core.outside import reproduction
-from labkit.system.printing import terminal
+from labkit.experiment.scenario import OPTIONS, Scenario
+from labkit.system.printing import printable, terminal
 
 if TYPE_CHECKING:
+    from labkit.learning.settings import Setting
     from labkit.learning.training import Course, Trains
 
 POLICIES = ("dl2", "marl")
@@ -25,37 +29,55 @@ DEFAULTS = {
     "marl": ("marl-4x20", "marl_jobs(load=5)"),
 }
 """Cluster and trace that a policy is trained on where none is given."""
+
+SLOT_S = 1200.0
+SEED = 1
 MANY = "repeatable: each episode draws one"
+KNOWN = {"marl": {"interference", "slot_s"}, "dl2 as published": {"throughputs", "slot_s"}}
+"""Fields of a scenario that simulations of their own know; those of dl2 know all."""
 
 
+def _usual(which: int) -> str:
+    """Return the clusters (0) or the traces (1) by default, for help."""
+    return "; ".join(f"{policy}: {usual[which]}" for policy, usual in DEFAULTS.items())
+
+
+@takes_scenario(trace=None)
 def train_policy(
     policy: Annotated[str, typer.Argument(help="dl2 or marl")],
     cluster: Annotated[
         list[str],
-        typer.Option(help=f"A preset or an expression; {MANY}. [default: dl2-16n, marl-4x20]", show_default=False),
+        typer.Option(help=f"A preset or an expression; {MANY}.", show_default=_usual(0)),
     ] = [],  # noqa: B006
     trace: Annotated[
         list[str],
         typer.Option(
-            help=f"A generator; {MANY}. [default: dl2_jobs('short_48n', pattern='google'), marl_jobs(load=5)]",
-            show_default=False,
+            help=f"A generator; of dl2 also a file, of which episodes are windows; {MANY}.", show_default=_usual(1)
         ),
     ] = [],  # noqa: B006
-    interference: Annotated[
-        str, typer.Option(help="Of marl: how co-located jobs slow each other: none, mild, calibrated, or a FILE.")
-    ] = "calibrated",
     throughputs: Annotated[
         list[str],
         typer.Option(
             help=f"A table of measured speeds, fitted: those that fit the trace, or analytic: predicted; {MANY}."
         ),
     ] = ["fitted"],  # noqa: B006
-    slot: Annotated[float, typer.Option(help="Seconds of a slot.")] = 1200.0,
-    seed: Annotated[int, typer.Option(help="Of weights and traces; the same one gives the same weights.")] = 1,
+    interference: Annotated[
+        str | None,
+        typer.Option(help=OPTIONS["interference"].help, show_default="none; of marl: calibrated"),
+    ] = None,
+    slot_s: Annotated[float | None, typer.Option("--slot", help="Seconds of a slot.", show_default="1200")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of weights and traces; the same one gives the same weights.", show_default="1"),
+    ] = None,
     lessons: Annotated[
         int | None, typer.Option(help="Updates in which it imitates a teacher that knows all speeds.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Updates in which it learns by itself.")] = None,
+    held_out: Annotated[
+        int,
+        typer.Option(help="Of dl2: traces that it has not met, on which it is compared with simple schedulers.", min=0),
+    ] = 10,
     published: Annotated[
         bool,
         typer.Option(
@@ -89,49 +111,122 @@ def train_policy(
         Path | None, typer.Option(help="The learning curve: .html, .svg, .png or .json.", metavar="FILE")
     ] = None,
     keep_every: Annotated[int, typer.Option(help="Updates after which weights and state are written.", min=1)] = 10,
+    *,
+    scenario: Scenario,
 ) -> None:
     """Train a scheduler's network on simulations. The same call goes on where one that was stopped ended."""
     if policy not in POLICIES:
         raise unknown("policy", policy, POLICIES)
     out = Path(f"{policy}.safetensors") if out == Path("POLICY.safetensors") else out
-    cluster, trace = cluster or [DEFAULTS[policy][0]], trace or [DEFAULTS[policy][1]]
-    if not slot > 0:
-        raise InputError(f"--slot is {slot}; expected seconds > 0.")
+    slot_s = slot_s if slot_s is not None else scenario.slot_s or SLOT_S
+    if not slot_s > 0:
+        raise InputError(f"--slot is {slot_s}; expected seconds > 0.")
     _refuse_places(out, log=log, figure=figure)
-    import torch
-
-    from labkit.learning.dl2 import Recipe, Trainer
-    from labkit.learning.settings import Setting
-    from labkit.learning.training import Course, refuse_unfit_episodes
-
-    torch.set_num_threads(1)  # so that the same seed gives the same weights
-    given = {"n_lessons": lessons, "n_rounds": rounds}
-    for name, value in given.items():
+    scenario = replace(scenario, slot_s=slot_s, interference=interference or scenario.interference)
+    _refuse_unknown_fields(scenario, f"{policy}{' as published' * published}")
+    updates = {"n_lessons": lessons, "n_rounds": rounds}
+    for name, value in updates.items():
         if value is not None and value < 0:
             raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
-    trainer: Trains
+    import torch
+
+    from labkit.learning.settings import Setting
+    from labkit.learning.training import Course
+
+    torch.set_num_threads(1)  # so that the same seed gives the same weights
     course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
+    clusters, traces = _places(policy, cluster, trace, scenario)
+    asked: dict[str, Any] = {"updates": updates, "seed": seed if seed is not None else scenario.seed or SEED}
+    asked |= {"switch": switch, "published": published, "dask": dask, "figure": figure}
     if policy == "marl":
         if warm_up is not None or throughputs != ["fitted"]:
             raise InputError("marl learns from its own simulations; leave --warm-up and --throughputs out.")
-        placed: dict[str, Any] = {"interference": interference, "seed": seed, "options": given, "given": switch}
-        with _placement_trainer(cluster, trace, published=published, dask=dask, **placed) as trainer:
-            whole = course.run(trainer)
-        _end(course, trainer, figure=figure, whole=whole, kind="published=True, " if published else "")
+        how = interference or ("calibrated" if "interference" not in scenario.changed else str(scenario.interference))
+        _train_marl(course, clusters, traces, interference=how, **asked)
         return
-    setting = Setting(cluster, trace, throughputs)
+    if throughputs != ["fitted"]:
+        scenario = replace(scenario, throughputs=None)
+    setting = Setting(clusters, traces, throughputs, scenario)
+    _train_dl2(course, setting, held_out=held_out, warm_up=warm_up, **asked)
+
+
+def _places(
+    policy: str, cluster: list[str], trace: list[str], scenario: Scenario
+) -> tuple[Sequence[str | None], Sequence[str]]:
+    """Return clusters and traces: those that were typed, else the scenario's, else those by default."""
+    usual_cluster, usual_trace = DEFAULTS[policy]
+    own = [str(scenario.cluster)] if scenario.cluster is not None else None
+    there = [None] if scenario.profile is not None else [usual_cluster]  # a profile has a cluster of its own
+    return cluster or own or there, trace or [str(scenario.trace) or usual_trace]
+
+
+def _refuse_unknown_fields(scenario: Scenario, policy: str) -> None:
+    """Raise if a scenario says what the episodes of a policy know nothing of, or what changes nothing for it."""
+    for name in scenario.changed:
+        if name == "prices":
+            raise InputError("--prices: a policy learns to shorten jobs, whatever they cost; leave it out.")
+        if policy in KNOWN and name not in KNOWN[policy]:
+            raise InputError(
+                f"{flag_of(name)}: {policy} learns in simulations of its own, which do not know it; leave it out. "
+                "`labkit train-policy dl2` takes it."
+            )
+
+
+def _train_marl(
+    course: Course, clusters: Sequence[str | None], traces: Sequence[str], *, interference: str,
+    updates: dict[str, int | None], seed: int, switch: list[str], published: bool, dask: str | None,
+    figure: Path | None,
+) -> None:  # fmt: skip
+    placed: dict[str, Any] = {"interference": interference, "seed": seed, "options": updates, "given": switch}
+    with _placement_trainer(
+        list(map(str, clusters)), list(traces), published=published, dask=dask, **placed
+    ) as trainer:
+        whole = course.run(trainer)
+    _end(course, trainer, figure=figure, whole=whole, name=_name("marl", course.out, published=published))
+
+
+def _train_dl2(
+    course: Course, setting: Setting, *, held_out: int, updates: dict[str, int | None], seed: int, switch: list[str],
+    published: bool, warm_up: str | None, dask: str | None, figure: Path | None,
+) -> None:  # fmt: skip
+    from labkit.learning.dl2 import Recipe, Trainer
+    from labkit.learning.training import refuse_unfit_episodes
+
+    trainer: Trains
+    slot_s = float(setting.scenario.slot_s or SLOT_S)
     with ExitStack() as stack:
         if published:
-            theirs: dict[str, Any] = {"slot_s": slot, "seed": seed, "given": switch, "dask": dask}
-            theirs["options"] = {"lessons": lessons, "rounds": rounds, "warm_up": warm_up}
+            theirs: dict[str, Any] = {"slot_s": slot_s, "seed": seed, "given": switch, "dask": dask}
+            theirs["options"] = {name[2:]: value for name, value in updates.items()} | {"warm_up": warm_up}
             trainer = stack.enter_context(reproduction("dl2").lent_trainer(setting, **theirs))
         else:
             _refuse_switches(switch, warm_up, dask)
-            recipe = Recipe(**{name: value for name, value in given.items() if value is not None})
-            trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
-        refuse_unfit_episodes(setting)
+            refuse_unfit_episodes(setting)
+            recipe = Recipe(**{name: value for name, value in updates.items() if value is not None})
+            told: dict[str, Any] = {} if setting.is_plain else {"scenario": setting.plain()}
+            trainer = Trainer(setting, models=setting.models(), slot_s=slot_s, seed=seed, recipe=recipe, **told)
+        if published:
+            refuse_unfit_episodes(setting, counts_alone=True)
         whole = course.run(trainer)
-    _end(course, trainer, figure=figure, whole=whole, kind="published=True, " if published else "", policy="dl2")
+    name = _name("dl2", course.out, published=published)
+    _end(course, trainer, figure=figure, whole=whole, name=name)
+    if held_out and trainer.n_done and not published:
+        _judge(course.out, setting, n=held_out, name=name)
+
+
+def _name(policy: str, out: Path, *, published: bool) -> str:
+    """Return what a trained policy is called as a scheduler."""
+    return f"{policy}({'published=True, ' * published}weights='{out}')"
+
+
+def _judge(weights: Path, setting: Setting, *, n: int, name: str) -> None:
+    """Compare a policy with simple schedulers in the scenario of its training, and say which one to use."""
+    from labkit.cli.sweep import tell
+    from labkit.learning.judging import POLICY, advice, judge
+
+    table = judge(weights, setting.held_out, n=n)
+    tell(table, metric="mean_jct_s", base=POLICY, as_json=False)
+    print(printable(advice(table, name=name)))
 
 
 @contextmanager
@@ -159,15 +254,7 @@ def _refuse_switches(given: Sequence[str], warm_up: str | None, dask: str | None
         )
 
 
-def _end(
-    course: Course,
-    trainer: Trains,
-    *,
-    figure: Path | None,
-    whole: bool,
-    kind: str,
-    policy: str = "marl",
-) -> None:
+def _end(course: Course, trainer: Trains, *, figure: Path | None, whole: bool, name: str) -> None:
     """Draw the learning curve, and tell what there is now."""
     out = course.out
     if figure is not None:
@@ -179,7 +266,7 @@ def _end(
         )
         raise typer.Exit(130)
     told = f"{out}: trained on {trainer.slots:,} slots; labkit compare ..."
-    print(f"{told} --schedulers \"{policy}({kind}weights='{out}')\"")
+    print(f'{told} --schedulers "{name}"')
 
 
 def _refuse_places(out: Path, *, log: Path | None, figure: Path | None) -> None:

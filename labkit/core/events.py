@@ -287,6 +287,11 @@ class EventLog:
     def __len__(self) -> int:
         return self._n
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> EventLog:
+        copied_log = EventLog()  # field by field, its bytes would no longer be those of its rows
+        copied_log.append(self.rows.copy())
+        return copied_log
+
     @property
     def rows(self) -> Events:
         """All events so far, a read-only view."""

@@ -230,11 +230,12 @@ class Experiment:
         observers: Sequence[Observer] = (),
         backend: Backend | None = None,
         reasons: list[str] | None = None,
+        **stalls: Any,
     ) -> Session:
         """Return a session at time 0, with the cadence that suits the scheduler, after its pre-runs if it has any.
 
         It runs on `backend`, by default on a fresh simulator, with leases if the scheduler has a `lease_s`. Why it
-        changes jobs is added to `reasons`.
+        changes jobs is added to `reasons`. `stalls` are `patience` and `on_stall` of a `Session`.
         """
         believed, runs_on = self.believed or self.speed, self.speed.runs_on()
         shape = len(self.jobs), len(self.cluster.device_types)
@@ -257,7 +258,7 @@ class Experiment:
             backend = self.simulator(lease_s=lease_s, measure_every_s=every_s)
         return Session(
             backend, cadence=cadence, runs_on=runs_on, observers=observers, reasons=reasons, quotas=self.quotas,
-            reservations=self.reservations,
+            reservations=self.reservations, **stalls,
         )  # fmt: skip
 
     def config(self, scheduler: Scheduler) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -156,6 +157,14 @@ class Session:
             return Snapshot(self.ledger, now_s=now_s, number=number, runs_on=self.runs_on)
         admitted = self._admission.admitted(able=self._able())
         return AdmittedSnapshot(self.ledger, now_s=now_s, number=number, runs_on=self.runs_on, admitted=admitted)
+
+    def fork(self) -> Session:
+        """Return a copy that goes on by itself, with the same jobs, cluster and speeds: what else might have happened.
+
+        Both meet the same failures and the same changes of speed. Observers and a backend are copied too.
+        """
+        shared = self.backend.jobs, self.ledger.jobs, self.backend.cluster, getattr(self.backend, "speed", None)
+        return copy.deepcopy(self, {id(each): each for each in shared})
 
     def _able(self) -> Bools | None:
         """Return which jobs some hosts are open to now, (N,); None: all."""

@@ -25,6 +25,7 @@ METADATA: Final = {
     "slot_s": "the seconds of its slots",
     "form": "the form of its network, with names of models",
     "n_nets": "how many networks there are",
+    "scenario": "the scenario of its training: trace, cluster, quotas, failures, ... (names may be private)",
     "source": "the command as it was typed (its paths and names may be private)",
 }
 HARMLESS: Final = {"policy", "version", "n_nets"}

@@ -1,14 +1,14 @@
 """Training DL2's policy: first it imitates a teacher, then it compares what else it might do in a slot.
 
-It needs no live cluster: episodes are simulated in compiled code (`episodes`, `branches`), the network learns in torch.
+It needs no live cluster: episodes are simulated (`rollouts`), the network learns in torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labkit.core.resources import Floats, Ints
-from labkit.learning.branches import explore, play
+from labkit.learning.branches import play
 from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
+from labkit.learning.rollouts import N_SPARE, PATIENCE, Branching, episodes_of
 from labkit.learning.training import NetworkTraining
 from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
 from labkit.schedulers.dl2.policy import BEST, NOTHING, DecisionRecord, How, record
@@ -26,7 +27,6 @@ from labkit.schedulers.dl2.weights import SpeedFit, Weights
 from labkit.speed.dl2 import THETA, fit, terms
 from labkit.speed.tabled import ByCounts
 
-PATIENCE: Final = 100
 USUAL_SLOTS: Final = 80
 """Of an episode, for which there is room at first."""
 MOST_BETTER: Final = 4.0
@@ -118,6 +118,8 @@ class Policy(nn.Module):
 class Trainer(NetworkTraining):
     """Trains a policy on episodes drawn from `experiments`; the same seed gives the same weights.
 
+    `scenario` goes into the weights: what was asked for beside the defaults, as `Setting.plain` writes it down.
+
     Examples
     --------
     >>> trainer = Trainer(experiment_of, models=DL2_MODELS, slot_s=1200.0, seed=1)  # doctest: +SKIP
@@ -131,17 +133,16 @@ class Trainer(NetworkTraining):
     slot_s: float
     seed: int = 1
     recipe: Recipe = field(default_factory=Recipe)
+    scenario: Mapping[str, Any] = field(default_factory=dict)
     policy: Policy = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         recipe = self.recipe
         self._begin(lambda: Policy(len(self.models), recipe.n_units), torch.optim.Adam)
-        options: dict[str, Any] = {
-            "n_jobs": recipe.n_jobs, "slot_s": self.slot_s, "models": self.models, "reward": "time",
-            "patience": PATIENCE,
-        }  # fmt: skip
-        self._envs = SlotEnvs(self.experiments, n_envs=recipe.n_envs, **options)
-        self._branches = SlotEnvs(self.experiments, n_envs=recipe.n_envs + 2, **options)
+        self._episodes = episodes_of(
+            self.experiments, n_envs=recipe.n_envs, n_jobs=recipe.n_jobs, slot_s=self.slot_s, models=self.models
+        )
+        self._branching = Branching(n_branches=recipe.n_branches, n_slots=recipe.n_slots, share=recipe.share)
         self._record = self._room(1)
 
     def _room(self, n_slots: int) -> DecisionRecord:
@@ -158,33 +159,24 @@ class Trainer(NetworkTraining):
 
     def _play_with_teacher(self, left: float) -> float:
         """Play episodes, the earlier the more often as the teacher says; return their mean JCT in slots."""
-        envs, recipe = self._envs, self.recipe
+        recipe = self.recipe
         seeds = self._seeds(recipe.n_envs)
         obeys = bool(self._rng.random() < left - 0.5) or self.n_done == 0
         how, net = How(draws=True, keeps=True, lookahead=recipe.lookahead, obeys=obeys), self.policy.net()
-
-        def played() -> None:
-            envs.reset(seed=seeds)
-            play(envs.batch, envs.rules, net, how, self._record, self._rng)
-
-        self._recorded(played, n_episodes=recipe.n_envs)
-        return -float(envs.batch.episode["worth"].mean())
+        return self._recorded(
+            lambda: self._episodes.play(seeds, net, how, self._record, self._rng), n_episodes=recipe.n_envs
+        )
 
     def _play_with_branches(self) -> float:
         """Play episodes with branches; return their mean JCT in slots."""
-        envs, recipe, net = self._branches, self.recipe, self.policy.net()
-        seeds = self._seeds(recipe.n_envs + 2)
+        recipe, net = self.recipe, self.policy.net()
+        seeds = self._seeds(recipe.n_envs + N_SPARE)
+        return self._recorded(
+            lambda: self._episodes.explore(seeds, net, self._record, self._rng, self._branching),
+            n_episodes=int(recipe.n_envs * recipe.n_branches * max(recipe.share, 0.05) * 2),
+        )
 
-        def explored() -> None:
-            envs.reset(seed=seeds)
-            explore(
-                envs.batch, envs.rules, net, self._record, self._rng, recipe.n_branches, recipe.n_slots, recipe.share
-            )
-
-        self._recorded(explored, n_episodes=int(recipe.n_envs * recipe.n_branches * max(recipe.share, 0.05) * 2))
-        return -float(envs.batch.episode["worth"][: recipe.n_envs].mean())
-
-    def _recorded(self, play: Callable[[], None], *, n_episodes: int) -> None:
+    def _recorded(self, play: Callable[[], float], *, n_episodes: int) -> float:
         """Record what is played; where episodes are longer than usual, play them again with more room."""
         n_slots, draws = n_episodes * USUAL_SLOTS, self._rng.bit_generator.state
         while True:
@@ -192,8 +184,7 @@ class Trainer(NetworkTraining):
                 self._record = self._room(n_slots)
             self._record.n[:] = 0
             try:
-                play()
-                return
+                return play()
             except IndexError:
                 n_slots, self._rng.bit_generator.state = 2 * len(self._record.first), draws
 
@@ -222,10 +213,15 @@ class Trainer(NetworkTraining):
 
     def weights(self, source: str) -> Weights:
         """Return the policy as it is, for a scheduler."""
-        return Weights(self.policy.net(), tuple(self.models), self.slot_s, source, self._speeds)
+        return Weights(self.policy.net(), tuple(self.models), self.slot_s, source, self._speeds, self.scenario)
 
     def _asked(self) -> dict[str, Any]:
-        return asdict(self.recipe) | {"models": list(self.models), "slot_s": self.slot_s, "seed": self.seed}
+        told = asdict(self.recipe) | {"models": list(self.models), "slot_s": self.slot_s, "seed": self.seed}
+        return told | {"scenario": dict(self.scenario)}
+
+    def go_on(self, state: dict[str, Any]) -> Self:
+        """Go on from a state; one of an older labkit is of a plain scenario."""
+        return super().go_on(state | {"asked": {"scenario": {}} | state.get("asked", {})})
 
 
 @dataclass(frozen=True, eq=False, slots=True)

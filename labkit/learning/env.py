@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from labkit.core.draft import BOTH, FEATURES, MOST, PS, WORKER
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Events, Kind, Role
-from labkit.core.resources import Bools
+from labkit.core.jobs import Jobs
+from labkit.core.resources import Bools, Floats
 from labkit.core.trial import Trial
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.experiment import Experiment
@@ -92,7 +93,7 @@ class SlotEnv(gym.Env[Observation, np.int64]):
         experiment = self.experiment_of(self.np_random)
         self.session = Session(
             experiment.simulator(), cadence=self._cadence, runs_on=experiment.speed.runs_on(), patience=self.patience,
-            on_stall="stop",
+            on_stall="stop", quotas=experiment.quotas, reservations=experiment.reservations,
         )  # fmt: skip
         table = experiment.jobs
         kinds = np.column_stack([table.worker_demand, table.ps_demand, self.session.runs_on])
@@ -199,8 +200,13 @@ class SlotEnv(gym.Env[Observation, np.int64]):
         """Return the sum of all rewards so far."""
         jobs, now_s, n = self.session.backend.jobs, self.session.now_s, len(self._done_s)
         if self.reward == "time":
-            spent_s = np.maximum(np.minimum(self._done_s, now_s) - jobs.arrival_s, 0.0)
-            return -float(spent_s.sum()) / self.slot_s / n
+            return -float(spent_s(jobs, self._done_s, now_s).sum()) / self.slot_s / n
         steps = self.session.ledger.steps_done(np.arange(n, dtype=np.int32), now_s)
         done = np.where(np.isfinite(self._done_s), 1.0, np.minimum(steps / jobs.total_steps, 1.0))
         return float(done.sum())
+
+
+def spent_s(jobs: Jobs, done_s: Floats, now_s: float) -> Floats:
+    """Return the seconds that each job has spent in the system so far, (N,); `done_s` is inf for those not done."""
+    spent: Floats = np.maximum(np.minimum(done_s, now_s) - jobs.arrival_s, 0.0)
+    return spent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
@@ -19,14 +19,16 @@ from labkit.learning.env import ExperimentOf, Observation, SlotEnv
 from labkit.speed.tabled import ByCounts
 
 Actions = NDArray[np.int64]
+DISTURBANCES: Final = ("overheads", "variation", "faults", "losses", "troubles", "quotas", "reservations")
+"""Fields of an experiment that only a session knows."""
 
 
 class SlotEnvs(gym.vector.VectorEnv[Any, Any, Any]):  # its rewards are floats, its ends bools
     """B episodes of `SlotEnv` side by side: the same numbers, a hundred times as fast.
 
     It knows runs in which only the numbers of workers and parameter servers count: a speed model such as
-    `MeasuredSpeed`, and neither overheads nor variation, faults or losses; a `SlotEnv` takes any experiment. An episode
-    that is over begins anew with the next step, which ignores its action (Gymnasium's NEXT_STEP).
+    `MeasuredSpeed`, and none of `DISTURBANCES`; a `SlotEnv` takes any experiment. An episode that is over begins anew
+    with the next step, which ignores its action (Gymnasium's NEXT_STEP).
 
     `info` holds "action_mask" (B, 3 J + 1), "n_unseen" (B,) and "now_s" (B,), as that of a `SlotEnv`. Observations,
     masks and rewards are views of what the next step overwrites; copy what is to be kept.
@@ -141,6 +143,19 @@ class SlotEnvs(gym.vector.VectorEnv[Any, Any, Any]):  # its rewards are floats, 
         episodes.begin(batch, b, self.rules, demands, experiment.speed.runs_on(), cluster.group_type.astype(np.int32))
 
 
+def hindrance(experiment: Experiment) -> str:
+    """Return what of an experiment compiled episodes know nothing of, as a sentence; empty: they know all of it."""
+    for name in DISTURBANCES:
+        if getattr(experiment, name) is not None:
+            return f"SlotEnvs knows no {name}, and the experiment has some; drop them, or take SlotEnv."
+    if isinstance(experiment.speed, ByCounts):
+        return ""
+    return (
+        f"SlotEnvs needs speeds that depend on numbers of tasks alone, such as MeasuredSpeed's; "
+        f"{type(experiment.speed).__name__} does not tell them. Take another speed model, or SlotEnv."
+    )
+
+
 def _only_counts(experiment: Experiment) -> ByCounts:
     """Return the speed model of an experiment in which nothing else counts.
 
@@ -149,14 +164,9 @@ def _only_counts(experiment: Experiment) -> ByCounts:
     InputError
         If something does; it names that.
     """
-    for name in ("overheads", "variation", "faults", "losses"):
-        if getattr(experiment, name) is not None:
-            raise InputError(f"SlotEnvs knows no {name}, and the experiment has some; drop them, or take SlotEnv.")
-    if not isinstance(experiment.speed, ByCounts):
-        raise InputError(
-            f"SlotEnvs needs speeds that depend on numbers of tasks alone, such as MeasuredSpeed's; "
-            f"{type(experiment.speed).__name__} does not tell them. Take another speed model, or SlotEnv."
-        )
+    if why := hindrance(experiment):
+        raise InputError(why)
+    assert isinstance(experiment.speed, ByCounts)
     return experiment.speed
 
 

@@ -1,18 +1,21 @@
-"""What a policy is trained on: traces drawn anew for each episode, on one cluster or several."""
+"""What a policy is trained on: traces drawn anew for each episode, on one cluster or several, in a scenario."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import of_any_type
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.experiment.experiment import Experiment
+from labkit.experiment.scenario import Scenario
 from labkit.speed.dl2 import FittedTable, fitted
 from labkit.speed.measured import ByGang, MeasuredSpeed, SpeedTable
 from labkit.speed.tabled import analytic
@@ -24,6 +27,11 @@ ANALYTIC = "analytic"
 
 FIRST_SEED = 1_000_000
 """Seeds of training are this and above; evaluate with smaller ones."""
+WINDOW: Final = 60
+FEWEST_JOBS: Final = 40
+"""Of a trace from which a policy learns."""
+PLAIN: Final = Scenario(trace="")
+"""A scenario in which all is as by default."""
 
 
 def refuse_files(traces: Sequence[str], *, such_as: str) -> None:
@@ -49,47 +57,106 @@ def fresh(generator: str, rng: np.random.Generator) -> Jobs:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """Clusters and traces, of which each episode draws one.
+    """What each episode draws from: clusters, traces and speeds, in a scenario that is the same for all.
+
+    A generated trace has a seed of its own in each episode; of a file, an episode is a window: `window`.
 
     Attributes
     ----------
     clusters, traces : sequence of str
-        Names or expressions; traces are generated, with a seed of their own in each episode.
+        Names, expressions or files; a cluster None is that of the scenario's profile.
     throughputs : sequence of path or str
-        Tables of measured speeds; "fitted": the speeds that fit the trace by themselves; "analytic": those that
-        Optimus' model predicts from ten gangs of each of DL2's models at their fitted speeds, or "analytic:FILE" from
-        gangs of a table ("OfflineRL" of DL2's evaluation).
+        Tables of measured speeds; "fitted": the speeds that the scenario has, by default those that fit the trace by
+        themselves; "analytic": those that Optimus' model predicts from ten gangs of each of DL2's models at their
+        fitted speeds, or "analytic:FILE" from gangs of a table ("OfflineRL" of DL2's evaluation).
+    scenario : Scenario
+        All else that an episode is; its trace, cluster and seed do not count.
     """
 
-    clusters: Sequence[str]
+    clusters: Sequence[str | None]
     traces: Sequence[str]
     throughputs: Sequence[Path | str] = (FITTED,)
-
-    def __post_init__(self) -> None:
-        refuse_files(self.traces, such_as="dl2_jobs('short_48n')")
+    scenario: Scenario = PLAIN
 
     @cached_property
-    def _built(self) -> list[Cluster]:
-        return [build(name) for name in self.clusters]
+    def _built(self) -> list[Cluster | None]:
+        return [None if name is None else build(name) for name in self.clusters]
 
     @cached_property
     def _tables(self) -> list[ByGang | None]:
         return [_table(str(path)) for path in self.throughputs]
 
+    @cached_property
+    def _files(self) -> dict[str, Jobs]:
+        """The jobs of each trace that is a file; a short one is refused."""
+        asked = replace(PLAIN, first=self.scenario.first, format=self.scenario.format)
+        found = {what: replace(asked, trace=what).jobs() for what in self.traces if not is_generated(what)}
+        for what, jobs in found.items():
+            if len(jobs) < FEWEST_JOBS:
+                raise InputError(
+                    f"trace {what} has {len(jobs)} jobs; expected {FEWEST_JOBS} or more, as a policy learns from "
+                    "windows of it, or a generator such as dl2_jobs('short_48n')."
+                )
+        return found
+
     def __call__(self, rng: np.random.Generator) -> Experiment:
         """Return the experiment of an episode."""
+        return self._drawn(rng, held_out=False)
+
+    def held_out(self, number: int) -> Experiment:
+        """Return an experiment that training never draws: seed `number` of a trace, or a window of its last part."""
+        return self._drawn(np.random.default_rng(number), held_out=True, seed=number)
+
+    def _drawn(self, rng: np.random.Generator, *, held_out: bool, seed: int | None = None) -> Experiment:
         cluster = self._built[int(rng.integers(len(self._built)))]
         what = self.traces[int(rng.integers(len(self.traces)))]
         table = self._tables[int(rng.integers(len(self._tables)))]
-        jobs = fresh(what, rng)
-        if table is None:
-            return Experiment.of(jobs, cluster=cluster)
-        return Experiment.of(jobs, cluster=cluster, speed=MeasuredSpeed(jobs, cluster, table=table))
+        seed = FIRST_SEED + int(rng.integers(1 << 30)) if seed is None else seed
+        asked = replace(self.scenario, trace=what, cluster=cluster, seed=seed)
+        if what in self._files:
+            jobs = window(self._files[what], np.random.default_rng(seed), held_out=held_out)
+            asked = replace(asked, trace=jobs, first=None, format=None)
+        return Experiment.of(asked if table is None else _at_speeds(asked, table))
 
     def models(self) -> list[str]:
         """Return the models that occur, in order of first sight over some traces."""
         rng = np.random.default_rng(0)
         return list(dict.fromkeys(name for _ in range(20) for name in self(rng).jobs.models))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether episodes are generated traces on clusters, at speeds that are given, and nothing more is said."""
+        return not self._files and not set(self.scenario.changed) - {"slot_s"}
+
+    def plain(self) -> dict[str, Any]:
+        """Return what episodes are, as JSON can hold it: several clusters, traces or tables are lists."""
+        drawn: dict[str, list[Any]] = {"trace": list(self.traces), "cluster": list(self.clusters)}
+        if tuple(self.throughputs) != (FITTED,):
+            drawn["throughputs"] = list(map(str, self.throughputs))
+        told = self.scenario.plain() | {name: one[0] if len(one) == 1 else one for name, one in drawn.items()}
+        return {name: value for name, value in told.items() if name != "seed" and value is not None}
+
+
+def window(jobs: Jobs, rng: np.random.Generator, *, held_out: bool) -> Jobs:
+    """Return consecutive jobs of a trace, an eighth of it but at most `WINDOW`; the first one arrives at 0.
+
+    Those held out are of the last quarter of the trace, the others of what is before.
+    """
+    n = min(WINDOW, len(jobs) // 8)
+    cut = len(jobs) - len(jobs) // 4
+    first = int(rng.integers(cut, len(jobs) - n + 1) if held_out else rng.integers(cut - n + 1))
+    some = jobs.take(np.arange(first, first + n))
+    return some.with_columns(arrival_s=some.arrival_s - some.arrival_s[0])
+
+
+def _at_speeds(asked: Scenario, table: ByGang) -> Scenario:
+    """Return a scenario whose jobs run at the speeds of a table."""
+    jobs, cluster = asked.jobs(), asked.cluster
+    if not isinstance(cluster, Cluster):
+        raise InputError("--throughputs and a profile, which has speeds of its own, are given; leave one of them out.")
+    jobs = of_any_type(jobs)[0] if asked.any_type else jobs
+    speed = MeasuredSpeed(jobs, cluster, table=table)
+    return replace(asked, trace=jobs, speed=speed, throughputs=None, load=1.0, first=None, format=None, epoch_error=0.0)
 
 
 def _table(what: str) -> ByGang | None:

@@ -23,6 +23,7 @@ import numpy as np
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.text import human_s
 from labkit.experiment.fitting import refuse_unfit
+from labkit.schedulers import make
 from labkit.speed.tabled import ByCounts
 from labkit.system.release import how_to_get
 
@@ -278,15 +279,19 @@ def refuse_other(asked: Mapping[str, Any], *, expected: Mapping[str, Any]) -> No
         It names the first thing that differs.
     """
     for name, value in expected.items():
-        if asked.get(name) == value:
+        found = asked.get(name)
+        if found == value:
             continue
-        if name not in asked:
+        if isinstance(found, Mapping) and isinstance(value, Mapping):
+            key = next(key for key in {**found, **value} if found.get(key) != value.get(key))
+            name, found, value = f"{name}'s {key}", found.get(key), value.get(key)
+        elif name not in asked:
             raise InputError(
                 f"the training to go on with is that of another kind of policy: it tells no {name}. Give it the same "
                 "options, or another file."
             )
         raise InputError(
-            f"the training to go on with has {name} {asked[name]!r:.80}; expected {value!r:.80}. "
+            f"the training to go on with has {name} {found!r:.80}; expected {value!r:.80}. "
             "Give it the same options, or another file."
         )
 
@@ -509,8 +514,13 @@ def line(update: Update, *, n_updates: int, left_s: float) -> str:
     )
 
 
-def refuse_unfit_episodes(experiments: ExperimentOf, *, n: int = 20) -> None:
-    """Raise if a job fits no machine in one of some episodes, or no teacher can tell how fast it would be.
+def refuse_unfit_episodes(experiments: ExperimentOf, *, n: int = 20, counts_alone: bool = False) -> None:
+    """Raise if one of some episodes cannot be played: a job fits no machine or exceeds its quota, say.
+
+    Parameters
+    ----------
+    counts_alone : bool
+        The teacher compares gangs by speeds that depend on numbers of tasks alone.
 
     Raises
     ------
@@ -521,7 +531,9 @@ def refuse_unfit_episodes(experiments: ExperimentOf, *, n: int = 20) -> None:
     for _ in range(n):
         made = experiments(rng)
         refuse_unfit(made.jobs, made.cluster, made.speed.runs_on())
-        if not isinstance(made.speed, ByCounts):
+        if not counts_alone:
+            made.session(make("fifo"))
+        elif not isinstance(made.speed, ByCounts):
             raise InputError(
                 f"the teacher cannot run trace {made.jobs.name}: it compares gangs by speeds that depend on numbers of "
                 f"tasks alone, and here they are {made.speeds}. Give measured ones (--throughputs FILE)."

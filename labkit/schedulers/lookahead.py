@@ -19,8 +19,7 @@ from labkit.schedulers.marginal_gain import (
     NEVER_S,
     allocate,
     by_urgency,
-    every_gang,
-    kinds_of,
+    gang_speeds,
     penalties,
     refuse_unknown_gain,
 )
@@ -81,16 +80,7 @@ class Lookahead:
 
     def begin(self, context: Context) -> None:
         """Measure every gang of each kind of job."""
-        jobs = context.jobs
-        first, self._kind = kinds_of(jobs)
-        shape = len(first), int(max(jobs.max_ps.max(), 1)) + 1, int(jobs.max_workers.max()) + 1
-        speeds = np.zeros(shape)
-        for kind in np.unique(self._kind[jobs.malleable]):  # the others never grow
-            alike = np.flatnonzero(self._kind == kind).astype(np.int32)
-            ps, workers = every_gang(jobs, alike)
-            speeds[kind, ps, workers] = context.measure(
-                int(alike[0]), np.where(jobs.max_ps[alike[0]] > 0, ps, 0), workers
-            )
+        self._kind, speeds = gang_speeds(context)
         with np.errstate(divide="ignore"):
             self._seconds = np.where(speeds > 0, 1 / speeds, NEVER_S)
 

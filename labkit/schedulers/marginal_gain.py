@@ -8,6 +8,7 @@ import numpy as np
 
 from labkit.core.errors import unknown
 from labkit.core.jobs import Jobs
+from labkit.core.life import Context
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.kernels import inner, kernel
@@ -58,6 +59,21 @@ def every_gang(jobs: Jobs, alike: Ints) -> tuple[Ints, Ints]:
     most_ps, most_workers = max(int(jobs.max_ps[alike].max()), 1), int(jobs.max_workers[alike].max())
     ps, workers = np.meshgrid(np.arange(1, most_ps + 1), np.arange(1, most_workers + 1), indexing="ij")
     return ps.ravel().astype(np.int32), workers.ravel().astype(np.int32)
+
+
+def gang_speeds(context: Context) -> tuple[Ints, Floats]:
+    """Measure every gang; return the kind of each job (N,), and steps/s by kind, PSs and workers (K, P, W).
+
+    Kinds whose jobs are all rigid have speed 0: their jobs never grow. All-reduce counts as one PS.
+    """
+    jobs = context.jobs
+    first, kind_of = kinds_of(jobs)
+    speeds = np.zeros((len(first), int(max(jobs.max_ps.max(), 1)) + 1, int(jobs.max_workers.max()) + 1))
+    for kind in np.unique(kind_of[jobs.malleable]):
+        alike = np.flatnonzero(kind_of == kind).astype(np.int32)
+        ps, workers = every_gang(jobs, alike)
+        speeds[kind, ps, workers] = context.measure(int(alike[0]), np.where(jobs.max_ps[alike[0]] > 0, ps, 0), workers)
+    return kind_of, speeds
 
 
 def by_urgency(snapshot: Snapshot, left: Floats, seconds: Floats) -> Ints:

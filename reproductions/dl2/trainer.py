@@ -20,10 +20,10 @@ from labkit.core.ledger import DONE
 from labkit.core.resources import Floats
 from labkit.experiment.experiment import Experiment
 from labkit.kernels import kernel
-from labkit.learning.dl2 import PATIENCE
 from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
 from labkit.learning.episodes import EpisodeRules, end_slot, worth_of
+from labkit.learning.rollouts import PATIENCE
 from labkit.learning.training import Training
 from labkit.schedulers import make
 from labkit.speed.tabled import ByCounts, of_some, varied

@@ -134,6 +134,6 @@ def test_a_figure_for_a_paper_is_one_call(root):
     told = labkit("figure", "fifo", "srtf", "--kind", "bars", "--out", "f.pdf", cwd=root.parent)
     assert told.returncode == 0, told.stderr
     assert (root.parent / "f.pdf").read_bytes().startswith(b"%PDF")
-    assert "Caption: shorter is better" in told.stdout
+    assert "Caption: Shorter is better" in told.stdout
     told = labkit("figure", "fifo", "--out", "f.doc", cwd=root.parent)
     assert (told.returncode, told.stderr) == (2, "labkit: f.doc ends in '.doc'; expected .pdf or .svg or .png.\n")

@@ -96,7 +96,7 @@ def test_others_are_compared_with_the_scheduler_that_is_named_and_the_bound_stan
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--seeds", "5", "--trace", str(DEMO)), "the 5 seeds change nothing"),
+        (("--seeds", "5", "--trace", str(DEMO)), "the 5 seeds have no effect"),
         (("--seeds", "none"), "--seeds is 'none'; expected how many (5), a range (5-9) or a list (1,4,9)"),
         (("--seeds", "7-3"), "--seeds is '7-3'"),
         (("--seeds", "9" * 40), "expected at most 1,000,000 seeds"),

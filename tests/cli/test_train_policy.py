@@ -8,17 +8,21 @@ import signal
 import struct
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from labkit.core import InputError, LabkitError
 from labkit.core.resources import GPUS
 from labkit.experiment import Experiment
+from labkit.learning.judging import advice
 from labkit.learning.training import Course, refuse_unfit_episodes
 from labkit.plots.training import learning_curve
+from labkit.results.sweeps import cell_table
 from labkit.schedulers.dl2 import load
 from labkit.topology import build
 from labkit.workloads import dl2_jobs
@@ -26,7 +30,18 @@ from tests.command import labkit as forked
 from tests.command import labkit_in_a_process as labkit
 from tests.hang import HANG_S
 
-SHORT = ("--trace", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300", "--lessons", "1")
+SHORT = (
+    "--trace",
+    "dl2_jobs('testbed_6n')",
+    "--cluster",
+    "dl2-6n",
+    "--slot",
+    "300",
+    "--lessons",
+    "1",
+    "--held-out",
+    "2",
+)
 
 
 def test_a_policy_is_trained_and_compared_and_the_same_call_goes_on(tmp_path):
@@ -61,7 +76,8 @@ def test_a_policy_is_trained_and_compared_and_the_same_call_goes_on(tmp_path):
         (["dl3"], "unknown policy 'dl3'. Did you mean 'dl2'?"),
         (["dl2", "--slot", "0"], "--slot is 0.0; expected seconds > 0."),
         (["dl2", "--rounds", "-1"], "--rounds is -1; expected a number of updates >= 0."),
-        (["dl2", "--trace", "x.csv"], "trace x.csv is a file; expected a generator"),
+        (["dl2", "--trace", "x.csv"], "x.csv: there is no such file; expected a trace"),
+        (["dl2", "--trace", "testbed"], "trace testbed has 3 jobs; expected 40 or more"),
         (["dl2", "--cluster", "dl2-17n"], "dl2-17n"),
         (["dl2", "--out", "weights.txt"], ".safetensors"),
         (["dl2", "--out", "none/w.safetensors"], "the folder none is not there; make it, or name another one."),
@@ -69,7 +85,11 @@ def test_a_policy_is_trained_and_compared_and_the_same_call_goes_on(tmp_path):
         (["dl2", "--figure", "none/f.html"], "none/f.html: the folder none is not there; make it"),
         (["dl2", "--figure", "f.pdf"], "f.pdf ends in '.pdf'; expected .html or .svg or .png or .json."),
         (["dl2", "--log", "/dev/null"], "--log /dev/null is a file; expected a folder."),
-        (["dl2", "--trace", "poisson(20, per_hour=12)", "--cluster", "marl-testbed"], "the teacher cannot run trace"),
+        (["dl2", "--prices", "v100=2"], "--prices: a policy learns to shorten jobs, whatever they cost; leave it out."),
+        (["dl2", "--mtbf", "9"], "these go together: mtbf_s, mttr_s, checkpoint_s."),
+        (["dl2", "--quotas", "usr=4"], "usr"),
+        (["dl2", "--scenario", "none.toml"], "none.toml: there is no such file; check the path."),
+        (["marl", "--quotas", "user=4"], "--quotas: marl learns in simulations of its own, which do not know it;"),
     ],
 )
 def test_what_is_typed_wrong_is_one_line(words, told, tmp_path):
@@ -78,6 +98,68 @@ def test_what_is_typed_wrong_is_one_line(words, told, tmp_path):
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+SCENARIO = """
+trace = "dl2_jobs('testbed_6n')"
+cluster = "dl2-6n"
+slot_s = 300
+quotas = "user=4"
+mtbf_s = 20000
+mttr_s = 600
+"""
+
+
+def test_a_policy_is_trained_and_judged_in_a_scenario_which_its_weights_tell(tmp_path):
+    (tmp_path / "hard.toml").write_text(SCENARIO)
+    words = ("train-policy", "dl2", "--scenario", "hard.toml", "--lessons", "1", "--rounds", "0", "--held-out", "2")
+    one, again, other = (
+        labkit(*words, *more, "--out", f"{name}.safetensors", cwd=tmp_path)
+        for name, more in (("one", []), ("again", []), ("other", ["--rescale", "60"]))
+    )
+    assert (one.returncode, again.returncode, other.returncode) == (0, 0, 0), one.stderr + again.stderr + other.stderr
+    assert one.stdout.replace("one.", "again.") == again.stdout
+    assert same(tmp_path / "one.safetensors", tmp_path / "again.safetensors")
+    assert not same(tmp_path / "one.safetensors", tmp_path / "other.safetensors")
+    rows = [line.split()[0] for line in one.stdout.splitlines() if line.startswith(" ")]
+    assert [row for row in rows if row in ("dl2", "srtf", "optimus", "drf")] == ["dl2", "srtf", "optimus", "drf"]
+    assert one.stdout.splitlines()[-1].startswith("use ")
+    told = load(tmp_path / "other.safetensors").scenario
+    assert told == tomllib.loads(SCENARIO) | {"rescale_s": 60}
+    shown = forked("weights", "show", "other.safetensors", cwd=tmp_path).stdout
+    assert '"quotas": "user=4"' in shown
+    wrong = labkit(*words, "--rescale", "9", "--out", "other.safetensors", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "the training to go on with has scenario's rescale_s 60.0; expected 9.0." in wrong.stderr
+
+
+def test_windows_of_a_file_are_learned_from_at_the_speeds_that_suit_it(tmp_path):
+    words = ("--trace", "demo", "--cluster", "demo", "--lessons", "1", "--rounds", "0", "--held-out", "0")
+    done = labkit("train-policy", "dl2", *words, "--out", "w.safetensors", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert load(tmp_path / "w.safetensors").scenario == {"trace": "demo", "cluster": "demo", "slot_s": 1200}
+
+
+def test_advice_names_the_best_scheduler_and_what_is_not_shown():
+    def table(**jcts: list[float]) -> pd.DataFrame:
+        rows = [
+            {"keys": {"trace": "t", "scheduler": name, "seed": k}, "error": "", "run": "", "metrics": {"mean_jct_s": s}}
+            for name, values in jcts.items()
+            for k, s in enumerate(values)
+        ]
+        return cell_table(rows, axes={"trace": ["t"], "scheduler": list(jcts), "seed": [0, 1, 2]})
+
+    better = table(dl2=[90, 101, 79], srtf=[100, 111, 90], drf=[200, 210, 190])
+    assert advice(better, name="mine") == (
+        "use mine: its mean JCT is 10.3 % shorter than that of srtf, the best of the others."
+    )
+    worse = table(dl2=[100, 111, 90], srtf=[90, 101, 79], drf=[200, 210, 190])
+    assert advice(worse, name="mine") == ("use srtf: the policy is no better here (its mean JCT is 11.5 % longer).")
+    unsure = table(dl2=[90, 120, 80], srtf=[100, 100, 95], drf=[200, 210, 190])
+    assert advice(unsure, name="mine") == (
+        "use srtf: the policy is no better here (its mean JCT is 1.7 % shorter, a difference that these traces do not "
+        "show for sure)."
+    )
 
 
 def test_a_state_that_cannot_be_read_is_told(tmp_path):
@@ -99,6 +181,8 @@ LONGER = (
     "3",
     "--rounds",
     "6",
+    "--held-out",
+    "0",
 )
 
 

@@ -149,13 +149,17 @@ def test_every_option_goes_with_one_seed_and_with_several(tmp_path: Path) -> Non
 
 
 DUMMY = '    zeal: float = _option(0.5, "How eager it is.", float, least=0)\n    seed: int = _option('
+HOSTS = '[[hosts]]\nname = "nowhere"\ngpus = 8\ncpus = 64\nmemory_gb = 256\nssh = { address = "192.0.2.1" }\n'
 SEEN = """
+import importlib.util
+import json
 import sys
+from pathlib import Path
 from typer.testing import CliRunner
 from labkit.cli.app import app
 import labkit
 run = lambda *words: CliRunner().invoke(app, list(words), env={"COLUMNS": "200"}, catch_exceptions=False)
-for words in (["compare"], ["simulate"], ["deploy"]):
+for words in (["compare"], ["simulate"], ["deploy"], ["train-policy"]):
     assert "--zeal" in run(*words, "--help").output, words
 asked = ["demo", "--zeal", "0.75"]
 asked += ["--seeds", "2", "--mtbf", "40000", "--mttr", "600", "--schedulers", "fifo", "--workers", "0", "--json"]
@@ -164,6 +168,20 @@ record = labkit.simulate("demo", cluster="demo", scheduler="fifo", zeal=0.25)
 assert record.info.config["scenario"]["zeal"] == 0.25
 table = labkit.sweep(labkit.Grid(schedulers="fifo", trace="demo", cluster="demo", zeal=[0.1, 0.2]), workers=0)
 assert list(table["zeal"]) == [0.1, 0.2]
+words = ["--trace", "poisson(5, per_hour=12)", "--cluster", "demo", "--schedulers", "fifo", "--folder", "cells"]
+swept = run("sweep", *words, "--set", "zeal=0.3,0.4", "--workers", "0", "--json").output
+swept = [json.loads(line) for line in swept.splitlines() if line[0] == "{"]
+assert {row["zeal"] for row in swept} == {0.3, 0.4}
+planned = run("deploy", "testbed", "--inventory", "hosts.toml", "--schedulers", "fifo", "--zeal", "0.6", "--dry-run")
+assert (planned.exit_code, "nothing was done" in planned.output) == (0, True), planned.output
+words = ["--trace", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--lessons", "1", "--rounds", "0"]
+run("train-policy", "dl2", *words, "--held-out", "0", "--zeal", "0.9", "--out", "w.safetensors")
+assert json.loads(run("weights", "show", "w.safetensors", "--json").output)["metadata"]["scenario"].count('"zeal": 0.9')
+if importlib.util.find_spec("mkdocs"):
+    spec = importlib.util.spec_from_file_location("site_hooks", Path(sys.argv[1]) / "docs" / "site_hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    assert hooks.commands_page().count("| `--zeal` | How eager it is. | `0.5` |") == 4
 """
 
 
@@ -177,7 +195,10 @@ def test_an_option_is_defined_in_one_file_and_is_there_everywhere(tmp_path: Path
     (tmp_path / "traces").symlink_to(ROOT / "traces")
     kernels = os.environ.get("LABKIT_KERNELS", str(ROOT / "labkit" / "__kernels__"))
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "LABKIT_KERNELS": kernels}
-    done = subprocess.run([sys.executable, "-c", SEEN], cwd=tmp_path, env=env, capture_output=True, text=True)
+    (tmp_path / "hosts.toml").write_text(HOSTS)
+    done = subprocess.run(
+        [sys.executable, "-c", SEEN, str(ROOT)], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -117,14 +117,15 @@ def test_branching_leaves_the_episodes_as_if_it_had_not_branched():
     one, other = trainer(3), trainer(3)
     net = one.policy.net()
     for made, share in ((one, 0.0), (other, 1.0)):
-        made._branches.reset(seed=list(range(6)))
+        branches = made._episodes.branches
+        branches.reset(seed=list(range(6)))
         made._record = made._room(16_000)
-        explore(made._branches.batch, made._branches.rules, net._replace(stop=np.full(1, -1e9, np.float32)),
+        explore(branches.batch, branches.rules, net._replace(stop=np.full(1, -1e9, np.float32)),
                 made._record, np.random.default_rng(0), 1, 2, share)  # fmt: skip
-    worth = [made._branches.batch.episode["worth"][:4] for made in (one, other)]
+    worth = [made._episodes.branches.batch.episode["worth"][:4] for made in (one, other)]
     assert np.isfinite(worth).all()
     assert (worth[0] < 0).all()
-    assert (other._branches.batch.episode["n_done"][:4] == 10).all()
+    assert (other._episodes.branches.batch.episode["n_done"][:4] == 10).all()
 
 
 def test_a_short_training_beats_the_network_that_it_began_with():
@@ -152,9 +153,11 @@ def test_a_loss_that_is_not_finite_stops_and_the_weights_are_the_last_good_ones(
     assert same(made.policy.net(), good)
 
 
-def test_files_are_no_traces_to_learn_from():
-    with pytest.raises(InputError, match=r"trace traces/demo.csv is a file; expected a generator such as dl2_jobs"):
-        Setting(["dl2-6n"], ["traces/demo.csv"])
+def test_a_short_file_is_no_trace_to_learn_from():
+    with pytest.raises(
+        InputError, match=r"trace testbed has 3 jobs; expected 40 or more, as a policy learns from windows"
+    ):
+        Setting(["dl2-6n"], ["testbed"])(np.random.default_rng(0))
 
 
 def test_episodes_that_are_longer_than_there_is_room_for_are_recorded_whole(monkeypatch):

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.core import InputError, Jobs, Kind
-from labkit.core.resources import Bools
+from labkit.core.quotas import Quotas
+from labkit.core.resources import GPUS, Bools
 from labkit.experiment import Experiment
 from labkit.learning import REWARDS, SlotEnv, SlotEnvs
 from labkit.simulator import Overheads
@@ -117,11 +118,27 @@ def test_a_seed_is_an_episode_and_the_next_ones() -> None:
     assert np.array_equal(first.reset(seed=5)[0], before)
 
 
+def test_quotas_hold_in_an_environment_too() -> None:
+    """Actions are cut to what a user may hold, as a scheduler's decisions are."""
+    plain = experiment_of(np.random.default_rng(0))
+    most = float(plain.jobs.gpus.max())
+    env = SlotEnv(replace(plain, quotas=Quotas.of(f"*={most}")), n_jobs=8, slot_s=SLOT_S)
+    rng, (_, info), over = np.random.default_rng(1), env.reset(seed=0), False
+    gpus = np.stack([plain.jobs.worker_demand[:, GPUS], plain.jobs.ps_demand[:, GPUS]])
+    while not over:
+        _, _, done, stalled, info = env.step(_action(rng, info["action_mask"], 0.1))
+        held = env.session.ledger.book.held
+        assert (held["n_workers"] * gpus[0] + held["n_ps"] * gpus[1]).sum() <= most + 1e-6
+        over = done or stalled
+
+
 def test_it_tells_what_it_does_not_know() -> None:
     rng = np.random.default_rng(0)
     plain = experiment_of(rng)
     with pytest.raises(InputError, match="knows no overheads, and the experiment has some"):
         SlotEnvs(replace(plain, overheads=Overheads(start_s=3)), n_envs=1).reset()
+    with pytest.raises(InputError, match="knows no quotas, and the experiment has some"):
+        SlotEnvs(replace(plain, quotas=Quotas.of("*=9")), n_envs=1).reset()
     with pytest.raises(InputError, match="such as MeasuredSpeed's; Recorded does not"):
         SlotEnvs(Experiment.of(plain.jobs, cluster=plain.cluster, speed="recorded"), n_envs=1).reset()
     with pytest.raises(InputError, match="n_envs is 0; expected"):

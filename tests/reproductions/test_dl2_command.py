@@ -53,6 +53,11 @@ def test_the_papers_own_network_is_trained_and_compared(tmp_path):
         (["--dask", "tcp://127.0.0.1:9"], "--dask tcp://127.0.0.1:9 is a switch of DL2's own network"),
         (["--published", "--set", "clusters=2", "--dask", "tcp://127.0.0.1:9"], "no Dask scheduler answers at"),
         (["--published", "--set", "clusters=0"], "clusters is 0; expected a whole number >= 1."),
+        (
+            ["--published", "--trace", "poisson(20, per_hour=12)", "--cluster", "marl-testbed"],
+            "the teacher cannot run trace",
+        ),
+        (["--published", "--quotas", "user=4"], "--quotas: dl2 as published learns in simulations of its own, which"),
         (["--set", "replay=0"], "--set replay=0 is a switch of DL2's own network; expected it with --published."),
     ],
 )

@@ -15,8 +15,10 @@ from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
 
 
-def draft_of(snapshot: Snapshot, models: Sequence[str]) -> draft.Batch:
+def draft_of(snapshot: Snapshot, models: Sequence[str], *, n_seen: int | None = None) -> draft.Batch:
     """Return a draft in which the jobs that are there hold nothing; `models` are those that are told apart.
+
+    At most `n_seen` jobs are seen, by arrival; None: all.
 
     Raises
     ------
@@ -29,7 +31,8 @@ def draft_of(snapshot: Snapshot, models: Sequence[str]) -> draft.Batch:
     if not (np.isfinite(demands).all() and len(demands)):
         raise InputError("dl2: a demand of a task is not finite; expected amounts of resources.")
     n_features = len(models) + len(draft.FEATURES)
-    batch = draft.empty(1, n, n_groups, 1, 1, 1, demands.shape[2], n_seen=n, n_features=n_features)
+    shown = n if n_seen is None else min(n, n_seen)
+    batch = draft.empty(1, n, n_groups, 1, 1, 1, demands.shape[2], n_seen=shown, n_features=n_features)
     episode, rows = batch.episode[0], batch.job[0]
     episode["n_jobs"], episode["n_groups"], episode["n_arrived"] = n, n_groups, n
     episode["now_s"] = snapshot.now_s

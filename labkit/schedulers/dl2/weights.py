@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from labkit.core.resources import Floats
 from labkit.core.weights import Tensors, WeightsFiles, fault_of, names, other_names, seconds
 from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
 from labkit.speed.dl2 import THETA
+
+KEY: Final = "scenario"
+"""In a file: the scenario of its training."""
 
 FILES: Final = WeightsFiles(
     policy="dl2",
@@ -65,6 +69,8 @@ class Weights:
         How it was made: the command, and what came of it.
     speeds : SpeedFit or None
         How fast its models ran in training; None: not known.
+    scenario : mapping
+        That of its training, as `Scenario.plain` writes one down; empty: a plain one, which `source` tells.
     """
 
     net: Net
@@ -72,11 +78,13 @@ class Weights:
     slot_s: float
     source: str
     speeds: SpeedFit | None = None
+    scenario: Mapping[str, Any] = field(default_factory=dict)
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""
         tensors = self.net._asdict() | ({} if self.speeds is None else self.speeds._asdict())
-        FILES.write(path, tensors, models=json.dumps(self.models), slot_s=repr(self.slot_s), source=self.source)
+        about = {"models": json.dumps(self.models), "slot_s": repr(self.slot_s), "source": self.source}
+        FILES.write(path, tensors, **about, **({KEY: json.dumps(self.scenario)} if self.scenario else {}))
 
 
 def shipped() -> list[str]:
@@ -98,7 +106,16 @@ def load(name: str | Path) -> Weights:
     FILES.refuse(path, _fault(tensors, n_models=len(models)))
     net = Net(**{name: tensors[name] for name in Net._fields})
     speeds = SpeedFit(*(tensors[name].astype(float) for name in SpeedFit._fields)) if "theta" in tensors else None
-    return Weights(net, models, slot_s, about.get("source", ""), speeds)
+    (scenario,) = FILES.told(path, {KEY: "{}"} | about, scenario=_mapping)
+    return Weights(net, models, slot_s, about.get("source", ""), speeds, scenario)
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    """Return an object in JSON; raise ValueError if it is none."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(text)
+    return found
 
 
 def _fault(tensors: Tensors, *, n_models: int) -> str:

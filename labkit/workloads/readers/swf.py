@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pandas as pd
 
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
@@ -104,6 +103,8 @@ def _table(path: Path) -> TraceTable:
     if short or not lines:
         where = f"line {short[0][0]}: {short[0][1]} cells" if short else "it has no jobs"
         raise TraceError(f"{path}: {where}; expected {EXPECTED}.")
+    import pandas as pd
+
     frame = pd.DataFrame([cells[: len(COLUMNS)] for _, cells in lines], columns=list(COLUMNS))
     return TraceTable(path, frame, text=text, header=False, lines=[number for number, _ in lines])
 
