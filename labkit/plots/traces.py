@@ -67,7 +67,7 @@ def plot_occupancy(
         alt.Chart(shown.round(4))
         .mark_line(interpolate="step-after")
         .encode(
-            x=x, y=y, strokeDash=alt.StrokeDash("of:N", title=None),
+            x=x, y=y, strokeDash=alt.StrokeDash("of:N", legend=None),
             color=alt.Color("of:N", title=None, legend=stroke_legend(), scale=cycled(["mean", "peak"], SHADES)),
         )
     )  # fmt: skip

@@ -118,7 +118,7 @@ def slots_to_end(left: Floats, seconds: Floats, *, slot_s: float, stretch: float
            [[2.  , 3.  ]]])
     """
     done = slot_s / seconds  # steps in this slot
-    fastest = np.fmax.reduce(done.reshape(len(done), -1), axis=1)[:, None, None]
+    fastest = np.fmax.reduce(done, axis=(1, 2), keepdims=True)
     rest = left[:, None, None] - done
     slots: Floats = np.where(rest <= 0, left[:, None, None] / done, 1 + stretch * rest / fastest)
     return slots

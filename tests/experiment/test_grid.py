@@ -83,7 +83,7 @@ def test_seeds_that_can_change_nothing_are_refused_and_told_what_would(tmp_path)
     with pytest.raises(InputError, match=r"the 2 seeds have no effect: two has the same jobs.*poisson.*mtbf_s"):
         sweep(small(trace=JOBS, seeds=2), workers=0, progress=False)
     path = write(trace(TRACE), tmp_path / "a.csv")
-    with pytest.raises(InputError, match="seeds change nothing"):
+    with pytest.raises(InputError, match="seeds have no effect"):
         sweep(small(trace=path, seeds=2, load=[1, 2], mtbf_s=None), workers=0, progress=False)
 
 
