@@ -91,7 +91,7 @@ FASTER: Final = "bound_faster"
 BOUND_LABEL: Final = "(bound)"
 """What stands in the column of schedulers."""
 
-WHAT: Final = "every job runs alone on its fastest gang, as far as the cluster holds all at once"
+WHAT: Final = "every job runs on its fastest gang, limited only by the capacity of the whole cluster"
 """What the bound is, in words (`labkit.experiment.bound`)."""
 
 

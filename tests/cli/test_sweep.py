@@ -86,11 +86,11 @@ def test_others_are_compared_with_the_scheduler_that_is_named_and_the_bound_stan
     assert {row["against"] for row in told.values()} == {"srtf"}
     assert told["srtf"]["difference"] is None
     assert told["fifo"]["times_bound"] == pytest.approx(told["fifo"]["mean"] / told["(bound)"]["mean"])
-    assert told["(bound)"]["what"].startswith("every job runs alone on its fastest gang")
+    assert told["(bound)"]["what"].startswith("every job runs on its fastest gang")
     again = labkit("sweep", *words, "--figure", "f.svg", cwd=tmp_path).stdout.splitlines()
     assert again[0] == "speeds: the trace's own durations"
     assert "srtf" in again[2]
-    assert again[-1].startswith("(bound): lower bound (every job runs alone")
+    assert again[-1].startswith("(bound): lower bound (every job runs on its")
 
 
 @pytest.mark.parametrize(

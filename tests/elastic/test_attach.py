@@ -79,13 +79,15 @@ def test_a_detached_job_outlives_its_starter_and_is_watched_scaled_and_waited_fo
 
 def test_a_second_start_in_a_folder_is_refused_before_the_first_ones_controller_is_up(tmp_path: Path) -> None:
     """Before, both were accepted, and had the same result: a training with the other's learning rate."""
-    with in_this_process(tmp_path / "job", steps=30) as job:
+    with in_this_process(tmp_path / "job", steps=1_000_000) as job:  # it must not be done before the second start
         with pytest.raises(InputError, match="a job is running in"):
             in_this_process(tmp_path / "job", steps=40)
-        assert attach(tmp_path / "job").wait(timeout_s=HANG_S).version == 30  # nor is it told to have ended
-        assert job.wait(timeout_s=HANG_S).version == 30
-    with in_this_process(tmp_path / "job", steps=40) as again:
-        assert again.wait(timeout_s=HANG_S).version == 40
+        other = attach(tmp_path / "job")
+        other.stop(save=True)
+        version = other.wait(timeout_s=HANG_S).version  # nor is it told to have ended
+        assert job.wait(timeout_s=HANG_S).version == version
+    with in_this_process(tmp_path / "job", steps=version + 10) as again:
+        assert again.wait(timeout_s=HANG_S).version == version + 10
 
 
 def test_a_job_is_stopped_from_another_process_and_its_starter_gets_the_result(tmp_path: Path) -> None:

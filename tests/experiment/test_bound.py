@@ -271,7 +271,7 @@ def test_compare_prints_a_line_and_a_column(capsys, as_json):
     text = capsys.readouterr().out
     printed = text.splitlines()
     if not as_json:
-        line = "Lower bound: a mean JCT of 100 s (every job runs alone on its fast"
+        line = "Lower bound: a mean JCT of 100 s (every job runs on its fast"
         assert line in " ".join(text.split())
         assert any("times" in line for line in printed)
         return

@@ -262,8 +262,7 @@ def test_options_may_stand_in_the_name() -> None:
     [
         (
             "srft",
-            r"unknown scheduler 'srft'\. Did you mean 'srtf'\? Known: srtf, sjf, [^.]* others\. `labkit "
-            r"schedulers` lists all\.",
+            r"unknown scheduler 'srft'\. Did you mean 'srtf'\? Known: srtf, [^.]* others\. `labkit schedulers` lists",
         ),
         ("", r"unknown scheduler ''\. Known: [^.]* others\."),
         ("base", "unknown scheduler 'base'"),
