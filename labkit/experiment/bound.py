@@ -9,7 +9,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import SpeedModel
 from labkit.core.resources import Floats
 from labkit.experiment.cadence import Cadence
-from labkit.experiment.shared_bound import curves_of, shared_bound_s
+from labkit.experiment.shared_bound import MOST_JOBS, curves_of, shared_bound_s
 from labkit.simulator import Overheads, Variation
 from labkit.speed.isolated import fastest
 
@@ -46,6 +46,7 @@ def mean_bound_s(
     jobs: Jobs,
     cluster: Cluster,
     *,
+    alone_s: Floats | None,
     speed: SpeedModel,
     cadence: Cadence | None = None,
     overheads: Overheads | None = None,
@@ -53,19 +54,19 @@ def mean_bound_s(
 ) -> float:
     """Return the mean of seconds from arrival to completion that no scheduler can go below; NaN: it is not known.
 
-    It is the mean of `jct_bound_s`, or more where the cluster cannot hold all jobs on their fastest gangs at once
-    (`labkit.experiment.shared_bound`). There tasks take what their jobs declare; runs in which they get other
-    amounts are compared with the mean of `jct_bound_s` (`labkit.results.comparison.bound_of`).
+    It is the mean of `alone_s`, which `jct_bound_s` returned, or more where the cluster cannot hold all jobs on their
+    fastest gangs at once (`labkit.experiment.shared_bound`). There tasks take what their jobs declare; runs in which
+    they get other amounts are compared with the mean of `alone_s` (`labkit.results.comparison.bound_of`).
     """
-    alone_s = jct_bound_s(jobs, speed=speed, cadence=cadence, overheads=overheads, variation=variation)
     if alone_s is None or not np.isfinite(alone_s).all():
         return float("nan")
-    best, begin_s = _fastest(jobs, speed, variation), _begin_s(jobs, cadence, overheads)
+    best = _fastest(jobs, speed, variation) if len(jobs) <= MOST_JOBS else None
     curves = None if best is None else curves_of(
         jobs, cluster, speed=speed, fastest=best, times=_most(variation)
     )  # fmt: skip
     if best is None or curves is None:
         return float(alone_s.mean())
+    begin_s = _begin_s(jobs, cadence, overheads)
     half_slot_s = None if cadence is None or cadence.events else cadence.slot_s / 2
     shared_s = shared_bound_s(begin_s, jobs.true_steps, best, curves, interval_s=half_slot_s)
     return max(float(alone_s.mean()), float((begin_s - jobs.arrival_s).mean()) + shared_s / len(jobs))

@@ -311,8 +311,8 @@ class Experiment:
         At least the mean of `job_bounds_s`, more where the cluster does not hold all jobs at their best at once.
         """
         return mean_bound_s(
-            self.jobs, self.cluster, speed=self.speed, cadence=self.cadence, overheads=self.overheads,
-            variation=self.variation,
+            self.jobs, self.cluster, alone_s=self.job_bounds_s, speed=self.speed, cadence=self.cadence,
+            overheads=self.overheads, variation=self.variation,
         )  # fmt: skip
 
     @property

@@ -11,7 +11,7 @@ from labkit.core.errors import LabkitError
 from labkit.core.protocols import Scheduler
 from labkit.experiment.caveats import Caveat
 from labkit.experiment.experiment import Experiment
-from labkit.results.comparison import BOUND, FASTER
+from labkit.results.comparison import BOUND, FASTER, bound_of
 from labkit.results.sweeps import cell_table, sweep_differences
 from labkit.schedulers.dl2 import DL2
 
@@ -53,8 +53,8 @@ def _row(experiment: Experiment, scheduler: Scheduler | str, name: str, seed: in
             record = experiment.run(scheduler, name=name)
         except LabkitError as error:
             return row | {"error": " ".join(str(error).split())}
-    told = record.info.config
-    return row | {"metrics": record.summary, BOUND: told.get(BOUND), FASTER: told.get(FASTER, False)}
+    faster = record.info.config.get(FASTER, False)
+    return row | {"metrics": record.summary, BOUND: bound_of(record), FASTER: faster}
 
 
 def advice(table: pd.DataFrame, *, name: str) -> str:
