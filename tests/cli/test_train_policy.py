@@ -30,18 +30,8 @@ from tests.command import labkit as forked
 from tests.command import labkit_in_a_process as labkit
 from tests.hang import HANG_S
 
-SHORT = (
-    "--trace",
-    "dl2_jobs('testbed_6n')",
-    "--cluster",
-    "dl2-6n",
-    "--slot",
-    "300",
-    "--lessons",
-    "1",
-    "--held-out",
-    "2",
-)
+SMALL = ("--trace", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300")
+SHORT = (*SMALL, "--lessons", "1", "--held-out", "2")
 
 
 def test_a_policy_is_trained_and_compared_and_the_same_call_goes_on(tmp_path):
@@ -170,20 +160,7 @@ def test_a_state_that_cannot_be_read_is_told(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-LONGER = (
-    "--trace",
-    "dl2_jobs('testbed_6n')",
-    "--cluster",
-    "dl2-6n",
-    "--slot",
-    "300",
-    "--lessons",
-    "3",
-    "--rounds",
-    "6",
-    "--held-out",
-    "0",
-)
+LONGER = (*SMALL, "--lessons", "3", "--rounds", "6", "--held-out", "0")
 
 
 def begun(*words: str, cwd: Path) -> subprocess.Popen[str]:
