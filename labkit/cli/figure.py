@@ -34,12 +34,16 @@ def figure(
     ] = None,
     columns: Annotated[int, typer.Option(help="Width in columns: 1 (3.35 in) or 2 (7 in).", min=1, max=2)] = 1,
     height: Annotated[float | None, typer.Option(help="Height of each panel's plotting area, in inches.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Measure whether it is fit for print: colours, type, height, collisions.")
+    ] = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Draw a figure for a paper: vector graphics, one column wide, no text below 7 pt."""
     from labkit.core.files import refuse_unwritable
     from labkit.plots.figures import EXPLAINED, draw
-    from labkit.plots.paper import ENDINGS, notes_of, save_for_paper
+    from labkit.plots.paper import ENDINGS, for_paper, notes_of, save_for_paper
+    from labkit.plots.print_check import print_check
     from labkit.results.store import load
 
     refuse_unwritable(out, endings=ENDINGS)
@@ -47,3 +51,8 @@ def figure(
     print(save_for_paper(chart, out, columns=columns, height_in=height).resolve())
     if notes := [*notes_of(chart), *filter(None, [EXPLAINED.get(kind, "")])]:
         print(f"Caption: {'; '.join(notes)}")
+    if check:
+        found = print_check(for_paper(chart, columns=columns, height_in=height))
+        for row in found:
+            print(f"{'ok ' if row.good else 'BAD'} {row.what}: {row.value:.3g} ({row.wanted})")
+        raise typer.Exit(0 if all(row.good for row in found) else 1)

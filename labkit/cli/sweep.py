@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from labkit.experiment.scenario import Scenario
 
 
-DRAWN = (".svg", ".png", ".html", ".json")
+DRAWN = (".svg", ".png", ".html", ".json", ".pdf")
 MANY = "repeatable, or a comma-separated list"
 
 
@@ -56,7 +56,10 @@ def sweep(
     against: Annotated[
         str | None, typer.Option(help="Baseline scheduler for the paired differences. Default: the first one.")
     ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw the comparison into this file (svg, png or html).")] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Draw the comparison into this file (svg, png, html, or pdf, two columns wide)."),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -89,10 +92,12 @@ def sweep(
         exit_if_failed(table, keys=grid.axes, rest="; cells.jsonl has all of them")
     tell(table, metric=metric, base=base, as_json=as_json)
     if figure is not None:
+        from labkit.plots.paper import save_for_paper
         from labkit.plots.sweep import plot_sweep
 
+        chart = plot_sweep(table, metric=metric, base=base)
         figure.parent.mkdir(parents=True, exist_ok=True)
-        plot_sweep(table, metric=metric, base=base).save(figure)
+        save_for_paper(chart, figure, columns=2) if figure.suffix == ".pdf" else chart.save(figure)
     exit_if_failed(table, keys=grid.axes, rest="; cells.jsonl has all of them")
 
 

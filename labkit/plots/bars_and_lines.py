@@ -8,9 +8,20 @@ from typing import Any, Final, cast
 import altair as alt
 import pandas as pd
 
-from labkit.plots.theme import COLOURS, INK, LINE, MUTED, WIDTH, colours, cycled, name_axis, stroke_legend, title
+from labkit.plots.theme import (
+    INK,
+    LINE,
+    MUTED,
+    SHADES,
+    WIDTH,
+    colours,
+    cycled,
+    line_looks,
+    name_axis,
+    stroke_legend,
+    title,
+)  # fmt: skip
 
-SHADES: Final = tuple(COLOURS[name] for name in ("srtf", "fifo", "drf", "optimus", "dl2", "tetris", "las", "marl"))
 GAP: Final = 24
 """Pixels between panels."""
 ROOM: Final = 1.18
@@ -145,10 +156,10 @@ def plot_lines(
     both = pd.concat(parts).round(6)
     tips = [f"{line}:N", alt.Tooltip(f"{x}:Q", title=axes[0], format=",~g"),
             alt.Tooltip(f"{y}:Q", title=axes[1], format=",.3~g")]  # fmt: skip
-    base = alt.Chart(both).encode(x=look["x"], color=look["color"])
+    base = alt.Chart(both).encode(x=look["x"], color=look["looks"]["color"])
     on_line = base.transform_filter("datum.drawn == 'line'")
     mark = alt.OverlayMarkDef(size=50, opacity=1) if points else False
-    layers = [on_line.mark_line(point=mark).encode(y=look["y"], tooltip=tips)]
+    layers = [on_line.mark_line(point=mark).encode(y=look["y"], tooltip=tips, strokeDash=look["looks"]["strokeDash"])]
     if between:
         layers.insert(0, on_line.mark_area(opacity=0.16).encode(y=alt.Y("low:Q", title=axes[1]), y2="high:Q"))
     if dots is not None:
@@ -172,8 +183,8 @@ def _looks(
     return {
         "x": alt.X(f"{x}:Q", title=axes[0], axis=alt.Axis(**numbers), scale=alt.Scale(nice=False, zero=False)),
         "y": alt.Y(f"{y}:Q", title=axes[1], scale=alt.Scale(zero=zero)),
-        "color": alt.Color(
-            f"{line}:N", title=None, scale=cycled(names, shades or SHADES), sort=names,
+        "looks": line_looks(
+            line, cycled(names, shades or SHADES), title=None, sort=names,
             legend=stroke_legend(symbolSize=180, symbolOpacity=1, labelLimit=260),
         ),
     }  # fmt: skip

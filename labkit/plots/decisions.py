@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.core.errors import InputError
-from labkit.plots.theme import COLOURS, HEAT, INK, PAPER, WIDTH, cycled, layered, stroke_legend, title
+from labkit.plots.theme import HEAT, INK, PAPER, SHADES, WIDTH, cycled, layered, line_looks, stroke_legend, title
 from labkit.schedulers.gavel.problem import Allocation, Problem
 
 STOP: Final = "stop"
@@ -201,9 +201,6 @@ def plot_forwarding(matrix: pd.DataFrame, *, heading: str = "Jobs forwarded from
     return cast(alt.LayerChart, alt.layer(*layers).properties(width=size, height=size, title=title(heading, note)))
 
 
-CURVES = tuple(COLOURS[name] for name in ("fifo", "drf", "srtf", "optimus", "dl2", "tetris", "las", "marl"))
-
-
 def plot_scaling(
     table: pd.DataFrame, *, heading: str = "How long a decision takes", note: str = "both axes are logarithmic"
 ) -> alt.Chart:
@@ -223,10 +220,7 @@ def plot_scaling(
                 "ms:Q", title="Time to decide (ms)", scale=alt.Scale(type="log", nice=False, padding=14),
                 axis=alt.Axis(values=[10.0**power for power in range(-3, 7)], format=",~g"),
             ),
-            color=alt.Color(
-                "method:N", title="Method", scale=cycled(names, CURVES),
-                legend=stroke_legend(symbolSize=180),
-            ),
+            **line_looks("method", cycled(names, SHADES), title="Method", legend=stroke_legend(symbolSize=180)),
             tooltip=[
                 "method",
                 alt.Tooltip("n_jobs:Q", title="jobs", format=",d"),

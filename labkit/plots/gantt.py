@@ -28,6 +28,7 @@ def plot_gantt(
     limit: int = MAX_ROWS,
     until_s: float | None = None,
     most_gpus: float | None = None,
+    time_title: bool = True,
 ) -> alt.LayerChart:
     """Draw a row per job in order of arrival: thin line from arrival to completion, bars while it holds tasks.
 
@@ -45,6 +46,8 @@ def plot_gantt(
         The most stretches to draw; the longest are kept.
     until_s, most_gpus : float, optional
         Ends of the axis of time and of the colours, so that several charts have the same (`plot_gantt_stack`).
+    time_title : bool
+        Write what the axis of time is below it.
     """
     jobs, note = _sample(table)
     until_s = _until_s(bars, table) if until_s is None else until_s
@@ -63,7 +66,11 @@ def plot_gantt(
     step = 14 if len(jobs) <= 30 else max(5, 560 // len(jobs))
     order = lives["id"].tolist()
     y = alt.Y("id:N", sort=order, title="Job, by arrival", axis=_job_axis(order))
-    x = alt.X("start:Q", title=f"Time ({unit})", scale=alt.Scale(domain=[0, until_s / scale_s], nice=False))
+    x = alt.X(
+        "start:Q",
+        title=f"Time ({unit})" if time_title else None,
+        scale=alt.Scale(domain=[0, until_s / scale_s], nice=False),
+    )
     waits = alt.Chart(lives).mark_rule(color=WAITS, strokeWidth=1.4, aria=False).encode(x=x, x2="end:Q", y=y)
     most = max(float(held["gpus"].max()) if len(held) else 1.0, 1.0) if most_gpus is None else most_gpus
     without = bool((held["gpus"] == 0).any())
@@ -83,11 +90,15 @@ def plot_gantt_stack(records: Mapping[str, RunRecord], *, limit: int = MAX_ROWS)
         The most stretches to draw of each.
     """
     ends = shared_ends(list(records.values()))
+    last = list(records)[-1:]
     charts = [
-        plot_gantt(gantt(run.events, run.jobs, run.cluster), run.table, heading=name, limit=limit, **ends)
+        plot_gantt(
+            gantt(run.events, run.jobs, run.cluster), run.table, heading=name, limit=limit,
+            time_title=name in last, **ends,
+        )
         for name, run in records.items()
-    ]
-    return cast(alt.VConcatChart, alt.vconcat(*charts).resolve_scale(color="shared"))
+    ]  # fmt: skip
+    return cast(alt.VConcatChart, alt.vconcat(*charts, spacing=14).resolve_scale(color="shared"))
 
 
 def shared_ends(records: Sequence[RunRecord]) -> dict[str, float]:
@@ -130,7 +141,7 @@ def _sample(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     if len(table) <= MOST_JOBS:
         return table, ""
     every = -(-len(table) // MOST_JOBS)
-    return table.iloc[::every], f"shows every {every}th of {len(table):,} jobs"
+    return table.iloc[::every], f"shows one in {every} of {len(table):,} jobs, by arrival"
 
 
 def _merged(bars: pd.DataFrame, *, limit: int) -> tuple[pd.DataFrame, str]:
@@ -162,7 +173,14 @@ def _merged(bars: pd.DataFrame, *, limit: int) -> tuple[pd.DataFrame, str]:
 def _job_axis(order: list[str]) -> alt.Axis:
     every = max(-(-len(order) // 30), 1)
     return alt.Axis(
-        values=order[::every], labelFontSize=9, labelColor=MUTED, labelLimit=130, grid=False, domain=False, ticks=False
+        values=order[::every],
+        labelOverlap=True,
+        labelFontSize=9,
+        labelColor=MUTED,
+        labelLimit=130,
+        grid=False,
+        domain=False,
+        ticks=False,
     )
 
 

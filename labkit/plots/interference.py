@@ -8,8 +8,8 @@ from typing import cast
 import altair as alt
 import pandas as pd
 
-from labkit.plots.bars_and_lines import GAP, SHADES
-from labkit.plots.theme import FAINT, HEAT, LINE, WIDTH, thin, title
+from labkit.plots.bars_and_lines import GAP
+from labkit.plots.theme import FAINT, HEAT, LINE, SHADES, WIDTH, thin, title
 
 LOAD = "load-"
 """Begins the name of a load generator among the co-runners."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import altair as alt
 import numpy as np
@@ -10,13 +11,14 @@ import pandas as pd
 
 from labkit.core.resources import Floats
 from labkit.plots.theme import (
-    COLOURS,
     INK,
     MAX_ROWS,
     MUTED,
+    SHADES,
     WIDTH,
     layered,
     line_legend,
+    line_looks,
     name_axis,
     scheduler_colours,
     thin_lines,
@@ -56,7 +58,7 @@ def plot_jct_cdf(curve: pd.DataFrame, *, log: bool | None = None, limit: int = M
         .encode(
             x=alt.X("jct:Q", title=f"JCT ({unit})", scale=alt.Scale(type="log" if log else "linear", nice=True)),
             y=alt.Y("fraction:Q", title="Fraction of jobs", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%")),
-            color=alt.Color("scheduler:N", legend=line_legend(names), scale=colours),
+            **line_looks("scheduler", colours, legend=line_legend(names)),
             opacity=alt.condition(chosen, alt.value(1.0), alt.value(0.2)),
             tooltip=[
                 alt.Tooltip("scheduler:N", title="scheduler"),
@@ -170,7 +172,7 @@ def plot_jct_by_load(table: pd.DataFrame, *, load: str = "Jobs that arrive per h
                 axis=alt.Axis(values=sorted(set(shown["load"])), format=",~r"),
             ),
             y=alt.Y("jct:Q", title=f"Mean JCT ({unit})", scale=alt.Scale(zero=True)),
-            color=alt.Color("scheduler:N", legend=legend, scale=scheduler_colours(names)),
+            **line_looks("scheduler", scheduler_colours(names), legend=legend),
             tooltip=["scheduler", alt.Tooltip("load:Q", format=",~r"), alt.Tooltip("jct:Q", format=",.2f")],
         )
         .properties(
@@ -214,7 +216,7 @@ def plot_fairness(rho: pd.DataFrame, *, limit: int = MAX_ROWS) -> alt.LayerChart
         .encode(
             x=x,
             y=alt.Y("fraction:Q", title="Fraction of jobs", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%")),
-            color=alt.Color("scheduler:N", legend=line_legend(names), scale=scheduler_colours(names)),
+            **line_looks("scheduler", scheduler_colours(names), legend=line_legend(names)),
             tooltip=[
                 alt.Tooltip("scheduler:N", title="scheduler"),
                 alt.Tooltip("rho:Q", title="ρ", format=".2f"),
@@ -225,7 +227,7 @@ def plot_fairness(rho: pd.DataFrame, *, limit: int = MAX_ROWS) -> alt.LayerChart
     one = pd.DataFrame({"rho": [1.0], "says": ["fair"]})
     rule = alt.Chart(one).mark_rule(strokeDash=[4, 3], color=INK, opacity=0.6).encode(x="rho:Q")
     word = alt.Chart(one).mark_text(align="left", dx=5, dy=-6, color=MUTED, baseline="bottom", fontSize=11)
-    label = word.encode(x="rho:Q", y=alt.value(HEIGHT), text="says:N")
+    label = word.encode(x="rho:Q", y=cast(alt.Y, alt.value("height")), text="says:N")
     return layered(
         rule,
         label,
@@ -235,7 +237,7 @@ def plot_fairness(rho: pd.DataFrame, *, limit: int = MAX_ROWS) -> alt.LayerChart
     )
 
 
-COLOUR = COLOURS["srtf"]
+COLOUR = SHADES[0]
 """Of all points: their names stand beside them."""
 
 

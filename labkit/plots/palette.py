@@ -1,111 +1,81 @@
-"""One colour per scheduler, and the inks of every figure and page; without Altair, which takes a second to import."""
+"""The look of each scheduler in a figure, and the inks of every figure and page; without Altair, a second to import."""
 
 from __future__ import annotations
 
-import colorsys
-from collections import Counter
 from collections.abc import Iterable
 from typing import Final
-from zlib import crc32
 
 FONT: Final = "Inter, 'Segoe UI', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 INK, MUTED, LINE, FAINT, PAPER = "#1b2330", "#5b6676", "#d9dee6", "#eef1f5", "#ffffff"
 HEAT: Final = ("#eef3fb", "#b9d3f4", "#6fa6e8", "#2f6fce", "#163f86")
+"""Nothing held ... everything held."""
 HELD: Final = HEAT[1:]
 """Of the bars of a Gantt chart: from no GPU to the most that a job of the run holds."""
 NO_GPU: Final = "#b08a5a"
 """Of the bar of a job that holds tasks and no GPU."""
-"""Nothing held ... everything held."""
 
-COLOURS: Final = {
-    "fifo": "#7b8798",
-    "sjf": "#4fb3d9",
-    "srtf": "#2563d8",
-    "las": "#0f9d9a",
-    "drf": "#e59a2b",
-    "tetris": "#9254d6",
-    "optimus": "#2b9f5c",
-    "dl2": "#d4345f",
-    "marl": "#c4571b",
-    "dlrover": "#8a6d1d",
-    "gavel_las": "#0b6e83",
-    "gavel_ftf": "#6741c9",
-    "gavel_makespan": "#e052e0",
-    "gavel_cost": "#b6a720",
-    "gavel_fifo": "#a63083",
-    "gavel_sjf": "#815c37",
-    "gavel_slo": "#1c9c1c",
-    "gavel_throughput": "#e07c52",
-    "gavel_allox": "#3879dc",
-    "gavel_gandiva": "#e0528b",
-    "gavel_hierarchical": "#37be7a",
-    "gavel_strategy_proof": "#ae25d0",
-    "gavel_proportional": "#8e8429",
-    "gavel_isolated": "#a970c2",
+BLUE, GREY, ORANGE, GREEN, PURPLE, TEAL = "#2844e3", "#838588", "#e88005", "#0b7f3a", "#480279", "#084a47"
+OWN: Final = "#001b3e"
+"""Of a scheduler that does not ship with labkit: the strongest ink of a figure."""
+
+DASHES: Final[dict[str, list[float]]] = {
+    BLUE: [7, 2], GREY: [1, 0], ORANGE: [9, 2, 2, 2], GREEN: [12, 3], PURPLE: [4, 3], TEAL: [2, 2], OWN: [1, 0],
+    "#ff1e4b": [1, 1], "#69a5ff": [3, 1], "#c39678": [8, 3, 3, 3], "#695a96": [6, 2, 2, 2, 2, 2], "#1e69d2": [2, 4],
+    "#003c0f": [10, 4], "#2db4d2": [5, 1],
+}  # fmt: skip
+"""The colours of schedulers, each with the dashes of its lines.
+
+Any two are at least 20 apart (CIE 1976) with normal, deuteranopic and protanopic vision (Machado, Oliveira and
+Fernandes, 2009), and the first seven at least 8 in lightness L*, for print in grey: labkit.plots.print_check measures.
+"""
+SHADES: Final = tuple(DASHES)
+
+_FAMILIES: Final = {
+    GREY: "fifo easy constant static even kubernetes gavel_fifo gavel_isolated",
+    BLUE: "srtf dl2 marl dlrover gavel_las attention",
+    TEAL: "las lookahead look_ahead_pods gavel_sjf deepsys hesrpt interference_aware",
+    ORANGE: "drf gavel_ftf gavel_proportional partitioned autoscale even_pods",
+    PURPLE: "tetris tetris_pods sjf gavel_makespan gavel_allox gavel_strategy_proof least_interference",
+    GREEN: "optimus slot_aware gavel_cost gavel_slo gavel_throughput gavel_gandiva gavel_hierarchical load_balance "
+    "whole_gang",
 }
-"""The colour of each scheduler that ships with labkit, the same in every figure."""
-
-SECOND_GREY: Final = "#c9699f"
-"""The colour of the second version of `fifo` in one figure."""
+PREFERRED: Final = {name: shade for shade, names in _FAMILIES.items() for name in names.split()}
+"""The colour of each scheduler that ships with labkit, in every figure in which no other has it."""
 
 AGNOSTIC: Final = "_agnostic"
 """Ends the name of a scheduler's version that does not tell device types apart."""
 
 
 def colour(scheduler: str) -> str:
-    """Return the colour of a scheduler; one that labkit does not know gets its own from its name.
+    """Return the colour that a scheduler prefers; one of the user's own has the strongest ink.
 
-    A label may go on after the name: "drf (seed 2)" and "drf(oracle=True)" have the colour of "drf". The agnostic
-    version of a scheduler has the opposite hue.
+    A label may go on after the name: "drf (seed 2)" and "drf(oracle=True)" have the colour of "drf".
 
     >>> colour("drf") == colour("drf (seed 2)") == colour("drf(oracle=True)")
     True
-    >>> colour("my_scheduler") == colour("my_scheduler")
+    >>> colour("my_scheduler") == OWN
     True
     """
-    name = scheduler.split("(")[0].strip()
-    if name in COLOURS:
-        return COLOURS[name]
-    return _opposite(colour(name.removesuffix(AGNOSTIC))) if name.endswith(AGNOSTIC) else _own_colour(name)
-
-
-def _opposite(own: str) -> str:
-    """Return the colour of the opposite hue, not darker than can be told from black."""
-    red, green, blue = (int(own[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    hue, light, saturation = colorsys.rgb_to_hls(red, green, blue)
-    return _hex(*colorsys.hls_to_rgb((hue + 0.5) % 1, max(light, 0.45), saturation))
-
-
-def _own_colour(name: str) -> str:
-    hue = crc32(name.encode()) % 360 / 360
-    return _hex(*colorsys.hls_to_rgb(hue, 0.45, 0.55))
-
-
-def _hex(red: float, green: float, blue: float) -> str:
-    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+    return PREFERRED.get(scheduler.split("(")[0].strip().removesuffix(AGNOSTIC), OWN)
 
 
 def colours(labels: Iterable[str]) -> dict[str, str]:
-    """Return the colour of each label of a figure; the second of one scheduler gets a lighter shade, and so on.
+    """Return the colour of each label of a figure: no two alike up to fourteen.
 
-    Shades of grey are hard to tell apart: the second of a grey one is pink.
+    Each has the colour that it prefers if none before it has; the others get what is left.
 
-    >>> told = colours(["drf (seed 1)", "drf (seed 2)"])
-    >>> told["drf (seed 1)"] == colour("drf"), told["drf (seed 2)"] == colour("drf")
+    >>> chosen = colours(["drf (seed 1)", "drf (seed 2)"])
+    >>> chosen["drf (seed 1)"] == colour("drf"), chosen["drf (seed 2)"] == colour("drf")
     (True, False)
     """
-    shades: dict[str, str] = {}
-    times_seen: Counter[str] = Counter()
-    for label in dict.fromkeys(labels):
-        own = colour(label)
-        n_lighter = times_seen[own]
-        if n_lighter and own == COLOURS["fifo"]:
-            own, n_lighter = SECOND_GREY, n_lighter - 1
-        shades[label] = _lighter(own, 1 - 0.6**n_lighter)
-        times_seen[colour(label)] += 1
-    return shades
-
-
-def _lighter(own: str, by: float) -> str:
-    channels = (int(own[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(channel + by * (255 - channel)):02x}" for channel in channels)
+    chosen: dict[str, str] = dict.fromkeys(labels, "")
+    free = list(SHADES)
+    for label in chosen:
+        if (own := colour(label)) in free:
+            free.remove(own)
+            chosen[label] = own
+    for label in chosen:
+        if not chosen[label]:
+            free = free or list(SHADES)
+            chosen[label] = free.pop(0)
+    return chosen

@@ -24,7 +24,9 @@ TITLE_PT: Final = 7.5
 
 ENDINGS: Final = (".pdf", ".svg", ".png")
 PNG_PPI: Final = 300
-TRIES: Final = 6
+PAGE_IN: Final = 9.0
+"""Height of a page's text: no figure is higher."""
+TRIES: Final = 8
 
 STEP: Final = 0.55
 """Of a row on a screen: its height in print."""
@@ -57,13 +59,15 @@ def for_paper(chart: alt.TopLevelMixin, *, columns: int = 1, height_in: float | 
         raise InputError(f"columns is {columns!r}; expected 1 ({WIDTH_IN[1]} in) or 2 ({WIDTH_IN[2]} in).")
     wanted = WIDTH_IN[columns] * POINTS
     spec = _in_print(chart.to_dict())
-    inner = 0.75 * wanted
+    inner, lower = 0.75 * wanted, 1.0
     for _ in range(TRIES):
-        sized = _sized(spec, inner, height_in=height_in, columns=columns)
-        over = drawn_width(sized) - wanted
-        if -1.0 < over <= 0.05:
+        sized = _sized(spec, inner, height_in=height_in, columns=columns, lower=lower)
+        width, height = drawn_size(sized)
+        over, high = width - wanted, height / (PAGE_IN * POINTS)
+        if -1.0 < over <= 0.05 and high <= 1.0:
             break
         inner -= over + 0.3
+        lower /= max(1.02 * high, 1.0) ** 1.2  # what is between the panels does not shrink
         if inner < 0.2 * wanted:
             raise InputError(
                 f"names on the axes leave {inner / POINTS:.1f} of {WIDTH_IN[columns]} in to the figure; take columns=2 "
@@ -92,10 +96,10 @@ def save_for_paper(
     return path
 
 
-def drawn_width(spec: dict[str, Any]) -> float:
-    """Return the width of a whole figure in pixels, with axes and legend."""
-    found = re.search(r'<svg[^>]* width="([\d.]+)"', as_svg(spec))
-    return float(found[1]) if found else 0.0
+def drawn_size(spec: dict[str, Any]) -> tuple[float, float]:
+    """Return width and height of a whole figure in pixels, with axes and legend."""
+    found = re.search(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', as_svg(spec))
+    return (float(found[1]), float(found[2])) if found else (0.0, 0.0)
 
 
 def in_points(svg: str) -> str:
@@ -105,10 +109,15 @@ def in_points(svg: str) -> str:
 
 def notes_of(chart: alt.TopLevelMixin) -> list[str]:
     """Return a chart's subtitle for a caption, without hints on clicking."""
-    heading = chart.to_dict().get("title", {})
-    notes = heading.get("subtitle", []) if isinstance(heading, dict) else []
-    parts = [part for note in ([notes] if isinstance(notes, str) else notes) for part in note.split("; ")]
-    return [part for part in parts if not part.startswith("click ")]
+    spec = chart.to_dict()
+    headings = [part.get("title", {}) for part in (spec, *spec.get("vconcat", spec.get("hconcat", [])))]
+    notes = [note for heading in headings if isinstance(heading, dict) for note in _listed(heading.get("subtitle", []))]
+    parts = [part for note in notes for part in note.split("; ")]
+    return [part for part in dict.fromkeys(parts) if not part.startswith("click ")]
+
+
+def _listed(notes: str | list[str]) -> list[str]:
+    return [notes] if isinstance(notes, str) else notes
 
 
 def _in_print(spec: dict[str, Any]) -> dict[str, Any]:
@@ -151,9 +160,9 @@ def _inside(part: Any) -> list[tuple[Any, Any]]:
     """Return the parts of a specification's part by name or place; data have none."""
     if isinstance(part, list):
         return list(enumerate(part))
-    if not isinstance(part, dict) or "values" in part:
+    if not isinstance(part, dict):
         return []
-    return [(name, value) for name, value in part.items() if name != "datasets"]
+    return [(name, value) for name, value in part.items() if name not in ("data", "datasets")]
 
 
 def _smaller(key: str, value: Any) -> Any:
@@ -166,17 +175,19 @@ def _smaller(key: str, value: Any) -> Any:
     return value * factor
 
 
-def _sized(spec: dict[str, Any], width: float, *, height_in: float | None, columns: int) -> dict[str, Any]:
+def _sized(
+    spec: dict[str, Any], width: float, *, height_in: float | None, columns: int, lower: float
+) -> dict[str, Any]:
     """Return a specification whose panels have a width, and heights in proportion."""
     sized = copy.deepcopy(spec)
-    _size(sized, width, height_in=height_in, columns=columns)
+    _size(sized, width, height_in=height_in, columns=columns, lower=lower)
     return sized
 
 
-def _size(part: Any, width: float, *, height_in: float | None, columns: int) -> None:
+def _size(part: Any, width: float, *, height_in: float | None, columns: int, lower: float) -> None:
     for name, value in _inside(part):
         if name not in ("config", "encoding", "mark"):
-            _size(value, width, height_in=height_in, columns=columns)
+            _size(value, width, height_in=height_in, columns=columns, lower=lower)
     if not isinstance(part, dict) or not isinstance(part.get("width"), int | float):
         return
     part["width"] = width
@@ -184,6 +195,6 @@ def _size(part: Any, width: float, *, height_in: float | None, columns: int) -> 
     if height_in is not None and height is not None:
         part["height"] = height_in * POINTS
     elif isinstance(height, dict) and "step" in height:
-        part["height"] = {"step": height["step"] * STEP}
+        part["height"] = {"step": height["step"] * STEP * lower}
     elif isinstance(height, int | float):
-        part["height"] = min(height * SHORTER[columns], TALLEST * WIDTH_IN[columns] * POINTS)
+        part["height"] = min(height * SHORTER[columns], TALLEST * WIDTH_IN[columns] * POINTS) * lower

@@ -268,7 +268,10 @@ def _fidelity(pairs: Sequence[tuple[RunRecord, RunRecord]], *, last: bool, lead:
 def _run(name: str, record: RunRecord, *, limit: int, ends: dict[str, float]) -> page.Section:
     events, jobs, cluster = record.events, record.jobs, record.cluster
     heading = f"{name}: who ran when"
-    when = plot_gantt(gantt(events, jobs, cluster), record.table, heading=heading, limit=limit, **ends)
+    bars = gantt(events, jobs, cluster)
+    when = plot_gantt(
+        bars, record.table, heading=heading, limit=limit, until_s=ends["until_s"], most_gpus=ends["most_gpus"]
+    )
     cells = heat_map(events, jobs, cluster, n_bins=48)
     where = plot_heat_map(cells, heading=f"{name}: how full each machine is", limit=limit)
     figures = [when, where]

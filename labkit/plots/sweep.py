@@ -55,9 +55,7 @@ def plot_sweep_means(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: 
     both = pd.concat([points[["panel", "scheduler", "seed", "value"]], lines])
     both = both[both["value"].notna() | both["mean"].notna()].round(5)
     n_failed = int(means["n_failed"].sum())
-    note = (
-        f"a dot is a {pairs_called(table)}; the bar is the mean with its {level:.0%} confidence interval (Student's t)"
-    )
+    note = f"One dot per {pairs_called(table)}. Bar: mean with its {level:.0%} confidence interval (Student's t)."
     look = alt.Scale(zero=False, padding=24)
     drawn = _layers(both, list(dict.fromkeys(table["scheduler"])), axis=axis, scale=look)
     panels = list(dict.fromkeys(points["panel"]))
@@ -117,7 +115,8 @@ def plot_sweep_differences(
     drawn = _layers(both, others, axis=f"{axis}, minus that of {base}", scale=look, shades=look_of)
     zero = alt.Chart(both).mark_rule(strokeDash=[4, 3], color=INK, opacity=0.6).encode(x=alt.datum(0.0))
     note = (
-        f"a dot is a {pair}; left of 0 is less than {base}; an interval ({level:.0%}) without 0 is a clear difference"
+        f"One dot per {pair}; left of 0 means lower than {base}. Bar: {level:.0%} confidence interval; if it excludes "
+        "0, the difference is significant."
     )
     heading = f"Difference to {base} on the same {pair}s"
     drawn = cast(alt.LayerChart, alt.layer(zero, drawn).properties(width=WIDTH, height=alt.Step(44)))
@@ -177,7 +176,10 @@ def _layers(
         for name, label in (("mean", "mean"), ("low", "at least"), ("high", "at most"))
     ]
     means = base.mark_tick(thickness=3.2, size=20, opacity=1).encode(x=at("mean"), tooltip=["scheduler:N", *ends])
-    words = base.mark_text(dy=-15, fontSize=11, color=MUTED).encode(x=at("mean"), text="says:N", color=alt.value(MUTED))
+    says = base.transform_filter("isValid(datum.says)").mark_text(align="left", dx=8, fontSize=11)
+    words = says.encode(
+        x=cast(alt.X, alt.value("width")), text="says:N", color=alt.value(MUTED)
+    )  # in the margin: no line of the figure goes through it
     return cast(alt.LayerChart, alt.layer(dots, spans, means, words).properties(width=WIDTH, height=alt.Step(44)))
 
 

@@ -13,11 +13,29 @@ import numpy as np
 import pandas as pd
 
 from labkit.core.text import human_s, time_unit
-from labkit.plots.palette import AGNOSTIC, COLOURS, FAINT, FONT, HEAT, INK, LINE, MUTED, PAPER, colour, colours
+from labkit.plots.palette import (
+    AGNOSTIC,
+    BLUE,
+    DASHES,
+    FAINT,
+    FONT,
+    GREEN,
+    HEAT,
+    INK,
+    LINE,
+    MUTED,
+    OWN,
+    PAPER,
+    PURPLE,
+    SHADES,
+    TEAL,
+    colour,
+    colours,
+)  # fmt: skip
 from labkit.system.printing import printable
 
 __all__ = [
-    "AGNOSTIC", "COLOURS", "FAINT", "FONT", "HEAT", "INK", "LINE", "MUTED", "PAPER", "colour", "colours", "human_s",
+    "AGNOSTIC", "FAINT", "FONT", "HEAT", "INK", "LINE", "MUTED", "PAPER", "SHADES", "colour", "colours", "human_s",
     "time_unit",
 ]  # fmt: skip
 
@@ -40,6 +58,16 @@ def scheduler_colours(names: Iterable[str]) -> alt.Scale:
     """Return the colour scale of some schedulers, in the order given."""
     shades = colours(names)
     return alt.Scale(domain=list(shades), range=list(shades.values()))
+
+
+def line_looks(field: str, shades: alt.Scale, **look: Any) -> dict[str, alt.Color | alt.StrokeDash]:
+    """Return the encodings of lines that differ in colour and in dashes, for print in grey; one legend for both."""
+    drawn = shades.to_dict()
+    dashes = [DASHES.get(shade, [1, 0]) for shade in drawn["range"]]
+    return {
+        "color": alt.Color(f"{field}:N", scale=shades, **look),
+        "strokeDash": alt.StrokeDash(f"{field}:N", scale=alt.Scale(domain=drawn["domain"], range=dashes), **look),
+    }
 
 
 def cycled(names: Sequence[str], shades: Sequence[str]) -> alt.Scale:
@@ -153,9 +181,9 @@ def labkit_theme() -> alt.theme.ThemeConfig:
         "axisX": {"tickCount": 8},
         "legend": words | {"labelFontSize": 12, "titleFontSize": 11, "titleFontWeight": 500, "symbolType": "circle"},
         "header": words | {"labelFontSize": 12, "titleFontSize": 11, "labelFontWeight": 600},
-        "line": {"strokeWidth": 2.2, "strokeCap": "round"},
+        "line": {"strokeWidth": 2.2, "strokeCap": "butt"},
         "bar": {"cornerRadiusEnd": 2},
-        "range": {"heatmap": list(HEAT), "ramp": list(HEAT), "category": list(COLOURS.values())},
+        "range": {"heatmap": list(HEAT), "ramp": list(HEAT), "category": list(SHADES)},
     }  # fmt: skip
     return alt.theme.ThemeConfig(config=cast(Any, config))
 
@@ -205,8 +233,12 @@ alt.renderers.enable("labkit")
 alt.data_transformers.disable_max_rows()
 
 
-DARK: Final = {INK: "#e6eaf1", MUTED: "#a3adbb", LINE: "#4b5768", FAINT: "#2a323e", PAPER: "#1a212b"}
-"""Ink on white paper -> the same on dark paper; colours of data stay."""
+DARK: Final = {
+    INK: "#e6eaf1", MUTED: "#a3adbb", LINE: "#4b5768", FAINT: "#2a323e", PAPER: "#1a212b",
+    OWN: "#f6f8fc", PURPLE: "#b98af0", TEAL: "#58c7bf", BLUE: "#7d96ff", GREEN: "#3fb672", "#003c0f": "#93d6a3",
+    "#695a96": "#a99bdc",
+}  # fmt: skip
+"""Ink on white paper -> the same on dark paper; colours that both can bear stay."""
 
 _MENU: Final = f"""
 .vega-embed {{ position: relative; display: inline-block; box-sizing: border-box; }}

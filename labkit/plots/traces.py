@@ -7,8 +7,8 @@ from typing import cast
 import altair as alt
 import pandas as pd
 
-from labkit.plots.bars_and_lines import GAP, SHADES
-from labkit.plots.theme import WIDTH, cycled, stroke_legend, time_unit, title
+from labkit.plots.bars_and_lines import GAP
+from labkit.plots.theme import SHADES, WIDTH, cycled, line_looks, stroke_legend, time_unit, title
 
 
 def plot_durations(table: pd.DataFrame, *, heading: str = "Declared durations") -> alt.Chart:
@@ -23,10 +23,7 @@ def plot_durations(table: pd.DataFrame, *, heading: str = "Declared durations") 
                 axis=alt.Axis(values=[10.0**k for k in range(-3, 5)], format=",~g"),
             ),
             y=alt.Y("fraction:Q", title="Jobs that take at most so long", axis=alt.Axis(format="%")),
-            color=alt.Color(
-                "trace:N", title=None, sort=traces, legend=stroke_legend(),
-                scale=cycled(traces, SHADES),
-            ),
+            **line_looks("trace", cycled(traces, SHADES), title=None, sort=traces, legend=stroke_legend()),
         )
         .properties(width=WIDTH, height=280, title=title(heading, "time is logarithmic"))
     )  # fmt: skip
@@ -67,8 +64,7 @@ def plot_occupancy(
         alt.Chart(shown.round(4))
         .mark_line(interpolate="step-after")
         .encode(
-            x=x, y=y, strokeDash=alt.StrokeDash("of:N", legend=None),
-            color=alt.Color("of:N", title=None, legend=stroke_legend(), scale=cycled(["mean", "peak"], SHADES)),
+            x=x, y=y, **line_looks("of", cycled(["mean", "peak"], SHADES), title=None, legend=stroke_legend()),
         )
     )  # fmt: skip
     limit = (

@@ -12,12 +12,12 @@ import pandas as pd
 from labkit.core.errors import InputError
 from labkit.core.events import Events, Kind
 from labkit.core.resources import Floats
-from labkit.plots.bars_and_lines import SHADES
 from labkit.plots.theme import (
     HEAT,
     INK,
     MAX_ROWS,
     MUTED,
+    SHADES,
     WIDTH,
     cycled,
     human_s,

@@ -7,7 +7,8 @@ import pytest
 
 from labkit.plots import plot_bars, plot_lines
 from labkit.plots.bars_and_lines import GAP
-from labkit.plots.theme import COLOURS, WIDTH, as_svg
+from labkit.plots.palette import BLUE, GREY
+from labkit.plots.theme import WIDTH, as_svg
 
 RATES = pd.DataFrame(
     {"to": ["a", "a", "b", "b"], "way": ["one", "many"] * 2, "gbps": [1.0, 2.5, 0.3, 0.1], "low": [0.8, 2, 0.2, 0.05],
@@ -63,7 +64,7 @@ def test_an_axis_of_numbers_is_to_scale_and_has_its_ticks_where_asked():
 def test_lines_of_schedulers_have_their_colours_and_others_those_given():
     of_schedulers = STEPS.assign(scheduler=["fifo", "fifo", "srtf", "srtf"])
     for line, shades, expected in (
-        ("scheduler", None, [COLOURS["fifo"], COLOURS["srtf"]]), ("up", ["red", "blue"], ["red", "blue"]),
+        ("scheduler", None, [GREY, BLUE]), ("up", ["red", "blue"], ["red", "blue"]),
     ):  # fmt: skip
         spec = drawn(
             plot_lines(of_schedulers, x="racks", y="s", line=line, axes=("x", "y"), shades=shades, heading="H")

@@ -29,7 +29,7 @@ def test_every_ink_of_the_look_has_its_colour_in_the_dark():
     svg = as_svg(chart.to_dict())
     drawn = set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]{6})"', svg))
     assert drawn & {INK, MUTED, LINE, FAINT, PAPER}
-    assert {INK, MUTED, LINE, FAINT, PAPER} == set(DARK)
+    assert {INK, MUTED, LINE, FAINT, PAPER} <= set(DARK)
     assert all(f'svg [fill="{ink}"] {{ fill: {dark}; }}' in style() for ink, dark in DARK.items())
 
 

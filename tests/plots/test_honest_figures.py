@@ -14,10 +14,10 @@ from labkit.core import InputError, Jobs
 from labkit.plots.fidelity import PALETTE
 from labkit.plots.gantt import NO_GPU, plot_gantt_stack
 from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
-from labkit.plots.palette import SECOND_GREY, colours
+from labkit.plots.palette import PREFERRED
 from labkit.plots.report import _cards, _lead, runs_table, write_report
 from labkit.plots.sweep import plot_sweep, plot_sweep_differences
-from labkit.plots.theme import COLOURS, as_svg, line_legend, name_axis
+from labkit.plots.theme import as_svg, line_legend, name_axis
 from labkit.plots.utilisation import plot_utilisation
 from labkit.results import RunRecord, run_table, sweep_differences
 from labkit.topology import build, no_network
@@ -159,7 +159,9 @@ def test_colours_of_jobs_are_not_those_of_schedulers():
     def rgb(colour: str) -> np.ndarray:
         return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], float)
 
-    apart = {(job, name): np.linalg.norm(rgb(job) - rgb(own)) for job, (name, own) in product(PALETTE, COLOURS.items())}
+    apart = {
+        (job, name): np.linalg.norm(rgb(job) - rgb(own)) for job, (name, own) in product(PALETTE, PREFERRED.items())
+    }
     assert min(apart.values()) > 24, min(apart, key=apart.get)
 
 
@@ -174,13 +176,6 @@ def test_fidelity_comes_last_with_what_it_rests_on(tmp_path):
     text = write_report(records(), tmp_path / "r.html", pair=pair, pair_note="Scaled by one job.").read_text()
     assert text.index("Run by run</h2>") < text.index("Gap of mean JCT") < text.index("Provenance</h2>")
     assert text.index("Scaled by one job.") < text.index("Gap of mean JCT")
-
-
-def test_two_versions_of_fifo_are_told_apart_by_hue():
-    first, second, third = colours(["fifo", "fifo(backfill=True)", "fifo(priority=True)"]).values()
-    assert first == COLOURS["fifo"]
-    assert second == SECOND_GREY
-    assert third not in {first, second}
 
 
 def test_no_runs_are_refused_in_one_line():

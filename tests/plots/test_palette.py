@@ -1,40 +1,83 @@
-"""Colours of schedulers can be told apart, on white paper and on dark."""
+"""Colours of schedulers can be told apart: on white paper and on dark, by all readers, and in grey."""
 
 from __future__ import annotations
 
-from itertools import combinations
+import pytest
 
-import numpy as np
-
-from labkit.plots.palette import COLOURS
+from labkit import plots
+from labkit.plots.figures import KINDS, draw
+from labkit.plots.palette import DASHES, OWN, PAPER, PREFERRED, SHADES, colour, colours
+from labkit.plots.print_check import MOST_GREYS, VISIONS, collisions, lab, least_apart, least_grey, print_check
+from labkit.plots.theme import DARK
 from labkit.schedulers import available
 
-LINEAR_TO_LMS = [
-    [0.4122214708, 0.5363325363, 0.0514459929],
-    [0.2119034982, 0.6806995451, 0.1073969566],
-    [0.0883024619, 0.2817188376, 0.6299787005],
-]
-LMS_TO_LAB = [
-    [0.2104542553, 0.7936177850, -0.0040720468],
-    [1.9779984951, -2.4285922050, 0.4505937099],
-    [0.0259040371, 0.7827717662, -0.8086757660],
-]
+from .runs import records
+
+SIX = ["fifo", "srtf", "las", "drf", "tetris", "optimus"]
 
 
-def oklab(colour: str) -> np.ndarray:
-    """Return lightness and two axes of colour, in which equal distances look alike (Ottosson, 2020)."""
-    channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-    return np.array(LMS_TO_LAB) @ np.cbrt(np.array(LINEAR_TO_LMS) @ linear)
+def test_lightness_is_that_of_the_cie():
+    assert lab("#ffffff") == pytest.approx([100, 0, 0], abs=0.02)
+    assert lab("#ff0000") == pytest.approx([53.24, 80.09, 67.20], abs=0.05)  # the values that every table of sRGB has
+    assert lab("#808080", "protanopia") == pytest.approx(lab("#808080"), abs=0.05)  # grey stays grey
 
 
-def test_policies_of_gavel_can_be_told_apart():
-    mine = {name: oklab(shade) for name, shade in COLOURS.items() if name.startswith("gavel_")}
-    near = {(a, b): np.linalg.norm(mine[a] - mine[b]) for a, b in combinations(mine, 2)}
-    assert min(near.values()) > 0.09, min(near, key=near.__getitem__)
-    assert all(0.4 < lab[0] < 0.8 for lab in mine.values()), "neither black on dark paper nor white on white"
+@pytest.mark.parametrize("vision", VISIONS)
+def test_all_colours_are_20_apart_as_people_see_them(vision):
+    assert least_apart(SHADES, vision) >= 20
 
 
-def test_each_policy_of_gavel_has_its_colour():
-    policies = {name for name in available() if name.startswith("gavel_") and not name.endswith("_agnostic")}
-    assert policies <= set(COLOURS)
+@pytest.mark.parametrize("names", [SIX, [*SIX, "mine"], ["fifo", "dl2", "mine"], ["fifo", "fifo(backfill=True)"]])
+def test_up_to_seven_are_told_apart_in_grey(names):
+    assert least_grey(list(colours(names).values())) >= 8
+
+
+def test_lightness_of_the_first_seven_suffices_in_any_choice():
+    assert least_grey(SHADES[:MOST_GREYS]) >= 8
+    assert {shade for names in PREFERRED.values() for shade in [names]} <= set(SHADES[:MOST_GREYS])
+
+
+def test_every_scheduler_has_a_colour_and_one_of_the_users_own_has_the_strongest_ink():
+    agnostic = {name for name in available() if name.endswith("_agnostic")}
+    assert set(available()) - agnostic == set(PREFERRED)
+    assert colour("mine.py:Mine(half_s=3)") == OWN
+    assert lab(OWN)[0] == min(lab(shade)[0] for shade in SHADES)
+
+
+def test_no_two_of_fourteen_are_alike_and_the_order_of_names_stays():
+    names = [f"drf (seed {i})" for i in range(len(SHADES))]
+    chosen = colours(names)
+    assert list(chosen) == names
+    assert len(set(chosen.values())) == len(names)
+    assert len(colours([*names, "one more"])) == len(names) + 1
+    assert colours(["mine", "drf", "drf_agnostic"])["drf"] == colour("drf")
+
+
+def test_dashes_of_those_that_print_in_grey_differ():
+    dashes = [tuple(DASHES[shade]) for shade in SHADES[:MOST_GREYS] if shade != OWN]
+    assert len(set(dashes)) == len(dashes)
+
+
+def test_what_is_dark_is_light_on_dark_paper():
+    for shade in SHADES:
+        assert lab(DARK.get(shade, shade))[0] - lab(DARK[PAPER])[0] > 30, shade
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "seeds"])
+@pytest.mark.parametrize("columns", [1, 2])
+def test_every_figure_is_fit_for_print(kind, columns):
+    found = print_check(plots.for_paper(draw(records(), kind=kind), columns=columns))
+    assert {row.what for row in found} > {"smallest type (pt)", "height (in)"}
+    assert not [row for row in found if not row.good]
+
+
+def test_words_over_each_other_are_found_and_turned_ones_are_measured_turned():
+    text = '<text font-size="10px" transform="{}">0123456789</text>'
+    here, beside, turned = (text.format(each) for each in ("translate(0,20)", "translate(60,20)", "rotate(-90)"))
+
+    def svg(*parts: str) -> str:
+        return f'<svg xmlns="http://www.w3.org/2000/svg"><g transform="translate(5,60)">{"".join(parts)}</g></svg>'
+
+    assert len(collisions(svg(here, here))) == 1
+    assert not collisions(svg(here, beside))
+    assert not collisions(svg(here, turned))  # from y = 60 up, where `here` is below

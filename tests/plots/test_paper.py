@@ -9,7 +9,7 @@ import pytest
 from labkit import plots, simulate
 from labkit.core.errors import InputError
 from labkit.plots.figures import KINDS, draw
-from labkit.plots.paper import drawn_width
+from labkit.plots.paper import drawn_size
 from labkit.plots.theme import as_svg
 
 from .runs import figures, record, records
@@ -20,7 +20,7 @@ from .runs import figures, record, records
 def test_a_figure_is_as_wide_as_a_column_and_no_type_is_below_7_points(name, columns):
     spec = plots.for_paper(figures()[name], columns=columns).to_dict()
     wanted = {1: 3.35, 2: 7.0}[columns] * 72
-    assert wanted - 1.5 <= drawn_width(spec) <= wanted + 0.1
+    assert wanted - 1.5 <= drawn_size(spec)[0] <= wanted + 0.1
     sizes = [float(size) for size in re.findall(r'font-size="([\d.]+)px"', as_svg(spec))]
     assert sizes
     assert min(sizes) >= 7.0
