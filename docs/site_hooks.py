@@ -6,19 +6,24 @@ links of the site: to a notebook, the change log or another page; a link to sour
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import inspect
 import logging
 import posixpath
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from textwrap import dedent
+from types import ModuleType
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from labkit.plots.theme import as_svg
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md", "README.md": "index.md"}
@@ -43,6 +48,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if uri != "index.md":
             files.append(File.generated(config, uri, content=(ROOT / name).read_text("utf-8")))
     files.append(File.generated(config, "commands.md", content=commands_page()))
+    page, pictures = gallery_page()
+    files.append(File.generated(config, "gallery.md", content=page))
+    for name, svg in pictures.items():
+        files.append(File.generated(config, f"gallery/{name}.svg", content=svg))
     for package in PACKAGES:
         files.append(File.generated(config, f"api/{package}.md", content=api_page(package)))
     config["nav"] = _filled(config["nav"], [file.src_uri for file in files.documentation_pages()] + _notebooks())
@@ -162,6 +171,38 @@ def api_page(package: str) -> str:
             lines += [f"## {package}.{path.stem}", "", f"::: {package}.{path.stem}", "    options:",
                       "      heading_level: 3", ""]  # fmt: skip
     return "\n".join(lines)
+
+
+def gallery_page() -> tuple[str, dict[str, str]]:
+    """Return the page of pictured recipes, and each picture: name -> SVG."""
+    recipes = _gallery()
+    source = Path(str(recipes.__file__)).read_text("utf-8")
+    code, _, sections = source.partition("# section: ")
+    lines = ["# Gallery", "", "Each picture is drawn by the code below it. The recipes share these imports:", "",
+             "```python", code[code.index("import pandas") :].strip(), "```", ""]  # fmt: skip
+    pictures = {}
+    for section in sections.split("# section: "):
+        heading, *functions = re.split(r"^def (?=\w)", section, flags=re.MULTILINE)
+        lines += [f"## {heading.strip()}", ""]
+        for text in functions:
+            name = text.partition("(")[0]
+            draw = getattr(recipes, name)
+            pictures[name] = as_svg(draw().to_dict())
+            title, _, words = str(inspect.getdoc(draw)).rstrip(".").partition(".\n")
+            body = re.sub("^return ", "", dedent(text.split('"""', 2)[2]).strip(), flags=re.MULTILINE)
+            lines += [f"### {title}", "", *([words.strip(), ""] if words.strip() else []),
+                      f"![{title}](gallery/{name}.svg)", "", "```python", body, "```", ""]  # fmt: skip
+    return "\n".join(lines), pictures
+
+
+def _gallery() -> ModuleType:
+    """Return docs/gallery.py as a module."""
+    spec = importlib.util.spec_from_file_location("labkit_gallery", ROOT / "docs/gallery.py")
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError("docs/gallery.py is missing.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def commands_page() -> str:

@@ -16,6 +16,7 @@ from labkit.experiment.asked import refuse_twice, schedulers_of
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.scenario import Fields, Scenario
 from labkit.experiment.session import Session
+from labkit.results.comparison import Runs
 from labkit.results.record import RunRecord
 from labkit.schedulers import named
 from labkit.simulator import Replay
@@ -48,8 +49,10 @@ def compare(
     progress: bool = False,
     after_each: Callable[[RunRecord], None] | None = None,
     **fields: Unpack[Fields],
-) -> list[RunRecord]:
-    """Simulate several schedulers on one scenario; `labkit.results.run_table` makes a table of what comes back.
+) -> Runs:
+    """Simulate several schedulers on one scenario.
+
+    What comes back is a list of runs, with a table and figures: `runs.table`, `runs.plot.cdf()`.
 
     With `prices` (dollars per GPU and hour by device type) all runs have a cost, and schedulers about cost use them
     unless they were given their own.
@@ -66,7 +69,7 @@ def compare(
     experiment = Experiment.of(jobs, **fields)
     known = (Traits.of(named(scheduler)[0]).pays for scheduler in chosen)
     experiment = replace(experiment, usual_prices=next((prices for prices in known if prices), None))
-    records: list[RunRecord] = []
+    records = Runs()
     failed: dict[str, Exception] = {}
     for scheduler in chosen:
         try:

@@ -17,6 +17,8 @@ from labkit.results.record import RunRecord
 if TYPE_CHECKING:
     import pandas as pd
 
+    from labkit.plots.of_runs import RunPlots
+
 
 _TIMES: Final = {
     "mean_jct_s": "mean JCT (h)", "median_jct_s": "median (h)", "p95_jct_s": "95th percentile (h)",
@@ -36,6 +38,22 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
         if len(set(infos)) == len(infos):
             return infos
     return infos if records else []
+
+
+class Runs(list[RunRecord]):
+    """Some runs: a list, with a table and figures of all of them."""
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per run: `labkit.results.run_table`."""
+        return run_table(self)
+
+    @property
+    def plot(self) -> RunPlots:
+        """Figures that compare these runs: `labkit.compare(...).plot.cdf()`."""
+        from labkit.plots.of_runs import RunPlots
+
+        return RunPlots(self)
 
 
 def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:

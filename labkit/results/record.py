@@ -21,6 +21,8 @@ from labkit.core.resources import Ints
 if TYPE_CHECKING:
     import pandas as pd
 
+    from labkit.plots.of_runs import RunPlots
+
 
 RUN_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 """Ids of runs name folders."""
@@ -140,6 +142,13 @@ class RunRecord:
     def decisions(self) -> pd.DataFrame:
         """Why decisions changed jobs, as far as schedulers told: `labkit.results.record.decisions`."""
         return decisions(self.events, self.jobs, self.reasons)
+
+    @property
+    def plot(self) -> RunPlots:
+        """Figures of this run: `run.plot.gantt()`."""
+        from labkit.plots.of_runs import RunPlots
+
+        return RunPlots([self])
 
     @property
     def arrivals(self) -> str:
