@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.foreign import SYSTEMS, Agreement
 from labkit.core.errors import InputError, unknown
 
-WIDTHS = "{:9} {:22} {:34} {:>11} {:>12} {:>9} {:>7}  {}"
+WIDTHS = "{:9} {:15} {:72} {:>10} {:>12} {:>9} {:>7}  {}"
 
 
 def lines(wanted: Sequence[str]) -> Iterator[str]:
