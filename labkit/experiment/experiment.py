@@ -20,7 +20,7 @@ from labkit.core.consent import keep
 from labkit.core.device_types import may_run_on, of_any_type
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
-from labkit.core.hosting import Hosting, unmet_partitions, with_partitions_of
+from labkit.core.hosting import SPLIT, WORDS, Hosting, unmet_partitions, with_partitions_of
 from labkit.core.jobs import Jobs
 from labkit.core.life import Traits, begin
 from labkit.core.outside import use_file
@@ -293,7 +293,9 @@ class Experiment:
     @cached_property
     def rules(self) -> list[str]:
         """What was asked for and holds for every scheduler, a sentence each: notes that need no warning."""
-        return rules(self.quotas, self.reservations, self.hosting)
+        split = self.hosting is None and self.scenario.get("consolidate") is not None
+        said = [f"machines: {WORDS[SPLIT]}, as was asked for"] if split else []
+        return said + rules(self.quotas, self.reservations, self.hosting)
 
     def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
         """Return what a reader of this scheduler's numbers has to know, a sentence each."""
