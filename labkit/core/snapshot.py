@@ -64,9 +64,22 @@ class Snapshot:
         return self._fresh().waiting()
 
     @cached_property
+    def left(self) -> Floats:
+        """(G, R + D) what no task holds; D columns for the GPUs of a group where tasks take parts of them, else none.
+
+        See `labkit.core.devices`.
+        """
+        return self._fresh().book.left.copy()
+
+    @cached_property
     def free(self) -> Floats:
         """(G, R) what no task holds."""
-        return self._fresh().book.free.copy()
+        return self.of_resources(self.left)
+
+    def of_resources(self, left: Floats) -> Floats:
+        """Return rows without the columns for GPUs one by one."""
+        n = self.cluster.capacity.shape[1]
+        return left[:, :n].copy() if left.shape[1] > n else left
 
     @property
     def offered(self) -> Floats:
@@ -104,6 +117,13 @@ class Snapshot:
         """
         return self._fresh().book.amounts(jobs)
 
+    def devices_of(self, jobs: Ints) -> Ints:
+        """Return the sets of GPUs that the tasks of some jobs have, (P,) in the order of `tasks_of`; -1: not told.
+
+        They are told in runs where tasks take parts of GPUs (`labkit.core.devices`).
+        """
+        return self._fresh().book.devices(jobs)
+
     def running(self, jobs: Ints | None = None) -> Running:
         """Return the tasks of all jobs that hold some, or of those among `jobs`, as speed models take them.
 
@@ -136,7 +156,11 @@ class Snapshot:
 
     def free_without(self, jobs: Ints) -> Floats:
         """Return what would be free if these jobs held nothing, a new (G, R)."""
-        return self._fresh().book.free_without(jobs)
+        return self.of_resources(self.left_without(jobs))
+
+    def left_without(self, jobs: Ints) -> Floats:
+        """Return what would be left if these jobs held nothing, a new (G, R + D); see `left`."""
+        return self._fresh().book.left_without(jobs)
 
     def pod_of(self, jobs: Ints) -> Ints:
         """Return the pod that some jobs belong to: their home, or where they were forwarded to; -1: none."""

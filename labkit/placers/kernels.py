@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.scratch_book import (
     ScratchBook,
+    begin_gang,
     clear,
     fits_one_type,
     sum_machines,
@@ -172,6 +173,7 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
         ):  # fmt: skip
             continue
         most_w, most_p = 0 + n_workers[i], 0 + n_ps[i]  # 64 bits
+        begin_gang(book)
         if other >= 0:
             w, p = most_w, most_p
             if not _place_pair(
