@@ -182,10 +182,31 @@ def bound(placement: Placement, book: Book) -> Placement:
     if some find none that way, the largest go first, and then all are put anew. Where even that finds none the rows
     name no GPU, which `labkit.core.checks` refuses. Where no task takes a part of a GPU, none is named.
     """
+    return _bound(placement, book)[0]
+
+
+def fitting(placement: Placement, book: Book) -> Placement:
+    """Return a placement without the tasks of jobs that find no GPUs: what schedulers that count sums alone answer."""
+    while True:
+        bound_, row = _bound(placement, book)
+        if row < 0:
+            return bound_
+        job = placement.job[row]
+        of_rows = placement.job != job
+        of_jobs = (placement.set_jobs != job) | (book.held["first"][placement.set_jobs] >= 0)  # then it is stopped
+        columns = [(name, of_rows) for name in ("job", "role", "group", "count", "cpus", "memory_gb", "devices")]
+        columns += [(name, of_jobs) for name in ("set_jobs", "partner", "missing")]
+        kept = {name: column[rows] for name, rows in columns if len(column := getattr(placement, name))}
+        placement = replace(placement, **kept)
+
+
+def _bound(placement: Placement, book: Book) -> tuple[Placement, int]:
+    """Return a placement that names the GPUs of each row, and a row that finds none; -1: all found some."""
     if not book.n_devices:
-        return replace(placement, devices=NO_DEVICES) if len(placement.devices) else placement
+        return (replace(placement, devices=NO_DEVICES) if len(placement.devices) else placement), -1
+    unnamed = replace(placement, devices=np.full(len(placement), -1, np.int32))
     if not _sound(placement, book):
-        return replace(placement, devices=np.full(len(placement), -1, np.int32))
+        return unnamed, -1
     free, demand = book.left_without(placement.set_jobs), book.demand
     partner = placement.partner if len(placement.partner) else np.full(len(placement.set_jobs), -1, np.int32)
     named = placement.devices if len(placement.devices) else np.full(len(placement), -1, np.int32)
@@ -196,12 +217,13 @@ def bound(placement: Placement, book: Book) -> Placement:
     for keeps in (True, False):
         for order in orders:
             taken = np.zeros((len(placement), free.shape[1] - demand.shape[2]), np.int32)
-            if _bind(
+            row = _bind(
                 order, mate, placement.job, placement.role, placement.group, placement.count, named, book.held,
                 book.tasks, free.copy(), demand, keeps, taken,
-            ):  # fmt: skip
-                return _with_devices(placement, taken, is_parts=size > -1)
-    return replace(placement, devices=np.full(len(placement), -1, np.int32))
+            )  # fmt: skip
+            if row < 0:
+                return _with_devices(placement, taken, is_parts=size > -1), -1
+    return unnamed, row
 
 
 def _sound(placement: Placement, book: Book) -> bool:
@@ -234,8 +256,8 @@ def _with_devices(placement: Placement, taken: Ints, *, is_parts: Bools) -> Plac
 def _bind(
     order: Ints, mate: Ints, job: Ints, role: Ints, group: Ints, count: Ints, named: Ints, held: Records,
     tasks: Records, free: Floats, demand: Floats, keeps: bool, taken: Ints,
-) -> bool:  # fmt: skip
-    """Note in `taken` (P, D) how many tasks of each row have each GPU; tell whether all found GPUs."""
+) -> int:  # fmt: skip
+    """Note in `taken` (P, D) how many tasks of each row have each GPU; return a row that finds none, or -1."""
     first, done = demand.shape[2], np.zeros(len(job), np.bool_)
     for turn in range(3):  # rows that name their GPUs, those that keep some, the others
         for p in order:
@@ -259,11 +281,11 @@ def _bind(
                 for _ in range(n if is_part(gpus) else int(n * gpus + 0.5)):
                     d = best_device(row, first, gpus)
                     if d < 0:
-                        return False
+                        return int(p)
                     taken[p, d - first] += 1
                     charge_device(row, d, min(gpus, 1.0))
                 done[p] = True
-    return True
+    return -1
 
 
 @inner

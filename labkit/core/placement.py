@@ -173,8 +173,8 @@ class Placement:
     doubts: Ints = field(default_factory=lambda: _NONE)
     repairs: Repairs = field(default_factory=lambda: _NO_REPAIRS)
     reasons: tuple[Reason, ...] = ()
-    again_s: float = inf
     devices: Ints = field(default_factory=lambda: _NONE)
+    again_s: float = inf
 
     @classmethod
     def nothing(cls) -> Self:

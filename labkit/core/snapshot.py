@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from labkit.core.book import Records
 from labkit.core.cluster import Cluster
+from labkit.core.devices import fitting
 from labkit.core.errors import StaleSnapshotError
 from labkit.core.job_columns import JobColumns
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import HOLDING, Ledger
+from labkit.core.placement import Placement
 from labkit.core.resources import GPUS, Amounts, Bools, Floats, Ints
 from labkit.core.running import Running
 from labkit.core.use import TaskMeasures
@@ -116,6 +118,10 @@ class Snapshot:
         NaN: as declared. Both are empty where no task was given any; `running()` has what each task takes.
         """
         return self._fresh().book.amounts(jobs)
+
+    def fitting(self, placement: Placement) -> Placement:
+        """Return a placement without the tasks of jobs that find no GPUs; all do where none takes a part of a GPU."""
+        return fitting(placement, self._fresh().book)
 
     def devices_of(self, jobs: Ints) -> Ints:
         """Return the sets of GPUs that the tasks of some jobs have, (P,) in the order of `tasks_of`; -1: not told.
