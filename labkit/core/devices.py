@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 NEAR: Final = 1e-9
 MOST: Final = 31
 """GPUs of a device group that a set of GPUs may have."""
+MOST_TRIES: Final = 100_000
+"""Of a search for GPUs that hold several tasks at once."""
 NO_DEVICES: Final[Ints] = np.empty(0, np.int32)
 
 
@@ -223,7 +225,46 @@ def _bound(placement: Placement, book: Book) -> tuple[Placement, int]:
             )  # fmt: skip
             if row < 0:
                 return _with_devices(placement, taken, is_parts=size > -1), -1
+    taken[:] = 0
+    if (partner < 0).all() and (named < 0).all() and _searched(placement, -size, free[:, demand.shape[2] :], taken):
+        return _with_devices(placement, taken, is_parts=size > -1), -1
     return unnamed, row
+
+
+def _searched(placement: Placement, gpus: Floats, free: Floats, taken: Ints) -> bool:
+    """Note in `taken` (P, D) which GPUs tasks have, where only a search finds GPUs (G, D) for all; tell whether so."""
+    n_each = np.where(gpus < 1, placement.count, np.round(placement.count * gpus)).astype(np.int64)
+    for group in np.unique(placement.group[gpus > 0]):
+        rows = np.flatnonzero((placement.group == group) & (gpus > 0))
+        shares = np.repeat(rows, n_each[rows])
+        shares = shares[np.argsort(-np.minimum(gpus[shares], 1.0), kind="stable")]
+        on = np.zeros(len(shares) + 1, np.int64)
+        if not _pack(np.minimum(gpus[shares], 1.0), free[group].copy(), on):
+            return False
+        np.add.at(taken, (shares, on[:-1]), 1)
+    return True
+
+
+@kernel
+def _pack(sizes: Floats, free: Floats, on: Ints) -> bool:
+    """Find a GPU (n + 1,) for each of n sizes, the largest first, by trying all ways; False: none, or not soon."""
+    first, i, n_tries = np.zeros(len(sizes) + 1, np.int64), 0, 0
+    while i < len(sizes):
+        d = first[i]
+        while d < len(free) and (free[d] < sizes[i] - NEAR or np.any(np.abs(free[first[i] : d] - free[d]) < NEAR)):
+            d += 1
+        n_tries += 1
+        if d < len(free) and n_tries < MOST_TRIES:
+            free[d] -= sizes[i]
+            on[i], first[i] = d, d + 1
+            i += 1
+            first[i] = on[i - 1] if i < len(sizes) and sizes[i] == sizes[i - 1] else 0
+        elif i == 0 or n_tries >= MOST_TRIES:
+            return False
+        else:
+            i -= 1
+            free[on[i]] += sizes[i]
+    return True
 
 
 def _sound(placement: Placement, book: Book) -> bool:

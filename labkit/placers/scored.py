@@ -26,9 +26,10 @@ class Fgd:
     """Put each gang where the fragments of idle GPUs grow least: fragmentation gradient descent [1]_.
 
     A gang goes to one device group, and a task that takes a part of a GPU to the GPU there, such that
-    F = sum_m p_m F(m) over the kinds of gangs m (`labkit.placers.fragments`) grows least; ties go to the first. A gang
-    that no empty group holds is placed task by task; one that some empty group holds waits for one. Gangs that may
-    shrink or share their GPUs are packed (`Pack`).
+    F = sum_m p_m F(m) over the kinds of gangs m (`labkit.placers.fragments`) grows least. As in its authors' simulator
+    growth counts in steps of some 0.04 GPUs, and ties go to the first: that allocates a point more of their trace than
+    the exact least. A gang that no empty group holds is placed task by task; one that some empty group holds waits for
+    one. Gangs that may shrink or share their GPUs are packed (`Pack`).
 
     Attributes
     ----------
@@ -180,13 +181,15 @@ def place_scored(
 def _kinds_there(snapshot: Snapshot, without: Ints) -> Ints:
     """Return the kinds of jobs that have tasks in each group, as bits, (G,)."""
     running = snapshot.running(np.setdiff1d(snapshot.jobs.number, without))
-    job = running.job[running.row_job()]
-    kind = np.array([1 << _kind(g, n) for g, n in zip(
-        snapshot.table.worker_demand[job, GPUS], snapshot.table.n_workers[job], strict=True
-    )], np.int64)  # fmt: skip
-    there = np.zeros(snapshot.cluster.n_groups, np.int64)
-    np.bitwise_or.at(there, running.group, kind)
-    return there & ~np.int64(1)
+    job, table, there = running.job[running.row_job()], snapshot.table, np.zeros(snapshot.cluster.n_groups, np.int64)
+    _note_kinds(running.group, table.worker_demand[job, GPUS], table.n_workers[job], there)
+    return there
+
+
+@kernel
+def _note_kinds(group: Ints, gpus: Floats, n_workers: Ints, there: Ints) -> None:
+    for p in range(len(group)):
+        there[group[p]] |= (1 << _kind(gpus[p], n_workers[p])) & ~1
 
 
 @inner
@@ -221,6 +224,12 @@ def _used(row: Floats, demand: Floats, n: int) -> bool:
 
 
 @inner
+def _steps(grown: float) -> float:
+    """Return by how much fragments grow in the steps of FGD's simulator, trunc(100 sigmoid(-F)), the least is best."""
+    return float(-np.floor(100 / (1 + np.exp(grown))))
+
+
+@inner
 def _score(  # noqa: C901 - a branch for each rule
     rule: int, book: ScratchBook, g: int, row: Floats, worker: Floats, w: int, most: Floats, mix: TaskMix, kinds: Ints,
     tried: Floats,
@@ -230,7 +239,7 @@ def _score(  # noqa: C901 - a branch for each rule
     if rule == FGD:
         before = fragments(book.free[g], first, mix, kind)
         if not (w == 1 and is_part(worker[GPUS])):
-            return fragments(row, first, mix, kind) - before, device
+            return _steps(fragments(row, first, mix, kind) - before), device
         least = np.inf
         for d in range(first, len(row)):
             if book.free[g, d] < worker[GPUS] - 1e-9:
@@ -238,8 +247,8 @@ def _score(  # noqa: C901 - a branch for each rule
             for r in range(len(tried)):
                 tried[r] = row[r] if r < first else book.free[g, r]
             charge_device(tried, d, worker[GPUS])
-            grown = fragments(tried, first, mix, kind) - before
-            if grown < least - 1e-12:
+            grown = _steps(fragments(tried, first, mix, kind) - before)
+            if grown < least:
                 least, device = grown, d
         return least, device
     if rule == BEST:
