@@ -2,7 +2,8 @@
 
 Tasks are nodes of linked lists in a few arrays, one list per job, so that a change costs only the changed tasks.
 Of two jobs that share their GPUs each holds half of those of its workers, until one of them lets go: then the other
-holds them all. Each row of tasks takes the cores and memory that its decision gave it, or what was declared.
+holds them all. Each row of tasks takes the cores and memory that its decision gave it, or what was declared, and where tasks
+take parts of GPUs it knows which GPUs (`labkit.core.devices`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.cluster import Cluster
+from labkit.core.devices import charge_devices, n_devices, widened
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Floats, Ints
 from labkit.core.running import Running
@@ -26,6 +28,7 @@ TASK: Final = np.dtype(
         ("role", np.int32),
         ("cpus", np.float32),
         ("memory_gb", np.float32),
+        ("devices", np.int32),
     ]
 )
 HELD: Final = np.dtype(
@@ -57,8 +60,12 @@ class Book:
         how many of its rows were given cores or memory of their own (`n_given`).
     tasks : array
         Pool of tasks; `spare[0]` is the first unused one.
+    left : array
+        (G, R + D) what no task holds; D columns for the GPUs of a group, 0 where no task takes a part of one.
     free : array
-        (G, R) what no task holds.
+        (G, R) the same without these columns.
+    n_devices : int
+        D.
     demand : array
         (2, N, R) what one worker (row 0) and one PS (row 1) of each job takes, where a decision says nothing else.
     """
@@ -70,8 +77,14 @@ class Book:
         self.spare = np.array([-1], np.int32)
         self._n_sure = 0  # so many tasks are unused, or more
         self.demand = np.ascontiguousarray(np.stack([jobs.worker_demand, jobs.ps_demand]))
-        self.free = np.ascontiguousarray(cluster.capacity, dtype=np.float64).copy()
+        self.n_devices = n_devices(jobs, cluster)
+        self.left = widened(cluster.capacity, self.n_devices)
         self.reserve(1024)
+
+    @property
+    def free(self) -> Floats:
+        """(G, R) what no task holds; a view."""
+        return self.left[:, : self.demand.shape[2]] if self.n_devices else self.left
 
     def reserve(self, n_more: int) -> None:
         """Make room for that many more tasks."""
@@ -104,6 +117,10 @@ class Book:
             return NO_AMOUNTS, NO_AMOUNTS
         return _gather_amounts(self.held, self.tasks, jobs)
 
+    def devices(self, jobs: Ints) -> Ints:
+        """Return the sets of GPUs that the tasks of some jobs have, (P,) in the order of `of`; -1: not told."""
+        return _gather_devices(self.held, self.tasks, jobs)
+
     def running(self, jobs: Ints) -> Running:
         """Return the tasks of some jobs, each of which holds some, as speed models take them."""
         first, role, group, count = self.of(jobs)
@@ -115,12 +132,12 @@ class Book:
         return Running(jobs, first, role, group, count, held["n_workers"], held["n_ps"], held["partner"],
                        cpus=taken[0], memory_gb=taken[1])  # fmt: skip
 
-    def free_without(self, jobs: Ints) -> Floats:
-        """Return what would be free if these jobs held nothing, a new (G, R).
+    def left_without(self, jobs: Ints) -> Floats:
+        """Return what would be left if these jobs held nothing, a new (G, R + D).
 
         GPUs of a pair are free only without both.
         """
-        free = self.free.copy()
+        free = self.left.copy()
         _add_held_of_all(self.held, self.tasks, self.demand, jobs, free)
         return free
 
@@ -166,8 +183,12 @@ def takes(declared: float, amount: float) -> float:
 
 
 @inner
-def charge(free: Floats, group: int, n: float, demand: Floats, cpus: float, memory_gb: float, share: float) -> None:
+def charge(
+    free: Floats, group: int, n: float, demand: Floats, cpus: float, memory_gb: float, share: float, devices: int
+) -> None:  # fmt: skip
     """Take n tasks (or -n, give them back) of a declared demand (R,) and amounts, and a share of their GPUs."""
+    if free.shape[1] > len(demand):
+        charge_devices(free[group], len(demand), devices, n, demand[GPUS], share)
     free[group, GPUS] -= share * n * demand[GPUS]
     free[group, CPUS] -= n * takes(demand[CPUS], cpus)
     free[group, MEMORY_GB] -= n * takes(demand[MEMORY_GB], memory_gb)
@@ -180,7 +201,7 @@ def add_held(held: Records, tasks: Records, demand: Floats, job: int, free: Floa
     while task >= 0:
         row = tasks[task]
         part = share if row.role == 0 else 1.0
-        charge(free, row.group, -float(row.count), demand[row.role, job], row.cpus, row.memory_gb, part)
+        charge(free, row.group, -float(row.count), demand[row.role, job], row.cpus, row.memory_gb, part, row.devices)
         task = row.next
 
 
@@ -192,6 +213,11 @@ def _hold_alone(held: Records, tasks: Records, free: Floats, demand: Floats, job
     while task >= 0:
         if tasks[task].role == 0:
             free[tasks[task].group, GPUS] -= 0.5 * tasks[task].count * demand[0, job, GPUS]
+            if free.shape[1] > demand.shape[2]:
+                count = float(tasks[task].count)
+                charge_devices(
+                    free[tasks[task].group], demand.shape[2], tasks[task].devices, count, demand[0, job, GPUS], 0.5
+                )
         task = tasks[task].next
 
 
@@ -227,10 +253,11 @@ def hold(
     count: int,
     cpus: float,
     memory_gb: float,
+    devices: int,
 ) -> None:
     """Add tasks to the end of a job's list, half of their GPUs if it has a partner; the pool has room (`ensure`).
 
-    `cpus`, `memory_gb`: cores and GB of each task; NaN: as declared.
+    `cpus`, `memory_gb`: cores and GB of each task; NaN: as declared. `devices`: the set of their GPUs; -1: not told.
     """
     task = spare[0]
     spare[0] = tasks[task].next
@@ -240,6 +267,7 @@ def hold(
     tasks[task].role = role
     tasks[task].cpus = cpus
     tasks[task].memory_gb = memory_gb
+    tasks[task].devices = devices
     if cpus == cpus or memory_gb == memory_gb:
         held[job].n_given += 1
     if held[job].last < 0:
@@ -252,7 +280,7 @@ def hold(
     else:
         held[job].n_ps += count
     share = gpu_share(held, job) if role == 0 else 1.0
-    charge(free, group, float(count), demand[role, job], cpus, memory_gb, share)
+    charge(free, group, float(count), demand[role, job], cpus, memory_gb, share, devices)
 
 
 @kernel
@@ -276,6 +304,22 @@ def _gather(held: Records, tasks: Records, jobs: Ints) -> tuple[Ints, NDArray[np
             count[p] = tasks[task].count
             task = tasks[task].next
     return first, role, group, count
+
+
+@kernel
+def _gather_devices(held: Records, tasks: Records, jobs: Ints) -> Ints:
+    n = 0
+    for turn in range(2):
+        devices = np.empty(n, np.int32)
+        n = 0
+        for job in jobs:
+            task = held[job].first
+            while task >= 0:
+                if turn:
+                    devices[n] = tasks[task].devices
+                n += 1
+                task = tasks[task].next
+    return devices
 
 
 @kernel

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.book import Records, add_held, charge, takes
+from labkit.core.devices import is_set_of
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
 from labkit.kernels import inner, kernel
 
@@ -88,6 +89,12 @@ def amount_of(given: Amounts, row: int) -> float:
 
 
 @inner
+def devices_of(named: Ints, row: int) -> int:
+    """Return the set of GPUs that a row of a placement names, -1: none."""
+    return named[row] if len(named) else -1
+
+
+@inner
 def _sound(amount: float) -> bool:
     """Return whether an amount is positive and finite, or not given."""
     return bool(amount != amount or (amount > 0 and amount < np.inf))
@@ -106,7 +113,7 @@ def _fits(trial: Floats, demand: Floats, cpus: float, memory_gb: float) -> bool:
 @kernel
 def check(  # noqa: C901 - one pass over a kernel's rows, a branch for each fault
     set_jobs: Ints, partner: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts,
-    memory_gb: Amounts, phases: Records, over: int, held: Records, tasks: Records, free: Floats, demand: Floats,
+    memory_gb: Amounts, devices: Ints, phases: Records, over: int, held: Records, tasks: Records, free: Floats, demand: Floats,
     up: Bools, group_machine: Ints, first_row: Ints, mate: Ints,
 ) -> tuple[int, int]:  # fmt: skip
     """Return what is wrong with a placement, and with which job or row; note the first row of each job (else -2).
@@ -135,8 +142,12 @@ def check(  # noqa: C901 - one pass over a kernel's rows, a branch for each faul
         if not (_sound(cores) and _sound(gb)):
             return BAD_AMOUNT, p
         share = 0.5 if role[p] == 0 and mate[j] >= 0 else 1.0
-        charge(trial, group[p], float(count[p]), demand[role[p], j], cores, gb, share)
-        if not _fits(trial[group[p]], demand[role[p], j], cores, gb):
+        takes_of, on = demand[role[p], j], devices_of(devices, p)
+        charge(trial, group[p], float(count[p]), takes_of, cores, gb, share, on)
+        if not _fits(trial[group[p]], takes_of, cores, gb):
+            return OVERFULL, p
+        one_by_one = trial.shape[1] > len(takes_of) and takes_of[GPUS] > 0
+        if one_by_one and not is_set_of(on, count[p], takes_of[GPUS], trial[group[p]], len(takes_of)):
             return OVERFULL, p
     for i in range(len(partner)):
         if partner[i] >= 0 and not _together(set_jobs[i], partner[i], first_row, job, role, group, count):

@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Final
 
 import numpy as np
 
 from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Ints
 
 _WORD: Final = re.compile(r"[a-z0-9]+")
+OR: Final = "|"
+"""Between the names of a demand for one of several device types: "V100M16|V100M32"."""
+NOT: Final = "!"
+"""Before the names of a demand for any device type but these: "!T4"."""
 
 
 def same_type(name: str, device_type: str) -> bool:
@@ -24,6 +30,51 @@ def same_type(name: str, device_type: str) -> bool:
     """
     mine, theirs = set(_WORD.findall(name.casefold())), set(_WORD.findall(device_type.casefold()))
     return bool(mine and theirs) and (mine <= theirs or theirs <= mine)
+
+
+def meets(demand: str, device_type: str) -> bool:
+    """Return whether a device type is what is demanded: one name, one of several, or any but some.
+
+    >>> [meets("V100M16|V100M32", kind) for kind in ("V100M16", "V100M32", "T4")]
+    [True, True, False]
+    >>> [meets("!T4", kind) for kind in ("V100M16", "T4")]
+    [True, False]
+    """
+    among = any(same_type(name, device_type) for name in names_in(demand))
+    return among != demand.startswith(NOT)
+
+
+def names_in(demand: str) -> list[str]:
+    """Return the names of a demand.
+
+    >>> names_in("!T4|P100"), names_in("")
+    (['T4', 'P100'], [])
+    """
+    return [name.strip() for name in demand.removeprefix(NOT).split(OR)] if demand else []
+
+
+def refuse_misspelt(jobs: Jobs, cluster: Cluster) -> None:
+    """Raise if a demand for a set of device types names one that the cluster lacks, and it is nearly one that it has.
+
+    Raises
+    ------
+    InputError
+        It names the first such job, the type, and those of the cluster; or a name that is empty.
+    """
+    for demand in dict.fromkeys(jobs.device_type.tolist()):
+        if OR not in demand and NOT not in demand:
+            continue
+        for name in names_in(demand):
+            near = get_close_matches(name.casefold(), [kind.casefold() for kind in cluster.device_types], 1, cutoff=0.8)
+            if name and (not near or any(same_type(name, kind) for kind in cluster.device_types)):
+                continue
+            said = [kind for kind in cluster.device_types if [kind.casefold()] == near]
+            raise InputError(
+                f"job {jobs.id[int(np.flatnonzero(jobs.device_type == demand)[0])]} demands device type '{demand}'; "
+                f"{cluster.name} has no '{name}'. "
+                + (f"Did you mean '{said[0]}'? " if said else "Expected names with | between them: A|B, or !A|B. ")
+                + f"It has {', '.join(cluster.device_types)}."
+            )
 
 
 def type_index(names: Iterable[str], device_types: tuple[str, ...]) -> Ints:
@@ -43,7 +94,7 @@ def may_run_on(jobs: Jobs, cluster: Cluster) -> Bools:
     """
     allowed = np.ones((len(jobs), len(cluster.device_types)), np.bool_)
     for name in dict.fromkeys(jobs.device_type.tolist()):
-        fits = [same_type(name, kind) for kind in cluster.device_types]
+        fits = [meets(name, kind) for kind in cluster.device_types if name]
         if any(fits):
             allowed[jobs.device_type == name] = fits
     return allowed
@@ -70,7 +121,7 @@ def unmet_types(jobs: Jobs, cluster: Cluster) -> list[str]:
     """Return a sentence if jobs demand device types that a cluster lacks."""
     asked = Counter(jobs.device_type.tolist())
     lacking = {
-        name: n for name, n in asked.items() if name and not any(same_type(name, kind) for kind in cluster.device_types)
+        name: n for name, n in asked.items() if name and not any(meets(name, kind) for kind in cluster.device_types)
     }
     if not lacking:
         return []

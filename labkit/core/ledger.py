@@ -8,6 +8,7 @@ import numpy as np
 
 from labkit.core.book import Book, Records, gpu_share, hold, release
 from labkit.core.cluster import Cluster
+from labkit.core.devices import widened
 from labkit.core.events import Events, Kind
 from labkit.core.hosting import Hosting
 from labkit.core.jobs import Jobs
@@ -89,7 +90,7 @@ class Ledger:
         self._waiting = np.empty(len(jobs), np.int32)
         self._some_at_home = bool((self.pod >= 0).any())
         self._group_machine = cluster.group_machine.astype(np.int32)
-        self._capacity = np.ascontiguousarray(cluster.capacity, dtype=np.float64)
+        self._capacity = widened(cluster.capacity, self.book.n_devices)
         self._steps_then = np.empty(256)  # by row of a batch: steps done when a loss was reported
 
     def fold(self, batch: Events) -> None:
@@ -102,7 +103,7 @@ class Ledger:
             self._steps_then = np.empty(2 * len(batch))
         heard = _fold(
             batch, self.belief, self._counts, self._active, self._waiting, self.up, self._group_machine,
-            self._capacity, self.book.held, self.book.tasks, self.book.spare, self.book.free, self.book.demand,
+            self._capacity, self.book.held, self.book.tasks, self.book.spare, self.book.left, self.book.demand,
             self._steps_then,
         )  # fmt: skip
         if heard & HEARD_USE or (self._use is not None and self._use.knows_tasks):
@@ -140,7 +141,7 @@ class Ledger:
         }
         own |= {"up": self.up, "group_machine": self._group_machine, "capacity": self._capacity}
         return own | {
-            "held": book.held, "tasks": book.tasks, "spare": book.spare, "free": book.free, "demand": book.demand,
+            "held": book.held, "tasks": book.tasks, "spare": book.spare, "free": book.left, "demand": book.demand,
             "steps_then": self._steps_then,
         }  # fmt: skip
 
@@ -300,7 +301,7 @@ def _fold(  # noqa: C901 - one branch per kind of event
                     counts[N_STARTED] += 1
             hold(
                 held, tasks, spare, free, demand, job, event.role, event.group, int(event.value), event.cpus,
-                event.memory_gb,
+                event.memory_gb, event.task,
             )  # fmt: skip
             if i + 1 == len(batch) or batch[i + 1].kind != _PLACED or batch[i + 1].job != job:
                 _settle_gpus(belief, held, demand, job, event.time_s)

@@ -39,9 +39,9 @@ class PartSnapshot(AdmittedSnapshot):
         return int(self.holds(self._number).sum())
 
     @cached_property
-    def free(self) -> Floats:
-        """(G, R) what no task holds on its machines; 0 elsewhere."""
-        return self._only_here(self.whole.free.copy())
+    def left(self) -> Floats:
+        """(G, R + D) what no task holds on its machines; 0 elsewhere."""
+        return self._only_here(self.whole.left.copy())
 
     @cached_property
     def offered(self) -> Floats:
@@ -59,9 +59,9 @@ class PartSnapshot(AdmittedSnapshot):
         up: Bools = self.whole.up & self._machines
         return up
 
-    def free_without(self, jobs: Ints) -> Floats:
-        """Return what would be free on its machines if these jobs held nothing, a new (G, R)."""
-        return self._only_here(self.whole.free_without(jobs))
+    def left_without(self, jobs: Ints) -> Floats:
+        """Return what would be left on its machines if these jobs held nothing, a new (G, R + D)."""
+        return self._only_here(self.whole.left_without(jobs))
 
     def _only_here(self, amounts: Floats) -> Floats:
         amounts[self._outside] = 0.0

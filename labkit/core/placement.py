@@ -146,6 +146,9 @@ class Placement:
     cpus, memory_gb : array
         (P,) cores and GB of each task of a row; NaN: as declared; empty: all as declared. A job that runs, and has the
         same tasks in the same places with other amounts, goes on without a restart.
+    devices : array
+        (P,) the GPUs of the group on which the tasks of a row sit, as bits, in runs where tasks take parts of GPUs
+        (`labkit.core.devices`); -1, or empty: those that fit best.
     repairs : array
         Of dtype `REPAIR` (`repairs_of` makes one): what is to be done about tasks where they are. A job that is
         repaired need not be among `set_jobs`; one that is in both is placed first, and its tasks are those it holds
@@ -170,6 +173,7 @@ class Placement:
     doubts: Ints = field(default_factory=lambda: _NONE)
     repairs: Repairs = field(default_factory=lambda: _NO_REPAIRS)
     reasons: tuple[Reason, ...] = ()
+    devices: Ints = field(default_factory=lambda: _NONE)
     again_s: float = inf
 
     @classmethod
@@ -247,6 +251,7 @@ _OPTIONAL: Final = (
     ("missing", 0, "set_jobs"),
     ("cpus", np.nan, "job"),
     ("memory_gb", np.nan, "job"),
+    ("devices", -1, "job"),
 )
 """Columns of a placement that may be empty, what that stands for, and which column is as long."""
 

@@ -59,10 +59,10 @@ class PodSnapshot(PartSnapshot):
         self.groups: Ints = np.flatnonzero(~self._outside).astype(np.int32)
 
     @cached_property
-    def free(self) -> Floats:
-        """(G, R) what no task holds in the pod; 0 outside."""
-        free = self.whole.free if self.trial is None else self.trial.free
-        return self._only_here(free.copy())
+    def left(self) -> Floats:
+        """(G, R + D) what no task holds in the pod; 0 outside."""
+        left = self.whole.left if self.trial is None else self.trial.book.free
+        return self._only_here(left.copy())
 
     @cached_property
     def offered(self) -> Floats:
@@ -85,12 +85,12 @@ class PodSnapshot(PartSnapshot):
         near[network.link_from[touched]] = near[network.link_to[touched]] = True
         return np.flatnonzero(near[network.link_from] & near[network.link_to]).astype(np.int32)
 
-    def free_without(self, jobs: Ints) -> Floats:
-        """Return what would be free in the pod if these jobs held nothing, a new (G, R)."""
-        free = self.whole.free_without(jobs)
+    def left_without(self, jobs: Ints) -> Floats:
+        """Return what would be left in the pod if these jobs held nothing, a new (G, R + D)."""
+        left = self.whole.left_without(jobs)
         if self.trial is not None:
-            free += self.trial.free - self.whole.free
-        return self._only_here(free)
+            left += self.trial.book.free - self.whole.left
+        return self._only_here(left)
 
     def holds(self, jobs: Ints) -> Bools:
         """Return which of some jobs hold tasks now."""
@@ -111,6 +111,12 @@ class PodSnapshot(PartSnapshot):
         if self.trial is None:
             return super().tasks_of(jobs)
         return _held(self.trial.running(jobs))
+
+    def devices_of(self, jobs: Ints) -> Ints:
+        """Return the sets of GPUs that the tasks of some jobs have, (P,) in the order of `tasks_of`; -1: not told."""
+        if self.trial is None:
+            return super().devices_of(jobs)
+        return np.full(len(self.trial.running(jobs).role), -1, np.int32)
 
     def amounts_of(self, jobs: Ints) -> tuple[Amounts, Amounts]:
         """Return cores and GB that the tasks of some jobs were given, (P,) in the order of `tasks_of`; see there."""

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from labkit.core.cluster import Cluster
+from labkit.core.devices import device_room, use_devices, widened
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.kernels import by_reference, inner, kernel
 from labkit.kernels.arrays import fill_rows
@@ -26,8 +27,10 @@ class ScratchBook(NamedTuple):
 
     Attributes
     ----------
-    free : array
-        (G, R) what no task holds; changed by `allocate`.
+    free, before : array
+        (G, R + D) what no task holds; changed by `allocate`. D columns for the GPUs of a group where tasks take parts
+        of them (`labkit.core.devices`), else none; then `before` has what was free when the gang that is being placed
+        had no task yet (`begin_gang`), else nothing.
     up : array of bool
         (G,) groups whose machine is there, and that the gang which is placed may have.
     open : array of bool
@@ -36,7 +39,7 @@ class ScratchBook(NamedTuple):
         (M, R) and (M,) what is free of a machine, and the sum of the parts of its resources that are in use: kept by
         `allocate` from `sum_machines` on, and of no use before.
     capacity : array
-        (G, R) what each group offers.
+        (G, R + D) what each group offers.
     group_type, group_machine : array
         (G,) device type and machine of each group.
     first_group : array
@@ -59,6 +62,7 @@ class ScratchBook(NamedTuple):
     per_unit: Floats
     first_machine: Ints
     machines: Ints
+    before: Floats
 
 
 def scratch_book(cluster: Cluster, free: Floats, up: Bools, *, capacity: Floats | None = None) -> ScratchBook:
@@ -67,18 +71,19 @@ def scratch_book(cluster: Cluster, free: Floats, up: Bools, *, capacity: Floats 
     Parameters
     ----------
     free : array
-        (G, R) what is free; the book takes this array and changes it.
+        (G, R) or (G, R + D) what is free; the book takes this array and changes it.
     up : array of bool
         (M,) machines that are there.
     capacity : array, optional
         (G, R) what the groups offer, if that is less than the cluster has.
     """
     known, every = _unchanging(cluster)
-    machines = cluster.n_machines
+    machines, (n_groups, n_resources) = cluster.n_machines, every.shape
+    offered, n_devices = every if capacity is None else capacity, free.shape[1] - n_resources
     return ScratchBook(
-        free, up[cluster.group_machine], np.ones(len(free), np.bool_), np.empty((machines, free.shape[1])),
-        np.empty(machines),
-        every if capacity is None else capacity, *known,
+        free, up[cluster.group_machine], np.ones(len(free), np.bool_), np.empty((machines, n_resources)),
+        np.empty(machines), widened(offered, n_devices) if n_devices else offered, *known,
+        np.empty_like(free) if n_devices else np.empty((0, n_resources)),
     )  # fmt: skip
 
 
@@ -89,8 +94,8 @@ def empty_book(cluster: Cluster) -> ScratchBook:
 
 def twin(book: ScratchBook) -> ScratchBook:
     """Return another book of the same cluster, to be cleared or filled."""
-    free, up = np.empty_like(book.free), np.empty_like(book.up)
-    return book._replace(free=free, up=up, machine_free=np.empty_like(book.machine_free), load=np.empty_like(book.load))
+    names = ("free", "up", "machine_free", "load", "before")
+    return book._replace(**{name: np.empty_like(getattr(book, name)) for name in names})
 
 
 @lru_cache(maxsize=16)
@@ -122,6 +127,8 @@ def allocate(book: ScratchBook, demand: Floats, group: int, n: int) -> None:
         book.free[group, r] -= n * demand[r]
         book.machine_free[m, r] -= n * demand[r]
         book.load[m] += n * demand[r] * book.per_unit[m, r]
+    if book.free.shape[1] > len(demand) and demand[GPUS] > 0:
+        use_devices(book.free[group], len(demand), demand[GPUS], n)
 
 
 @kernel
@@ -141,13 +148,20 @@ def allocate_if_room(book: ScratchBook, demand: Floats, runs_on: Bools, group: i
 
 @inner
 def restore(book: ScratchBook, group: int, free: Floats) -> None:
-    """Let as much be free in a group as was before, (R,), to the last bit."""
+    """Let as much be free in a group as was before, (R + D,), to the last bit."""
     m = book.group_machine[group]
     for r in range(len(free)):
         more = free[r] - book.free[group, r]
         book.free[group, r] = free[r]
-        book.machine_free[m, r] += more
-        book.load[m] -= more * book.per_unit[m, r]
+        if r < book.machine_free.shape[1]:
+            book.machine_free[m, r] += more
+            book.load[m] -= more * book.per_unit[m, r]
+
+
+@inner
+def begin_gang(book: ScratchBook) -> None:
+    """Remember what is free before a gang is placed, where GPUs count one by one."""
+    fill_rows(book.before, book.free[: len(book.before)])
 
 
 @inner
@@ -157,14 +171,14 @@ def sum_machines(book: ScratchBook) -> None:
     book.load[:] = 0.0
     for g in range(len(book.free)):
         m = book.group_machine[g]
-        for r in range(book.free.shape[1]):
+        for r in range(book.machine_free.shape[1]):
             book.machine_free[m, r] += book.free[g, r]
             book.load[m] += (book.capacity[g, r] - book.free[g, r]) * book.per_unit[m, r]
 
 
 @inner
 def refill(book: ScratchBook, free: Floats) -> None:
-    """Let so much be free, (G, R)."""
+    """Let so much be free, (G, R + D)."""
     fill_rows(book.free, free)
 
 
@@ -174,6 +188,7 @@ def clear(book: ScratchBook) -> None:
     refill(book, book.capacity)
     book.up[:] = book.open
     sum_machines(book)
+    begin_gang(book)
 
 
 @inner
@@ -189,17 +204,19 @@ def limit(book: ScratchBook, up: Bools, hosts: Bools) -> None:
 
 @inner
 def room(free: Floats, demand: Floats, at_most: int) -> int:
-    """Return how many tasks of a demand (R,) fit into what is free (R,), at most so many."""
+    """Return how many tasks of a demand (R,) fit into what is free (R + D,), at most so many."""
     n = at_most
     for r in range(len(demand)):
         if demand[r] > 0:
             n = min(n, int((free[r] + SLACK) / demand[r]))
+    if len(free) > len(demand) and demand[GPUS] > 0 and n > 0:
+        n = min(n, device_room(free, len(demand), demand[GPUS]))
     return max(n, 0)
 
 
 @kernel
 def rooms(free: Floats, demand: Floats) -> Ints:
-    """Return how many tasks of a demand (R,) fit into each group of which this is free (G, R), at most `MANY`."""
+    """Return how many tasks of a demand (R,) fit into each group of which this is free (G, R + D), at most `MANY`."""
     fitting = np.empty(len(free), np.int32)
     for g in range(len(free)):
         fitting[g] = room(free[g], demand, MANY)
@@ -299,7 +316,7 @@ def share_out(
     Parameters
     ----------
     free : array
-        (g, R) of these groups; it is not changed.
+        (g, R + D) of these groups; it is not changed.
     for_workers, for_ps : array of bool
         (g,) where a task of each role may go.
     worker, ps : array
@@ -333,6 +350,9 @@ def _share_by(
         if best < 0:
             return False
         at[t] = best
-        for r in range(left.shape[1]):
+        for r in range(len(worker)):
             left[best, r] -= worker[r] if is_worker else ps[r]
+        gpus = worker[GPUS] if is_worker else ps[GPUS]
+        if left.shape[1] > len(worker) and gpus > 0:
+            use_devices(left[best], len(worker), gpus, 1)
     return True

@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from labkit.core.book import Records
 from labkit.core.cluster import Cluster
+from labkit.core.devices import fitting
 from labkit.core.errors import StaleSnapshotError
 from labkit.core.hosting import Hosting
 from labkit.core.job_columns import JobColumns
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import HOLDING, Ledger
+from labkit.core.placement import Placement
 from labkit.core.resources import GPUS, Amounts, Bools, Floats, Ints
 from labkit.core.running import Running
 from labkit.core.use import TaskMeasures
@@ -70,9 +72,22 @@ class Snapshot:
         return self._fresh().waiting()
 
     @cached_property
+    def left(self) -> Floats:
+        """(G, R + D) what no task holds; D columns for the GPUs of a group where tasks take parts of them, else none.
+
+        See `labkit.core.devices`.
+        """
+        return self._fresh().book.left.copy()
+
+    @cached_property
     def free(self) -> Floats:
         """(G, R) what no task holds."""
-        return self._fresh().book.free.copy()
+        return self.of_resources(self.left)
+
+    def of_resources(self, left: Floats) -> Floats:
+        """Return rows without the columns for GPUs one by one."""
+        n = self.cluster.capacity.shape[1]
+        return left[:, :n].copy() if left.shape[1] > n else left
 
     @property
     def offered(self) -> Floats:
@@ -110,6 +125,17 @@ class Snapshot:
         """
         return self._fresh().book.amounts(jobs)
 
+    def fitting(self, placement: Placement) -> Placement:
+        """Return a placement without the tasks of jobs that find no GPUs; all do where none takes a part of a GPU."""
+        return fitting(placement, self._fresh().book)
+
+    def devices_of(self, jobs: Ints) -> Ints:
+        """Return the sets of GPUs that the tasks of some jobs have, (P,) in the order of `tasks_of`; -1: not told.
+
+        They are told in runs where tasks take parts of GPUs (`labkit.core.devices`).
+        """
+        return self._fresh().book.devices(jobs)
+
     def running(self, jobs: Ints | None = None) -> Running:
         """Return the tasks of all jobs that hold some, or of those among `jobs`, as speed models take them.
 
@@ -142,7 +168,11 @@ class Snapshot:
 
     def free_without(self, jobs: Ints) -> Floats:
         """Return what would be free if these jobs held nothing, a new (G, R)."""
-        return self._fresh().book.free_without(jobs)
+        return self.of_resources(self.left_without(jobs))
+
+    def left_without(self, jobs: Ints) -> Floats:
+        """Return what would be left if these jobs held nothing, a new (G, R + D); see `left`."""
+        return self._fresh().book.left_without(jobs)
 
     def pod_of(self, jobs: Ints) -> Ints:
         """Return the pod that some jobs belong to: their home, or where they were forwarded to; -1: none."""

@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.book import AS_DECLARED, taken_by
+from labkit.core.book import AS_DECLARED, NO_AMOUNTS, taken_by
+from labkit.core.devices import give_back
 from labkit.core.errors import PlacementError
 from labkit.core.events import Role
 from labkit.core.placement import Placement, Reason, Repair, repairs_of
@@ -66,8 +67,11 @@ class Trial:
         self.n_ps: Ints = held["n_ps"].copy()
         self._partner: Ints = held["partner"].copy()
         self._n_given: Ints = held["n_given"]
-        self.book = scratch_book(snapshot.cluster, snapshot.free.copy(), snapshot.up)
-        self.free: Floats = self.book.free
+        self.book = scratch_book(snapshot.cluster, snapshot.left.copy(), snapshot.up)
+        self.free: Floats = self.book.free[:, : self._demand.shape[2]]
+        self._devices: Floats = self.book.free[:, self._demand.shape[2] :]
+        self._on: dict[tuple[int, int, int], Floats] = {}
+        """(job, role, group) -> what its tasks have of each GPU of the group, where GPUs count one by one."""
         self._before: dict[int, GivenTasks] = {}
         self._now: dict[int, GivenTasks] = {}
         self._given: dict[tuple[int, int], Given] = {}
@@ -95,8 +99,15 @@ class Trial:
         """
         demand, runs_on = self.demand_of(job, role), self.runs_on(job)
         valid = 0 <= group < len(self.free) and n >= 1
+        one_by_one = valid and self._devices.size
+        before = self._devices[group].copy() if one_by_one else NO_AMOUNTS
+        if one_by_one:
+            self._tasks(job)
         if not valid or not allocate_if_room(self.book, demand, runs_on, group, n):
             raise self._refused(job, group, n)
+        if one_by_one:
+            on = self._on.setdefault((job, role, group), np.zeros(len(before)))
+            on += before - self._devices[group]
         self._count(job, role, group, n)
 
     def take(self, placement: Placement) -> None:
@@ -178,6 +189,8 @@ class Trial:
             if partner >= 0 and role == Role.WORKER:
                 gives[GPUS] = 0.0
             change(self.book, gives, group, -1)
+            if self._devices.size:
+                self._give_back(job, role, group, n, to=partner if role == Role.WORKER else -1)
         tasks.clear()
         self.n_workers[job] = self.n_ps[job] = 0
         if partner >= 0:
@@ -307,7 +320,30 @@ class Trial:
             for role, group, each, n in zip(roles.tolist(), groups.tolist(), given, counts.tolist(), strict=True):
                 mine[role, group, each] = mine.get((role, group, each), 0) + n
             self._now[job], self._before[job] = mine, dict(mine)
+            if self._devices.size:
+                self._note_devices(job, roles, groups, counts)
         return mine
+
+    def _note_devices(self, job: int, roles: NDArray[np.int8], groups: Ints, counts: Ints) -> None:
+        """Note what the tasks of a job have of each GPU; of those that do not tell, all that is in use there."""
+        sets = self._snapshot.devices_of(np.array([job], np.int32))
+        for role, group, n, devices in zip(
+            roles.tolist(), groups.tolist(), counts.tolist(), sets.tolist(), strict=True
+        ):
+            gpus = float(self._demand[role, job, GPUS])
+            on = self._on.setdefault((job, role, group), np.zeros(self._devices.shape[1]))
+            there = (max(devices, 0) >> np.arange(len(on))) & 1
+            on += there * (n * gpus if gpus < 1 else 1.0) if devices > 0 else 1 - self._devices[group]
+
+    def _give_back(self, job: int, role: int, group: int, n: int, *, to: int = -1) -> None:
+        """Give the GPUs of n tasks of a job in a group back, or leave them to the job that shares them."""
+        key = (job, role, group)
+        if key not in self._on:
+            return
+        if to >= 0:
+            self._on[to, role, group] = self._on.pop(key)
+        else:
+            give_back(self._devices[group], self._on[key], float(self._demand[role, job, GPUS]), n)
 
     def _rows(self, job: int) -> tuple[Ints, Amounts]:
         """Return role, group and count (P, 3), and cores and GB (P, 2), of the tasks of a job that is kept here."""
@@ -356,6 +392,8 @@ class Trial:
                 freed = k * self._demand_given(job, role, given)
                 freed[GPUS] *= gpus
                 change(self.book, freed, group, -1)
+                if self._devices.size and gpus:
+                    self._give_back(job, role, group, k)
                 self._note(job, role, group, -k, given)
                 n -= k
 

@@ -17,7 +17,7 @@ import numpy as np
 from labkit.core.answers import refuse_unsound_model
 from labkit.core.cluster import Cluster
 from labkit.core.consent import keep
-from labkit.core.device_types import may_run_on, of_any_type
+from labkit.core.device_types import may_run_on, of_any_type, refuse_misspelt
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.core.hosting import SPLIT, WORDS, Hosting, unmet_partitions, with_partitions_of
@@ -180,6 +180,7 @@ class Experiment:
         if cluster is None:
             raise InputError("neither a cluster nor a profile is given; cluster='demo', say, or profile=FILE.")
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
+        refuse_misspelt(jobs, cluster)
         jobs, speed, stretched = asked_speed(
             jobs, cluster, speed=speed, throughputs=asked.throughputs, strict=asked.strict, interference=known,
             sharding=asked.sharding,

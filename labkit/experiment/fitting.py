@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from labkit.core.cluster import Cluster
+from labkit.core.devices import rooms_when_empty
 from labkit.core.errors import InputError
 from labkit.core.hosting import Hosting
 from labkit.core.jobs import Jobs
@@ -120,6 +121,11 @@ def _misfit(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> str:
         ("worker", jobs.worker_demand[number], jobs.n_workers[number]),
         ("PS", jobs.ps_demand[number], jobs.n_ps[number]),
     ):
+        if n and demand[GPUS] > 1 and demand[GPUS] % 1:
+            return (
+                f"job {jobs.id[number]} needs {demand[GPUS]:g} GPUs per {role}; expected whole GPUs (1, 2, ...), or a "
+                "part of one (0.25): a task has its GPUs alone, or shares one."
+            )
         groups = usable if demand[GPUS] > 0 else np.ones_like(usable)
         room = _room(cluster.capacity[groups], demand)
         if n and not (room > 0).any():
@@ -149,7 +155,7 @@ def _room(capacity: np.ndarray, demand: np.ndarray) -> np.ndarray:
     if not needed.any():
         return np.full(len(capacity), np.inf)
     fits: np.ndarray = np.floor(capacity[:, needed] / demand[needed] + 1e-9).min(axis=1, initial=np.inf)
-    return fits
+    return np.minimum(fits, rooms_when_empty(capacity, demand[GPUS])) if demand[GPUS] > 0 else fits
 
 
 def _unfit(job: str, role: str, demand: np.ndarray, capacity: np.ndarray) -> str:

@@ -12,17 +12,24 @@ from labkit.placers.least_allocated import LeastAllocated
 from labkit.placers.least_interference import LeastInterference
 from labkit.placers.machine_first import MachineFirst
 from labkit.placers.pack import Pack
+from labkit.placers.scored import BestFit, DotProduct, Fgd, GpuClustering, GpuPacking, Random
 from labkit.placers.spread import Spread
 from labkit.placers.whole_gang import WholeGang
 
 __all__ = [
+    "BestFit",
     "ByNetwork",
+    "DotProduct",
     "Even",
+    "Fgd",
     "FirstFit",
+    "GpuClustering",
+    "GpuPacking",
     "LeastAllocated",
     "LeastInterference",
     "MachineFirst",
     "Pack",
+    "Random",
     "Spread",
     "WholeGang",
     "available",
@@ -30,13 +37,19 @@ __all__ = [
 ]
 
 _PLACERS: Final[dict[str, type[Placer]]] = {
+    "best_fit": BestFit,
     "by_network": ByNetwork,
+    "dot_product": DotProduct,
     "even": Even,
+    "fgd": Fgd,
     "first_fit": FirstFit,
+    "gpu_clustering": GpuClustering,
+    "gpu_packing": GpuPacking,
     "least_allocated": LeastAllocated,
     "least_interference": LeastInterference,
     "machine_first": MachineFirst,
     "pack": Pack,
+    "random": Random,
     "spread": Spread,
     "whole_gang": WholeGang,
 }

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.devices import widened
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import GPUS, Bools, Ints
 from labkit.core.scratch_book import SLACK, ScratchBook, rooms, scratch_book, twin
@@ -91,7 +92,7 @@ def book_without(snapshot: Snapshot, jobs: Ints) -> ScratchBook:
     """Return what would be free if some jobs held nothing; of a pod, nothing outside is offered."""
     offered = snapshot.offered
     less = None if offered is snapshot.cluster.capacity else offered.copy()
-    return scratch_book(snapshot.cluster, snapshot.free_without(jobs), snapshot.up, capacity=less)
+    return scratch_book(snapshot.cluster, snapshot.left_without(jobs), snapshot.up, capacity=less)
 
 
 def _n_asked(snapshot: Snapshot, gangs: Gangs) -> int:
@@ -158,7 +159,7 @@ def of_one_type(snapshot: Snapshot, gangs: Gangs, i: int, room: Ints) -> Bools:
         usable &= cluster.group_type == gangs.device_type[i]
         return usable
     types = [cluster.group_type == t for t in np.flatnonzero(runs_on)]
-    offered = rooms(snapshot.offered.copy(), demand)
+    offered = rooms(widened(snapshot.offered, snapshot.left.shape[1] - len(demand)), demand)
     if all(offered[of_type].sum(dtype=np.int64) < n for of_type in types):
         usable &= runs_on[cluster.group_type]
         return usable

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 
 from labkit.core.hosting import FEW, SPLIT
 from labkit.core.resources import GPUS, Bools, Floats, Ints
-from labkit.core.scratch_book import ScratchBook, clear, fits_one_type, limit, sum_machines, usable_groups
+from labkit.core.scratch_book import (
+    ScratchBook,
+    begin_gang,
+    clear,
+    fits_one_type,
+    limit,
+    sum_machines,
+    usable_groups,
+)
 from labkit.kernels import inner, kernel
 from labkit.placers.rules import (
     EVEN,
@@ -261,6 +269,7 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
             limit(book, up, hosts[host_row[j]] & hosts[host_row[other if other >= 0 else j]])
         lies_on = 0 + machines[i]
         most_w, most_p = 0 + n_workers[i], 0 + n_ps[i]  # 64 bits
+        begin_gang(book)
         if other >= 0:
             w, p = most_w, most_p
             if not _place_pair(

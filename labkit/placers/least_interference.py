@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.core.devices import widened
 from labkit.core.events import Role
 from labkit.core.life import Context
 from labkit.core.placement import Gangs, Placement
@@ -139,7 +140,7 @@ class MachineLoad:
         if gang.device_type >= 0:
             return [runs_on[kind] & (kind == gang.device_type)]
         single = [kind == t for t in np.flatnonzero(runs_on)]
-        room = rooms(self.snapshot.offered.copy(), demand.copy())
+        room = rooms(widened(self.snapshot.offered, self.snapshot.left.shape[1] - len(demand)), demand.copy())
         too_large = all(room[groups].sum() < gang.n_workers for groups in single)
         return [*single, runs_on[kind]] if too_large else single
 

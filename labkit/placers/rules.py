@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.core.resources import CPUS, Bools, Floats, Ints
-from labkit.core.scratch_book import MANY, ScratchBook, allocate, room, share_out
+from labkit.core.scratch_book import MANY, ScratchBook, allocate, restore, room, share_out
 from labkit.kernels import inner, kernel
 
 FIRST, SPREAD, PACK, EVEN, WHOLE, LEAST_ALLOCATED = range(6)
@@ -20,9 +20,12 @@ def take(book: ScratchBook, demand: Floats, taken: Ints, group: int, n: int) -> 
 
 @inner
 def release(book: ScratchBook, demand: Floats, taken: Ints) -> None:
-    """Take back all tasks that `taken` (G,) counts."""
+    """Take back all tasks that `taken` (G,) counts; those of both roles, where GPUs count one by one."""
     for g in range(len(taken)):
-        if taken[g]:
+        if taken[g] and len(book.before):
+            restore(book, g, book.before[g])
+            taken[g] = 0
+        elif taken[g]:
             take(book, demand, taken, g, -taken[g])
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from labkit.core.devices import take_devices
 from labkit.core.errors import InputError
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
@@ -60,15 +61,15 @@ class Easy:
         behind = behind[table.gpus[behind] <= n_free]
         if not len(behind):
             return started
-        in_s, free = reservation(snapshot, started, int(waiting[n]), placer=self.placer)
+        in_s, left = reservation(snapshot, started, int(waiting[n]), placer=self.placer)
         if np.isinf(in_s):
             return started
         short = remaining_s(snapshot, behind) <= in_s
-        behind = behind[short | (table.gang_demand[behind] <= free.sum(axis=0) + SLACK).all(axis=1)]
-        beside = LaterSnapshot(snapshot, _free_without(snapshot, started, np.empty(0, np.int32)))
+        behind = behind[short | (table.gang_demand[behind] <= snapshot.of_resources(left).sum(axis=0) + SLACK).all(axis=1)]
+        beside = LaterSnapshot(snapshot, _left_without(snapshot, started, np.empty(0, np.int32)))
         while len(behind):
             passing = place(self.placer, beside, asked(snapshot, behind))
-            late = _puts_off(snapshot, passing, in_s=in_s, free=free)
+            late = _puts_off(snapshot, passing, in_s=in_s, left=left)
             if not late.any():
                 return Placement.joined([started, passing])
             behind = behind[~np.isin(behind, passing.set_jobs[late])]
@@ -82,18 +83,18 @@ class LaterSnapshot(Snapshot):
     ----------
     now : Snapshot
         What is known now.
-    free : array
-        (G, R) what is free then.
+    left : array
+        (G, R + D) what is free then.
     """
 
-    def __init__(self, now: Snapshot, free: Floats) -> None:
+    def __init__(self, now: Snapshot, left: Floats) -> None:
         super().__init__(now._fresh(), now_s=now.now_s, number=now.number, runs_on=now.runs_on)
-        self._now, self._free = now, free
+        self._now, self._left = now, left
 
     @cached_property
-    def free(self) -> Floats:
-        """(G, R) what will be free."""
-        return self._free.copy()
+    def left(self) -> Floats:
+        """(G, R + D) what will be free."""
+        return self._left.copy()
 
     @property
     def offered(self) -> Floats:
@@ -105,9 +106,9 @@ class LaterSnapshot(Snapshot):
         """(M,) machines that are there."""
         return self._now.up
 
-    def free_without(self, jobs: Ints) -> Floats:  # noqa: ARG002 - asked for jobs that wait, which hold nothing
-        """Return what will be free, a new (G, R)."""
-        return self._free.copy()
+    def left_without(self, jobs: Ints) -> Floats:  # noqa: ARG002 - asked for jobs that wait, which hold nothing
+        """Return what will be free, a new (G, R + D)."""
+        return self._left.copy()
 
 
 def remaining_s(snapshot: Snapshot, number: Ints) -> Floats:
@@ -130,8 +131,8 @@ def reservation(snapshot: Snapshot, started: Placement, head: int, *, placer: Pl
     Returns
     -------
     in_s : float
-    free : array
-        (G, R) once the job is placed.
+    left : array
+        (G, R + D) what is free once the job is placed.
     """
     table, jobs = snapshot.table, snapshot.jobs
     number = np.sort(np.concatenate([jobs.number[snapshot.holds(jobs.number)], started.set_jobs]))
@@ -142,31 +143,40 @@ def reservation(snapshot: Snapshot, started: Placement, head: int, *, placer: Pl
     enough = n_free + np.cumsum(table.gpus[number]) + SLACK >= table.gpus[head]
     gang = asked(snapshot, np.array([head], np.int32))
     for k in np.flatnonzero(enough).tolist():
-        free = _free_without(snapshot, started, number[: k + 1])
-        answer = place(placer, LaterSnapshot(snapshot, free), gang)
+        left = _left_without(snapshot, started, number[: k + 1])
+        answer = place(placer, LaterSnapshot(snapshot, left), gang)
         if len(answer.set_jobs):
-            return float(left_s[k]), free - _taken(snapshot, answer, answer.job == head)
-    return np.inf, _free_without(snapshot, started, number)
+            return float(left_s[k]), _less(left, snapshot, answer, answer.job == head)
+    return np.inf, _left_without(snapshot, started, number)
 
 
-def _free_without(snapshot: Snapshot, started: Placement, gone: Ints) -> Floats:
-    """Return what is free once jobs have started and some have ended, (G, R)."""
-    return snapshot.free_without(gone[snapshot.holds(gone)]) - _taken(snapshot, started, ~np.isin(started.job, gone))
+def _left_without(snapshot: Snapshot, started: Placement, gone: Ints) -> Floats:
+    """Return what is free once jobs have started and some have ended, (G, R + D)."""
+    left = snapshot.left_without(gone[snapshot.holds(gone)])
+    return _less(left, snapshot, started, ~np.isin(started.job, gone))
 
 
-def _taken(snapshot: Snapshot, placement: Placement, rows: Bools) -> Floats:
-    """Return what some rows of a placement take of each device group, (G, R)."""
-    taken, demand = np.zeros_like(snapshot.free), snapshot.demand[placement.role[rows], placement.job[rows]]
+def _less(left: Floats, snapshot: Snapshot, placement: Placement, rows: Bools) -> Floats:
+    """Return what some rows of a placement leave of what is free, (G, R + D); less than nothing: they have no room."""
+    demand, n = snapshot.demand[placement.role[rows], placement.job[rows]], snapshot.cluster.capacity.shape[1]
+    taken, after = np.zeros_like(snapshot.free), left.copy()
     np.add.at(taken, placement.group[rows], placement.count[rows, None] * demand)
-    return taken
+    after[:, :n] -= taken
+    if left.shape[1] > n:
+        for group, count, each in zip(placement.group[rows], placement.count[rows], demand, strict=True):
+            if each[GPUS] > 0 and not take_devices(after[group], n, each[GPUS], int(count)):
+                after[group, GPUS] = -np.inf
+    return after
 
 
-def _puts_off(snapshot: Snapshot, placement: Placement, *, in_s: float, free: Floats) -> Bools:
-    """Return which jobs that a placement starts are still there in so many seconds and find no room in `free` then."""
-    left, late = free + SLACK, np.zeros(len(placement.set_jobs), np.bool_)
+def _puts_off(snapshot: Snapshot, placement: Placement, *, in_s: float, left: Floats) -> Bools:
+    """Return which jobs that a placement starts are still there in so many seconds and find no room in `left` then."""
+    late = np.zeros(len(placement.set_jobs), np.bool_)
     for i in np.flatnonzero(~(remaining_s(snapshot, placement.set_jobs) <= in_s)).tolist():
-        taken = _taken(snapshot, placement, placement.job == placement.set_jobs[i])
-        late[i] = bool((taken > left).any())
+        rows = placement.job == placement.set_jobs[i]
+        after = _less(left, snapshot, placement, rows)
+        at = placement.group[rows]
+        late[i] = bool((after[at] < -SLACK).any())
         if not late[i]:
-            left -= taken
+            left = after
     return late

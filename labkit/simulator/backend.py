@@ -9,6 +9,7 @@ import numpy as np
 from labkit.core import checks
 from labkit.core.cluster import Cluster
 from labkit.core.complaints import complaint
+from labkit.core.devices import bound
 from labkit.core.errors import InputError, PlacementError
 from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, asides, copied, events, joined, repaired
 from labkit.core.jobs import Jobs
@@ -141,6 +142,7 @@ class Simulator:
             decided = copied(_DECIDED)
             decided["time_s"] = truth.now_s
             return decided
+        placement = bound(placement, truth.book)
         truth.room_for(1 + len(placement) + 3 * n_set + 3 * n_repairs)
         truth.book.ensure(len(placement))
         self._refuse(placement)
@@ -166,8 +168,8 @@ class Simulator:
         changed = np.empty(len(placement.set_jobs), np.int32)
         n, n_changed = carry_out(
             placement.set_jobs, placement.job, placement.role, placement.group, placement.count, placement.cpus,
-            placement.memory_gb, truth.now_s, truth.records, truth.running, truth.counts, book.held, book.tasks,
-            book.spare, book.free, book.demand, truth.first_row, truth.mate, changed, truth.others, truth.out,
+            placement.memory_gb, placement.devices, truth.now_s, truth.records, truth.running, truth.counts, book.held, book.tasks,
+            book.spare, book.left, book.demand, truth.first_row, truth.mate, changed, truth.others, truth.out,
         )  # fmt: skip
         return n, changed[:n_changed]
 
@@ -259,7 +261,7 @@ class Simulator:
         truth.room_for(2 * int(truth.counts[kernels.N_RUNNING]) + still_to_arrive)
         n, at, is_event, moved = run_until(
             until_s, stop_at_event, not self.speed.local, self._lease_s, truth.records, truth.running, truth.counts,
-            self.jobs.arrival_s, self.jobs.true_steps, book.held, book.tasks, book.spare, book.free, book.demand,
+            self.jobs.arrival_s, self.jobs.true_steps, book.held, book.tasks, book.spare, book.left, book.demand,
             truth.others, truth.out,
         )  # fmt: skip
         truth.now_s = max(truth.now_s, at)
@@ -298,7 +300,8 @@ class Simulator:
         self._refuse_pairs(placement)
         fault, where = checks.check(
             placement.set_jobs, placement.partner, placement.job, placement.role, placement.group, placement.count,
-            placement.cpus, placement.memory_gb, truth.records, kernels.DONE, book.held, book.tasks, book.free,
+            placement.cpus, placement.memory_gb, placement.devices, truth.records, kernels.DONE, book.held, book.tasks,
+            book.left,
             book.demand, truth.machine_up, self._group_machine, truth.first_row, truth.mate,
         )  # fmt: skip
         try:

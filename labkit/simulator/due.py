@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from labkit.core.devices import widened
 from labkit.core.errors import InputError, StalledError
 from labkit.core.events import NO_EVENTS, Cause, Events, Kind, events, joined
 from labkit.core.protocols import TroubleModel
@@ -231,7 +232,7 @@ class MachineFailures:
         if not truth.machine_up[machine]:
             truth.machine_up[machine] = True
             self.next_s[machine] = truth.now_s + self._rng.exponential(self._faults.mtbf_s)
-            truth.book.free[groups] += truth.cluster.capacity[groups]
+            truth.book.left[groups] += widened(truth.cluster.capacity, truth.book.n_devices)[groups]
             note["kind"] = Kind.JOINED
             return note
         self._count()
@@ -239,7 +240,7 @@ class MachineFailures:
         lost["machine"], lost["cause"] = machine, Cause.HOST_LOST
         truth.machine_up[machine] = False
         self.next_s[machine] = truth.now_s + self._rng.exponential(self._faults.mttr_s)
-        truth.book.free[groups] -= truth.cluster.capacity[groups]
+        truth.book.left[groups] -= widened(truth.cluster.capacity, truth.book.n_devices)[groups]
         note["kind"], note["cause"] = Kind.LEFT, Cause.HOST_LOST
         return joined([lost, note, truth.retime_beside()]) if len(lost) else note
 

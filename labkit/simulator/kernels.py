@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.book import Records, hold, release, takes
-from labkit.core.checks import amount_of
+from labkit.core.checks import amount_of, devices_of
 from labkit.core.events import Cause, Events, Kind
 from labkit.core.resources import CPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
 from labkit.kernels import inner, kernel
@@ -280,8 +280,9 @@ def retime(jobs: Ints, base_speeds: Floats, now_s: float, truth: Records, out: E
 
 @inner
 def _same(
-    first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, held: Records, tasks: Records
-) -> bool:
+    first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, devices: Ints, held: Records,
+    tasks: Records,
+) -> bool:  # fmt: skip
     """Return whether the rows from `first` on are the tasks that the job holds already, in any order."""
     j = job[first]
     n_new = 0
@@ -291,13 +292,14 @@ def _same(
         total = 0
         q = first
         while q < len(job) and job[q] == j:
-            if role[q] == role[p] and group[q] == group[p]:
+            if role[q] == role[p] and group[q] == group[p] and devices_of(devices, q) == devices_of(devices, p):
                 total += count[q]
             q += 1
         task = held[j].first
         while task >= 0:
-            if tasks[task].role == role[p] and tasks[task].group == group[p]:
-                total -= tasks[task].count
+            at = tasks[task]
+            if at.role == role[p] and at.group == group[p] and at.devices == devices_of(devices, p):
+                total -= at.count
             task = tasks[task].next
         if total != 0:
             return False
@@ -349,8 +351,8 @@ def _takes(declared: Floats, cpus: Amounts, memory_gb: Amounts, row: int, cores:
 @kernel
 def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, then which take some
     set_jobs: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts,
-    now_s: float, truth: Records, running: Ints, counts: Ints, held: Records, tasks: Records, spare: Ints, free: Floats,
-    demand: Floats, first_row: Ints, mate: Ints, changed: Ints, others: Ints, out: Events,
+    devices: Ints, now_s: float, truth: Records, running: Ints, counts: Ints, held: Records, tasks: Records,
+    spare: Ints, free: Floats, demand: Floats, first_row: Ints, mate: Ints, changed: Ints, others: Ints, out: Events,
 ) -> tuple[int, int]:  # fmt: skip
     """Set the tasks of a checked placement; return the numbers of events written and of jobs that hold other tasks.
 
@@ -365,14 +367,14 @@ def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, th
         first, old = first_row[j], held[j].partner
         if first == -2 and held[j].first < 0:
             continue
-        stays[i] = first >= 0 and held[j].first >= 0 and _same(first, job, role, group, count, held, tasks)
+        stays[i] = first >= 0 and held[j].first >= 0 and _same(first, job, role, group, count, devices, held, tasks)
         resized[i] = stays[i] and not _same_amounts(
             first, job, role, group, count, cpus, memory_gb, held, tasks, demand
         )  # fmt: skip
         if stays[i] and not resized[i] and old == mate[j]:
             other = first_row[old] if old >= 0 else -1
             if other < 0 or (
-                _same(other, job, role, group, count, held, tasks)
+                _same(other, job, role, group, count, devices, held, tasks)
                 and _same_amounts(other, job, role, group, count, cpus, memory_gb, held, tasks, demand)
             ):  # fmt: skip
                 first_row[j] = mate[j] = -1
@@ -405,12 +407,13 @@ def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, th
             n_changed += 1
         held[j].partner = m
         while p < len(job) and job[p] == j:
-            cores, gb = amount_of(cpus, p), amount_of(memory_gb, p)
-            hold(held, tasks, spare, free, demand, j, role[p], group[p], count[p], cores, gb)
+            cores, gb, on = amount_of(cpus, p), amount_of(memory_gb, p), devices_of(devices, p)
+            hold(held, tasks, spare, free, demand, j, role[p], group[p], count[p], cores, gb, on)
             n = write(out, n, now_s, _PLACED, j, float(count[p]), np.nan, role[p], group[p])
             out[n - 1].partner = m
             out[n - 1].cpus = cores
             out[n - 1].memory_gb = gb
+            out[n - 1].task = on
             p += 1
         if resized[i]:
             n = write(out, n, now_s, _RESIZED, j, truth[j].steps, np.nan, -1, -1)

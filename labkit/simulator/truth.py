@@ -80,7 +80,7 @@ class SimulatedTruth:
         return {
             "truth": self.records, "running": self.running, "counts": self.counts, "others": self.others,
             "first_row": self.first_row, "mate": self.mate, "held": book.held, "tasks": book.tasks,
-            "spare": book.spare, "free": book.free, "demand": book.demand,
+            "spare": book.spare, "free": book.left, "demand": book.demand,
         }  # fmt: skip
 
     def room_for(self, n: int) -> None:
@@ -188,7 +188,7 @@ class SimulatedTruth:
             if book.held["partner"][job] >= 0:
                 self.others[self.counts[kernels.N_OTHERS]] = book.held["partner"][job]
                 self.counts[kernels.N_OTHERS] += 1
-            release(book.held, book.tasks, book.spare, book.free, book.demand, job)
+            release(book.held, book.tasks, book.spare, book.left, book.demand, job)
             kernels.forget_running(self.running, self.counts, job)
             row["time_s"], row["kind"], row["job"] = self.now_s, Kind.FAILED, job
             row["value"], row["speed"] = at["steps"], 0.0

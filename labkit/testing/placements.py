@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.core import Placement, Snapshot
+from labkit.core.devices import bound
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, RESOURCES, Ints
 
 SLACK = 1e-6
@@ -95,6 +96,23 @@ def _not_overfilled(placement: Placement, snapshot: Snapshot, name: str) -> None
             f"{name} overfills device group {group}: its tasks there take {taken[group, r]:g} {RESOURCES[r]}, "
             f"and {left[group, r]:g} are free.",
         )
+    _gpus_not_overfilled(placement, snapshot, name)
+
+
+def _gpus_not_overfilled(placement: Placement, snapshot: Snapshot, name: str) -> None:
+    """Check that the tasks find GPUs one by one, in runs where some take parts of GPUs."""
+    left, n = snapshot.left_without(placement.set_jobs), snapshot.cluster.capacity.shape[1]
+    if left.shape[1] == n:
+        return
+    tasks = bound(placement, snapshot._fresh().book)
+    gpus = snapshot.demand[tasks.role, tasks.job, GPUS]
+    for group, on, count, each in zip(tasks.group, tasks.devices, tasks.count, gpus, strict=True):
+        if each > 0:
+            require(on > 0, f"{name} overfills GPUs of device group {group}: {count} tasks of {each:g} GPUs do not fit.")
+            left[group, n + np.flatnonzero((on >> np.arange(left.shape[1] - n)) & 1)] -= min(count * each, 1.0)
+    if not (placement.partner >= 0).any():  # pairs sit on the same GPUs
+        full = np.unique(np.nonzero(left[:, n:] < -SLACK)[0])
+        require(not len(full), f"{name} overfills GPUs of device groups {full.tolist()}.")
 
 
 def counts(placement: Placement, *, jobs: Ints) -> tuple[Ints, Ints]:

@@ -31,6 +31,14 @@ PHILLY: Final = Server("philly", sockets=((8, 32, 512),), device_type="gpu")
 ALIBABA: Final = Server("alibaba", sockets=((8, 96, 512),), device_type="v100")
 """An 8-GPU machine of Alibaba's PAI cluster (96 cores, 512 GB) as one device group."""
 
+OPENB: Final = (
+    (549, "G2", 8, 96, 384), (387, "T4", 2, 104, 512), (107, "P100", 2, 16, 120), (39, "G3", 8, 128, 768),
+    (28, "V100M16", 4, 32, 128), (22, "P100", 2, 64, 256), (21, "V100M32", 8, 96, 768), (19, "V100M16", 1, 8, 32),
+    (17, "T4", 4, 96, 384), (9, "V100M32", 4, 48, 368), (7, "V100M16", 8, 64, 256), (3, "P100", 1, 8, 60),
+    (2, "P100", 2, 8, 60), (2, "A10", 1, 128, 1024), (1, "V100M16", 8, 82, 336),
+)  # fmt: skip
+"""Alibaba's cluster of 2023: how many machines of a kind, and GPU type, GPUs, cores and GB of each."""
+
 ALIBABA_HALF: Final = Server("alibaba-half", sockets=((4, 48, 256),), device_type="v100")
 
 DLROVER: Final = Server("dlrover", sockets=((0, 64, 192),), device_type="cpu")
@@ -45,6 +53,12 @@ def _gavel(v100: int, p100: int, k80: int) -> Cluster:
     counts = zip((v100, p100, k80), ("v100", "p100", "k80"), strict=True)
     mix = [(gpus // 4, server(f"gavel-{kind}")) for gpus, kind in counts]
     return no_network(sum(count for count, _ in mix), servers=mix)
+
+
+def _openb() -> Cluster:
+    """Return the machines of the trace `openb`, each as one device group."""
+    kinds = [(n, Server(f"{kind}-{gpus}", ((gpus, cpus, gb),), device_type=kind)) for n, kind, gpus, cpus, gb in OPENB]
+    return no_network(sum(n for n, _ in kinds), servers=kinds)
 
 
 def _dl2(n: int) -> Cluster:
@@ -73,6 +87,7 @@ PRESETS: Final[dict[str, tuple[str, Callable[[], Cluster]]]] = {
         "6,500 GPUs: 812 machines of 8 and one of 4, no network",
         lambda: no_network(813, servers=[(812, ALIBABA), (1, ALIBABA_HALF)]),
     ),
+    "openb": ("1,213 machines and 6,212 GPUs of 7 types of Alibaba's trace of 2023, no network", _openb),
     "dlrover-512": (
         "512 cores for DLRover's jobs: 8 machines of 64 cores and 192 GB, no GPUs, no network",
         lambda: no_network(8, servers=DLROVER),

@@ -75,7 +75,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _fetched(name: str) -> Path | None:
-
+    name = ALSO.get(name, name)
     if name not in PUBLIC:
         return None
     if (file := kept(name)) is None:
@@ -190,6 +190,8 @@ PUBLIC: Final = {
     ),
 }
 """Name of each public trace and where it is."""
+ALSO: Final = {"openb": "alibaba-2023"}
+"""Other names of public traces."""
 
 
 def fetch(
@@ -214,6 +216,7 @@ def fetch(
         If the name is unknown, no checksum is known or given, the download fails, or its checksum is another; nothing
         is left behind.
     """
+    name = ALSO.get(name, name)
     if name not in PUBLIC:
         raise unknown("public trace", name, PUBLIC)
     trace = PUBLIC[name]

@@ -47,20 +47,20 @@ def test_the_book_after_random_changes_equals_a_recount_of_its_rows(rng: np.rand
     for _ in range(40):
         job = int(rng.integers(len(JOBS)))
         if rng.random() < 0.3:
-            release(book.held, book.tasks, book.spare, book.free, book.demand, job)
+            release(book.held, book.tasks, book.spare, book.left, book.demand, job)
         else:
-            _hold(book.held, book.tasks, book.spare, book.free, book.demand, job, int(rng.integers(2)),
+            _hold(book.held, book.tasks, book.spare, book.left, book.demand, job, int(rng.integers(2)),
                   int(rng.integers(CLUSTER.n_groups)), int(rng.integers(1, 4)), *drawn(rng))  # fmt: skip
         np.testing.assert_allclose(book.free, recounted(book), atol=1e-9)
     for job in range(len(JOBS)):
-        release(book.held, book.tasks, book.spare, book.free, book.demand, job)
+        release(book.held, book.tasks, book.spare, book.left, book.demand, job)
     np.testing.assert_allclose(book.free, CLUSTER.capacity, atol=1e-9)
     assert not book.held["n_given"].any()
 
 
 @njit
 def _hold(held, tasks, spare, free, demand, job, role, group, count, cpus, memory_gb):  # type: ignore[no-untyped-def]
-    hold(held, tasks, spare, free, demand, job, role, group, count, cpus, memory_gb)
+    hold(held, tasks, spare, free, demand, job, role, group, count, cpus, memory_gb, -1)
 
 
 def snapshot_of(placement: Placement) -> Snapshot:

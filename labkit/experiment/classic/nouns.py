@@ -243,6 +243,8 @@ class Scratch(NamedTuple):
         (R,) what the jobs that run and those chosen to start need beyond what the machines offer.
     nothing : array
         (0,) amounts: as declared.
+    devices : array
+        (0,) sets of GPUs: not told.
     """
 
     numbers: Ints
@@ -261,6 +263,7 @@ class Scratch(NamedTuple):
     left: Floats
     missing: Floats
     nothing: Amounts
+    devices: Ints
 
 
 MARGIN: Final = 1e-6

@@ -128,7 +128,7 @@ def _trace(session: SteppedRun) -> Trace | None:
     """Return what never changes in a run, or None where its jobs are not plain."""
     jobs, cluster = session.backend.jobs, session.backend.cluster
     asked = getattr(getattr(session.backend, "speed", None), "asked_speeds", None)
-    if asked is None or not len(jobs) or jobs.n_ps.any() or not (jobs.worker_demand[:, GPUS] > 0).all():
+    if session.ledger.book.n_devices or asked is None or not len(jobs) or jobs.n_ps.any() or not (jobs.worker_demand[:, GPUS] > 0).all():
         return None
     speed, duration_s = np.ascontiguousarray(asked()), np.ascontiguousarray(jobs.duration_s, np.float64)
     if not (np.isfinite(speed).all() and (speed > 0).all() and np.isfinite(duration_s).all()):
@@ -230,6 +230,7 @@ def _work(n_jobs: int, *, n_tasks: int, n_resources: int) -> Scratch:
         left=np.empty(n_resources),
         missing=np.empty(n_resources),
         nothing=np.empty(0, np.float32),
+        devices=np.empty(0, np.int32),
     )
 
 

@@ -59,6 +59,7 @@ def placement_of(snapshot: Snapshot, given: NDArray[np.int16]) -> Placement:
     """Return the decision that gives the active jobs what a draft does, (J, 2, G)."""
     job, role, group = np.nonzero(given)
     number = snapshot.jobs.number
-    return Placement.of(
+    placement = Placement.of(
         number, job=number[job], role=role.astype(np.int8), group=group.astype(np.int32), count=given[job, role, group]
     )
+    return snapshot.fitting(placement)

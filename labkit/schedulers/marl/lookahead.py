@@ -81,7 +81,7 @@ class LookAheadPods:
             snapshot.table.arrival_s, snapshot.n_running, not self.forwards, known.desk,
         )  # fmt: skip
         answer = placement(known.scene, chosen, groups) if len(chosen) else beyond_pods(snapshot, known.scene)
-        return with_limit(answer, snapshot, known.scene)
+        return with_limit(snapshot.fitting(answer), snapshot, known.scene)
 
     def _queue(self, snapshot: Snapshot) -> Ints:
         """Return the waiting jobs in the order in which they are placed."""

@@ -134,7 +134,7 @@ class Marl:
             snapshot.table.arrival_s, snapshot.n_running, not self.forwards, known.desk,
         )  # fmt: skip
         answer = placement(known.scene, chosen, groups) if len(chosen) else beyond_pods(snapshot, known.scene)
-        return with_limit(answer, snapshot, known.scene)
+        return with_limit(snapshot.fitting(answer), snapshot, known.scene)
 
 
 def left_out(jobs: Jobs, cluster: Cluster) -> str | None:

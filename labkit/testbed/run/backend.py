@@ -302,8 +302,8 @@ class SshBackend:
         book.ensure(len(placement))
         fault, where = checks.check(
             placement.set_jobs, placement.partner, placement.job, placement.role, placement.group, placement.count,
-            placement.cpus, placement.memory_gb, ledger.belief, DONE, book.held, book.tasks, book.free, book.demand,
-            ledger.up, self.cluster.group_machine.astype(np.int32), self._first_row, self._mate,
+            placement.cpus, placement.memory_gb, placement.devices, ledger.belief, DONE, book.held, book.tasks,
+            book.left, book.demand, ledger.up, self.cluster.group_machine.astype(np.int32), self._first_row, self._mate,
         )  # fmt: skip
         self._first_row[:] = self._mate[:] = -1
         if fault != checks.OK:

@@ -375,7 +375,7 @@ class RunEvents:
 
     def _fits(self, job: int, rows: Events) -> bool:
         """Return whether the rows of a job fit beside all other jobs."""
-        free = self._ledger.book.free_without(np.array([job], np.int32))
+        free = self._ledger.book.left_without(np.array([job], np.int32))
         each = self._ledger.book.demand[rows["role"], job]
         for r, amounts in ((CPUS, rows["cpus"]), (MEMORY_GB, rows["memory_gb"])):
             each[:, r] = np.where(np.isnan(amounts), each[:, r], amounts)

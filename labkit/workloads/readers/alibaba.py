@@ -187,8 +187,6 @@ COLUMNS: Final = (
     "deletion_time",
     "scheduled_time",
 )
-SEPARATOR: Final = "|"
-"""Between GPU types of which a pod demands one."""
 ANY: Final = "any"
 """The model of a pod that demands no type of GPU."""
 POD_LIST: Final = "an Alibaba 2023 pod list with columns " + ", ".join(COLUMNS)
@@ -199,8 +197,8 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
 
     A pod of one GPU may take a fraction of it (`gpu_milli`). A pod of several GPUs becomes as many workers, its cores
     and memory shared among them; a pod without GPUs is one worker. The model is the GPU type that was asked for, or
-    "any"; classes of service are the users. A demand for one GPU type is kept (`device_type`); one for one of several
-    is not. What was left out and dropped stands in `Jobs.notes`.
+    "any"; classes of service are the users. What GPU type they demand, or which ones they accept ("A|B"), is their
+    `device_type`. What was left out stands in `Jobs.notes`.
 
     Raises
     ------
@@ -249,15 +247,6 @@ def alibaba_2023(path: str | Path) -> Read:
         duration_s=duration_s[kept],
         n_workers=workers[kept],
         worker_demand=demand[kept],
-        device_type=_one_type([model[i] if gpus[i] else ANY for i in kept], ledger),
+        device_type=[model[i] if gpus[i] and model[i] != ANY else "" for i in kept],
     )
     return Read(ledger.close(found), ledger, Segments.of(held, scheduled_s, deleted_s))
-
-
-def _one_type(requests: list[str], ledger: TraceLedger) -> list[str]:
-    """Return the GPU type that each job demands, "" for those that have a choice, which are counted, or no demand."""
-    ledger.remark(
-        [SEPARATOR in name for name in requests],
-        "demands for one of several GPU types (A|B) dropped, so that they run on any type",
-    )
-    return ["" if SEPARATOR in name or name == ANY else name for name in requests]
