@@ -47,16 +47,16 @@ class Found:
 
 
 def change(one: Floats | None, other: Floats | None) -> str:
-    """Return by how many percent `one` is longer than `other`, with the half width of the 95 % interval over traces.
+    """Return by how many percent `one` is longer than `other`, with the half width of the 95% interval over traces.
 
     >>> change(np.array([2.0, 3.0]), np.array([1.0, 2.0]))
-    '+66.7 ± 0.0 %'
+    '+66.7 ± 0.0%'
     """
     if one is None or other is None:
         return NOT_MEASURED
     differences = one - other
     half = 1.96 * differences.std(ddof=1) / np.sqrt(len(one)) if len(one) > 1 else 0.0
-    return f"{100 * differences.mean() / other.mean():+.1f} ± {100 * half / other.mean():.1f} %"
+    return f"{100 * differences.mean() / other.mean():+.1f} ± {100 * half / other.mean():.1f}%"
 
 
 def _against(run: str, rival: str) -> Callable[[Found], str]:
@@ -117,41 +117,41 @@ def _lost(kind: str, error: float) -> Callable[[Found], str]:
 
 
 CLAIMS: Final = (
-    Claim("shorter JCT than DRF", "−44.1 %", _against(PAPER, "drf")),
-    Claim("shorter JCT than DRF, ours from scratch", "−44.1 %", _against("ours", "drf"), "ours"),
-    Claim("shorter JCT than DRF, ours without replay", "−44.1 %", _against("ours, no replay", "drf"),
+    Claim("shorter JCT than DRF", "−44.1%", _against(PAPER, "drf")),
+    Claim("shorter JCT than DRF, ours from scratch", "−44.1%", _against("ours", "drf"), "ours"),
+    Claim("shorter JCT than DRF, ours without replay", "−44.1%", _against("ours, no replay", "drf"),
           "ours, no replay"),
-    Claim("shorter JCT than DRF, ours without replay, three times as long", "−44.1 %",
+    Claim("shorter JCT than DRF, ours without replay, three times as long", "−44.1%",
           _against("ours, no replay, long", "drf"), "ours, no replay, long"),
-    Claim("shorter JCT than DRF, ours warmed up", "−44.1 %", _against("ours, warmed up", "drf"), "ours, warmed up"),
-    Claim("shorter JCT than DRF, labkit's default `dl2`", "−44.1 %",
+    Claim("shorter JCT than DRF, ours warmed up", "−44.1%", _against("ours, warmed up", "drf"), "ours, warmed up"),
+    Claim("shorter JCT than DRF, labkit's default `dl2`", "−44.1%",
           lambda f: change(f.rival("dl2"), f.rival("drf")), ""),
-    Claim("shorter JCT than Optimus", "−17.5 %", _against(PAPER, "optimus")),
-    Claim("shorter JCT than Optimus, ours from scratch", "−17.5 %", _against("ours", "optimus"), "ours"),
-    Claim("shorter JCT than Optimus, labkit's default `dl2`", "−17.5 %",
+    Claim("shorter JCT than Optimus", "−17.5%", _against(PAPER, "optimus")),
+    Claim("shorter JCT than Optimus, ours from scratch", "−17.5%", _against("ours", "optimus"), "ours"),
+    Claim("shorter JCT than Optimus, labkit's default `dl2`", "−17.5%",
           lambda f: change(f.rival("dl2"), f.rival("optimus")), ""),
-    Claim("shorter JCT than OfflineRL", "−37.9 %", _without(PAPER, "offline"), "offline"),
-    Claim("Table 2: without actor-critic", "+21.1 %", _without("no critic"), "no critic"),
-    Claim("Table 2: without exploration", "+28.8 %", _without("no exploration"), "no exploration"),
-    Claim("Table 2: without replay", "+39.6 %", _without("no replay"), "no replay"),
-    Claim("Table 2, ours: without actor-critic", "+21.1 %", _without("ours, no critic", "ours"), "ours, no critic"),
-    Claim("Table 2, ours: without exploration", "+28.8 %", _without("ours, no exploration", "ours"),
+    Claim("shorter JCT than OfflineRL", "−37.9%", _without(PAPER, "offline"), "offline"),
+    Claim("Table 2: without actor-critic", "+21.1%", _without("no critic"), "no critic"),
+    Claim("Table 2: without exploration", "+28.8%", _without("no exploration"), "no exploration"),
+    Claim("Table 2: without replay", "+39.6%", _without("no replay"), "no replay"),
+    Claim("Table 2, ours: without actor-critic", "+21.1%", _without("ours, no critic", "ours"), "ours, no critic"),
+    Claim("Table 2, ours: without exploration", "+28.8%", _without("ours, no exploration", "ours"),
           "ours, no exploration"),
-    Claim("Table 2, ours: without replay", "+39.6 %", _without("ours, no replay", "ours"), "ours, no replay"),
-    Claim("reward by job, not by slot", "+29.1 %", _without("by job"), "by job"),
-    Claim("reward by job, not by slot, ours", "+29.1 %", _without("ours, by job", "ours"), "ours, by job"),
+    Claim("Table 2, ours: without replay", "+39.6%", _without("ours, no replay", "ours"), "ours, no replay"),
+    Claim("reward by job, not by slot", "+29.1%", _without("by job"), "by job"),
+    Claim("reward by job, not by slot, ours", "+29.1%", _without("ours, by job", "ours"), "ours, by job"),
     Claim("without a discounted next slot (as released)", "", _without("no discount"), "no discount"),
     Claim("SL loss: mean square in place of cross entropy", "similar, a little worse",
           _without("mean square", "lessons"), "mean square"),
     Claim("SL loss: absolute difference", "similar, a little worse", _without("absolute", "lessons"), "absolute"),
     Claim("Fig. 10: lessons reach DRF in tens of steps, RL then improves; DRF = 1", "tens, hundreds", _curve(PAPER)),
     Claim("Fig. 10: RL alone takes hundreds of steps; DRF = 1", "hundreds", _curve("scratch"), "scratch"),
-    Claim("Fig. 13: speeds vary by ±20 %, what it costs", "DL2 loses less than Optimus", _lost("speed error", 0.2), ""),
-    Claim("Fig. 14: epochs are wrong by ±20 %, what it costs", "a little", _lost("epoch error", 0.2), ""),
+    Claim("Fig. 13: speeds vary by ±20%, what it costs", "DL2 loses less than Optimus", _lost("speed error", 0.2), ""),
+    Claim("Fig. 14: epochs are wrong by ±20%, what it costs", "a little", _lost("epoch error", 0.2), ""),
     Claim("Fig. 14: trained with both", "", _without("varied"), "varied"),
-    Claim("Fig. 15: types that come later, at the end, against all from the beginning", "0 %",
+    Claim("Fig. 15: types that come later, at the end, against all from the beginning", "0%",
           _without("types later"), "types later"),
-    Claim("Fig. 16: teacher SRTF, against SRTF", "−41.3 %", _against("srtf", "srtf(published=True)"), "srtf"),
+    Claim("Fig. 16: teacher SRTF, against SRTF", "−41.3%", _against("srtf", "srtf(published=True)"), "srtf"),
     Claim("Fig. 16: teacher FIFO, against FIFO", "better", _against("fifo", "fifo(published=True)"), "fifo"),
     Claim("Fig. 17: J = 5 in place of 20", "worse", _without("J = 5"), "J = 5"),
     Claim("Fig. 17: J = 10 in place of 20", "worse", _without("J = 10"), "J = 10"),
@@ -159,8 +159,8 @@ CLAIMS: Final = (
           "3 clusters"),
     Claim("sec. 7: fairness in the reward, what it costs", "possible", _without("fair"), "fair"),
     Claim("sec. 7: all-reduce jobs, against DRF", "possible", _against("rings", "drf, rings"), "rings"),
-    Claim("the released code's rules, warmed up, against DRF", "−44.1 %", _against("released", "drf"), "released"),
-    Claim("the released code's rules from scratch, against DRF", "−44.1 %",
+    Claim("the released code's rules, warmed up, against DRF", "−44.1%", _against("released", "drf"), "released"),
+    Claim("the released code's rules from scratch, against DRF", "−44.1%",
           _against("released, scratch", "drf"), "released, scratch"),
 )  # fmt: skip
 
@@ -168,11 +168,11 @@ CLAIMS: Final = (
 def holds(paper: str, cells: Sequence[str]) -> str:
     """Return whether a figure of the paper was reached, cluster by cluster; "": it has none, or nothing is measured.
 
-    >>> holds("−44.1 %", ["-50.0 ± 3.0 %", "-12.0 ± 3.0 %", "-1.0 ± 3.0 %", "+9.0 ± 3.0 %", "not measured"])
+    >>> holds("−44.1%", ["-50.0 ± 3.0%", "-12.0 ± 3.0%", "-1.0 ± 3.0%", "+9.0 ± 3.0%", "not measured"])
     'yes; sign alone; no difference; the opposite; –'
     """
-    claimed = re.fullmatch(r"([−+])([\d.]+) %", paper)
-    found = [re.fullmatch(r"([-+][\d.]+) ± ([\d.]+) %", cell) for cell in cells]
+    claimed = re.fullmatch(r"([−+])([\d.]+)%", paper)
+    found = [re.fullmatch(r"([-+][\d.]+) ± ([\d.]+)%", cell) for cell in cells]
     if claimed is None or not any(found):
         return ""
     sign, size = (-1 if claimed[1] == "−" else 1), float(claimed[2])

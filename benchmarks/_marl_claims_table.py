@@ -26,10 +26,10 @@ BOUND: Final = "bound: each job alone"
 OURS: Final = "marl"
 NOT_MEASURED: Final = "not measured"
 SETTINGS: Final = {
-    "at least 24.3 % shorter JCT, by arrivals": ("24.3", ("google", "uniform", "poisson")),
-    "at least 22 %, other servers": ("22", ("8-GPU servers (i)", "uneven sockets (ii)", "mixed servers (iii)")),
-    "at least 21 %, VL2 and BCube": ("21", ("VL2 (1/10/10 Gbps)", "BCube")),
-    "at least 18.9 %, 48-GPU testbed": ("18.9", ("testbed",)),
+    "at least 24.3% shorter JCT, by arrivals": ("24.3", ("google", "uniform", "poisson")),
+    "at least 22%, other servers": ("22", ("8-GPU servers (i)", "uneven sockets (ii)", "mixed servers (iii)")),
+    "at least 21%, VL2 and BCube": ("21", ("VL2 (1/10/10 Gbps)", "BCube")),
+    "at least 18.9%, 48-GPU testbed": ("18.9", ("testbed",)),
 }
 """Claim -> its figure in per cent, and the worlds that test it."""
 WINDOW: Final = 20
@@ -69,7 +69,7 @@ def shorter(mine: Floats | None, other: Best | None) -> str:
     if mine is None or other is None:
         return NOT_MEASURED
     mean, error = gain(mine, other)
-    return f"{100 * mean:+.1f} ± {100 * error:.1f} % ({other.name})"
+    return f"{100 * mean:+.1f} ± {100 * error:.1f}% ({other.name})"
 
 
 def trained(told: Told) -> list[str]:
@@ -129,7 +129,7 @@ def _holds(mine: Floats | None, other: Best | None, figure: float) -> str:
     mean, error = gain(mine, other)
     if mean < figure / 100:
         return "no"
-    return "yes" if mean > error else "in the mean"
+    return "yes" if mean > error else "on average"
 
 
 def _room(told: Told, world: str, figure: float) -> str:
@@ -138,7 +138,7 @@ def _room(told: Told, world: str, figure: float) -> str:
     if rival is None or bound is None:
         return ""
     most = 100 * (1 - float(bound.jct.mean() / rival.jct.mean()))
-    return f" (nothing can be more than {most:.0f} % shorter)" if most < figure else ""
+    return f" (nothing can be more than {most:.0f}% shorter)" if most < figure else ""
 
 
 def _cores(told: Told) -> str:
@@ -150,10 +150,10 @@ def _cores(told: Told) -> str:
             cells, holds = [*cells, NOT_MEASURED], [*holds, NOT_MEASURED]
             continue
         low, middle, high = (f"{100 * x:.0f}" for x in one["samples"])
-        servers = f"servers' means {100 * min(one['mean']):.0f} to {100 * max(one['mean']):.0f} %"
-        cells.append(f"{low} to {high} % (median {middle}) in nine of ten samples; {servers}")
+        servers = f"servers' means {100 * min(one['mean']):.0f} to {100 * max(one['mean']):.0f}%"
+        cells.append(f"{low} to {high}% (median {middle}) in nine of ten samples; {servers}")
         holds.append("yes" if one["samples"][0] >= 0.55 and one["samples"][2] <= 0.75 else "no")
-    return f"| CPU use of 55-75 % in every server | testbed | {cells[0]} | | {cells[1]} | | {'; '.join(holds)} |"
+    return f"| CPU use of 55-75% in every server | testbed | {cells[0]} | | {cells[1]} | | {'; '.join(holds)} |"
 
 
 def _against(told: Told, claim: str, one: str, other: str) -> str:
@@ -232,10 +232,10 @@ def _table3(told: Told) -> list[str]:
     }  # fmt: skip
     lines = []
     for model, figure in said.items():
-        found = [f"{preset} {100 * told[key][model]:.1f} %" for preset in ("mild", "convex")
+        found = [f"{preset} {100 * told[key][model]:.1f}%" for preset in ("mild", "convex")
                  if (key := f"table III: {preset}") in told]  # fmt: skip
         said_here, holds = "; ".join(found) or NOT_MEASURED, _ranked(told, model)
-        lines.append(f"| Table III: error of {model}, {figure} % | synthetic server | {said_here} | | | | {holds} |")
+        lines.append(f"| Table III: error of {model}, {figure}% | synthetic server | {said_here} | | | | {holds} |")
     return lines
 
 

@@ -219,7 +219,7 @@ def _cores(scheduler: Scheduler | str) -> dict[str, Any]:
     """Return which part of its cores each machine of the testbed has in use, as the text looked: every five minutes.
 
     Of each trace three hours are looked at, from an hour after the first arrivals on. `mean` is of each machine,
-    `samples` of all: the 5th, 50th and 95th percentile, and `within` how many are from 55 to 75 %.
+    `samples` of all: the 5th, 50th and 95th percentile, and `within` how many are from 55 to 75%.
     """
     world, known = WORLDS["testbed"], []
     for seed in HELD_OUT:

@@ -91,13 +91,13 @@ def test_the_table_of_claims_says_how_much_longer_jobs_take():
         "16 nodes, fitted: drf": {"best": [4.0, 4.0]},
     }
     row = next(line for line in lines(told) if line.startswith("| shorter JCT than DRF |"))
-    assert "| −44.1 % |" in row
-    assert "| not measured | -25.0 ± 49.0 % | –; no difference | 9, 1 + 2 |" in row  # 1.96 * 1.414 / sqrt(2) of 4
+    assert "| −44.1% |" in row
+    assert "| not measured | -25.0 ± 49.0% | –; no difference | 9, 1 + 2 |" in row  # 1.96 * 1.414 / sqrt(2) of 4
     row = next(line for line in by_seed(told) if line.startswith("| shorter JCT than DRF |"))
-    assert row.endswith("| not measured | not measured | -25.0 ± 49.0 % | +0.0 ± 98.0 % |")
+    assert row.endswith("| not measured | not measured | -25.0 ± 49.0% | +0.0 ± 98.0% |")
     assert len(list(by_seed(told))) == 2 + 1
     row = next(line for line in on_smooth_speeds(told) if line.startswith("| shorter JCT than DRF |"))
-    assert "| not measured | -25.0 ± 0.0 % | –; sign alone |" in row
+    assert "| not measured | -25.0 ± 0.0% | –; sign alone |" in row
     assert len(list(on_smooth_speeds(told))) == 2 + 2  # and the curve of Fig. 10
 
 

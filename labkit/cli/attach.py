@@ -1,4 +1,4 @@
-"""`labkit attach`: go on with a run on a testbed, from the shell; and what `labkit deploy` has in common with it."""
+"""`labkit attach`: resume a run on a testbed, from the shell; and what `labkit deploy` has in common with it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:
     for note in _found(record):
         print(printable(f"note: {note}"))
     if record.info.state == "stopped" and (limit_s := record.info.config.get("time_limit_s")):
-        print(f"note: ended at its time limit of {limit_s:g} s; labkit attach {record.info.run} goes on without one")
+        print(f"note: ended at its time limit of {limit_s:g} s; labkit attach {record.info.run} continues without one")
     n_rescales, n_preemptions = told["n_rescales"], told["n_preemptions"]
     print(
         f"{record.info.scheduler}: {told['n_jobs'] - told['n_unfinished']} of {told['n_jobs']} jobs done, mean JCT "

@@ -128,7 +128,7 @@ def deploy(
     """Train the jobs of a trace on a testbed under one or several schedulers. Exit code 1 if a job was given up.
 
     With --schedulers, --repeat, --dry-run or --detach it is a queue: runs one after the other, in one folder, compared
-    at the end. A run that fails is kept and told, and the rest goes on; --resume goes on with what is missing.
+    at the end. A run that fails is kept and reported, and the others still run; --resume runs what is missing.
     """
     ask = QueueAsk(
         schedulers=schedulers, repeat=repeat, dry_run=dry_run, resume=resume, again=again, detach=detach,
@@ -253,7 +253,7 @@ def _refuse_beside_resume(given: dict[str, object], ask: QueueAsk) -> None:
     given = {**given, "--schedulers": ask.schedulers, "--repeat": ask.repeat > 1, "--dry-run": ask.dry_run}
     if odd := [option for option, value in given.items() if value]:
         raise InputError(
-            f"{', '.join(odd)} beside --resume {ask.resume}: a queue goes on with what it began with; leave it out, or "
+            f"{', '.join(odd)} beside --resume {ask.resume}: a queue continues with what it began with; leave it out, or "
             "begin another queue."
         )
 
@@ -287,7 +287,7 @@ def _work(folder: Path, ask: QueueAsk, *, as_json: bool) -> None:
             tell=None if as_json else tell_run(queue), trust=trust_of(ask.trust),
         )  # fmt: skip
     except KeyboardInterrupt:
-        print(f"labkit: go on with: labkit deploy --resume {folder.name} --runs {folder.parent}", file=sys.stderr)
+        print(f"labkit: resume with: labkit deploy --resume {folder.name} --runs {folder.parent}", file=sys.stderr)
         raise
     print_comparison(queue, folder, against=ask.against, as_json=as_json)
     raise typer.Exit(0 if all(each.state == QueueState.DONE for each in queue.runs) else 1)

@@ -104,7 +104,7 @@ def train_policy(
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Weights; beside them a log (.csv), and the state from which the same call goes on.")
+        Path, typer.Option(help="Weights; beside them a log (.csv), and the state from which the same call resumes.")
     ] = Path("POLICY.safetensors"),
     log: Annotated[Path | None, typer.Option(help="A folder for TensorBoard's event files.", metavar="FOLDER")] = None,
     figure: Annotated[
@@ -114,7 +114,7 @@ def train_policy(
     *,
     scenario: Scenario,
 ) -> None:
-    """Train a scheduler's network on simulations. The same call goes on where one that was stopped ended."""
+    """Train a scheduler's network on simulations. The same call resumes one that was stopped."""
     if policy not in POLICIES:
         raise unknown("policy", policy, POLICIES)
     out = Path(f"{policy}.safetensors") if out == Path("POLICY.safetensors") else out

@@ -50,7 +50,7 @@ def watch(
         try:
             follow(seen, console)
         except KeyboardInterrupt:
-            print(f"no longer watching {seen.info.run}, which goes on")
+            print(f"no longer watching {seen.info.run}, which continues")
             raise typer.Exit from None
     console.print(shown(seen))
     raise typer.Exit(0 if seen.going or seen.status.state == "done" else 1)
@@ -81,7 +81,7 @@ def _watch_queue(folder: Path, console: Console, *, once: bool, browser: bool, p
         try:
             follow_queue(folder, console)
         except KeyboardInterrupt:
-            print(f"no longer watching {folder.name}, which goes on")
+            print(f"no longer watching {folder.name}, which continues")
             raise typer.Exit from None
     console.print(queue_shown(folder))
     well = all(each.state == QueueState.DONE for each in RunQueue.read(folder).runs)

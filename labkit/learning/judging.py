@@ -67,7 +67,7 @@ def advice(table: pd.DataFrame, *, name: str) -> str:
     best = apart.iloc[int(apart["mean"].to_numpy().argmin())]
     rival, percent = best["scheduler"], 100 * abs(best["mean"]) / (best["mean"] + best["base"])
     if best["low"] > 0:
-        return f"use {name}: its mean JCT is {percent:.1f} % shorter than that of {rival}, the best of the others."
+        return f"use {name}: its mean JCT is {percent:.1f}% shorter than that of {rival}, the best of the others."
     longer = "longer" if best["mean"] < 0 else "shorter"
     shown = "" if best["high"] < 0 else ", a difference that these traces do not show for sure"
-    return f"use {rival}: the policy is no better here (its mean JCT is {percent:.1f} % {longer}{shown})."
+    return f"use {rival}: the policy is no better here (its mean JCT is {percent:.1f}% {longer}{shown})."

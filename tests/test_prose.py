@@ -1,0 +1,66 @@
+"""Words that native readers of this field stumble over are on no page: each pattern with what stands in its place."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from labkit.cli import help as cli_help
+from labkit.cli.app import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PATTERNS = {
+    r"\bin the mean\b": "on average",
+    r"\d %(?![a-z(])": "94%, without a blank",
+    r"\bnot told apart\b": "does not differ significantly",
+    r"\b(note|table|figure|caption|header|output)s? tells?\b": "reports, shows",
+    r"\bgo(es)? on\b": "continues, resumes",
+    r"\bas can be\b": "minimise, maximise",
+    r"\bends? again\b": "stops",
+    r"\d+(\.\d+)?x (shorter|faster|longer)\b": "a ratio or a percentage",
+    r"\b95% interval\b": "95% confidence interval",
+    r"\bprocessor time\b": "CPU time",
+}
+
+
+def prose(text: str) -> str:
+    """Return text without code, in which names and quotations stand."""
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def found(text: str) -> list[str]:
+    hits = [(pattern, hit) for pattern in PATTERNS for hit in re.finditer(pattern, text)]
+    return [f"...{text[max(hit.start() - 40, 0) : hit.end() + 20]!r}: {PATTERNS[pattern]}" for pattern, hit in hits]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_has_none_of_them(page):
+    assert found(prose(page.read_text("utf-8"))) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_has_none_of_them(path):
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    assert found(prose("\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"))) == []
+
+
+def test_no_help_text_has_one_of_them():
+    root = typer.main.get_command(app)
+    texts = []
+    for name in cli_help.COMMANDS:
+        command = root
+        for word in name.split():
+            command = command.commands[word]
+        texts += [command.help or "", *(param.help or "" for param in command.params if hasattr(param, "help"))]
+    assert found(prose("\n\n".join(texts))) == []
+
+
+def test_the_check_finds_what_it_is_for():
+    assert len(found("A note tells that 94 % are done in the mean, and the run goes on.")) == 4
+    assert found(prose("`as can be` and\n```\n94 %\n```\n")) == []
