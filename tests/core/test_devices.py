@@ -195,5 +195,6 @@ def _named(jobs: list[int], devices: list[int]) -> Placement:
 
 def test_whole_gpus_above_one_are_whole() -> None:
     with pytest.raises(Exception, match=r"needs 1\.5 GPUs per worker; expected whole GPUs"):
-        Experiment.of(Jobs.of(arrival_s=[0], total_steps=1, duration_s=1, worker_demand=(1.5, 1, 0)), cluster=one_group(2))
+        jobs = Jobs.of(arrival_s=[0], total_steps=1, duration_s=1, worker_demand=(1.5, 1, 0))
+        Experiment.of(jobs, cluster=one_group(2)).session(make("fifo"))
     assert rooms_when_empty(one_group(3).capacity, 0.4).tolist() == [6]

@@ -134,16 +134,6 @@ class GpuClaims:
                 return
 
 
-def parts_of_gpus(jobs: Jobs, inventory: Inventory) -> list[str]:
-    """Return notes on jobs that ask for parts of real GPUs, which are assigned whole."""
-    wanted = jobs.worker_demand[:, GPUS]
-    odd = np.flatnonzero(wanted % 1 > ROUNDING)
-    if not len(odd) or not any(machine.host.real_gpus for machine in inventory):
-        return []
-    share = f"{wanted[odd[0]]:g} GPUs per worker"
-    return [f"{len(odd)} jobs, the first is {jobs.id[odd[0]]}, ask for {share}: each gets whole GPUs of its own"]
-
-
 def _most(asks: Sequence[Asks]) -> Asks:
     """Return the requests that cover each of several needs.
 
