@@ -2,8 +2,8 @@
 
     python -m benchmarks.foreign.fgd FOLDER [SEEDS [PLACER,...]]
 
-FOLDER is a clone of github.com/hkust-adsl/kubernetes-scheduler-simulator, with a work tree or without. Theirs is what it
-publishes for seeds 42 to 51 (`expected_results`); ours are ten seeds of our own, as their random numbers are Go's.
+FOLDER is a clone of github.com/hkust-adsl/kubernetes-scheduler-simulator, with a work tree or without. Theirs is what
+it publishes for seeds 42 to 51 (`expected_results`); ours are seeds of our own, as their random numbers are Go's.
 
 .. [1] Weng et al., "Beware of fragmentation: scheduling GPU-sharing workloads with fragmentation gradient descent",
    USENIX ATC 2023.
@@ -54,7 +54,9 @@ class Arrivals:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return where the pods go that arrive now."""
         waiting = snapshot.waiting
-        return place(self.placer, snapshot, asked(snapshot, waiting[snapshot.table.arrival_s[waiting] >= snapshot.now_s]))
+        return place(
+            self.placer, snapshot, asked(snapshot, waiting[snapshot.table.arrival_s[waiting] >= snapshot.now_s])
+        )
 
 
 def table(folder: Path, name: str) -> list[dict[str, str]]:
@@ -84,7 +86,7 @@ def cluster_of(nodes: list[dict[str, str]], rng: np.random.Generator) -> Cluster
 
 
 def jobs_of(pods: list[dict[str, str]], *, gpus: float, rng: np.random.Generator) -> tuple[Jobs, int]:
-    """Return the pods in a random order, then copies until they ask for 130 % of some GPUs; and how many are no copy."""
+    """Return pods in a random order, then copies until they ask for 130 % of some GPUs; and how many are no copies."""
     asks = np.array([int(p["num_gpu"]) * int(p["gpu_milli"]) / 1000 for p in pods])
     order = rng.permutation(len(pods)).tolist()
     total = asks.sum()

@@ -191,10 +191,10 @@ def is_set_of(devices: int, n: int, gpus: float, free: Floats, first: int) -> bo
         return False
     if n_bits(devices) != (1 if is_part(gpus) else int(n * gpus + 0.5)):
         return False
+    overfull = False
     for d in range(first, len(free)):
-        if (devices >> (d - first)) & 1 and free[d] < -NEAR:
-            return False
-    return True
+        overfull |= bool((devices >> (d - first)) & 1) and free[d] < -NEAR
+    return not overfull
 
 
 def give_back(free: Floats, on: Floats, gpus: float, n: int) -> None:
@@ -327,7 +327,7 @@ def _with_devices(placement: Placement, taken: Ints, *, is_parts: Bools) -> Plac
 
 
 @kernel
-def _bind(
+def _bind(  # noqa: C901 - three turns over the rows
     order: Ints, mate: Ints, job: Ints, role: Ints, group: Ints, count: Ints, named: Ints, held: Records,
     tasks: Records, free: Floats, demand: Floats, keeps: bool, taken: Ints,
 ) -> int:  # fmt: skip

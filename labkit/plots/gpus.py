@@ -36,7 +36,8 @@ def plot_gpu_lanes(table: pd.DataFrame, *, heading: str = "Who has which part of
     lane = shown["gpu"].map({name: i for i, name in enumerate(names)})
     shown = shown.assign(
         start=shown["start_s"] / scale_s, end=shown["end_s"] / scale_s, low=lane + 0.9 * (1 - shown["bottom"]),
-        high=lane + 0.9 * (1 - shown["bottom"] - shown["part"]), middle=(shown["start_s"] + shown["end_s"]) / 2 / scale_s,
+        high=lane + 0.9 * (1 - shown["bottom"] - shown["part"]),
+        middle=(shown["start_s"] + shown["end_s"]) / 2 / scale_s,
     )  # fmt: skip
     shown = shown[["gpu", "id", "start", "end", "low", "high", "middle", "part"]].round(4)
     shown["at"] = (shown["low"] + shown["high"]) / 2

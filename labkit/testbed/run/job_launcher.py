@@ -9,21 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
-import numpy as np
-
 from labkit.core.errors import InputError
-from labkit.core.jobs import Jobs
-from labkit.core.resources import GPUS
 from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.forkserver.protocol import SWITCH
 from labkit.testbed.agent.messages import GpuAsk, Hello
 from labkit.testbed.doctor import other_type
 from labkit.testbed.errors import AgentError, AgentRefused, HostError
-from labkit.testbed.inventory import Inventory, Machine
+from labkit.testbed.inventory import Machine
 from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.job_messages import REQUEST
-from labkit.testbed.run.training import ROUNDING
 
 BUSY_S: Final = 75.0
 """Seconds to wait for GPUs that other tasks are leaving; a job that stops has 60 s to save its state."""
