@@ -114,7 +114,8 @@ def allocated(folder: Path, pod_list: str, policy: str, seed: int) -> float:
         "gpu_packing": GpuPacking, "best_fit": BestFit,
         "fgd": lambda: Fgd(TaskMix.of(jobs.take(np.arange(n)), may_run_on(jobs, cluster)[:n])),
     }  # fmt: skip
-    session = Session(Simulator(jobs, cluster, speed=Recorded(jobs, cluster)), cadence=at_events())
+    simulator = Simulator(jobs, cluster, speed=Recorded(jobs, cluster))
+    session = Session(simulator, cadence=at_events(), runs_on=may_run_on(jobs, cluster))
     session.run(Arrivals(placers[policy]()), until_s=len(jobs) + 1.0)
     return float(100 * (1 - session.ledger.book.free[:, GPUS].sum() / cluster.n_gpus))
 
