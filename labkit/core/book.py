@@ -2,8 +2,8 @@
 
 Tasks are nodes of linked lists in a few arrays, one list per job, so that a change costs only the changed tasks.
 Of two jobs that share their GPUs each holds half of those of its workers, until one of them lets go: then the other
-holds them all. Each row of tasks takes the cores and memory that its decision gave it, or what was declared, and where tasks
-take parts of GPUs it knows which GPUs (`labkit.core.devices`).
+holds them all. Each row of tasks takes the cores and memory that its decision gave it, or what was declared, and where
+tasks take parts of GPUs it knows which GPUs (`labkit.core.devices`).
 """
 
 from __future__ import annotations

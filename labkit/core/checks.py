@@ -113,8 +113,8 @@ def _fits(trial: Floats, demand: Floats, cpus: float, memory_gb: float) -> bool:
 @kernel
 def check(  # noqa: C901 - one pass over a kernel's rows, a branch for each fault
     set_jobs: Ints, partner: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts,
-    memory_gb: Amounts, devices: Ints, phases: Records, over: int, held: Records, tasks: Records, free: Floats, demand: Floats,
-    up: Bools, group_machine: Ints, first_row: Ints, mate: Ints,
+    memory_gb: Amounts, devices: Ints, phases: Records, over: int, held: Records, tasks: Records, free: Floats,
+    demand: Floats, up: Bools, group_machine: Ints, first_row: Ints, mate: Ints,
 ) -> tuple[int, int]:  # fmt: skip
     """Return what is wrong with a placement, and with which job or row; note the first row of each job (else -2).
 

@@ -51,6 +51,39 @@ def n_devices(jobs: Jobs, cluster: Cluster) -> int:
     return most
 
 
+def with_whole_gpus(jobs: Jobs) -> tuple[Jobs, int]:
+    """Return jobs whose tasks have whole GPUs, and how many jobs asked for parts of some.
+
+    >>> from labkit.core.jobs import Jobs
+    >>> jobs, n = with_whole_gpus(Jobs.of(arrival_s=[0, 0], total_steps=60, worker_demand=[(0.5, 1, 0), (2, 1, 0)]))
+    >>> jobs.worker_demand[:, 0].tolist(), n
+    ([1.0, 2.0], 1)
+    """
+    columns = {name: getattr(jobs, name).copy() for name in ("worker_demand", "ps_demand")}
+    odd = np.zeros(len(jobs), np.bool_)
+    for demand in columns.values():
+        odd |= demand[:, GPUS] % 1 > NEAR
+        demand[:, GPUS] = np.ceil(demand[:, GPUS] - NEAR)
+    return jobs.with_columns(**columns), int(odd.sum())
+
+
+def refuse_parts(jobs: Jobs) -> None:
+    """Raise if tasks take parts of GPUs, as on machines, where a GPU belongs to one job.
+
+    Raises
+    ------
+    InputError
+        It names the first such job, and the remedy.
+    """
+    odd = np.flatnonzero(jobs.worker_demand[:, GPUS] % 1 > NEAR)
+    if len(odd):
+        raise InputError(
+            f"job {jobs.id[odd[0]]} ({len(odd):,} of {len(jobs):,} jobs) needs "
+            f"{jobs.worker_demand[odd[0], GPUS]:g} GPUs per worker; on machines a GPU belongs to one job. Give each "
+            "task a whole one: --whole-gpus (whole_gpus=True)."
+        )
+
+
 def widened(capacity: Floats, n: int) -> Floats:
     """Return what empty groups offer (G, R) with n columns more: what they have of each GPU, a new array.
 
@@ -158,10 +191,10 @@ def is_set_of(devices: int, n: int, gpus: float, free: Floats, first: int) -> bo
         return False
     if n_bits(devices) != (1 if is_part(gpus) else int(n * gpus + 0.5)):
         return False
+    overfull = False
     for d in range(first, len(free)):
-        if (devices >> (d - first)) & 1 and free[d] < -NEAR:
-            return False
-    return True
+        overfull |= bool((devices >> (d - first)) & 1) and free[d] < -NEAR
+    return not overfull
 
 
 def give_back(free: Floats, on: Floats, gpus: float, n: int) -> None:
@@ -294,7 +327,7 @@ def _with_devices(placement: Placement, taken: Ints, *, is_parts: Bools) -> Plac
 
 
 @kernel
-def _bind(
+def _bind(  # noqa: C901 - three turns over the rows
     order: Ints, mate: Ints, job: Ints, role: Ints, group: Ints, count: Ints, named: Ints, held: Records,
     tasks: Records, free: Floats, demand: Floats, keeps: bool, taken: Ints,
 ) -> int:  # fmt: skip

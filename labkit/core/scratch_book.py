@@ -78,7 +78,7 @@ def scratch_book(cluster: Cluster, free: Floats, up: Bools, *, capacity: Floats 
         (G, R) what the groups offer, if that is less than the cluster has.
     """
     known, every = _unchanging(cluster)
-    machines, (n_groups, n_resources) = cluster.n_machines, every.shape
+    machines, n_resources = cluster.n_machines, every.shape[1]
     offered, n_devices = every if capacity is None else capacity, free.shape[1] - n_resources
     return ScratchBook(
         free, up[cluster.group_machine], np.ones(len(free), np.bool_), np.empty((machines, n_resources)),
@@ -331,7 +331,7 @@ def share_out(
 
 
 @inner
-def _share_by(
+def _share_by(  # noqa: C901 - task by task, group by group
     spreads: bool, left: Floats, for_workers: Bools, for_ps: Bools, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, at: Ints,
 ) -> bool:  # fmt: skip

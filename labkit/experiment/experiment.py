@@ -18,6 +18,7 @@ from labkit.core.answers import refuse_unsound_model
 from labkit.core.cluster import Cluster
 from labkit.core.consent import keep
 from labkit.core.device_types import may_run_on, of_any_type, refuse_misspelt
+from labkit.core.devices import with_whole_gpus
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.core.hosting import SPLIT, WORDS, Hosting, unmet_partitions, with_partitions_of
@@ -175,6 +176,7 @@ class Experiment:
             use_file(file, what=f"file of {name}")  # noted: a record that names it may be read again
         known, cluster, speed, parts = level(asked.interference), asked.cluster, asked.speed, asked.parts
         jobs, n_freed = of_any_type(jobs) if asked.any_type else (jobs, 0)
+        jobs, n_rounded = with_whole_gpus(jobs) if asked.whole_gpus else (jobs, 0)
         if asked.profile is not None:
             cluster, speed, parts = profiled(jobs, asked.profile, cluster=cluster, speed=speed, options=parts)
         if cluster is None:
@@ -190,6 +192,7 @@ class Experiment:
         said += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
         said += f"; {stretched}" * bool(stretched) + f"; {asked.sharding} sharding" * (asked.sharding != "dynamic")
         said += f"; jobs may have any device type ({n_freed:,} ask for one)" * asked.any_type
+        said += f"; a whole GPU for each task ({n_rounded:,} jobs ask for parts)" * asked.whole_gpus
         rng = np.random.default_rng(np.random.SeedSequence(asked.seed, spawn_key=(TROUBLE_STREAM,)))
         some = troubles_of(asked.troubles, jobs, rng=rng)
         said += "" if some is None else f"; troubles: {some.said}"

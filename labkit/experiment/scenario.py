@@ -173,6 +173,7 @@ class Scenario:
     first: int | None = _option(None, "Use only the first N jobs.", int, least=1)
     drop_too_large: bool = _option(False, "Drop jobs that do not fit the empty cluster. A note shows how many.", bool)
     any_type: bool = _option(False, "Let jobs run on every device type, whatever they request.", bool)
+    whole_gpus: bool = _option(False, "Give tasks that request a part of a GPU a whole one.", bool)
     format: str | None = _option(None, "Format of the trace, where the file does not show it.")
     start_s: float = _option(0.0, "Overhead of a job's first start, in seconds.", float, simulated=True)
     restart_s: float = _option(0.0, "Overhead of a restart from a checkpoint, in seconds.", float, simulated=True)
@@ -424,6 +425,7 @@ class Fields(TypedDict, total=False):
     first: int | None
     drop_too_large: bool
     any_type: bool
+    whole_gpus: bool
     format: str | None
     start_s: float
     restart_s: float
@@ -467,7 +469,7 @@ BUILT: Final[dict[str, dict[str, str]]] = {
 }  # fmt: skip
 """Parts of a simulation that an object can give -> the fields that say the same, and what the object calls them."""
 PARTS: Final = {"cadence": ("slot_s",)} | {whole: tuple(names) for whole, names in BUILT.items()}
-OF_JOBS: Final = ("format", "first", "load", "epoch_error", "any_type", "drop_too_large")
+OF_JOBS: Final = ("format", "first", "load", "epoch_error", "any_type", "whole_gpus", "drop_too_large")
 """Fields that say which jobs arrive, and when: a run's record has the jobs as they came out."""
 
 

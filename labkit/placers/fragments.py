@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 
 from labkit.core.cluster import Cluster
-from labkit.core.devices import NEAR, MOST
+from labkit.core.devices import MOST, NEAR
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.kernels import by_reference, inner, kernel

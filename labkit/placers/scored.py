@@ -51,9 +51,10 @@ class Fgd:
 
 @dataclass(frozen=True, slots=True)
 class BestFit:
-    """Put each gang on the device group where the least is left: argmin_g sum_r (free_gr - asked_r) / max_g capacity_gr.
+    """Put each gang on the device group where the least is left: argmin_g sum_r (free_gr - asked_r) / max capacity_r.
 
-    r is GPUs and cores. Within the group tasks take the fullest GPUs with room. Gangs as in `Fgd`.
+    r is GPUs and cores, the most is over all groups. Within the group tasks take the fullest GPUs with room. Gangs as in
+    `Fgd`.
     """
 
     def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
@@ -168,11 +169,13 @@ def place_scored(
     table, cluster = snapshot.table, snapshot.cluster
     left = one_by_one(snapshot.left_without(gangs.named), cluster)
     book = scratch_book(cluster, left, snapshot.up, capacity=np.ascontiguousarray(snapshot.offered))
-    draws = np.random.default_rng([seed, snapshot.number]).random((len(gangs), 2)) if rule == RANDOM else np.empty((0, 2))
+    draws = (
+        np.random.default_rng([seed, snapshot.number]).random((len(gangs), 2)) if rule == RANDOM else np.empty((0, 2))
+    )
     kinds = _kinds_there(snapshot, gangs.named) if rule == CLUSTERING else np.empty(0, np.int64)
     placed, job, role, group, count, devices = _place(
-        rule, strict, book, _alike(snapshot, gangs), gangs.job, gangs.n_workers, gangs.n_ps, gangs.device_type, table.worker_demand,
-        table.ps_demand, snapshot.runs_on, mix, kinds, draws,
+        rule, strict, book, _alike(snapshot, gangs), gangs.job, gangs.n_workers, gangs.n_ps, gangs.device_type,
+        table.worker_demand, table.ps_demand, snapshot.runs_on, mix, kinds, draws,
     )  # fmt: skip
     answer = settled(snapshot, gangs, placed, (job, role, group, count))
     return replace(answer, devices=devices) if snapshot.left.shape[1] > cluster.capacity.shape[1] else answer
@@ -279,7 +282,9 @@ def _score(  # noqa: C901 - a branch for each rule
 
 
 @inner
-def _drawn(book: ScratchBook, runs_on: Bools, worker: Floats, ps: Floats, w: int, p: int, draws: Floats, row: Floats) -> tuple[int, int]:
+def _drawn(
+    book: ScratchBook, runs_on: Bools, worker: Floats, ps: Floats, w: int, p: int, draws: Floats, row: Floats
+) -> tuple[int, int]:
     """Return a group that holds a gang, drawn, and for a part of a GPU a GPU there (its column); -1: none."""
     n = 0
     for g in range(len(book.free)):
@@ -383,7 +388,10 @@ def _place(  # noqa: C901 - one pass over the gangs
             mine[t] = mine[t] and (device_type[i] < 0 or device_type[i] == t)
         if same[i] >= 0 and roomless[same[i]]:  # since then there is only less
             continue
-        draw, before = draws[i] if len(draws) else no_draw, book.free.copy() if n_ps[i] or n_workers[i] > 1 else book.free[:0]
+        draw, before = (
+            draws[i] if len(draws) else no_draw,
+            book.free.copy() if n_ps[i] or n_workers[i] > 1 else book.free[:0],
+        )
         w, p, whole = 0 + n_workers[i], 0 + n_ps[i], True
         if w + p > 1:
             whole = _ever_whole(book, mine, worker, ps, w, p, row)

@@ -14,12 +14,14 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from labkit.core.devices import n_devices
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unwritable
 from labkit.core.text import human_s, shortened, time_unit, without_seed
 from labkit.plots import fidelity, page
 from labkit.plots.decisions import plot_forwarding
 from labkit.plots.gantt import plot_gantt, plot_overheads, shared_ends
+from labkit.plots.gpus import plot_allocation, plot_gpu_lanes
 from labkit.plots.jct import cost_table, plot_cost, plot_fairness, plot_jct_bars, plot_jct_cdf
 from labkit.plots.page import Section
 from labkit.plots.sweep import plot_sweep
@@ -47,6 +49,7 @@ from labkit.results.comparison import (
     reported_bound,
 )
 from labkit.results.conclusion import conclusion
+from labkit.results.gpus import gpu_lanes
 from labkit.results.record import RunInfo
 from labkit.results.sweeps import cell_table, comparison, pairs_called, same_on_all
 
@@ -215,6 +218,7 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
         page.Section("Completion times", times, cut.replace("this figure", "the second figure")),
         page.Section("The cluster over time", [plot_utilisation(steps)], _without_gpus(records[0])),
         *_types(whole, cut=cut),
+        *_parts(by_name),
         page.Section("Where the time goes", [plot_overheads(tables)], cut),
     ]
     rho = rho_of(whole)
@@ -234,6 +238,16 @@ def _types(by_name: Mapping[str, RunRecord], *, cut: str) -> list[page.Section]:
         return []
     table = gpu_hours(by_name)
     return [page.Section("Device types", [plot_gpu_hours(table)], cut)] if table["gpu_h"].any() else []
+
+
+def _parts(by_name: Mapping[str, RunRecord]) -> list[page.Section]:
+    """Return a section on GPUs one by one where tasks take parts of them: allocation, fragments and a lane for each."""
+    with_parts = {name: record for name, record in by_name.items() if n_devices(record.jobs, record.cluster)}
+    if not with_parts:
+        return []
+    name, first = next(iter(with_parts.items()))
+    figures = [plot_allocation(with_parts), plot_gpu_lanes(gpu_lanes(first), heading=f"Who has which part: {name}")]
+    return [page.Section("Parts of GPUs", figures, "")]
 
 
 def _costs(by_name: Mapping[str, RunRecord]) -> list[page.Section]:

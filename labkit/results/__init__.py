@@ -6,6 +6,7 @@ several records side by side is in `comparison`.
 
 from labkit.results.comparison import Runs, jct_table, labels, run_table
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity
+from labkit.results.gpus import allocation, gpu_lanes
 from labkit.results.intervals import forwarding, gantt, heat_map, time_split, utilisation
 from labkit.results.metrics import fair_share_s, finish_time_fairness, jain_index, jct_cdf, job_table, summary
 from labkit.results.notes import notes
@@ -16,10 +17,9 @@ from labkit.results.sweep_folder import read_sweep
 from labkit.results.sweeps import cell_table, interval, means_by, sweep_differences, sweep_means, with_bound
 
 __all__ = [
-    "RunInfo", "RunRecord", "RunState", "RunWriter", "Runs", "cell_table", "configurations", "explained",
-    "fair_share_s", "fidelity_summary", "finish_time_fairness", "forwarding", "free_id", "gantt", "gap_parts",
-    "heat_map", "interval",
-    "jain_index", "jct_cdf", "jct_table", "job_fidelity", "job_table", "known_runs", "labels", "lanes", "load",
-    "means_by", "notes", "read_sweep", "rescalings", "run_table", "stretches", "summary", "sweep_differences",
-    "sweep_means", "time_split", "utilisation", "with_bound",
+    "RunInfo", "RunRecord", "RunState", "RunWriter", "Runs", "allocation", "cell_table", "configurations",
+    "explained", "fair_share_s", "fidelity_summary", "finish_time_fairness", "forwarding", "free_id", "gantt", "gap_parts",
+    "gpu_lanes", "heat_map", "interval", "jain_index", "jct_cdf", "jct_table", "job_fidelity", "job_table",
+    "known_runs", "labels", "lanes", "load", "means_by", "notes", "read_sweep", "rescalings", "run_table",
+    "stretches", "summary", "sweep_differences", "sweep_means", "time_split", "utilisation", "with_bound",
 ]  # fmt: skip

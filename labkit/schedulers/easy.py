@@ -65,7 +65,9 @@ class Easy:
         if np.isinf(in_s):
             return started
         short = remaining_s(snapshot, behind) <= in_s
-        behind = behind[short | (table.gang_demand[behind] <= snapshot.of_resources(left).sum(axis=0) + SLACK).all(axis=1)]
+        behind = behind[
+            short | (table.gang_demand[behind] <= snapshot.of_resources(left).sum(axis=0) + SLACK).all(axis=1)
+        ]
         beside = LaterSnapshot(snapshot, _left_without(snapshot, started, np.empty(0, np.int32)))
         while len(behind):
             passing = place(self.placer, beside, asked(snapshot, behind))

@@ -168,8 +168,9 @@ class Simulator:
         changed = np.empty(len(placement.set_jobs), np.int32)
         n, n_changed = carry_out(
             placement.set_jobs, placement.job, placement.role, placement.group, placement.count, placement.cpus,
-            placement.memory_gb, placement.devices, truth.now_s, truth.records, truth.running, truth.counts, book.held, book.tasks,
-            book.spare, book.left, book.demand, truth.first_row, truth.mate, changed, truth.others, truth.out,
+            placement.memory_gb, placement.devices, truth.now_s, truth.records, truth.running, truth.counts, book.held,
+            book.tasks, book.spare, book.left, book.demand, truth.first_row, truth.mate, changed, truth.others,
+            truth.out,
         )  # fmt: skip
         return n, changed[:n_changed]
 

@@ -108,7 +108,9 @@ def _gpus_not_overfilled(placement: Placement, snapshot: Snapshot, name: str) ->
     gpus = snapshot.demand[tasks.role, tasks.job, GPUS]
     for group, on, count, each in zip(tasks.group, tasks.devices, tasks.count, gpus, strict=True):
         if each > 0:
-            require(on > 0, f"{name} overfills GPUs of device group {group}: {count} tasks of {each:g} GPUs do not fit.")
+            require(
+                on > 0, f"{name} overfills GPUs of device group {group}: {count} tasks of {each:g} GPUs do not fit."
+            )
             left[group, n + np.flatnonzero((on >> np.arange(left.shape[1] - n)) & 1)] -= min(count * each, 1.0)
     if not (placement.partner >= 0).any():  # pairs sit on the same GPUs
         full = np.unique(np.nonzero(left[:, n:] < -SLACK)[0])

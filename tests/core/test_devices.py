@@ -13,6 +13,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from labkit.core import Jobs, Placement, PlacementError
 from labkit.core.book import Book
 from labkit.core.devices import bound, rooms_when_empty, widened
+from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.core.resources import GPUS
 from labkit.core.scratch_book import rooms
@@ -126,7 +127,9 @@ def in_use(session: Session) -> tuple[np.ndarray, np.ndarray]:
     return used, whole
 
 
-@pytest.mark.parametrize("name", ["fifo(backfill=True)", "srtf", "fifo(backfill=True,placer=fgd)", "sjf(backfill=True)"])
+@pytest.mark.parametrize(
+    "name", ["fifo(backfill=True)", "srtf", "fifo(backfill=True,placer=fgd)", "sjf(backfill=True)"]
+)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_no_gpu_is_overfull_and_nobody_waits_where_room_is(name: str, seed: int) -> None:
     session, scheduler = random_session(np.random.default_rng(seed)), make(name)
@@ -194,6 +197,8 @@ def _named(jobs: list[int], devices: list[int]) -> Placement:
 
 
 def test_whole_gpus_above_one_are_whole() -> None:
-    with pytest.raises(Exception, match=r"needs 1\.5 GPUs per worker; expected whole GPUs"):
-        Experiment.of(Jobs.of(arrival_s=[0], total_steps=1, duration_s=1, worker_demand=(1.5, 1, 0)), cluster=one_group(2))
+    jobs = Jobs.of(arrival_s=[0], total_steps=1, duration_s=1, worker_demand=(1.5, 1, 0))
+    odd = Experiment.of(jobs, cluster=one_group(2))
+    with pytest.raises(InputError, match=r"needs 1\.5 GPUs per worker; expected whole GPUs"):
+        odd.session(make("fifo"))
     assert rooms_when_empty(one_group(3).capacity, 0.4).tolist() == [6]

@@ -14,11 +14,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labkit.core.errors import InputError
+from labkit.core import Jobs
+from labkit.core.devices import refuse_parts, with_whole_gpus
+from labkit.core.errors import InputError, PlacementError
 from labkit.core.placement import Placement
 from labkit.core.resources import amounts
 from labkit.elastic.protocol.sites import Site
 from labkit.experiment import Session
+from labkit.simulator import Simulator
+from labkit.speed.recorded import Recorded
 from labkit.system.doctor import which
 from labkit.testbed.errors import AgentRefused
 from labkit.testbed.install import install
@@ -26,9 +30,11 @@ from labkit.testbed.inventory import Inventory
 from labkit.testbed.laptop import Bed
 from labkit.testbed.run.agents import status
 from labkit.testbed.run.backend import SshBackend
-from labkit.testbed.run.job_launcher import GpuClaims, checked_gpus, parts_of_gpus
-from labkit.testbed.run.training import gpus_of, sites_of
+from labkit.testbed.run.job_launcher import GpuClaims, checked_gpus
+from labkit.testbed.run.training import gpus_of, place_of, sites_of
 from labkit.testbed.ssh.fleet import Fleet
+from labkit.topology import no_network
+from labkit.topology.servers import Server
 from tests.hang import HANG_S
 from tests.testbed.agent.conftest import dial, folder  # noqa: F401 - fixtures
 from tests.testbed.agent.driver import Driver
@@ -201,12 +207,45 @@ def test_a_job_that_is_to_stop_waits_for_gpus_no_more(claims, driver):
         start(agent, second, "second", 1)
 
 
-def test_jobs_that_ask_for_parts_of_gpus_are_told_at_the_start(tmp_path):
+def test_jobs_that_ask_for_parts_of_gpus_are_refused_before_the_run():
     halves = replace(jobs_of(2), worker_demand=np.tile(amounts(gpus=0.5, cpus=0.1), (2, 1)))
-    (note,) = parts_of_gpus(halves, inventory_of(tmp_path, ("a", 2, "v100")))
-    assert note.startswith("2 jobs, the first is 0, ask for 0.5 GPUs per worker")
-    assert parts_of_gpus(halves, inventory_of(tmp_path, ("a", 2, "cpu"))) == []
-    assert parts_of_gpus(jobs_of(2), inventory_of(tmp_path, ("a", 2, "v100"))) == []
+    with pytest.raises(InputError, match=r"job 0 \(2 of 2 jobs\) needs 0\.5 GPUs per worker.*--whole-gpus"):
+        refuse_parts(halves)
+    whole, n = with_whole_gpus(halves)
+    refuse_parts(whole)
+    assert n == 2
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_simulator_and_agents_refuse_the_same_placements(seed):
+    """The simulator checks its book of GPUs; an agent hands out numbered GPUs of a device group, each to one job."""
+    rng = np.random.default_rng(seed)
+    n_groups, n = int(rng.integers(1, 4)), int(rng.integers(1, 6))
+    sockets = tuple((float(rng.integers(1, 5)), 1e3, 1e3) for _ in range(n_groups))
+    cluster = no_network(1, servers=Server("s", sockets))
+    gpus, group = rng.integers(1, 3, n), rng.integers(0, n_groups, n)
+    count = rng.integers(1, 3, n)
+    jobs = Jobs.of(arrival_s=np.zeros(n), total_steps=1.0, duration_s=1.0, n_workers=count,
+                   worker_demand=np.stack([gpus, gpus * 0, gpus * 0], axis=1))  # fmt: skip
+    simulator = Simulator(jobs, cluster, speed=Recorded(jobs, cluster))
+    simulator.advance(0.0, stop_at_event=False)
+    free = [[*range(int(g))] for g, *_ in sockets]
+    sites = [Site(f"m0/{g}", "m0", devices=tuple(f"gpu:{d}" for d in free[g])) for g in range(n_groups)]
+    fits = True
+    for j in range(n):  # as each agent does for each job that starts
+        place = place_of(cluster, role=np.array([0]), group=group[j : j + 1], count=count[j : j + 1])
+        for ask in gpus_of(sites, place, host="m0", per_worker=float(gpus[j])):
+            of = free[group[j]]
+            assert set(ask["of"]) >= set(of)
+            fits = fits and ask["n"] <= len(of)
+            del of[: ask["n"]]
+    placement = Placement.of(np.arange(n), job=np.arange(n), group=group, count=count)
+    try:
+        simulator.apply(placement)
+        taken = True
+    except PlacementError:
+        taken = False
+    assert taken == fits
 
 
 def test_fewer_gpus_than_the_inventory_says_are_told_before_anything_runs(driver, dial, tmp_path):  # noqa: F811

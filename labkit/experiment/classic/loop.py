@@ -120,8 +120,9 @@ def _apply(  # noqa: C901 - each of the jobs that are set is looked at before an
         truth.first_row[work.job[p]] = p
     n, n_changed = carry_out(
         work.set_jobs[:n_set], work.job[:n_tasks], work.role[:n_tasks], work.group[:n_tasks], work.count[:n_tasks],
-        work.nothing, work.nothing, work.devices, now_s, truth.truth, truth.running, truth.counts, truth.held, truth.tasks,
-        truth.spare, truth.free, truth.demand, truth.first_row, truth.mate, work.changed, truth.others, out[first:],
+        work.nothing, work.nothing, work.devices, now_s, truth.truth, truth.running, truth.counts, truth.held,
+        truth.tasks, truth.spare, truth.free, truth.demand, truth.first_row, truth.mate, work.changed, truth.others,
+        out[first:],
     )  # fmt: skip
     changed = work.changed[:n_changed]
     for i in range(n_changed):

@@ -128,7 +128,13 @@ def _trace(session: SteppedRun) -> Trace | None:
     """Return what never changes in a run, or None where its jobs are not plain."""
     jobs, cluster = session.backend.jobs, session.backend.cluster
     asked = getattr(getattr(session.backend, "speed", None), "asked_speeds", None)
-    if session.ledger.book.n_devices or asked is None or not len(jobs) or jobs.n_ps.any() or not (jobs.worker_demand[:, GPUS] > 0).all():
+    if (
+        session.ledger.book.n_devices
+        or asked is None
+        or not len(jobs)
+        or jobs.n_ps.any()
+        or not (jobs.worker_demand[:, GPUS] > 0).all()
+    ):
         return None
     speed, duration_s = np.ascontiguousarray(asked()), np.ascontiguousarray(jobs.duration_s, np.float64)
     if not (np.isfinite(speed).all() and (speed > 0).all() and np.isfinite(duration_s).all()):

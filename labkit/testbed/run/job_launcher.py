@@ -9,21 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
-import numpy as np
-
 from labkit.core.errors import InputError
-from labkit.core.jobs import Jobs
-from labkit.core.resources import GPUS
 from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.forkserver.protocol import SWITCH
 from labkit.testbed.agent.messages import GpuAsk, Hello
 from labkit.testbed.doctor import other_type
 from labkit.testbed.errors import AgentError, AgentRefused, HostError
-from labkit.testbed.inventory import Inventory, Machine
+from labkit.testbed.inventory import Machine
 from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.job_messages import REQUEST
-from labkit.testbed.run.training import ROUNDING
 
 BUSY_S: Final = 75.0
 """Seconds to wait for GPUs that other tasks are leaving; a job that stops has 60 s to save its state."""
@@ -132,16 +127,6 @@ class GpuClaims:
                     raise
             else:
                 return
-
-
-def parts_of_gpus(jobs: Jobs, inventory: Inventory) -> list[str]:
-    """Return notes on jobs that ask for parts of real GPUs, which are assigned whole."""
-    wanted = jobs.worker_demand[:, GPUS]
-    odd = np.flatnonzero(wanted % 1 > ROUNDING)
-    if not len(odd) or not any(machine.host.real_gpus for machine in inventory):
-        return []
-    share = f"{wanted[odd[0]]:g} GPUs per worker"
-    return [f"{len(odd)} jobs, the first is {jobs.id[odd[0]]}, ask for {share}: each gets whole GPUs of its own"]
 
 
 def _most(asks: Sequence[Asks]) -> Asks:

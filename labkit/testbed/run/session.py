@@ -29,7 +29,7 @@ from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.run.agents import AgentPool, Changed, OnReading, RunFence
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.job_events import JobEvent
-from labkit.testbed.run.job_launcher import checked_gpus, parts_of_gpus
+from labkit.testbed.run.job_launcher import checked_gpus
 from labkit.testbed.run.job_messages import JobRequest
 from labkit.testbed.run.own_scripts import STAGED, Staging
 from labkit.testbed.run.remote_job import OnUpdate, RemoteJob
@@ -309,7 +309,6 @@ class TestbedSession:
             self.hosts.get_ready(some=some)
             there = [machine for machine in inventory if machine.name not in self.hosts.absent]
             self.notes = checked_gpus(there, lambda host: self.hosts.agent(host).hello)
-            self.notes += parts_of_gpus(jobs, inventory)
         except BaseException:
             self.close(end=False)
             raise
