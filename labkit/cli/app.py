@@ -33,9 +33,9 @@ from labkit.system.printing import guard
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.add_typer(traces, name="traces")
+app.add_typer(clusters, name="clusters")
 app.add_typer(weights, name="weights")
 traces.command("import")(traces_import)
-app.command()(clusters)
 app.command()(schedulers)
 app.command()(train)
 app.command()(sweep)

@@ -56,6 +56,8 @@ class Host:
         The scheduler whose machine it is, where several share the cluster: 0, 1, ...
     ssh : dict
         How to reach it; not looked at here.
+    features, taints : tuple of str
+        What jobs can ask for (`--constraint` of Slurm), and what keeps pods away that do not tolerate it.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -71,6 +73,8 @@ class Host:
     socket_gbps: Positive = 300.0
     pod: Annotated[int, Ge(0), Lt(MAX_PODS)] = 0
     ssh: dict[str, Any] | None = None
+    features: tuple[str, ...] = ()
+    taints: tuple[str, ...] = ()
 
     @property
     def real_gpus(self) -> int:

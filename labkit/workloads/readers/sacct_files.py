@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.core.device_names import SLICE
 from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.workloads.readers.base import LineRepair, TraceTable, any_text_of, entries_of, header_of, lines_of, table_of
@@ -290,8 +291,6 @@ _SIZES: Final = {"": 1 / 1024, "K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1
                  "E": 1024.0**3, "Z": 1024.0**4}  # fmt: skip
 _COUNTS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21}
 GPU: Final = "gres/gpu"
-_SLICE: Final = re.compile(r"[_.:-]?(?:mig[_-]?)?(\d)g[._]\d+gb.*$")
-"""The end of a type that is a slice of a GPU by MIG: a100_3g.20gb has 3 of its 7 parts."""
 DEVICE: Final = re.compile(r"gres/(?!gpu\b|gpumem|gpuutil|cpu\b)")
 
 
@@ -325,8 +324,8 @@ def gpus_of(amounts: Mapping[str, float]) -> tuple[float, str]:
     (1.0, 'a100')
     """
     typed = {name.partition(":")[2]: n for name, n in amounts.items() if name.startswith(f"{GPU}:") and n > 0}
-    parts = {name: int(match[1]) / 7 if (match := _SLICE.search(name)) else 1 for name in typed}
+    parts = {name: int(match[1]) / 7 if (match := SLICE.search(name)) else 1 for name in typed}
     n = amounts.get(GPU, 0) or sum(typed.values())
     if n:  # `gres/gpu` counts a slice as a GPU
         n += sum(count * (parts[name] - 1) for name, count in typed.items())
-    return round(n, 9) if n % 1 else n, _SLICE.sub("", max(typed, key=lambda name: typed[name])) if typed and n else ""
+    return round(n, 9) if n % 1 else n, SLICE.sub("", max(typed, key=lambda name: typed[name])) if typed and n else ""
