@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
 
-from labkit.core.resources import Floats, Ints
+from labkit.core.errors import InputError, unknown
+from labkit.core.resources import Bools, Floats, Ints
 
 Route = Callable[[Ints, Ints, Ints], Ints]
 """(source machine (F,), destination machine (F,), hash (F,)) -> links of each flow (F, H), padded with L."""
@@ -76,6 +77,9 @@ class Cluster:
         (M,) the pod of each machine, for several schedulers side by side.
     network : Network or None
         None: the network costs nothing.
+    partitions : mapping
+        Name of a partition (virtual cluster) -> (M,) which machines it has; machines may be in several. A job that
+        names one is placed there only. See `with_partitions`; not to be mistaken for `partition`.
     """
 
     name: str
@@ -88,6 +92,7 @@ class Cluster:
     machine_socket_gbps: Floats
     partition: Ints
     network: Network | None = None
+    partitions: Mapping[str, Bools] = field(default_factory=dict)
 
     @property
     def n_machines(self) -> int:
@@ -130,7 +135,31 @@ class Cluster:
             machine_socket_gbps=self.machine_socket_gbps[inside],
             partition=self.partition[inside],
             network=None,
+            partitions={name: hosts[inside] for name, hosts in self.partitions.items()},
         )
+
+    def with_partitions(self, hosts: Mapping[str, Iterable[str]]) -> Self:
+        """Return the same cluster with partitions: name -> names of machines.
+
+        >>> from labkit.topology import no_network
+        >>> cluster = no_network(3)
+        >>> made = cluster.with_partitions({"vision": cluster.machines[:2], "all": cluster.machines})
+        >>> {name: int(hosts.sum()) for name, hosts in made.partitions.items()}
+        {'vision': 2, 'all': 3}
+
+        Raises
+        ------
+        InputError
+            If a partition has no machines, or one that the cluster does not have.
+        """
+        masks: dict[str, Bools] = {}
+        for name, named in hosts.items():
+            if not (listed := list(named)):
+                raise InputError(f"partition '{name}' has no machines; name at least one, or leave it out.")
+            if odd := next((host for host in listed if host not in self.machines), None):
+                raise unknown(f"host of partition {name}", odd, list(self.machines)[:20])
+            masks[name] = np.isin(np.array(self.machines), listed)
+        return replace(self, partitions=masks)
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{n:.0f} {kind}" for kind, n in zip(self.device_types, self.gpus_of_type(), strict=True))

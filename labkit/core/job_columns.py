@@ -89,6 +89,11 @@ class JobColumns:
         """The distinct users."""
         return self._jobs.users
 
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """The distinct partitions."""
+        return self._jobs.partitions
+
     # --- declared
 
     id: cached_property[NDArray[np.object_]] = _declared("id", "(J,) as the trace names them.")
@@ -127,6 +132,11 @@ class JobColumns:
     reservation: cached_property[NDArray[np.object_]] = _declared(
         "reservation", "(J,) reservation that a job belongs to; '': none."
     )
+    partition: cached_property[Ints] = _declared("partition", "(J,) index into `partitions`.")
+    consolidate: cached_property[NDArray[np.object_]] = _declared(
+        "consolidate", "(J,) how a gang lies on machines: wait, prefer, split, or '' as the run has it."
+    )
+    nodes: cached_property[Ints] = _declared("nodes", "(J,) machines that a gang lies on; 0: any number.")
     home: cached_property[Ints] = _declared("home", "(J,) pod where each job arrived; -1: it may go anywhere.")
 
     # --- what has happened

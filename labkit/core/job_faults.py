@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from labkit.core.resources import Bools, Floats
 
 Column = NDArray[Any]
+MANNERS: Final = ("wait", "prefer", "split")
+"""How a gang lies on machines: see `labkit.core.hosting`."""
 
 
 def _not_positive(column: Column) -> Bools:
@@ -42,6 +44,8 @@ _ALONE: Final[tuple[tuple[str, Callable[[Column], Bools], str], ...]] = (
     ("ps_memory_base_gb", _no_amount, "GB >= 0"),
     ("ps_memory_growth_gb", _no_amount, "GB >= 0"),
     ("home", lambda pod: pod < -1, "a pod >= 0, or -1 for any"),
+    ("nodes", lambda n: n < 0, "a number of machines, or 0 for any"),
+    ("consolidate", lambda how: ~np.isin(how, ["", *MANNERS]), f"one of {', '.join(MANNERS)}, or none"),
     ("priority", lambda priority: ~np.isfinite(priority), "a finite number"),
 )
 """Columns that are checked by themselves: the name, which values are wrong, and what was expected."""
@@ -55,6 +59,7 @@ def faults_of(columns: Mapping[str, Any]) -> list[str]:
     checks += [
         (columns["max_workers"] < columns["n_workers"], "max_workers", ">= n_workers"),
         (columns["max_ps"] < columns["n_ps"], "max_ps", ">= n_ps"),
+        (columns["nodes"] > np.maximum(columns["n_workers"], columns["n_ps"]), "nodes", "no more than n_workers"),
         (
             ~_counts_alike(columns), "samples_per_step",
             "that of the other jobs of its model; count the steps of all of them alike",

@@ -83,6 +83,13 @@ class Jobs:
         (N,) what the trace says; a higher number is more urgent. For schedulers that look at it.
     reservation : array of str
         (N,) the reservation that the job belongs to, of those that a run may have; "": none.
+    partitions, partition : tuple of str, array
+        The distinct partitions (virtual clusters), and (N,) the index of each job's: it is placed on their hosts only,
+        where the cluster has them; "": on any.
+    consolidate : array of str
+        (N,) how a gang lies on machines, as `labkit.core.hosting` has it: wait, prefer or split; "": as the run has it.
+    nodes : array
+        (N,) on exactly so many machines, with tasks spread evenly over them; 0: on any number.
     ps_memory_base_gb, ps_memory_growth_gb : array
         (N,) memory that all parameter servers of a job hold together at its beginning, and what they take more of in
         each 1,000 steps; 0: as much as is declared. Only the simulator may look.
@@ -117,6 +124,10 @@ class Jobs:
     measured_on: NDArray[np.object_]
     priority: Floats
     reservation: NDArray[np.object_]
+    partitions: tuple[str, ...]
+    partition: Ints
+    consolidate: NDArray[np.object_]
+    nodes: Ints
     ps_memory_base_gb: Floats
     ps_memory_growth_gb: Floats
     notes: tuple[str, ...] = ()
@@ -150,6 +161,9 @@ class Jobs:
         measured_on: Sequence[str] | str = "",
         priority: ArrayLike = 0.0,
         reservation: Sequence[str] | str = "",
+        partition: Sequence[str] | str = "",
+        consolidate: Sequence[str] | str = "",
+        nodes: ArrayLike = 0,
         ps_memory_base_gb: ArrayLike = 0.0,
         ps_memory_growth_gb: ArrayLike = 0.0,
         notes: Sequence[str] = (),
@@ -164,6 +178,7 @@ class Jobs:
         of = Columns(name, np.size(arrival_s))
         models, model_of = of.categories("model", model)
         users, user_of = of.categories("user", user)
+        partitions, partition_of = of.categories("partition", partition)
         steps = of.numbers("total_steps", total_steps)
         workers, servers = of.counts("n_workers", n_workers), of.counts("n_ps", n_ps)
         numbers = {
@@ -193,6 +208,10 @@ class Jobs:
             device_type=of.texts("device_type", device_type),
             measured_on=of.texts("measured_on", measured_on),
             reservation=of.texts("reservation", reservation),
+            partitions=partitions,
+            partition=partition_of,
+            consolidate=of.texts("consolidate", consolidate),
+            nodes=of.counts("nodes", nodes),
             notes=tuple(notes),
             **columns,
         )._checked_in_order()
@@ -244,7 +263,7 @@ class Jobs:
     def with_columns(self, **columns: Any) -> Self:
         """Return a copy with some columns replaced, e.g. `jobs.with_columns(arrival_s=jobs.arrival_s / 2)`.
 
-        Users and models may be names.
+        Users, models and partitions may be names.
 
         Raises
         ------
@@ -257,7 +276,7 @@ class Jobs:
         >>> jobs[1].user
         'bob'
         """
-        for column in ("user", "model"):
+        for column in ("user", "model", "partition"):
             if column in columns and np.asarray(columns[column]).dtype.kind not in "iu":  # names, not codes of them
                 of = Columns(self.name, len(self))
                 columns[f"{column}s"], columns[column] = of.categories(column, columns[column])
@@ -292,15 +311,20 @@ class Jobs:
         """Return each job's model name, (N,)."""
         return np.array(self.models, dtype=object)[self.model]
 
+    def partition_names(self) -> NDArray[np.object_]:
+        """Return the name of each job's partition, (N,)."""
+        return np.array(self.partitions, dtype=object)[self.partition]
+
     def to_frame(self) -> pd.DataFrame:
         """Return one row per job; `Jobs.from_frame` takes it back."""
         import pandas as pd
 
         columns: dict[str, Any] = {"id": self.id.astype(str), "model": self.model_names().astype(str)}
         columns["user"] = np.array(self.users, dtype=object)[self.user].astype(str)
+        columns["partition"] = self.partition_names().astype(str)
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name not in {"id", "model", "user"} and isinstance(value, np.ndarray) and value.ndim == 1:
+            if f.name not in {"id", "model", "user", "partition"} and isinstance(value, np.ndarray) and value.ndim == 1:
                 columns[f.name] = value
         for role in ("worker", "ps"):
             asked = getattr(self, f"{role}_demand")
@@ -313,7 +337,11 @@ class Jobs:
         """Return jobs from a table with the columns of `to_frame`; only arrival_s and total_steps must be there."""
         from labkit.core.errors import unknown
 
-        plain = {f.name for f in fields(cls)} - {"name", "notes", "models", "users", "worker_demand", "ps_demand"}
+        plain = (
+            {f.name for f in fields(cls)}
+            - {"name", "notes", "models", "users", "partitions"}
+            - {"worker_demand", "ps_demand"}
+        )
         demands = {f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb")}
         for column in frame.columns:
             if column not in plain | demands:
@@ -376,6 +404,10 @@ class DeclaredJobs(Jobs):
     def with_columns(self, **columns: Any) -> Self:
         """Return a copy with some columns replaced."""
         return type(self)(**self._columns_of(self.as_if_true().with_columns(**columns)))
+
+    def partition_names(self) -> NDArray[np.object_]:
+        """Return the name of each job's partition, (N,)."""
+        return np.array(self.partitions, dtype=object)[self.partition]
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per job."""

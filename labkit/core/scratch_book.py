@@ -29,7 +29,9 @@ class ScratchBook(NamedTuple):
     free : array
         (G, R) what no task holds; changed by `allocate`.
     up : array of bool
-        (G,) groups whose machine is there.
+        (G,) groups whose machine is there, and that the gang which is placed may have.
+    open : array of bool
+        (G,) groups that this gang may ever have: see `limit`.
     machine_free, load : array
         (M, R) and (M,) what is free of a machine, and the sum of the parts of its resources that are in use: kept by
         `allocate` from `sum_machines` on, and of no use before.
@@ -47,6 +49,7 @@ class ScratchBook(NamedTuple):
 
     free: Floats
     up: Bools
+    open: Bools
     machine_free: Floats
     load: Floats
     capacity: Floats
@@ -73,7 +76,8 @@ def scratch_book(cluster: Cluster, free: Floats, up: Bools, *, capacity: Floats 
     known, every = _unchanging(cluster)
     machines = cluster.n_machines
     return ScratchBook(
-        free, up[cluster.group_machine], np.empty((machines, free.shape[1])), np.empty(machines),
+        free, up[cluster.group_machine], np.ones(len(free), np.bool_), np.empty((machines, free.shape[1])),
+        np.empty(machines),
         every if capacity is None else capacity, *known,
     )  # fmt: skip
 
@@ -166,10 +170,18 @@ def refill(book: ScratchBook, free: Floats) -> None:
 
 @inner
 def clear(book: ScratchBook) -> None:
-    """Let everything be free, and every machine up."""
+    """Let everything be free, and every machine up that is open."""
     refill(book, book.capacity)
-    book.up[:] = True
+    book.up[:] = book.open
     sum_machines(book)
+
+
+@inner
+def limit(book: ScratchBook, up: Bools, hosts: Bools) -> None:
+    """Keep what is placed next to some groups (G,); `up` as it was before any limit."""
+    for g in range(len(up)):
+        book.open[g] = hosts[g]
+        book.up[g] = up[g] and hosts[g]
 
 
 # --- where there is room
@@ -221,17 +233,18 @@ def usable_groups(book: ScratchBook, runs_on: Bools, device_type: int, demand: F
     groups = np.empty(len(book.free), np.bool_)
     for g in range(len(groups)):
         kind = book.group_type[g]
-        groups[g] = not demand[GPUS] > 0 or kind == device_type or (device_type < 0 and runs_on[kind])
+        fits = not demand[GPUS] > 0 or kind == device_type or (device_type < 0 and runs_on[kind])
+        groups[g] = fits and book.open[g]
     return groups
 
 
 @kernel
 def fits_one_type(book: ScratchBook, runs_on: Bools, worker: Floats, n_workers: int) -> bool:
-    """Return whether the empty cluster holds all workers on one device type."""
+    """Return whether the empty cluster holds all workers on one device type, on groups that are open to them."""
     for kind in range(len(runs_on)):
         n = n_workers
         for g in range(len(book.capacity)):
-            if runs_on[kind] and book.group_type[g] == kind:
+            if runs_on[kind] and book.group_type[g] == kind and book.open[g]:
                 n -= room(book.capacity[g], worker, n)
         if n <= 0:
             return True

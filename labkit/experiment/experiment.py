@@ -20,6 +20,7 @@ from labkit.core.consent import keep
 from labkit.core.device_types import may_run_on, of_any_type
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
+from labkit.core.hosting import Hosting, unmet_partitions, with_partitions_of
 from labkit.core.jobs import Jobs
 from labkit.core.life import Traits, begin
 from labkit.core.outside import use_file
@@ -108,6 +109,8 @@ class Experiment:
         The most GPUs that the jobs of each user may hold together, under every scheduler.
     reservations : Reservations or None
         Hosts that are kept for some jobs, or for none, from a start to an end, under every scheduler.
+    hosting : Hosting or None
+        Which machines may host which jobs, and over how many of them gangs may lie, under every scheduler.
     load : float
         How many times as fast as in the trace `jobs` arrive, for headers.
     scenario : dict
@@ -133,6 +136,7 @@ class Experiment:
     history: Path | None = None
     quotas: Quotas | None = None
     reservations: Reservations | None = None
+    hosting: Hosting | None = None
     load: float = 1.0
     usual_prices: Mapping[str, float] | None = None
     scenario: dict[str, Any] = field(default_factory=dict)
@@ -159,7 +163,7 @@ class Experiment:
             return made
         whole = asked.jobs()
         by_demand = may_run_on(whole, made.cluster)  # the same jobs with any_type as without
-        kept = without_too_large(whole, made.cluster, made.speed.runs_on() & by_demand)
+        kept = without_too_large(whole, made.cluster, made.speed.runs_on() & by_demand, made.hosting)
         if kept is not whole and not isinstance(asked.speed, str):
             raise InputError("drop_too_large and a speed model, which is made for all jobs, are given; name a model.")
         return made if kept is whole else cls._of(asked, kept)
@@ -188,6 +192,8 @@ class Experiment:
         rng = np.random.default_rng(np.random.SeedSequence(asked.seed, spawn_key=(TROUBLE_STREAM,)))
         some = troubles_of(asked.troubles, jobs, rng=rng)
         said += "" if some is None else f"; troubles: {some.said}"
+        cluster = with_partitions_of(jobs, cluster) if asked.partitions else cluster
+        hosting = Hosting.of(jobs, cluster, consolidate=asked.consolidate, wait_s=asked.consolidate_for_s)
         prices = prices_of(asked.prices)
         refuse_unpriced(prices, cluster)
         return cls(
@@ -195,7 +201,7 @@ class Experiment:
             interference=interference_of(speed) if known is None else known, losses=asked.losses,
             quotas=None if asked.quotas is None else Quotas.of(asked.quotas), believed=asked.believed,
             reservations=None if asked.reservations is None else Reservations.of(asked.reservations),
-            measure_every_s=asked.measure_every_s, history=asked.history, speeds=asked.speeds or said,
+            hosting=hosting, measure_every_s=asked.measure_every_s, history=asked.history, speeds=asked.speeds or said,
             scenario=asked.plain(), **parts,
         )  # fmt: skip
 
@@ -258,7 +264,7 @@ class Experiment:
             backend = self.simulator(lease_s=lease_s, measure_every_s=every_s)
         return Session(
             backend, cadence=cadence, runs_on=runs_on, observers=observers, reasons=reasons, quotas=self.quotas,
-            reservations=self.reservations, **stalls,
+            reservations=self.reservations, hosting=self.hosting, **stalls,
         )  # fmt: skip
 
     def config(self, scheduler: Scheduler) -> dict[str, Any]:
@@ -287,7 +293,7 @@ class Experiment:
     @cached_property
     def rules(self) -> list[str]:
         """What was asked for and holds for every scheduler, a sentence each: notes that need no warning."""
-        return rules(self.quotas, self.reservations)
+        return rules(self.quotas, self.reservations, self.hosting)
 
     def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
         """Return what a reader of this scheduler's numbers has to know, a sentence each."""
@@ -295,7 +301,7 @@ class Experiment:
             self.jobs, self.cluster, speed=self.speed, scheduler=scheduler, name=name, speeds=self.speeds,
             fails=self.faults is not None, interference=self.interference,
         )  # fmt: skip
-        return [*found, *unmet(self.jobs, self.reservations)]
+        return [*found, *unmet(self.jobs, self.reservations), *unmet_partitions(self.jobs, self.cluster)]
 
     @cached_property
     def job_bounds_s(self) -> Floats | None:
@@ -374,11 +380,11 @@ class Experiment:
         """
         scheduler, called = named(scheduler, name)
         scheduler = priced(scheduler, self.prices)
-        refuse_unruly(scheduler, self.quotas, self.reservations, name=called)
+        refuse_unruly(scheduler, self.quotas, self.reservations, name=called, hosting=self.hosting)
         experiment = self
         if Traits.of(scheduler).ideal:
             jobs, cluster, speed = fluid(self.jobs, self.cluster, self.speed)
-            experiment = replace(self, jobs=jobs, cluster=cluster, speed=speed)
+            experiment = replace(self, jobs=jobs, cluster=cluster, speed=speed, hosting=None)
         return experiment._run(scheduler, called, runs=runs, progress=progress, observers=observers)
 
     def _run(

@@ -9,6 +9,7 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
+from labkit.core.hosting import Hosting
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS, Bools, Ints
 
@@ -17,20 +18,22 @@ REMEDY: Final = "Take a larger cluster, or drop the job."
 DROPPING: Final = "Take a larger cluster, or leave such jobs out: --drop-too-large (drop_too_large=True)."
 
 
-def refuse_unfit(jobs: Jobs, cluster: Cluster, runs_on: Bools, *, remedy: str = REMEDY) -> None:
-    """Raise if a job cannot run even on the empty cluster.
+def refuse_unfit(
+    jobs: Jobs, cluster: Cluster, runs_on: Bools, *, hosting: Hosting | None = None, remedy: str = REMEDY
+) -> None:
+    """Raise if a job cannot run even on the empty cluster, or on what of it a run's rules let it have.
 
     Raises
     ------
     InputError
         It names the first such job, what it needs, and what there is.
     """
-    for number in _kinds(jobs, runs_on)[0]:
-        if said := _misfit(int(number), jobs, cluster, runs_on):
+    for number in _kinds(jobs, runs_on, hosting)[0]:
+        if said := _misfit_of(int(number), jobs, cluster, runs_on, hosting):
             raise InputError(f"{said} {remedy}")
 
 
-def without_too_large(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Jobs:
+def without_too_large(jobs: Jobs, cluster: Cluster, runs_on: Bools, hosting: Hosting | None = None) -> Jobs:
     """Return the jobs without those that the empty cluster cannot hold, and with a note that counts these.
 
     Raises
@@ -38,8 +41,8 @@ def without_too_large(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Jobs:
     InputError
         If none is left.
     """
-    firsts, kind_of = _kinds(jobs, runs_on)
-    why = [_misfit(int(number), jobs, cluster, runs_on) for number in firsts]
+    firsts, kind_of = _kinds(jobs, runs_on, hosting)
+    why = [_misfit_of(int(number), jobs, cluster, runs_on, hosting) for number in firsts]
     fits = np.array([not said for said in why], np.bool_)[kind_of]
     if fits.all():
         return jobs
@@ -63,14 +66,49 @@ def fitting_on(jobs: Jobs, cluster: Cluster, runs_on: Bools, *, machines: Bools)
     return fits
 
 
-def _kinds(jobs: Jobs, runs_on: Bools) -> tuple[Ints, Ints]:
+def _kinds(jobs: Jobs, runs_on: Bools, hosting: Hosting | None = None) -> tuple[Ints, Ints]:
     """Return where each kind of job is first, in their order, and of which of these kinds each job is."""
-    asked = np.column_stack([jobs.worker_demand, jobs.ps_demand, runs_on, jobs.n_workers, jobs.n_ps])
+    rules = [] if hosting is None else [hosting.row, hosting.spread]
+    asked = np.column_stack([jobs.worker_demand, jobs.ps_demand, runs_on, jobs.n_workers, jobs.n_ps, *rules])
     width = asked.dtype.itemsize * asked.shape[1]
     as_bytes = np.ndarray(len(asked), np.dtype((np.void, width)), np.ascontiguousarray(asked))  # compared at one go
     _, first, kind_of = np.unique(as_bytes, return_index=True, return_inverse=True)
     order = np.argsort(first)
     return first[order].astype(np.int32), np.argsort(order)[kind_of.ravel()].astype(np.int32)
+
+
+def _misfit_of(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools, hosting: Hosting | None) -> str:
+    """Return why the empty cluster cannot hold a job by the rules of a run; "" if it can."""
+    if hosting is None:
+        return _misfit(number, jobs, cluster, runs_on)
+    where, here = "", hosting.open[hosting.row[number]]
+    if not here.all():
+        where = f"partition '{jobs.partitions[jobs.partition[number]]}': "
+        cluster = replace(cluster, capacity=np.where(here[:, None], cluster.capacity, 0.0))
+    said = _misfit(number, jobs, cluster, runs_on) or _misshapen(number, jobs, cluster, runs_on, hosting)
+    return where + said if said else ""
+
+
+def _misshapen(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools, hosting: Hosting) -> str:
+    """Return why no machines hold a gang that needs so many of them; "" if they do, or it needs no number."""
+    k, usable = int(hosting.spread[number]), runs_on[number, cluster.group_type]
+    if k <= 0:
+        return ""
+    kinds = [cluster.group_type == kind for kind in np.flatnonzero(runs_on[number])]
+    for groups in [*(usable & kind for kind in kinds), usable]:
+        fits = True
+        for demand, n in (
+            (jobs.worker_demand[number], jobs.n_workers[number]), (jobs.ps_demand[number], jobs.n_ps[number])
+        ):  # fmt: skip
+            room = np.where(groups if demand[GPUS] > 0 else True, np.minimum(_room(cluster.capacity, demand), n), 0)
+            room = np.bincount(cluster.group_machine, room, cluster.n_machines)
+            fits &= (room >= n // k).sum() >= k and (room > n // k).sum() >= n % k
+        if fits:
+            return ""
+    return (
+        f"job {jobs.id[number]} asks for {jobs.n_workers[number]} workers on {k} machines, as many on each; the empty "
+        f"cluster '{cluster.name}' has no {k} machines with room for that."
+    )
 
 
 def _misfit(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> str:

@@ -149,7 +149,9 @@ class ReservationControl:
         part, wrong = parts.of_group[groups], np.zeros(len(named), np.bool_)
         for p in np.unique(part).tolist():
             wrong |= (part == p) & ~parts.may[p][named]
-        return _without(placement, np.unique(named[wrong])) if wrong.any() else placement
+        if not wrong.any():
+            return placement
+        return without(placement, np.unique(named[wrong]), reason="a reservation holds hosts that it was to have")
 
     def schedule(self, scheduler: Scheduler, snapshot: Snapshot) -> Placement:
         """Return what a scheduler answers about each part of the cluster."""
@@ -276,8 +278,16 @@ class ReservationControl:
             )
 
 
-def _without(placement: Placement, jobs: Ints) -> Placement:
-    """Return a placement in which some jobs, and those that would share their GPUs, get nothing."""
+def without(placement: Placement, jobs: Ints, *, reason: str, named: Bools | None = None) -> Placement:
+    """Return a placement in which some jobs, and those that would share their GPUs, get nothing.
+
+    Parameters
+    ----------
+    reason : str
+        Why, of each of these jobs; "": none is told.
+    named : array of bool, optional
+        Which of `set_jobs` it is silent about from now on.
+    """
     if len(placement.partner):
         mates = placement.partner[np.isin(placement.set_jobs, jobs)]
         jobs = np.union1d(jobs, mates[mates >= 0])
@@ -288,5 +298,9 @@ def _without(placement: Placement, jobs: Ints) -> Placement:
         parts["partner"] = np.where(gone, -1, placement.partner)
     if len(placement.repairs):
         parts["repairs"] = placement.repairs[~np.isin(placement.repairs["job"], jobs)]
-    reasons = [Reason(int(job), "a reservation holds hosts that it was to have") for job in jobs]
+    if named is not None:
+        parts |= {"set_jobs": placement.set_jobs[~named]}
+        parts |= {n: parts.get(n, getattr(placement, n))[~named] for n in ("partner", "missing") if
+                  len(getattr(placement, n))}  # fmt: skip
+    reasons = [Reason(int(job), reason) for job in jobs] if reason else []
     return replace(placement, reasons=(*placement.reasons, *reasons), **parts)

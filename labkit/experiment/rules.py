@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from labkit.core.errors import InputError
+from labkit.core.hosting import Hosting
 from labkit.core.life import Traits
 from labkit.core.protocols import Scheduler
 from labkit.core.quotas import BEYOND, Quotas
@@ -13,13 +14,17 @@ from labkit.experiment.reservations import Reservations
 KEPT: Final = "no other job starts there while one holds, under every scheduler"
 
 
-def rules(quotas: Quotas | None, reservations: Reservations | None) -> list[str]:
+def rules(quotas: Quotas | None, reservations: Reservations | None, hosting: Hosting | None = None) -> list[str]:
     """Return a sentence for each rule; they need no warning."""
-    said = [] if quotas is None else [f"quotas: {quotas}; {BEYOND}"]
+    said = [] if hosting is None else [f"machines: {hosting.said}, under every scheduler"]
+    said += [] if quotas is None else [f"quotas: {quotas}; {BEYOND}"]
     return said if reservations is None else [*said, f"reservations: {reservations}; {KEPT}"]
 
 
-def refuse_unruly(scheduler: Scheduler, quotas: Quotas | None, reservations: Reservations | None, *, name: str) -> None:
+def refuse_unruly(
+    scheduler: Scheduler, quotas: Quotas | None, reservations: Reservations | None, *, name: str,
+    hosting: Hosting | None = None,
+) -> None:  # fmt: skip
     """Raise if there are rules that a scheduler cannot be held to.
 
     Raises
@@ -27,7 +32,9 @@ def refuse_unruly(scheduler: Scheduler, quotas: Quotas | None, reservations: Res
     InputError
         It names the scheduler, and says why.
     """
-    refuse_undivided(scheduler, reservations, name=name)
+    refuse_undivided(scheduler, divided=reservations is not None, name=name, remedy="--reservations")
+    divided = hosting is not None and len(hosting.parts) > 1
+    refuse_undivided(scheduler, divided=divided, name=name, remedy="--partitions and the cluster's partitions")
     traits = Traits.of(scheduler)
     if quotas is not None and not traits.ideal and traits.lease_s is not None:
         raise InputError(
@@ -36,8 +43,8 @@ def refuse_unruly(scheduler: Scheduler, quotas: Quotas | None, reservations: Res
         )
 
 
-def refuse_undivided(scheduler: Scheduler, reservations: Reservations | None, *, name: str) -> None:
-    """Raise if there are reservations, and a scheduler that cannot be asked about a part of the cluster.
+def refuse_undivided(scheduler: Scheduler, *, divided: bool, name: str, remedy: str) -> None:
+    """Raise if a cluster is divided into parts, and a scheduler cannot be asked about one of them.
 
     Raises
     ------
@@ -45,9 +52,9 @@ def refuse_undivided(scheduler: Scheduler, reservations: Reservations | None, *,
         It names the scheduler, and says why.
     """
     traits = Traits.of(scheduler)
-    if reservations is None or not (traits.ideal or traits.lease_s is not None):
+    if not divided or not (traits.ideal or traits.lease_s is not None):
         return
     why = "divides the cluster at will and knows no hosts"
     if not traits.ideal:
         why = "has leases, between which it cannot be asked, and takes jobs that it is not shown for done"
-    raise InputError(f"{name} {why}; leave it or --reservations out.")
+    raise InputError(f"{name} {why}; leave it or {remedy} out.")

@@ -154,6 +154,17 @@ class Scenario:
         "reservation.NAME for each.",
         Path, metavar="FILE", may_be_file=True,
     )  # fmt: skip
+    consolidate: str | None = _option(
+        None,
+        "How gangs lie on machines: wait for as few as they need, prefer that, or split. Default: as the trace's own "
+        "cluster did, where that is known, else split.",
+    )
+    consolidate_for_s: float | None = _option(
+        None, "With wait: split a gang that has waited for SECONDS since it arrived.", float, least=0
+    )
+    partitions: bool = _option(
+        False, "Divide the cluster into the partitions (virtual clusters) that jobs name and it lacks.", bool
+    )
     load: float = _option(
         1.0, "Arrival-rate factor: 2 means that jobs arrive twice as fast.", float,
         expected="a factor > 0, 2 for jobs that arrive twice as fast",
@@ -405,6 +416,9 @@ class Fields(TypedDict, total=False):
     interference: Level | str | Path | None
     quotas: Quotas | Mapping[str, float] | str | Path | None
     reservations: Reservations | Sequence[Reservation] | Mapping[str, Any] | str | Path | None
+    consolidate: str | None
+    consolidate_for_s: float | None
+    partitions: bool
     load: float
     slot_s: float | None
     first: int | None

@@ -13,6 +13,7 @@ from labkit.core.admitted_snapshot import AdmittedSnapshot
 from labkit.core.answers import placement_of
 from labkit.core.errors import InputError, StalledError
 from labkit.core.events import NEWS, NO_EVENTS, EventLog, Events, Kind, explained, joined
+from labkit.core.hosting import Hosting
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.placement import Placement
 from labkit.core.protocols import Backend, Scheduler
@@ -24,6 +25,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.classic import Stretches
 from labkit.experiment.fitting import DROPPING, refuse_unfit
+from labkit.experiment.hosted import HostingControl
 from labkit.experiment.reservations import Reservations
 from labkit.experiment.reserving import ReservationControl
 
@@ -64,6 +66,8 @@ class Session:
         The most GPUs of each user: jobs beyond them are hidden from the scheduler, and do not start.
     reservations : Reservations, optional
         Hosts that are kept for some jobs from a start to an end.
+    hosting : Hosting, optional
+        Which machines may host which jobs, and over how many of them gangs may lie.
     reasons : list of str, optional
         Texts that earlier events of the run name; those of new decisions are added to this very list.
 
@@ -110,6 +114,7 @@ class Session:
         reasons: list[str] | None = None,
         quotas: Quotas | None = None,
         reservations: Reservations | None = None,
+        hosting: Hosting | None = None,
     ) -> None:
         if on_stall not in STALLS:
             raise InputError(f"on_stall is {on_stall!r}; expected {STALLS[0]!r} or {STALLS[1]!r}.")
@@ -119,8 +124,10 @@ class Session:
         self.backend = backend
         self.cadence = cadence or at_events()
         self.runs_on = np.ones((len(backend.jobs), n_types), np.bool_) if runs_on is None else runs_on
-        refuse_unfit(backend.jobs, backend.cluster, self.runs_on, remedy=DROPPING)
+        refuse_unfit(backend.jobs, backend.cluster, self.runs_on, hosting=hosting, remedy=DROPPING)
         self.ledger = Ledger(backend.jobs, backend.cluster)
+        self.ledger.hosting = hosting
+        self._hosts = None if hosting is None else HostingControl(hosting, self.ledger, runs_on=self.runs_on)
         self._admission = None if quotas is None else AdmissionControl(quotas, self.ledger)
         self._reserving = (
             None if reservations is None else ReservationControl(reservations, self.ledger, runs_on=self.runs_on)
@@ -207,6 +214,9 @@ class Session:
         placement = placement_of(placement, source=source)
         again_s = placement.again_s if placement.again_s > self.now_s else math.inf
         placement = placement if self._reserving is None else self._reserving.within(placement, self.now_s)
+        if self._hosts is not None:
+            placement = self._hosts.within(placement, self.snapshot())
+            again_s = min(again_s, self._hosts.next_turn_s(self.now_s))
         placement = placement if self._admission is None else self._admission.within(placement, able=self._able())
         n_said = self._apply(placement)
         self._advance(again_s)
@@ -258,10 +268,10 @@ class Session:
         return self.log.rows
 
     def _decision(self, scheduler: Scheduler, snapshot: Snapshot) -> Placement:
-        """Return what a scheduler answers, about each part of the cluster where reservations divide it."""
-        if self._reserving is None:
-            return scheduler.schedule(snapshot)
-        return self._reserving.schedule(scheduler, snapshot)
+        """Return what a scheduler answers, about each part of the cluster where something divides it."""
+        if self._reserving is not None:
+            return self._reserving.schedule(scheduler, snapshot)
+        return scheduler.schedule(snapshot) if self._hosts is None else self._hosts.schedule(scheduler, snapshot)
 
     def went(self, happened: Events, *, n_decisions: int, n_quiet: int, took_s: float, stands: bool) -> None:
         """Take note of a stretch that compiled code went through, and that the ledger knows of already.

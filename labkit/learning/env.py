@@ -94,6 +94,7 @@ class SlotEnv(gym.Env[Observation, np.int64]):
         self.session = Session(
             experiment.simulator(), cadence=self._cadence, runs_on=experiment.speed.runs_on(), patience=self.patience,
             on_stall="stop", quotas=experiment.quotas, reservations=experiment.reservations,
+            hosting=experiment.hosting,
         )  # fmt: skip
         table = experiment.jobs
         kinds = np.column_stack([table.worker_demand, table.ps_demand, self.session.runs_on])

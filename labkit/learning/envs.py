@@ -19,7 +19,7 @@ from labkit.learning.env import ExperimentOf, Observation, SlotEnv
 from labkit.speed.tabled import ByCounts
 
 Actions = NDArray[np.int64]
-DISTURBANCES: Final = ("overheads", "variation", "faults", "losses", "troubles", "quotas", "reservations")
+DISTURBANCES: Final = ("overheads", "variation", "faults", "losses", "troubles", "quotas", "reservations", "hosting")
 """Fields of an experiment that only a session knows."""
 
 

@@ -52,11 +52,12 @@ def place_or_pack(
 ) -> Placement:
     """Return where gangs go by a rule for whole gangs, which returns which found room and the rows of the placement.
 
-    Gangs that may shrink or share GPUs, and all of them where no gang finds room by the rule, are packed.
+    Gangs that may shrink or share GPUs, and all of them where no gang finds room by the rule, are packed; so are all
+    where a run has rules about which machines host them (`labkit.core.hosting`), which a packing keeps.
     """
     if not len(gangs):
         return Placement.nothing()
-    if not (gangs.may_shrink().any() or (gangs.partner >= 0).any()):
+    if not (snapshot.hosting is not None or gangs.may_shrink().any() or (gangs.partner >= 0).any()):
         placed, rows = rule()
         if placed.any():
             return settled(snapshot, gangs, placed, rows)
@@ -67,12 +68,22 @@ def _placed(rule: int, snapshot: Snapshot, gangs: Gangs, strict: bool) -> tuple[
     """Return which gangs find a place by a rule, and the rows of the placement."""
     table = snapshot.table
     book = book_without(snapshot, gangs.named)
-    empty = twin(book) if rule in (EVEN, WHOLE) else book
+    machines, hosts, host_row = _hosting(snapshot, gangs)
+    empty = twin(book) if rule in (EVEN, WHOLE) or machines.any() else book
     placed, *rows = place_gangs(
         rule, strict, gangs.may_shrink(), book, empty, gangs.job, gangs.n_workers, gangs.n_ps, gangs.device_type,
-        gangs.partner, table.worker_demand, table.ps_demand, table.n_ps, snapshot.runs_on,
+        gangs.partner, table.worker_demand, table.ps_demand, table.n_ps, snapshot.runs_on, machines, hosts, host_row,
     )  # fmt: skip
     return placed, rows
+
+
+def _hosting(snapshot: Snapshot, gangs: Gangs) -> tuple[Ints, Bools, Ints]:
+    """Return on how many machines gangs are to lie, (C,), the sets of groups (R, G), and each job's (N,) or none."""
+    rules, none = snapshot.hosting, np.empty(0, np.int32)
+    if rules is None:
+        return np.zeros(len(gangs), np.int32), np.empty((0, 0), np.bool_), none
+    waited_s = snapshot.now_s - snapshot.table.arrival_s[gangs.job]
+    return rules.spread_at(gangs.job, waited_s=waited_s), rules.open, rules.row if rules.limited else none
 
 
 def book_without(snapshot: Snapshot, jobs: Ints) -> ScratchBook:

@@ -14,18 +14,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.hosting import FEW, SPLIT
 from labkit.core.resources import GPUS, Bools, Floats, Ints
-from labkit.core.scratch_book import (
-    ScratchBook,
-    clear,
-    fits_one_type,
-    sum_machines,
-    usable_groups,
-)
+from labkit.core.scratch_book import ScratchBook, clear, fits_one_type, limit, sum_machines, usable_groups
 from labkit.kernels import inner, kernel
-from labkit.placers.rules import even, first_fit, least_allocated, pack, release, spread, whole
+from labkit.placers.rules import (
+    EVEN,
+    FIRST,
+    LEAST_ALLOCATED,
+    PACK,
+    SPREAD,
+    WHOLE,
+    even,
+    even_within,
+    first_fit,
+    least_allocated,
+    pack,
+    release,
+    shares_of,
+    spread,
+    whole,
+    whole_machines,
+)
 
-FIRST, SPREAD, PACK, EVEN, WHOLE, LEAST_ALLOCATED = range(6)
 MANY_KINDS = 64
 """Kinds of gangs without room that are remembered while gangs are placed."""
 
@@ -65,11 +76,82 @@ def _task_by_task(
 
 
 @inner
+def _on_few(
+    rule: int, book: ScratchBook, empty: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
+    n_ps: int, workers: Ints, servers: Ints, machines: int,
+) -> int:  # fmt: skip
+    """Place one gang on exactly so many machines (> 0), or on as few as it needs: those of the empty cluster.
+
+    Workers alone have whole machines and one for the rest, but by `EVEN`. Other gangs are split evenly. Return on how
+    many machines it is, 0: it has to wait, -1: no empty cluster holds it so.
+    """
+    if machines <= 0 and n_ps == 0 and rule != EVEN:
+        return whole_machines(rule, book, usable, worker, n_workers, workers, servers)
+    k = machines + 0 * n_workers
+    if machines <= 0:
+        k = _fewest_even(empty, usable, worker, ps, n_workers, n_ps, workers, servers)
+        if k == 0:
+            return -1
+    return even_within(rule, book, usable, worker, ps, n_workers, n_ps, workers, servers, k, k)
+
+
+@inner
+def _fewest_even(
+    empty: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int, workers: Ints,
+    servers: Ints,
+) -> int:  # fmt: skip
+    """Return over how many machines of the empty cluster a gang can be split evenly at least, 0: over none."""
+    clear(empty)
+    least, most = 1 + 0 * n_workers, min(len(empty.load), max(n_workers, n_ps))
+    k = even_within(EVEN, empty, usable, worker, ps, n_workers, n_ps, workers, servers, least, most)
+    workers[:] = 0
+    servers[:] = 0
+    return k
+
+
+@kernel
+def fewest_machines(
+    empty: ScratchBook, hosts: Bools, runs_on: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int
+) -> int:  # fmt: skip
+    """Return on how many machines a gang lies at most where it waits for as few as it needs; M: on any number.
+
+    `empty` is a book to be written to, `hosts` (G,) the groups that the gang may have.
+    """
+    limit(empty, np.ones_like(hosts), hosts)
+    workers, servers = np.zeros(len(hosts), np.int32), np.zeros(len(hosts), np.int32)
+    n_types, most = len(runs_on), 0
+    for kind in range(-1, n_types):
+        if kind >= 0 and not runs_on[kind]:
+            continue
+        if kind < 0 and (n_types == 1 or fits_one_type(empty, runs_on, worker, n_workers)):
+            continue
+        usable = usable_groups(empty, runs_on, kind, worker)
+        most = max(most, _fewest_even(empty, usable, worker, ps, n_workers, n_ps, workers, servers))
+        if n_ps == 0:
+            shares = shares_of(empty.capacity, usable, empty.group_machine, len(empty.load), worker, n_workers)
+            most = max(most, len(shares))
+    return most if most > 0 else len(empty.load)
+
+
+@inner
 def _place_on(
+    rule: int, book: ScratchBook, empty: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
+    n_ps: int, workers: Ints, servers: Ints, shrinks: bool, machines: int,
+) -> bool:  # fmt: skip
+    """Place one gang on usable groups; what was taken is noted in `workers` and `servers` (G,)."""
+    if machines != SPLIT:
+        n = _on_few(rule, book, empty, usable, worker, ps, n_workers, n_ps, workers, servers, machines)
+        if n > 0 or (n == 0 and machines >= FEW):
+            return n > 0
+    return _place_split(rule, book, empty, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks)
+
+
+@inner
+def _place_split(
     rule: int, book: ScratchBook, empty: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
 ) -> bool:  # fmt: skip
-    """Place one gang on usable groups; what was taken is noted in `workers` and `servers` (G,)."""
+    """Place one gang over any number of machines."""
     if rule == WHOLE and whole(book, usable, worker, ps, n_workers, n_ps, workers, servers):
         return True
     if rule in (EVEN, WHOLE):
@@ -87,7 +169,7 @@ def _place_on(
 @inner
 def _place_one(
     rule: int, book: ScratchBook, empty: ScratchBook, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
-    n_workers: int, n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
+    n_workers: int, n_ps: int, workers: Ints, servers: Ints, shrinks: bool, machines: int,
 ) -> bool:  # fmt: skip
     """Place one gang on one device type, or on a mixture if it is larger than any."""
     n_types = len(runs_on)
@@ -95,23 +177,23 @@ def _place_one(
         if not runs_on[kind] or (device_type >= 0 and kind != device_type):
             continue
         usable = usable_groups(book, runs_on, kind, worker)
-        if _place_on(rule, book, empty, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks):
+        if _place_on(rule, book, empty, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks, machines):
             return True
     if n_types == 1 or device_type >= 0 or fits_one_type(book, runs_on, worker, n_workers):
         return False
     usable = usable_groups(book, runs_on, -1, worker)
-    return _place_on(rule, book, empty, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks)
+    return _place_on(rule, book, empty, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks, machines)
 
 
 @inner
 def _place_or_shrink(
     rule: int, book: ScratchBook, empty: ScratchBook, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
-    n_workers: int, n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
+    n_workers: int, n_ps: int, workers: Ints, servers: Ints, shrinks: bool, machines: int,
 ) -> tuple[int, int]:  # fmt: skip
     """Place one gang, or the largest smaller one if it shrinks; return its workers and PSs, 0 workers if none fits."""
     w, p = n_workers, n_ps
     while w > 0:
-        if _place_one(rule, book, empty, runs_on, device_type, worker, ps, w, p, workers, servers, shrinks):
+        if _place_one(rule, book, empty, runs_on, device_type, worker, ps, w, p, workers, servers, shrinks, machines):
             return w, p
         if not shrinks:
             break
@@ -124,17 +206,19 @@ def _place_or_shrink(
 def _place_pair(
     rule: int, book: ScratchBook, empty: ScratchBook, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
     n_workers: int, n_ps: int, other_worker: Floats, other_ps: Floats, n_other_ps: int, workers: Ints, servers: Ints,
-    other_servers: Ints,
+    other_servers: Ints, machines: int,
 ) -> bool:  # fmt: skip
     """Place two jobs on the same GPUs: their workers together, then the PSs of the one and of the other."""
     both = worker + other_worker
     both[GPUS] = worker[GPUS]
     none, never = 0 * n_workers, n_workers < 0
-    if not _place_one(rule, book, empty, runs_on, device_type, both, ps, n_workers, n_ps, workers, servers, never):
+    if not _place_one(
+        rule, book, empty, runs_on, device_type, both, ps, n_workers, n_ps, workers, servers, never, machines
+    ):  # fmt: skip
         return False
     no_other, nothing = np.zeros_like(workers), np.zeros_like(worker)
     if n_other_ps == 0 or _place_on(
-        rule, book, empty, book.up, nothing, other_ps, none, n_other_ps, no_other, other_servers, never
+        rule, book, empty, book.up, nothing, other_ps, none, n_other_ps, no_other, other_servers, never, SPLIT + none
     ):
         return True
     release(book, both, workers)
@@ -146,13 +230,15 @@ def _place_pair(
 def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer that it fills
     rule: int, strict: bool, shrinks: Bools, book: ScratchBook, empty: ScratchBook, jobs: Ints,
     n_workers: Ints, n_ps: Ints, device_type: Ints, partner: Ints, worker_demand: Floats, ps_demand: Floats,
-    asked_ps: Ints, runs_on: Bools,
+    asked_ps: Ints, runs_on: Bools, machines: Ints, hosts: Bools, host_row: Ints,
 ) -> tuple[Bools, Ints, NDArray[np.int8], Ints, Ints]:  # fmt: skip
     """Place gangs in order; return which were placed, and the rows of the placement.
 
-    `empty` is another book of the cluster, to be written to, where a rule splits gangs evenly.
+    `empty` is another book of the cluster, to be written to, where a rule splits gangs evenly or gangs are to lie on so
+    many `machines` (C,), as `labkit.core.hosting` has it. Where jobs are kept to some `hosts` (R, G), `host_row` (N,)
+    tells to which; otherwise it is of no length.
     """
-    n_groups = len(book.free)
+    n_groups, up, limits = len(book.free), book.up.copy(), len(host_row) > 0
     if rule != FIRST:
         sum_machines(book)
     workers, servers = np.zeros(n_groups, np.int32), np.zeros(n_groups, np.int32)
@@ -168,26 +254,29 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
         other = partner[i] if len(partner) else -1
         plain = other < 0 and n_ps[i] == 0 and not shrinks[i]
         if plain and not strict and _like_one_of(
-            i, roomless[:n_roomless], jobs, n_workers, device_type, worker_demand, runs_on
+            i, roomless[:n_roomless], jobs, n_workers, device_type, worker_demand, runs_on, machines, host_row
         ):  # fmt: skip
             continue
+        if limits:
+            limit(book, up, hosts[host_row[j]] & hosts[host_row[other if other >= 0 else j]])
+        lies_on = 0 + machines[i]
         most_w, most_p = 0 + n_workers[i], 0 + n_ps[i]  # 64 bits
         if other >= 0:
             w, p = most_w, most_p
             if not _place_pair(
                 rule, book, empty, runs_on[j] & runs_on[other], device_type[i], worker_demand[j], ps_demand[j], w, p,
-                worker_demand[other], ps_demand[other], 0 + asked_ps[other], workers, servers, other_servers,
+                worker_demand[other], ps_demand[other], 0 + asked_ps[other], workers, servers, other_servers, lies_on,
             ):  # fmt: skip
                 w, p = 0, 0
         else:
             w, p = _place_or_shrink(
                 rule, book, empty, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
-                workers, servers, shrinks[i],
+                workers, servers, shrinks[i], lies_on,
             )  # fmt: skip
         if w == 0 and shrinks[i] and rule in (EVEN, WHOLE) and other < 0:  # no smaller gang can be split evenly either
             w, p = _place_or_shrink(
                 min(rule, PACK), book, empty, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w,
-                most_p, workers, servers, shrinks[i],
+                most_p, workers, servers, shrinks[i], lies_on,
             )  # fmt: skip
         placed[i] = w > 0
         if not placed[i]:
@@ -217,11 +306,14 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
 
 @inner
 def _like_one_of(
-    i: int, others: Ints, jobs: Ints, n_workers: Ints, device_type: Ints, worker_demand: Floats, runs_on: Bools
+    i: int, others: Ints, jobs: Ints, n_workers: Ints, device_type: Ints, worker_demand: Floats, runs_on: Bools,
+    machines: Ints, host_row: Ints,
 ) -> bool:  # fmt: skip
     """Return whether a gang without PSs is of the kind of one that found no room: since then there is only less."""
     for o in others:
-        alike = n_workers[o] == n_workers[i] and device_type[o] == device_type[i]
+        alike = n_workers[o] == n_workers[i] and device_type[o] == device_type[i] and machines[o] == machines[i]
+        if len(host_row):
+            alike = alike and host_row[jobs[o]] == host_row[jobs[i]]
         for r in range(worker_demand.shape[1]):
             alike = alike and worker_demand[jobs[o], r] == worker_demand[jobs[i], r]
         for t in range(runs_on.shape[1]):

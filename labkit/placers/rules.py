@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.resources import CPUS, Bools, Floats, Ints
 from labkit.core.scratch_book import MANY, ScratchBook, allocate, room, share_out
 from labkit.kernels import inner
+
+FIRST, SPREAD, PACK, EVEN, WHOLE, LEAST_ALLOCATED = range(6)
 
 
 @inner
@@ -170,27 +172,38 @@ def _rooms(book: ScratchBook, usable: Bools, demand: Floats, n: int) -> Ints:
 
 
 @inner
-def _most_free_cores(
-    book: ScratchBook, for_workers: Ints, for_ps: Ints, w: int, p: int, tried: Ints, share: int
-) -> int:
-    """Return the machine with most free cores that may hold w workers and p PSs, or -1.
+def _best_machine(
+    rule: int, book: ScratchBook, worker: Floats, for_workers: Ints, for_ps: Ints, w: int, p: int, tried: Ints,
+    share: int,
+) -> int:  # fmt: skip
+    """Return the machine that a rule prefers among those that may hold w workers and p PSs, or -1.
 
-    Machines that hold a share of the gang (-1), or were tried for this one (its number), are passed over.
+    By `EVEN` the one with most free cores. Machines that hold a share of the gang (-1), or were tried for this one (its
+    number), are passed over.
     """
-    best = -1
+    best, best_score = -1, -np.inf
     for m in range(len(tried)):
-        open_to = for_workers[m] >= w and for_ps[m] >= p and 0 <= tried[m] < share
-        if open_to and (best < 0 or book.machine_free[m, 1] > book.machine_free[best, 1]):
-            best = m
+        if not (for_workers[m] >= w and for_ps[m] >= p and 0 <= tried[m] < share):
+            continue
+        if rule == FIRST:
+            return m
+        if rule == EVEN:
+            score = book.machine_free[m, CPUS]
+        elif rule == LEAST_ALLOCATED:
+            score = _mean_free(book, worker, m)
+        else:
+            score = -book.load[m] if rule == SPREAD else book.load[m]
+        if score > best_score:
+            best, best_score = m, score
     return best
 
 
 @inner
 def _even_on(
-    k: int, book: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
+    k: int, rule: int, book: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, workers: Ints, servers: Ints, for_workers: Ints, for_ps: Ints,
 ) -> bool:  # fmt: skip
-    """Split a job over k machines, those with most free cores first; too small ones are passed over."""
+    """Split a job over k machines, those that a rule prefers first; too small ones are passed over."""
     tried = np.zeros(len(book.load), np.int32)
     n_shares = 0
     for i in range(1, k + 1):
@@ -198,7 +211,7 @@ def _even_on(
         w = n_workers // k + (1 if i <= n_workers % k else 0)
         p = n_ps // k + (1 if k - i < n_ps % k else 0)
         while n_shares < i:
-            m = _most_free_cores(book, for_workers, for_ps, w, p, tried, i)
+            m = _best_machine(rule, book, worker, for_workers, for_ps, w, p, tried, i)
             if m < 0:
                 return False
             tried[m] = i
@@ -214,15 +227,67 @@ def even(
     workers: Ints, servers: Ints,
 ) -> bool:  # fmt: skip
     """Put a job on the fewest machines, the same number of workers and of PSs on each (Optimus, theorem 1)."""
+    least, most = 1 + 0 * n_workers, min(len(book.load), max(n_workers, n_ps))
+    return even_within(EVEN, book, usable, worker, ps, n_workers, n_ps, workers, servers, least, most) > 0
+
+
+@inner
+def even_within(
+    rule: int, book: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int,
+    workers: Ints, servers: Ints, least: int, most: int,
+) -> int:  # fmt: skip
+    """Put a job evenly on as few machines as can be, between two numbers; return how many it has, 0: no room."""
     for_workers = _rooms(book, usable, worker, n_workers)
     for_ps = _rooms(book, book.up, ps, n_ps)
     if for_workers.sum() < n_workers or for_ps.sum() < n_ps:
-        return False
-    for k in range(1, min(len(book.load), max(n_workers, n_ps)) + 1):
+        return 0
+    for k in range(least, most + 1):
         if np.sum((for_workers >= n_workers // k) & (for_ps >= n_ps // k)) < k:
             continue
-        if _even_on(k, book, usable, worker, ps, n_workers, n_ps, workers, servers, for_workers, for_ps):
-            return True
+        if _even_on(k, rule, book, usable, worker, ps, n_workers, n_ps, workers, servers, for_workers, for_ps):
+            return k
         release(book, worker, workers)
         release(book, ps, servers)
-    return False
+    return 0
+
+
+@inner
+def shares_of(capacity: Floats, usable: Bools, group_machine: Ints, n_machines: int, worker: Floats, n: int) -> Ints:
+    """Return on how many machines a gang of n workers lies at least, and how many it has on each, the most first.
+
+    These are whole machines, the largest first, and one more for the rest; of no length where the empty cluster has no
+    room for all of them.
+    """
+    there = np.zeros(n_machines, np.int32)
+    for g in range(len(usable)):
+        if usable[g]:
+            there[group_machine[g]] += room(capacity[g], worker, n)
+    of_size = np.zeros(n + 1, np.int32)
+    for m in range(n_machines):
+        of_size[min(there[m], n)] += 1
+    shares, k, left = np.zeros(n, np.int32), 0, n
+    for size in range(n, 0, -1):
+        for _ in range(of_size[size]):
+            if left > 0:
+                shares[k] = min(size, left)
+                left -= shares[k]
+                k += 1
+    return shares[: k if left == 0 else 0]
+
+
+@inner
+def whole_machines(
+    rule: int, book: ScratchBook, usable: Bools, worker: Floats, n_workers: int, workers: Ints, servers: Ints
+) -> int:  # fmt: skip
+    """Put workers on as few machines as the empty cluster allows, those that a rule prefers; return how many, or 0."""
+    shares = shares_of(book.capacity, usable, book.group_machine, len(book.load), worker, n_workers)
+    for_workers, tried = _rooms(book, usable, worker, n_workers), np.zeros(len(book.load), np.int32)
+    none = 0 * n_workers
+    for i in range(len(shares)):
+        w = none + shares[i]
+        m = _best_machine(rule, book, worker, for_workers, for_workers, w, w, tried, 1 + i)
+        if m < 0 or not _take_share(book, usable, worker, worker, w, none, workers, servers, m):
+            release(book, worker, workers)
+            return 0
+        tried[m] = -1
+    return len(shares)

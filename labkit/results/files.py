@@ -93,7 +93,10 @@ def read_jobs(path: Path) -> Jobs:
         raise InputError(f"{path}: {printable(str(error))}") from None
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} does not hold jobs: {printable(str(error))}.") from error
-    texts = (jobs.id, jobs.models, jobs.users, jobs.device_type, jobs.measured_on, jobs.reservation, [jobs.name])
+    texts = (
+        jobs.id, jobs.models, jobs.users, jobs.device_type, jobs.measured_on, jobs.reservation, jobs.partitions,
+        [jobs.name],
+    )  # fmt: skip
     if odd := odd_name(text for column in texts for text in column):
         raise InputError(f"{path} has the name '{odd}'; expected names without control characters.")
     return jobs
@@ -134,6 +137,7 @@ def write_cluster(path: Path, cluster: Cluster) -> None:
     """Write a cluster without its network."""
     columns = {field.name: getattr(cluster, field.name) for field in fields(Cluster) if field.name != "network"}
     plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in columns.items()}
+    plain["partitions"] = {name: np.flatnonzero(hosts).tolist() for name, hosts in cluster.partitions.items()}
     write_text(path, json.dumps(plain, ensure_ascii=False) + "\n")
 
 
@@ -145,6 +149,8 @@ def read_cluster(path: Path) -> Cluster:
     try:
         arrays: dict[str, Any] = {name: np.array(row[name], dtype=dtype) for name, dtype in types.items()}
         machines, kinds = (tuple(map(str, row[name])) for name in ("machines", "device_types"))
+        numbers = {str(name): hosts for name, hosts in row.get("partitions", {}).items()}
+        arrays["partitions"] = {name: np.isin(np.arange(len(machines)), hosts) for name, hosts in numbers.items()}
         cluster = Cluster(name=str(row["name"]), machines=machines, device_types=kinds, **arrays)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} does not describe a cluster: {printable(str(error))}.") from error

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
+import numpy as np
+
 from labkit.core.cluster import Cluster
 from labkit.core.consent import Outside, digest_of, use
 from labkit.core.errors import InputError, unknown
@@ -113,12 +115,15 @@ class Inventory:
         File of the trusted host keys.
     groups : mapping
         Names for some of the machines, in the order of the file: the table [groups].
+    partitions : mapping
+        Machines of each partition, alike: the table [partitions].
     """
 
     path: Path
     machines: tuple[Machine, ...]
     known_hosts: Path
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    partitions: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | Path | None = None) -> Self:
@@ -146,7 +151,7 @@ class Inventory:
         machines, others = _machines(content.hosts, defaults=defaults, config=config, here=here)
         if faults := [*content.faults, *faults, *more, *others]:
             raise InputError(told(str(file), faults))
-        return cls(file, tuple(machines), Path(defaults.known_hosts).expanduser(), content.groups)
+        return cls(file, tuple(machines), Path(defaults.known_hosts).expanduser(), content.groups, content.partitions)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -181,7 +186,9 @@ class Inventory:
 
     def cluster(self) -> Cluster:
         """Return the machines as a cluster: on one switch, each with its own link."""
-        return cluster_of([machine.host for machine in self.machines], name=self.path.stem)
+        made = cluster_of([machine.host for machine in self.machines], name=self.path.stem)
+        there = {name: np.isin(np.array(made.machines), list(hosts)) for name, hosts in self.partitions.items()}
+        return replace(made, partitions=there)
 
     def __getitem__(self, name: str) -> Machine:
         if name not in self.names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, Final
 
@@ -90,24 +90,26 @@ def _wrong(span: str) -> str:
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
 
-def groups_of(table: Any, hosts: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the groups of a table [groups], and what is wrong with them.
+def groups_of(
+    table: Any, hosts: Sequence[str], *, kind: str = "group", groups: Mapping[str, list[str]] | None = None
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the groups of a table [groups], or what else is of that kind, and what is wrong with them.
 
-    A group is a text or a list of names, ranges, and groups that stand above it.
+    A group is a text or a list of names, ranges, and groups that stand above it or are given.
 
     >>> groups_of({"fast": "gpu[1-2]", "all": ["fast", "cpu"]}, ["gpu1", "gpu2", "cpu"])
     ({'fast': ['gpu1', 'gpu2'], 'all': ['gpu1', 'gpu2', 'cpu']}, [])
     """
     if not isinstance(table, dict):
-        return {}, [f"groups is {table!r}; expected a table [groups]"]
-    groups: dict[str, list[str]] = {}
+        return {}, [f"{kind}s is {table!r}; expected a table [{kind}s]"]
+    found: dict[str, list[str]] = {}
     faults: list[str] = []
     for name, members in table.items():
         try:
-            groups[name] = _members(name, members, hosts=hosts, groups=groups)
+            found[name] = _members(name, members, hosts=hosts, groups={**(groups or {}), **found})
         except InputError as error:
-            faults.append(f"group {name}: {str(error).rstrip('.')}")
-    return groups, faults
+            faults.append(f"{kind} {name}: {str(error).rstrip('.')}")
+    return found, faults
 
 
 def _members(name: str, members: Any, *, hosts: Sequence[str], groups: dict[str, list[str]]) -> list[str]:

@@ -101,14 +101,15 @@ def from_inventory(path: str | Path) -> Cluster:
     path : str or Path
         A TOML file with one [[hosts]] table per host; its keys are the attributes of `Host`. `count = 4` in one
         stands for four such hosts, with a number after their name; so does `name = "gpu[01-04]"`. A table [ssh] for all
-        hosts, and a table [groups] of names for some of them, may stand beside them.
+        hosts, and tables [groups] and [partitions] of names for some of them, may stand beside them.
 
     Raises
     ------
     InputError
         With every fault of the file: which host, which key, what was expected.
     """
-    return cluster_of(read_hosts(path), name=Path(path).stem)
+    content = read_content(path)
+    return cluster_of(content.hosts, name=Path(path).stem).with_partitions(content.partitions)
 
 
 def cluster_of(hosts: Sequence[Host], *, name: str) -> Cluster:
@@ -131,10 +132,15 @@ def read_hosts(path: str | Path) -> list[Host]:
     InputError
         As `from_inventory`.
     """
+    return read_content(path).hosts
+
+
+def read_content(path: str | Path) -> Content:
+    """Return the content of an inventory, checked; errors are those of `from_inventory`."""
     content = parse(path)
     if content.faults:
         raise InputError(told(str(path), content.faults))
-    return content.hosts
+    return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +157,15 @@ class Content:
         All that is wrong with the hosts and around them.
     groups : dict
         The table [groups]: name -> hosts, each once, in the order of the file.
+    partitions : dict
+        The table [partitions], alike: hosts to which jobs of a partition (virtual cluster) are kept.
     """
 
     hosts: list[Host]
     ssh: dict[str, Any]
     faults: list[str]
     groups: dict[str, list[str]] = field(default_factory=dict)
+    partitions: dict[str, list[str]] = field(default_factory=dict)
 
 
 def parse(path: str | Path) -> Content:
@@ -169,7 +178,7 @@ def parse(path: str | Path) -> Content:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    rows, ssh, group_table, faults = _tables(path)
+    rows, ssh, group_table, partition_table, faults = _tables(path)
     rows, counts, wrong = _counted(rows)
     faults += [*wrong, *_odd_ranges(rows, counts)]
     hosts: list[Host] = []
@@ -187,8 +196,10 @@ def parse(path: str | Path) -> Content:
         for name, times in names.items()
         if times > 1 and name
     ]
-    groups, odd = groups_of(group_table, [host.name for host in hosts]) if not faults else ({}, [])
-    return Content(hosts, ssh, [*faults, *_empty_pods(hosts), *odd], groups)
+    known = [host.name for host in hosts]
+    groups, odd = groups_of(group_table, known) if not faults else ({}, [])
+    partitions, wrong = groups_of(partition_table, known, kind="partition", groups=groups) if not faults else ({}, [])
+    return Content(hosts, ssh, [*faults, *_empty_pods(hosts), *odd, *wrong], groups, partitions)
 
 
 def _counted(rows: Sequence[Any]) -> tuple[list[Any], list[int], list[str]]:
@@ -269,8 +280,8 @@ def _empty_pods(hosts: Sequence[Host]) -> list[str]:
     return [f"no host is in pod {pod}, and one is in pod {last}; pods are numbered 0, 1, ..." for pod in missing[:1]]
 
 
-def _tables(path: str | Path) -> tuple[list[Any], dict[str, Any], Any, list[str]]:
-    """Return the [[hosts]] tables, the tables [ssh] and [groups], and what is wrong with the file around them."""
+def _tables(path: str | Path) -> tuple[list[Any], dict[str, Any], Any, Any, list[str]]:
+    """Return the tables [[hosts]], [ssh], [groups] and [partitions], and what is wrong with the file around them."""
     refuse_unreadable(path, expected="a TOML file of [[hosts]]")
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -281,12 +292,13 @@ def _tables(path: str | Path) -> tuple[list[Any], dict[str, Any], Any, list[str]
     except (RecursionError, ValueError) as error:  # brackets too deep, numbers too long
         raise InputError(f"inventory {path} cannot be read: {error}.") from None
     hosts, ssh, groups = content.pop("hosts", []), content.pop("ssh", {}), content.pop("groups", {})
-    faults = [f"unknown table or key '{key}'; expected [[hosts]], [ssh] and [groups]" for key in content]
+    partitions = content.pop("partitions", {})
+    faults = [f"unknown table or key '{key}'; expected [[hosts]], [ssh], [groups], [partitions]" for key in content]
     if not isinstance(ssh, dict):
         faults, ssh = [*faults, f"ssh is {ssh!r}; expected a table [ssh]"], {}
     if not isinstance(hosts, list) or not hosts:
-        return [], ssh, {}, [*faults, "it has no hosts; expected one [[hosts]] table per host"]
-    return hosts, ssh, groups, faults
+        return [], ssh, {}, {}, [*faults, "it has no hosts; expected one [[hosts]] table per host"]
+    return hosts, ssh, groups, partitions, faults
 
 
 def _not_finite(number: int, row: object) -> list[str]:

@@ -78,7 +78,7 @@ def test_what_was_read_in_time_stays() -> None:
 
 def test_freeze_names_every_column() -> None:
     frozen = session().snapshot().freeze()
-    declared = {name for name in dir(JobColumns) if not name.startswith("_")} - {"models", "users"}
+    declared = {name for name in dir(JobColumns) if not name.startswith("_")} - {"models", "users", "partitions"}
     assert set(frozen["jobs"]) == declared | {"number"}
     assert {"free", "up", "waiting", "tasks", "n_running", "now_s", "number"} < set(frozen)
 
@@ -86,7 +86,8 @@ def test_freeze_names_every_column() -> None:
 def test_every_declared_column_is_there() -> None:
     """All but those that only a backend may read, and what is told of the trace as a whole."""
     snapshot = session().snapshot()
-    names = {f.name for f in fields(Jobs)} - set(TRUTH) - {"name", "notes", "models", "users", "n_workers", "n_ps"}
+    names = {f.name for f in fields(Jobs)} - set(TRUTH) - {"name", "notes", "models", "users", "partitions"}
+    names -= {"n_workers", "n_ps"}
     for name in names:
         np.testing.assert_array_equal(getattr(snapshot.jobs, name), getattr(snapshot.table, name)[:2], err_msg=name)
     assert snapshot.jobs.asked_workers.tolist() == snapshot.table.n_workers[:2].tolist()

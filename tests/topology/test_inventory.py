@@ -74,7 +74,7 @@ def test_every_fault_is_told_with_its_key_and_what_was_expected(write):
         from_inventory(write(BAD))
     for part in [
         "8 faults",
-        "unknown table or key 'colour'; expected [[hosts]], [ssh] and [groups]",
+        "unknown table or key 'colour'; expected [[hosts]], [ssh], [groups], [partitions]",
         "host 1 (alpha): unknown key 'gpu'; did you mean 'gpus'?",
         "host 1 (alpha): gpus is -1; expected greater than or equal to 0",
         "host 1 (alpha): cpus is 'many'; expected a valid number",

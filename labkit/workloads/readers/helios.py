@@ -23,7 +23,7 @@ def read_helios(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
     What was left out, or merged as the same row once more, stands in `Jobs.notes`.
 
     A job is a rigid gang of one worker per GPU, its cores shared among them; its steps are its seconds; virtual
-    clusters are the users.
+    clusters are the users, and the partitions. Gangs wait for as few machines as they need, as on Helios.
 
     Raises
     ------
@@ -57,6 +57,8 @@ def helios(path: str | Path, *, cpu_jobs: bool = False) -> Read:
         name=table.path.name,
         id=np.array(ids, dtype=object)[kept].tolist(),
         user=np.array(user, dtype=object)[kept].tolist(),
+        partition=np.array(user, dtype=object)[kept].tolist(),
+        consolidate="wait",
         arrival_s=from_zero(submitted_s[kept]),
         total_steps=duration_s[kept],
         duration_s=duration_s[kept],

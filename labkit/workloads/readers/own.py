@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _TEXT: Final = ("id", "model", "user")
-_NAMES: Final = ("device_type", "measured_on", "reservation")
-_COUNTS: Final = {"n_workers": 1, "max_workers": 1, "n_ps": 0, "max_ps": 0, "home": -1}
+_NAMES: Final = ("device_type", "measured_on", "reservation", "partition", "consolidate")
+_COUNTS: Final = {"n_workers": 1, "max_workers": 1, "n_ps": 0, "max_ps": 0, "home": -1, "nodes": 0}
 _POSITIVE: Final = ("total_steps", "true_steps", "steps_per_epoch", "weight")
 _OPTIONAL: Final = ("samples_per_step", "duration_s", "slo_s", "loss_delta")
 _AMOUNTS: Final = ("ps_memory_base_gb", "ps_memory_growth_gb")
@@ -165,6 +165,9 @@ def _compact(frame: pd.DataFrame) -> pd.DataFrame:
         "measured_on": "",
         "priority": 0.0,
         "reservation": "",
+        "partition": "",
+        "consolidate": "",
+        "nodes": 0,
         "weight": 1.0,
         "user": "user",
         "model": "job",

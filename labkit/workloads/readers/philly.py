@@ -24,9 +24,9 @@ EXPECTED_LOG: Final = "Philly's cluster_job_log, a JSON list of jobs"
 
 
 def read_philly_csv(path: str | Path) -> Jobs:
-    """Return the jobs of a Philly CSV, sorted by time, the earliest at 0; virtual clusters are the users.
+    """Return the jobs of a Philly CSV, sorted by time, the earliest at 0; virtual clusters are users and partitions.
 
-    A job is a rigid gang of one worker per GPU; its steps are its seconds.
+    A job is a rigid gang of one worker per GPU, which waits for as few machines as it needs; its steps are its seconds.
 
     Raises
     ------
@@ -43,6 +43,8 @@ def read_philly_csv(path: str | Path) -> Jobs:
     return Jobs.of(
         name=table.path.name,
         user=user,
+        partition=user,
+        consolidate="wait",
         arrival_s=from_zero(submitted_s),
         total_steps=duration_s,
         duration_s=duration_s,
@@ -55,7 +57,8 @@ def read_philly_log(path: str | Path) -> Jobs:
     """Return the jobs of Philly's `cluster_job_log`.
 
     A job has the gang in which its attempts spent the most GPU-hours, for as long as gives the GPU-hours of all.
-    An attempt that still ran counts up to the last moment in the log. What was left out, or is not whole, stands in
+    An attempt that still ran counts up to the last moment in the log. Virtual clusters are users and partitions; gangs
+    wait for as few machines as they need. What was left out, or is not whole, stands in
     `Jobs.notes`.
 
     Raises
@@ -86,6 +89,8 @@ def philly_log(path: str | Path) -> Read:
         name=path.name,
         id=[row["id"] for row in ran],
         user=[row["user"] for row in ran],
+        partition=[row["user"] for row in ran],
+        consolidate="wait",
         arrival_s=from_zero(np.array([row["submitted_s"] for row in ran])),
         total_steps=[row["duration_s"] for row in ran],
         duration_s=[row["duration_s"] for row in ran],

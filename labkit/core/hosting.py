@@ -1,0 +1,192 @@
+"""Which machines may host the tasks of each job, and over how many of them its gang may lie.
+
+A run has these rules whatever its scheduler: partitions (virtual clusters), gangs that wait for as few machines as they
+need, and gangs that need so many machines. Placers keep to them; a session places anew what does not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError, unknown
+from labkit.core.job_faults import MANNERS
+from labkit.core.jobs import Jobs
+from labkit.core.resources import Bools, Ints
+
+SPLIT, FEW, PREFER = 0, -1, -2
+"""How many machines a gang lies on: any number; as few as it needs, or it waits; as few as that if there is room. More
+than 0: exactly so many."""
+_CODES: Final = {"split": SPLIT, "wait": FEW, "prefer": PREFER}
+WORDS: Final = {
+    FEW: "gangs wait for as few machines as they need",
+    PREFER: "gangs lie on as few machines as they need where there is room, and are split elsewhere",
+    SPLIT: "gangs may be split over any machines",
+}
+"""What a header says."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Hosting:
+    """The rules of one run about where gangs may lie.
+
+    Attributes
+    ----------
+    open : array of bool
+        (R, G) the distinct sets of device groups that jobs may be placed on; the first is all of them.
+    row : array
+        (N,) which of these sets is each job's.
+    spread : array
+        (N,) `SPLIT`, `FEW`, `PREFER`, or the number of machines that a gang needs.
+    wait_s : float
+        Seconds after its arrival from which on a gang that waits for few machines may be split; inf: never.
+    parts : tuple of array
+        (G,) device groups of the parts of the cluster that share no job, several only where partitions divide it.
+    said : str
+        The rules in words, for headers.
+    """
+
+    open: Bools
+    row: Ints
+    spread: Ints
+    wait_s: float = math.inf
+    parts: tuple[Bools, ...] = ()
+    said: str = ""
+
+    @classmethod
+    def of(
+        cls, jobs: Jobs, cluster: Cluster, *, consolidate: str | None = None, wait_s: float | None = None
+    ) -> Self | None:
+        """Return the rules for some jobs on a cluster; None where there is none.
+
+        Partitions that the cluster does not have count as none: see `unmet_partitions`.
+
+        Parameters
+        ----------
+        consolidate : str, optional
+            wait, prefer or split, for all jobs; by default as each job has it, and split where it has none.
+        wait_s : float, optional
+            Seconds after which a gang that waits may be split.
+
+        Raises
+        ------
+        InputError
+            If it is none of these, or a partition has no machines.
+        """
+        if consolidate is not None and consolidate not in MANNERS:
+            raise unknown("consolidate", str(consolidate), MANNERS)
+        if wait_s is not None and not wait_s >= 0:
+            raise InputError(f"consolidate_for_s is {wait_s!r}; expected seconds >= 0.")
+        if empty := next((name for name in jobs.partitions if name in cluster.partitions and
+                          not cluster.partitions[name].any()), None):  # fmt: skip
+            raise InputError(f"partition '{empty}' has no machines; give it some, or leave its jobs out.")
+        manner = jobs.consolidate if consolidate is None else np.full(len(jobs), consolidate, object)
+        code = np.array([_CODES[one or "split"] for one in manner], np.int32)
+        tasks = jobs.max_workers + jobs.max_ps
+        spread = np.where(jobs.nodes > 0, jobs.nodes, np.where(tasks > 1, code, SPLIT)).astype(np.int32)
+        spread[(tasks == 1) & (spread == 1)] = SPLIT
+        sets = [np.ones(cluster.n_groups, np.bool_)]
+        of_name = np.zeros(len(jobs.partitions), np.int32)
+        for i, name in enumerate(jobs.partitions):
+            if name in cluster.partitions:
+                of_name[i] = len(sets)
+                sets.append(cluster.partitions[name][cluster.group_machine])
+        row = of_name[jobs.partition]
+        if not row.any() and not spread.any():
+            return None
+        used = [sets[r] for r in np.unique(row).tolist()]
+        said = _in_words(spread, several=tasks > 1, wait_s=wait_s)
+        if n := len(np.unique(row[row > 0])):
+            said += (
+                f"; {np.count_nonzero(row):,} of {len(jobs):,} jobs are kept to the hosts of their partition (of {n})"
+            )
+        return cls(np.array(sets), row, spread, math.inf if wait_s is None else float(wait_s), _parts(used), said)
+
+    @property
+    def limited(self) -> bool:
+        """Return whether some jobs are kept to a part of the cluster."""
+        return bool(self.row.any())
+
+    def spread_at(self, jobs: Ints, *, waited_s: np.ndarray) -> Ints:
+        """Return how many machines the gangs of some jobs lie on after so many seconds, (C,)."""
+        spread = self.spread[jobs]
+        if math.isinf(self.wait_s):
+            return spread
+        relaxed: Ints = np.where((spread == FEW) & (waited_s >= self.wait_s), PREFER, spread).astype(np.int32)
+        return relaxed
+
+
+def _in_words(spread: Ints, *, several: Bools, wait_s: float | None) -> str:
+    """Return how gangs lie, the most frequent first; with how many of them where they differ."""
+    gangs = np.minimum(spread[several | (spread > 0)], 1)
+    kinds, n = np.unique(gangs, return_counts=True)
+    words = {**WORDS, 1: "gangs lie on the number of machines that they name"}
+    if wait_s is not None:
+        words[FEW] += f", at most {wait_s:g} s"
+    parts = [words[int(kinds[i])] + f" ({n[i]:,} of {len(gangs):,})" * (len(n) > 1) for i in np.argsort(-n)]
+    return "; ".join(parts) or "all jobs are single tasks"
+
+
+def _parts(sets: list[Bools]) -> tuple[Bools, ...]:
+    """Return the unions of those sets of device groups that overlap."""
+    parts: list[Bools] = []
+    for mine in sets:
+        apart = [part for part in parts if not (part & mine).any()]
+        joined = np.logical_or.reduce([mine, *(part for part in parts if (part & mine).any())])
+        parts = [*apart, joined]
+    return tuple(parts)
+
+
+def unmet_partitions(jobs: Jobs, cluster: Cluster) -> list[str]:
+    """Return a sentence if jobs name partitions that a cluster does not have."""
+    lacking = [i for i, name in enumerate(jobs.partitions) if name and name not in cluster.partitions]
+    n = int(np.isin(jobs.partition, lacking).sum())
+    if not n:
+        return []
+    return [
+        f"partitions of jobs that {cluster.name} does not have: {len(lacking)} ({n:,} of {len(jobs):,} jobs, the first "
+        f"'{jobs.partitions[lacking[0]]}'); these jobs may be placed anywhere. --partitions divides the cluster for them."
+    ]
+
+
+def with_partitions_of(jobs: Jobs, cluster: Cluster) -> Cluster:
+    """Return a cluster with a partition for each that jobs name and it lacks, divided by what their jobs need.
+
+    Machines go one after the other to the partition with the most GPU-seconds for each GPU that it has so far, after
+    each got enough for its largest gang.
+
+    Raises
+    ------
+    InputError
+        If the machines do not suffice for the largest gang of each.
+    """
+    missing = [i for i, name in enumerate(jobs.partitions) if name and name not in cluster.partitions]
+    if not missing:
+        return cluster
+    gpus = np.bincount(cluster.group_machine, cluster.capacity[:, 0], cluster.n_machines)
+    taken = np.logical_or.reduce([np.zeros(cluster.n_machines, np.bool_), *cluster.partitions.values()])
+    free = np.flatnonzero((gpus > 0) & ~taken)[::-1].tolist()
+    need = jobs.gpus * np.nan_to_num(jobs.duration_s, nan=1.0)
+    load = np.bincount(jobs.partition, need, len(jobs.partitions))
+    largest = np.zeros(len(jobs.partitions))
+    np.maximum.at(largest, jobs.partition, jobs.gpus)
+    has = np.zeros(len(jobs.partitions))
+    hosts: dict[int, list[int]] = {i: [] for i in missing}
+    while free:
+        short = [i for i in missing if has[i] < largest[i]]
+        i = short[0] if short else max(missing, key=lambda p: load[p] / max(has[p], 1e-12))
+        hosts[i].append(free.pop())
+        has[i] += gpus[hosts[i][-1]]
+    if short := [i for i in missing if has[i] < largest[i]]:
+        raise InputError(
+            f"--partitions: {cluster.name} has too few machines for the {len(missing)} partitions of {jobs.name}: "
+            f"'{jobs.partitions[short[0]]}' has a gang of {largest[short[0]]:g} GPUs. Take a larger cluster."
+        )
+    named = {name: np.array(cluster.machines)[there].tolist() for name, there in cluster.partitions.items()}
+    return cluster.with_partitions(
+        named | {jobs.partitions[i]: [cluster.machines[m] for m in each] for i, each in hosts.items()}
+    )

@@ -1,0 +1,208 @@
+"""Where gangs may lie: partitions, gangs that wait for as few machines as they need, gangs on so many machines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import labkit
+from labkit.core import Jobs, Kind, Placement
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
+from labkit.experiment.experiment import Experiment
+from labkit.results.record import RunRecord
+from labkit.topology import no_network
+from labkit.topology.servers import Server
+
+EIGHT = Server("eight", sockets=((8, 96, 512),))
+PLACERS = (
+    "first_fit",
+    "pack",
+    "spread",
+    "even",
+    "whole_gang",
+    "least_allocated",
+    "machine_first",
+    "least_interference",
+)
+
+
+def machines(n: int, **partitions: Sequence[int]) -> Cluster:
+    """N machines of 8 GPUs, some of them in partitions."""
+    made = no_network(n, servers=EIGHT)
+    return made.with_partitions({name: [made.machines[m] for m in hosts] for name, hosts in partitions.items()})
+
+
+def jobs_of(gpus: Sequence[int], **columns: Any) -> Jobs:
+    """Jobs of so many GPUs that arrive a second apart and run for 100 s."""
+    n = len(gpus)
+    return Jobs.of(
+        **{"arrival_s": np.arange(n), "total_steps": 100.0, "duration_s": 100.0, "n_workers": list(gpus)} | columns
+    )
+
+
+def starts(record: RunRecord) -> list[float]:
+    """When each job first starts."""
+    rows = record.events[record.events["kind"] == int(Kind.STARTED)]
+    return [float(rows["time_s"][rows["job"] == j][0]) for j in range(len(record.jobs))]
+
+
+def lies_on(record: RunRecord) -> list[dict[int, int]]:
+    """On which machines each job's tasks are first placed, and how many."""
+    rows = record.events[record.events["kind"] == int(Kind.PLACED)]
+    found: list[dict[int, int]] = []
+    for job in range(len(record.jobs)):
+        mine = rows[rows["job"] == job]
+        mine = mine[mine["time_s"] == mine["time_s"][0]]
+        where = record.cluster.group_machine[mine["group"]]
+        found.append({int(m): int(mine["value"][where == m].sum()) for m in np.unique(where)})
+    return found
+
+
+# --- partitions
+
+
+@pytest.mark.parametrize("scheduler", ["fifo", "sjf", "srtf", "las", "easy", "tetris", "drf", "fifo(backfill=True)"])
+def test_a_job_is_placed_on_the_hosts_of_its_partition_only(scheduler: str) -> None:
+    cluster = machines(3, vision=[0], speech=[1, 2])
+    jobs = jobs_of([5, 5, 6, 8, 2], partition=["vision", "vision", "speech", "speech", "vision"])
+    record = labkit.simulate(jobs, cluster=cluster, scheduler=scheduler)
+    assert record.complete
+    for job, where in enumerate(lies_on(record)):
+        assert set(where) <= ({0} if jobs.partition_names()[job] == "vision" else {1, 2})
+
+
+def test_partitions_have_queues_of_their_own() -> None:
+    """A job that waits in one partition holds up nobody in another one, as on Helios."""
+    jobs = jobs_of([8, 8, 8], partition=["a", "a", "b"])
+    assert starts(labkit.simulate(jobs, cluster=machines(2, a=[0], b=[1]), scheduler="fifo")) == [0, 100, 2]
+
+
+def test_hosts_may_lie_in_several_partitions() -> None:
+    jobs = jobs_of([8, 8, 8], partition=["all", "debug", "all"])
+    record = labkit.simulate(jobs, cluster=machines(2, all=[0, 1], debug=[1]), scheduler="fifo")
+    assert [set(where) for where in lies_on(record)] == [{0}, {1}, {0}]
+
+
+def test_an_inventory_has_partitions(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.toml"
+    file.write_text(
+        '[[hosts]]\nname = "gpu[1-4]"\ngpus = 8\ncpus = 64\nmemory_gb = 512\n'
+        '[groups]\nnew = "gpu[3-4]"\n[partitions]\nvision = "gpu[1-2]"\nall = ["vision", "new"]\n'
+    )
+    built = labkit.build(str(file))
+    assert {name: hosts.tolist() for name, hosts in built.partitions.items()} == {
+        "vision": [True, True, False, False], "all": [True] * 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpus", "columns", "said"),
+    [
+        ([9], {"partition": "a"}, "partition 'a': job 0 asks for 9 tasks (worker) of 1 GPUs"),
+        ([4], {"nodes": 3}, "job 0 asks for 4 workers on 3 machines"),
+        ([16], {"nodes": 1}, "job 0 asks for 16 workers on 1 machines"),
+        ([1], {"nodes": 2}, "nodes is 2; expected no more than n_workers"),
+        ([1], {"consolidate": "wiat"}, "consolidate is wiat; expected one of wait, prefer, split"),
+    ],
+)
+def test_what_no_machines_can_hold_is_told_in_a_line_before_the_run(
+    gpus: list[int], columns: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(said)) as told:
+        labkit.simulate(jobs_of(gpus, **columns), cluster=machines(2, a=[0]), scheduler="fifo")
+    assert "\n" not in str(told.value).strip().replace(":\n  ", ": ")
+
+
+def test_a_partition_without_machines_is_refused() -> None:
+    with pytest.raises(InputError, match="partition 'a' has no machines"):
+        machines(2, a=[])
+
+
+def test_partitions_that_a_cluster_lacks_are_told_and_can_be_made() -> None:
+    jobs = jobs_of([8, 8, 4, 4], partition=["a", "a", "b", "b"], duration_s=[300, 300, 100, 100])
+    with pytest.warns(UserWarning, match="partitions of jobs that .* does not have: 2"):
+        plain = labkit.simulate(jobs, cluster=machines(4), scheduler="fifo")
+    assert starts(plain) == [0, 1, 2, 3]
+    made = Experiment.of(jobs, cluster=machines(4), partitions=True)
+    assert {name: int(hosts.sum()) for name, hosts in made.cluster.partitions.items()} == {"a": 3, "b": 1}
+    assert made.run("fifo").complete
+
+
+# --- gangs that wait
+
+
+def test_a_gang_that_waits_starts_on_as_few_machines_as_it_needs() -> None:
+    """Two machines have 3 GPUs free each: a gang of 6 fits in pieces, and waits for one machine."""
+    jobs = jobs_of([5, 5, 6])
+    for how, third, n in (("prefer", 2.0, 2), ("wait", 100.0, 1)):
+        record = labkit.simulate(jobs, cluster=machines(2), scheduler="fifo", consolidate=how)
+        assert starts(record)[2] == third
+        assert [len(where) for where in lies_on(record)] == [1, 1, n]
+    plain = labkit.simulate(jobs, cluster=machines(2), scheduler="fifo", consolidate="split")
+    assert np.array_equal(plain.events, labkit.simulate(jobs, cluster=machines(2), scheduler="fifo").events)
+
+
+def test_large_gangs_have_whole_machines_and_one_more_for_the_rest() -> None:
+    """The rule of Tiresias ("yarn") and Lucid: 12 GPUs are 8 and 4, and not 6 and 6."""
+    record = labkit.simulate(jobs_of([2, 12, 2, 12]), cluster=machines(3), scheduler="fifo", consolidate="wait")
+    assert sorted(lies_on(record)[1].values()) == [4, 8]
+    assert starts(record) == [0, 1, 2, 101]
+
+
+def test_a_gang_is_split_once_it_has_waited_for_long_enough() -> None:
+    record = labkit.simulate(
+        jobs_of([5, 5, 6]), cluster=machines(2), scheduler="fifo", consolidate="wait", consolidate_for_s=30
+    )
+    assert starts(record) == [0, 1, 32]
+
+
+@pytest.mark.parametrize("placer", PLACERS)
+@pytest.mark.parametrize("scheduler", ["fifo", "srtf", "tetris", "las"])
+def test_every_placer_lets_gangs_wait(scheduler: str, placer: str) -> None:
+    rng = np.random.default_rng(3)
+    gpus = rng.choice([1, 2, 4, 6, 8, 12, 16], 60)
+    jobs = jobs_of(gpus.tolist(), arrival_s=np.sort(rng.integers(0, 900, 60)), duration_s=rng.integers(20, 400, 60))
+    record = labkit.simulate(jobs, cluster=machines(4), scheduler=f"{scheduler}(placer={placer})", consolidate="wait")
+    assert record.complete
+    assert [len(where) for where in lies_on(record)] == np.ceil(gpus / 8).astype(int).tolist()
+
+
+def test_a_gang_lies_on_the_machines_that_it_names() -> None:
+    record = labkit.simulate(jobs_of([4, 6, 8], nodes=[2, 3, 1]), cluster=machines(3), scheduler="fifo")
+    assert [sorted(where.values()) for where in lies_on(record)] == [[2, 2], [2, 2, 2], [8]]
+
+
+class Anywhere:
+    """A scheduler of a user's own that knows no rules: it puts tasks one by one wherever a GPU is free."""
+
+    def schedule(self, snapshot: Any) -> Placement:
+        """Start what fits in all."""
+        free, rows, started = snapshot.free[:, 0].copy(), [], []
+        for job in snapshot.waiting.tolist():
+            n = int(snapshot.table.n_workers[job])
+            if free.sum() < n:
+                continue
+            started.append(job)
+            for _ in range(n):
+                group = int(free.argmax())
+                free[group] -= 1
+                rows.append((job, group))
+        job, group = np.array(rows, np.int32).reshape(-1, 2).T
+        pairs, count = np.unique(np.stack([job, group]), axis=1, return_counts=True)
+        return Placement.of(started, job=pairs[0], role=0, group=pairs[1], count=count)
+
+
+def test_a_scheduler_that_knows_no_rules_is_held_to_them() -> None:
+    jobs = jobs_of([4, 4, 12, 6, 8], partition=["a", "a", "", "", ""])
+    record = labkit.simulate(jobs, cluster=machines(3, a=[0]), scheduler=Anywhere(), consolidate="wait")
+    assert record.complete
+    where = lies_on(record)
+    assert [len(each) for each in where] == [1, 1, 2, 1, 1]
+    assert set(where[0]) == set(where[1]) == {0}
+    assert any("placed anew" in said for said in record.reasons)
