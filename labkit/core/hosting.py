@@ -85,7 +85,7 @@ class Hosting:
                           not cluster.partitions[name].any()), None):  # fmt: skip
             raise InputError(f"partition '{empty}' has no machines; give it some, or leave its jobs out.")
         manner = jobs.consolidate if consolidate is None else np.full(len(jobs), consolidate, object)
-        code = np.array([_CODES[one or "split"] for one in manner], np.int32)
+        code = np.array([_CODES[str(one) or "split"] for one in manner], np.int32)
         tasks = jobs.max_workers + jobs.max_ps
         spread = np.where(jobs.nodes > 0, jobs.nodes, np.where(tasks > 1, code, SPLIT)).astype(np.int32)
         spread[(tasks == 1) & (spread == 1)] = SPLIT
@@ -149,7 +149,7 @@ def unmet_partitions(jobs: Jobs, cluster: Cluster) -> list[str]:
         return []
     return [
         f"partitions of jobs that {cluster.name} does not have: {len(lacking)} ({n:,} of {len(jobs):,} jobs, the first "
-        f"'{jobs.partitions[lacking[0]]}'); these jobs may be placed anywhere. --partitions divides the cluster for them."
+        f"'{jobs.partitions[lacking[0]]}'); these jobs may be placed anywhere. --partitions divides the cluster."
     ]
 
 
@@ -171,16 +171,16 @@ def with_partitions_of(jobs: Jobs, cluster: Cluster) -> Cluster:
     taken = np.logical_or.reduce([np.zeros(cluster.n_machines, np.bool_), *cluster.partitions.values()])
     free = np.flatnonzero((gpus > 0) & ~taken)[::-1].tolist()
     need = jobs.gpus * np.nan_to_num(jobs.duration_s, nan=1.0)
-    load = np.bincount(jobs.partition, need, len(jobs.partitions))
+    load: list[float] = np.bincount(jobs.partition, need, len(jobs.partitions)).tolist()
     largest = np.zeros(len(jobs.partitions))
     np.maximum.at(largest, jobs.partition, jobs.gpus)
-    has = np.zeros(len(jobs.partitions))
+    has = [0.0] * len(jobs.partitions)
     hosts: dict[int, list[int]] = {i: [] for i in missing}
     while free:
         short = [i for i in missing if has[i] < largest[i]]
-        i = short[0] if short else max(missing, key=lambda p: load[p] / max(has[p], 1e-12))
+        i = short[0] if short else max(missing, key=lambda p: load[p] / max(has[p], 1.0))
         hosts[i].append(free.pop())
-        has[i] += gpus[hosts[i][-1]]
+        has[i] += float(gpus[hosts[i][-1]])
     if short := [i for i in missing if has[i] < largest[i]]:
         raise InputError(
             f"--partitions: {cluster.name} has too few machines for the {len(missing)} partitions of {jobs.name}: "

@@ -19,7 +19,8 @@ from labkit.core.scratch_book import empty_book
 from labkit.core.snapshot import Snapshot
 from labkit.experiment.reserving import without
 from labkit.placers.base import place_by
-from labkit.placers.kernels import PACK, fewest_machines
+from labkit.placers.kernels import fewest_machines
+from labkit.placers.rules import PACK
 from labkit.schedulers.easy import LaterSnapshot
 
 MOVED: Final = "placed anew: its gang lay where the rules of the run do not let it"

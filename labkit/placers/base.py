@@ -12,7 +12,8 @@ from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import GPUS, Bools, Ints
 from labkit.core.scratch_book import SLACK, ScratchBook, rooms, scratch_book, twin
 from labkit.core.snapshot import Snapshot
-from labkit.placers.kernels import EVEN, FIRST, LEAST_ALLOCATED, PACK, SPREAD, WHOLE, place_gangs
+from labkit.placers.kernels import place_gangs
+from labkit.placers.rules import EVEN, FIRST, LEAST_ALLOCATED, PACK, SPREAD, WHOLE
 
 Rows = Sequence[NDArray[Any]]
 

@@ -10,7 +10,7 @@ from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import Floats
 from labkit.core.snapshot import Snapshot
 from labkit.placers.base import place_by
-from labkit.placers.kernels import EVEN
+from labkit.placers.rules import EVEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from labkit.core.placement import Gangs, Placement
 from labkit.core.snapshot import Snapshot
 from labkit.placers.base import place_by
-from labkit.placers.kernels import PACK
+from labkit.placers.rules import PACK
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from labkit.core.placement import Gangs, Placement
 from labkit.core.snapshot import Snapshot
 from labkit.placers.base import place_by
-from labkit.placers.kernels import WHOLE
+from labkit.placers.rules import WHOLE
 
 
 @dataclass(frozen=True, slots=True)
