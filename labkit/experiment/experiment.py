@@ -20,7 +20,7 @@ from labkit.core.consent import keep
 from labkit.core.device_types import may_run_on, of_any_type
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
-from labkit.core.hosting import Hosting, unmet_partitions, with_partitions_of
+from labkit.core.hosting import Hosting, unmet_constraints, unmet_partitions, with_partitions_of, with_types_as_partitions
 from labkit.core.jobs import Jobs
 from labkit.core.life import Traits, begin
 from labkit.core.outside import use_file
@@ -192,8 +192,12 @@ class Experiment:
         rng = np.random.default_rng(np.random.SeedSequence(asked.seed, spawn_key=(TROUBLE_STREAM,)))
         some = troubles_of(asked.troubles, jobs, rng=rng)
         said += "" if some is None else f"; troubles: {some.said}"
-        cluster = with_partitions_of(jobs, cluster) if asked.partitions else cluster
+        cluster, guessed = with_partitions_of(jobs, cluster) if asked.partitions else cluster, ""
+        if not asked.any_type:
+            cluster, guessed = with_types_as_partitions(jobs, cluster)
         hosting = Hosting.of(jobs, cluster, consolidate=asked.consolidate, wait_s=asked.consolidate_for_s)
+        if hosting is not None and guessed:
+            hosting = replace(hosting, said=f"{hosting.said}; {guessed}")
         prices = prices_of(asked.prices)
         refuse_unpriced(prices, cluster)
         return cls(
@@ -301,7 +305,8 @@ class Experiment:
             self.jobs, self.cluster, speed=self.speed, scheduler=scheduler, name=name, speeds=self.speeds,
             fails=self.faults is not None, interference=self.interference,
         )  # fmt: skip
-        return [*found, *unmet(self.jobs, self.reservations), *unmet_partitions(self.jobs, self.cluster)]
+        return [*found, *unmet(self.jobs, self.reservations), *unmet_partitions(self.jobs, self.cluster),
+                *unmet_constraints(self.jobs, self.cluster)]  # fmt: skip
 
     @cached_property
     def job_bounds_s(self) -> Floats | None:

@@ -109,7 +109,10 @@ def from_inventory(path: str | Path) -> Cluster:
         With every fault of the file: which host, which key, what was expected.
     """
     content = read_content(path)
-    return cluster_of(content.hosts, name=Path(path).stem).with_partitions(content.partitions)
+    cluster = cluster_of(content.hosts, name=Path(path).stem).with_partitions(content.partitions)
+    known = dict.fromkeys(feature for host in content.hosts for feature in host.features)
+    features = {name: np.array([name in host.features for host in content.hosts], np.bool_) for name in known}
+    return replace(cluster, features=features)
 
 
 def cluster_of(hosts: Sequence[Host], *, name: str) -> Cluster:

@@ -118,7 +118,12 @@ def inventory(found: Sequence[Machine], *, source: str, every: bool = False) -> 
     if devices := Counter(name for one in kept for name in one.devices):
         told = ", ".join(f"{name} of {n} hosts" for name, n in devices.items())
         notes.append(f"devices that are not counted as GPUs: {told}")
-    rows = [row for one in kept for row in _rows(one)]
+    rows, partitions = [], defaultdict[str, list[str]](list)
+    for one in kept:
+        mine = _rows(one)
+        rows += mine
+        for partition in one.partitions:
+            partitions[partition] += [name for name, _ in mine]
     if mixed := len(rows) - len(kept):
         notes.append(f"hosts with GPUs of several types stand as one host for each: {mixed} more than there are")
     if odd := [one for one in kept if any(n % 1 for n in one.gpus.values())]:
@@ -127,7 +132,7 @@ def inventory(found: Sequence[Machine], *, source: str, every: bool = False) -> 
         if n := sum(math.isnan(getattr(one, key)) for one in kept):
             what = f"{most:g} {'cores' if key == 'cpus' else 'GB'} for each GPU"
             notes.append(f"{key} not told of {n} hosts: {what} were taken")
-    return "".join(_toml(rows, source=source, notes=notes)), notes
+    return "".join(_toml(rows, partitions, source=source, notes=notes)), notes
 
 
 def _some(found: Sequence[Machine]) -> str:
@@ -149,7 +154,7 @@ def _rows(one: Machine) -> list[Row]:
         share = n / total if total else 1.0
         keys: dict[str, Any] = {"gpus": n, "cpus": _plain(cpus * share), "memory_gb": _plain(memory_gb * share)}
         keys["device_type"] = kind or "gpu"
-        keys |= {key: list(getattr(one, key)) for key in ("partitions", "features", "taints") if getattr(one, key)}
+        keys |= {key: list(getattr(one, key)) for key in ("features", "taints") if getattr(one, key)}
         rows.append((one.name if len(whole) == 1 else f"{one.name}-{kind or 'gpu'}", keys))
     return rows
 
@@ -158,7 +163,9 @@ def _plain(amount: float) -> float:
     return int(amount) if amount == int(amount) else round(amount, 3)
 
 
-def _toml(rows: Sequence[Row], *, source: str, notes: Sequence[str]) -> Iterator[str]:
+def _toml(
+    rows: Sequence[Row], partitions: Mapping[str, list[str]], *, source: str, notes: Sequence[str]
+) -> Iterator[str]:
     yield f"# Made by `labkit clusters import` from {source}.\n"
     yield from (f"# note: {note}\n" for note in notes)
     alike: dict[str, list[str]] = defaultdict(list)
@@ -166,6 +173,8 @@ def _toml(rows: Sequence[Row], *, source: str, notes: Sequence[str]) -> Iterator
         alike["".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())].append(name)
     for keys_, names in alike.items():
         yield from (f'\n[[hosts]]\nname = "{name}"\n{keys_}' for name in ranges(names))
+    yield "\n[partitions]\n" * bool(partitions)
+    yield from (f"{json.dumps(name)} = {json.dumps(ranges(hosts))}\n" for name, hosts in partitions.items())
 
 
 _NUMBERED: Final = re.compile(r"(.*?)(\d{1,9})(\D*)")

@@ -43,7 +43,13 @@ def read(folder: Path, **files: str) -> tuple[dict, list[str]]:
         paths[-1].write_text(text, encoding="utf-8")
     text, notes = inventory(machines(paths), source="files")
     (folder / "hosts.toml").write_text(text, encoding="utf-8")
+    build(str(folder / "hosts.toml"))
     return {row["name"]: row for row in tomllib.loads(text)["hosts"]}, notes
+
+
+def partitions(folder: Path) -> dict[str, list[str]]:
+    """Return the partitions of the inventory that was written."""
+    return tomllib.loads((folder / "hosts.toml").read_text(encoding="utf-8"))["partitions"]
 
 
 def test_what_scontrol_prints_becomes_hosts_with_what_is_left_out_in_words(tmp_path: Path) -> None:
@@ -51,7 +57,7 @@ def test_what_scontrol_prints_becomes_hosts_with_what_is_left_out_in_words(tmp_p
     assert list(hosts) == ["gpu01", "mig01", "mix01-v100", "mix01-rtx"]
     first = hosts["gpu01"]
     assert (first["gpus"], first["cpus"], first["memory_gb"], first["device_type"]) == (4, 126, 1006.836, "a100")
-    assert first["partitions"] == ["gpu", "short"]
+    assert partitions(tmp_path) == {"gpu": ["gpu01"], "short": ["gpu01"]}
     assert first["features"] == ["a100", "nvlink"]
     assert hosts["mig01"]["gpus"] == 2  # 7/7 + 6/7
     assert (hosts["mix01-v100"]["cpus"], hosts["mix01-rtx"]["cpus"]) == (20, 40)
@@ -63,14 +69,15 @@ def test_what_scontrol_prints_becomes_hosts_with_what_is_left_out_in_words(tmp_p
 
 def test_partitions_come_from_their_own_file_and_a_lone_list_of_them_is_refused(tmp_path: Path) -> None:
     nodes = "NodeName=n[0-3] CPUs=16 RealMemory=64000 Gres=gpu:a100:4 Feature=big\n"
-    partitions = (
+    told = (
         "PartitionName=all\n   AllowGroups=ALL Default=YES State=UP\n   Nodes=n[0-3]\n\n"
         "PartitionName=half State=UP Nodes=n[2-3]\nPartitionName=old State=DOWN Nodes=n0\n"
     )
-    hosts, _ = read(tmp_path, nodes_txt=nodes, partitions_txt=partitions)
-    assert {name: row["partitions"] for name, row in hosts.items()} == {"n[0-1]": ["all"], "n[2-3]": ["all", "half"]}
+    hosts, _ = read(tmp_path, nodes_txt=nodes, partitions_txt=told)
+    assert list(hosts) == ["n[0-3]"]
+    assert partitions(tmp_path) == {"all": ["n[0-3]"], "half": ["n[2-3]"]}
     with pytest.raises(InputError, match="does not tell what n0 and 3 other hosts have; give what `scontrol show node`"):
-        read(tmp_path, partitions_txt=partitions)
+        read(tmp_path, partitions_txt=told)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +93,7 @@ def test_partitions_come_from_their_own_file_and_a_lone_list_of_them_is_refused(
 def test_rows_of_sinfo_are_joined_by_host(tmp_path: Path, text: str) -> None:
     hosts, notes = read(tmp_path, sinfo_txt=text)
     assert list(hosts) == ["n1"]
-    assert hosts["n1"]["partitions"] == ["gpu", "short"]
+    assert partitions(tmp_path) == {"gpu": ["n1"], "short": ["n1"]}
     assert (hosts["n1"]["gpus"], hosts["n1"]["cpus"], hosts["n1"]["memory_gb"]) == (4, 64, 250)
     assert "left out 1 of 2 hosts" in notes[0]
 
@@ -100,7 +107,8 @@ def test_json_of_old_and_new_versions_of_slurm(tmp_path: Path) -> None:
     ]  # fmt: skip
     hosts, notes = read(tmp_path, nodes_json=json.dumps({"nodes": nodes}))
     assert list(hosts) == ["b"]
-    assert (hosts["b"]["partitions"], hosts["b"]["features"]) == (["gpu", "all"], ["big", "nvlink"])
+    assert hosts["b"]["features"] == ["big", "nvlink"]
+    assert partitions(tmp_path) == {"gpu": ["b"], "all": ["b"]}
     assert "1 idle+DRAIN" in notes[0]
     row = {
         "node": {"state": ["IDLE"]}, "nodes": {"nodes": ["c1", "c2"]}, "cpus": {"minimum": 32, "maximum": 32},
@@ -108,7 +116,7 @@ def test_json_of_old_and_new_versions_of_slurm(tmp_path: Path) -> None:
     }  # fmt: skip
     hosts, _ = read(tmp_path, sinfo_json=json.dumps({"sinfo": [row]}))
     assert hosts["c[1-2]"] == {
-        "name": "c[1-2]", "gpus": 4, "cpus": 32, "memory_gb": 2, "device_type": "h100", "partitions": ["p"]
+        "name": "c[1-2]", "gpus": 4, "cpus": 32, "memory_gb": 2, "device_type": "h100"
     }  # fmt: skip
 
 
@@ -156,9 +164,8 @@ def test_node_tables_of_public_traces(tmp_path: Path, text: str, expected: tuple
 
 def test_helios_tells_gpus_of_virtual_clusters_and_hosts_have_eight(tmp_path: Path) -> None:
     hosts, notes = read(tmp_path, gpus_csv="date,total,vcA,vcB\n2020-04-01,12,8,4\n2020-05-01,20,16,4\n")
-    assert {name: (row["gpus"], row["partitions"]) for name, row in hosts.items()} == {
-        "vcA-[0-1]": (8, ["vcA"]), "vcB-0": (4, ["vcB"])
-    }  # fmt: skip
+    assert {name: row["gpus"] for name, row in hosts.items()} == {"vcA-[0-1]": 8, "vcB-0": 4}
+    assert partitions(tmp_path) == {"vcA": ["vcA-[0-1]"], "vcB": ["vcB-0"]}
     assert notes[0] == "cpus not told of 3 hosts: 16 cores for each GPU were taken"
 
 

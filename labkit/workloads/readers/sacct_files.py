@@ -21,13 +21,14 @@ NO_VALUE: Final = 1.8e19
 COLUMNS: Final = (
     "JobID", "Submit", "Start", "End", "Elapsed", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "AllocCPUS", "NCPUS",
     "ReqCPUS", "User", "Account", "UID", "Partition", "JobName", "Priority", "Restarts",
-    "Reservation", "Cluster", "Timelimit",
+    "Reservation", "Cluster", "Timelimit", "Eligible", "NNodes", "NodeList", "QOS", "Constraints", "Reason",
+    "SubmitLine", "Licenses",
 )  # fmt: skip
 """What is looked at, of what sacct can print; others may stand beside them."""
 
 ASKED: Final = (
-    "sacct -a -X -P -S 2024-01-01 -o JobID,JobName,User,Submit,Start,End,Elapsed,State,AllocTRES,ReqTRES,Priority,"
-    "Reservation"
+    "sacct -a -X -P -S 2024-01-01 -o JobID,JobName,User,Submit,Eligible,Start,End,Elapsed,Timelimit,State,AllocTRES,"
+    "ReqTRES,NNodes,NodeList,Partition,QOS,Constraints,Priority,Reservation,Reason,SubmitLine"
 )
 EXPECTED: Final = f"what `{ASKED}` prints, or `sacct --json`"
 SEPARATORS: Final = "|,;\t^~#"
@@ -213,7 +214,8 @@ def _as_accounted(entry: object, *, printed_s: float | None) -> object:
 
 _KEPT: Final = frozenset(
     {"JobID", "Submit", "Start", "End", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "ReqCPUS", "User", "Account",
-     "Partition", "JobName", "Priority", "Restarts", "Reservation", "Cluster"}
+     "Partition", "JobName", "Priority", "Restarts", "Reservation", "Cluster", "Timelimit", "Eligible", "NNodes",
+     "NodeList", "QOS", "Constraints", "Reason", "SubmitLine"}
 )  # fmt: skip
 
 
@@ -243,7 +245,24 @@ def _row(i: int, entry: object, faults: list[str]) -> dict[str, Any] | None:
         "Priority": _number(entry.get("priority")),
         "Restarts": _number(entry.get("restart_cnt")),
         "Reservation": _text(_mapping(entry.get("reservation")).get("name")),
+        "Timelimit": None if (minutes := _number(time.get("limit"))) is None else f"{minutes}:00",
+        "Eligible": _number(time.get("eligible")) or None,
+        "NNodes": _number(entry.get("allocation_nodes")),
+        "NodeList": _text(entry.get("nodes")),
+        "QOS": _text(entry.get("qos")),
+        "Constraints": _text(entry.get("constraints")),
+        "Reason": _text(_mapping(entry.get("state")).get("reason")),
+        "SubmitLine": _submitted(entry),
     }
+
+
+def _submitted(entry: Mapping[str, Any]) -> str | None:
+    """Return how a job was submitted; of an array at least how many of its tasks may run at once."""
+    most: object = entry.get("array")
+    for key in ("limits", "max", "running", "tasks"):
+        most = _mapping(most).get(key)
+    at_once = f" --array=%{_number(most)}" if _number(most) else ""
+    return (_text(entry.get("submit_line")) or "") + at_once or None
 
 
 def _id(entry: Mapping[str, Any]) -> str:
