@@ -20,6 +20,7 @@ from labkit.core.consent import keep
 from labkit.core.device_types import may_run_on, of_any_type
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
+from labkit.core.gate import rules_of_jobs
 from labkit.core.hosting import Hosting, unmet_constraints, unmet_partitions, with_partitions_of, with_types_as_partitions
 from labkit.core.jobs import Jobs
 from labkit.core.life import Traits, begin
@@ -297,7 +298,7 @@ class Experiment:
     @cached_property
     def rules(self) -> list[str]:
         """What was asked for and holds for every scheduler, a sentence each: notes that need no warning."""
-        return rules(self.quotas, self.reservations, self.hosting)
+        return [*rules(self.quotas, self.reservations, self.hosting), *rules_of_jobs(self.jobs)]
 
     def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
         """Return what a reader of this scheduler's numbers has to know, a sentence each."""
@@ -385,7 +386,8 @@ class Experiment:
         """
         scheduler, called = named(scheduler, name)
         scheduler = priced(scheduler, self.prices)
-        refuse_unruly(scheduler, self.quotas, self.reservations, name=called, hosting=self.hosting)
+        gated = bool(rules_of_jobs(self.jobs))
+        refuse_unruly(scheduler, self.quotas, self.reservations, name=called, hosting=self.hosting, gated=gated)
         experiment = self
         if Traits.of(scheduler).ideal:
             jobs, cluster, speed = fluid(self.jobs, self.cluster, self.speed)
