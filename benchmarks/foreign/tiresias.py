@@ -117,7 +117,7 @@ class Gittins(Queues):
         service = ((sums[end] - sums[first] + DELTA_GPU_S * (len(self._ended) - end)) / alive).round(5)
         self._index = np.append((chance * 1e6 / service).round(4), 0.0)
 
-    def schedule(self, snapshot: Snapshot, placer: Placer = FirstFit()) -> Placement:  # noqa: B008 - it has no state
+    def schedule(self, snapshot: Snapshot, placer: Placer = FirstFit()) -> Placement:
         """Return which jobs start and which stop, and when the next one may change queues."""
         return super().schedule(snapshot, placer)
 

@@ -120,6 +120,13 @@ class Hosting:
         """Return whether some jobs are kept to a part of the cluster."""
         return bool(self.row.any())
 
+    def part_of(self, row: Ints) -> Ints:
+        """Return the part of the cluster in which each of some sets of device groups lies."""
+        first = self.open.argmax(axis=1)
+        part = [next((p for p, groups in enumerate(self.parts) if groups[g]), 0) for g in first.tolist()]
+        found: Ints = np.array(part, np.int32)[row]
+        return found
+
     def spread_at(self, jobs: Ints, *, waited_s: np.ndarray) -> Ints:
         """Return how many machines the gangs of some jobs lie on after so many seconds, (C,)."""
         spread = self.spread[jobs]

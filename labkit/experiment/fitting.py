@@ -94,16 +94,18 @@ def _misshapen(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools, hostin
     k, usable = int(hosting.spread[number]), runs_on[number, cluster.group_type]
     if k <= 0:
         return ""
-    kinds = [cluster.group_type == kind for kind in np.flatnonzero(runs_on[number])]
-    for groups in [*(usable & kind for kind in kinds), usable]:
-        fits = True
-        for demand, n in (
-            (jobs.worker_demand[number], jobs.n_workers[number]), (jobs.ps_demand[number], jobs.n_ps[number])
-        ):  # fmt: skip
-            room = np.where(groups if demand[GPUS] > 0 else True, np.minimum(_room(cluster.capacity, demand), n), 0)
-            room = np.bincount(cluster.group_machine, room, cluster.n_machines)
-            fits &= (room >= n // k).sum() >= k and (room > n // k).sum() >= n % k
-        if fits:
+    demand, n = jobs.worker_demand[number], int(jobs.n_workers[number])
+    sets = [usable & (cluster.group_type == kind) for kind in np.flatnonzero(runs_on[number])]
+    room = np.minimum(_room(cluster.capacity, demand), n)
+    if all(room[groups].sum() < n for groups in sets):  # it is larger than any type, and may mix them
+        sets = [usable]
+    n_ps, machines = int(jobs.n_ps[number]), cluster.n_machines
+    for_ps = np.bincount(
+        cluster.group_machine, np.minimum(_room(cluster.capacity, jobs.ps_demand[number]), n_ps), machines
+    )
+    for groups in sets if demand[GPUS] > 0 else [np.ones_like(usable)]:
+        there = np.bincount(cluster.group_machine, np.where(groups, room, 0), machines)
+        if all((of >= m // k).sum() >= k and (of > m // k).sum() >= m % k for of, m in ((there, n), (for_ps, n_ps))):
             return ""
     return (
         f"job {jobs.id[number]} asks for {jobs.n_workers[number]} workers on {k} machines, as many on each; the empty "

@@ -47,8 +47,7 @@ class HostingControl:
         self.hosting, self._ledger, self._runs_on = hosting, ledger, runs_on
         of_group = ledger.cluster.group_machine
         self._machines = [np.bincount(of_group, part, ledger.cluster.n_machines) > 0 for part in hosting.parts]
-        first_of_row = hosting.open.argmax(axis=1)
-        self._part = np.array([next((p for p, part in enumerate(hosting.parts) if part[g]), 0) for g in first_of_row])
+        self._part = hosting.part_of(hosting.row)
         self._few: dict[tuple[bytes, int, int], int] = {}
         self._scheduler: Scheduler | None = None
         self._copies: list[Scheduler] = []
@@ -58,7 +57,7 @@ class HostingControl:
         if len(self._machines) < 2 or getattr(scheduler, "over_partitions", False):
             return scheduler.schedule(snapshot)
         active = snapshot.jobs.number
-        part = self._part[self.hosting.row[active]]
+        part = self._part[active]
         answers = []
         for p, one in enumerate(self._copies_of(scheduler)):
             if len(mine := active[part == p]):

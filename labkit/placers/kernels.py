@@ -37,7 +37,7 @@ from labkit.placers.rules import (
     whole_machines,
 )
 
-MANY_KINDS = 64
+MANY_KINDS = 256
 """Kinds of gangs without room that are remembered while gangs are placed."""
 
 

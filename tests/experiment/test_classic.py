@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.core import Cluster, Jobs, StalledError
+from labkit.core import Cluster, InputError, Jobs, StalledError
 from labkit.core.events import EVENT, EventLog, Events, Kind, events
+from labkit.core.hosting import Hosting
 from labkit.core.protocols import Scheduler
 from labkit.experiment import Session, at_events
 from labkit.experiment.classic.keys import has_turned
 from labkit.experiment.classic.nouns import Belief
 from labkit.experiment.classic.order import _turn_s
 from labkit.experiment.classic.stretches import _trace
+from labkit.experiment.fitting import without_too_large
 from labkit.schedulers import make
 from labkit.schedulers.fifo import Fifo
 from labkit.schedulers.rule import BY_QUEUE, BY_REMAINING, rule_of
@@ -87,6 +89,48 @@ def test_a_compiled_run_has_the_events_of_the_readable_one(name: str, whole: boo
     assert runs[0].n_decisions == runs[1].n_decisions == len(runs[1].decide_s)
     assert runs[0].ledger.belief.tobytes() == runs[1].ledger.belief.tobytes()
     assert (runs[0].ledger.book.free == runs[1].ledger.book.free).all()
+
+
+def with_rules(rng: np.random.Generator, jobs: Jobs, cluster: Cluster) -> tuple[Jobs, Cluster]:
+    """Return jobs with random manners, numbers of machines and partitions, and a cluster of one group a machine."""
+    kinds = [
+        (int(rng.integers(1, 4)), Server(f"s{t}", ((float(rng.integers(1, 5)), 20.0, 64.0),), device_type=f"t{t}"))
+        for t in range(rng.integers(1, 4))
+    ]
+    cluster = no_network(sum(n for n, _ in kinds), servers=kinds)
+    names = np.array(cluster.machines)
+    if rng.random() < 0.7:
+        cut = int(rng.integers(0, len(names) + 1))
+        parts = {"low": names[:cut], "high": names[cut:], "all": names, "odd": names[::2]}
+        cluster = cluster.with_partitions({name: hosts.tolist() for name, hosts in parts.items() if len(hosts)})
+    some = ["low", "high", "all", "odd"][: rng.integers(1, 5)]
+    jobs = jobs.with_columns(
+        consolidate=rng.choice(["wait", "prefer", "split", ""], len(jobs)).astype(object),
+        nodes=np.where(rng.random(len(jobs)) < 0.2, rng.integers(1, jobs.n_workers + 1), 0).astype(np.int32),
+        partition=[str(name) for name in rng.choice(["", *some] if rng.random() < 0.5 else some, len(jobs))],
+    )
+    rules = Hosting.of(jobs, cluster)
+    kept = without_too_large(jobs, cluster, np.ones((len(jobs), len(cluster.device_types)), np.bool_), rules)
+    return kept, cluster
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("whole", [True, False])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_compiled_run_keeps_the_rules_about_machines_as_the_readable_one_does(
+    name: str, whole: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    cluster = random_cluster(rng, whole=whole)
+    try:
+        jobs, cluster = with_rules(rng, random_jobs(rng, cluster, whole=whole), cluster)
+    except InputError:  # not one job fits
+        return
+    rules = Hosting.of(jobs, cluster)
+    runs = [session(jobs, cluster, make(name), compiled=compiled, hosting=rules) for compiled in (False, True)]
+    told = [run.run(make(name)).tobytes() for run in runs]
+    assert told[0] == told[1]
+    assert runs[0].ledger.belief.tobytes() == runs[1].ledger.belief.tobytes()
 
 
 @pytest.mark.parametrize("name", ["srtf", "las(threshold_gpu_s=300)"])

@@ -67,18 +67,32 @@ def _filtered(trace: Trace, queue: Queue, space: FreeTree, head: int) -> bool:
 
 
 @inner(_nrt=False)
-def start_waiting(  # noqa: C901 - one pass over the queue, with a way out for each reason
+def start_waiting(
     space: FreeTree, trace: Trace, queue: Queue, work: Scratch, strict: bool, filters: bool
+) -> bool:  # fmt: skip
+    """Start waiting jobs of each part of the cluster in order; tell whether the answer is sure."""
+    work.numbers[N_SET] = work.numbers[N_TASKS] = 0
+    n_parts = 1
+    for k in range(len(trace.part)):
+        n_parts = max(n_parts, trace.part[k] + 1)
+    sure = True
+    for part in range(n_parts):
+        sure = sure and _start_of_part(space, trace, queue, work, part, strict, filters)
+    return sure
+
+
+@inner(_nrt=False)
+def _start_of_part(  # noqa: C901 - one pass over the queue, with a way out for each reason
+    space: FreeTree, trace: Trace, queue: Queue, work: Scratch, part: int, strict: bool, filters: bool
 ) -> bool:  # fmt: skip
     """Start waiting jobs in order; `strict`: up to the first without room. Tell whether the answer is sure.
 
     A kind without room is `stuck` until something is given back: in whole amounts, what was tried leaves no trace.
     """
     numbers = work.numbers
-    numbers[N_SET] = numbers[N_TASKS] = 0
     for k in range(len(queue.out)):
         queue.at[k] = queue.lo[k]
-        queue.out[k] = queue.stuck[k] and not strict
+        queue.out[k] = trace.part[k] != part or (queue.stuck[k] and not strict)
     head = first_kind(queue)
     if head < 0:
         return True
@@ -253,7 +267,7 @@ def run_by_order(
             add_held(mind.held, mind.tasks, mind.demand, j, space.free, 1.0)
             task = mind.held[j].first
             while task >= 0:
-                touch(space, trace.group_type, numbers, mind.tasks[task].group)
+                touch(space, trace.hosts, numbers, mind.tasks[task].group)
                 task = mind.tasks[task].next
         queue.stuck[:] = False
         sure = _place_all(space, trace, queue, work, start, False)
@@ -266,5 +280,5 @@ def run_by_order(
         more = _behind(queue, work, n_start)
         if not more:
             return True
-        restore(space, mind, trace.group_type, numbers)
+        restore(space, mind, trace.hosts, numbers)
         numbers[N_SET] = numbers[N_TASKS] = 0

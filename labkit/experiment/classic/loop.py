@@ -103,7 +103,7 @@ def _fold(batch: Events, mind: Belief, space: FreeTree, trace: Trace, work: Scra
         batch, mind.belief, mind.counts, mind.active, mind.waiting, mind.up, mind.group_machine, mind.capacity,
         mind.held, mind.tasks, mind.spare, mind.free, mind.demand, mind.steps_then,
     )  # fmt: skip
-    restore(space, mind, trace.group_type, work.numbers)
+    restore(space, mind, trace.hosts, work.numbers)
 
 
 @inner  # `carry_out` allocates
@@ -238,7 +238,7 @@ def _set_up(
     queue.stuck[:] = False
     for k in range(len(queue.lo)):
         queue.lo[k] = queue.hi[k] = queue.base[k]
-    fill(space, mind.free, trace.group_type)
+    fill(space, mind.free, trace.hosts)
     work.numbers[N_TOUCHED] = 0
     for i in range(truth.counts[kernels.N_RUNNING]):
         _await(truth, work, truth.running[i])
@@ -293,7 +293,7 @@ def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
             _apply(truth, mind, trace, space, queue, order, work, by, threshold, preempts, now_s, out)
         else:  # as `Ledger.fold` takes note of it
             if numbers[N_TOUCHED]:
-                restore(space, mind, trace.group_type, numbers)
+                restore(space, mind, trace.hosts, numbers)
             numbers[N_ROWS] = kernels.write(out, before, now_s, _DECIDED, -1, 0.0, np.nan, -1, -1)
             mind.counts[ledger.N_DECIDED] += 1
         numbers[N_DECISIONS] += 1

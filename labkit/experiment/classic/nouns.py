@@ -73,17 +73,23 @@ class Trace(NamedTuple):
     speed : array
         (N,) steps/s with the gang that was asked for.
     kind : array
-        (N,) jobs of one kind have the same gang and run on the same device types.
+        (N,) jobs of one kind have the same gang, which may lie on the same groups in the same manner.
     n_workers : array
         (K,) workers of a gang.
     worker, gang : array
         (K, R) what one worker and the whole gang take.
-    runs_on : array of bool
-        (K, T)
-    mixes : array of bool
-        (K,) gangs that are larger than any one type.
-    group_type : array
-        (G,)
+    hosts : array of bool
+        (C, G) distinct sets of groups: those of a device type, or of all for gangs that are larger than any one type,
+        that a partition has.
+    tries : array
+        (K, S) the sets on which a gang is tried, one after the other; -1: no more.
+    shares : array
+        (K, S, W) where a gang lies on so many machines, its workers on each of them, the most first, then 0; W = 0
+        where none does. Machines have one group each then.
+    splits : array of bool
+        (K,) gangs that may lie on any number of machines, at least if there is no room otherwise.
+    part : array
+        (K,) the part of the cluster that a kind is in; no two parts share a job.
     budget : array
         (R,) what the machines offer in all.
     whole : bool
@@ -102,9 +108,11 @@ class Trace(NamedTuple):
     n_workers: NDArray[np.int64]
     worker: Floats
     gang: Floats
-    runs_on: Bools
-    mixes: Bools
-    group_type: Ints
+    hosts: Bools
+    tries: Ints
+    shares: Ints
+    splits: Bools
+    part: Ints
     budget: Floats
     whole: bool
     tie: float
@@ -112,16 +120,16 @@ class Trace(NamedTuple):
 
 @by_reference
 class FreeTree(NamedTuple):
-    """What is free while a decision is made, and a tree of maxima over it for each device type.
+    """What is free while a decision is made, and a tree of maxima over it for each set of groups that gangs may have.
 
     Attributes
     ----------
     free : array
         (G, R) as the ledger has it, less what this decision took so far.
     tree : array
-        (T + 1, 2 S, R) maxima: node i has children 2 i and 2 i + 1, group g is leaf S + g; the last is of all.
+        (C, 2 S, R) maxima: node i has children 2 i and 2 i + 1, group g is leaf S + g; -inf: it is not in this set.
     sums : array
-        (T + 1, R) what is free in all groups of each device type, and of all; the last only where there are several.
+        (C, R) what is free in all groups of each set.
     touched : array
         (G,) groups that may differ from the ledger's, N_TOUCHED of them.
     is_touched : array of bool

@@ -8,7 +8,9 @@ from typing import Final, Protocol, Self
 
 import numpy as np
 
+from labkit.core.cluster import Cluster
 from labkit.core.events import EVENT, Events, copied
+from labkit.core.hosting import PREFER, SPLIT
 from labkit.core.ledger import Ledger
 from labkit.core.protocols import Backend, Scheduler
 from labkit.core.resources import GPUS, Bools, Floats, Ints
@@ -31,10 +33,12 @@ from labkit.experiment.classic.order import TIE, empty_order
 from labkit.experiment.classic.queue import empty_queue
 from labkit.experiment.classic.room import empty_room
 from labkit.kernels import inner, kernel
+from labkit.placers.kernels import MANY_KINDS
+from labkit.placers.rules import whole_shares
 from labkit.schedulers.rule import Rule, rule_of
 from labkit.simulator import Simulator
 
-MOST_KINDS: Final = 64
+MOST_KINDS: Final = MANY_KINDS
 """As many kinds of gangs without room as `labkit.placers.kernels` remembers."""
 MOST_TASKS: Final = 1 << 20
 STEADY: Final = 1e-12
@@ -62,8 +66,8 @@ class Stretches:
 
     def __init__(self, session: SteppedRun, rule: Rule, trace: Trace, overheads: Floats) -> None:
         self._session, self._rule, self._trace, self._overheads = session, rule, trace, overheads
-        n_jobs, n_groups = len(trace.kind), len(trace.group_type)
-        self._space = empty_room(n_groups, len(trace.budget), trace.runs_on.shape[1])
+        n_jobs, (n_sets, n_groups) = len(trace.kind), trace.hosts.shape
+        self._space = empty_room(n_groups, len(trace.budget), n_sets)
         self._queue = empty_queue(trace.kind, len(trace.n_workers))
         n_resources, most = len(trace.budget), _most_tasks(trace, session)
         ordered, at_once = (n_jobs, min(n_jobs, most)) if rule.preempts else (0, 0)
@@ -81,6 +85,8 @@ class Stretches:
         trace = _trace(session)
         overheads = backend.plain_overheads()
         if trace is None or overheads is None or session.ledger.some_at_home or not session.ledger.up.all():
+            return None
+        if trace.part.any() and (rule.preempts or not trace.whole or getattr(scheduler, "over_partitions", False)):
             return None
         return cls(session, rule, trace, overheads)
 
@@ -129,13 +135,17 @@ def _trace(session: SteppedRun) -> Trace | None:
         return None
     demand = np.ascontiguousarray(jobs.worker_demand, np.float64)
     runs_on = np.ascontiguousarray(session.runs_on)
-    kind, first = _kinds(np.ascontiguousarray(jobs.n_workers, np.int64), demand, runs_on, MOST_KINDS)
+    hosting = session.ledger.hosting
+    row, spread = (np.zeros(len(jobs), np.int32),) * 2 if hosting is None else (hosting.row, hosting.spread)
+    if hosting is not None and (hosting.wait_s < math.inf or (spread.any() and cluster.n_groups > cluster.n_machines)):
+        return None
+    kind, first = _kinds(np.ascontiguousarray(jobs.n_workers, np.int64), demand, runs_on, row, spread, MOST_KINDS)
     if len(first) > MOST_KINDS:
         return None
     of, book = jobs.declared, empty_book(cluster)
-    n_workers, worker, on = jobs.n_workers[first].astype(np.int64), demand[first], runs_on[first]
-    several = len(cluster.device_types) > 1
-    mixes = [several and not fits_one_type(book, on[k], worker[k], n_workers[k]) for k in range(len(first))]
+    n_workers, worker, lies = jobs.n_workers[first].astype(np.int64), demand[first], spread[first]
+    open_to = np.ones((1, cluster.n_groups), np.bool_) if hosting is None else hosting.open
+    hosts, tries = _tries(cluster, open_to[row[first]], runs_on[first], worker, n_workers)
     budget = book.capacity[session.ledger.up[cluster.group_machine]].sum(axis=0)
     return Trace(
         arrival_s=np.ascontiguousarray(jobs.arrival_s, np.float64).copy(),
@@ -147,13 +157,49 @@ def _trace(session: SteppedRun) -> Trace | None:
         n_workers=n_workers,
         worker=worker,
         gang=np.array(of.gang_demand[first], np.float64),
-        runs_on=on,
-        mixes=np.array(mixes, np.bool_),
-        group_type=cluster.group_type.astype(np.int32),
+        hosts=hosts,
+        tries=tries,
+        shares=_shares(cluster, hosts, tries, worker, n_workers, lies),
+        splits=np.isin(lies, (SPLIT, PREFER)),
+        part=np.zeros(len(first), np.int32) if hosting is None else hosting.part_of(row[first]),
         budget=budget,
         whole=_whole(worker) and _whole(book.capacity),
         tie=TIE if np.allclose(duration_s * speed, of.total_steps, rtol=STEADY, atol=0.0) else math.inf,
     )
+
+
+def _tries(cluster: Cluster, open_to: Bools, runs_on: Bools, worker: Floats, n_workers: Ints) -> tuple[Bools, Ints]:
+    """Return the sets of groups on which gangs are tried, (C, G), and those of each kind in order, (K, T + 1)."""
+    book, n_types = empty_book(cluster), len(cluster.device_types)
+    sets: dict[bytes, Bools] = {}
+    tries = np.full((len(worker), n_types + 1), -1, np.int32)
+    for k in range(len(worker)):
+        book.open[:] = open_to[k]
+        mine = [open_to[k] & (cluster.group_type == t) for t in np.flatnonzero(runs_on[k])]
+        if n_types > 1 and not fits_one_type(book, runs_on[k], worker[k], n_workers[k]):
+            mine.append(open_to[k] & runs_on[k][cluster.group_type])
+        for s, groups in enumerate(mine):
+            sets.setdefault(groups.tobytes(), groups)
+            tries[k, s] = list(sets).index(groups.tobytes())
+    return np.array(list(sets.values())), tries
+
+
+def _shares(
+    cluster: Cluster, hosts: Bools, tries: Ints, worker: Floats, n_workers: Ints, spread: Ints
+) -> Ints:  # fmt: skip
+    """Return how many workers gangs have on each machine of each set where they lie on few, (K, S, W)."""
+    each: dict[tuple[int, int], Ints] = {}
+    capacity, of_group = np.ascontiguousarray(cluster.capacity), cluster.group_machine.astype(np.int32)
+    for k, s in np.argwhere(tries >= 0).tolist():
+        n, on = int(n_workers[k]), int(spread[k])
+        if on > 0:
+            each[k, s] = np.array([n // on + (i < n % on) for i in range(on)], np.int32)
+        elif on < 0:
+            each[k, s] = whole_shares(capacity, hosts[tries[k, s]], of_group, cluster.n_machines, worker[k], n)
+    shares = np.zeros((*tries.shape, max(map(len, each.values()), default=0)), np.int32)
+    for (k, s), mine in each.items():
+        shares[k, s, : len(mine)] = mine
+    return shares
 
 
 def _whole(amounts: Floats) -> bool:
@@ -188,7 +234,9 @@ def _work(n_jobs: int, *, n_tasks: int, n_resources: int) -> Scratch:
 
 
 @kernel
-def _kinds(n_workers: Ints, demand: Floats, runs_on: Bools, most: int) -> tuple[Ints, Ints]:
+def _kinds(
+    n_workers: Ints, demand: Floats, runs_on: Bools, row: Ints, spread: Ints, most: int
+) -> tuple[Ints, Ints]:  # fmt: skip
     """Return the kind of each job (N,), and the first job of each kind; with more than `most` kinds it gives up."""
     kind, first, n = np.zeros(len(n_workers), np.int32), np.empty(most + 1, np.int32), 0
     k = 0
@@ -198,7 +246,8 @@ def _kinds(n_workers: Ints, demand: Floats, runs_on: Bools, most: int) -> tuple[
             if k == n:
                 break
             o = first[k]
-            if n_workers[o] == n_workers[j] and _alike(demand[o], demand[j]) and np.all(runs_on[o] == runs_on[j]):
+            same = n_workers[o] == n_workers[j] and row[o] == row[j] and spread[o] == spread[j]
+            if same and _alike(demand[o], demand[j]) and np.all(runs_on[o] == runs_on[j]):
                 break
         if k == n:
             first[n] = j
