@@ -21,6 +21,7 @@ from labkit.cli.doctor import doctor
 from labkit.cli.fidelity import fidelity
 from labkit.cli.figure import figure
 from labkit.cli.profile import profile
+from labkit.cli.replay import replay
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import sweep
 from labkit.cli.train import train
@@ -49,6 +50,7 @@ app.command()(watch)
 app.command()(fidelity)
 app.command()(profile)
 app.command()(simulate)
+app.command()(replay)
 try:
     from labkit.cli.bed import app as bed_app
 except ModuleNotFoundError as error:  # installed without the extra `lab`

@@ -38,6 +38,7 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
             "labkit compare mine.csv --cluster 'fat_tree(8)' --schedulers 'srtf,las(threshold_gpu_s=7200)' --slot 600",
         ),
     ),
+    "replay": (SIMULATE, ("labkit replay export.txt --cluster hosts.toml --schedulers easy,slurm",)),
     "sweep": (
         SIMULATE,
         (

@@ -51,6 +51,7 @@ from labkit.experiment.speeds import asked_speed, declared
 from labkit.kernels.watching import watched
 from labkit.results.comparison import BOUND, BOUND_ALONE, FASTER
 from labkit.results.fidelity import REFERENCE, reference
+from labkit.results.calibration import FOLLOWS_RECORD
 from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
 from labkit.results.record import LOAD, RunInfo, RunRecord, RunState
 from labkit.results.store import RunWriter
@@ -60,6 +61,7 @@ from labkit.simulator.measuring import check_every
 from labkit.simulator.troubles import troubles as troubles_of
 from labkit.speed.interference.levels import Level, level
 from labkit.speed.profiled import ProfiledSpeed
+from labkit.speed.recorded import Recorded as RecordedSpeed
 from labkit.topology import presets
 from labkit.topology.links import refuse_unsound_network
 
@@ -258,6 +260,7 @@ class Experiment:
         known = context(
             self.jobs, self.cluster, speed=believed, seed=self.seed, interference=self.interference,
             slot_s=math.inf if cadence.events else cadence.slot_s,
+            holds=() if self.reservations is None else self.reservations.holds(self.jobs, self.cluster),
         )  # fmt: skip
         keeper = kept(self.history, scheduler)
         begin(scheduler, known)
@@ -280,6 +283,8 @@ class Experiment:
         parts |= {"measure_every_s": self.measured_every_s(scheduler)}
         if (profile := getattr(self.speed, "profile", None)) is not None:
             parts["profile"] = f"{profile.name}, {profile.made.at}"
+        if Traits.of(scheduler).follows_record:
+            parts[FOLLOWS_RECORD] = True
         if not Traits.of(scheduler).knows_types and self._slower > SAME_SPEED:
             parts[TYPES_DIFFER] = round(self._slower, 3)
         if getattr(self.speed, "amounts", False):
@@ -392,7 +397,27 @@ class Experiment:
         if Traits.of(scheduler).ideal:
             jobs, cluster, speed = fluid(self.jobs, self.cluster, self.speed)
             experiment = replace(self, jobs=jobs, cluster=cluster, speed=speed, hosting=None)
+        if Traits.of(scheduler).follows_record:
+            experiment = self._recorded
         return experiment._run(scheduler, called, runs=runs, progress=progress, observers=observers)
+
+    @property
+    def _recorded(self) -> Experiment:
+        """The same jobs with their recorded schedule and nothing else that counts."""
+        jobs = self.jobs
+        if not np.isfinite(jobs.recorded_start_s).any():
+            why = "arrivals are scaled" if self.load != 1 else "the trace does not tell when jobs started"
+            raise InputError(f"recorded follows the schedule that {jobs.name} recorded, and {why}; leave it out.")
+        ran_on = np.where(jobs.measured_on == "", jobs.device_type, jobs.measured_on)
+        jobs = jobs.with_columns(
+            true_steps=jobs.total_steps, device_type=ran_on, begin_s=np.full(len(jobs), np.nan), nodes=0 * jobs.nodes,
+            after=np.full(len(jobs), "", object), at_most=0 * jobs.at_most,
+        )  # fmt: skip
+        return replace(
+            self, jobs=jobs, speed=RecordedSpeed(jobs, self.cluster), overheads=None, variation=None, faults=None,
+            losses=None, troubles=None, checkpoint_s=None, cadence=None, believed=None, quotas=None, reservations=None,
+            hosting=None, measure_every_s=None, history=None, interference=None,
+        )  # fmt: skip
 
     def _run(
         self,
