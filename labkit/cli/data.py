@@ -73,8 +73,8 @@ def clusters_import(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="What `scontrol show node`, `scontrol show partition`, `sinfo` or `kubectl get nodes -o json` printed, "
-            "or a CSV of nodes; several files about the same hosts are put together.",
+            help="What `scontrol show node` (or partition), `sinfo` or `kubectl get nodes -o json` printed, or a CSV "
+            "of nodes; several files about the same hosts are put together.",
             metavar="FILE...",
         ),
     ],

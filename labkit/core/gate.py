@@ -1,4 +1,4 @@
-"""Which jobs may start at a moment: after the moment that they name, the jobs that they follow, and those of their array."""
+"""Which jobs may start at a moment: by the moment that they name, the jobs that they follow, and their array."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def refuse_circles(jobs: Jobs, child: Ints, parent: Ints) -> None:
         if (still == left).all():
             job = int(held[0])
             raise InputError(
-                f"{jobs.name}: job {jobs.id[job]} comes after {jobs.after[job]}, and that after it; jobs cannot wait for "
-                "each other."
+                f"{jobs.name}: job {jobs.id[job]} comes after {jobs.after[job]}, and that after it; jobs cannot wait "
+                "for each other."
             )
         left = still
 

@@ -98,21 +98,14 @@ class Hosting:
                 of_name[i] = len(sets)
                 sets.append(cluster.partitions[name][cluster.group_machine])
         row = of_name[jobs.partition]
-        for text in dict.fromkeys(jobs.constraint.tolist()):
-            if (machines := machines_with(text, cluster)) is None:
-                continue
-            for r in np.unique(row[mine := np.flatnonzero(jobs.constraint == text)]).tolist():
-                row[mine[row[mine] == r]] = len(sets)
-                sets.append(sets[r] & machines[cluster.group_machine])
+        _constrain(jobs, cluster, sets, row)
         if not row.any() and not spread.any():
             return None
         used = [sets[r] for r in np.unique(row).tolist()]
         said = _in_words(spread, several=tasks > 1, wait_s=wait_s)
         if n := len(np.unique(row[row > 0])):
-            said += (
-                f"; {np.count_nonzero(row):,} of {len(jobs):,} jobs are kept to the hosts of their partition or "
-                f"constraint (of {n})"
-            )
+            what = "partition" + " or constraint" * bool((jobs.constraint != "").any())
+            said += f"; {np.count_nonzero(row):,} of {len(jobs):,} jobs are kept to the hosts of their {what} (of {n})"
         return cls(np.array(sets), row, spread, math.inf if wait_s is None else float(wait_s), _parts(used), said)
 
     @property
@@ -134,6 +127,17 @@ class Hosting:
             return spread
         relaxed: Ints = np.where((spread == FEW) & (waited_s >= self.wait_s), PREFER, spread).astype(np.int32)
         return relaxed
+
+
+def _constrain(jobs: Jobs, cluster: Cluster, sets: list[Bools], row: Ints) -> None:
+    """Add the sets of jobs that ask for features of machines, and let their rows, (N,), name them."""
+    for text in dict.fromkeys(jobs.constraint.tolist()):
+        if (machines := machines_with(text, cluster)) is None:
+            continue
+        mine = np.flatnonzero(jobs.constraint == text)
+        for r in np.unique(row[mine]).tolist():
+            row[mine[row[mine] == r]] = len(sets)
+            sets.append(sets[r] & machines[cluster.group_machine])
 
 
 def _in_words(spread: Ints, *, several: Bools, wait_s: float | None) -> str:

@@ -138,7 +138,9 @@ class JobColumns:
     )
     nodes: cached_property[Ints] = _declared("nodes", "(J,) machines that a gang lies on; 0: any number.")
     constraint: cached_property[NDArray[np.object_]] = _declared("constraint", "(J,) features of machines; '': any.")
-    begin_s: cached_property[Floats] = _declared("begin_s", "(J,) seconds since the run began before which none starts.")
+    begin_s: cached_property[Floats] = _declared(
+        "begin_s", "(J,) seconds since the run began before which none starts."
+    )
     after: cached_property[NDArray[np.object_]] = _declared("after", "(J,) ids of jobs that end before, joined by '+'.")
     array: cached_property[NDArray[np.object_]] = _declared("array", "(J,) array that a job belongs to; '': none.")
     at_most: cached_property[Ints] = _declared("at_most", "(J,) jobs of its array that run at once; 0: any number.")

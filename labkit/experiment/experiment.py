@@ -21,7 +21,13 @@ from labkit.core.device_types import may_run_on, of_any_type
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.core.gate import rules_of_jobs
-from labkit.core.hosting import Hosting, unmet_constraints, unmet_partitions, with_partitions_of, with_types_as_partitions
+from labkit.core.hosting import (
+    Hosting,
+    unmet_constraints,
+    unmet_partitions,
+    with_partitions_of,
+    with_types_as_partitions,
+)
 from labkit.core.jobs import Jobs
 from labkit.core.life import Traits, begin
 from labkit.core.outside import use_file
@@ -49,9 +55,9 @@ from labkit.experiment.scenario import KEY, Fields, Scenario
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import asked_speed, declared
 from labkit.kernels.watching import watched
+from labkit.results.calibration import FOLLOWS_RECORD
 from labkit.results.comparison import BOUND, BOUND_ALONE, FASTER
 from labkit.results.fidelity import REFERENCE, reference
-from labkit.results.calibration import FOLLOWS_RECORD
 from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
 from labkit.results.record import LOAD, RunInfo, RunRecord, RunState
 from labkit.results.store import RunWriter

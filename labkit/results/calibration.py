@@ -60,7 +60,8 @@ def _not_kept(truth: RunRecord) -> list[str]:
         hours = float((late_s[late] * truth.jobs.gpus[late]).sum() / 3600)
         sentences.append(
             f"The record overfills {truth.cluster.name}: {int(late.sum()):,} of {len(late):,} jobs start later than "
-            f"recorded, by {human_s(float(late_s[late].mean()))} on average ({hours:,.6g} GPU-hours). Are hosts missing?"
+            f"recorded, by {human_s(float(late_s[late].mean()))} on average ({hours:,.6g} GPU-hours). Are hosts "
+            "missing?"
         )
     if n := int(np.isnan(truth.jobs.recorded_start_s).sum()):
         sentences.append(f"{n:,} jobs have no recorded start, and start in the recorded run when there is room.")

@@ -158,7 +158,7 @@ class Slurm:
         for job in [job for job in self._started if job not in there]:
             del self._started[job], self._seats[job]
         for job in there - self._started.keys():  # as after a reservation, whose part has its own scheduler
-            first, role, group, count = snapshot.tasks_of(np.array([job], np.int32))
+            _, role, group, count = snapshot.tasks_of(np.array([job], np.int32))
             self._started[job], self._seats[job] = now_s, Seat(group, role.astype(np.int32), count)
         if self.fair_share:
             self._note_usage(snapshot, running)
@@ -191,7 +191,10 @@ class Slurm:
         total = self.age * np.clip((at_s - since_s) / self.max_age_s, 0, 1)
         total += self.job_size * table.gpus[jobs] / max(snapshot.cluster.n_gpus, 1)
         names = np.array(table.partitions, dtype=object)[table.partition[jobs]]
-        for weight, of, named in ((self.partition, self.partitions, names), (self.qos, self.qualities, table.qos[jobs])):
+        for weight, of, named in (
+            (self.partition, self.partitions, names),
+            (self.qos, self.qualities, table.qos[jobs]),
+        ):
             most = max(of.values(), default=0.0)
             total += weight * np.array([of.get(str(name), 0.0) for name in named]) / most if most else 0.0
         if self.fair_share and len(self._usage):
@@ -253,11 +256,11 @@ class _Pass:
 
     def _in_time(self) -> list[tuple[float, int, Seat]]:
         """Return when jobs that run will end by their limits, in order; what is overdue ends at once."""
-        return sorted(((max(end_s, self._now_s + 1.0), job, seat) for end_s, job, seat in self._ends), key=lambda end: end[:2])
+        return sorted(
+            ((max(end_s, self._now_s + 1.0), job, seat) for end_s, job, seat in self._ends), key=lambda end: end[:2]
+        )
 
-    def _plan(
-        self, job: int, plans: list[Plan], ends: list[tuple[float, int, Seat]]
-    ) -> tuple[float, Seat] | None:
+    def _plan(self, job: int, plans: list[Plan], ends: list[tuple[float, int, Seat]]) -> tuple[float, Seat] | None:
         """Return when a job fits first, and where; None: not within the window."""
         limit_s, free, at = self._limit_s[job], self._free.copy(), 0
         moments = {self._now_s, *(end[0] for end in ends), *(plan.to_s for plan in plans)}
@@ -291,7 +294,9 @@ class _Pass:
 
     def _only_reserved(self, job: int, closed: Bools) -> bool:
         """Return whether a reservation leaves a job fewer machines than it names, whoever runs there."""
-        return bool(closed.any()) and int((self._room.machines(job) & ~closed).sum()) < max(self._room.n_machines(job), 1)
+        return bool(closed.any()) and int((self._room.machines(job) & ~closed).sum()) < max(
+            self._room.n_machines(job), 1
+        )
 
     def _machines_of(self, partition: int) -> Bools:
         """Return the machines of a partition, (M,): all where the cluster does not have it."""

@@ -103,36 +103,49 @@ def inventory(found: Sequence[Machine], *, source: str, every: bool = False) -> 
     InputError
         If none is left.
     """
-    notes = []
-    kept = [one for one in found if every or not one.down]
-    if down := [one for one in found if one not in kept]:
-        states = Counter(one.down for one in down)
-        told = ", ".join(f"{n} {state}" for state, n in states.most_common())
-        notes.append(f"left out {len(down)} of {len(found)} hosts that are down or drained ({told}): {_some(down)}")
-    bare = [one for one in kept if not sum(one.gpus.values())]
-    if bare and not every:
-        notes.append(f"left out {len(bare)} hosts without GPUs: {_some(bare)}")
-        kept = [one for one in kept if sum(one.gpus.values())]
+    kept, notes = _usable(found, every=every)
     if not kept:
-        raise InputError(f"{source}: no host is left that has GPUs and can be used ({'; '.join(notes)}); --all keeps all.")
-    if devices := Counter(name for one in kept for name in one.devices):
-        told = ", ".join(f"{name} of {n} hosts" for name, n in devices.items())
-        notes.append(f"devices that are not counted as GPUs: {told}")
+        raise InputError(
+            f"{source}: no host is left that has GPUs and can be used ({'; '.join(notes)}); --all keeps all."
+        )
     rows, partitions = [], defaultdict[str, list[str]](list)
     for one in kept:
         mine = _rows(one)
         rows += mine
         for partition in one.partitions:
             partitions[partition] += [name for name, _ in mine]
-    if mixed := len(rows) - len(kept):
-        notes.append(f"hosts with GPUs of several types stand as one host for each: {mixed} more than there are")
+    notes += _doubts(kept, n_more=len(rows) - len(kept))
+    return "".join(_toml(rows, partitions, source=source, notes=notes)), notes
+
+
+def _usable(found: Sequence[Machine], *, every: bool) -> tuple[list[Machine], list[str]]:
+    """Return the hosts that have GPUs and can be used, or all, and what was left out."""
+    if every:
+        return list(found), []
+    notes, up = [], [one for one in found if not one.down]
+    if down := [one for one in found if one.down]:
+        states = Counter(one.down for one in down)
+        told = ", ".join(f"{n} {state}" for state, n in states.most_common())
+        notes.append(f"left out {len(down)} of {len(found)} hosts that are down or drained ({told}): {_some(down)}")
+    if bare := [one for one in up if not sum(one.gpus.values())]:
+        notes.append(f"left out {len(bare)} hosts without GPUs: {_some(bare)}")
+    return [one for one in up if sum(one.gpus.values())], notes
+
+
+def _doubts(kept: Sequence[Machine], *, n_more: int) -> list[str]:
+    """Return what was guessed of the hosts that are kept, or does not count."""
+    notes = []
+    if devices := Counter(name for one in kept for name in one.devices):
+        told = ", ".join(f"{name} of {n} hosts" for name, n in devices.items())
+        notes.append(f"devices that are not counted as GPUs: {told}")
+    if n_more:
+        notes.append(f"hosts with GPUs of several types stand as one host for each: {n_more} more than there are")
     if odd := [one for one in kept if any(n % 1 for n in one.gpus.values())]:
         notes.append(f"slices of GPUs count by their sevenths, rounded up to whole GPUs: {_some(odd)}")
-    for key, most in (("cpus", CORES_PER_GPU), ("memory_gb", MEMORY_GB_PER_GPU)):
+    for key, most, unit in (("cpus", CORES_PER_GPU, "cores"), ("memory_gb", MEMORY_GB_PER_GPU, "GB")):
         if n := sum(math.isnan(getattr(one, key)) for one in kept):
-            what = f"{most:g} {'cores' if key == 'cpus' else 'GB'} for each GPU"
-            notes.append(f"{key} not told of {n} hosts: {what} were taken")
-    return "".join(_toml(rows, partitions, source=source, notes=notes)), notes
+            notes.append(f"{key} not told of {n} hosts: {most:g} {unit} for each GPU were taken")
+    return notes
 
 
 def _some(found: Sequence[Machine]) -> str:
@@ -187,7 +200,9 @@ def ranges(names: Sequence[str]) -> list[str]:
     (['n[08-10,12]', 'login'], ['gpu[0,9-10]'])
     """
     parts = {name: match.groups() for name in names if (match := _NUMBERED.fullmatch(name))}
-    padded = {(head, tail, len(digits)) for head, digits, tail in parts.values() if digits[0] == "0" and len(digits) > 1}
+    padded = {
+        (head, tail, len(digits)) for head, digits, tail in parts.values() if digits[0] == "0" and len(digits) > 1
+    }
     groups: dict[tuple[str, str, int], list[str]] = defaultdict(list)
     for name in names:
         head, digits, tail = parts.get(name, (name, "", ""))
@@ -239,7 +254,9 @@ def _yaml(text: str, file: Path) -> Any:
     try:
         parts = [part for part in yaml.safe_load_all(text) if part]
     except yaml.YAMLError as error:
-        raise InputError(f"{file} is no YAML ({shortened(' '.join(str(error).split()))}); expected {EXPECTED}.") from None
+        raise InputError(
+            f"{file} is no YAML ({shortened(' '.join(str(error).split()))}); expected {EXPECTED}."
+        ) from None
     return parts[0] if len(parts) == 1 else parts
 
 
@@ -315,7 +332,9 @@ def _of_node(name: str, cells: Mapping[str, str]) -> Machine:
     if not gpus:
         gpus, _ = gres(cells.get("CfgTRES", ""))
     cpus = next((cells[key] for key in ("CPUEfctv", "CPUTot", "CPUs", "Procs") if key in cells), "nan")
-    features = next((cells[key] for key in ("ActiveFeatures", "AvailableFeatures", "Features", "Feature") if key in cells), "")
+    features = next(
+        (cells[key] for key in ("ActiveFeatures", "AvailableFeatures", "Features", "Feature") if key in cells), ""
+    )
     return Machine(
         name, gpus, _number(cpus), _number(cells.get("RealMemory", "nan")) / 1024, _words(cells.get("Partitions", "")),
         _words(features), down=state(cells.get("State", "")), devices=devices,
@@ -372,8 +391,12 @@ def _of_json(content: Any, file: Path) -> list[Machine]:
     parts = content if isinstance(content, list) else [content]
     found: list[Machine] = []
     for part in (part for part in parts if isinstance(part, Mapping)):
-        items = part.get("items") if isinstance(part.get("items"), list) else [part] if part.get("kind") == "Node" else []
-        found += [_of_kubernetes(item) for item in items if isinstance(item, Mapping) and item.get("kind", "Node") == "Node"]
+        items = (
+            part.get("items") if isinstance(part.get("items"), list) else [part] if part.get("kind") == "Node" else []
+        )
+        found += [
+            _of_kubernetes(item) for item in items if isinstance(item, Mapping) and item.get("kind", "Node") == "Node"
+        ]
         for key, read in (("nodes", _of_json_node), ("sinfo", _of_json_sinfo), ("partitions", _of_json_partition)):
             for item in part.get(key) or () if isinstance(part.get(key), list) else ():
                 found += read(item) if isinstance(item, Mapping) else []
@@ -422,13 +445,21 @@ def _of_json_partition(item: Mapping[str, Any]) -> list[Machine]:
 
 
 def _of_kubernetes(item: Mapping[str, Any]) -> Machine:
-    metadata, spec, status = (item[key] if isinstance(item.get(key), Mapping) else {} for key in ("metadata", "spec", "status"))
+    metadata, spec, status = (
+        item[key] if isinstance(item.get(key), Mapping) else {} for key in ("metadata", "spec", "status")
+    )
     labels = metadata.get("labels") or {}
     has = status.get("allocatable") or status.get("capacity") or {}
     kind = next((str(labels[label]) for label in TYPE_LABELS if labels.get(label)), "")
     whole = sum(quantity(has[name]) or 0.0 for name in has if GPU_RESOURCE.search(name))
-    shared = float(labels.get("nvidia.com/gpu.replicas") or 1) if str(labels.get("nvidia.com/gpu.sharing-strategy", "none")) != "none" else 1.0
-    slices = sum((quantity(has[name]) or 0.0) * int(match[1]) / 7 for name in has if (match := MIG_RESOURCE.match(name)))
+    shared = (
+        float(labels.get("nvidia.com/gpu.replicas") or 1)
+        if str(labels.get("nvidia.com/gpu.sharing-strategy", "none")) != "none"
+        else 1.0
+    )
+    slices = sum(
+        (quantity(has[name]) or 0.0) * int(match[1]) / 7 for name in has if (match := MIG_RESOURCE.match(name))
+    )
     ready = [one.get("status") for one in status.get("conditions") or () if one.get("type") == "Ready"]
     down = "cordoned" if spec.get("unschedulable") else "NotReady" if ready and ready[0] != "True" else ""
     taints = [f"{one.get('key')}={one.get('value') or ''}:{one.get('effect')}" for one in spec.get("taints") or ()]
@@ -473,19 +504,23 @@ def _of_table(text: str, head: str, file: Path) -> Iterator[Machine]:
     found = {key: column for key, known in _COLUMNS.items() if (column := next((c for c in known if c in names), None))}
     if not {"name", "gpus"} <= found.keys():
         raise InputError(f"{file}: its first line is {shortened(head)!r}; expected {EXPECTED}.")
-    for number, cells in enumerate(csv.reader(lines if bare else lines[1:], delimiter=separator), start=1 if bare else 2):
+    for number, cells in enumerate(
+        csv.reader(lines if bare else lines[1:], delimiter=separator), start=1 if bare else 2
+    ):
         if len(cells) != len(names):
             raise InputError(f"{file}: row {number} has {len(cells)} cells; expected {len(names)}, as its header.")
         row = dict(zip(names, cells, strict=True))
         gpus = _number(row[found["gpus"]] or 0)
         if math.isnan(gpus):
-            raise InputError(f"{file}: row {number}: {found['gpus']} is {row[found['gpus']]!r}; expected a number of GPUs.")
+            raise InputError(
+                f"{file}: row {number}: {found['gpus']} is {row[found['gpus']]!r}; expected a number of GPUs."
+            )
         amounts = {key: _number(row.get(found.get(key, ""), "nan")) * _SCALE.get(found.get(key, ""), 1.0)
                    for key in ("cpus", "memory_gb")}  # fmt: skip
-        kind = row.get(found.get("type", ""), "").strip()
+        text = {key: row.get(found.get(key, ""), "").strip() for key in ("type", "partition", "features", "state")}
         yield Machine(
-            row[found["name"]].strip(), {kind: gpus}, **amounts, partitions=_words(row.get(found.get("partition", ""), "")),
-            features=_words(row.get(found.get("features", ""), "")), down=state(row.get(found.get("state", ""), "")),
+            row[found["name"]].strip(), {text["type"]: gpus}, **amounts, partitions=_words(text["partition"]),
+            features=_words(text["features"]), down=state(text["state"]),
         )  # fmt: skip
 
 

@@ -30,7 +30,8 @@ NodeName=gpu02 Arch=x86_64 CoresPerSocket=32
    Reason=State=IDLE was wrong [root@2024-03-01T10:00:00]
 
 NodeName=cpu01 CPUTot=64 Gres=(null) RealMemory=257000 State=IDLE Partitions=cpu
-NodeName=mig01 CPUTot=64 Gres=gpu:a100_1g.5gb:7(S:0),gpu:a100_3g.20gb:2(S:1) RealMemory=512000 State=IDLE+CLOUD+POWERED_DOWN
+NodeName=mig01 CPUTot=64 Gres=gpu:a100_1g.5gb:7(S:0),gpu:a100_3g.20gb:2(S:1) RealMemory=512000
+   State=IDLE+CLOUD+POWERED_DOWN
 NodeName=mix01 CPUTot=60 Gres=gpu:v100:2,gpu:rtx:4,fpga:1 RealMemory=61440 State=IDLE
 """
 
@@ -76,7 +77,9 @@ def test_partitions_come_from_their_own_file_and_a_lone_list_of_them_is_refused(
     hosts, _ = read(tmp_path, nodes_txt=nodes, partitions_txt=told)
     assert list(hosts) == ["n[0-3]"]
     assert partitions(tmp_path) == {"all": ["n[0-3]"], "half": ["n[2-3]"]}
-    with pytest.raises(InputError, match="does not tell what n0 and 3 other hosts have; give what `scontrol show node`"):
+    with pytest.raises(
+        InputError, match="does not tell what n0 and 3 other hosts have; give what `scontrol show node`"
+    ):
         read(tmp_path, partitions_txt=told)
 
 
@@ -112,7 +115,8 @@ def test_json_of_old_and_new_versions_of_slurm(tmp_path: Path) -> None:
     assert "1 idle+DRAIN" in notes[0]
     row = {
         "node": {"state": ["IDLE"]}, "nodes": {"nodes": ["c1", "c2"]}, "cpus": {"minimum": 32, "maximum": 32},
-        "memory": {"minimum": 2048}, "gres": {"total": "gpu:h100:4"}, "features": {"total": ""}, "partition": {"name": "p"},
+        "memory": {"minimum": 2048}, "gres": {"total": "gpu:h100:4"}, "features": {"total": ""},
+        "partition": {"name": "p"},
     }  # fmt: skip
     hosts, _ = read(tmp_path, sinfo_json=json.dumps({"sinfo": [row]}))
     assert hosts["c[1-2]"] == {
@@ -189,14 +193,11 @@ def test_what_are_no_machines_is_refused_in_one_line(tmp_path: Path, text: str, 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("alive", ["IDLE", "ALLOCATED", "mix", "IDLE+PLANNED", "alloc#", "idle~", "IDLE+POWERING_DOWN", "MAINT", "RESERVED"])  # fmt: skip
-def test_states_in_which_jobs_start(alive: str) -> None:
-    assert state(alive) == ""
-
-
-@pytest.mark.parametrize("gone", ["DOWN", "idle*", "IDLE+DRAIN", "drng", "FAIL", "FUTURE", "IDLE+NOT_RESPONDING", "INVAL", "MIXED+DRAIN"])  # fmt: skip
-def test_states_in_which_none_does(gone: str) -> None:
-    assert state(gone) == gone
+def test_states_in_which_jobs_start_and_in_which_none_does() -> None:
+    alive = ["IDLE", "ALLOCATED", "mix", "IDLE+PLANNED", "alloc#", "idle~", "IDLE+POWERING_DOWN", "MAINT", "RESERVED"]
+    gone = ["DOWN", "idle*", "IDLE+DRAIN", "drng", "FAIL", "FUTURE", "IDLE+NOT_RESPONDING", "INVAL", "MIXED+DRAIN"]
+    assert [state(text) for text in alive] == [""] * len(alive)
+    assert [state(text) for text in gone] == gone
 
 
 def test_names_with_other_widths_stay_apart() -> None:

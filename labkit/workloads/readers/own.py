@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _TEXT: Final = ("id", "model", "user")
-_NAMES: Final = ("device_type", "measured_on", "reservation", "partition", "consolidate", "constraint", "after", "array", "qos",
-          "recorded_hosts")  # fmt: skip
+_NAMES: Final = (
+    "device_type", "measured_on", "reservation", "partition", "consolidate", "constraint", "after", "array", "qos",
+    "recorded_hosts",
+)  # fmt: skip
 _COUNTS: Final = {"n_workers": 1, "max_workers": 1, "n_ps": 0, "max_ps": 0, "home": -1, "nodes": 0, "at_most": 0}
 _POSITIVE: Final = ("total_steps", "true_steps", "steps_per_epoch", "weight")
 _OPTIONAL: Final = ("samples_per_step", "duration_s", "slo_s", "loss_delta", "limit_s")
@@ -30,7 +32,19 @@ _MOMENTS: Final = ("begin_s", "recorded_start_s")
 _AMOUNTS: Final = ("ps_memory_base_gb", "ps_memory_growth_gb")
 _DEMANDS: Final = tuple(f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb"))
 KNOWN: Final = frozenset(
-    (*_TEXT, *_NAMES, *_COUNTS, *_POSITIVE, *_OPTIONAL, *_MOMENTS, *_AMOUNTS, *_DEMANDS, "arrival_s", "sync", "priority")
+    (
+        *_TEXT,
+        *_NAMES,
+        *_COUNTS,
+        *_POSITIVE,
+        *_OPTIONAL,
+        *_MOMENTS,
+        *_AMOUNTS,
+        *_DEMANDS,
+        "arrival_s",
+        "sync",
+        "priority",
+    )
 )
 REQUIRED: Final = ("arrival_s", "total_steps")
 EXPECTED: Final = "a labkit trace with columns arrival_s, total_steps and any of those in docs/trace-formats.md"

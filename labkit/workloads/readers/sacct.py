@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 REQUEUED: Final = frozenset({"REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
 """States after which another row of the same id is the same job, which ran again."""
 
+OF_RULES: Final = (
+    "reservation", "partition", "nodes", "constraint", "begin_s", "after", "array", "at_most", "limit_s", "qos",
+)  # fmt: skip
+"""Columns of jobs that are those of the rows."""
+
 REMEDY: Final = "sacct's AllocTRES tells GPUs where slurm.conf has AccountingStorageTRES=gres/gpu"
 
 ENDED_BADLY: Final = {"FAILED": "failed", "TIMEOUT": "timed out", "CANCELLED": "were cancelled",
@@ -380,9 +385,8 @@ def _jobs(rows: pd.DataFrame, *, name: str) -> Jobs:
         priority=rows["priority"].to_numpy(np.float64),
         recorded_start_s=np.where(rows["start_s"].notna(), np.maximum(rows["start_s"] - submit_s.min(), 0.0), np.nan),
         recorded_hosts=rows["hosts"].tolist(),
-        **{name: rows[name].tolist() for name in
-           ("reservation", "partition", "nodes", "constraint", "begin_s", "after", "array", "at_most", "limit_s", "qos")},
-    )  # fmt: skip
+        **{name: rows[name].tolist() for name in OF_RULES},
+    )
 
 
 def _first_number(table: TraceTable, columns: tuple[str, ...]) -> Floats:

@@ -39,7 +39,11 @@ def columns_of_rules(table: TraceTable) -> dict[str, Any]:
     frame = table.frame
 
     def text(name: str) -> list[str]:
-        return [cell if cell not in ("(null)", "None") else "" for cell in names_of(frame[name])] if name in frame else [""] * len(frame)
+        return (
+            [cell if cell not in ("(null)", "None") else "" for cell in names_of(frame[name])]
+            if name in frame
+            else [""] * len(frame)
+        )
 
     submitted = text("SubmitLine")
     options = {key: [_value(pattern, line) for line in submitted] for key, pattern in _FOUND.items()}
@@ -71,7 +75,9 @@ def with_rules(rows: pd.DataFrame, pending: pd.DataFrame, ledger: TraceLedger, *
     follows = np.array([text != "" for text in after], np.bool_)
     begins = (delay_s > BEGUN_S) & ~follows & (at_most == 0)
     gpus, nodes = rows["gpus"].to_numpy(np.float64), rows["nodes"].to_numpy(np.float64)
-    plain = (nodes >= 1) & (nodes <= np.maximum(gpus, 1)) & ~rows["id"].str.contains("+", regex=False).to_numpy(np.bool_)
+    plain = (
+        (nodes >= 1) & (nodes <= np.maximum(gpus, 1)) & ~rows["id"].str.contains("+", regex=False).to_numpy(np.bool_)
+    )
     rows = rows.assign(
         begin_s=np.where(begins, rows["eligible_s"] - zero_s, np.nan), after=after, array=base, at_most=at_most,
         nodes=np.where(plain & (rows["sizes"] == 1 if "sizes" in rows else True), nodes, 0).astype(np.int32),
@@ -93,7 +99,9 @@ def _not_modelled(rows: pd.DataFrame, odd: Sequence[bool], ledger: TraceLedger) 
         ledger.remark((rows[column] != "").to_numpy(), f"a rule that is not kept: {what}")
     licensed = ((rows["asked_licenses"] != "") | (rows["licenses_"] != "")).to_numpy()
     ledger.remark(licensed, "a rule that is not kept: licenses")
-    ledger.remark(np.array(odd, np.bool_), "a rule that is not kept: dependencies other than afterok, afterany, aftercorr")
+    ledger.remark(
+        np.array(odd, np.bool_), "a rule that is not kept: dependencies other than afterok, afterany, aftercorr"
+    )
     kinds = [name for name in dict.fromkeys(rows["qos"]) if name]
     if len(kinds) > 1:
         ledger.check(f"qualities of service ({', '.join(kinds[:6])}) count under the scheduler slurm alone.")
@@ -119,7 +127,9 @@ def _constraint(constraint: str, hosts: str) -> str:
 def _told_throttles(rows: pd.DataFrame, pending: pd.DataFrame) -> dict[str, int]:
     """Return how many tasks of an array may run at once, as its SubmitLine or a row that still waits tells."""
     told: dict[str, int] = {}
-    for identity, asked in zip((*rows["id"], *pending["id"]), (*rows["asked_array"], *pending["asked_array"]), strict=True):
+    for identity, asked in zip(
+        (*rows["id"], *pending["id"]), (*rows["asked_array"], *pending["asked_array"]), strict=True
+    ):
         match = re.search(r"%(\d{1,6})", asked) or re.search(r"%(\d{1,6})\]", identity)
         if match and "_" in identity and int(match[1]):
             told[re.sub(r"_.*", "", identity)] = int(match[1])
@@ -139,7 +149,11 @@ def _throttles(rows: pd.DataFrame, base: np.ndarray, told: dict[str, int]) -> tu
         at = np.array(mine)
         if (n := told.get(array.rpartition("/")[2], 0)) > 0:
             at_most[at] = n
-        elif len(at) > 1 and (n := _most_at_once(start[at], end[at])) and (limited[at].any() or _in_turns(start[at], end[at], n)):
+        elif (
+            len(at) > 1
+            and (n := _most_at_once(start[at], end[at]))
+            and (limited[at].any() or _in_turns(start[at], end[at], n))
+        ):
             at_most[at], guessed[at] = n, True
     return at_most, guessed
 
