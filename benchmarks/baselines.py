@@ -36,17 +36,19 @@ PLACERS: Final[dict[str, Placer]] = {
 
 
 def lines() -> Iterator[str]:
-    """Return the lines of a table in Markdown: mean JCT in seconds of the default, and of each placer over it."""
-    yield f"| trace | scheduler | default, mean JCT (s) | {' | '.join(PLACERS)} |"
-    yield "|---" * (3 + len(PLACERS)) + "|"
+    """Return the lines of a table in Markdown: mean JCT in seconds of the default, and of the others over it."""
+    yield f"| trace | scheduler | default, mean JCT (s) | {' | '.join(PLACERS)} | gangs wait |"
+    yield "|---" * (4 + len(PLACERS)) + "|"
     for trace, load, cluster in CASES:
-        experiment = Experiment.of(scaled(read(TRACES / trace), load=load), cluster=cluster)
+        jobs = scaled(read(TRACES / trace), load=load)
+        experiment, waiting = (Experiment.of(jobs, cluster=cluster, consolidate=how) for how in ("split", "wait"))
         for name in SCHEDULERS:
             default = experiment.run(name).summary["mean_jct_s"]
             jct_s = [
                 experiment.run(make(name, placer=placer), name=name).summary["mean_jct_s"]
                 for placer in PLACERS.values()
             ]
+            jct_s.append(waiting.run(name).summary["mean_jct_s"])
             told = " | ".join(f"{value / default:.2f}" for value in jct_s)
             yield f"| {Path(trace).stem}, load {load:g} | {name} | {default:,.0f} | {told} |"
 

@@ -14,7 +14,15 @@ import typer
 
 from labkit.cli import help as cli_help
 from labkit.cli.options import refuse_no_trace, takes_scenario
-from labkit.cli.tables import print_against, print_calibration, print_finding, print_header, print_table, usual_cluster
+from labkit.cli.tables import (
+    print_against,
+    print_by,
+    print_calibration,
+    print_finding,
+    print_header,
+    print_table,
+    usual_cluster,
+)
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.core.raised import raised_at
@@ -56,8 +64,12 @@ def compare(
     runs: Annotated[
         Path | None, typer.Option(help="Store the runs in this folder, each in a folder of its own.", metavar="FOLDER")
     ] = None,
+    by: Annotated[
+        str | None, typer.Option(help="Show the means of each partition, user or model, too.", metavar="GROUP")
+    ] = None,
 ) -> None:
     """Simulate several schedulers on one trace and compare them."""
+    _refuse_by(by, seeds=seeds, as_json=as_json)
     refuse_no_trace(scenario)
     scenario, usual = _somewhere(scenario)
     refuse_places(report, runs)
@@ -76,8 +88,20 @@ def compare(
     )
     if failed:
         tell_failed(failed)
+    if by is not None:
+        print_by(records, by)
     if not as_json:
         print_finding(records)
+
+
+def _refuse_by(by: str | None, *, seeds: str | None, as_json: bool) -> None:
+    from labkit.core.errors import unknown
+    from labkit.results.comparison import GROUPS
+
+    if by is not None and by not in GROUPS:
+        raise unknown("--by", by, GROUPS)
+    if by is not None and (seeds is not None or as_json):
+        raise typer.BadParameter("--by shows a table of one seed; leave it, or --seeds and --json, out.")
 
 
 def _somewhere(scenario: Scenario) -> tuple[Scenario, str]:

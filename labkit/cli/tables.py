@@ -219,6 +219,29 @@ def print_table(records: list[RunRecord]) -> None:
         say(bound)
 
 
+def print_by(records: list[RunRecord], by: str) -> None:
+    """Print mean JCT and queueing of each partition, user or model, a column for each run."""
+    from rich.table import Table
+
+    from labkit.core.text import time_unit
+    from labkit.results.comparison import labels, table_by
+
+    frame = table_by(records, by)
+    table = Table(box=None, header_style="bold")
+    words(table, by)
+    numbers(table, "jobs", "GPU-hours")
+    cells = [[str(name) for name in frame["", by]], [f"{n:,}" for n in frame["", "jobs"]]]
+    cells.append([f"{hours:,.1f}" for hours in frame["", "gpu_hours"]])
+    for label in labels(records):
+        for column, heading in (("jct_s", "mean JCT"), ("queueing_s", "queueing")):
+            scale, unit = time_unit(float(frame[label, column].median()))
+            numbers(table, f"{label}\n{heading} ({unit})")
+            cells.append(["–" if value != value else f"{value / scale:,.2f}" for value in frame[label, column]])
+    for row in zip(*cells, strict=True):
+        table.add_row(*row)
+    show(table)
+
+
 def print_finding(records: list[RunRecord]) -> None:
     """Print which run has the lowest mean JCT: the last line."""
     from labkit.results.conclusion import finding

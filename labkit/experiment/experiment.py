@@ -22,6 +22,8 @@ from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.core.gate import rules_of_jobs
 from labkit.core.hosting import (
+    SPLIT,
+    WORDS,
     Hosting,
     unmet_constraints,
     unmet_partitions,
@@ -309,7 +311,9 @@ class Experiment:
     @cached_property
     def rules(self) -> list[str]:
         """What was asked for and holds for every scheduler, a sentence each: notes that need no warning."""
-        return [*rules(self.quotas, self.reservations, self.hosting), *rules_of_jobs(self.jobs)]
+        split = self.hosting is None and self.scenario.get("consolidate") is not None
+        said = [f"machines: {WORDS[SPLIT]}, as was asked for"] if split else []
+        return said + rules(self.quotas, self.reservations, self.hosting) + rules_of_jobs(self.jobs)
 
     def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
         """Return what a reader of this scheduler's numbers has to know, a sentence each."""

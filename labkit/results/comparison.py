@@ -74,6 +74,42 @@ def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     )
 
 
+GROUPS: Final = ("partition", "user", "model")
+"""What jobs can be grouped by."""
+
+
+def table_by(records: Sequence[RunRecord], by: str) -> pd.DataFrame:
+    """Return one row per partition, user or model, that with the most GPU-hours first.
+
+    Columns: its name; jobs; gpu_hours, declared; and for each run, by its label, the mean JCT and the mean time until
+    the first start in seconds: `(label, "jct_s")`, `(label, "queueing_s")`.
+
+    Raises
+    ------
+    InputError
+        If `by` is none of these, or there is no run.
+    """
+    import pandas as pd
+
+    if by not in GROUPS:
+        raise unknown("by", by, GROUPS)
+    if not records:
+        raise InputError("records is empty; expected at least one run, as labkit.compare(...) returns them.")
+    jobs = records[0].jobs
+    names, of = getattr(jobs, f"{by}s"), getattr(jobs, by)
+    hours = jobs.gpus * np.nan_to_num(jobs.duration_s) / 3600
+    columns: dict[tuple[str, str], Floats] = {
+        ("", by): np.array([name or "(none)" for name in names], object),
+        ("", "jobs"): np.bincount(of, minlength=len(names)),
+        ("", "gpu_hours"): np.bincount(of, hours, len(names)),
+    }
+    for label, record in zip(labels(records), records, strict=True):
+        means = record.table.groupby(of[record.table["job"]])[["jct_s", "queueing_s"]].mean()
+        for name in means:
+            columns[label, name] = means[name].reindex(range(len(names))).to_numpy()
+    return pd.DataFrame(columns).sort_values(("", "gpu_hours"), ascending=False, kind="stable").reset_index(drop=True)
+
+
 def jct_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     """Return a row per run with its times in hours, by label: mean, median and 95th percentile of the JCT, makespan."""
     table = run_table(records).set_index("label")

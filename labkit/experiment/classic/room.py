@@ -171,7 +171,7 @@ def _fit(space: FreeTree, trace: Trace, work: Scratch, k: int, j: int, c: int) -
 def _fit_on_few(space: FreeTree, trace: Trace, work: Scratch, k: int, j: int, c: int, shares: Ints) -> bool:
     """Put the workers of a job on as many machines as they have shares, rows by group; tell whether they are there."""
     demand, tree, first = trace.worker[k], space.tree[c], work.numbers[N_TASKS]
-    g, before = -1, 0
+    g, before = -1, np.int64(0)
     for i in range(len(shares)):
         w = np.int64(shares[i])
         if w == 0:
