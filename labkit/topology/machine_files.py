@@ -64,7 +64,7 @@ class Machine:
     def joined(self, other: Machine) -> Machine:
         """Return the host with what another file, or another row, tells of it."""
         known, more = (other, self) if self.bare else (self, other)
-        both = {
+        both: dict[str, Any] = {
             key: tuple(dict.fromkeys((*getattr(known, key), *getattr(more, key))))
             for key in ("partitions", "features", "taints", "devices")
         }
@@ -248,7 +248,7 @@ def _read(file: Path, *, known: Sequence[str]) -> list[Machine]:
 
 def _yaml(text: str, file: Path) -> Any:
     try:
-        import yaml
+        import yaml  # type: ignore[import-untyped]
     except ModuleNotFoundError:
         raise InputError(f"{file} is YAML, and PyYAML is not installed; take kubectl's -o json instead.") from None
     try:
@@ -276,7 +276,7 @@ def gres(text: str) -> tuple[dict[str, float], tuple[str, ...]]:
     >>> gres("gpu:a100_1g.5gb:7(S:0)")[0], gres("cpu=16,mem=62.50G,gres/gpu=4,gres/gpu:a100=4")[0]
     ({'a100': 1.0}, {'a100': 4.0})
     """
-    gpus, typed, devices = Counter[str](), Counter[str](), []
+    gpus, typed, devices = defaultdict[str, float](float), defaultdict[str, float](float), list[str]()
     for item in _GRES.findall(text):
         name, _, rest = item.partition("(")[0].strip().replace("=", ":").removeprefix("gres/").partition(":")
         words = [word for word in rest.split(":") if word and word != "no_consume"]
@@ -391,14 +391,13 @@ def _of_json(content: Any, file: Path) -> list[Machine]:
     parts = content if isinstance(content, list) else [content]
     found: list[Machine] = []
     for part in (part for part in parts if isinstance(part, Mapping)):
-        items = (
-            part.get("items") if isinstance(part.get("items"), list) else [part] if part.get("kind") == "Node" else []
-        )
-        found += [
-            _of_kubernetes(item) for item in items if isinstance(item, Mapping) and item.get("kind", "Node") == "Node"
-        ]
+        listed_ = part.get("items")
+        items = listed_ if isinstance(listed_, list) else [part] if part.get("kind") == "Node" else []
+        nodes = [item for item in items if isinstance(item, Mapping) and item.get("kind", "Node") == "Node"]
+        found += [_of_kubernetes(node) for node in nodes]
         for key, read in (("nodes", _of_json_node), ("sinfo", _of_json_sinfo), ("partitions", _of_json_partition)):
-            for item in part.get(key) or () if isinstance(part.get(key), list) else ():
+            rows = part.get(key)
+            for item in rows if isinstance(rows, list) else []:
                 found += read(item) if isinstance(item, Mapping) else []
     if not found:
         raise InputError(f"{file} has no hosts; expected {EXPECTED}.")
@@ -517,10 +516,10 @@ def _of_table(text: str, head: str, file: Path) -> Iterator[Machine]:
             )
         amounts = {key: _number(row.get(found.get(key, ""), "nan")) * _SCALE.get(found.get(key, ""), 1.0)
                    for key in ("cpus", "memory_gb")}  # fmt: skip
-        text = {key: row.get(found.get(key, ""), "").strip() for key in ("type", "partition", "features", "state")}
+        said = {key: row.get(found.get(key, ""), "").strip() for key in ("type", "partition", "features", "state")}
         yield Machine(
-            row[found["name"]].strip(), {text["type"]: gpus}, **amounts, partitions=_words(text["partition"]),
-            features=_words(text["features"]), down=state(text["state"]),
+            row[found["name"]].strip(), {said["type"]: gpus}, amounts["cpus"], amounts["memory_gb"],
+            _words(said["partition"]), _words(said["features"]), down=state(said["state"]),
         )  # fmt: skip
 
 
