@@ -21,6 +21,7 @@ from labkit.cli.doctor import doctor
 from labkit.cli.fidelity import fidelity
 from labkit.cli.figure import figure
 from labkit.cli.profile import profile
+from labkit.cli.replay import replay
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import sweep
 from labkit.cli.train import train
@@ -33,9 +34,9 @@ from labkit.system.printing import guard
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.add_typer(traces, name="traces")
+app.add_typer(clusters, name="clusters")
 app.add_typer(weights, name="weights")
 traces.command("import")(traces_import)
-app.command()(clusters)
 app.command()(schedulers)
 app.command()(train)
 app.command()(sweep)
@@ -49,6 +50,7 @@ app.command()(watch)
 app.command()(fidelity)
 app.command()(profile)
 app.command()(simulate)
+app.command()(replay)
 try:
     from labkit.cli.bed import app as bed_app
 except ModuleNotFoundError as error:  # installed without the extra `lab`

@@ -14,7 +14,15 @@ import typer
 
 from labkit.cli import help as cli_help
 from labkit.cli.options import refuse_no_trace, takes_scenario
-from labkit.cli.tables import print_against, print_by, print_finding, print_header, print_table, usual_cluster
+from labkit.cli.tables import (
+    print_against,
+    print_by,
+    print_calibration,
+    print_finding,
+    print_header,
+    print_table,
+    usual_cluster,
+)
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.core.raised import raised_at
@@ -117,6 +125,7 @@ def on_one_seed(
         print_header(records, usual=usual)
         print_table(records)
     print_against(records, base=against, as_json=as_json)
+    print_calibration(records, as_json=as_json)
     if report is not None:
         from labkit.plots.report import write_report
 

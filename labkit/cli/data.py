@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 weights = typer.Typer(help="Show what files of trained policies hold.", no_args_is_help=True)
 traces = typer.Typer(help="Describe, list and download traces of jobs.", no_args_is_help=True)
+clusters = typer.Typer(help="List the clusters that have a name; read the machines of your own.")
 Trace = Annotated[
     Path,
     typer.Argument(help="A file, a name from `labkit traces list`, or a generator.", autocompletion=cli_help.traces),
@@ -56,12 +57,52 @@ def _told(part: object) -> tuple[str, str]:
     return what, str(part).partition("(")[2].removesuffix(")")
 
 
-def clusters() -> None:
-    """List the clusters that have a name."""
+@clusters.callback(invoke_without_command=True)
+def clusters_list(context: typer.Context) -> None:
+    """List the clusters that have a name; `labkit clusters import` reads your own."""
     from labkit.topology import available
 
+    if context.invoked_subcommand is not None:
+        return
     for name, what in available().items():
         print(f"{name:22} {what}")
+
+
+@clusters.command("import")
+def clusters_import(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="What `scontrol show node` (or partition), `sinfo` or `kubectl get nodes -o json` printed, or a CSV "
+            "of nodes; several files about the same hosts are put together.",
+            metavar="FILE...",
+        ),
+    ],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the inventory here.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Keep hosts that are down or have no GPUs, too.")] = False,
+) -> None:
+    """Read the machines of a cluster, and write the inventory that --cluster takes."""
+    from labkit.core.errors import InputError
+    from labkit.core.files import refuse_unwritable
+    from labkit.topology.machine_files import inventory, machines
+
+    if output is not None:
+        refuse_unwritable(output, endings=(".toml",))
+    text, notes = inventory(machines(files), source=", ".join(file.name for file in files), every=every)
+    if output is None:
+        print(text, end="")
+        return
+    output.write_text(text, encoding="utf-8")
+    from labkit.topology import build
+
+    try:
+        print(build(str(output)))
+    except InputError:
+        output.unlink()
+        raise
+    for note in notes:
+        print(f"note: {note}")
+    print(f"written to {output}; now: labkit traces check EXPORT --cluster {output}")
 
 
 @traces.command("info")

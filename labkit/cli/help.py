@@ -38,6 +38,7 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
             "labkit compare mine.csv --cluster 'fat_tree(8)' --schedulers 'srtf,las(threshold_gpu_s=7200)' --slot 600",
         ),
     ),
+    "replay": (SIMULATE, ("labkit replay export.txt --cluster hosts.toml --schedulers easy,slurm",)),
     "sweep": (
         SIMULATE,
         (
@@ -109,7 +110,11 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "",
         ("labkit traces import jobs.csv", "labkit traces import jobs.csv --yes --map duration=run:min"),
     ),
-    "clusters": (DATA, ("labkit clusters",)),
+    "clusters": (DATA, ("labkit clusters", "labkit clusters import nodes.txt -o hosts.toml")),
+    "clusters import": (
+        "",
+        ("labkit clusters import nodes.txt partitions.txt -o hosts.toml", "labkit clusters import nodes.json"),
+    ),
     "schedulers": (DATA, ("labkit schedulers",)),
     "doctor": (MACHINE, ("labkit doctor", "labkit doctor --inventory testbed/hosts.toml")),
 }

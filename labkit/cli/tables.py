@@ -250,6 +250,14 @@ def print_finding(records: list[RunRecord]) -> None:
         say(said)
 
 
+def print_calibration(records: list[RunRecord], *, as_json: bool) -> None:
+    """Print how far simulated runs are from the recorded one, if there is one."""
+    from labkit.results.calibration import calibration
+
+    for said in [] if as_json else calibration(records):
+        say(said)
+
+
 def print_against(records: list[RunRecord], *, base: str | None, as_json: bool) -> None:
     """Print how each run compares with one of them, or why it does not."""
     from labkit.results.comparison import labels

@@ -80,6 +80,8 @@ class Cluster:
     partitions : mapping
         Name of a partition (virtual cluster) -> (M,) which machines it has; machines may be in several. A job that
         names one is placed there only. See `with_partitions`; not to be mistaken for `partition`.
+    features : mapping
+        Name of a feature that jobs may ask for (`Jobs.constraint`) -> (M,) which machines have it.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Cluster:
     partition: Ints
     network: Network | None = None
     partitions: Mapping[str, Bools] = field(default_factory=dict)
+    features: Mapping[str, Bools] = field(default_factory=dict)
 
     @property
     def n_machines(self) -> int:
@@ -136,6 +139,7 @@ class Cluster:
             partition=self.partition[inside],
             network=None,
             partitions={name: hosts[inside] for name, hosts in self.partitions.items()},
+            features={name: hosts[inside] for name, hosts in self.features.items()},
         )
 
     def with_partitions(self, hosts: Mapping[str, Iterable[str]]) -> Self:

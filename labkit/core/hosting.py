@@ -7,12 +7,14 @@ need, and gangs that need so many machines. Placers keep to them; a session plac
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
 
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import same_type
 from labkit.core.errors import InputError, unknown
 from labkit.core.job_faults import MANNERS
 from labkit.core.jobs import Jobs
@@ -96,14 +98,14 @@ class Hosting:
                 of_name[i] = len(sets)
                 sets.append(cluster.partitions[name][cluster.group_machine])
         row = of_name[jobs.partition]
+        _constrain(jobs, cluster, sets, row)
         if not row.any() and not spread.any():
             return None
         used = [sets[r] for r in np.unique(row).tolist()]
         said = _in_words(spread, several=tasks > 1, wait_s=wait_s)
         if n := len(np.unique(row[row > 0])):
-            said += (
-                f"; {np.count_nonzero(row):,} of {len(jobs):,} jobs are kept to the hosts of their partition (of {n})"
-            )
+            what = "partition" + " or constraint" * bool((jobs.constraint != "").any())
+            said += f"; {np.count_nonzero(row):,} of {len(jobs):,} jobs are kept to the hosts of their {what} (of {n})"
         return cls(np.array(sets), row, spread, math.inf if wait_s is None else float(wait_s), _parts(used), said)
 
     @property
@@ -127,6 +129,17 @@ class Hosting:
         return relaxed
 
 
+def _constrain(jobs: Jobs, cluster: Cluster, sets: list[Bools], row: Ints) -> None:
+    """Add the sets of jobs that ask for features of machines, and let their rows, (N,), name them."""
+    for text in dict.fromkeys(jobs.constraint.tolist()):
+        if (machines := machines_with(text, cluster)) is None:
+            continue
+        mine = np.flatnonzero(jobs.constraint == text)
+        for r in np.unique(row[mine]).tolist():
+            row[mine[row[mine] == r]] = len(sets)
+            sets.append(sets[r] & machines[cluster.group_machine])
+
+
 def _in_words(spread: Ints, *, several: Bools, wait_s: float | None) -> str:
     """Return how gangs lie, the most frequent first; with how many of them where they differ."""
     gangs = np.minimum(spread[several | (spread > 0)], 1)
@@ -146,6 +159,92 @@ def _parts(sets: list[Bools]) -> tuple[Bools, ...]:
         joined = np.logical_or.reduce([mine, *(part for part in parts if (part & mine).any())])
         parts = [*apart, joined]
     return tuple(parts)
+
+
+def machines_with(constraint: str, cluster: Cluster) -> Bools | None:
+    """Return which machines have the features of a constraint, (M,); None where there is none, or it names others.
+
+    A constraint is that of Slurm [1]_: names joined by & and |, from left to right, with brackets; "@" before a name
+    makes it that of a machine. Counts (`a*2`) and square brackets, which say how gangs mix, are not looked at.
+
+    >>> from dataclasses import replace
+    >>> from labkit.topology import no_network
+    >>> made = replace(no_network(3), features={"big": np.array([1, 1, 0], bool), "new": np.array([0, 1, 1], bool)})
+    >>> [machines_with(text, made).astype(int).tolist() for text in ("big&new", "[big|new]", "new&(big|@m2)")]
+    [[0, 1, 0], [1, 1, 1], [0, 1, 1]]
+
+    References
+    ----------
+    .. [1] https://slurm.schedmd.com/sbatch.html, --constraint
+    """
+    known: dict[str, Bools] = {name: np.asarray(has, np.bool_) for name, has in cluster.features.items()}
+    words = _WORDS.findall(re.sub(r"\*\d+", "", constraint).translate(_BRACKETS))
+    names = [word for word in words if word not in "&|()"]
+    known |= {f"@{name}": np.array([one == name for one in cluster.machines]) for name in cluster.machines if
+              f"@{name}" in names}  # fmt: skip
+    if not names or any(name not in known for name in names):
+        return None
+    open_: list[tuple[Bools | None, str]] = []
+    value: Bools | None = None
+    operator = ""
+    for word in [*words, ")"]:
+        if word in ("&", "|"):
+            operator = word
+        elif word == "(":
+            open_.append((value, operator))
+            value, operator = None, ""
+        else:
+            term = known[word] if word != ")" else value
+            if word == ")" and open_:
+                value, operator = open_.pop()
+            if term is not None:
+                joined = np.logical_and if operator != "|" else np.logical_or
+                value = term if value is None or term is value else joined(value, term)
+    return value
+
+
+_WORDS: Final = re.compile(r"[&|()]|[^&|()\s]+")
+_BRACKETS: Final = str.maketrans("[],", "()&")
+
+
+def with_types_as_partitions(jobs: Jobs, cluster: Cluster) -> tuple[Cluster, str]:
+    """Return a cluster that names no partitions with those of jobs, by the device types they were recorded on.
+
+    Returns
+    -------
+    cluster : Cluster
+        The same where it has partitions, or jobs tell none, or every partition would have all machines.
+    said : str
+        What was guessed, for headers; "": nothing.
+    """
+    if cluster.partitions or not any(jobs.partitions):
+        return cluster, ""
+    machines, said = {}, []
+    for i, name in enumerate(jobs.partitions):
+        ran_on = sorted({kind for kind in jobs.measured_on[jobs.partition == i] if kind})
+        types = [t for t, kind in enumerate(cluster.device_types) if any(same_type(one, kind) for one in ran_on)]
+        if name and types:
+            machines[name] = np.unique(cluster.group_machine[np.isin(cluster.group_type, types)])
+            said.append(f"{name}: {', '.join(cluster.device_types[t] for t in types)}")
+    if not any(len(each) < cluster.n_machines for each in machines.values()):
+        return cluster, ""
+    hosts = {name: [cluster.machines[m] for m in each] for name, each in machines.items()}
+    return cluster.with_partitions(hosts), (
+        f"{cluster.name} names no partitions, so those of the jobs are taken for the device types on which their jobs "
+        f"ran ({'; '.join(said)})"
+    )
+
+
+def unmet_constraints(jobs: Jobs, cluster: Cluster) -> list[str]:
+    """Return a sentence if jobs ask for features of machines that a cluster does not have."""
+    names = [text for text in dict.fromkeys(jobs.constraint.tolist()) if text and machines_with(text, cluster) is None]
+    if not names:
+        return []
+    n = int(np.isin(jobs.constraint, names).sum())
+    return [
+        f"constraints of jobs on features that {cluster.name} does not have: {n:,} of {len(jobs):,} jobs (the first "
+        f"'{names[0]}'); these jobs may be placed anywhere."
+    ]
 
 
 def unmet_partitions(jobs: Jobs, cluster: Cluster) -> list[str]:

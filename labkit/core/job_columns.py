@@ -137,6 +137,17 @@ class JobColumns:
         "consolidate", "(J,) how a gang lies on machines: wait, prefer, split, or '' as the run has it."
     )
     nodes: cached_property[Ints] = _declared("nodes", "(J,) machines that a gang lies on; 0: any number.")
+    constraint: cached_property[NDArray[np.object_]] = _declared("constraint", "(J,) features of machines; '': any.")
+    begin_s: cached_property[Floats] = _declared(
+        "begin_s", "(J,) seconds since the run began before which none starts."
+    )
+    after: cached_property[NDArray[np.object_]] = _declared("after", "(J,) ids of jobs that end before, joined by '+'.")
+    array: cached_property[NDArray[np.object_]] = _declared("array", "(J,) array that a job belongs to; '': none.")
+    at_most: cached_property[Ints] = _declared("at_most", "(J,) jobs of its array that run at once; 0: any number.")
+    limit_s: cached_property[Floats] = _declared("limit_s", "(J,) time limit in seconds; NaN: none.")
+    qos: cached_property[NDArray[np.object_]] = _declared("qos", "(J,) quality of service; '': not told.")
+    recorded_start_s: cached_property[Floats] = _declared("recorded_start_s", "(J,) when it started in truth; NaN.")
+    recorded_hosts: cached_property[NDArray[np.object_]] = _declared("recorded_hosts", "(J,) where it ran in truth.")
     home: cached_property[Ints] = _declared("home", "(J,) pod where each job arrived; -1: it may go anywhere.")
 
     # --- what has happened

@@ -45,6 +45,10 @@ _ALONE: Final[tuple[tuple[str, Callable[[Column], Bools], str], ...]] = (
     ("ps_memory_growth_gb", _no_amount, "GB >= 0"),
     ("home", lambda pod: pod < -1, "a pod >= 0, or -1 for any"),
     ("nodes", lambda n: n < 0, "a number of machines, or 0 for any"),
+    ("at_most", lambda n: n < 0, "a number of jobs, or 0 for any"),
+    ("begin_s", lambda seconds: np.isinf(seconds) | (seconds < 0), "seconds >= 0 or none"),
+    ("limit_s", lambda seconds: np.isinf(seconds) | (seconds <= 0), "seconds > 0 or none"),
+    ("recorded_start_s", lambda seconds: np.isinf(seconds) | (seconds < 0), "seconds >= 0 or not known"),
     ("consolidate", lambda how: ~np.isin(how, ["", *MANNERS]), f"one of {', '.join(MANNERS)}, or none"),
     ("priority", lambda priority: ~np.isfinite(priority), "a finite number"),
 )

@@ -90,6 +90,20 @@ class Jobs:
         (N,) how a gang lies on machines, as `labkit.core.hosting` has it: wait, prefer or split; "": as the run has it.
     nodes : array
         (N,) on exactly so many machines, with tasks spread evenly over them; 0: on any number.
+    constraint : array of str
+        (N,) features of machines that it needs, as Slurm's --constraint has them: "nvlink&big", "a|b"; "": none.
+    begin_s : array
+        (N,) moment before which it does not start, in seconds since the run began; NaN: none.
+    after : array of str
+        (N,) ids of jobs that must have ended before it starts, joined by "+"; "": none.
+    array, at_most : array of str, array
+        (N,) the array of jobs that it belongs to, "": none; and how many of that run at once, 0: any number.
+    limit_s : array
+        (N,) seconds after its start at which it is ended; NaN: no limit.
+    qos : array of str
+        (N,) its quality of service, for schedulers that look at it.
+    recorded_start_s, recorded_hosts : array, array of str
+        (N,) when and on which machines it was recorded to start, for the scheduler `recorded`; NaN, "": not known.
     ps_memory_base_gb, ps_memory_growth_gb : array
         (N,) memory that all parameter servers of a job hold together at its beginning, and what they take more of in
         each 1,000 steps; 0: as much as is declared. Only the simulator may look.
@@ -128,6 +142,15 @@ class Jobs:
     partition: Ints
     consolidate: NDArray[np.object_]
     nodes: Ints
+    constraint: NDArray[np.object_]
+    begin_s: Floats
+    after: NDArray[np.object_]
+    array: NDArray[np.object_]
+    at_most: Ints
+    limit_s: Floats
+    qos: NDArray[np.object_]
+    recorded_start_s: Floats
+    recorded_hosts: NDArray[np.object_]
     ps_memory_base_gb: Floats
     ps_memory_growth_gb: Floats
     notes: tuple[str, ...] = ()
@@ -164,6 +187,15 @@ class Jobs:
         partition: Sequence[str] | str = "",
         consolidate: Sequence[str] | str = "",
         nodes: ArrayLike = 0,
+        constraint: Sequence[str] | str = "",
+        begin_s: ArrayLike = np.nan,
+        after: Sequence[str] | str = "",
+        array: Sequence[str] | str = "",
+        at_most: ArrayLike = 0,
+        limit_s: ArrayLike = np.nan,
+        qos: Sequence[str] | str = "",
+        recorded_start_s: ArrayLike = np.nan,
+        recorded_hosts: Sequence[str] | str = "",
         ps_memory_base_gb: ArrayLike = 0.0,
         ps_memory_growth_gb: ArrayLike = 0.0,
         notes: Sequence[str] = (),
@@ -186,9 +218,16 @@ class Jobs:
             "steps_per_epoch": steps if steps_per_epoch is None else steps_per_epoch,
             "samples_per_step": samples_per_step, "duration_s": duration_s, "weight": weight, "slo_s": slo_s,
             "loss_delta": loss_delta, "priority": priority, "ps_memory_base_gb": ps_memory_base_gb,
-            "ps_memory_growth_gb": ps_memory_growth_gb,
+            "ps_memory_growth_gb": ps_memory_growth_gb, "begin_s": begin_s, "limit_s": limit_s,
+            "recorded_start_s": recorded_start_s,
+        }  # fmt: skip
+        texts = {
+            "device_type": device_type, "measured_on": measured_on, "reservation": reservation,
+            "consolidate": consolidate, "constraint": constraint, "after": after, "array": array, "qos": qos,
+            "recorded_hosts": recorded_hosts,
         }  # fmt: skip
         columns: dict[str, Any] = {key: of.numbers(key, values) for key, values in numbers.items()}
+        columns |= {key: of.texts(key, named) for key, named in texts.items()}
         return cls(
             name=name,
             id=of.names("id", [str(i) for i in range(of.n)] if id is None else id),
@@ -205,13 +244,10 @@ class Jobs:
             ps_demand=of.demand("ps_demand", PS_DEMAND if ps_demand is None else ps_demand),
             sync=of.flags("sync", sync),
             home=of.counts("home", home),
-            device_type=of.texts("device_type", device_type),
-            measured_on=of.texts("measured_on", measured_on),
-            reservation=of.texts("reservation", reservation),
             partitions=partitions,
             partition=partition_of,
-            consolidate=of.texts("consolidate", consolidate),
             nodes=of.counts("nodes", nodes),
+            at_most=of.counts("at_most", at_most),
             notes=tuple(notes),
             **columns,
         )._checked_in_order()

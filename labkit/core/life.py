@@ -90,6 +90,27 @@ class Contention(Protocol):
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Hold:
+    """Machines that a reservation keeps from some jobs, from a start to an end.
+
+    Attributes
+    ----------
+    machines : array of bool
+        (M,) which they are.
+    may : array of bool
+        (N,) which jobs may have them all the same.
+    known_s, start_s, end_s : float
+        From when on schedulers know of it, and when it holds, in seconds since the run began.
+    """
+
+    machines: Bools
+    may: Bools
+    known_s: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Context:
     """What a scheduler may know before the first decision of a run.
 
@@ -115,6 +136,8 @@ class Context:
     slot_s : float
         Seconds from one decision to the next where decisions fall on slots alone: what a job leaves stays idle until
         the next one. inf: a decision is due at events, too.
+    holds : tuple of Hold
+        What reservations will keep from jobs, for schedulers that plan ahead.
     """
 
     jobs: Jobs
@@ -126,6 +149,7 @@ class Context:
     rehearse: Rehearse | None = None
     interference: Contention | None = None
     slot_s: float = inf
+    holds: tuple[Hold, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +177,8 @@ class Traits:
     measure_every_s : float or None
         Measure what tasks use, and how fast they are, at least this often: the measured columns of `snapshot.jobs` come
         from it; None: no need.
+    follows_record : bool
+        It follows the schedule that the trace recorded: overheads, speeds, limits and rules do not count.
     pays : mapping or None
         Dollars per GPU and hour by device type, of one that minimises cost.
 
@@ -171,6 +197,7 @@ class Traits:
     lives_on_slos: bool = False
     oracle: bool = False
     measure_every_s: float | None = None
+    follows_record: bool = False
     pays: Mapping[str, float] | None = None
 
     @classmethod

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from labkit.core.answers import speeds_of
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
-from labkit.core.life import Context, Measure
+from labkit.core.life import Context, Hold, Measure
 from labkit.core.protocols import SpeedModel
 from labkit.core.resources import Floats
 from labkit.core.running import Running
@@ -28,7 +28,7 @@ SCHEDULERS: Final = 1
 
 def context(
     jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, seed: int, interference: Level | None = None,
-    slot_s: float = inf,
+    slot_s: float = inf, holds: tuple[Hold, ...] = (),
 ) -> Context:  # fmt: skip
     """Return what a scheduler is told before a run.
 
@@ -42,6 +42,8 @@ def context(
         What was measured of co-located jobs.
     slot_s : float
         From one decision to the next where they fall on slots alone.
+    holds : tuple of Hold
+        What reservations will keep from jobs.
     """
     told = jobs.declared.as_if_true()  # nothing of the truth can be reached through what measures
     return Context(
@@ -54,6 +56,7 @@ def context(
         rehearse=partial(rehearse, cluster, context),
         interference=interference,
         slot_s=slot_s,
+        holds=holds,
     )
 
 

@@ -21,7 +21,16 @@ from labkit.core.device_types import may_run_on, of_any_type, refuse_misspelt
 from labkit.core.devices import with_whole_gpus
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
-from labkit.core.hosting import SPLIT, WORDS, Hosting, unmet_partitions, with_partitions_of
+from labkit.core.gate import rules_of_jobs
+from labkit.core.hosting import (
+    SPLIT,
+    WORDS,
+    Hosting,
+    unmet_constraints,
+    unmet_partitions,
+    with_partitions_of,
+    with_types_as_partitions,
+)
 from labkit.core.jobs import Jobs
 from labkit.core.life import Traits, begin
 from labkit.core.outside import use_file
@@ -49,6 +58,7 @@ from labkit.experiment.scenario import KEY, Fields, Scenario
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import asked_speed, declared
 from labkit.kernels.watching import watched
+from labkit.results.calibration import FOLLOWS_RECORD
 from labkit.results.comparison import BOUND, BOUND_ALONE, FASTER
 from labkit.results.fidelity import REFERENCE, reference
 from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
@@ -60,6 +70,7 @@ from labkit.simulator.measuring import check_every
 from labkit.simulator.troubles import troubles as troubles_of
 from labkit.speed.interference.levels import Level, level
 from labkit.speed.profiled import ProfiledSpeed
+from labkit.speed.recorded import Recorded as RecordedSpeed
 from labkit.topology import presets
 from labkit.topology.links import refuse_unsound_network
 
@@ -196,8 +207,12 @@ class Experiment:
         rng = np.random.default_rng(np.random.SeedSequence(asked.seed, spawn_key=(TROUBLE_STREAM,)))
         some = troubles_of(asked.troubles, jobs, rng=rng)
         said += "" if some is None else f"; troubles: {some.said}"
-        cluster = with_partitions_of(jobs, cluster) if asked.partitions else cluster
+        cluster, guessed = with_partitions_of(jobs, cluster) if asked.partitions else cluster, ""
+        if not asked.any_type:
+            cluster, guessed = with_types_as_partitions(jobs, cluster)
         hosting = Hosting.of(jobs, cluster, consolidate=asked.consolidate, wait_s=asked.consolidate_for_s)
+        if hosting is not None and guessed:
+            hosting = replace(hosting, said=f"{hosting.said}; {guessed}")
         prices = prices_of(asked.prices)
         refuse_unpriced(prices, cluster)
         return cls(
@@ -257,6 +272,7 @@ class Experiment:
         known = context(
             self.jobs, self.cluster, speed=believed, seed=self.seed, interference=self.interference,
             slot_s=math.inf if cadence.events else cadence.slot_s,
+            holds=() if self.reservations is None else self.reservations.holds(self.jobs, self.cluster),
         )  # fmt: skip
         keeper = kept(self.history, scheduler)
         begin(scheduler, known)
@@ -279,6 +295,8 @@ class Experiment:
         parts |= {"measure_every_s": self.measured_every_s(scheduler)}
         if (profile := getattr(self.speed, "profile", None)) is not None:
             parts["profile"] = f"{profile.name}, {profile.made.at}"
+        if Traits.of(scheduler).follows_record:
+            parts[FOLLOWS_RECORD] = True
         if not Traits.of(scheduler).knows_types and self._slower > SAME_SPEED:
             parts[TYPES_DIFFER] = round(self._slower, 3)
         if getattr(self.speed, "amounts", False):
@@ -299,7 +317,7 @@ class Experiment:
         """What was asked for and holds for every scheduler, a sentence each: notes that need no warning."""
         split = self.hosting is None and self.scenario.get("consolidate") is not None
         said = [f"machines: {WORDS[SPLIT]}, as was asked for"] if split else []
-        return said + rules(self.quotas, self.reservations, self.hosting)
+        return said + rules(self.quotas, self.reservations, self.hosting) + rules_of_jobs(self.jobs)
 
     def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
         """Return what a reader of this scheduler's numbers has to know, a sentence each."""
@@ -307,7 +325,8 @@ class Experiment:
             self.jobs, self.cluster, speed=self.speed, scheduler=scheduler, name=name, speeds=self.speeds,
             fails=self.faults is not None, interference=self.interference,
         )  # fmt: skip
-        return [*found, *unmet(self.jobs, self.reservations), *unmet_partitions(self.jobs, self.cluster)]
+        return [*found, *unmet(self.jobs, self.reservations), *unmet_partitions(self.jobs, self.cluster),
+                *unmet_constraints(self.jobs, self.cluster)]  # fmt: skip
 
     @cached_property
     def job_bounds_s(self) -> Floats | None:
@@ -386,12 +405,33 @@ class Experiment:
         """
         scheduler, called = named(scheduler, name)
         scheduler = priced(scheduler, self.prices)
-        refuse_unruly(scheduler, self.quotas, self.reservations, name=called, hosting=self.hosting)
+        gated = bool(rules_of_jobs(self.jobs))
+        refuse_unruly(scheduler, self.quotas, self.reservations, name=called, hosting=self.hosting, gated=gated)
         experiment = self
         if Traits.of(scheduler).ideal:
             jobs, cluster, speed = fluid(self.jobs, self.cluster, self.speed)
             experiment = replace(self, jobs=jobs, cluster=cluster, speed=speed, hosting=None)
+        if Traits.of(scheduler).follows_record:
+            experiment = self._recorded
         return experiment._run(scheduler, called, runs=runs, progress=progress, observers=observers)
+
+    @property
+    def _recorded(self) -> Experiment:
+        """The same jobs with their recorded schedule and nothing else that counts."""
+        jobs = self.jobs
+        if not np.isfinite(jobs.recorded_start_s).any():
+            why = "arrivals are scaled" if self.load != 1 else "the trace does not tell when jobs started"
+            raise InputError(f"recorded follows the schedule that {jobs.name} recorded, and {why}; leave it out.")
+        ran_on = np.where(jobs.measured_on == "", jobs.device_type, jobs.measured_on)
+        jobs = jobs.with_columns(
+            true_steps=jobs.total_steps, device_type=ran_on, begin_s=np.full(len(jobs), np.nan), nodes=0 * jobs.nodes,
+            after=np.full(len(jobs), "", object), at_most=0 * jobs.at_most,
+        )  # fmt: skip
+        return replace(
+            self, jobs=jobs, speed=RecordedSpeed(jobs, self.cluster), overheads=None, variation=None, faults=None,
+            losses=None, troubles=None, checkpoint_s=None, cadence=None, believed=None, quotas=None, reservations=None,
+            hosting=None, measure_every_s=None, history=None, interference=None,
+        )  # fmt: skip
 
     def _run(
         self,

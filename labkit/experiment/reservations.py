@@ -15,11 +15,14 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import read_table
 from labkit.core.jobs import Jobs
+from labkit.core.life import Hold
 from labkit.core.resources import Bools
 from labkit.core.text import shortened
 from labkit.topology.host_names import listed
 
 DAY_S: Final = 86400.0
+DAYS_AHEAD: Final = 400
+"""Days of a daily reservation that schedulers which plan ahead are told of."""
 RUNNING: Final = {"preempt": "jobs of others there are preempted at its start", "finish": "jobs of others there go on"}
 """What becomes of the jobs of others that run on the hosts when a reservation starts."""
 EXPECTED: Final = (
@@ -46,6 +49,8 @@ class Reservation:
         Where `hosts` is a number: of which device type they are; "": of any.
     daily : bool
         It holds again each day, for ever.
+    known_s : float
+        Seconds since the run began from which on schedulers that plan ahead know of it.
     running : str
         "preempt": jobs of others that run there at its start are preempted; "finish": they go on until they are done.
 
@@ -67,6 +72,7 @@ class Reservation:
     device_type: str = ""
     daily: bool = False
     running: str = "preempt"
+    known_s: float = 0.0
 
     def __post_init__(self) -> None:
         what = f"reservation {shortened(self.name)}"
@@ -228,6 +234,17 @@ class Reservations:
                 )
         return held
 
+    def holds(self, jobs: Jobs, cluster: Cluster) -> tuple[Hold, ...]:
+        """Return what they will keep from which jobs, each day of a daily one by itself."""
+        found = []
+        for one, machines in zip(self.each, self.machines(cluster), strict=True):
+            theirs = np.isin(jobs.user, [jobs.users.index(user) for user in one.users if user in jobs.users])
+            may = (jobs.reservation == one.name) | (theirs & (jobs.reservation == ""))
+            for day in range(DAYS_AHEAD if one.daily else 1):
+                start_s, end_s = one.start_s + day * DAY_S, one.end_s + day * DAY_S
+                found.append(Hold(machines=machines, may=may, known_s=one.known_s, start_s=start_s, end_s=end_s))
+        return tuple(found)
+
     def next_turn_s(self, now_s: float) -> float:
         """Return the next moment after now at which one starts or ends; inf: never."""
         return min(one.next_turn_s(now_s) for one in self.each)
@@ -275,7 +292,7 @@ def _value(name: str, key: str, value: Any) -> Any:
         return value if number else tuple(dict.fromkeys(one for text in texts for one in listed(text)))
     if key == "users" and some_texts:
         return tuple(one.strip() for text in texts for one in text.split(",") if one.strip())
-    if key in ("start_s", "end_s"):
+    if key in ("start_s", "end_s", "known_s"):
         expected = "seconds since the run's beginning"
         if number and not math.isnan(value):
             return float(value)

@@ -23,7 +23,7 @@ def rules(quotas: Quotas | None, reservations: Reservations | None, hosting: Hos
 
 def refuse_unruly(
     scheduler: Scheduler, quotas: Quotas | None, reservations: Reservations | None, *, name: str,
-    hosting: Hosting | None = None,
+    hosting: Hosting | None = None, gated: bool = False,
 ) -> None:  # fmt: skip
     """Raise if there are rules that a scheduler cannot be held to.
 
@@ -36,10 +36,11 @@ def refuse_unruly(
     divided = hosting is not None and len(hosting.parts) > 1
     refuse_undivided(scheduler, divided=divided, name=name, remedy="--partitions and the cluster's partitions")
     traits = Traits.of(scheduler)
-    if quotas is not None and not traits.ideal and traits.lease_s is not None:
+    if (quotas is not None or gated) and not traits.ideal and traits.lease_s is not None:
+        what = "quotas hide those that it has stopped" if quotas is not None else "jobs that wait for others are hidden"
         raise InputError(
-            f"{name} takes jobs that it is not shown for done, and quotas hide those that it has stopped; leave it or "
-            "--quotas out."
+            f"{name} takes jobs that it is not shown for done, and {what}; leave it or "
+            f"{'--quotas' if quotas is not None else 'begin_s, after and at_most'} out."
         )
 
 

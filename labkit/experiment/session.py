@@ -13,6 +13,7 @@ from labkit.core.admitted_snapshot import AdmittedSnapshot
 from labkit.core.answers import placement_of
 from labkit.core.errors import InputError, StalledError
 from labkit.core.events import NEWS, NO_EVENTS, EventLog, Events, Kind, explained, joined
+from labkit.core.gate import Gate
 from labkit.core.hosting import Hosting
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.placement import Placement
@@ -134,12 +135,13 @@ class Session:
         )
         if self._reserving is not None:
             self._reserving.refuse_unseen(self.cadence)
+        self._gate = Gate.of(self.ledger)
         self.log = EventLog()
         self.decide_s: list[float] = []
         self.n_decisions = 0
         self.stalled = ""
         self.n_quiet, self.patience, self._on_stall, self._news_s = 0, patience, on_stall, 0.0
-        plain = quotas is None and reservations is None
+        plain = quotas is None and reservations is None and self._gate is None
         self.compiled = plain and (len(backend.jobs) >= MANY_JOBS if compiled is None else compiled)
         self.observers = list(observers)
         self.reasons: list[str] = [] if reasons is None else reasons
@@ -160,9 +162,12 @@ class Session:
     def snapshot(self) -> Snapshot:
         """Return what a scheduler may know now."""
         now_s, number = self.backend.now_s, self.n_decisions
-        if self._admission is None:
+        if self._admission is None and self._gate is None:
             return Snapshot(self.ledger, now_s=now_s, number=number, runs_on=self.runs_on)
-        admitted = self._admission.admitted(able=self._able())
+        able = self._able()
+        admitted = self.ledger.active() if self._admission is None else self._admission.admitted(able=able)
+        if self._gate is not None:
+            admitted = admitted[self._gate.open(now_s)[admitted]]
         return AdmittedSnapshot(self.ledger, now_s=now_s, number=number, runs_on=self.runs_on, admitted=admitted)
 
     def fork(self) -> Session:
@@ -174,8 +179,11 @@ class Session:
         return copy.deepcopy(self, {id(each): each for each in shared})
 
     def _able(self) -> Bools | None:
-        """Return which jobs some hosts are open to now, (N,); None: all."""
-        return None if self._reserving is None else self._reserving.able(self.now_s)
+        """Return which jobs may start now, and some hosts are open to, (N,); None: all."""
+        able = None if self._reserving is None else self._reserving.able(self.now_s)
+        if self._gate is None or self._admission is None:
+            return able
+        return self._gate.open(self.now_s) if able is None else able & self._gate.open(self.now_s)
 
     def step(self, placement: Placement, *, source: str = "schedule()") -> Events:
         """Apply a decision, let time pass until the next one is due, and return what happened.
@@ -217,6 +225,7 @@ class Session:
         if self._hosts is not None:
             placement = self._hosts.within(placement, self.snapshot())
             again_s = min(again_s, self._hosts.next_turn_s(self.now_s))
+        again_s = again_s if self._gate is None else min(again_s, self._gate.next_turn_s(self.now_s))
         placement = placement if self._admission is None else self._admission.within(placement, able=self._able())
         n_said = self._apply(placement)
         self._advance(again_s)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from labkit.core.text import human_s, none_told, time_unit, without_seed
+from labkit.results.calibration import calibration
 from labkit.results.comparison import BOUND_LABEL, bills, bound_jct_s, in_time, labels
 from labkit.results.record import RunRecord
 from labkit.results.sweeps import keys_of, pairs_called, same_on_all, sweep_differences, sweep_means
@@ -36,7 +37,7 @@ def conclusion(
         On one seed: the scheduler with which each of the others is compared.
     """
     if seeds is None:
-        return [*one_run_each(records, base=base), *_aims(records)]
+        return [*one_run_each(records, base=base), *calibration(records), *_aims(records)]
     one = f"{pairs_called(seeds)} {records[0].info.config.get('repeat', records[0].info.seed)}"
     return [*summarize_seeds(seeds), *(f"On {one} alone: {sentence}" for sentence in _aims(records))]
 

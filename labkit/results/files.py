@@ -95,7 +95,7 @@ def read_jobs(path: Path) -> Jobs:
         raise InputError(f"{path} does not hold jobs: {printable(str(error))}.") from error
     texts = (
         jobs.id, jobs.models, jobs.users, jobs.device_type, jobs.measured_on, jobs.reservation, jobs.partitions,
-        [jobs.name],
+        jobs.constraint, jobs.after, jobs.array, jobs.qos, jobs.recorded_hosts, [jobs.name],
     )  # fmt: skip
     if odd := odd_name(text for column in texts for text in column):
         raise InputError(f"{path} has the name '{odd}'; expected names without control characters.")
@@ -133,11 +133,16 @@ def read_info(path: Path) -> RunInfo:
     return replace(info, run=run)
 
 
+MASKS: Final = ("partitions", "features")
+"""Fields of a cluster that name some of its machines."""
+
+
 def write_cluster(path: Path, cluster: Cluster) -> None:
     """Write a cluster without its network."""
     columns = {field.name: getattr(cluster, field.name) for field in fields(Cluster) if field.name != "network"}
     plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in columns.items()}
-    plain["partitions"] = {name: np.flatnonzero(hosts).tolist() for name, hosts in cluster.partitions.items()}
+    for key in MASKS:
+        plain[key] = {name: np.flatnonzero(hosts).tolist() for name, hosts in getattr(cluster, key).items()}
     write_text(path, json.dumps(plain, ensure_ascii=False) + "\n")
 
 
@@ -149,8 +154,8 @@ def read_cluster(path: Path) -> Cluster:
     try:
         arrays: dict[str, Any] = {name: np.array(row[name], dtype=dtype) for name, dtype in types.items()}
         machines, kinds = (tuple(map(str, row[name])) for name in ("machines", "device_types"))
-        numbers = {str(name): hosts for name, hosts in row.get("partitions", {}).items()}
-        arrays["partitions"] = {name: np.isin(np.arange(len(machines)), hosts) for name, hosts in numbers.items()}
+        for key in MASKS:
+            arrays[key] = {str(n): np.isin(np.arange(len(machines)), hosts) for n, hosts in row.get(key, {}).items()}
         cluster = Cluster(name=str(row["name"]), machines=machines, device_types=kinds, **arrays)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} does not describe a cluster: {printable(str(error))}.") from error

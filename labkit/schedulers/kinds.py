@@ -10,6 +10,8 @@ KINDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "Order of jobs, with the gangs they request": {
         "fifo": ("in order of arrival, without preemption", ""),
         "easy": ("fifo with backfilling that never delays the first waiting job", "Lifka, JSSPP 1995"),
+        "slurm": ("priorities, a main pass that stops at what does not fit, and backfill by plans", "Slurm's manual"),
+        "recorded": ("the schedule that the trace recorded, to compare others with", ""),
         "sjf": ("shortest declared duration first, without preemption", ""),
         "srtf": ("shortest remaining declared time first, with preemption", "Schrage, Oper. Res. 1968"),
         "las": ("least attained GPU-time first, in queues", "Tiresias, NSDI 2019"),

@@ -56,6 +56,8 @@ class Host:
         The scheduler whose machine it is, where several share the cluster: 0, 1, ...
     ssh : dict
         How to reach it; not looked at here.
+    features, taints : tuple of str
+        What jobs can ask for (`--constraint` of Slurm), and what keeps pods away that do not tolerate it.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -71,6 +73,8 @@ class Host:
     socket_gbps: Positive = 300.0
     pod: Annotated[int, Ge(0), Lt(MAX_PODS)] = 0
     ssh: dict[str, Any] | None = None
+    features: tuple[str, ...] = ()
+    taints: tuple[str, ...] = ()
 
     @property
     def real_gpus(self) -> int:
@@ -105,7 +109,10 @@ def from_inventory(path: str | Path) -> Cluster:
         With every fault of the file: which host, which key, what was expected.
     """
     content = read_content(path)
-    return cluster_of(content.hosts, name=Path(path).stem).with_partitions(content.partitions)
+    cluster = cluster_of(content.hosts, name=Path(path).stem).with_partitions(content.partitions)
+    known = dict.fromkeys(feature for host in content.hosts for feature in host.features)
+    features = {name: np.array([name in host.features for host in content.hosts], np.bool_) for name in known}
+    return replace(cluster, features=features)
 
 
 def cluster_of(hosts: Sequence[Host], *, name: str) -> Cluster:

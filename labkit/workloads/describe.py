@@ -58,7 +58,7 @@ def offered_load(jobs: Jobs, *, n_gpus: float) -> float:
 
 
 def scaled(jobs: Jobs, *, load: float) -> Jobs:
-    """Return the same jobs arriving `load` times as fast.
+    """Return the same jobs arriving `load` times as fast, without the recorded schedule, which is of other arrivals.
 
     Raises
     ------
@@ -68,7 +68,9 @@ def scaled(jobs: Jobs, *, load: float) -> Jobs:
     if not (np.isfinite(load) and load > 0):
         raise InputError(f"load is {load}; expected a factor > 0, 2 for jobs that arrive twice as fast.")
     with np.errstate(over="ignore"):  # the jobs tell what is wrong
-        return jobs.with_columns(arrival_s=jobs.arrival_s / load)
+        arrival_s = jobs.arrival_s / load
+        begin_s = jobs.begin_s - jobs.arrival_s + arrival_s
+        return jobs.with_columns(arrival_s=arrival_s, begin_s=begin_s, recorded_start_s=np.full(len(jobs), np.nan))
 
 
 def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -12,6 +11,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from labkit.core.bounds import MAX_TASKS
+from labkit.core.device_names import GPU_RESOURCE, MIG_RESOURCE, TYPE_LABELS, is_known, quantity
 from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.core.jobs import Jobs
@@ -316,25 +316,10 @@ JOB_LABELS: Final = (
 
 QUEUE_LABELS: Final = ("kueue.x-k8s.io/queue-name", "volcano.sh/queue-name", "scheduling.volcano.sh/queue-name")
 MODEL_LABELS: Final = ("app.kubernetes.io/name", "app")
-TYPE_LABELS: Final = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "amd.com/gpu.product-name",
-                      "gpu.nvidia.com/class", "accelerator")  # fmt: skip
-"""Labels of nodes by which a pod asks for a type of GPU."""
-
 ROLE_LABELS: Final = ("training.kubeflow.org/replica-type", "volcano.sh/task-spec", "elasticjob.dlrover/replica-type",
                       "tf-replica-type")  # fmt: skip
 PLAIN_JOB_LABELS: Final = ("batch.kubernetes.io/job-name", "job-name")
 INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
-_NO_DEVICE: Final = re.compile(
-    r"hugepages|rdma|hca|nic\b|sriov|eni\b|efa\b|fuse|kvm|ephemeral|attachable|pod-eni|macvlan"
-)
-"""Resources with a domain that are no devices for training."""
-_GPU: Final = re.compile(r"(?:^|/)(?:gpu|gpu\.shared|gaudi|i915|xe|vgpu)$")
-_MIG: Final = re.compile(r"^nvidia\.com/mig-(\d+)g\.")
-_QUANTITY: Final = re.compile(r"(\d{1,18}(?:\.\d{0,9})?(?:[eE][+-]?\d{1,2})?)(n|u|m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei|)")
-_UNITS: Final = {
-    "": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
-}  # fmt: skip
 _MOST_CORES: Final = 1e6
 
 
@@ -466,8 +451,7 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
 def _unknown_devices(spec: Mapping[str, Any]) -> tuple[str, ...]:
     names = {name for resources in _resources(spec) for name in resources if "/" in name}
     claims = ("a resource claim",) if _list(spec.get("resourceClaims")) else ()
-    known = (_GPU.search(name) or _MIG.match(name) or _NO_DEVICE.search(name.lower()) for name in sorted(names))
-    return (*(name for name, is_known in zip(sorted(names), known, strict=True) if not is_known), *claims)
+    return (*(name for name in sorted(names) if not is_known(name)), *claims)
 
 
 def _owner(metadata: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -513,8 +497,8 @@ def _times(status: Mapping[str, Any]) -> tuple[float | None, float | None, list[
 def _gpus(spec: Mapping[str, Any]) -> tuple[float, bool]:
     """Return the GPUs that a pod asks for, and whether they are slices."""
     names = {name for resources in _resources(spec) for name in resources}
-    whole = [name for name in names if _GPU.search(name)]
-    parts = {name: int(match[1]) / 7 for name in names if (match := _MIG.match(name))}
+    whole = [name for name in names if GPU_RESOURCE.search(name)]
+    parts = {name: int(match[1]) / 7 for name in names if (match := MIG_RESOURCE.match(name))}
     gpus = sum(_asked(spec, name) for name in whole) + sum(_asked(spec, name) * part for name, part in parts.items())
     return gpus, bool(parts) or any("shared" in name or "vgpu" in name for name in whole)
 
@@ -543,10 +527,10 @@ def _resources(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _quantity(value: object, key: str) -> float:
     """Return a quantity such as 500m, 2 or 64Gi."""
-    match = _QUANTITY.fullmatch(str(value).strip())
-    if match is None or isinstance(value, bool):
+    amount = quantity(value)
+    if amount is None:
         raise _FaultError(f"{key} is '{str(value)[:40]}'; expected a quantity like 500m, 2 or 64Gi")
-    return float(match[1]) * _UNITS[match[2]]
+    return amount
 
 
 def _type(spec: Mapping[str, Any]) -> str:

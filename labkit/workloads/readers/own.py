@@ -21,14 +21,30 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _TEXT: Final = ("id", "model", "user")
-_NAMES: Final = ("device_type", "measured_on", "reservation", "partition", "consolidate")
-_COUNTS: Final = {"n_workers": 1, "max_workers": 1, "n_ps": 0, "max_ps": 0, "home": -1, "nodes": 0}
+_NAMES: Final = (
+    "device_type", "measured_on", "reservation", "partition", "consolidate", "constraint", "after", "array", "qos",
+    "recorded_hosts",
+)  # fmt: skip
+_COUNTS: Final = {"n_workers": 1, "max_workers": 1, "n_ps": 0, "max_ps": 0, "home": -1, "nodes": 0, "at_most": 0}
 _POSITIVE: Final = ("total_steps", "true_steps", "steps_per_epoch", "weight")
-_OPTIONAL: Final = ("samples_per_step", "duration_s", "slo_s", "loss_delta")
+_OPTIONAL: Final = ("samples_per_step", "duration_s", "slo_s", "loss_delta", "limit_s")
+_MOMENTS: Final = ("begin_s", "recorded_start_s")
 _AMOUNTS: Final = ("ps_memory_base_gb", "ps_memory_growth_gb")
 _DEMANDS: Final = tuple(f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb"))
 KNOWN: Final = frozenset(
-    (*_TEXT, *_NAMES, *_COUNTS, *_POSITIVE, *_OPTIONAL, *_AMOUNTS, *_DEMANDS, "arrival_s", "sync", "priority")
+    (
+        *_TEXT,
+        *_NAMES,
+        *_COUNTS,
+        *_POSITIVE,
+        *_OPTIONAL,
+        *_MOMENTS,
+        *_AMOUNTS,
+        *_DEMANDS,
+        "arrival_s",
+        "sync",
+        "priority",
+    )
 )
 REQUIRED: Final = ("arrival_s", "total_steps")
 EXPECTED: Final = "a labkit trace with columns arrival_s, total_steps and any of those in docs/trace-formats.md"
@@ -136,8 +152,8 @@ def _column(table: TraceTable, name: str) -> Any:
         return table.counts(name, low=_COUNTS[name], high=MAX_TASKS)
     if name == "sync":
         return _flags(table)
-    optional = name in _OPTIONAL
-    return table.numbers(name, low=0, above=optional or name in _POSITIVE, blank_ok=optional)
+    optional, moment = name in _OPTIONAL, name in _MOMENTS
+    return table.numbers(name, low=0, above=optional or name in _POSITIVE, blank_ok=optional or moment)
 
 
 def _flags(table: TraceTable) -> Any:
@@ -168,6 +184,8 @@ def _compact(frame: pd.DataFrame) -> pd.DataFrame:
         "partition": "",
         "consolidate": "",
         "nodes": 0,
+        **dict.fromkeys(("constraint", "after", "array", "qos", "recorded_hosts"), ""),
+        "at_most": 0,
         "weight": 1.0,
         "user": "user",
         "model": "job",
@@ -183,5 +201,5 @@ def _compact(frame: pd.DataFrame) -> pd.DataFrame:
         "ps_memory_growth_gb": 0.0,
     }
     idle = [name for name, value in defaults.items() if bool(np.all(frame[name] == value))]
-    idle += [name for name in _OPTIONAL if frame[name].isna().all()]
+    idle += [name for name in (*_OPTIONAL, *_MOMENTS) if frame[name].isna().all()]
     return frame.drop(columns=idle)

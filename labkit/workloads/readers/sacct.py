@@ -16,7 +16,8 @@ from labkit.core.resources import Floats
 from labkit.workloads.readers.base import TraceTable, from_zero, names_of, per_gpu
 from labkit.workloads.readers.ledger import SAME, Read, Segments, TraceLedger
 from labkit.workloads.readers.sacct_files import DEVICE, GPU, UNDER_WAY, gpus_of, read_tres, sacct_table
-from labkit.workloads.readers.times import moments_s, read_spans_s, spans_s, without_offset
+from labkit.workloads.readers.sacct_rules import columns_of_rules, with_rules
+from labkit.workloads.readers.times import moments_s, spans_s, without_offset
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 REQUEUED: Final = frozenset({"REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
 """States after which another row of the same id is the same job, which ran again."""
+
+OF_RULES: Final = (
+    "reservation", "partition", "nodes", "constraint", "begin_s", "after", "array", "at_most", "limit_s", "qos",
+)  # fmt: skip
+"""Columns of jobs that are those of the rows."""
 
 REMEDY: Final = "sacct's AllocTRES tells GPUs where slurm.conf has AccountingStorageTRES=gres/gpu"
 
@@ -65,6 +71,7 @@ def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     rows = _columns(table)
     rows = rows[~table.give_up_rows(ledger)]
     ledger.open(rows["gpu_hours"])
+    whole = rows
     rows = _ran(_once(rows, ledger), ledger)
     ledger.refuse_none(path, REMEDY)
     segments = Segments.of(rows["gpus"], rows["start_s"], rows["end_s"].fillna(rows["start_s"] + rows["duration_s"]))
@@ -76,6 +83,7 @@ def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
         rows = rows[~idle]
     ledger.refuse_none(path, REMEDY)
     _remark(rows, ledger, table)
+    rows = with_rules(rows, whole, ledger, zero_s=float(rows["submit_s"].min()))
     return Read(ledger.close(_jobs(rows, name=Path(path).name)), ledger, segments)
 
 
@@ -90,7 +98,7 @@ def _columns(table: TraceTable) -> pd.DataFrame:
         rows[name] = moments_s(table, column) if column in names else np.nan
     spans = next((column for column in ("ElapsedRaw", "Elapsed") if column in names), None)
     rows["elapsed_s"] = spans_s(table, spans) if spans else np.nan
-    rows["limit_s"] = read_spans_s(frame["Timelimit"]) if "Timelimit" in names else np.nan
+    rows = rows.assign(**columns_of_rules(table))
     rows["state"] = _states(frame["State"]) if "State" in names else "COMPLETED"
     rows["cpus"] = _first_number(table, ("AllocCPUS", "NCPUS", "ReqCPUS"))
     rows["restarts"] = _first_number(table, ("Restarts",))
@@ -266,6 +274,7 @@ def _merged(rows: pd.DataFrame, run: NDArray[Any], ledger: TraceLedger) -> pd.Da
     rows = rows.assign(
         submit_s=rows["submit_s"].groupby(run).transform("min"),
         state=rows["state"].groupby(run).transform("last"),
+        n_attempts=gpu_s.transform("size"), last_end_s=rows["end_s"].groupby(run).transform("max"),
         all_gpu_s=gpu_s.transform("sum"), sizes=sizes, span_s=span_s, part=gpu_s.transform("max"),
     )  # fmt: skip
     ledger.merge(~last, "of earlier attempts or sizes of the same job, which has the time of all")
@@ -275,6 +284,8 @@ def _merged(rows: pd.DataFrame, run: NDArray[Any], ledger: TraceLedger) -> pd.Da
     ]
     with np.errstate(invalid="ignore"):
         rows = rows.assign(duration_s=np.where(rows["gpus"] > 0, rows["all_gpu_s"] / rows["gpus"], rows["span_s"]))
+    several = rows["n_attempts"] > 1  # as one stretch that ends when the last one did
+    rows["start_s"] = rows["start_s"].where(~several, rows["last_end_s"] - rows["duration_s"])
     ledger.remark(
         rows["sizes"] > 1,
         "attempts of several sizes, so that they have the size with the most GPU-hours, for as long as gives all",
@@ -358,13 +369,13 @@ def _jobs(rows: pd.DataFrame, *, name: str) -> Jobs:
     workers, demand = per_gpu(
         gpus, cpus=rows["cpus"].to_numpy(np.float64), memory_gb=rows["memory_gb"].to_numpy(np.float64)
     )
-    duration_s = rows["duration_s"].to_numpy(np.float64)
+    duration_s, submit_s = rows["duration_s"].to_numpy(np.float64), rows["submit_s"].to_numpy(np.float64)
     return Jobs.of(
         name=name,
         id=rows["id"].tolist(),
         model=rows["model"].tolist(),
         user=rows["user"].tolist(),
-        arrival_s=from_zero(rows["submit_s"].to_numpy(np.float64)),
+        arrival_s=from_zero(submit_s),
         total_steps=duration_s,
         duration_s=duration_s,
         n_workers=workers,
@@ -372,7 +383,9 @@ def _jobs(rows: pd.DataFrame, *, name: str) -> Jobs:
         device_type=rows["asked"].tolist(),
         measured_on=rows["kind"].tolist(),
         priority=rows["priority"].to_numpy(np.float64),
-        reservation=rows["reservation"].tolist(),
+        recorded_start_s=np.where(rows["start_s"].notna(), np.maximum(rows["start_s"] - submit_s.min(), 0.0), np.nan),
+        recorded_hosts=rows["hosts"].tolist(),
+        **{name: rows[name].tolist() for name in OF_RULES},
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.core.device_names import SLICE
 from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.workloads.readers.base import LineRepair, TraceTable, any_text_of, entries_of, header_of, lines_of, table_of
@@ -20,13 +21,14 @@ NO_VALUE: Final = 1.8e19
 COLUMNS: Final = (
     "JobID", "Submit", "Start", "End", "Elapsed", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "AllocCPUS", "NCPUS",
     "ReqCPUS", "User", "Account", "UID", "Partition", "JobName", "Priority", "Restarts",
-    "Reservation", "Cluster", "Timelimit",
+    "Reservation", "Cluster", "Timelimit", "Eligible", "NNodes", "NodeList", "QOS", "Constraints", "Reason",
+    "SubmitLine", "Licenses",
 )  # fmt: skip
 """What is looked at, of what sacct can print; others may stand beside them."""
 
 ASKED: Final = (
-    "sacct -a -X -P -S 2024-01-01 -o JobID,JobName,User,Submit,Start,End,Elapsed,State,AllocTRES,ReqTRES,Priority,"
-    "Reservation"
+    "sacct -a -X -P -S 2024-01-01 -o JobID,JobName,User,Submit,Eligible,Start,End,Elapsed,Timelimit,State,AllocTRES,"
+    "ReqTRES,NNodes,NodeList,Partition,QOS,Constraints,Priority,Reservation,Reason,SubmitLine"
 )
 EXPECTED: Final = f"what `{ASKED}` prints, or `sacct --json`"
 SEPARATORS: Final = "|,;\t^~#"
@@ -212,7 +214,8 @@ def _as_accounted(entry: object, *, printed_s: float | None) -> object:
 
 _KEPT: Final = frozenset(
     {"JobID", "Submit", "Start", "End", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "ReqCPUS", "User", "Account",
-     "Partition", "JobName", "Priority", "Restarts", "Reservation", "Cluster"}
+     "Partition", "JobName", "Priority", "Restarts", "Reservation", "Cluster", "Timelimit", "Eligible", "NNodes",
+     "NodeList", "QOS", "Constraints", "Reason", "SubmitLine"}
 )  # fmt: skip
 
 
@@ -242,7 +245,24 @@ def _row(i: int, entry: object, faults: list[str]) -> dict[str, Any] | None:
         "Priority": _number(entry.get("priority")),
         "Restarts": _number(entry.get("restart_cnt")),
         "Reservation": _text(_mapping(entry.get("reservation")).get("name")),
+        "Timelimit": None if (minutes := _number(time.get("limit"))) is None else f"{minutes}:00",
+        "Eligible": _number(time.get("eligible")) or None,
+        "NNodes": _number(entry.get("allocation_nodes")),
+        "NodeList": _text(entry.get("nodes")),
+        "QOS": _text(entry.get("qos")),
+        "Constraints": _text(entry.get("constraints")),
+        "Reason": _text(_mapping(entry.get("state")).get("reason")),
+        "SubmitLine": _submitted(entry),
     }
+
+
+def _submitted(entry: Mapping[str, Any]) -> str | None:
+    """Return how a job was submitted; of an array at least how many of its tasks may run at once."""
+    most: object = entry.get("array")
+    for key in ("limits", "max", "running", "tasks"):
+        most = _mapping(most).get(key)
+    at_once = f" --array=%{_number(most)}" if _number(most) else ""
+    return (_text(entry.get("submit_line")) or "") + at_once or None
 
 
 def _id(entry: Mapping[str, Any]) -> str:
@@ -290,8 +310,6 @@ _SIZES: Final = {"": 1 / 1024, "K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1
                  "E": 1024.0**3, "Z": 1024.0**4}  # fmt: skip
 _COUNTS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21}
 GPU: Final = "gres/gpu"
-_SLICE: Final = re.compile(r"[_.:-]?(?:mig[_-]?)?(\d)g[._]\d+gb.*$")
-"""The end of a type that is a slice of a GPU by MIG: a100_3g.20gb has 3 of its 7 parts."""
 DEVICE: Final = re.compile(r"gres/(?!gpu\b|gpumem|gpuutil|cpu\b)")
 
 
@@ -325,8 +343,8 @@ def gpus_of(amounts: Mapping[str, float]) -> tuple[float, str]:
     (1.0, 'a100')
     """
     typed = {name.partition(":")[2]: n for name, n in amounts.items() if name.startswith(f"{GPU}:") and n > 0}
-    parts = {name: int(match[1]) / 7 if (match := _SLICE.search(name)) else 1 for name in typed}
+    parts = {name: int(match[1]) / 7 if (match := SLICE.search(name)) else 1 for name in typed}
     n = amounts.get(GPU, 0) or sum(typed.values())
     if n:  # `gres/gpu` counts a slice as a GPU
         n += sum(count * (parts[name] - 1) for name, count in typed.items())
-    return round(n, 9) if n % 1 else n, _SLICE.sub("", max(typed, key=lambda name: typed[name])) if typed and n else ""
+    return round(n, 9) if n % 1 else n, SLICE.sub("", max(typed, key=lambda name: typed[name])) if typed and n else ""

@@ -1,0 +1,171 @@
+"""Room for whole gangs on machines that a scheduler chooses by itself: neighbours first, as batch systems do."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from labkit.core.placement import Placement
+from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.scratch_book import rooms
+from labkit.core.snapshot import Snapshot
+
+NOT_BARRED: Bools = np.empty(0, np.bool_)
+
+
+class Seat(NamedTuple):
+    """Where a gang sits: device groups, roles (0: worker) and counts, (P,) each."""
+
+    group: Ints
+    role: Ints
+    count: Ints
+
+
+class GangRoom:
+    """Finds seats for gangs on machines, in any state of what is free.
+
+    A gang that names a number of machines sits on so many, spread evenly; any other on one machine if that holds it,
+    else on those with most room. Of machines with room, the shortest run of neighbours that suffices is taken, and of
+    equal ones the first; the order is the cluster's.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        Jobs, machines, and which of them jobs may have.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._table, self._cluster = snapshot.table, snapshot.cluster
+        self._runs_on, self._demand = snapshot.runs_on, snapshot.demand
+        self._of = snapshot.cluster.group_machine
+        self._up: Bools = snapshot.up[self._of]
+        self._hosting = snapshot.hosting
+        self._first = np.searchsorted(self._of, np.arange(snapshot.cluster.n_machines + 1))
+
+    def groups(self, job: int) -> Bools:
+        """Return the device groups that may host the workers of a job, (G,)."""
+        open_: Bools = self._up if self._hosting is None else self._up & self._hosting.open[self._hosting.row[job]]
+        if self._demand[0, job, GPUS] > 0:
+            open_ = open_ & self._runs_on[job, self._cluster.group_type]
+        return open_
+
+    def machines(self, job: int) -> Bools:
+        """Return the machines that may host the workers of a job, (M,)."""
+        there: Bools = np.bincount(self._of, self.groups(job), self._cluster.n_machines) > 0
+        return there
+
+    def n_machines(self, job: int) -> int:
+        """Return on how many machines a gang sits; 0: on any number."""
+        return 0 if self._hosting is None else max(int(self._hosting.spread[job]), 0)
+
+    @property
+    def n_all(self) -> int:
+        """How many machines the cluster has."""
+        return self._cluster.n_machines
+
+    def find(self, job: int, free: Floats, *, barred: Bools = NOT_BARRED, k: int | None = None) -> Seat | None:
+        """Return where a gang finds room in what is free, (G, R), off some machines, (M,); None: nowhere.
+
+        It sits on k machines, by default on as many as it names.
+        """
+        open_ = self.groups(job)
+        if len(barred):
+            open_ = open_ & ~barred[self._of]
+        n, k = int(self._table.n_workers[job]), self.n_machines(job) if k is None else k
+        by_group: Ints = np.where(open_, rooms(free, self._demand[0, job]), 0).clip(max=n)
+        room = np.bincount(self._of, by_group, self._cluster.n_machines).astype(np.int64)
+        if room.sum() < n:
+            return None
+        chosen = self._chosen(room, n, k)
+        return None if chosen is None else self._seat(job, free, chosen, by_group, barred)
+
+    def take(self, free: Floats, job: int, seat: Seat, *, sign: int = -1) -> None:
+        """Take a gang out of what is free, (G, R), which is changed; `sign=1` gives it back."""
+        np.add.at(free, seat.group, sign * seat.count[:, None] * self._demand[seat.role, job])
+
+    def on(self, seat: Seat) -> Bools:
+        """Return the machines of a seat, (M,)."""
+        there: Bools = np.bincount(self._of[seat.group], minlength=self._cluster.n_machines) > 0
+        return there
+
+    @staticmethod
+    def _chosen(room: Ints, n: int, k: int) -> list[tuple[int, int]] | None:
+        """Return machines and how many workers each has; None where they do not suffice."""
+        if k > 0:
+            least, more = divmod(n, k)
+            at = neighbours(room >= least + (more > 0), k)
+            return None if at is None else [(m, least + (i < more)) for i, m in enumerate(at)]
+        if (one := neighbours(room >= n, 1)) is not None:
+            return [(one[0], n)]
+        counts, left = [], n
+        for m in np.argsort(-room, kind="stable").tolist():
+            counts.append((m, min(left, int(room[m]))))
+            left -= counts[-1][1]
+            if not left:
+                return counts
+        return None
+
+    def _seat(
+        self, job: int, free: Floats, chosen: list[tuple[int, int]], by_group: Ints, barred: Bools
+    ) -> Seat | None:
+        rows = []
+        for m, count in chosen:
+            left = count
+            for g in range(self._first[m], self._first[m + 1]):
+                if (n := min(left, int(by_group[g]))) > 0:
+                    rows.append((g, 0, n))
+                    left -= n
+        n_ps = int(self._table.n_ps[job])
+        if n_ps:
+            rest = free.copy()
+            self.take(rest, job, _seat(rows))
+            open_ = self._up if not len(barred) else self._up & ~barred[self._of]
+            room = np.where(open_, rooms(rest, self._demand[1, job]), 0)
+            near = np.bincount([m for m, _ in chosen], minlength=self._cluster.n_machines)[self._of] > 0
+            for g in np.lexsort((-room, ~near)).tolist():
+                if (n := min(n_ps, int(room[g]))) > 0:
+                    rows.append((g, 1, n))
+                    n_ps -= n
+            if n_ps:
+                return None
+        return _seat(rows)
+
+
+def _seat(rows: list[tuple[int, int, int]]) -> Seat:
+    columns = np.array(rows, np.int32).reshape(-1, 3)
+    return Seat(columns[:, 0], columns[:, 1], columns[:, 2])
+
+
+def neighbours(fits: Bools, k: int) -> list[int] | None:
+    """Return k of the machines that fit, (M,): from the shortest run of neighbours that suffices, or the longest ones.
+
+    >>> neighbours(np.array([1, 0, 1, 1, 1], bool), 1), neighbours(np.array([1, 0, 1, 1, 1], bool), 2)
+    ([0], [2, 3])
+    >>> neighbours(np.array([1, 0, 1, 1, 0], bool), 3), neighbours(np.array([1, 0], bool), 2)
+    ([0, 2, 3], None)
+    """
+    at = np.flatnonzero(fits)
+    if len(at) < k:
+        return None
+    runs = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)
+    enough = [run for run in runs if len(run) >= k]
+    if enough:
+        return [int(m) for m in min(enough, key=len)[:k]]
+    chosen: list[int] = []
+    for run in sorted(runs, key=len, reverse=True):
+        chosen += run[: k - len(chosen)].tolist()
+    return sorted(chosen)
+
+
+def placement_of(seats: dict[int, Seat]) -> Placement:
+    """Return the placement that starts some jobs, each in its seat."""
+    if not seats:
+        return Placement.nothing()
+    return Placement.of(
+        list(seats),
+        job=np.repeat(list(seats), [len(seat.group) for seat in seats.values()]),
+        group=np.concatenate([seat.group for seat in seats.values()]),
+        role=np.concatenate([seat.role for seat in seats.values()]),
+        count=np.concatenate([seat.count for seat in seats.values()]),
+    )

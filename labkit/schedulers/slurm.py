@@ -1,0 +1,304 @@
+"""Slurm's scheduling: jobs in order of priority, a main pass that stops at what does not fit, and backfill by plans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final, NamedTuple
+
+import numpy as np
+
+from labkit.core.errors import InputError, unknown
+from labkit.core.life import Context, Hold
+from labkit.core.placement import Placement
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.snapshot import Snapshot
+from labkit.schedulers.gang_room import GangRoom, Seat, placement_of
+
+PRIORITIES: Final = ("basic", "multifactor")
+
+
+class Plan(NamedTuple):
+    """Machines, (M,), that a job which waits is to have from a moment to another."""
+
+    from_s: float
+    to_s: float
+    machines: Bools
+
+
+@dataclass(eq=False)
+class Slurm:
+    """Start jobs in order of priority as slurmctld does with its defaults: its main and its backfill passes [1]_ [2]_.
+
+    The main pass follows each event: jobs in order, and one that does not fit keeps all later ones of its partition,
+    and those of others off its partition's machines. The backfill pass comes every `bf_interval_s`: each job that
+    waits, in order, is planned where it fits first by the time limits of those that run and by the plans before it,
+    and starts if that is now. A job without a time limit counts with its declared duration. Jobs do not start on hosts
+    which a reservation that is known will hold within their limit; one which only that keeps from starting keeps none.
+    It preempts none.
+
+    Attributes
+    ----------
+    bf_interval_s, bf_window_s, bf_resolution_s, bf_max_job_test
+        Seconds between backfill passes, how far they plan, the step of the clock on which Slurm keeps plans (here they
+        are so much longer on both sides), and how many jobs they look at.
+    default_queue_depth : int
+        Jobs that a main pass looks at.
+    priority : str
+        "basic": in order of arrival; "multifactor": by the sum of the weights below times their factors [3]_.
+    age, fair_share, job_size, partition, qos : float
+        Weights (PriorityWeightAge, ...). Factors are 0 to 1: time since a job could start, over `max_age_s`; 2 to the
+        power of -usage / share, with equal shares of users and usage that halves every `half_life_s`; GPUs over those
+        of the cluster; and the numbers in `partitions` and `qualities` over the largest one.
+    partitions, qualities : mapping
+        Priority of each partition and quality of service by name; 0 for others.
+    max_age_s, half_life_s, period_s : float
+        PriorityMaxAge, PriorityDecayHalfLife, PriorityCalcPeriod; a job that arrived since has the least priority.
+
+    References
+    ----------
+    .. [1] https://slurm.schedmd.com/sched_config.html
+    .. [2] https://slurm.schedmd.com/slurm.conf.html, SchedulerParameters
+    .. [3] https://slurm.schedmd.com/priority_multifactor.html
+    """
+
+    knows_types: ClassVar[bool] = False
+    over_partitions: ClassVar[bool] = True
+
+    bf_interval_s: float = 30.0
+    bf_window_s: float = 86_400.0
+    bf_resolution_s: float = 60.0
+    bf_max_job_test: int = 500
+    default_queue_depth: int = 100
+    priority: str = "basic"
+    age: float = 0.0
+    fair_share: float = 0.0
+    job_size: float = 0.0
+    partition: float = 0.0
+    qos: float = 0.0
+    partitions: Mapping[str, float] = field(default_factory=dict)
+    qualities: Mapping[str, float] = field(default_factory=dict)
+    max_age_s: float = 7 * 86_400.0
+    half_life_s: float = 7 * 86_400.0
+    period_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.priority not in PRIORITIES:
+            raise unknown("priority of slurm", str(self.priority), PRIORITIES)
+        for name in ("bf_interval_s", "bf_window_s", "max_age_s", "half_life_s", "period_s"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"slurm: {name} is {getattr(self, name)!r}; expected seconds > 0.")
+        for name in ("bf_resolution_s", "bf_max_job_test", "default_queue_depth"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"slurm: {name} is {getattr(self, name)!r}; expected a number >= 0.")
+        self._forget(())
+
+    def begin(self, context: Context) -> None:
+        """Forget earlier runs, and note which hosts reservations will hold."""
+        self._forget(context.holds)
+
+    def _forget(self, holds: tuple[Hold, ...]) -> None:
+        self._holds = holds
+        self._zero_s = self._usage_s = math.nan
+        self._known: tuple[bytes, bytes] = b"", b""
+        self._started: dict[int, float] = {}
+        self._seats: dict[int, Seat] = {}
+        self._since: dict[int, float] = {}
+        self._usage: Floats = np.empty(0)
+        self._ranks: tuple[float, dict[int, float]] = -math.inf, {}
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return which jobs start, and when to ask again."""
+        now_s, waiting = snapshot.now_s, snapshot.waiting
+        if math.isnan(self._zero_s) or now_s < self._zero_s:
+            self._forget(self._holds)
+            self._zero_s = now_s
+        running = snapshot.jobs.number[snapshot.holds(snapshot.jobs.number)]
+        self._keep_books(snapshot, running, waiting)
+        seen = waiting.tobytes(), running.tobytes()
+        news, self._known = seen != self._known, seen
+        if not len(waiting):
+            return Placement.nothing()
+        order = self._in_order(snapshot, waiting)
+        work = _Pass(self, snapshot, running)
+        if news:
+            work.main(order[: self.default_queue_depth])
+        since_s = (now_s - self._zero_s) % self.bf_interval_s
+        on_tick = since_s < 1e-6 or self.bf_interval_s - since_s < 1e-6
+        if on_tick:
+            work.backfill([job for job in order if job not in work.seats][: self.bf_max_job_test])
+        for job, seat in work.seats.items():
+            self._started[job], self._seats[job] = now_s, seat
+        again_s = now_s + self.bf_interval_s - (0.0 if on_tick else since_s)
+        if on_tick and not news and not work.seats:
+            again_s = max(again_s, self._on_grid(min(work.next_s, self._next_period_s(now_s))))
+        return replace(placement_of(work.seats), again_s=again_s)
+
+    def _on_grid(self, at_s: float) -> float:
+        """Return the first backfill pass at or after a moment."""
+        if math.isinf(at_s):
+            return at_s
+        return self._zero_s + math.ceil((at_s - self._zero_s) / self.bf_interval_s - 1e-9) * self.bf_interval_s
+
+    def _next_period_s(self, now_s: float) -> float:
+        return math.inf if self.priority == "basic" else self._this_period_s(now_s) + self.period_s
+
+    def _this_period_s(self, now_s: float) -> float:
+        return now_s - (now_s - self._zero_s) % self.period_s
+
+    def _keep_books(self, snapshot: Snapshot, running: Ints, waiting: Ints) -> None:
+        """Note since when jobs could start, which run, and what users used."""
+        now_s, table = snapshot.now_s, snapshot.table
+        for job in waiting.tolist():
+            if job not in self._since:
+                self._since[job] = float(table.arrival_s[job]) if table.at_most[job] > 0 else now_s
+            self._started.pop(job, None)
+        there = set(running.tolist())
+        for job in [job for job in self._started if job not in there]:
+            del self._started[job], self._seats[job]
+        for job in there - self._started.keys():  # as after a reservation, whose part has its own scheduler
+            _, role, group, count = snapshot.tasks_of(np.array([job], np.int32))
+            self._started[job], self._seats[job] = now_s, Seat(group, role.astype(np.int32), count)
+        if self.fair_share:
+            self._note_usage(snapshot, running)
+
+    def _note_usage(self, snapshot: Snapshot, running: Ints) -> None:
+        table, now_s = snapshot.table, snapshot.now_s
+        if not len(self._usage):
+            self._usage, self._usage_s = np.zeros(len(table.users)), now_s
+        span_s = now_s - self._usage_s
+        self._usage *= 0.5 ** (span_s / self.half_life_s)
+        self._usage += span_s * np.bincount(table.user[running], table.gpus[running], len(table.users))
+        self._usage_s = now_s
+
+    def _in_order(self, snapshot: Snapshot, waiting: Ints) -> list[int]:
+        """Return the jobs that wait, the most urgent first; equal ones by arrival."""
+        if self.priority == "basic":
+            return [int(job) for job in waiting]
+        at_s = self._this_period_s(snapshot.now_s)
+        if self._ranks[0] != at_s:
+            self._ranks = at_s, {}
+        known = self._ranks[1]
+        new = np.array([job for job in waiting.tolist() if job not in known], np.int32)
+        known |= dict(zip(new.tolist(), self._priorities(snapshot, new, at_s).tolist(), strict=True))
+        return sorted((int(job) for job in waiting), key=lambda job: (-known[job], job))
+
+    def _priorities(self, snapshot: Snapshot, jobs: Ints, at_s: float) -> Floats:
+        """Return the priorities of jobs as they were computed last, (J,); whole numbers, as Slurm's."""
+        table = snapshot.table
+        since_s = np.array([self._since[job] for job in jobs.tolist()])
+        total = self.age * np.clip((at_s - since_s) / self.max_age_s, 0, 1)
+        total += self.job_size * table.gpus[jobs] / max(snapshot.cluster.n_gpus, 1)
+        names = np.array(table.partitions, dtype=object)[table.partition[jobs]]
+        for weight, of, named in (
+            (self.partition, self.partitions, names),
+            (self.qos, self.qualities, table.qos[jobs]),
+        ):
+            most = max(of.values(), default=0.0)
+            total += weight * np.array([of.get(str(name), 0.0) for name in named]) / most if most else 0.0
+        if self.fair_share and len(self._usage):
+            used = self._usage / max(self._usage.sum(), 1e-12)
+            total += self.fair_share * 2.0 ** (-used * len(used))[table.user[jobs]]
+        return np.where(table.arrival_s[jobs] > at_s, 0.0, 1.0 + np.floor(total))
+
+
+class _Pass:
+    """What both passes of one decision share: what is free, what has started, and what is planned."""
+
+    def __init__(self, slurm: Slurm, snapshot: Snapshot, running: Ints) -> None:
+        self._slurm, self._snapshot, self._now_s = slurm, snapshot, snapshot.now_s
+        self._table, self._cluster = snapshot.table, snapshot.cluster
+        self._room, self._free = GangRoom(snapshot), snapshot.free.copy()
+        self._limit_s = np.where(np.isnan(self._table.limit_s), self._table.duration_s, self._table.limit_s)
+        self._limit_s = np.nan_to_num(self._limit_s, nan=math.inf)
+        known = [one for one in slurm._holds if one.known_s <= self._now_s < one.end_s]
+        self._holds = [one for one in known if one.start_s < self._now_s + 2 * slurm.bf_window_s]
+        self.seats: dict[int, Seat] = {}
+        self._ends = [(slurm._started[job] + self._limit_s[job], job, slurm._seats[job]) for job in running.tolist()]
+        self.next_s = math.inf
+        """When the next plan, or the next end by a limit, is due."""
+
+    def main(self, order: list[int]) -> None:
+        """Start jobs in order until one of their partition does not fit."""
+        stopped: set[int] = set()
+        barred = np.zeros(self._cluster.n_machines, np.bool_)
+        for job in order:
+            partition = int(self._table.partition[job])
+            if partition in stopped:
+                continue
+            closed = self._closed(job, self._now_s)
+            seat = self._room.find(job, self._free, barred=barred | closed)
+            if seat is not None:
+                self._start(job, seat)
+            elif not self._only_reserved(job, closed):
+                stopped.add(partition)
+                barred |= self._machines_of(partition)
+
+    def backfill(self, order: list[int]) -> None:
+        """Plan every job in order, and start those whose plan begins now."""
+        plans: list[Plan] = []
+        ends = self._in_time()
+        for job in order:
+            planned = self._plan(job, plans, ends)
+            if planned is None:
+                continue
+            at_s, seat = planned
+            if at_s <= self._now_s:
+                self._start(job, seat)
+                ends = self._in_time()
+            else:
+                more_s = self._slurm.bf_resolution_s
+                machines = self._room.on(seat)
+                plans.append(Plan(at_s - more_s, at_s + self._limit_s[job] + more_s, machines))
+                self.next_s = min(self.next_s, at_s)
+        self.next_s = min([self.next_s, *(end_s for end_s, *_ in ends)])
+
+    def _in_time(self) -> list[tuple[float, int, Seat]]:
+        """Return when jobs that run will end by their limits, in order; what is overdue ends at once."""
+        return sorted(
+            ((max(end_s, self._now_s + 1.0), job, seat) for end_s, job, seat in self._ends), key=lambda end: end[:2]
+        )
+
+    def _plan(self, job: int, plans: list[Plan], ends: list[tuple[float, int, Seat]]) -> tuple[float, Seat] | None:
+        """Return when a job fits first, and where; None: not within the window."""
+        limit_s, free, at = self._limit_s[job], self._free.copy(), 0
+        moments = {self._now_s, *(end[0] for end in ends), *(plan.to_s for plan in plans)}
+        moments |= {one.end_s for one in self._holds if one.end_s > self._now_s}
+        for at_s in sorted(moments):
+            if at_s > self._now_s + self._slurm.bf_window_s:
+                return None
+            while at < len(ends) and ends[at][0] <= at_s:
+                self._room.take(free, ends[at][1], ends[at][2], sign=1)
+                at += 1
+            barred = self._closed(job, at_s)
+            for plan in plans:
+                if plan.from_s < at_s + limit_s and plan.to_s > at_s:
+                    barred = barred | plan.machines
+            if (seat := self._room.find(job, free, barred=barred)) is not None:
+                return at_s, seat
+        return None
+
+    def _start(self, job: int, seat: Seat) -> None:
+        self._room.take(self._free, job, seat)
+        self.seats[job] = seat
+        self._ends.append((self._now_s + self._limit_s[job], job, seat))
+
+    def _closed(self, job: int, at_s: float) -> Bools:
+        """Return the machines that a reservation keeps a job from starting on at a moment, (M,)."""
+        closed = np.zeros(self._cluster.n_machines, np.bool_)
+        for one in self._holds:
+            if not one.may[job] and one.start_s < at_s + self._limit_s[job] and one.end_s > at_s:
+                closed |= one.machines
+        return closed
+
+    def _only_reserved(self, job: int, closed: Bools) -> bool:
+        """Return whether a reservation leaves a job fewer machines than it names, whoever runs there."""
+        return bool(closed.any()) and int((self._room.machines(job) & ~closed).sum()) < max(
+            self._room.n_machines(job), 1
+        )
+
+    def _machines_of(self, partition: int) -> Bools:
+        """Return the machines of a partition, (M,): all where the cluster does not have it."""
+        every = np.ones(self._cluster.n_machines, np.bool_)
+        return self._cluster.partitions.get(self._table.partitions[partition], every)

@@ -1,0 +1,204 @@
+"""Machines are read as Slurm, Kubernetes and public traces print them, and what is left out is told."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from labkit.core.errors import InputError
+from labkit.topology import build
+from labkit.topology.machine_files import inventory, machines, ranges, state
+
+NODES = """NodeName=gpu01 Arch=x86_64 CoresPerSocket=32
+   CPUAlloc=96 CPUEfctv=126 CPUTot=128 CPULoad=95.50
+   AvailableFeatures=a100,nvlink
+   ActiveFeatures=a100,nvlink
+   Gres=gpu:a100:4(S:0-1),shard:16
+   NodeAddr=10.0.0.1 NodeHostName=gpu01 Version=23.02.7
+   OS=Linux 5.15 #1 SMP x=y
+   RealMemory=1031000 AllocMem=900000 Sockets=2 Boards=1
+   State=MIXED ThreadsPerCore=2 TmpDisk=0 Weight=1 Owner=N/A
+   Partitions=gpu,short
+   CfgTRES=cpu=126,mem=1031000M,billing=126,gres/gpu=4,gres/gpu:a100=4
+
+NodeName=gpu02 Arch=x86_64 CoresPerSocket=32
+   CPUTot=128 Gres=gpu:a100:4(S:0-1)
+   RealMemory=1031000
+   State=DOWN*+DRAIN
+   Partitions=gpu
+   Reason=State=IDLE was wrong [root@2024-03-01T10:00:00]
+
+NodeName=cpu01 CPUTot=64 Gres=(null) RealMemory=257000 State=IDLE Partitions=cpu
+NodeName=mig01 CPUTot=64 Gres=gpu:a100_1g.5gb:7(S:0),gpu:a100_3g.20gb:2(S:1) RealMemory=512000
+   State=IDLE+CLOUD+POWERED_DOWN
+NodeName=mix01 CPUTot=60 Gres=gpu:v100:2,gpu:rtx:4,fpga:1 RealMemory=61440 State=IDLE
+"""
+
+
+def read(folder: Path, **files: str) -> tuple[dict, list[str]]:
+    """Return the inventory of some files as read again, and the notes."""
+    paths = []
+    for name, text in files.items():
+        paths.append(folder / name.replace("_", "."))
+        paths[-1].write_text(text, encoding="utf-8")
+    text, notes = inventory(machines(paths), source="files")
+    (folder / "hosts.toml").write_text(text, encoding="utf-8")
+    build(str(folder / "hosts.toml"))
+    return {row["name"]: row for row in tomllib.loads(text)["hosts"]}, notes
+
+
+def partitions(folder: Path) -> dict[str, list[str]]:
+    """Return the partitions of the inventory that was written."""
+    return tomllib.loads((folder / "hosts.toml").read_text(encoding="utf-8"))["partitions"]
+
+
+def test_what_scontrol_prints_becomes_hosts_with_what_is_left_out_in_words(tmp_path: Path) -> None:
+    hosts, notes = read(tmp_path, nodes_txt=NODES)
+    assert list(hosts) == ["gpu01", "mig01", "mix01-v100", "mix01-rtx"]
+    first = hosts["gpu01"]
+    assert (first["gpus"], first["cpus"], first["memory_gb"], first["device_type"]) == (4, 126, 1006.836, "a100")
+    assert partitions(tmp_path) == {"gpu": ["gpu01"], "short": ["gpu01"]}
+    assert first["features"] == ["a100", "nvlink"]
+    assert hosts["mig01"]["gpus"] == 2  # 7/7 + 6/7
+    assert (hosts["mix01-v100"]["cpus"], hosts["mix01-rtx"]["cpus"]) == (20, 40)
+    assert notes[0] == "left out 1 of 5 hosts that are down or drained (1 DOWN*+DRAIN): gpu02"
+    assert notes[1] == "left out 1 hosts without GPUs: cpu01"
+    assert notes[2] == "devices that are not counted as GPUs: fpga of 1 hosts"
+    assert build(str(tmp_path / "hosts.toml")).n_gpus == 12
+
+
+def test_partitions_come_from_their_own_file_and_a_lone_list_of_them_is_refused(tmp_path: Path) -> None:
+    nodes = "NodeName=n[0-3] CPUs=16 RealMemory=64000 Gres=gpu:a100:4 Feature=big\n"
+    told = (
+        "PartitionName=all\n   AllowGroups=ALL Default=YES State=UP\n   Nodes=n[0-3]\n\n"
+        "PartitionName=half State=UP Nodes=n[2-3]\nPartitionName=old State=DOWN Nodes=n0\n"
+    )
+    hosts, _ = read(tmp_path, nodes_txt=nodes, partitions_txt=told)
+    assert list(hosts) == ["n[0-3]"]
+    assert partitions(tmp_path) == {"all": ["n[0-3]"], "half": ["n[2-3]"]}
+    with pytest.raises(
+        InputError, match="does not tell what n0 and 3 other hosts have; give what `scontrol show node`"
+    ):
+        read(tmp_path, partitions_txt=told)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NODELIST|PARTITION|STATE|CPUS|MEMORY|GRES|AVAIL_FEATURES\n"
+        "n1|gpu*|mix|64+|256000|gpu:v100:4(S:0-1)|(null)\nn1|short|mix|64|256000|gpu:v100:4|(null)\n"
+        "n2|gpu*|down*|64|256000|gpu:v100:4|(null)\n",
+        "PARTITION NODES STATE  NODELIST CPUS MEMORY GRES\ngpu*      1     idle~  n1  64 256000 gpu:v100:4\n"
+        "short 1 idle~ n1 64 256000 gpu:v100:4\n gpu* 1 drng n2 64 256000 gpu:v100:4\n",
+    ],
+)  # fmt: skip
+def test_rows_of_sinfo_are_joined_by_host(tmp_path: Path, text: str) -> None:
+    hosts, notes = read(tmp_path, sinfo_txt=text)
+    assert list(hosts) == ["n1"]
+    assert partitions(tmp_path) == {"gpu": ["n1"], "short": ["n1"]}
+    assert (hosts["n1"]["gpus"], hosts["n1"]["cpus"], hosts["n1"]["memory_gb"]) == (4, 64, 250)
+    assert "left out 1 of 2 hosts" in notes[0]
+
+
+def test_json_of_old_and_new_versions_of_slurm(tmp_path: Path) -> None:
+    nodes = [
+        {"name": "a", "gres": "gpu:a100:8(S:0-1)", "cpus": 128, "real_memory": 1024, "state": "idle",
+         "state_flags": ["DRAIN"], "features": "big"},
+        {"name": "b", "gres": "gpu:a100:8", "cpus": 128, "real_memory": 1024, "state": ["MIXED"],
+         "partitions": ["gpu", "all"], "active_features": ["big", "nvlink"]},
+    ]  # fmt: skip
+    hosts, notes = read(tmp_path, nodes_json=json.dumps({"nodes": nodes}))
+    assert list(hosts) == ["b"]
+    assert hosts["b"]["features"] == ["big", "nvlink"]
+    assert partitions(tmp_path) == {"gpu": ["b"], "all": ["b"]}
+    assert "1 idle+DRAIN" in notes[0]
+    row = {
+        "node": {"state": ["IDLE"]}, "nodes": {"nodes": ["c1", "c2"]}, "cpus": {"minimum": 32, "maximum": 32},
+        "memory": {"minimum": 2048}, "gres": {"total": "gpu:h100:4"}, "features": {"total": ""},
+        "partition": {"name": "p"},
+    }  # fmt: skip
+    hosts, _ = read(tmp_path, sinfo_json=json.dumps({"sinfo": [row]}))
+    assert hosts["c[1-2]"] == {
+        "name": "c[1-2]", "gpus": 4, "cpus": 32, "memory_gb": 2, "device_type": "h100"
+    }  # fmt: skip
+
+
+def node(name: str, resources: dict[str, str], **spec: object) -> dict[str, object]:
+    labels = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
+    has = {"cpu": "63500m", "memory": "1048576Ki", "hugepages-2Mi": "0", "rdma/hca": "1"} | resources
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": spec,
+            "status": {"allocatable": has, "conditions": [{"type": "Ready", "status": "True"}]}}  # fmt: skip
+
+
+def test_nodes_of_kubernetes_as_json_and_as_yaml(tmp_path: Path) -> None:
+    items = [
+        node("w1", {"nvidia.com/gpu": "8"}, taints=[{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]),
+        node("w2", {"nvidia.com/gpu": "8"}, unschedulable=True),
+        node("w3", {"nvidia.com/mig-1g.5gb": "14", "nvidia.com/gpu": "0"}),
+        node("w4", {"nvidia.com/gpu": "2", "acme.io/npu": "4"}),
+    ]
+    late = node("w5", {"nvidia.com/gpu": "8"})
+    late["status"]["conditions"][0]["status"] = "Unknown"  # type: ignore[index]
+    hosts, notes = read(tmp_path, nodes_json=json.dumps({"apiVersion": "v1", "kind": "List", "items": [*items, late]}))
+    assert {name: row["gpus"] for name, row in hosts.items()} == {"w1": 8, "w[3-4]": 2}
+    assert hosts["w1"]["taints"] == ["gpu=yes:NoSchedule"]
+    assert (hosts["w1"]["cpus"], hosts["w1"]["memory_gb"]) == (63.5, 1)
+    assert "(1 cordoned, 1 NotReady)" in notes[0]
+    assert notes[1] == "devices that are not counted as GPUs: acme.io/npu of 1 hosts"
+    yaml = pytest.importorskip("yaml", reason="kubectl's YAML needs PyYAML")
+    again, _ = read(tmp_path, nodes_yaml=yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items}))
+    assert again == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\n", (2, 64, 256, "P100")),  # openb
+        ("a,V100,96,512,8\n", (8, 96, 512, "V100")),  # Alibaba 2020: pai_machine_spec.csv
+        ("node_name,gpu_model,gpu_capacity_num,cpu_num\na,A10,1,128\n", (1, 128, 128, "A10")),  # Alibaba 2026
+        ("Host;GPUs;Type;Cores;Memory_GB\na;4;t4;48;192\n", (4, 48, 192, "t4")),
+    ],
+)
+def test_node_tables_of_public_traces(tmp_path: Path, text: str, expected: tuple[object, ...]) -> None:
+    hosts, _ = read(tmp_path, nodes_csv=text)
+    row = hosts["a"]
+    assert (row["gpus"], row["cpus"], row["memory_gb"], row["device_type"]) == expected
+
+
+def test_helios_tells_gpus_of_virtual_clusters_and_hosts_have_eight(tmp_path: Path) -> None:
+    hosts, notes = read(tmp_path, gpus_csv="date,total,vcA,vcB\n2020-04-01,12,8,4\n2020-05-01,20,16,4\n")
+    assert {name: row["gpus"] for name, row in hosts.items()} == {"vcA-[0-1]": 8, "vcB-0": 4}
+    assert partitions(tmp_path) == {"vcA": ["vcA-[0-1]"], "vcB": ["vcB-0"]}
+    assert notes[0] == "cpus not told of 3 hosts: 16 cores for each GPU were taken"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("hello\n", "its first line is 'hello'; expected what `scontrol show node`"),
+        ("", "its first line is ''"),
+        ('{"jobs": []}', "has no hosts"),
+        ("{", "cannot be read"),
+        ("NodeName=a CPUTot=2 Gres=(null) State=IDLE\n", "no host is left that has GPUs"),
+        ("name,gpus\na,many\n", "row 2: gpus is 'many'; expected a number of GPUs"),
+        ("name,gpus\na\n", "row 2 has 1 cells; expected 2"),
+        ("kind: [\n", "is no YAML"),
+    ],
+)
+def test_what_are_no_machines_is_refused_in_one_line(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, machines_txt=text)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_states_in_which_jobs_start_and_in_which_none_does() -> None:
+    alive = ["IDLE", "ALLOCATED", "mix", "IDLE+PLANNED", "alloc#", "idle~", "IDLE+POWERING_DOWN", "MAINT", "RESERVED"]
+    gone = ["DOWN", "idle*", "IDLE+DRAIN", "drng", "FAIL", "FUTURE", "IDLE+NOT_RESPONDING", "INVAL", "MIXED+DRAIN"]
+    assert [state(text) for text in alive] == [""] * len(alive)
+    assert [state(text) for text in gone] == gone
+
+
+def test_names_with_other_widths_stay_apart() -> None:
+    assert ranges(["a9", "a10", "b09", "b10", "b011", "x"]) == ["a[9-10]", "b[09-10]", "b011", "x"]
