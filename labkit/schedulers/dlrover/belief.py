@@ -1,0 +1,307 @@
+"""What is believed of one job whose measurements do not follow the bottleneck, whatever the form of its truth; pure.
+
+Hypotheses are drawn: a form of speed (bottleneck, sum of times, saturated, falling with contention) and its constants,
+with the measured use of cores or without it. What a hypothesis leaves unexplained is a Gaussian process over plans. So
+a measurement counts more than any form near the plan that was measured, and a form counts where nothing was. Forms are
+weighed by how well each predicts every measurement from the others, which is the likelihood of the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import exp, log, sqrt
+from typing import Final
+
+import numpy as np
+
+from labkit.core.resources import Floats, Ints
+from labkit.kernels import inner, kernel
+from labkit.schedulers.dlrover.fit import Sample
+from labkit.schedulers.dlrover.front import PlanLimits
+from labkit.schedulers.dlrover.plan import PS_CORES, WORKER_CORES, Plan, in_units, pairs
+
+N_DRAWN, N_AGAIN, N_KEPT = 1024, 256, 48
+"""Hypotheses that are drawn, that are varied around the likely ones, and that predict."""
+NOISE: Final = {0.05: 0.2, 0.15: 0.6, 0.45: 0.2}
+UNEXPLAINED: Final = {0.05: 0.4, 0.2: 0.4, 0.6: 0.2}
+"""Standard deviations of log speed that measurements have, and that forms leave unexplained; how likely each is."""
+REACH: Final = 1.0
+"""How far, in the logarithm of tasks and of cores, a measurement counts."""
+CAREFUL: Final = 0.5
+"""Standard deviations by which a plan is taken for slower than it is expected to be: how far a step may lead."""
+FALLS = [0.55,.18,.12,.06,.09]
+CAPS = .3
+SPIN: Final = 0.15
+"""How likely tasks use all cores that they have, whatever they do."""
+
+_C, _U, _T, _HOT, _SOFT, _WIDTH, _FALL, _FALL_AT, _POWER, _CAP, _OF_PS, _SPIN_W, _SPIN_PS = range(13)
+"""Columns of a hypothesis: core-seconds, seconds of the rest, load of the hottest server against the mean; exponent of
+the minimum, 1 adds up times; cores that a worker can use; with what speed falls (1 workers, 2 pairs, 3 cores), from
+where on, and its power; steps/s at most, and whether of each server; whether workers and servers spin."""
+
+
+@inner
+def _eighth(x: float) -> float:
+    """Return x to the power of 8."""
+    x = x * x
+    x = x * x
+    return x * x
+
+
+@kernel
+def _log_speeds(h: Floats, x: Floats) -> Floats:
+    """Return the logarithm of steps/s (M, P) that hypotheses (M, 13) expect of plans (P, 4)."""
+    told = np.empty((len(h), len(x)))
+    for m in range(len(h)):
+        c, u, t, hot, soft, falls, power = h[m, 0], h[m, 1], h[m, 2], h[m, 3], h[m, 4], h[m, 6], h[m, 8]
+        for i in range(len(x)):
+            n, w, p, s = x[i, 0], x[i, 1], x[i, 2], x[i, 3]
+            load = min(hot / p, 1.0) if p > 1 else 1.0
+            a, b, d = c / (n * min(w, h[m, 5])), u * load / s, t / n
+            if soft > 4:
+                slow = _eighth(a) + _eighth(b) + _eighth(d)
+            elif soft > 1:
+                slow = a * a + b * b + d * d
+                slow = slow * slow
+                slow = slow * slow
+            else:
+                slow = _eighth(a + b + d)
+            slow += _eighth(1 / (h[m, 9] * (p if h[m, 10] > 0 else 1.0)))
+            if falls > 0:
+                size = n if falls == 1 else (n * p if falls == 2 else (n * w + p * s if falls == 3 else p))
+                size = size / h[m, 7]
+                if power > 1:
+                    size = size * size
+                if power > 2:
+                    size = size * size
+                slow *= _eighth(1 + size)
+            told[m, i] = -log(slow) / 8
+    return told
+
+
+@kernel
+def _improvement(mean: Floats, sd: Floats, now: float) -> Floats:
+    """Return by how many steps/s plans are expected to be better than `now`, counted as 0 where they are not, (P,)."""
+    told = np.zeros(mean.shape[1])
+    level = log(now)
+    for m in range(len(mean)):
+        for i in range(len(told)):
+            s = max(sd[m, i], 1e-3)
+            z = (mean[m, i] - level) / s
+            if z > -4:
+                above, below = 1 / (1 + exp(-1.702 * (z + s))), 1 / (1 + exp(-1.702 * z))
+                told[i] += max(exp(mean[m, i] + s * s / 2) * above - now * below, 0.0)
+    return told / len(mean)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Table:
+    """Samples of a job in columns (k,): plans (k, 4), steps/s, cores in use and given (2, k), loads."""
+
+    plans: Floats
+    speed: Floats
+    used: Floats
+    given: Floats
+    load: Floats
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> Table:
+        """Return samples as a table."""
+        plans = rows_of([sample.plan for sample in samples])
+        columns = np.array([(s.speed, s.worker_cores, s.ps_cores, s.hottest_load) for s in samples], np.float64).T
+        given = np.stack([plans[:, 0] * plans[:, 1], plans[:, 2] * plans[:, 3]])
+        used = np.where(columns[1:3] > 0, columns[1:3], np.nan)
+        return cls(plans, columns[0], used, given, columns[3] * plans[:, 2])
+
+
+def rows_of(plans: Sequence[Plan]) -> Floats:
+    """Return plans as rows: workers, cores of each, servers, cores of each, (P, 4)."""
+    return np.array([(q.n_workers, q.worker_cores, q.n_ps, q.ps_cores) for q in plans], np.float64).reshape(-1, 4)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Belief:
+    """Hypotheses that predict a job, after its measurements.
+
+    Attributes
+    ----------
+    hypotheses : array
+        (M, 13) forms and constants.
+    measured : array
+        (k, 4) plans that were measured.
+    pull : array
+        (M, k) by how much what was measured at a plan moves each hypothesis near it.
+    kind : array
+        (M,) which noise and which process each hypothesis has.
+    inverse : array
+        (kinds, k, k) inverse covariances, and `spread` (kinds,) standard deviations of what is unexplained.
+    """
+
+    hypotheses: Floats
+    measured: Floats
+    pull: Floats
+    kind: Ints
+    inverse: Floats
+    spread: Floats
+
+    def log_speeds(self, plans: Floats) -> tuple[Floats, Floats]:
+        """Return mean and standard deviation of log speed, (M, P) each, of plans (P, 4)."""
+        near = _alike(self.measured, plans)
+        mean = _log_speeds(self.hypotheses, plans) + self.pull @ near
+        explained = np.einsum("ip,kij,jp->kp", near, self.inverse, near, optimize=True)
+        sd = self.spread[:, None] * np.sqrt(np.maximum(1 - self.spread[:, None] ** 2 * explained, 0.0))
+        return mean, sd[self.kind]
+
+
+def _alike(a: Floats, b: Floats) -> Floats:
+    apart = np.log(a)[:, None] - np.log(b)[None]
+    return np.asarray(np.exp(-0.5 * (apart**2).sum(axis=2) / REACH**2))
+
+
+def believe(samples: Sequence[Sample]) -> Belief:
+    """Return what is believed of a job after some samples, in the same way each time it is asked."""
+    table, rng = Table.of(samples), np.random.default_rng(len(samples))
+    h = _drawn(table, rng)
+    likely = _likelihoods(h, table)
+    for _ in range(2):
+        h = _varied(h[_picked(np.logaddexp.reduce(likely, axis=0), N_AGAIN)], rng)
+        likely = _likelihoods(h, table)
+    kind, which = np.unravel_index(_picked(likely.ravel(), N_KEPT), likely.shape)
+    h = h[which]
+    alike, wrong = _alike(table.plans, table.plans), np.log(table.speed) - _log_speeds(h, table.plans)
+    grid = [(noise, spread) for noise in NOISE for spread in UNEXPLAINED]
+    spread = np.array([each for _, each in grid])
+    inverse = np.array([np.linalg.inv(b**2 * alike + a**2 * np.eye(len(alike))) for a, b in grid])
+    pull = spread[kind][:, None] ** 2 * np.einsum("mij,mj->mi", inverse[kind], wrong)
+    return Belief(h, table.plans, pull, kind, inverse, spread)
+
+
+def _picked(log_weight: Floats, n: int) -> Ints:
+    """Return n rows, each as often as it is likely, without chance."""
+    likely = np.cumsum(np.exp(log_weight - log_weight.max()))
+    return np.searchsorted(likely, (np.arange(n) + 0.5) / n * likely[-1])
+
+
+def _drawn(table: Table, rng: np.random.Generator) -> Floats:
+    """Return hypotheses that could be before more than the constants are measured, (M, 13)."""
+    n, speed = N_DRAWN, table.speed
+
+    def between(low: float, high: float) -> Floats:
+        return np.exp(rng.uniform(log(low), log(high), n))
+
+    def some(part: float, other: Floats) -> Floats:
+        return np.where(rng.random(n) < part, other, np.inf)
+
+    spins, constants = rng.random((2, n)) < SPIN, []
+    for used, given, spin in zip(table.used, table.given, spins, strict=True):
+        free = (given / speed).min() * between(0.003, 1.3)  # so that it is no limit, or hardly one, anywhere
+        told = np.log((used / speed)[np.isfinite(used)])
+        mine = np.exp(told.mean() + 0.1 * rng.standard_normal(n)) if len(told) else free
+        constants.append(np.where(spin, free, mine))
+    several = table.load[(table.plans[:, 2] > 1) & np.isfinite(table.load)]
+    hot = np.maximum(np.median(several), 1.0) if len(several) else 1 + 0.4 * rng.random(n) * (rng.random(n) < 0.5)
+    return np.column_stack([
+        *constants, (table.plans[:, 0] / speed).min() * between(0.003, 1.3), np.broadcast_to(hot, n),
+        rng.choice([1.0, 2.0, 8.0], n, p=[0.2, 0.15, 0.65]), some(0.35, between(1, 32)),
+        rng.choice(5, n, p=FALLS), between(2, 300), rng.choice([1.0, 2.0, 4.0], n),
+        some(CAPS, speed.max() * between(0.7, 30)), rng.random(n) < 0.4, *spins,
+    ])  # fmt: skip
+
+
+_VARIES: Final = np.array([0.1, 0.1, 0.15, 0.02, 0, 0.15, 0, 0.2, 0, 0.15, 0, 0, 0])
+"""By which part constants of a likely hypothesis are varied."""
+
+
+def _varied(h: Floats, rng: np.random.Generator) -> Floats:
+    told = h * np.exp(_VARIES * rng.standard_normal(h.shape))
+    told[:, _HOT] = np.maximum(told[:, _HOT], 1.0)
+    return told
+
+
+def _likelihoods(h: Floats, table: Table) -> Floats:
+    """Return the log likelihood of each hypothesis (M,) with each noise and process, (kinds, M)."""
+    k, alike = len(table.speed), _alike(table.plans, table.plans)
+    wrong = (np.log(table.speed) - _log_speeds(h, table.plans)).T
+    uses, n_uses = np.zeros(len(h)), 0
+    for used, given, constant, spins in zip(table.used, table.given, (_C, _U), (_SPIN_W, _SPIN_PS), strict=True):
+        there = np.isfinite(used)
+        told = np.log(used[there] / table.speed[there])[:, None] - np.log(h[:, constant])
+        spun = np.log(used[there] / given[there])[:, None] ** 2
+        uses += np.where(h[:, spins] > 0, spun, told**2 / 2).sum(axis=0)  # two are measured, each with its noise
+        n_uses += int(there.sum())
+    told = []
+    for noise, a in NOISE.items():
+        for spread, b in UNEXPLAINED.items():
+            lower = np.linalg.cholesky(spread**2 * alike + noise**2 * np.eye(k))
+            process = -0.5 * (np.linalg.solve(lower, wrong) ** 2).sum(axis=0) - np.log(np.diag(lower)).sum()
+            told.append(process - 0.5 * uses / noise**2 - n_uses * log(noise) + log(a * b))
+    return np.array(told)
+
+
+# --- plans
+
+
+STEP: Final = 1.35
+
+@lru_cache(maxsize=64)
+def _all(limits: PlanLimits) -> Floats:
+    """Return all plans within limits, (P, 4), by cores in all."""
+    within, most = in_units(limits.total_cores, limits.unit), in_units(limits.most_cores, limits.unit)
+    workers = pairs([units for units in WORKER_CORES if units <= most], limits.max_workers, within)
+    servers = pairs([units for units in PS_CORES if units <= most], limits.max_ps, within)
+    cores = workers.prod(axis=1)[:, None] + servers.prod(axis=1)
+    w, s = np.nonzero(cores <= within)
+    order = np.argsort(cores[w, s], kind="stable")
+    rows = np.column_stack([workers[w[order]], servers[s[order]]]).astype(np.float64)
+    rows[:, [1, 3]] = np.round(rows[:, [1, 3]] * limits.unit, 9)
+    return rows
+
+
+@lru_cache(maxsize=64)
+def candidates(limits: PlanLimits) -> Floats:
+    """Return plans that stand for all within limits, (P, 4), by cores in all: numbers of tasks rise by a third."""
+    rows, numbers = _all(limits), [round(STEP**i) for i in range(24)]
+    return rows[np.isin(rows[:, 0], [*numbers, limits.max_workers]) & np.isin(rows[:, 2], [*numbers, limits.max_ps])]
+
+
+def near(row: Floats, limits: PlanLimits) -> Floats:
+    rows = _all(limits)
+    return rows[(np.abs(np.log(rows / row)) < log(STEP) + .01).all(axis=1)]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Advice:
+    plan: Plan
+    speed: float
+    trial: Plan
+    gain: float
+    form: str
+
+
+def plan_of(row: Floats) -> Plan:
+    return Plan(int(row[0]), float(row[1]), int(row[2]), float(row[3]))
+
+
+def advise(samples: Sequence[Sample], limits: PlanLimits) -> Advice:
+    belief = believe(samples)
+    plans = candidates(limits)
+    for again in (False, True):
+        mean, sd = belief.log_speeds(plans)
+        careful = SUM(mean, sd)
+        best = int(np.argmax(careful >= 0.99 * careful.max()))
+        now = float(careful[best])
+        gain = _improvement(mean, sd, now)
+        gain[(plans[:, None] == belief.measured).all(axis=2).any(axis=1)] = 0.0
+        trial = int(np.argmax(gain))
+        if not again:
+            plans = np.concatenate([near(plans[best], limits), near(plans[trial], limits)])
+            plans = plans[np.argsort(plans[:, 0] * plans[:, 1] + plans[:, 2] * plans[:, 3], kind="stable")]
+    h = belief.hypotheses
+    form = f"soft {np.mean(h[:,4]<8):.2f} fall {np.bincount(h[:,6].astype(int), minlength=4)/len(h)} cap {np.isfinite(h[:,9]).mean():.2f} spin {h[:,11:].mean(axis=0)} c {np.median(h[:,0]):.2f} u {np.median(h[:,1]):.2f} t {np.median(h[:,2]):.3f} hyper {np.bincount(belief.kind, minlength=9)}"
+    return Advice(plan_of(plans[best]), now, plan_of(plans[trial]), float(gain[trial] / now), form)
+GEO = True
+def SUM(mean, sd):
+    if GEO: return np.exp((mean - CAREFUL * sd).mean(axis=0))
+    return np.exp(mean - CAREFUL * sd).mean(axis=0)
