@@ -1,9 +1,9 @@
 """What is believed of one job whose measurements do not follow the bottleneck, whatever the form of its truth; pure.
 
-Hypotheses are drawn: a form of speed (bottleneck, sum of times, saturated, falling with contention) and its constants,
-with the measured use of cores or without it. What a hypothesis leaves unexplained is a Gaussian process over plans. So
-a measurement counts more than any form near the plan that was measured, and a form counts where nothing was. Forms are
-weighed by how well each predicts every measurement from the others, which is the likelihood of the process.
+Hypotheses are drawn: a form of speed (bottleneck, sum of times, saturated, falling with size) and its constants, with
+the measured use of cores or without it. What a hypothesis leaves unexplained is a Gaussian process over plans: near a
+plan that was measured the measurement counts more than any form, and a form counts where nothing was measured. Forms
+are weighed by how well each predicts every measurement from those before it: the likelihood of the process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, log, sqrt
+from math import exp, log
 from typing import Final
 
 import numpy as np
@@ -19,8 +19,8 @@ import numpy as np
 from labkit.core.resources import Floats, Ints
 from labkit.kernels import inner, kernel
 from labkit.schedulers.dlrover.fit import Sample
-from labkit.schedulers.dlrover.front import PlanLimits
-from labkit.schedulers.dlrover.plan import PS_CORES, WORKER_CORES, Plan, in_units, pairs
+from labkit.schedulers.dlrover.front import PlanLimits, tables_of
+from labkit.schedulers.dlrover.plan import FASTER, NO_SLOWER, Plan
 
 N_DRAWN, N_AGAIN, N_KEPT = 1024, 256, 48
 """Hypotheses that are drawn, that are varied around the likely ones, and that predict."""
@@ -31,15 +31,20 @@ REACH: Final = 1.0
 """How far, in the logarithm of tasks and of cores, a measurement counts."""
 CAREFUL: Final = 0.5
 """Standard deviations by which a plan is taken for slower than it is expected to be: how far a step may lead."""
-FALLS = [0.55,.18,.12,.06,.09]
-CAPS = .3
-SPIN: Final = 0.15
-"""How likely tasks use all cores that they have, whatever they do."""
+PLAIN, SPIN = 0.4, 0.15
+"""How likely a job has the form of the paper and nothing else, and tasks use all cores that they have in any case."""
+FALLS: Final = (0.55, 0.18, 0.12, 0.06, 0.09)
+"""How likely speed falls with nothing, workers, pairs of tasks, cores, servers."""
+STEP: Final = 1.35
+"""From one number of tasks to the next one that is looked at first."""
 
 _C, _U, _T, _HOT, _SOFT, _WIDTH, _FALL, _FALL_AT, _POWER, _CAP, _OF_PS, _SPIN_W, _SPIN_PS = range(13)
 """Columns of a hypothesis: core-seconds, seconds of the rest, load of the hottest server against the mean; exponent of
-the minimum, 1 adds up times; cores that a worker can use; with what speed falls (1 workers, 2 pairs, 3 cores), from
-where on, and its power; steps/s at most, and whether of each server; whether workers and servers spin."""
+the minimum, 1 adds up times; cores that a worker can use; with what speed falls (1 workers, 2 pairs, 3 cores, 4
+servers), from where on, and its power; steps/s at most, and whether of each server; whether workers and servers spin.
+"""
+_VARIES: Final = np.array([0.1, 0.1, 0.15, 0.02, 0, 0.15, 0, 0.2, 0, 0.15, 0, 0, 0])
+"""By which part constants of a likely hypothesis are varied."""
 
 
 @inner
@@ -55,40 +60,41 @@ def _log_speeds(h: Floats, x: Floats) -> Floats:
     """Return the logarithm of steps/s (M, P) that hypotheses (M, 13) expect of plans (P, 4)."""
     told = np.empty((len(h), len(x)))
     for m in range(len(h)):
-        c, u, t, hot, soft, falls, power = h[m, 0], h[m, 1], h[m, 2], h[m, 3], h[m, 4], h[m, 6], h[m, 8]
+        c, u, t, hot, soft = h[m, 0], h[m, 1], h[m, 2], h[m, 3], h[m, 4]
         for i in range(len(x)):
             n, w, p, s = x[i, 0], x[i, 1], x[i, 2], x[i, 3]
             load = min(hot / p, 1.0) if p > 1 else 1.0
-            a, b, d = c / (n * min(w, h[m, 5])), u * load / s, t / n
+            a, b, d, e = c / (n * min(w, h[m, 5])), u * load / s, t / n, 1 / (h[m, 9] * (p if h[m, 10] > 0 else 1.0))
             if soft > 4:
-                slow = _eighth(a) + _eighth(b) + _eighth(d)
+                slow = _eighth(a) + _eighth(b) + _eighth(d) + _eighth(e)
             elif soft > 1:
-                slow = a * a + b * b + d * d
-                slow = slow * slow
-                slow = slow * slow
+                slow = (a * a + b * b + d * d + e * e) ** 4
             else:
-                slow = _eighth(a + b + d)
-            slow += _eighth(1 / (h[m, 9] * (p if h[m, 10] > 0 else 1.0)))
-            if falls > 0:
-                size = n if falls == 1 else (n * p if falls == 2 else (n * w + p * s if falls == 3 else p))
-                size = size / h[m, 7]
-                if power > 1:
-                    size = size * size
-                if power > 2:
-                    size = size * size
-                slow *= _eighth(1 + size)
+                slow = _eighth(a + b + d + e)
+            if h[m, 6] > 0:
+                slow *= _eighth(1 + _size(h[m, 6], n, w, p, s, at=h[m, 7]) ** h[m, 8])
             told[m, i] = -log(slow) / 8
     return told
 
 
+@inner
+def _size(of: float, n: float, w: float, p: float, s: float, at: float) -> float:
+    """Return the size with which speed falls, as a part of that from where on it does."""
+    if of == 1:
+        return n / at
+    if of == 2:
+        return n * p / at
+    return (n * w + p * s) / at if of == 3 else p / at
+
+
 @kernel
-def _improvement(mean: Floats, sd: Floats, now: float) -> Floats:
+def _improvement(mean: Floats, sd: Floats, kind: Ints, now: float) -> Floats:
     """Return by how many steps/s plans are expected to be better than `now`, counted as 0 where they are not, (P,)."""
     told = np.zeros(mean.shape[1])
     level = log(now)
     for m in range(len(mean)):
         for i in range(len(told)):
-            s = max(sd[m, i], 1e-3)
+            s = max(sd[kind[m], i], 1e-3)
             z = (mean[m, i] - level) / s
             if z > -4:
                 above, below = 1 / (1 + exp(-1.702 * (z + s))), 1 / (1 + exp(-1.702 * z))
@@ -98,7 +104,7 @@ def _improvement(mean: Floats, sd: Floats, now: float) -> Floats:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Table:
-    """Samples of a job in columns (k,): plans (k, 4), steps/s, cores in use and given (2, k), loads."""
+    """Samples in columns (k,): plans (k, 4), steps/s, cores in use and given (2, k), hottest load against the mean."""
 
     plans: Floats
     speed: Floats
@@ -121,12 +127,24 @@ def rows_of(plans: Sequence[Plan]) -> Floats:
     return np.array([(q.n_workers, q.worker_cores, q.n_ps, q.ps_cores) for q in plans], np.float64).reshape(-1, 4)
 
 
+def plan_of(row: Floats) -> Plan:
+    """Return a row as a plan."""
+    return Plan(int(row[0]), float(row[1]), int(row[2]), float(row[3]))
+
+
+def cores_of(rows: Floats) -> Floats:
+    """Return the cores in all of plans (P, 4)."""
+    return np.asarray(rows[:, 0] * rows[:, 1] + rows[:, 2] * rows[:, 3])
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Belief:
     """Hypotheses that predict a job, after its measurements.
 
     Attributes
     ----------
+    samples : tuple of Sample
+        The job's own, newest last, from which this follows; it may have learnt from jobs of its kind, too.
     hypotheses : array
         (M, 13) forms and constants.
     measured : array
@@ -135,10 +153,11 @@ class Belief:
         (M, k) by how much what was measured at a plan moves each hypothesis near it.
     kind : array
         (M,) which noise and which process each hypothesis has.
-    inverse : array
-        (kinds, k, k) inverse covariances, and `spread` (kinds,) standard deviations of what is unexplained.
+    inverse, spread : array
+        (kinds, k, k) inverse covariances, and (kinds,) standard deviations of what is unexplained.
     """
 
+    samples: tuple[Sample, ...]
     hypotheses: Floats
     measured: Floats
     pull: Floats
@@ -146,13 +165,57 @@ class Belief:
     inverse: Floats
     spread: Floats
 
+    @property
+    def form(self) -> str:
+        """The form that most hypotheses have, in words."""
+        h = self.hypotheses
+        names = np.select(
+            [h[:, _FALL] > 0, np.isfinite(h[:, _CAP]), h[:, _SOFT] < 2],
+            ["falls with size", "saturates", "adds up times"],
+            "has a bottleneck",
+        )
+        found, count = np.unique(names, return_counts=True)
+        return str(found[np.argmax(count)])
+
     def log_speeds(self, plans: Floats) -> tuple[Floats, Floats]:
-        """Return mean and standard deviation of log speed, (M, P) each, of plans (P, 4)."""
+        """Return mean and standard deviation of log speed, (M, P) and (kinds, P), of plans (P, 4)."""
         near = _alike(self.measured, plans)
         mean = _log_speeds(self.hypotheses, plans) + self.pull @ near
-        explained = np.einsum("ip,kij,jp->kp", near, self.inverse, near, optimize=True)
-        sd = self.spread[:, None] * np.sqrt(np.maximum(1 - self.spread[:, None] ** 2 * explained, 0.0))
-        return mean, sd[self.kind]
+        explained = np.stack([((inverse @ near) * near).sum(axis=0) for inverse in self.inverse])
+        return mean, self.spread[:, None] * np.sqrt(np.maximum(1 - self.spread[:, None] ** 2 * explained, 0.0))
+
+    def speeds(self, plans: Floats) -> Floats:
+        """Return the steps/s that are carefully expected of plans (P, 4): the less is known, the less is expected."""
+        mean, sd = self.log_speeds(plans)
+        part = np.bincount(self.kind, minlength=len(sd)) / len(mean)
+        return np.asarray(np.exp(mean.mean(axis=0) - CAREFUL * np.sqrt(part @ sd**2 + mean.var(axis=0))))
+
+    def speed(self, plan: Plan) -> float:
+        """Return the steps/s that are carefully expected of a plan."""
+        return float(self.speeds(rows_of([plan]))[0])
+
+    def frontier(self, limits: PlanLimits) -> tuple[Floats, Floats]:
+        """Return plans that are faster than all with no more cores, (F, 4) by cores in all, and their steps/s (F,)."""
+        rows = candidates(limits)
+        best = rows[np.argmax(self.speeds(rows))]
+        rows = np.concatenate([rows, _near(best, limits)])
+        cores, speed = cores_of(rows), self.speeds(rows)
+        if limits.few:
+            speed = speed * (1 - NO_SLOWER * (rows[:, 0] + rows[:, 2]))
+        order = np.lexsort((-speed, cores))
+        rises = np.diff(np.maximum.accumulate(speed[order]), prepend=0.0) > FASTER * speed.max()
+        return rows[order[rises]], speed[order[rises]]
+
+    def trial(self, limits: PlanLimits, now: float) -> tuple[Plan, float]:
+        """Return the plan that promises most above `now` steps/s, and the gain that is expected, as a part of that."""
+        rows = candidates(limits)
+        rows = _near(rows[np.argmax(self._gains(rows, now))], limits)
+        gain = self._gains(rows, now)
+        return plan_of(rows[np.argmax(gain)]), float(gain.max() / now)
+
+    def _gains(self, rows: Floats, now: float) -> Floats:
+        gain = _improvement(*self.log_speeds(rows), self.kind, now)
+        return np.where((rows[:, None] == self.measured).all(axis=2).any(axis=1), 0.0, gain)
 
 
 def _alike(a: Floats, b: Floats) -> Floats:
@@ -160,9 +223,12 @@ def _alike(a: Floats, b: Floats) -> Floats:
     return np.asarray(np.exp(-0.5 * (apart**2).sum(axis=2) / REACH**2))
 
 
-def believe(samples: Sequence[Sample]) -> Belief:
-    """Return what is believed of a job after some samples, in the same way each time it is asked."""
-    table, rng = Table.of(samples), np.random.default_rng(len(samples))
+def believe(samples: Sequence[Sample], others: Sequence[Sample] = ()) -> Belief:
+    """Return what is believed of a job after some samples, in the same way each time it is asked.
+
+    `others` are samples of jobs of its kind.
+    """
+    table, rng = Table.of([*others, *samples]), np.random.default_rng(len(samples))
     h = _drawn(table, rng)
     likely = _likelihoods(h, table)
     for _ in range(2):
@@ -175,7 +241,7 @@ def believe(samples: Sequence[Sample]) -> Belief:
     spread = np.array([each for _, each in grid])
     inverse = np.array([np.linalg.inv(b**2 * alike + a**2 * np.eye(len(alike))) for a, b in grid])
     pull = spread[kind][:, None] ** 2 * np.einsum("mij,mj->mi", inverse[kind], wrong)
-    return Belief(h, table.plans, pull, kind, inverse, spread)
+    return Belief(tuple(samples), h, table.plans, pull, kind, inverse, spread)
 
 
 def _picked(log_weight: Floats, n: int) -> Ints:
@@ -202,16 +268,14 @@ def _drawn(table: Table, rng: np.random.Generator) -> Floats:
         constants.append(np.where(spin, free, mine))
     several = table.load[(table.plans[:, 2] > 1) & np.isfinite(table.load)]
     hot = np.maximum(np.median(several), 1.0) if len(several) else 1 + 0.4 * rng.random(n) * (rng.random(n) < 0.5)
-    return np.column_stack([
+    h = np.column_stack([
         *constants, (table.plans[:, 0] / speed).min() * between(0.003, 1.3), np.broadcast_to(hot, n),
         rng.choice([1.0, 2.0, 8.0], n, p=[0.2, 0.15, 0.65]), some(0.35, between(1, 32)),
-        rng.choice(5, n, p=FALLS), between(2, 300), rng.choice([1.0, 2.0, 4.0], n),
-        some(CAPS, speed.max() * between(0.7, 30)), rng.random(n) < 0.4, *spins,
+        rng.choice(len(FALLS), n, p=FALLS), between(2, 300), rng.choice([1.0, 2.0, 4.0], n),
+        some(0.3, speed.max() * between(0.7, 30)), rng.random(n) < 0.4, *spins,
     ])  # fmt: skip
-
-
-_VARIES: Final = np.array([0.1, 0.1, 0.15, 0.02, 0, 0.15, 0, 0.2, 0, 0.15, 0, 0, 0])
-"""By which part constants of a likely hypothesis are varied."""
+    h[np.ix_(rng.random(n) < PLAIN, [_SOFT, _WIDTH, _FALL, _CAP])] = 8.0, np.inf, 0.0, np.inf
+    return h
 
 
 def _varied(h: Floats, rng: np.random.Generator) -> Floats:
@@ -240,23 +304,13 @@ def _likelihoods(h: Floats, table: Table) -> Floats:
     return np.array(told)
 
 
-# --- plans
-
-
-STEP: Final = 1.35
-
 @lru_cache(maxsize=64)
 def _all(limits: PlanLimits) -> Floats:
     """Return all plans within limits, (P, 4), by cores in all."""
-    within, most = in_units(limits.total_cores, limits.unit), in_units(limits.most_cores, limits.unit)
-    workers = pairs([units for units in WORKER_CORES if units <= most], limits.max_workers, within)
-    servers = pairs([units for units in PS_CORES if units <= most], limits.max_ps, within)
-    cores = workers.prod(axis=1)[:, None] + servers.prod(axis=1)
-    w, s = np.nonzero(cores <= within)
-    order = np.argsort(cores[w, s], kind="stable")
-    rows = np.column_stack([workers[w[order]], servers[s[order]]]).astype(np.float64)
-    rows[:, [1, 3]] = np.round(rows[:, [1, 3]] * limits.unit, 9)
-    return rows
+    workers, servers = (np.array(table, np.float64) for table in tables_of(limits).named)
+    w, s = np.nonzero(workers.prod(axis=1)[:, None] + servers.prod(axis=1) <= limits.total_cores + 1e-6)
+    rows = np.column_stack([workers[w], servers[s]])
+    return rows[np.argsort(cores_of(rows), kind="stable")]
 
 
 @lru_cache(maxsize=64)
@@ -266,42 +320,7 @@ def candidates(limits: PlanLimits) -> Floats:
     return rows[np.isin(rows[:, 0], [*numbers, limits.max_workers]) & np.isin(rows[:, 2], [*numbers, limits.max_ps])]
 
 
-def near(row: Floats, limits: PlanLimits) -> Floats:
+def _near(row: Floats, limits: PlanLimits) -> Floats:
+    """Return all plans that are near one (4,)."""
     rows = _all(limits)
-    return rows[(np.abs(np.log(rows / row)) < log(STEP) + .01).all(axis=1)]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Advice:
-    plan: Plan
-    speed: float
-    trial: Plan
-    gain: float
-    form: str
-
-
-def plan_of(row: Floats) -> Plan:
-    return Plan(int(row[0]), float(row[1]), int(row[2]), float(row[3]))
-
-
-def advise(samples: Sequence[Sample], limits: PlanLimits) -> Advice:
-    belief = believe(samples)
-    plans = candidates(limits)
-    for again in (False, True):
-        mean, sd = belief.log_speeds(plans)
-        careful = SUM(mean, sd)
-        best = int(np.argmax(careful >= 0.99 * careful.max()))
-        now = float(careful[best])
-        gain = _improvement(mean, sd, now)
-        gain[(plans[:, None] == belief.measured).all(axis=2).any(axis=1)] = 0.0
-        trial = int(np.argmax(gain))
-        if not again:
-            plans = np.concatenate([near(plans[best], limits), near(plans[trial], limits)])
-            plans = plans[np.argsort(plans[:, 0] * plans[:, 1] + plans[:, 2] * plans[:, 3], kind="stable")]
-    h = belief.hypotheses
-    form = f"soft {np.mean(h[:,4]<8):.2f} fall {np.bincount(h[:,6].astype(int), minlength=4)/len(h)} cap {np.isfinite(h[:,9]).mean():.2f} spin {h[:,11:].mean(axis=0)} c {np.median(h[:,0]):.2f} u {np.median(h[:,1]):.2f} t {np.median(h[:,2]):.3f} hyper {np.bincount(belief.kind, minlength=9)}"
-    return Advice(plan_of(plans[best]), now, plan_of(plans[trial]), float(gain[trial] / now), form)
-GEO = True
-def SUM(mean, sd):
-    if GEO: return np.exp((mean - CAREFUL * sd).mean(axis=0))
-    return np.exp(mean - CAREFUL * sd).mean(axis=0)
+    return rows[(np.abs(np.log(rows / row)) < log(STEP) + 0.01).all(axis=1)]

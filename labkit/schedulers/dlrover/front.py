@@ -104,7 +104,7 @@ def fronts(works: Floats, limits: Sequence[PlanLimits]) -> list[Front]:
     for j, each in enumerate(limits):
         alike.setdefault(each, []).append(j)
     for each, which in alike.items():
-        tables = _tables(each)
+        tables = tables_of(each)
         first, worker, server, power, cores = _fronts(
             np.ascontiguousarray(works[which], np.float64),
             *tables.kernel,
@@ -120,7 +120,7 @@ def fronts(works: Floats, limits: Sequence[PlanLimits]) -> list[Front]:
 
 
 @lru_cache(maxsize=256)
-def _tables(limits: PlanLimits) -> Tables:
+def tables_of(limits: PlanLimits) -> Tables:
     """Return workers and servers that limits allow."""
     within, most = in_units(limits.total_cores, limits.unit), in_units(limits.most_cores, limits.unit)
     tables = []
