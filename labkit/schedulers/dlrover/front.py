@@ -87,6 +87,15 @@ class Front:
     def __len__(self) -> int:
         return len(self.cores)
 
+    @classmethod
+    def of_rows(cls, rows: Floats, speed: Floats) -> Front:
+        """Return plans (F, 4), each faster than all with fewer cores, as a front."""
+        each = rows.tolist()
+        named = [(int(n), w) for n, w, _, _ in each], [(int(p), s) for _, _, p, s in each]
+        at: Ints = np.arange(len(rows), dtype=np.int32)
+        cores = np.round(rows[:, 0] * rows[:, 1] + rows[:, 2] * rows[:, 3], 9)
+        return cls(cores, speed, at, at, Tables((at, at), named, 0))
+
 
 def fronts(works: Floats, limits: Sequence[PlanLimits]) -> list[Front]:
     """Return the front of each job.

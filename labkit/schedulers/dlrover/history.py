@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from labkit.schedulers.dlrover.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Likeness:
+class Likeness(NamedTuple):
     """By what jobs are alike: a model, the samples of a step (0: not declared), and the data they learn from."""
 
     model: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import nan
 
 from labkit.core.events import Role
 from labkit.core.resources import CPUS, MEMORY_GB, Floats
@@ -93,11 +94,18 @@ class Turn:
         """Return the steps that a job has done."""
         return self._steps[job]
 
-    def change(self, job: int, plan: Plan, why: str) -> None:
-        """Note that a job is changed now, and why."""
+    def change(self, job: int, plan: Plan, why: str, *, predicted: float = nan, trial: bool = False) -> None:
+        """Note that a job is changed now, and why; `predicted`: steps/s with the plan, `trial`: whether it is tried.
+
+        A job that does not follow the bottleneck is measured after each change.
+        """
         known = self.states.get(job) or JobState(Stage.SAMPLE, plan, self.now_s)
         repaired = known.plan is plan and job in self.states
-        self.states[job] = known._replace(plan=plan, changed_s=self.now_s, steps=self.steps(job))
+        measured = Stage.ESTIMATE if known.belief is not None else known.stage
+        self.states[job] = known._replace(
+            plan=plan, changed_s=self.now_s, steps=self.steps(job), predicted=predicted, stage=measured, n_off=0,
+            n_trials=known.n_trials + trial,
+        )  # fmt: skip
         self._tell(job, why, told=why if repaired else f"{plan}: {why}", changes=True)
 
     def tell(self, job: int, why: str) -> None:
