@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from labkit.schedulers.dlrover.plan import Plan
 
 
-class Likeness(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Likeness:
     """By what jobs are alike: a model, the samples of a step (0: not declared), and the data they learn from."""
 
     model: str
     batch: float
     dataset: str
+
+    @property
+    def kind(self) -> tuple[str, float]:
+        """What jobs have in common that are as fast with the same plan, as far as that is known."""
+        return self.model, self.batch
 
 
 @dataclass(frozen=True, slots=True)

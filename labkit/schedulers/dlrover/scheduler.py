@@ -188,11 +188,11 @@ class Dlrover:
         """Form a belief of some jobs whose measurements contradict what was predicted; the others are left for then."""
         states = turn.states
         for job in [job for job in jobs if states[job].doubts][:N_BELIEFS]:
-            kind = likeness(turn.snapshot, job)
+            kind = likeness(turn.snapshot, job).kind
             others = [
                 sample
                 for other in jobs
-                if other != job and states[other].samples and likeness(turn.snapshot, other)[:2] == kind[:2]
+                if other != job and states[other].samples and likeness(turn.snapshot, other).kind == kind
                 for sample in states[other].samples[-2:]
             ]
             belief = believe(states[job].samples, others[-N_SAMPLES:])

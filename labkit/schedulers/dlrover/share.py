@@ -187,11 +187,12 @@ def _given(known: Known, state: JobState) -> float:
 def _trial(
     known: Known, state: JobState, rules: Rules, *, left: float, cores: float, pause_s: float
 ) -> Wish | None:  # fmt: skip
-    """Return the plan that is worth trying for what it promises; it must pay for the way there and back."""
+    """Return the plan that is worth trying for what it promises; it must pay for the way there and back, the more often it was tried."""
     assert known.belief is not None
     now = known.speed(state.plan)
     plan, gain = known.belief.trial(replace(known.limits, total_cores=min(cores, known.limits.total_cores)), now)
-    if gain < rules.min_gain or left / now * gain / (1 + gain) < rules.pays * (2 * pause_s + rules.gap_s):
+    saved_s = left / now * gain / (1 + gain)
+    if gain < 2 * rules.min_gain or saved_s < (1 + state.n_trials) * rules.pays * (2 * pause_s + rules.gap_s):
         return None
     predicted = known.belief.speed(plan)
     why = f"{_why(state, predicted, now)}: it is tried, as it promises {gain:.0%} more"

@@ -81,7 +81,7 @@ def test_a_slow_server_is_replaced_within_four_minutes_and_a_job_without_that_ru
 def test_blocks_of_a_hot_server_move_before_anything_else_is_done():
     hot = Troubles.of([(0, int(Role.PS), 2, 300.0, 1.0, 2.0)])
     _, with_rule = run(job_of("xdeepfm"), troubles=hot)
-    _, without = run(job_of("xdeepfm"), "dlrover(hot_load=99.0)", troubles=hot)
+    _, without = run(job_of("xdeepfm"), "dlrover(hot_load=99.0,back=99.0)", troubles=hot)  # it is not seen otherwise
     assert repairs(with_rule, Repair.BALANCE) == 1
     assert repairs(without, Repair.BALANCE) == 0
     assert jct(with_rule) <= 0.9 * jct(without)
