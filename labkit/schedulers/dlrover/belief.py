@@ -22,7 +22,7 @@ from labkit.schedulers.dlrover.fit import Sample
 from labkit.schedulers.dlrover.front import PlanLimits, tables_of
 from labkit.schedulers.dlrover.plan import FASTER, NO_SLOWER, Plan
 
-N_DRAWN, N_AGAIN, N_KEPT = 1024, 256, 48
+N_DRAWN, N_AGAIN, N_KEPT = 1024, 256, 40
 """Hypotheses that are drawn, that are varied around the likely ones, and that predict."""
 NOISE: Final = {0.05: 0.2, 0.15: 0.6, 0.45: 0.2}
 UNEXPLAINED: Final = {0.05: 0.4, 0.2: 0.4, 0.6: 0.2}
@@ -31,19 +31,20 @@ REACH: Final = 1.0
 """How far, in the logarithm of tasks and of cores, a measurement counts."""
 CAREFUL: Final = 0.5
 """Standard deviations by which a plan is taken for slower than it is expected to be: how far a step may lead."""
-PLAIN, SPIN = 0.4, 0.15
-"""How likely a job has the form of the paper and nothing else, and tasks use all cores that they have in any case."""
+PLAIN, SPIN, SLOW = 0.4, 0.15, 0.1
+"""How likely a job has the form of the paper, tasks use all cores that they have in any case, and a worker is slow."""
 FALLS: Final = (0.55, 0.18, 0.12, 0.06, 0.09)
 """How likely speed falls with nothing, workers, pairs of tasks, cores, servers."""
-STEP: Final = 1.35
+STEP: Final = 1.5
 """From one number of tasks to the next one that is looked at first."""
 
-_C, _U, _T, _HOT, _SOFT, _WIDTH, _FALL, _FALL_AT, _POWER, _CAP, _OF_PS, _SPIN_W, _SPIN_PS = range(13)
+_C, _U, _T, _HOT, _SOFT, _WIDTH, _FALL, _FALL_AT, _POWER, _CAP, _OF_PS, _SPIN_W, _SPIN_PS, _LOST = range(14)
 """Columns of a hypothesis: core-seconds, seconds of the rest, load of the hottest server against the mean; exponent of
 the minimum, 1 adds up times; cores that a worker can use; with what speed falls (1 workers, 2 pairs, 3 cores, 4
-servers), from where on, and its power; steps/s at most, and whether of each server; whether workers and servers spin.
+servers), from where on, and its power; steps/s at most, and whether of each server; whether workers and servers spin;
+part of a worker that is lost because it is slow.
 """
-_VARIES: Final = np.array([0.1, 0.1, 0.15, 0.02, 0, 0.15, 0, 0.2, 0, 0.15, 0, 0, 0])
+_VARIES: Final = np.array([0.1, 0.1, 0.15, 0.02, 0, 0.15, 0, 0.2, 0, 0.15, 0, 0, 0, 0])
 """By which part constants of a likely hypothesis are varied."""
 
 
@@ -57,7 +58,7 @@ def _eighth(x: float) -> float:
 
 @kernel
 def _log_speeds(h: Floats, x: Floats) -> Floats:
-    """Return the logarithm of steps/s (M, P) that hypotheses (M, 13) expect of plans (P, 4)."""
+    """Return the logarithm of steps/s (M, P) that hypotheses (M, 14) expect of plans (P, 4)."""
     told = np.empty((len(h), len(x)))
     for m in range(len(h)):
         c, u, t, hot, soft = h[m, 0], h[m, 1], h[m, 2], h[m, 3], h[m, 4]
@@ -68,23 +69,24 @@ def _log_speeds(h: Floats, x: Floats) -> Floats:
             if soft > 4:
                 slow = _eighth(a) + _eighth(b) + _eighth(d) + _eighth(e)
             elif soft > 1:
-                slow = (a * a + b * b + d * d + e * e) ** 4
+                slow = a * a + b * b + d * d + e * e
+                slow *= slow
+                slow *= slow
             else:
                 slow = _eighth(a + b + d + e)
             if h[m, 6] > 0:
-                slow *= _eighth(1 + _size(h[m, 6], n, w, p, s, at=h[m, 7]) ** h[m, 8])
-            told[m, i] = -log(slow) / 8
+                slow *= _eighth(1 + _beyond(h[m, 6], n, w, p, s, at=h[m, 7], power=h[m, 8]))
+            told[m, i] = log(1 - h[m, 13] / n) - log(slow) / 8
     return told
 
 
 @inner
-def _size(of: float, n: float, w: float, p: float, s: float, at: float) -> float:
-    """Return the size with which speed falls, as a part of that from where on it does."""
-    if of == 1:
-        return n / at
-    if of == 2:
-        return n * p / at
-    return (n * w + p * s) / at if of == 3 else p / at
+def _beyond(of: float, n: float, w: float, p: float, s: float, at: float, power: float) -> float:
+    """Return the size with which speed falls, as a part of that from where on it does, to the power of 1, 2 or 4."""
+    size = n if of == 1 else (n * p if of == 2 else (n * w + p * s if of == 3 else p))
+    size /= at
+    size *= size if power > 1 else 1.0
+    return size * size if power > 2 else size
 
 
 @kernel
@@ -146,7 +148,7 @@ class Belief:
     samples : tuple of Sample
         The job's own, newest last, from which this follows; it may have learnt from jobs of its kind, too.
     hypotheses : array
-        (M, 13) forms and constants.
+        (M, 14) forms and constants.
     measured : array
         (k, 4) plans that were measured.
     pull : array
@@ -197,9 +199,10 @@ class Belief:
     def frontier(self, limits: PlanLimits) -> tuple[Floats, Floats]:
         """Return plans that are faster than all with no more cores, (F, 4) by cores in all, and their steps/s (F,)."""
         rows = candidates(limits)
-        best = rows[np.argmax(self.speeds(rows))]
-        rows = np.concatenate([rows, _near(best, limits)])
-        cores, speed = cores_of(rows), self.speeds(rows)
+        speed = self.speeds(rows)
+        near = _near(rows[np.argmax(speed)], limits)
+        rows, speed = np.concatenate([rows, near]), np.concatenate([speed, self.speeds(near)])
+        cores = cores_of(rows)
         if limits.few:
             speed = speed * (1 - NO_SLOWER * (rows[:, 0] + rows[:, 2]))
         order = np.lexsort((-speed, cores))
@@ -251,7 +254,7 @@ def _picked(log_weight: Floats, n: int) -> Ints:
 
 
 def _drawn(table: Table, rng: np.random.Generator) -> Floats:
-    """Return hypotheses that could be before more than the constants are measured, (M, 13)."""
+    """Return hypotheses that could be before more than the constants are measured, (M, 14)."""
     n, speed = N_DRAWN, table.speed
 
     def between(low: float, high: float) -> Floats:
@@ -272,7 +275,8 @@ def _drawn(table: Table, rng: np.random.Generator) -> Floats:
         *constants, (table.plans[:, 0] / speed).min() * between(0.003, 1.3), np.broadcast_to(hot, n),
         rng.choice([1.0, 2.0, 8.0], n, p=[0.2, 0.15, 0.65]), some(0.35, between(1, 32)),
         rng.choice(len(FALLS), n, p=FALLS), between(2, 300), rng.choice([1.0, 2.0, 4.0], n),
-        some(0.3, speed.max() * between(0.7, 30)), rng.random(n) < 0.4, *spins,
+        some(0.35, speed.max() * between(0.7, 30)), rng.random(n) < 0.5, *spins,
+        rng.uniform(0.3, 0.9, n) * (rng.random(n) < SLOW),
     ])  # fmt: skip
     h[np.ix_(rng.random(n) < PLAIN, [_SOFT, _WIDTH, _FALL, _CAP])] = 8.0, np.inf, 0.0, np.inf
     return h
@@ -315,8 +319,8 @@ def _all(limits: PlanLimits) -> Floats:
 
 @lru_cache(maxsize=64)
 def candidates(limits: PlanLimits) -> Floats:
-    """Return plans that stand for all within limits, (P, 4), by cores in all: numbers of tasks rise by a third."""
-    rows, numbers = _all(limits), [round(STEP**i) for i in range(24)]
+    """Return plans that stand for all within limits, (P, 4), by cores in all: numbers of tasks rise by a half."""
+    rows, numbers = _all(limits), [round(STEP**i) for i in range(18)]
     return rows[np.isin(rows[:, 0], [*numbers, limits.max_workers]) & np.isin(rows[:, 2], [*numbers, limits.max_ps])]
 
 

@@ -33,7 +33,7 @@ from labkit.schedulers.dlrover.turn import PlanEntry, Turn
 from labkit.schedulers.recall import Recall
 
 
-N_BELIEFS: Final = 4
+N_BELIEFS: Final = 3
 """Jobs of which a belief is formed in a decision, at most: it takes milliseconds of each."""
 
 
@@ -197,6 +197,7 @@ class Dlrover:
             ]
             belief = believe(states[job].samples, others[-N_SAMPLES:])
             states[job] = states[job]._replace(belief=belief, doubts=False)
+            turn.fresh.add(job)
 
     def _sample(self, turn: Turn, sight: Sight, i: int, job: int) -> str:
         """Take a sample of a job, and return what came of it."""
@@ -274,6 +275,7 @@ class Dlrover:
             self._known(turn, movable), [states[job] for job in movable], jobs=movable,
             left=turn.snapshot.table.total_steps[movable] - sight.steps[free], rules=self.rules,
             budget=free_cores + held - turn.reserved, pause_s=turn.pause_s, wait=turn.reserved > 0, root=self.root,
+            fresh=turn.fresh,
         )  # fmt: skip
         missing = turn.reserved + sum(max(wish.more, 0.0) for wish in wanted) - free_cores
         for wish in sorted(wanted, key=lambda wish: (wish.more, wish.job)):  # the ones that give most come first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -125,7 +125,7 @@ def believed(works: Floats, plans: Sequence[Plan]) -> Floats:
 
 def wishes(
     known: Sequence[Known], states: Sequence[JobState], *, jobs: Sequence[int], left: Floats, budget: float,
-    rules: Rules, pause_s: float, wait: bool, root: float,
+    rules: Rules, pause_s: float, wait: bool, root: float, fresh: Collection[int] = (),
 ) -> list[Wish]:  # fmt: skip
     """Return the changes that are worth it, of jobs that may be changed, within a budget of cores for all of them.
 
@@ -139,6 +139,8 @@ def wishes(
         Whether others wait to start.
     root : float
         What a job gains is its speed, as a part of that of its best plan, to the power of this.
+    fresh : collection of int
+        Jobs of which a belief is new: a plan may be tried.
     """
     if not known:
         return []
@@ -163,16 +165,16 @@ def wishes(
     faster, fewer = _worth(now, predicted, cores, held, left, special, rules=rules, pause_s=pause_s, wait=wait)
     told, spare = [], budget - float(np.where(faster | fewer, cores, held).sum())
     for i, (each, state) in enumerate(zip(known, states, strict=True)):
-        why = _why(state, float(predicted[i]), float(now[i]))
         if faster[i] or fewer[i]:
+            why = _why(state, float(predicted[i]), float(now[i]))
             plan = each.front.plan(int(entries[i]))
             if fewer[i]:
                 why += f": {FEWER if predicted[i] >= (1 - rules.min_gain) * now[i] else OTHERS}"
             why += f": {BACK}" if any(sample.plan == plan for sample in state.samples) else ""
             told.append(Wish(jobs[i], plan, why, float(cores[i] - held[i]), float(predicted[i])))
-        elif each.belief is not None and state.n_trials < rules.n_trials and not special[i]:
-            trial = _trial(each, state, rules, left=float(left[i]), cores=float(held[i]) + max(spare, 0.0), pause_s=pause_s)
-            if trial is not None:
+        elif jobs[i] in fresh and state.n_trials < rules.n_trials and not special[i]:
+            within = float(held[i]) + max(spare, 0.0)
+            if (trial := _trial(each, state, rules, left=float(left[i]), cores=within, pause_s=pause_s)) is not None:
                 told.append(replace(trial, job=jobs[i]))
                 spare -= max(trial.more, 0.0)
     return told

@@ -43,6 +43,8 @@ class Turn:
         Seconds that changes were seen to take.
     reserved : float
         Cores that waiting jobs are to find.
+    fresh : set of int
+        Jobs of which a belief is new.
     """
 
     snapshot: Snapshot
@@ -52,6 +54,7 @@ class Turn:
     pause_s: float = 0.0
     reserved: float = 0.0
     plan_log: list[PlanEntry] = field(default_factory=list)
+    fresh: set[int] = field(default_factory=set)
     _steps: dict[int, float] = field(init=False)
     _demand: Floats = field(init=False)
 
