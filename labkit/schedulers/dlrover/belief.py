@@ -24,14 +24,16 @@ from labkit.schedulers.dlrover.plan import FASTER, NO_SLOWER, Plan
 
 N_DRAWN, N_AGAIN, N_KEPT = 1024, 256, 40
 """Hypotheses that are drawn, that are varied around the likely ones, and that predict."""
-NOISE: Final = {0.05: 0.2, 0.15: 0.6, 0.45: 0.2}
-UNEXPLAINED: Final = {0.05: 0.4, 0.2: 0.4, 0.6: 0.2}
+ROUNDS: Final = 3
+"""Times that hypotheses are weighed, each time with the root of the likelihood."""
+NOISE: Final = {0.06: 0.2, 0.17: 0.5, 0.6: 0.3}
+UNEXPLAINED: Final = {0.05: 0.6, 0.2: 0.3, 0.6: 0.1}
 """Standard deviations of log speed that measurements have, and that forms leave unexplained; how likely each is."""
 REACH: Final = 1.0
 """How far, in the logarithm of tasks and of cores, a measurement counts."""
 CAREFUL: Final = 0.5
 """Standard deviations by which a plan is taken for slower than it is expected to be: how far a step may lead."""
-PLAIN, SPIN, SLOW = 0.4, 0.15, 0.1
+PLAIN, SPIN, SLOW = 0.5, 0.15, 0.1
 """How likely a job has the form of the paper, tasks use all cores that they have in any case, and a worker is slow."""
 FALLS: Final = (0.55, 0.18, 0.12, 0.06, 0.09)
 """How likely speed falls with nothing, workers, pairs of tasks, cores, servers."""
@@ -234,10 +236,11 @@ def believe(samples: Sequence[Sample], others: Sequence[Sample] = ()) -> Belief:
     table, rng = Table.of([*others, *samples]), np.random.default_rng(len(samples))
     h = _drawn(table, rng)
     likely = _likelihoods(h, table)
-    for _ in range(2):
-        h = _varied(h[_picked(np.logaddexp.reduce(likely, axis=0), N_AGAIN)], rng)
+    for _ in range(ROUNDS - 1):
+        h = _varied(h[_picked(np.logaddexp.reduce(likely, axis=0) / ROUNDS, N_AGAIN)], rng)
         likely = _likelihoods(h, table)
-    kind, which = np.unravel_index(_picked(likely.ravel(), N_KEPT), likely.shape)
+    once = likely - (1 - 1 / ROUNDS) * np.logaddexp.reduce(likely, axis=0)  # all rounds together count once
+    kind, which = np.unravel_index(_picked(once.ravel(), N_KEPT), likely.shape)
     h = h[which]
     alike, wrong = _alike(table.plans, table.plans), np.log(table.speed) - _log_speeds(h, table.plans)
     grid = [(noise, spread) for noise in NOISE for spread in UNEXPLAINED]
