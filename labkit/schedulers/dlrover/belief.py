@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, log
+from math import exp, inf, log
 from typing import Final
 
 import numpy as np
@@ -211,10 +211,13 @@ class Belief:
         rises = np.diff(np.maximum.accumulate(speed[order]), prepend=0.0) > FASTER * speed.max()
         return rows[order[rises]], speed[order[rises]]
 
-    def trial(self, limits: PlanLimits, now: float) -> tuple[Plan, float]:
-        """Return the plan that promises most above `now` steps/s, and the gain that is expected, as a part of that."""
-        rows = candidates(limits)
-        rows = _near(rows[np.argmax(self._gains(rows, now))], limits)
+    def trial(self, limits: PlanLimits, now: float, *, cores: float = inf) -> tuple[Plan, float]:
+        """Return the plan that promises most above `now` steps/s, and the gain that is expected, as a part of that.
+
+        It has no more than some cores in all, or is the smallest one of all.
+        """
+        rows = _within(candidates(limits), cores)
+        rows = _within(_near(rows[np.argmax(self._gains(rows, now))], limits), cores)
         gain = self._gains(rows, now)
         return plan_of(rows[np.argmax(gain)]), float(gain.max() / now)
 
@@ -325,6 +328,11 @@ def candidates(limits: PlanLimits) -> Floats:
     """Return plans that stand for all within limits, (P, 4), by cores in all: numbers of tasks rise by a half."""
     rows, numbers = _all(limits), [round(STEP**i) for i in range(18)]
     return rows[np.isin(rows[:, 0], [*numbers, limits.max_workers]) & np.isin(rows[:, 2], [*numbers, limits.max_ps])]
+
+
+def _within(rows: Floats, cores: float) -> Floats:
+    """Return the plans with no more than some cores of plans by cores; the first one where none has."""
+    return rows[: max(int(np.searchsorted(cores_of(rows), cores + 1e-6, side="right")), 1)]
 
 
 def _near(row: Floats, limits: PlanLimits) -> Floats:

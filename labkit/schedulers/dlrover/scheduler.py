@@ -32,7 +32,6 @@ from labkit.schedulers.dlrover.start import COLD_CORES, cut, give_as_asked, like
 from labkit.schedulers.dlrover.turn import PlanEntry, Turn
 from labkit.schedulers.recall import Recall
 
-
 N_BELIEFS: Final = 3
 """Jobs of which a belief is formed in a decision, at most: it takes milliseconds of each."""
 

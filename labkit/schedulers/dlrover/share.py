@@ -153,52 +153,64 @@ def wishes(
     gain = (speed / np.repeat(speed[first[1:] - 1], np.diff(first))) ** root
     least = float(all_cores[first[:-1]].sum())
     at = first[:-1] + np.maximum(chosen(all_cores, gain, first, max(budget, least)), 0)
-    now = believed(np.array([each.work for each in known]), [state.plan for state in states])
-    for i, each in enumerate(known):
-        now[i] = now[i] if each.belief is None else each.speed(states[i].plan)
-    given = np.array([_given(each, state) for each, state in zip(known, states, strict=True)])
-    scale = np.where(given > 0, given / now, 1.0)
-    predicted, now, frugal = speed[at] * scale, now * scale, _frugal(speed, first, at)
+    now, scale = _now(known, states)
+    predicted, frugal = speed[at] * scale, _frugal(speed, first, at)
     cores, entries = all_cores[frugal], frugal - first[:-1]
     held = np.array([state.plan.cores for state in states])
     special = np.array([bool(state.plan.extra or state.plan.beyond) for state in states])
     faster, fewer = _worth(now, predicted, cores, held, left, special, rules=rules, pause_s=pause_s, wait=wait)
-    told, spare = [], budget - float(np.where(faster | fewer, cores, held).sum())
+    spare, told = budget - float(np.where(faster | fewer, cores, held).sum()), list[Wish]()
+    for i in np.flatnonzero(faster | fewer).tolist():
+        plan = known[i].front.plan(int(entries[i]))
+        told.append(_wish(jobs[i], plan, states[i], rules, predicted=float(predicted[i]), now=float(now[i])))
+    for i in [i for i, job in enumerate(jobs) if job in fresh and not (faster[i] or fewer[i] or special[i])]:
+        within = float(held[i]) + max(spare, 0.0)
+        trial = _trial(jobs[i], known[i], states[i], rules, left=float(left[i]), cores=within, pause_s=pause_s)
+        if trial is not None:
+            told.append(trial)
+            spare -= max(trial.more, 0.0)
+    return sorted(told, key=lambda wish: wish.job)
+
+
+def _now(known: Sequence[Known], states: Sequence[JobState]) -> tuple[Floats, Floats]:
+    """Return the steps/s of jobs as they are, and by what predictions are scaled, (J,) each: by what was measured."""
+    now = believed(np.array([each.work for each in known]), [state.plan for state in states])
+    scale = np.ones(len(known))
     for i, (each, state) in enumerate(zip(known, states, strict=True)):
-        if faster[i] or fewer[i]:
-            why = _why(state, float(predicted[i]), float(now[i]))
-            plan = each.front.plan(int(entries[i]))
-            if fewer[i]:
-                why += f": {FEWER if predicted[i] >= (1 - rules.min_gain) * now[i] else OTHERS}"
-            why += f": {BACK}" if any(sample.plan == plan for sample in state.samples) else ""
-            told.append(Wish(jobs[i], plan, why, float(cores[i] - held[i]), float(predicted[i])))
-        elif jobs[i] in fresh and state.n_trials < rules.n_trials and not special[i]:
-            within = float(held[i]) + max(spare, 0.0)
-            if (trial := _trial(each, state, rules, left=float(left[i]), cores=within, pause_s=pause_s)) is not None:
-                told.append(replace(trial, job=jobs[i]))
-                spare -= max(trial.more, 0.0)
-    return told
+        last = state.samples[-1]
+        if each.belief is not None:
+            now[i] = each.speed(state.plan)
+        elif last.plan == state.plan:
+            scale[i] = last.speed / now[i]
+    return now * scale, scale
 
 
-def _given(known: Known, state: JobState) -> float:
-    """Return the steps/s that a job makes now, as measured; NaN where its plan was not, or more than that is known."""
-    last = state.samples[-1]
-    return last.speed if known.belief is None and last.plan == state.plan else np.nan
+def _wish(job: int, plan: Plan, state: JobState, rules: Rules, *, predicted: float, now: float) -> Wish:
+    """Return a plan that is faster, or frees cores, as a wish."""
+    why = _why(state, predicted, now)
+    if predicted < (1 + rules.min_gain) * now:
+        why += f": {FEWER if predicted >= (1 - rules.min_gain) * now else OTHERS}"
+    why += f": {BACK}" if any(sample.plan == plan for sample in state.samples) else ""
+    return Wish(job, plan, why, plan.cores - state.plan.cores, predicted)
 
 
 def _trial(
-    known: Known, state: JobState, rules: Rules, *, left: float, cores: float, pause_s: float
+    job: int, known: Known, state: JobState, rules: Rules, *, left: float, cores: float, pause_s: float
 ) -> Wish | None:  # fmt: skip
-    """Return the plan that is worth trying for what it promises; it must pay for the way there and back, the more often it was tried."""
-    assert known.belief is not None
+    """Return the plan that is worth trying for what it promises.
+
+    It must pay for the way there and back, and the more often others were tried.
+    """
+    if known.belief is None or state.n_trials >= rules.n_trials:
+        return None
     now = known.speed(state.plan)
-    plan, gain = known.belief.trial(replace(known.limits, total_cores=min(cores, known.limits.total_cores)), now)
+    plan, gain = known.belief.trial(known.limits, now, cores=cores)
     saved_s = left / now * gain / (1 + gain)
     if gain < 2 * rules.min_gain or saved_s < (1 + state.n_trials) * rules.pays * (2 * pause_s + rules.gap_s):
         return None
     predicted = known.belief.speed(plan)
     why = f"{_why(state, predicted, now)}: it is tried, as it promises {gain:.0%} more"
-    return Wish(-1, plan, why, plan.cores - state.plan.cores, predicted, trial=True)
+    return Wish(job, plan, why, plan.cores - state.plan.cores, predicted, trial=True)
 
 
 @kernel
@@ -231,8 +243,7 @@ def _worth(
 def _why(state: JobState, predicted: float, now: float) -> str:
     """Return what was measured of a job last, and predicted of that plan, and what is predicted of another one."""
     last = state.samples[-1]
-    was = state.predicted if last.plan == state.plan else np.nan
-    told = f"{last.speed:.3g} steps/s" + (f" ({was:.3g} predicted, {last.speed / was - 1:+.0%})" if was > 0 else "")
+    told = state.measured_and_expected
     told += f" with {last.worker_cores:.3g} + {last.ps_cores:.3g} cores in use" if last.tells_use else ""
     form = f"; speed {state.belief.form}" if state.belief is not None else ""
     return f"{told}; {predicted:.3g} predicted, {now:.3g} as it is{form}"

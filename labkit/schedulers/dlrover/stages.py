@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import log
+from math import log, nan
 from typing import Final, NamedTuple
 
 from labkit.schedulers.dlrover.adjust import Watch
@@ -83,6 +83,18 @@ class JobState(NamedTuple):
     n_trials: int = 0
     n_off: int = 0
 
+    @property
+    def expected(self) -> float:
+        """What had been predicted of the newest sample, steps/s; NaN: nothing, or of another plan."""
+        return self.predicted if self.samples and self.samples[-1].plan == self.plan else nan
+
+    @property
+    def measured_and_expected(self) -> str:
+        """The newest speed, and by which part it differs from what had been predicted, in words."""
+        measured, expected = self.samples[-1].speed, self.expected
+        error = f" ({expected:.3g} predicted, {measured / expected - 1:+.0%})" if expected > 0 else ""
+        return f"{measured:.3g} steps/s{error}"
+
     def is_off(self, speed: float, rules: Rules) -> bool:
         """Return whether a job with a final plan is not as fast as that was, or was not when it was seen last."""
         expected = self.samples[-1].speed if self.samples[-1].plan == self.plan else self.predicted
@@ -103,13 +115,9 @@ class JobState(NamedTuple):
             return False
         best = max(self.samples, key=lambda sample: sample.speed)
         slower = best.speed > (1 + rules.back) * last.speed and best.plan.cores <= last.plan.cores
-        return slower or any(
-            all(used >= SPINS * given for used, given in zip(told, has, strict=True))
-            for told, has in (
-                ([s.worker_cores for s in self.samples], [s.plan.n_workers * s.plan.worker_cores for s in self.samples]),
-                ([s.ps_cores for s in self.samples], [s.plan.n_ps * s.plan.ps_cores for s in self.samples]),
-            )
-        )
+        of_workers = [s.worker_cores / s.plan.n_workers / s.plan.worker_cores for s in self.samples]
+        of_servers = [s.ps_cores / s.plan.n_ps / s.plan.ps_cores for s in self.samples]
+        return slower or min(of_workers) >= SPINS or min(of_servers) >= SPINS
 
 
 @dataclass(frozen=True, slots=True)

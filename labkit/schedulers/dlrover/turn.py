@@ -17,7 +17,11 @@ from labkit.schedulers.dlrover.stages import JobState, Stage
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """A plan that the scheduler chose for a job, or left as it was (`changes` is False), and why."""
+    """A plan that the scheduler chose for a job, or left as it was (`changes` is False), and why.
+
+    `measured` is the newest speed of the job in steps/s, `expected` what had been predicted for that, and `predicted`
+    what is predicted of the plan; NaN: nothing is.
+    """
 
     time_s: float
     number: int
@@ -26,6 +30,14 @@ class PlanEntry:
     plan: Plan
     why: str
     changes: bool = True
+    measured: float = nan
+    expected: float = nan
+    predicted: float = nan
+
+    @property
+    def error(self) -> float:
+        """By which part the newest speed differs from what had been predicted."""
+        return self.measured / self.expected - 1
 
     def __str__(self) -> str:
         return f"{self.time_s:.0f} s, {self.job}: {f'{self.plan} ({self.why})' if self.changes else self.why}"
@@ -104,19 +116,32 @@ class Turn:
         """
         known = self.states.get(job) or JobState(Stage.SAMPLE, plan, self.now_s)
         repaired = known.plan is plan and job in self.states
+        told = _told(known, why)
         measured = Stage.ESTIMATE if known.belief is not None else known.stage
         self.states[job] = known._replace(
             plan=plan, changed_s=self.now_s, steps=self.steps(job), predicted=predicted, stage=measured, n_off=0,
             n_trials=known.n_trials + trial,
         )  # fmt: skip
-        self._tell(job, why, told=why if repaired else f"{plan}: {why}", changes=True)
+        self._tell(job, known, told, said=told if repaired else f"{plan}: {told}", changes=True)
 
     def tell(self, job: int, why: str) -> None:
         """Note why a job is left as it is."""
-        self._tell(job, why, told=why, changes=False)
-
-    def _tell(self, job: int, why: str, *, told: str, changes: bool) -> None:
         state = self.states[job]
-        name = str(self.snapshot.table.id[job])
-        self.plan_log.append(PlanEntry(self.now_s, job, name, state.stage, state.plan, why, changes))
-        self.room.trial.explain(job, told)
+        told = _told(state, why)
+        self._tell(job, state, told, said=told, changes=False)
+
+    def _tell(self, job: int, before: JobState, why: str, *, said: str, changes: bool) -> None:
+        state, name = self.states[job], str(self.snapshot.table.id[job])
+        measured = before.samples[-1].speed if before.samples else nan
+        self.plan_log.append(
+            PlanEntry(self.now_s, job, name, state.stage, state.plan, why, changes, measured, before.expected,
+                      state.predicted)
+        )  # fmt: skip
+        self.room.trial.explain(job, said)
+
+
+def _told(state: JobState, why: str) -> str:
+    """Return a reason with what was measured and predicted of a job, unless it says so."""
+    if not state.samples or "steps/s" in why:
+        return why
+    return f"{why}; {state.measured_and_expected}"

@@ -18,7 +18,6 @@ from labkit.schedulers import make
 from labkit.schedulers.dlrover.plan import Plan, frontier, grid
 from labkit.schedulers.dlrover.scheduler import Dlrover
 from labkit.schedulers.dlrover.select import choose
-from labkit.schedulers.dlrover.stages import Stage
 from labkit.simulator import Overheads
 from labkit.speed.bottleneck import WORK, Work
 from labkit.testing import check_scheduler
