@@ -1,6 +1,7 @@
-"""DLRover's brain: what its decisions take, with many jobs and in a simulated week; plans beside other ways to them.
+"""DLRover's brain: how good its plans are whatever the truth is, and what its decisions take.
 
-python -m benchmarks dlrover
+python -m benchmarks dlrover    what decisions take, with many jobs and in a simulated week; other ways to plans
+python -m benchmarks.dlrover    before that, plans on truths of many forms, and JCTs beside rivals
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from benchmarks import Row, size
 from benchmarks._nsga2 import front_of, hypervolume
+from benchmarks.dlrover_claims import single
+from benchmarks.dlrover_rivals import SIMULATED, Climber, Falling, Oracle
+from benchmarks.dlrover_truths import Truth, truths
 from labkit.core import Jobs
 from labkit.core.resources import Floats, amounts
 from labkit.experiment import Experiment
 from labkit.experiment.run import simulate
 from labkit.schedulers import make
+from labkit.schedulers.dlrover.belief import believe, plan_of
 from labkit.schedulers.dlrover.front import PlanLimits, fronts
-from labkit.schedulers.dlrover.plan import frontier, grid, search
+from labkit.schedulers.dlrover.plan import NO_SLOWER, Plan, frontier, grid, search
 from labkit.schedulers.dlrover.select import choose
+from labkit.simulator import Overheads
 from labkit.speed.bottleneck import WORK, Work
 from labkit.topology import no_network
 from labkit.topology.presets import DLROVER
@@ -29,6 +35,16 @@ COMMAND = "python -m benchmarks dlrover"
 N_JOBS = size(1000, short=20)
 A_WEEK = size(10_000, short=50)
 WEEK_S = 7 * 86_400.0
+N_SEEDS = size(20, short=2)
+SMALL = "traces/dlrover-small.csv"
+COLD, LIMITS = Plan(1, 32, 1, 32), PlanLimits(200, 200, 200, 32)
+RIVALS: dict[str, Callable[[type[Falling]], object]] = {
+    "dlrover": lambda _: make("dlrover"),
+    "optimus": lambda _: make("optimus"),
+    "static, tuned": lambda _: make("static(tuned=True)"),
+    "hill climber": lambda _: Climber(),
+    "oracle": Oracle,
+}
 
 
 def rows() -> list[Row]:
@@ -164,7 +180,55 @@ def _week() -> Row:
     return _row(f"{A_WEEK:,} jobs of a simulated week", time.process_time() - began_s, "CPU s", 60)
 
 
+# --- tables
+
+
+def chosen_of(truth: Truth, seed: int, *, n_samples: int = 8) -> Floats:
+    """Return the speed of the plan that a brain would stay with after each sample, as a part of the best of all."""
+    rng, samples, plan, told = np.random.default_rng(seed), [], COLD, np.empty(n_samples)
+    for k in range(n_samples):
+        samples.append(truth.measured(plan, rng, k))
+        belief = believe(samples)
+        rows, speed = belief.frontier(LIMITS)
+        at = int(np.searchsorted(speed, (1 - NO_SLOWER) * speed[-1]))
+        told[k] = truth.of(plan_of(rows[at])) / truth.best(grid(200))
+        plan, _ = belief.trial(LIMITS, float(speed[at]))
+    return told
+
+
+def print_truths() -> None:
+    """Print what comes of plans on each truth after 2, 4 and 8 samples: median / tenth percentile over seeds."""
+    print(f"Speed with the plan, of the exhaustive best: median / tenth percentile of {N_SEEDS} seeds")
+    print(f"{'truth':50} {'2 samples':>11} {'4':>11} {'8':>11}  goal")
+    for truth in truths():
+        told = np.array([chosen_of(truth, seed) for seed in range(N_SEEDS)])
+        columns = [f"{np.median(told[:, k - 1]):.2f} / {np.quantile(told[:, k - 1], 0.1):.2f}" for k in (2, 4, 8)]
+        goal = "0.95 / 0.90 after 2" if truth.published else "0.90 / 0.75 after 8"
+        print(f"{truth.name:50} {columns[0]} {columns[1]} {columns[2]}  {goal}", flush=True)
+
+
+def print_clusters() -> None:
+    """Print mean JCTs where the truth has another form than the brain fits: one job, and 16 that share 512 cores."""
+    slow = Overheads(start_s=120, restart_s=120, rescale_s=120)
+    one = single("wide-deep")
+    for what, jobs, overheads in (
+        ("a job of W&D, changes take 120 s", one, slow),
+        (f"16 jobs of {SMALL}", SMALL, None),
+    ):
+        print(f"\nMean JCT in minutes, {what}")
+        print(f"{'truth':12}" + "".join(f"{name:>16}" for name in RIVALS))
+        for kind in SIMULATED:
+            speed, told = f"{kind.__module__}:{kind.__name__}", []
+            for make_rival in RIVALS.values():
+                options = {"overheads": overheads or Overheads(), "cluster": "dlrover-512", "speed": speed}
+                record = simulate(jobs, scheduler=make_rival(kind), **options)
+                told.append(float(record.table["jct_s"].mean()) / 60)
+            print(f"{kind.__name__:12}" + "".join(f"{minutes:>16.1f}" for minutes in told), flush=True)
+
+
 if __name__ == "__main__":
     from benchmarks.__main__ import show
 
+    print_truths()
+    print_clusters()
     show(rows())

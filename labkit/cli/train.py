@@ -245,6 +245,10 @@ def _auto(
     from labkit.testbed.run.training import TrainingTable
 
     refuse_beside(context)
+    if is_file(model):
+        typed = _typed(context)
+        _refuse_of_catalogue(model, typed)
+        table = {name: value for name, value in table.items() if name not in OF_CATALOGUE and name in typed}
     train_auto(
         model, steps=AUTO_STEPS if steps is None else steps, cores=cores, workers=workers, servers=servers,
         training=TrainingTable(**table), runs=runs or Path("runs"), history=history, as_json=as_json,
@@ -271,10 +275,14 @@ def _training(model: str, typed: set[str], *, width: float, samples: int, seed: 
 
         name = models.size_of(model, width=width).name
         return name, catalogued(name, width=width, samples=samples, seed=seed)
+    _refuse_of_catalogue(model, typed)
+    return Path(model).stem, read_training(Path(model), seed=seed)
+
+
+def _refuse_of_catalogue(model: str, typed: set[str]) -> None:
     for option in OF_CATALOGUE:
         if option in typed:
             raise InputError(f"--{option} is of models of the catalogue; {model} says what it trains, and on what.")
-    return Path(model).stem, read_training(Path(model), seed=seed)
 
 
 def _refuse_unwritable_log(csv: Path | None, tensorboard: Path | None) -> None:

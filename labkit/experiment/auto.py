@@ -7,22 +7,28 @@ it.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypedDict, Unpack
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.core.resources import amounts
 from labkit.experiment.deployed import Telling, run_opened
 from labkit.experiment.history import FILE
 from labkit.experiment.opener import LEASE_S, Begun, Preflight
+from labkit.experiment.own_training import OwnTraining, is_file, read_training
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord
 
 if TYPE_CHECKING:
+    from labkit.testbed.run.own_scripts import OwnScript
     from labkit.testbed.run.training import TrainingTable
 
 UNITS: Final = 20
@@ -36,6 +42,18 @@ GAP_S, LOOK_S, PATIENCE_S = 8.0, 2.0, 40.0
 MOST_WORKERS, MOST_SERVERS = 8, 2
 PLACE: Final = "here"
 """Folder of the inventory and the agent, beside the runs."""
+STUB: Final = """from pathlib import Path
+
+from labkit.elastic.protocol.program import Program
+
+
+def program(_):
+    it = Program.load(Path(__file__).parent)
+    return it.model, it.data, it.loss
+"""
+"""The script that hands a pickled program on."""
+NOT_YET: Final = ("schedule", "optimizer", "state", "validation_data", "validation_loss")
+"""What a file may define for `labkit train`, and a job that configures itself does not take."""
 
 
 def brain_for(cores: float) -> str:
@@ -53,8 +71,9 @@ def brain_for(cores: float) -> str:
 
 
 def job_of(
-    model: str, *, steps: int, cores: float, workers: int, servers: int, batch: int, max_workers: int, max_servers: int
-) -> Jobs:
+    model: str, *, steps: int, cores: float, workers: int, servers: int, batch: int, max_workers: int,
+    max_servers: int, own: bool = False,
+) -> Jobs:  # fmt: skip
     """Return the job as a trace of one, asynchronous, with the cores shared evenly by the tasks that are asked for.
 
     Raises
@@ -66,16 +85,77 @@ def job_of(
         if n < 1:
             of = "; what has no parameter servers cannot configure itself" if name == "servers" else ""
             raise InputError(f"--auto with {n} {name}; expected at least one{of}.")
+    duration = {"duration_s": float(steps)} if own else {}  # only to rehearse with: nobody knows its speed
     each = amounts(cpus=math.floor(1e4 * cores / (workers + servers)) / 1e4)
     return Jobs.of(
         name=model, id=[model], model=model, user="generated", arrival_s=[0.0], total_steps=[steps],
         samples_per_step=batch, n_workers=workers, n_ps=servers, max_workers=max(workers, max_workers),
-        max_ps=max(servers, max_servers), worker_demand=each, ps_demand=each, sync=False,
+        max_ps=max(servers, max_servers), worker_demand=each, ps_demand=each, sync=False, **duration,
     )  # fmt: skip
 
 
+def program_of(
+    model: Any, data: Any, loss: Callable[[Any, Any], Any] | None, *, training: TrainingTable, place: Path
+) -> tuple[str, OwnScript, TrainingTable]:  # fmt: skip
+    """Return the name of a training of one's own, its program as a script, packed, and how it trains.
+
+    The name ends with the hash of what was written: of the file, or of the module and the loss. Final plans are kept by
+    it, so that a training that was changed starts anew.
+
+    Raises
+    ------
+    InputError
+        If it defines what a job that configures itself does not take: which.
+    """
+    from labkit.elastic.data import as_dataset
+    from labkit.elastic.protocol.program import Program
+    from labkit.testbed.run.own_scripts import STAGED, OwnScript, pickle_by_value
+
+    if isinstance(model, str | Path):
+        path = Path(model)
+        own, written, stem = read_training(path, seed=training.seed), path.read_bytes(), path.stem
+        for name in NOT_YET:
+            if getattr(own, name) is not None:
+                raise InputError(f"{path} defines {name}, which --auto does not take yet; leave it out, or --auto.")
+        pickle_by_value(path.absolute().parent)
+        training = _with_options(training, own.options, where=path)
+    else:
+        if data is None or loss is None:
+            raise InputError("auto(model) with a module needs data and loss, too: auto(model, data, loss, steps=...).")
+        own, stem = OwnTraining(model, as_dataset(data), loss), type(model).__name__.lower()
+        written = "\n".join([repr(model), _source(type(model)), _source(loss)]).encode()
+    program = Program(own.model, own.data, own.loss)
+    program.check()
+    with TemporaryDirectory() as folder:
+        program.save(Path(folder))
+        (Path(folder) / "train.py").write_text(STUB, encoding="utf-8")
+        script = OwnScript.of(Path(folder) / "train.py").packed(place / STAGED)
+    return f"{stem}-{hashlib.sha256(written).hexdigest()[:12]}", script, training
+
+
+def _source(of: Any) -> str:
+    try:
+        return inspect.getsource(of)
+    except (OSError, TypeError):
+        return repr(of)
+
+
+def _with_options(training: TrainingTable, options: dict[str, Any], *, where: Path) -> TrainingTable:
+    """Return how a job trains, with the options of its file that are not set otherwise."""
+    usual = type(training)()
+    names = [each.name for each in fields(training) if each.name not in ("scripts", "widths", "width", "samples")]
+    for name, value in options.items():
+        if name not in names:
+            raise unknown(f"option of {where} for --auto", name, names)
+        if getattr(training, name) == getattr(usual, name):
+            training = training.changed(**{name: value})
+    return training
+
+
 def opener_of(
-    model: str,
+    model: Any,
+    data: Any = None,
+    loss: Callable[[Any, Any], Any] | None = None,
     *,
     steps: int,
     cores: float | None = None,
@@ -95,13 +175,17 @@ def opener_of(
     from labkit.testbed.run.training import TrainingTable
 
     training = training or TrainingTable()
-    name = models.size_of(model, width=training.widths.get(model, training.width)).name
     kept = Path(runs)
+    if isinstance(model, str) and not is_file(model):
+        name = models.size_of(model, width=training.widths.get(model, training.width)).name
+    else:
+        name, script, training = program_of(model, data, loss, training=training, place=kept / PLACE)
+        training = training.changed(scripts={name: script})
     hosts = local_inventory(kept / PLACE, cores=cores)
     there = float(hosts.cluster().capacity.sum(axis=0)[1])
     jobs = job_of(
         name, steps=steps, cores=there, workers=workers, servers=servers, batch=training.batch,
-        max_workers=max_workers, max_servers=max_servers,
+        max_workers=max_workers, max_servers=max_servers, own=bool(training.scripts),
     )  # fmt: skip
     return Preflight.of(
         jobs, inventory=hosts, scheduler=brain_for(there) if scheduler is None else scheduler, runs=kept,
@@ -126,7 +210,9 @@ class AutoFields(TypedDict, total=False):
 
 
 def auto(
-    model: str,
+    model: Any,
+    data: Any = None,
+    loss: Callable[[Any, Any], Any] | None = None,
     *,
     steps: int,
     progress: bool = False,
@@ -139,8 +225,11 @@ def auto(
 
     Parameters
     ----------
-    model : str
-        One of `labkit.elastic.models.available()`, or the start of its name.
+    model : str or Module
+        One of `labkit.elastic.models.available()`, or the start of its name; or a file of one's own that defines
+        model(), data() and loss(model, batch); or a module.
+    data, loss
+        With a module: its samples and its loss, as `labkit.elastic.start` takes them.
     steps : int
         Updates of the parameters.
     progress : bool
@@ -180,5 +269,5 @@ def auto(
         If it cannot train, there are not so many cores, or the folder cannot be written; nothing has been started then.
     """
     return run_opened(
-        opener_of(model, steps=steps, **options), progress=progress, observers=observers, telling=telling, begun=begun
+        opener_of(model, data, loss, steps=steps, **options), progress=progress, observers=observers, telling=telling, begun=begun
     )  # fmt: skip

@@ -17,7 +17,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.fitting import refuse_unfit
-from labkit.experiment.history import FILE, kept
+from labkit.experiment.history import FILE, Remembers, kept
 from labkit.experiment.scenario import Fields, Scenario
 from labkit.results.record import COLD_STARTS, RunInfo
 from labkit.results.store import RunWriter, refuse_taken
@@ -93,8 +93,10 @@ class Preflight:
         self.run, self.config = run, dict(config or {})
         if run is not None:
             refuse_taken(run, root=runs)
-        self.experiment, self.inventory, self.runs = experiment, inventory, Path(runs)
         self.scheduler, self.name = named(scheduler, name)
+        if training is not None and isinstance(self.scheduler, Remembers):
+            experiment, training = _by_content(experiment, training)
+        self.experiment, self.inventory, self.runs = experiment, inventory, Path(runs)
         self.asked = scheduler if isinstance(scheduler, str) else ""
         self.training = _measured(training or TrainingTable(), experiment.measured_every_s(self.scheduler))
         _refuse_leases(self.scheduler, self.name)
@@ -170,6 +172,22 @@ class Preflight:
             writer.discard()
             raise
         return backend, writer
+
+
+def _by_content(experiment: Experiment, training: TrainingTable) -> tuple[Experiment, TrainingTable]:
+    """Return jobs and training with models of one's own named by what their scripts hold: mine-0123456789ab.
+
+    A scheduler that remembers final plans takes a script that was changed for another training.
+    """
+    names = {
+        name: f"{name}-{each.content[:12]}" for name, each in training.scripts.items() if each.content
+    }  # fmt: skip
+    if not names:
+        return experiment, training
+    jobs = replace(experiment.jobs, models=tuple(names.get(name, name) for name in experiment.jobs.models))
+    scripts = {names.get(name, name): each for name, each in training.scripts.items()}
+    widths = {names.get(name, name): each for name, each in training.widths.items()}
+    return replace(experiment, jobs=jobs), training.changed(scripts=scripts, widths=widths)
 
 
 def _measured(training: TrainingTable, every_s: float | None) -> TrainingTable:

@@ -45,8 +45,13 @@ class Sample:
 
     @property
     def usable(self) -> bool:
-        """Whether constants can be had from it."""
-        return 0 < self.speed < inf and 0 < self.worker_cores < inf and 0 < self.ps_cores < inf
+        """Whether it tells a speed."""
+        return 0 < self.speed < inf
+
+    @property
+    def tells_use(self) -> bool:
+        """Whether it tells the cores in use, too, so that constants can be had from it alone."""
+        return self.usable and 0 < self.worker_cores < inf and 0 < self.ps_cores < inf
 
 
 def measured_work(samples: Sequence[Sample]) -> Work:
@@ -149,7 +154,7 @@ def _gang(sample: Sample) -> tuple[float, float, float, float]:
 
 
 def _usable(samples: Sequence[Sample]) -> list[Sample]:
-    good = [sample for sample in samples if sample.usable]
+    good = [sample for sample in samples if sample.tells_use]
     if not good:
         raise InputError(
             f"none of {len(samples)} samples tells a speed and used cores > 0; ask for measurements, e.g. "

@@ -87,6 +87,15 @@ class Front:
     def __len__(self) -> int:
         return len(self.cores)
 
+    @classmethod
+    def of_rows(cls, rows: Floats, speed: Floats) -> Front:
+        """Return plans (F, 4), each faster than all with fewer cores, as a front."""
+        each = rows.tolist()
+        named = [(int(n), w) for n, w, _, _ in each], [(int(p), s) for _, _, p, s in each]
+        at: Ints = np.arange(len(rows), dtype=np.int32)
+        cores = np.round(rows[:, 0] * rows[:, 1] + rows[:, 2] * rows[:, 3], 9)
+        return cls(cores, speed, at, at, Tables((at, at), named, 0))
+
 
 def fronts(works: Floats, limits: Sequence[PlanLimits]) -> list[Front]:
     """Return the front of each job.
@@ -104,7 +113,7 @@ def fronts(works: Floats, limits: Sequence[PlanLimits]) -> list[Front]:
     for j, each in enumerate(limits):
         alike.setdefault(each, []).append(j)
     for each, which in alike.items():
-        tables = _tables(each)
+        tables = tables_of(each)
         first, worker, server, power, cores = _fronts(
             np.ascontiguousarray(works[which], np.float64),
             *tables.kernel,
@@ -120,7 +129,7 @@ def fronts(works: Floats, limits: Sequence[PlanLimits]) -> list[Front]:
 
 
 @lru_cache(maxsize=256)
-def _tables(limits: PlanLimits) -> Tables:
+def tables_of(limits: PlanLimits) -> Tables:
     """Return workers and servers that limits allow."""
     within, most = in_units(limits.total_cores, limits.unit), in_units(limits.most_cores, limits.unit)
     tables = []

@@ -16,6 +16,11 @@ class Likeness:
     batch: float
     dataset: str
 
+    @property
+    def kind(self) -> tuple[str, float]:
+        """What jobs have in common that are as fast with the same plan, as far as that is known."""
+        return self.model, self.batch
+
 
 @dataclass(frozen=True, slots=True)
 class History:

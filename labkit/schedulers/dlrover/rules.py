@@ -46,7 +46,12 @@ class Rules:
     frees : float
         A plan as fast that frees less than this part of the cores is not worth a change.
     back : float
-        A plan that turned out slower than an earlier one by more than this part is taken back; inf: none is.
+        A plan that turned out slower than an earlier one by more than this part is taken back; a final one whose speed
+        changes by more than this part is estimated again. inf: none is.
+    doubt : float
+        From speeds that differ by more than this part from what was predicted on, measurements count, and no form.
+    n_trials : int
+        Plans of a job that are tried for what they promise, beside those that are expected to be faster.
     pays : float
         Times the seconds of a change that it must save.
     balance : bool
@@ -76,6 +81,8 @@ class Rules:
     min_gain: float = 0.05
     frees: float = 0.05
     back: float = 0.1
+    doubt: float = 0.25
+    n_trials: int = 6
     pays: float = 2.0
     balance: bool = True
     beyond: bool = True

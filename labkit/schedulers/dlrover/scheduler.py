@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -18,18 +18,22 @@ from labkit.core.snapshot import Snapshot
 from labkit.placers import FirstFit
 from labkit.schedulers.base import start_in_order
 from labkit.schedulers.dlrover.adjust import Trouble
+from labkit.schedulers.dlrover.belief import believe
 from labkit.schedulers.dlrover.carry import CarriedRoom
 from labkit.schedulers.dlrover.front import PlanLimits
 from labkit.schedulers.dlrover.history import History
 from labkit.schedulers.dlrover.mend import Mender
 from labkit.schedulers.dlrover.plan import in_units
 from labkit.schedulers.dlrover.rules import LEARNS, USUAL, Rules
-from labkit.schedulers.dlrover.share import FEWER, TAKEN_BACK, Beliefs, Known, Wish, back_to, limits_of, wishes
+from labkit.schedulers.dlrover.share import OTHERS, TAKEN_BACK, Beliefs, Known, Wish, limits_of, wishes
 from labkit.schedulers.dlrover.sight import Sight
-from labkit.schedulers.dlrover.stages import JobState, Stage, look, may_change
+from labkit.schedulers.dlrover.stages import N_SAMPLES, JobState, Stage, look, may_change
 from labkit.schedulers.dlrover.start import COLD_CORES, cut, give_as_asked, likeness, start
 from labkit.schedulers.dlrover.turn import PlanEntry, Turn
 from labkit.schedulers.recall import Recall
+
+N_BELIEFS: Final = 3
+"""Jobs of which a belief is formed in a decision, at most: it takes milliseconds of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,7 @@ class Dlrover:
         """Look at each job that runs; return the history, and whether there are new samples."""
         states, rules, now_s = turn.states, self.rules, turn.now_s
         suspects, measured_s = self._suspects(turn, sight).tolist(), sight.measured_s.tolist()
+        speed = sight.speed.tolist()
         mender = Mender(turn, sight, self.total_cores, self._largest(turn.snapshot), self.unit)
         came, final = set[str](), list[int]()
         for i, job in enumerate(sight.running.job.tolist()):
@@ -167,13 +172,31 @@ class Dlrover:
                 known = states[job] = JobState(Stage.SAMPLE, plan, now_s, steps=float(sight.steps[i]))
             elif known.plan is not plan:
                 known = states[job] = known._replace(plan=plan)  # what it really has
-            if measured_s[i] > max(before.watched_s.get(job, -1.0), known.changed_s):
+            new = measured_s[i] > max(before.watched_s.get(job, -1.0), known.changed_s)
+            if new:
                 self._watch(mender, i, job, suspect=suspects[i])
                 known = states[job]
-            if known.stage is not Stage.FINAL and now_s >= known.changed_s + rules.gap_s:
+            due = now_s >= known.changed_s + rules.gap_s
+            if due and (known.stage is not Stage.FINAL or (known.samples and new and known.is_off(speed[i], rules))):
                 came.add(self._sample(turn, sight, i, job))
                 final += [job] if states[job].stage is Stage.FINAL and not states[job].gave_up else []
+        self._doubt(turn, sight.running.job.tolist())
         return self._noted(turn, final, before.history), bool(came - {""})
+
+    def _doubt(self, turn: Turn, jobs: list[int]) -> None:
+        """Form a belief of some jobs whose measurements contradict what was predicted; the others are left for then."""
+        states = turn.states
+        for job in [job for job in jobs if states[job].doubts][:N_BELIEFS]:
+            kind = likeness(turn.snapshot, job).kind
+            others = [
+                sample
+                for other in jobs
+                if other != job and states[other].samples and likeness(turn.snapshot, other).kind == kind
+                for sample in states[other].samples[-2:]
+            ]
+            belief = believe(states[job].samples, others[-N_SAMPLES:])
+            states[job] = states[job]._replace(belief=belief, doubts=False)
+            turn.fresh.add(job)
 
     def _sample(self, turn: Turn, sight: Sight, i: int, job: int) -> str:
         """Take a sample of a job, and return what came of it."""
@@ -207,18 +230,16 @@ class Dlrover:
             mender.foresee(i, job)
         state = mender.turn.states[job]
         if suspect and not state.gave_up:
-            known = self._known(mender.turn, [job])[0] if state.samples else None
+            known = self._known(mender.turn, [job])[0] if state.samples and not state.doubts else None
             mender.watch(i, job, known)
         elif state.watch.signs:
             mender.turn.states[job] = state._replace(watch=replace(state.watch, signs={}))
 
     def _noted(self, turn: Turn, final: list[int], history: History) -> History:
         """Return the history with the plans of jobs that are estimated for the last time."""
-        plans = {}
+        plans, final = {}, [job for job in final if not turn.states[job].doubts]
         for job, known in zip(final, self._known(turn, final), strict=True):
             best = known.front.plan(known.front.entry(len(known.front) - 1))
-            back = back_to(turn.states[job], float(known.front.speed[-1]), self.rules)
-            best = best if back is None else back.plan
             plans[likeness(turn.snapshot, job)] = turn.with_memory(job, best)
         return history.noted(plans) if plans else history
 
@@ -253,10 +274,11 @@ class Dlrover:
             self._known(turn, movable), [states[job] for job in movable], jobs=movable,
             left=turn.snapshot.table.total_steps[movable] - sight.steps[free], rules=self.rules,
             budget=free_cores + held - turn.reserved, pause_s=turn.pause_s, wait=turn.reserved > 0, root=self.root,
+            fresh=turn.fresh,
         )  # fmt: skip
         missing = turn.reserved + sum(max(wish.more, 0.0) for wish in wanted) - free_cores
         for wish in sorted(wanted, key=lambda wish: (wish.more, wish.job)):  # the ones that give most come first
-            if wish.more < 0 and missing <= 0 and not wish.why.endswith(FEWER):
+            if wish.more < 0 and missing <= 0 and wish.why.endswith(OTHERS):
                 continue  # enough was given
             if self._carry_out(turn, wish):
                 missing += min(wish.more, 0.0)
@@ -270,7 +292,8 @@ class Dlrover:
         got = turn.room.settle(wish.job, plan)
         if got is None or got == turn.states[wish.job].plan:
             return False
-        turn.change(wish.job, got, wish.why + cut(plan, got))
+        predicted = wish.predicted if got is plan else np.nan
+        turn.change(wish.job, got, wish.why + cut(plan, got), predicted=predicted, trial=wish.trial)
         return True
 
     def _take_back(self, turn: Turn, jobs: list[int], missing: float) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.kernels import kernel
+from labkit.schedulers.dlrover.belief import Belief
 from labkit.schedulers.dlrover.fit import Sample, works_of
 from labkit.schedulers.dlrover.front import Front, PlanLimits, fronts
 from labkit.schedulers.dlrover.plan import NO_SLOWER, Plan
@@ -19,19 +20,29 @@ from labkit.schedulers.dlrover.stages import JobState
 from labkit.speed.bottleneck import SOFTNESS, Work
 
 FEWER: Final = "as fast with fewer cores"
-BACK: Final = "back to the plan of then"
+OTHERS: Final = "others gain more by its cores"
+BACK: Final = "back to a plan that was measured"
 TAKEN_BACK: Final = "others need the cores beyond its quota"
+
+
+_NONE: Final = np.array([1.0, 1.0, 1.0, 1.0])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Known:
-    """What is believed of a job: from which samples, its work, and the plans that are worth their cores."""
+    """What is believed of a job: from which samples, its work or a belief, and the plans that are worth their cores."""
 
     samples: tuple[Sample, ...]
     work: Floats
     front: Front
+    limits: PlanLimits
+    belief: Belief | None = None
     _speeds: dict[tuple[Plan, int], float] = field(default_factory=dict)
     _gains: dict[int, tuple[Plan, float]] = field(default_factory=dict)
+
+    def follows(self, state: JobState) -> bool:
+        """Return whether this is what is believed of a job."""
+        return self.belief is state.belief and (self.belief is not None or self.samples is state.samples)
 
     def speed(self, plan: Plan, *, more: int = 0) -> float:
         """Return the steps/s that are believed of a plan with so many more workers, as `believed` does for many."""
@@ -47,6 +58,8 @@ class Known:
         return last[1]
 
     def _speed(self, plan: Plan, n: int) -> float:
+        if self.belief is not None:
+            return self.belief.speed(replace(plan, n_workers=n))
         c, u, t, hot = self.work.tolist()
         most = max((cores for _, cores in plan.extra), default=plan.ps_cores)
         hot = max(hot * plan.ps_cores / most, 1.0) if most > plan.ps_cores else hot
@@ -67,11 +80,16 @@ class Beliefs:
     ) -> list[Known]:  # fmt: skip
         """Return what is believed of some jobs, all of which have samples; `limits` are asked for where it is new."""
         known = self._known
-        new = [job for job in jobs if job not in known or known[job].samples is not states[job].samples]
-        if new:
-            works = works_of([states[job].samples for job in new])
-            for job, work, front in zip(new, works, fronts(works, limits(new)), strict=True):
-                known[job] = Known(states[job].samples, work, front)
+        new = [job for job in jobs if job not in known or not known[job].follows(states[job])]
+        plain = [job for job in new if states[job].belief is None]
+        if plain:
+            works, within = works_of([states[job].samples for job in plain]), limits(plain)
+            for job, work, front, each in zip(plain, works, fronts(works, within), within, strict=True):
+                known[job] = Known(states[job].samples, work, front, each)
+        for job in new:
+            if (belief := states[job].belief) is not None:
+                each = limits([job])[0]
+                known[job] = Known(belief.samples, _NONE, Front.of_rows(*belief.frontier(each)), each, belief)
         if len(known) > 4 * len(states) + 64:
             self._known = {job: each for job, each in known.items() if job in states}
         return [self._known[job] for job in jobs]
@@ -83,12 +101,17 @@ class Beliefs:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A plan that a job is to have, and why; `more`: cores that it takes beside those that it has."""
+    """A plan that a job is to have, and why.
+
+    `more`: cores that it takes beside those that it has; `predicted`: steps/s; `trial`: whether it is only tried.
+    """
 
     job: int
     plan: Plan
     why: str
     more: float
+    predicted: float
+    trial: bool = False
 
 
 def believed(works: Floats, plans: Sequence[Plan]) -> Floats:
@@ -102,7 +125,7 @@ def believed(works: Floats, plans: Sequence[Plan]) -> Floats:
 
 def wishes(
     known: Sequence[Known], states: Sequence[JobState], *, jobs: Sequence[int], left: Floats, budget: float,
-    rules: Rules, pause_s: float, wait: bool, root: float,
+    rules: Rules, pause_s: float, wait: bool, root: float, fresh: Collection[int] = (),
 ) -> list[Wish]:  # fmt: skip
     """Return the changes that are worth it, of jobs that may be changed, within a budget of cores for all of them.
 
@@ -116,6 +139,8 @@ def wishes(
         Whether others wait to start.
     root : float
         What a job gains is its speed, as a part of that of its best plan, to the power of this.
+    fresh : collection of int
+        Jobs of which a belief is new: a plan may be tried.
     """
     if not known:
         return []
@@ -128,27 +153,64 @@ def wishes(
     gain = (speed / np.repeat(speed[first[1:] - 1], np.diff(first))) ** root
     least = float(all_cores[first[:-1]].sum())
     at = first[:-1] + np.maximum(chosen(all_cores, gain, first, max(budget, least)), 0)
-    now = believed(np.array([each.work for each in known]), [state.plan for state in states])
-    predicted, frugal = speed[at], _frugal(speed, first, at)
+    now, scale = _now(known, states)
+    predicted, frugal = speed[at] * scale, _frugal(speed, first, at)
     cores, entries = all_cores[frugal], frugal - first[:-1]
     held = np.array([state.plan.cores for state in states])
     special = np.array([bool(state.plan.extra or state.plan.beyond) for state in states])
     faster, fewer = _worth(now, predicted, cores, held, left, special, rules=rules, pause_s=pause_s, wait=wait)
-    told = []
-    spare = budget - held.sum()
-    backs = {i: back for i, state in enumerate(states) if (back := back_to(state, float(predicted[i]), rules))}
-    for i in sorted({*np.flatnonzero(faster | fewer).tolist(), *backs}):
-        if (back := backs.get(i)) is not None:
-            last, more = states[i].samples[-1], back.plan.cores - float(held[i])
-            saved_s = left[i] / last.speed - left[i] / back.speed
-            if more <= spare + 1e-9 and saved_s >= rules.pays * pause_s:
-                told.append(Wish(jobs[i], back.plan, _slower(last, back), more))
-            continue
-        why = _why(states[i].samples[-1], float(predicted[i]), float(now[i]))
-        if fewer[i]:
-            why += f": {FEWER if predicted[i] >= (1 - rules.min_gain) * now[i] else 'others gain more by its cores'}"
-        told.append(Wish(jobs[i], known[i].front.plan(int(entries[i])), why, float(cores[i] - held[i])))
-    return told
+    spare, told = budget - float(np.where(faster | fewer, cores, held).sum()), list[Wish]()
+    for i in np.flatnonzero(faster | fewer).tolist():
+        plan = known[i].front.plan(int(entries[i]))
+        told.append(_wish(jobs[i], plan, states[i], rules, predicted=float(predicted[i]), now=float(now[i])))
+    for i in [i for i, job in enumerate(jobs) if job in fresh and not (faster[i] or fewer[i] or special[i])]:
+        within = float(held[i]) + max(spare, 0.0)
+        trial = _trial(jobs[i], known[i], states[i], rules, left=float(left[i]), cores=within, pause_s=pause_s)
+        if trial is not None:
+            told.append(trial)
+            spare -= max(trial.more, 0.0)
+    return sorted(told, key=lambda wish: wish.job)
+
+
+def _now(known: Sequence[Known], states: Sequence[JobState]) -> tuple[Floats, Floats]:
+    """Return the steps/s of jobs as they are, and by what predictions are scaled, (J,) each: by what was measured."""
+    now = believed(np.array([each.work for each in known]), [state.plan for state in states])
+    scale = np.ones(len(known))
+    for i, (each, state) in enumerate(zip(known, states, strict=True)):
+        last = state.samples[-1]
+        if each.belief is not None:
+            now[i] = each.speed(state.plan)
+        elif last.plan == state.plan:
+            scale[i] = last.speed / now[i]
+    return now * scale, scale
+
+
+def _wish(job: int, plan: Plan, state: JobState, rules: Rules, *, predicted: float, now: float) -> Wish:
+    """Return a plan that is faster, or frees cores, as a wish."""
+    why = _why(state, predicted, now)
+    if predicted < (1 + rules.min_gain) * now:
+        why += f": {FEWER if predicted >= (1 - rules.min_gain) * now else OTHERS}"
+    why += f": {BACK}" if any(sample.plan == plan for sample in state.samples) else ""
+    return Wish(job, plan, why, plan.cores - state.plan.cores, predicted)
+
+
+def _trial(
+    job: int, known: Known, state: JobState, rules: Rules, *, left: float, cores: float, pause_s: float
+) -> Wish | None:  # fmt: skip
+    """Return the plan that is worth trying for what it promises.
+
+    It must pay for the way there and back, and the more often others were tried.
+    """
+    if known.belief is None or state.n_trials >= rules.n_trials:
+        return None
+    now = known.speed(state.plan)
+    plan, gain = known.belief.trial(known.limits, now, cores=cores)
+    saved_s = left / now * gain / (1 + gain)
+    if gain < 2 * rules.min_gain or saved_s < (1 + state.n_trials) * rules.pays * (2 * pause_s + rules.gap_s):
+        return None
+    predicted = known.belief.speed(plan)
+    why = f"{_why(state, predicted, now)}: it is tried, as it promises {gain:.0%} more"
+    return Wish(job, plan, why, plan.cores - state.plan.cores, predicted, trial=True)
 
 
 @kernel
@@ -159,21 +221,6 @@ def _frugal(speed: Floats, first: Ints, at: Ints) -> Ints:
         mine = speed[first[j] : first[j + 1]]
         told[j] = first[j] + np.searchsorted(mine, (1 - NO_SLOWER) * speed[at[j]])
     return told
-
-
-def back_to(state: JobState, predicted: float, rules: Rules) -> Sample | None:
-    """Return the sample of an earlier plan that a job goes back to; None: it goes on.
-
-    It was faster than the newest one by `back`, and the best of all plans is predicted to be hardly better
-    (`predicted`, in steps/s). Measurements count here, and not what is believed of plans: that has led to the slower
-    one.
-    """
-    if len(state.samples) < 2:
-        return None
-    last, best = state.samples[-1], max(state.samples, key=lambda sample: sample.speed)
-    slower = last.plan != best.plan and best.speed > (1 + rules.back) * last.speed
-    known = state.plan in (last.plan, best.plan)
-    return best if slower and known and predicted < (1 + rules.min_gain) * best.speed else None
 
 
 def _worth(
@@ -193,15 +240,13 @@ def _worth(
     return faster & pays, ~faster & frees
 
 
-def _slower(last: Sample, back: Sample) -> str:
-    return f"{last.speed:.3g} steps/s, {back.speed:.3g} were measured before: {BACK}"
-
-
-def _why(sample: Sample, predicted: float, now: float) -> str:
-    return (
-        f"{sample.speed:.3g} steps/s with {sample.worker_cores:.3g} + {sample.ps_cores:.3g} cores in use; "
-        f"{predicted:.3g} predicted, {now:.3g} as it is"
-    )
+def _why(state: JobState, predicted: float, now: float) -> str:
+    """Return what was measured of a job last, and predicted of that plan, and what is predicted of another one."""
+    last = state.samples[-1]
+    told = state.measured_and_expected
+    told += f" with {last.worker_cores:.3g} + {last.ps_cores:.3g} cores in use" if last.tells_use else ""
+    form = f"; speed {state.belief.form}" if state.belief is not None else ""
+    return f"{told}; {predicted:.3g} predicted, {now:.3g} as it is{form}"
 
 
 def limits_of(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import log, nan
 from typing import Final, NamedTuple
 
 from labkit.schedulers.dlrover.adjust import Watch
+from labkit.schedulers.dlrover.belief import Belief
 from labkit.schedulers.dlrover.fit import Sample
 from labkit.schedulers.dlrover.memory import Point
 from labkit.schedulers.dlrover.plan import Plan
@@ -22,6 +24,10 @@ class Stage(StrEnum):
 
 
 UNWATCHED: Final = Watch()
+SPINS: Final = 0.95
+"""Part of their cores from which on tasks use all of them."""
+N_SAMPLES: Final = 12
+"""The newest samples of a job are kept."""
 
 
 class JobState(NamedTuple):
@@ -49,6 +55,16 @@ class JobState(NamedTuple):
         The memory of its servers.
     n_lost : int
         How often a server of it had run out of memory when it was started last.
+    predicted : float
+        Steps/s that were predicted of `plan` when the job was changed last; NaN: nothing was.
+    belief : Belief, optional
+        What is believed of a job that does not follow the bottleneck.
+    doubts : bool
+        Whether its newest sample contradicts what is believed, and nothing else is believed yet.
+    n_trials : int
+        Plans that were tried for what they promise.
+    n_off : int
+        Measurements in a row that differ from the newest sample of a final plan.
     """
 
     stage: Stage
@@ -61,6 +77,47 @@ class JobState(NamedTuple):
     watch: Watch = UNWATCHED
     points: tuple[Point, ...] = ()
     n_lost: int = 0
+    predicted: float = float("nan")
+    belief: Belief | None = None
+    doubts: bool = False
+    n_trials: int = 0
+    n_off: int = 0
+
+    @property
+    def expected(self) -> float:
+        """What had been predicted of the newest sample, steps/s; NaN: nothing, or of another plan."""
+        return self.predicted if self.samples and self.samples[-1].plan == self.plan else nan
+
+    @property
+    def measured_and_expected(self) -> str:
+        """The newest speed, and by which part it differs from what had been predicted, in words."""
+        measured, expected = self.samples[-1].speed, self.expected
+        error = f" ({expected:.3g} predicted, {measured / expected - 1:+.0%})" if expected > 0 else ""
+        return f"{measured:.3g} steps/s{error}"
+
+    def is_off(self, speed: float, rules: Rules) -> bool:
+        """Return whether a job with a final plan is not as fast as that was, or was not when it was seen last."""
+        expected = self.samples[-1].speed if self.samples[-1].plan == self.plan else self.predicted
+        return self.n_off > 0 or not -rules.back <= speed / expected - 1 <= rules.back
+
+    def doubted(self, rules: Rules) -> bool:
+        """Return whether measurements contradict the bottleneck: they are what counts from then on.
+
+        A speed is not what was predicted; a change has made the job slower; cores in use are not told; or tasks use all
+        cores that they have with each plan, which tells nothing of what they need.
+        """
+        if self.belief is not None:
+            return True
+        last = self.samples[-1]
+        if not last.tells_use or abs(log(last.speed / self.predicted)) > log(1 + rules.doubt):
+            return True
+        if len(self.samples) < 2:
+            return False
+        best = max(self.samples, key=lambda sample: sample.speed)
+        slower = best.speed > (1 + rules.back) * last.speed and best.plan.cores <= last.plan.cores
+        of_workers = [s.worker_cores / s.plan.n_workers / s.plan.worker_cores for s in self.samples]
+        of_servers = [s.ps_cores / s.plan.n_ps / s.plan.ps_cores for s in self.samples]
+        return slower or min(of_workers) >= SPINS or min(of_servers) >= SPINS
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +134,48 @@ def look(state: JobState, seen: Seen, rules: Rules, *, now_s: float) -> tuple[Jo
 
     A sample counts when it was taken after the last change, and the gap is over, and no task of it is in trouble.
     """
-    if state.stage == Stage.FINAL or now_s < state.changed_s + rules.gap_s:
+    if now_s < state.changed_s + rules.gap_s:
         return state, ""
     given_up = now_s >= state.changed_s + rules.patience_s
     troubled = any(sign not in state.watch.told for sign in state.watch.signs)
+    if state.stage == Stage.FINAL:
+        return _watched(state, seen, rules, troubled=troubled)
     if seen.sample.usable and seen.measured_s > state.changed_s and (given_up or not troubled):
-        samples = (*state.samples, seen.sample)
+        samples = (*state.samples, seen.sample)[-N_SAMPLES:]
         stage = Stage.ESTIMATE if len(samples) <= rules.n_estimates else Stage.FINAL
         pause_s = max(now_s - state.changed_s - (seen.steps - state.steps) / seen.sample.speed, 0.0)
-        return state._replace(stage=stage, samples=samples, pause_s=pause_s), "sampled"
+        return _sampled(state._replace(stage=stage, samples=samples, pause_s=pause_s), rules), "sampled"
     if given_up:
         return state._replace(stage=Stage.FINAL, gave_up=not state.samples), "gave up"
     return state, ""
+
+
+def _watched(state: JobState, seen: Seen, rules: Rules, *, troubled: bool) -> tuple[JobState, str]:
+    """Return the state of a job with a final plan: one whose speed is another for some time is sampled again.
+
+    Earlier samples are scaled by what the job makes now, if it makes that with the plan of the newest one.
+    """
+    if not state.samples or not seen.sample.usable or not seen.measured_s > state.changed_s:
+        return state, ""
+    last = state.samples[-1]
+    same = last.plan == state.plan
+    expected = last.speed if same or not state.predicted > 0 else state.predicted
+    if troubled or abs(log(seen.sample.speed / expected)) <= log(1 + rules.back):
+        return state._replace(n_off=0) if state.n_off else state, ""
+    if state.n_off + 1 < rules.n_signs:
+        return state._replace(n_off=state.n_off + 1), ""
+    by = seen.sample.speed / last.speed if same else 1.0
+    scaled = tuple(
+        replace(s, speed=s.speed * by, worker_cores=s.worker_cores * by, ps_cores=s.ps_cores * by)
+        for s in state.samples
+        if s.plan != state.plan
+    )
+    samples = (*scaled, seen.sample)[-N_SAMPLES:]
+    return _sampled(state._replace(samples=samples, n_off=0, predicted=expected), rules), "sampled"
+
+
+def _sampled(state: JobState, rules: Rules) -> JobState:
+    return state._replace(doubts=True) if state.doubted(rules) else state
 
 
 def balanced(state: JobState) -> JobState:
@@ -99,4 +186,4 @@ def balanced(state: JobState) -> JobState:
 
 def may_change(state: JobState, rules: Rules, *, now_s: float) -> bool:
     """Return whether a job is known well enough, and was left alone for long enough, to be given other resources."""
-    return bool(state.samples) and not state.gave_up and now_s >= state.changed_s + rules.gap_s
+    return bool(state.samples) and not state.gave_up and not state.doubts and now_s >= state.changed_s + rules.gap_s

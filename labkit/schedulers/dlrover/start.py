@@ -52,7 +52,7 @@ def give_as_asked(turn: Turn, job: int) -> None:
     """Give a job of which nothing can be measured what the user asked for, if there is room."""
     got = turn.room.settle(job, asked(turn, job), whole=True)
     if got is not None and got != turn.states[job].plan:
-        turn.change(job, got, f"no use of cores was measured in {turn.rules.patience_s:g} s: as asked")
+        turn.change(job, got, f"no speed was measured in {turn.rules.patience_s:g} s: as asked")
 
 
 def _tries(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import nan
 
 from labkit.core.events import Role
 from labkit.core.resources import CPUS, MEMORY_GB, Floats
@@ -16,7 +17,11 @@ from labkit.schedulers.dlrover.stages import JobState, Stage
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """A plan that the scheduler chose for a job, or left as it was (`changes` is False), and why."""
+    """A plan that the scheduler chose for a job, or left as it was (`changes` is False), and why.
+
+    `measured` is the newest speed of the job in steps/s, `expected` what had been predicted for that, and `predicted`
+    what is predicted of the plan; NaN: nothing is.
+    """
 
     time_s: float
     number: int
@@ -25,6 +30,14 @@ class PlanEntry:
     plan: Plan
     why: str
     changes: bool = True
+    measured: float = nan
+    expected: float = nan
+    predicted: float = nan
+
+    @property
+    def error(self) -> float:
+        """By which part the newest speed differs from what had been predicted."""
+        return self.measured / self.expected - 1
 
     def __str__(self) -> str:
         return f"{self.time_s:.0f} s, {self.job}: {f'{self.plan} ({self.why})' if self.changes else self.why}"
@@ -42,6 +55,8 @@ class Turn:
         Seconds that changes were seen to take.
     reserved : float
         Cores that waiting jobs are to find.
+    fresh : set of int
+        Jobs of which a belief is new.
     """
 
     snapshot: Snapshot
@@ -51,6 +66,7 @@ class Turn:
     pause_s: float = 0.0
     reserved: float = 0.0
     plan_log: list[PlanEntry] = field(default_factory=list)
+    fresh: set[int] = field(default_factory=set)
     _steps: dict[int, float] = field(init=False)
     _demand: Floats = field(init=False)
 
@@ -93,19 +109,39 @@ class Turn:
         """Return the steps that a job has done."""
         return self._steps[job]
 
-    def change(self, job: int, plan: Plan, why: str) -> None:
-        """Note that a job is changed now, and why."""
+    def change(self, job: int, plan: Plan, why: str, *, predicted: float = nan, trial: bool = False) -> None:
+        """Note that a job is changed now, and why; `predicted`: steps/s with the plan, `trial`: whether it is tried.
+
+        A job that does not follow the bottleneck is measured after each change.
+        """
         known = self.states.get(job) or JobState(Stage.SAMPLE, plan, self.now_s)
         repaired = known.plan is plan and job in self.states
-        self.states[job] = known._replace(plan=plan, changed_s=self.now_s, steps=self.steps(job))
-        self._tell(job, why, told=why if repaired else f"{plan}: {why}", changes=True)
+        told = _told(known, why)
+        measured = Stage.ESTIMATE if known.belief is not None else known.stage
+        self.states[job] = known._replace(
+            plan=plan, changed_s=self.now_s, steps=self.steps(job), predicted=predicted, stage=measured, n_off=0,
+            n_trials=known.n_trials + trial,
+        )  # fmt: skip
+        self._tell(job, known, told, said=told if repaired else f"{plan}: {told}", changes=True)
 
     def tell(self, job: int, why: str) -> None:
         """Note why a job is left as it is."""
-        self._tell(job, why, told=why, changes=False)
-
-    def _tell(self, job: int, why: str, *, told: str, changes: bool) -> None:
         state = self.states[job]
-        name = str(self.snapshot.table.id[job])
-        self.plan_log.append(PlanEntry(self.now_s, job, name, state.stage, state.plan, why, changes))
-        self.room.trial.explain(job, told)
+        told = _told(state, why)
+        self._tell(job, state, told, said=told, changes=False)
+
+    def _tell(self, job: int, before: JobState, why: str, *, said: str, changes: bool) -> None:
+        state, name = self.states[job], str(self.snapshot.table.id[job])
+        measured = before.samples[-1].speed if before.samples else nan
+        self.plan_log.append(
+            PlanEntry(self.now_s, job, name, state.stage, state.plan, why, changes, measured, before.expected,
+                      state.predicted)
+        )  # fmt: skip
+        self.room.trial.explain(job, said)
+
+
+def _told(state: JobState, why: str) -> str:
+    """Return a reason with what was measured and predicted of a job, unless it says so."""
+    if not state.samples or "steps/s" in why:
+        return why
+    return f"{why}; {state.measured_and_expected}"

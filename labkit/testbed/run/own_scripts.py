@@ -44,6 +44,8 @@ UNPACK: Final = (
 )
 """Unpacks an archive beside it; the folder gets its name when it is whole, and a second process gives way."""
 FUNCTION: Final = "program"
+PARTS: Final = ("model", "data", "loss")
+"""What a script may define instead, as for `labkit train FILE.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,13 @@ class OwnScript:
         """Return it with its archives in a folder, wherever they were before."""
         code, data = (str(folder / f"{one}.tar") if one else "" for one in (self.code_hash, self.data_hash))
         return replace(self, code=code, data=data)
+
+    @property
+    def content(self) -> str:
+        """SHA-256 of the file itself; "" once it is packed."""
+        if self.code_hash:
+            return ""
+        return hashlib.sha256((Path(self.code) / self.script.partition(":")[0]).read_bytes()).hexdigest()
 
     @property
     def hashes(self) -> tuple[str, ...]:
@@ -278,7 +287,7 @@ def program_from(script: str, *, code: Path, data: Path | None, seed: int) -> Pr
     parts = _called(code / file, function, data)
     if not (isinstance(parts, tuple) and len(parts) == 3):
         raise InputError(f"{file}: {function}() returned a {type(parts).__name__}; expected (model, data, loss).")
-    _pickle_by_value(code)
+    pickle_by_value(code)
     program = Program(parts[0], as_dataset(parts[1]), parts[2])
     program.check()
     return program
@@ -290,6 +299,9 @@ def _called(path: Path, function: str, data: Path | None) -> Any:
     try:
         module = _loaded(path)
         wanted = getattr(module, function, None)
+        if wanted is None and all(hasattr(module, name) for name in PARTS):
+            return tuple(part() if name != "loss" and _makes(part) else part
+                         for name, part in ((name, getattr(module, name)) for name in PARTS))  # fmt: skip
         if not callable(wanted):
             raise InputError(
                 f"{path.name} has no function {function}(data); expected one that returns model, data, loss."
@@ -303,6 +315,13 @@ def _called(path: Path, function: str, data: Path | None) -> Any:
         raise InputError(f"{path.name}{where}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
+def _makes(part: Any) -> bool:
+    """Return whether a part of a script is a function that makes it."""
+    from torch import nn
+
+    return callable(part) and not isinstance(part, nn.Module) and not hasattr(part, "__len__")
+
+
 def _loaded(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -313,7 +332,7 @@ def _loaded(path: Path) -> ModuleType:
     return module
 
 
-def _pickle_by_value(code: Path) -> None:
+def pickle_by_value(code: Path) -> None:
     """Let classes and functions of all modules from a folder be pickled with their code."""
     import cloudpickle
 

@@ -14,7 +14,6 @@ from labkit.schedulers.dlrover.front import PlanLimits, fronts
 from labkit.schedulers.dlrover.history import History, Likeness
 from labkit.schedulers.dlrover.plan import Plan, closed_form, frontier, grid, search
 from labkit.schedulers.dlrover.rules import USUAL
-from labkit.schedulers.dlrover.share import back_to
 from labkit.schedulers.dlrover.sight import _middle
 from labkit.schedulers.dlrover.stages import JobState, Stage
 from labkit.speed.bottleneck import WORK, Work
@@ -170,17 +169,18 @@ def test_history_prefers_the_same_dataset_to_the_same_model():
     assert history.start(Likeness("xdeepfm", 512, "mine")) is None
 
 
-def test_a_plan_that_turned_out_slower_is_taken_back_unless_something_faster_is_predicted() -> None:
-    good, bad = Plan(8, 2, 4, 4), Plan(7, 2, 1, 16)
+def test_what_contradicts_the_bottleneck_is_doubted() -> None:
+    good, bad = Plan(8, 2, 4, 4), Plan(7, 2, 4, 8)
     samples = (Sample(good, 22.3, 9, 8), Sample(bad, 17.7, 7, 5))
-    state = JobState(Stage.FINAL, bad, 100.0, samples=samples)
-    back = back_to(state, 22.4, USUAL)
-    assert back is not None
-    assert back.plan == good
-    assert back_to(state, 24.0, USUAL) is None  # another plan is worth a try
-    assert back_to(state._replace(samples=samples[:1]), 10.0, USUAL) is None
-    assert back_to(state._replace(samples=(samples[0], replace(samples[1], speed=21.0))), 22.0, USUAL) is None  # noise
-    assert back_to(state._replace(plan=Plan(9, 2, 1, 16)), 22.0, USUAL) is None  # what it holds was not measured
+    state = JobState(Stage.FINAL, bad, 100.0, samples=samples, predicted=18.0)
+    assert state.doubted(USUAL), "a change with no fewer cores made it slower"
+    assert not state._replace(samples=(samples[0], replace(samples[1], speed=21.0))).doubted(USUAL), "noise"
+    assert state._replace(samples=samples[:1], predicted=30.0).doubted(USUAL), "not as fast as was predicted"
+    assert not state._replace(samples=samples[:1], predicted=float("nan")).doubted(USUAL), "nothing was predicted"
+    spinning = tuple(replace(sample, ps_cores=0.99 * sample.plan.n_ps * sample.plan.ps_cores) for sample in samples[:1])
+    assert not state._replace(samples=spinning, predicted=22.0).doubted(USUAL), "once says nothing"
+    assert state._replace(samples=spinning * 2, predicted=22.0).doubted(USUAL), "all cores in use with each plan"
+    assert state._replace(samples=(Sample(good, 22.3, np.nan, np.nan),)).doubted(USUAL), "speed alone"
 
 
 def test_of_plans_that_are_hardly_slower_the_one_with_the_fewest_tasks_can_be_had() -> None:

@@ -69,7 +69,7 @@ def test_stragglers_cost_at_most_what_they_do_in_the_paper(model, role, part):
 @pytest.mark.parametrize("model", ["wide-deep", "xdeepfm"])
 def test_a_slow_server_is_replaced_within_four_minutes_and_a_job_without_that_rule_crawls(model):
     _, with_rule = run(job_of(model), troubles=slow(Role.PS))
-    _, without = run(job_of(model), "dlrover(slow_pace=0.0)", troubles=slow(Role.PS))
+    _, without = run(job_of(model), "dlrover(slow_pace=0.0,doubt=99.0)", troubles=slow(Role.PS))
     at = with_rule.events[with_rule.events["kind"] == Kind.REPAIRED][0]
     assert (at["role"], at["task"], at["value"]) == (Role.PS, 1, Repair.REPLACE)
     assert at["time_s"] <= 60 + 240
@@ -81,7 +81,7 @@ def test_a_slow_server_is_replaced_within_four_minutes_and_a_job_without_that_ru
 def test_blocks_of_a_hot_server_move_before_anything_else_is_done():
     hot = Troubles.of([(0, int(Role.PS), 2, 300.0, 1.0, 2.0)])
     _, with_rule = run(job_of("xdeepfm"), troubles=hot)
-    _, without = run(job_of("xdeepfm"), "dlrover(hot_load=99.0)", troubles=hot)
+    _, without = run(job_of("xdeepfm"), "dlrover(hot_load=99.0,back=99.0)", troubles=hot)  # it is not seen otherwise
     assert repairs(with_rule, Repair.BALANCE) == 1
     assert repairs(without, Repair.BALANCE) == 0
     assert jct(with_rule) <= 0.9 * jct(without)
