@@ -23,6 +23,7 @@ from labkit.elastic.arguments import (
     check_sizes,
     check_variables,
     check_words,
+    checked_clip,
     checked_counts,
     checked_folder,
     checked_update,
@@ -36,16 +37,27 @@ from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of
 from labkit.elastic.controller.replication import check_standby
 from labkit.elastic.controller_supervisor import AttachedController, controller_pid, is_over
 from labkit.elastic.job import Job
+from labkit.elastic.models.sizes import whole
 from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.launchers import numeric_variables
-from labkit.elastic.proof import REFUSE, proved
+from labkit.elastic.proof import REFUSE, buffer_shapes, moving_buffers, proved
 from labkit.elastic.protocol.blocks import BLOCKS, Layout, Vector, layout, pack, small_blocks
-from labkit.elastic.protocol.program import FLOAT32, SPEC, Program, Spec, find_modules, module_paths, option_values
+from labkit.elastic.protocol.program import (
+    FLOAT32,
+    SPEC,
+    Program,
+    Spec,
+    check_model,
+    find_modules,
+    module_paths,
+    option_values,
+)
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, NetworkConfig, NetworkMode, Site, checked_sites
 from labkit.elastic.result import Result
 from labkit.elastic.schedules import Schedule
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.optimizers import OwnUpdate
+from labkit.elastic.server.torch_optimizers import recipes
 from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.shards import check_batch
 from labkit.elastic.transport import Scheme, TransportError, new_token, private_folder
@@ -66,11 +78,15 @@ def start(
     servers: int = 2,
     most_servers: int = 0,
     shards: int = 8,
-    optimizer: str | OwnUpdate = "sgd",
+    optimizer: Any = "sgd",
     schedule: Schedule | None = None,
+    scheduler: Any = None,
+    scheduler_every: int = 1,
     clip_value: float | None = None,
+    clip_norm: float | None = None,
     precision: str = FLOAT32,
     state: Mapping[str, Any] | None = None,
+    per_shard: Sequence[str] = (),
     sync: bool = True,
     seed: int = 0,
     save_every: int = 0,
@@ -121,18 +137,29 @@ def start(
     shards : int
         V: a batch of synchronous training is cut into V logical shards, whose gradients are summed in a fixed order.
         A divisor of `batch`.
-    optimizer : str or OwnUpdate
-        sgd, momentum or adam; its options (lr, ...) by name, see `labkit.elastic.server.optimizers`. Or an update of
-        one's own, and lr.
+    optimizer : str, Optimizer, callable, sequence of these, or OwnUpdate
+        sgd, momentum or adam; its options (lr, ...) by name, see `labkit.elastic.server.optimizers`. Or an optimizer of
+        torch over the model's parameters, or a function of the model that returns one: servers step it on their
+        blocks, which then never cut a parameter. Of several, update k is made by number k modulo how many there are.
+        Or an update of one's own, and lr.
     schedule : callable, optional
         From the number of an update, from 0, to a factor of lr: see `labkit.elastic.schedules`.
+    scheduler : LRScheduler, callable or sequence of these, optional
+        A scheduler of torch of that optimizer, or a function of the optimizer that returns one; one for each optimizer.
+    scheduler_every : int
+        Updates between two calls of its `step`.
     clip_value : float, optional
-        Limit of each element of the mean gradient, as `torch.nn.utils.clip_grad_value_`. By norm is refused: no server
-        has the whole gradient.
+        Limit of each element of the mean gradient, as `torch.nn.utils.clip_grad_value_`.
+    clip_norm : float, optional
+        Limit of the norm of the whole gradient, as `torch.nn.utils.clip_grad_norm_`: servers wait for each other once a
+        step. In asynchronous training, of the gradient of each minibatch.
     precision : str
         "float32"; or "bf16": forward pass and loss under `torch.autocast`. Parameters and updates stay float32.
     state : mapping, optional
         A `state_dict`, loaded into the model first; names and shapes must be those of the model.
+    per_shard : sequence of str
+        Buffers that belong to the samples of a logical shard, such as the state of a recurrent network: each shard
+        has its own. Other buffers that the forward pass changes are averaged over the shards.
     sync : bool
         True: all workers make each update together. False: each makes its own updates, with samples that it leases.
     seed : int
@@ -204,7 +231,8 @@ def start(
     )  # fmt: skip
     check_words(on_nan=on_nan, resume=resume, partition=partition, precision=precision, proof=proof)
     check_variables()
-    rule = UpdateRule(optimizer if isinstance(optimizer, OwnUpdate) else None, schedule, clip_value)
+    program = _with_state(Program(model, data, loss), state)
+    rule = _rule(optimizer, program, schedule=schedule, clip_value=clip_value, scheduler=scheduler, every=scheduler_every)
     known = signature(start).parameters
     optimizer, options = checked_update(optimizer, options, rule=rule, n_steps=steps, arguments=known)
     folder = checked_folder(folder)
@@ -214,9 +242,16 @@ def start(
     servers, workers = (sum(of_role(seats, role).values()) for role in ROLES)
     check_restarts(restarts, restarts_within_s)
     check_detached(detached, folder=folder, validate=validate)
-    program = _with_state(Program(model, data, loss), state)
     n_blocks, n_shards = small_blocks(servers, most_servers=most_servers), shards if sync else 1
-    cut = _checked_program(program, batch=batch, n_shards=n_shards, folder=folder, n_blocks=n_blocks)
+    program.check()
+    check_batch(len(program.data), batch=batch, n_shards=n_shards)
+    norm = checked_clip(clip_norm)
+    buffers = moving_buffers(program, batch=batch // n_shards, seed=seed, precision=precision, timeout_s=patience_s)
+    cut = layout(
+        program.model, n_blocks=n_blocks, whole=bool(norm) or rule.torch is not None,
+        buffers=buffer_shapes(program.model, buffers, per_shard=per_shard, n_shards=n_shards),
+    )  # fmt: skip
+    cut = cut if folder is None else _kept_cut(folder, cut)
     check_sizes(cut, steps=steps, save_every=save_every, servers=servers, workers=workers)
     save_every = checked_validation(validate, program, save_every=save_every, precision=precision)
     _check_servers(reach, places, seats, servers=servers, sync=sync, standby=standby)
@@ -226,7 +261,7 @@ def start(
         start_s=start_s, patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(data), reach=reach,
         sites=tuple(places), on_nan=on_nan, paths=tuple(module_paths()), partition=partition,
         loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s), has_rule=bool(rule),
-        precision=precision, variables=tuple(numeric_variables(os.environ).items()),
+        precision=precision, n_buffers=cut.n_buffers, per_shard=tuple(per_shard), clip_norm=norm, variables=tuple(numeric_variables(os.environ).items()),
         **({} if network == NetworkMode.LOCAL else {"scheme": Scheme(network)}),
     )  # fmt: skip
     config = JobConfig(
@@ -254,12 +289,28 @@ def _started(
         return Job(home, program, keep=folder is not None, secrets=secrets, validation=validation, lock=lock)
 
 
-def _checked_program(program: Program, *, batch: int, n_shards: int, folder: Path | None, n_blocks: int) -> Layout:
-    """Return parameters and blocks of a model; InputError if it cannot train, or `n_shards` do not divide `batch`."""
-    program.check()
-    check_batch(len(program.data), batch=batch, n_shards=n_shards)
-    cut = layout(program.model, n_blocks=n_blocks)
-    return cut if folder is None else kept_cut(folder, cut)
+def _rule(
+    optimizer: Any, program: Program, *, schedule: Any, clip_value: Any, scheduler: Any, every: Any
+) -> UpdateRule:  # fmt: skip
+    """Return what servers do beside a named optimizer's update; the optimizer itself if it has no name."""
+    own = optimizer if isinstance(optimizer, OwnUpdate) else None
+    if isinstance(optimizer, str) or own is not None:
+        if scheduler is not None:
+            raise InputError("scheduler= goes with an optimizer of torch; expected schedule=, a function of the step.")
+        return UpdateRule(own, schedule, clip_value)
+    check_model(program.model)
+    made = recipes(optimizer, program.model, scheduler=scheduler, every=whole("scheduler_every", every), schedule=schedule)
+    return UpdateRule(None, schedule, clip_value, made)
+
+
+def _kept_cut(folder: Path, cut: Layout) -> Layout:
+    """Return the cut of a folder's checkpoints, which must not cut a parameter where `cut` does not."""
+    kept = kept_cut(folder, cut)
+    if kept.cuts_a_parameter() and not cut.cuts_a_parameter():
+        raise InputError(
+            f"the checkpoints of {folder} cut parameters into blocks, and clip_norm needs whole ones; give another folder."
+        )
+    return kept
 
 
 def _checked_network(
@@ -404,7 +455,7 @@ def fill(home: Path, program: Program, rule: UpdateRule, spec: Spec, config: Job
         rule.save(home)
     _set_aside(home)
     spec.save(home)
-    _save_first(spec, home, pack(program.model))
+    _save_first(spec, home, pack(program.model, spec.layout))
     replace(config, differs=differs, notices=notices).save(home)
 
 

@@ -23,13 +23,23 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, unknown
 from labkit.elastic.controller.losses import NotFiniteError
 from labkit.elastic.process.local_members import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
 from labkit.elastic.protocol.program import FLOAT32, Program
 from labkit.elastic.shards import samples_of
-from labkit.elastic.worker.forward import ChangedError, LossParts, SampleLoss, cast, checked, parted, seed_all
+from labkit.elastic.worker.forward import (
+    ChangedError,
+    ForwardGuard,
+    LossParts,
+    SampleLoss,
+    cast,
+    checked,
+    clock_of,
+    parted,
+    seed_all,
+)
 
 if TYPE_CHECKING:
     from labkit.elastic.protocol.program import Spec
@@ -145,7 +155,9 @@ class _Checks:
     def _forward_pass(self, program: Program) -> str:
         """Return the change that a forward pass in training mode makes to the model; "" for none."""
         program.train()
-        loss = SampleLoss(program, device="cpu", seed=self._spec.seed, precision=self._spec.precision)
+        loss = SampleLoss(
+            program, device="cpu", seed=self._spec.seed, precision=self._spec.precision, moving=self._spec.moving
+        )
         try:
             loss(self._samples(0), (0, 0))
         except ChangedError as error:
@@ -250,7 +262,7 @@ class _Checks:
         seed_all(hash((self._spec.seed, 0, place)) & 0x7FFFFFFF)
         batch = program.batch(list(samples))
         with cast("cpu", self._spec.precision), same_rows():
-            parts = parted(program.loss(program.model, batch))
+            parts = parted(program.loss(program.model, batch, **clock_of(program.loss)(step=0, epoch=0)))
         return parts._replace(loss=checked(parts.loss))
 
     def _gradients(self, program: Program, samples: Sequence[int], place: int) -> tuple[list[Any], float | None]:
@@ -305,6 +317,67 @@ def same_rows() -> contextlib.AbstractContextManager[Any]:
                 return drawn.copy_(row.expand_as(drawn)) if not drawn.requires_grad else drawn
 
     return SameRows()
+
+
+# --- buffers that change
+
+
+def moving_buffers(program: Program, *, batch: int, seed: int, precision: str, timeout_s: float) -> list[str]:
+    """Return the names of the buffers that a forward pass in training mode changes, found in a copy of this process.
+
+    Where the copy fails, those of modules that track running statistics: the workers' own checks find the others.
+
+    Parameters
+    ----------
+    program : Program
+        As the user gave it.
+    batch : int
+        Samples of the forward pass.
+    seed, precision, timeout_s
+        Of the job; longest time of the copy, in seconds.
+    """
+    modules = dict(program.model.named_modules())
+    if not any(module._buffers for module in modules.values()):
+        return []
+
+    def changed() -> Proof:
+        import torch
+
+        torch.set_num_threads(1)
+        program.train()
+        guard = ForwardGuard(program.model)
+        everything = {name for name, _ in program.model.named_buffers()}
+        loss = SampleLoss(program, device="cpu", seed=seed, precision=precision, moving=everything)
+        loss(list(range(batch)), (0, 0))
+        return Proof(json.dumps(guard.changed()))
+
+    found = in_a_copy(changed, timeout_s=min(MOST_S, timeout_s)).summary
+    looked = found.startswith("[")
+    names = set(json.loads(found)) if looked else set()
+    for name, module in modules.items():  # one of a module's statistics may have the same value by chance
+        keys = {f"{name}.{key}" if name else key for key in module._buffers}
+        if getattr(module, "track_running_stats", False) and (keys & names if looked else module.training):
+            names |= keys
+    return [name for name, buffer in program.model.named_buffers() if name in names and buffer is not None]
+
+
+def buffer_shapes(
+    model: Any, names: Sequence[str], *, per_shard: Sequence[str], n_shards: int
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Return name and shape of buffers in the flat vector: those of each shard have a row for each.
+
+    Raises
+    ------
+    InputError
+        If the model has no buffer of a name in `per_shard`.
+    """
+    known = dict(model.named_buffers())
+    for name in per_shard:
+        if name not in known:
+            raise unknown("buffer", name, known)
+    own = set(per_shard)
+    wanted = [name for name in known if name in own or name in names]
+    return [(name, ((n_shards,) if name in own else ()) + tuple(known[name].shape)) for name in wanted]
 
 
 # --- a copy of this process

@@ -292,6 +292,12 @@ class Spec(Struct):
         Whether updates have a schedule, a limit of gradients, or are a function of one's own: the file `UPDATE`.
     precision : str
         "float32", or "bf16": the forward pass under `torch.autocast`.
+    n_buffers : int
+        How many of `params`, at the end, are buffers that the forward pass changes.
+    per_shard : tuple of str
+        Those of which each logical shard has its own.
+    clip_norm : float
+        Limit of the norm of the whole gradient; 0: none.
     variables : tuple
         Name and value of the environment variables that decide about numerics, for members on all hosts.
     """
@@ -320,6 +326,9 @@ class Spec(Struct):
     partition: Text = BLOCKS
     has_rule: bool = False
     precision: Text = FLOAT32
+    n_buffers: Count = 0
+    per_shard: tuple[Text, ...] = ()
+    clip_norm: Number = 0.0
     variables: tuple[tuple[Text, Text], ...] = ()
 
     @property
@@ -334,7 +343,16 @@ class Spec(Struct):
     @property
     def layout(self) -> Layout:
         """Positions of parameters and blocks in the flat vector."""
-        return Layout(tuple(Param(*param) for param in self.params), self.extents)
+        return Layout(tuple(Param(*param) for param in self.params), self.extents, self.n_buffers)
+
+    @property
+    def moving(self) -> frozenset[str]:
+        """Names of the buffers that the forward pass changes."""
+        return frozenset(p.name for p in self.layout.buffers)
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch in which a step begins."""
+        return step * self.batch // max(self.n_samples, 1)
 
     def checkpoints(self, folder: Path) -> Checkpoints:
         """Return the checkpoints of the job in this folder."""

@@ -52,6 +52,10 @@ class FrameKind(IntEnum):
     """s to w: `ReplicasReady`, the answer to AWAIT_REPLICAS."""
     PUSH_REPLICA = 25
     """w to s: as PUSH, to a server with a replica; it keeps gradients that come before the block."""
+    BLOCK_NORMS = 26
+    """s to w: `BlockNorms`: a block has all gradients of a version, and waits for the norm of the whole gradient."""
+    WHOLE_NORM = 27
+    """w to s, s to w: `WholeNorm` of a version."""
     ORDER = 32
     """c to w and s: one of `orders.Order`; c to l: one of `launchers.LauncherOrder`."""
     REPORT = 33
