@@ -156,6 +156,12 @@ def train(
     clip_value: Annotated[
         float | None, typer.Option(help="Clip each element of the gradient to this absolute value.", show_default=False)
     ] = None,
+    clip_norm: Annotated[
+        float | None, typer.Option(help="Clip the norm of the whole gradient to this value.", show_default=False)
+    ] = None,
+    loaders: Annotated[
+        int, typer.Option(help="Processes of each worker that load samples ahead.", min=0, metavar="INTEGER")
+    ] = 0,
     precision: Annotated[
         str, typer.Option(help="Precision: float32, or bf16 (forward pass under torch.autocast).")
     ] = "float32",
@@ -220,7 +226,7 @@ def train(
         "lr": lr, "standby": standby, "restarts": restarts, "restarts_within_s": restarts_within_s, "lease_s": lease_s,
         "start_s": start_s, "patience_s": patience_s, "on_nan": on_nan, "network": network, "ports": ports_of(ports),
         "addresses": [each.strip() for each in addresses.split(",") if each], "clip_value": clip_value,
-        "precision": precision,
+        "precision": precision, "clip_norm": clip_norm, "loaders": loaders,
     }  # fmt: skip
     arguments = arguments_of(training, how, typed=typed)
     validate = validation_of(

@@ -37,6 +37,7 @@ from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of
 from labkit.elastic.controller.replication import check_standby
 from labkit.elastic.controller_supervisor import AttachedController, controller_pid, is_over
 from labkit.elastic.job import Job
+from labkit.elastic.loading import Loading
 from labkit.elastic.models.sizes import whole
 from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.launchers import numeric_variables
@@ -73,7 +74,9 @@ def start(
     loss: Callable[[nn.Module, Any], Any],
     *,
     steps: int,
-    batch: int = 64,
+    batch: int | None = None,
+    shuffle: bool = True,
+    loaders: int = 0,
     workers: int = 2,
     servers: int = 2,
     most_servers: int = 0,
@@ -120,15 +123,20 @@ def start(
     model : Module
         Model to train; all parameters that need gradients must be float32.
     data : object
-        Dataset: `len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample.
+        Dataset: `len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample. Or a DataLoader: its
+        dataset, batch size, collate_fn and sampler count, and `num_workers` as `loaders`.
     loss : callable
-        Takes (model, batch), and returns a scalar tensor, the mean over the batch; or (sum, weight) where that is a
+        Takes (model, batch), and `step` and `epoch` if it has arguments of these names. It returns a scalar tensor, the mean over the batch; or (sum, weight) where that is a
         sum of losses divided by a sum of weights, such as class weights or tokens that count. Metrics by name may come
         last, each a number or a scalar tensor, the mean over the batch; events `metrics` have them.
     steps : int
         Updates of the parameters, by all workers together.
-    batch : int
-        Samples of an update, for any number of workers.
+    batch : int, optional
+        Samples of an update, for any number of workers. Default: 64, or that of the DataLoader.
+    shuffle : bool
+        False: samples come in the order of the data; of a DataLoader its sampler decides.
+    loaders : int
+        Processes of each worker that load samples ahead of synchronous training; 0: loading and computing take turns.
     workers, servers : int
         Numbers at the beginning.
     most_servers : int
@@ -221,8 +229,10 @@ def start(
     InputError
         If an argument is invalid, or a job runs in the folder; nothing has been started then.
     """
+    loading = Loading.of(data, batch=batch, shuffle=shuffle, loaders=whole("loaders", loaders), default=64)
+    data, shuffle, loaders = loading.data, loading.shuffle, loading.loaders
     steps, batch, workers, servers, most_servers, shards, seed, save_every = checked_counts(
-        steps=steps, batch=batch, workers=workers, servers=servers, most_servers=most_servers, shards=shards, seed=seed,
+        steps=steps, batch=loading.batch, workers=workers, servers=servers, most_servers=most_servers, shards=shards, seed=seed,
         save_every=save_every,
     )  # fmt: skip
     check_seconds(
@@ -261,7 +271,8 @@ def start(
         start_s=start_s, patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(data), reach=reach,
         sites=tuple(places), on_nan=on_nan, paths=tuple(module_paths()), partition=partition,
         loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s), has_rule=bool(rule),
-        precision=precision, n_buffers=cut.n_buffers, per_shard=tuple(per_shard), clip_norm=norm, variables=tuple(numeric_variables(os.environ).items()),
+        precision=precision, n_buffers=cut.n_buffers, per_shard=tuple(per_shard), clip_norm=norm,
+        shuffle=shuffle, loaders=loaders, variables=tuple(numeric_variables(os.environ).items()),
         **({} if network == NetworkMode.LOCAL else {"scheme": Scheme(network)}),
     )  # fmt: skip
     config = JobConfig(

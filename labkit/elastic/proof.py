@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from labkit.core.errors import InputError, unknown
 from labkit.elastic.controller.losses import NotFiniteError
+from labkit.elastic.loading import Samples
 from labkit.elastic.process.local_members import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
 from labkit.elastic.protocol.program import FLOAT32, Program
-from labkit.elastic.shards import samples_of
 from labkit.elastic.worker.forward import (
     ChangedError,
     ForwardGuard,
@@ -121,6 +121,7 @@ class _Checks:
         self._spec, self._given, self._pickled = spec, program, pickled
         self._n_shards = spec.n_shards if spec.sync else 1
         self._noisy = False
+        self._order: Samples | None = None
 
     def run(self) -> Proof:
         """Return the report of all checks; the first difference ends them."""
@@ -251,12 +252,9 @@ class _Checks:
     # --- gradients
 
     def _samples(self, *leaves: int) -> list[int]:
-        spec = self._spec
-        samples = [
-            samples_of(0, leaf, n_samples=spec.n_samples, batch=spec.batch, n_shards=self._n_shards, seed=spec.seed)
-            for leaf in leaves
-        ]
-        return [int(i) for part in samples for i in part]
+        if self._order is None:
+            self._order = Samples((self._given or Program.read(self._pickled)).data, self._spec)
+        return [i for leaf in leaves for i in self._order.of(0, leaf, n_shards=self._n_shards)]
 
     def _loss(self, program: Program, samples: Sequence[int], place: int) -> LossParts:
         seed_all(hash((self._spec.seed, 0, place)) & 0x7FFFFFFF)
@@ -307,7 +305,8 @@ def same_rows() -> contextlib.AbstractContextManager[Any]:
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             drawn = function(*args, **(kwargs or {}))
-            if function not in drawing or not drawn.ndim or not drawn.is_floating_point():
+            own = (kwargs or {}).get("generator") is not None  # of the program: it draws the same again
+            if own or function not in drawing or not drawn.ndim or not drawn.is_floating_point():
                 return drawn
             self.n += 1
             row = torch.empty(drawn.shape[1:], dtype=drawn.dtype)
@@ -349,16 +348,20 @@ def moving_buffers(program: Program, *, batch: int, seed: int, precision: str, t
         everything = {name for name, _ in program.model.named_buffers()}
         loss = SampleLoss(program, device="cpu", seed=seed, precision=precision, moving=everything)
         loss(list(range(batch)), (0, 0))
-        return Proof(json.dumps(guard.changed()))
+        return Proof(json.dumps([*guard.changed(), *tracked()]))
+
+    def tracked() -> list[str]:
+        """Return the running statistics of modules in training mode: another step may change them."""
+        return [
+            f"{name}.{key}" if name else key
+            for name, module in modules.items()
+            for key in module._buffers
+            if getattr(module, "track_running_stats", False) and module.training
+        ]
 
     found = in_a_copy(changed, timeout_s=min(MOST_S, timeout_s)).summary
-    looked = found.startswith("[")
-    names = set(json.loads(found)) if looked else set()
-    for name, module in modules.items():  # one of a module's statistics may have the same value by chance
-        keys = {f"{name}.{key}" if name else key for key in module._buffers}
-        if getattr(module, "track_running_stats", False) and (keys & names if looked else module.training):
-            names |= keys
-    return [name for name, buffer in program.model.named_buffers() if name in names and buffer is not None]
+    names = set(json.loads(found) if found.startswith("[") else tracked())
+    return [name for name, _ in program.model.named_buffers() if name in names]
 
 
 def buffer_shapes(

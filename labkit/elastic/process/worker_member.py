@@ -66,6 +66,7 @@ class WorkerMember(MemberProcess):
     def __init__(self, folder: Path, name: str, site: str = "", device: str = "") -> None:
         import torch
 
+        from labkit.elastic.loading import Loader, Samples
         from labkit.elastic.protocol.program import Program, find_modules
         from labkit.elastic.worker.forward import SampleLoss
         from labkit.elastic.worker.push_pull import FromServers
@@ -85,6 +86,10 @@ class WorkerMember(MemberProcess):
             self.program, device=self.device, seed=self.spec.seed, precision=self.spec.precision,
             moving=self.spec.moving,
         )  # fmt: skip
+        self._samples = Samples(self.program.data, self.spec)
+        self._loader = Loader(
+            self.program, self._samples.of, self._forward.seed_at, self.spec.loaders, self.spec.n_steps
+        ) if self.spec.loaders and self.spec.sync else None  # fmt: skip
         self.worker = self._make_worker(number)
         self._handler = FromServers(self.worker, ended=self.server_closed, exhausted=self.exhausted)
 
@@ -124,20 +129,14 @@ class WorkerMember(MemberProcess):
 
     def _loss(self, step: int, leaf: int) -> Any:
         """Return the loss of one logical shard; what a model draws depends on seed, step and shard alone."""
-        from labkit.elastic.shards import samples_of
-
-        spec = self.spec
-        samples = samples_of(
-            step, leaf, n_samples=spec.n_samples, batch=spec.batch, n_shards=spec.n_shards, seed=spec.seed
-        )
-        return self._forward(samples.tolist(), (step, leaf), step=step, epoch=spec.epoch_of(step))
+        samples = [] if self._loader is not None else self._samples.of(step, leaf)
+        epoch = self.spec.epoch_of(step)
+        return self._forward(samples, (step, leaf), step=step, epoch=epoch, loader=self._loader)
 
     def _loss_between(self, epoch: int, start: int, end: int) -> Any:
         """Return the loss of positions start to end of the order of an epoch."""
-        from labkit.elastic.shards import samples_between
-
         self._follow_cores()
-        samples = samples_between(start, end, n_samples=self.spec.n_samples, seed=self.spec.seed, epoch=epoch)
+        samples = self._samples.between(start, end, epoch)
         loss = self._forward(samples.tolist(), (epoch, start), step=self.worker.version, epoch=epoch)
         return loss / self._forward.weight if self._forward.weight else loss
 

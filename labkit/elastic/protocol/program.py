@@ -195,8 +195,8 @@ def check_data(data: Any) -> None:
 
     if isinstance(data, DataLoader):
         raise InputError(
-            "data is a DataLoader; give its dataset (loader.dataset), and batch= here: the order of samples and their "
-            "batches are the job's, and a collate_fn belongs into the dataset's fetch(indices)."
+            "data is a DataLoader; expected its dataset here (loader.dataset): start(data=loader) takes it whole, with "
+            "its batch size, sampler and collate_fn."
         )
     if isinstance(data, IterableDataset):
         raise InputError(
@@ -298,6 +298,10 @@ class Spec(Struct):
         Those of which each logical shard has its own.
     clip_norm : float
         Limit of the norm of the whole gradient; 0: none.
+    shuffle : bool
+        False: samples come in the order of the data.
+    loaders : int
+        Processes of each worker that load samples ahead; 0: none.
     variables : tuple
         Name and value of the environment variables that decide about numerics, for members on all hosts.
     """
@@ -329,6 +333,8 @@ class Spec(Struct):
     n_buffers: Count = 0
     per_shard: tuple[Text, ...] = ()
     clip_norm: Number = 0.0
+    shuffle: bool = True
+    loaders: Count = 0
     variables: tuple[tuple[Text, Text], ...] = ()
 
     @property
@@ -367,7 +373,8 @@ class Spec(Struct):
     @property
     def training(self) -> dict[str, int]:
         """Numbers that decide which samples a step takes, and the order in which their gradients are summed."""
-        return {"seed": self.seed, "batch": self.batch, "n_shards": self.n_shards, "n_samples": self.n_samples}
+        numbers = {"seed": self.seed, "batch": self.batch, "n_shards": self.n_shards, "n_samples": self.n_samples}
+        return numbers if self.shuffle else {**numbers, "shuffle": 0}
 
     def files_of(self, role: str) -> tuple[str, ...]:
         """Return the names of the files that a member needs."""

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from labkit.core.errors import InputError
+from labkit.elastic.loading import set_states
 from labkit.elastic.protocol.program import FLOAT32
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from labkit.elastic.loading import Loader
     from labkit.elastic.protocol.program import Program
 
 
@@ -178,19 +180,31 @@ class SampleLoss:
         self.metrics: dict[str, float] = {}
         self.weight: float | None = None
 
-    def __call__(self, samples: list[int], place: tuple[int, int], *, step: int = 0, epoch: int = 0) -> Tensor:
+    def seed_at(self, place: tuple[int, int]) -> None:
+        """Seed the random generators: what is drawn then depends on the job's seed and `place` only."""
+        seed_all(hash((self._seed, *place)) & 0x7FFFFFFF)
+
+    def __call__(
+        self, samples: list[int], place: tuple[int, int], *, step: int = 0, epoch: int = 0, loader: Loader | None = None
+    ) -> Tensor:
         """Return the loss of samples; random numbers in data and model depend on the job's seed and `place` only.
 
-        A loss function that has arguments named `step` and `epoch` gets them.
+        A loss function that has arguments named `step` and `epoch` gets them. With `loader` it has the samples.
 
         Raises
         ------
         InputError
             If the loss is not a scalar with a gradient, or the forward pass has changed the model.
         """
-        seed_all(hash((self._seed, *place)) & 0x7FFFFFFF)
+        states = None
+        if loader is not None:
+            batch, states = loader.get(place)
+        self.seed_at(place)
         self._constant.begin()
-        batch = self._program.batch(samples)
+        if loader is None:
+            batch = self._program.batch(samples)
+        elif states is not None:
+            set_states(states)
         if self._device != "cpu":
             batch = moved(batch, self._device)
         with cast(self._device, self._precision):
