@@ -1,8 +1,7 @@
 """Twenty training scripts in the manner of well-known ones: does each train as its author meant it?
 
 The scripts are of ours, small, with samples made here. Each is trained by `labkit.elastic` and by a plain loop of torch
-that has never heard of servers (`plain`), with the same samples. To add one, write a file in `scripts` as `labkit train`
-takes it.
+that knows no servers (`plain`), with the same samples. To add one, write a file in `scripts`, as for `labkit train`.
 
 python -m benchmarks.ports [NAME ...] [--steps 100] [--faults] [--json FILE]
 """
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.ports.faults import Slow, disturbed
 from labkit.core.errors import LabkitError
 from labkit.elastic import start
 from labkit.elastic.loading import Loading, Samples
@@ -25,6 +25,8 @@ from labkit.elastic.protocol.program import Program, Spec
 from labkit.elastic.worker.forward import clock_of, parted, seed_all
 from labkit.experiment.own_training import OwnTraining, arguments_of, read_training
 
+KILLS = 10
+"""Kills of a job with faults."""
 SCRIPTS = Path(__file__).parent / "scripts"
 NAMES = (
     "mnist", "vae", "dcgan", "word_language_model", "nanogpt", "siamese", "super_resolution", "time_sequence",
@@ -62,10 +64,16 @@ class Port:
         options = {"shards": 8, **arguments_of(training, {}, typed=())}
         return cls(training, options if shards is None else {**options, "shards": shards})
 
-    def job(self, steps: int, workers: int) -> Any:
-        """Return a job that trains it."""
-        options = {"servers": 2, **self.options}
-        return start(self.training.model, self.training.data, self.training.loss, steps=steps, workers=workers, **options)
+    def job(self, steps: int, workers: int, *, faults: bool = False) -> Any:
+        """Return a job that trains it; with `faults` slowly, and with checkpoints."""
+        options, data = {"servers": 2, **self.options}, self.training.data
+        if faults:
+            loading = Loading.of(
+                data, batch=options.get("batch"), shuffle=options.get("shuffle", True), loaders=0, default=64
+            )
+            options |= {"batch": loading.batch, "shuffle": loading.shuffle, "save_every": 20, "restarts": 50}
+            data = Slow(loading)
+        return start(self.training.model, data, self.training.loss, steps=steps, workers=workers, **options)
 
 
 # --- the same in plain torch
@@ -74,9 +82,9 @@ class Port:
 def plain(port: Port, steps: int) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Train in a loop of torch, with micro-batches where the batch has shards; return state and losses.
 
-    Micro-batches begin with the buffers of the step, which become their mean; a buffer `per_shard` goes on from its own.
-    Gradients and losses are added in pairs, pairs of pairs and so on: another order rounds otherwise, and a deep network
-    with BatchNorm makes much of that within a hundred steps.
+    Micro-batches begin with the buffers of the step, which become their mean; a buffer `per_shard` goes on from its
+    own. Gradients and losses are added in pairs, pairs of pairs and so on: another order rounds otherwise, and a deep
+    network with BatchNorm makes much of that within a hundred steps.
     """
     options, model, loss = port.options, port.training.model, port.training.loss
     n = options["shards"]
@@ -219,12 +227,16 @@ class Outcome:
         if self.refused:
             return f"| {self.name} | refused: {self.refused} | | |"
         alone = "-" if self.alone is None else "equal bits" if not any(self.alone) else f"{max(self.alone):.1e}"
-        sharded = "one shard by its nature" if self.sharded is None else f"{max(self.sharded):.1e} ({self.shards} shards)"
+        sharded = (
+            "one shard by its nature" if self.sharded is None else f"{max(self.sharded):.1e} ({self.shards} shards)"
+        )
         equal = "-" if self.equal is None else "equal bits" if self.equal else "**differ**"
         return f"| {self.name} | {alone} | {sharded} | {equal} |"
 
 
-HEAD = "| script | one shard, from plain torch | several shards, from plain torch | 1 and 3 workers |\n|---|---|---|---|"
+HEAD = (
+    "| script | one shard, from plain torch | several shards, from plain torch | 1 and 3 workers |\n|---|---|---|---|"
+)
 
 
 def compared(name: str, *, steps: int, faults: bool = False) -> Outcome:
@@ -245,13 +257,11 @@ def compared(name: str, *, steps: int, faults: bool = False) -> Outcome:
 def _differences(
     name: str, steps: int, shards: int, *, workers: Sequence[int], faults: bool = False
 ) -> tuple[tuple[float, float], bool]:
-    from benchmarks.ports.faults import disturbed
-
     digests, found = set(), (0.0, 0.0)
     for n in workers:
-        with Port.read(name, shards=shards).job(steps, n) as job:
+        with Port.read(name, shards=shards).job(steps, n, faults=faults and n > 1) as job:
             if faults and n > 1:
-                disturbed(job, steps)
+                print(f"{name}: {', '.join(disturbed(job, steps, kills=KILLS))}", file=sys.stderr, flush=True)
             result = job.wait()
         digests.add(result.digest)
         if n == workers[0]:

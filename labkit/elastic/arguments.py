@@ -161,7 +161,9 @@ def checked_update(
     rule.check(n_steps=n_steps)
     if rule.torch is not None:
         if options:
-            raise InputError(f"{sorted(options)[0]} beside an optimizer of torch; expected such options in the optimizer.")
+            raise InputError(
+                f"{sorted(options)[0]} beside an optimizer of torch; expected such options in the optimizer."
+            )
         return rule.torch.described.name, rule.torch.described.options
     if not isinstance(chosen, OwnUpdate):
         check_optimizer(chosen, options, arguments=arguments)

@@ -126,9 +126,10 @@ def start(
         Dataset: `len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample. Or a DataLoader: its
         dataset, batch size, collate_fn and sampler count, and `num_workers` as `loaders`.
     loss : callable
-        Takes (model, batch), and `step` and `epoch` if it has arguments of these names. It returns a scalar tensor, the mean over the batch; or (sum, weight) where that is a
-        sum of losses divided by a sum of weights, such as class weights or tokens that count. Metrics by name may come
-        last, each a number or a scalar tensor, the mean over the batch; events `metrics` have them.
+        Takes (model, batch), and `step` and `epoch` if it has arguments of these names. It returns a scalar tensor, the
+        mean over the batch; or (sum, weight) where that is a sum of losses divided by a sum of weights, such as class
+        weights or tokens that count. Metrics by name may come last, each a number or a scalar tensor, the mean over the
+        batch; events `metrics` have them.
     steps : int
         Updates of the parameters, by all workers together.
     batch : int, optional
@@ -232,8 +233,8 @@ def start(
     loading = Loading.of(data, batch=batch, shuffle=shuffle, loaders=whole("loaders", loaders), default=64)
     data, shuffle, loaders = loading.data, loading.shuffle, loading.loaders
     steps, batch, workers, servers, most_servers, shards, seed, save_every = checked_counts(
-        steps=steps, batch=loading.batch, workers=workers, servers=servers, most_servers=most_servers, shards=shards, seed=seed,
-        save_every=save_every,
+        steps=steps, batch=loading.batch, workers=workers, servers=servers, most_servers=most_servers, shards=shards,
+        seed=seed, save_every=save_every,
     )  # fmt: skip
     check_seconds(
         lease_s=lease_s, start_s=start_s, patience_s=patience_s, loads_every_s=loads_every_s,
@@ -242,7 +243,9 @@ def start(
     check_words(on_nan=on_nan, resume=resume, partition=partition, precision=precision, proof=proof)
     check_variables()
     program = _with_state(Program(model, data, loss), state)
-    rule = _rule(optimizer, program, schedule=schedule, clip_value=clip_value, scheduler=scheduler, every=scheduler_every)
+    rule = _rule(
+        optimizer, program, schedule=schedule, clip_value=clip_value, scheduler=scheduler, every=scheduler_every
+    )
     known = signature(start).parameters
     optimizer, options = checked_update(optimizer, options, rule=rule, n_steps=steps, arguments=known)
     folder = checked_folder(folder)
@@ -310,7 +313,9 @@ def _rule(
             raise InputError("scheduler= goes with an optimizer of torch; expected schedule=, a function of the step.")
         return UpdateRule(own, schedule, clip_value)
     check_model(program.model)
-    made = recipes(optimizer, program.model, scheduler=scheduler, every=whole("scheduler_every", every), schedule=schedule)
+    made = recipes(
+        optimizer, program.model, scheduler=scheduler, every=whole("scheduler_every", every), schedule=schedule
+    )
     return UpdateRule(None, schedule, clip_value, made)
 
 
@@ -319,7 +324,8 @@ def _kept_cut(folder: Path, cut: Layout) -> Layout:
     kept = kept_cut(folder, cut)
     if kept.cuts_a_parameter() and not cut.cuts_a_parameter():
         raise InputError(
-            f"the checkpoints of {folder} cut parameters into blocks, and clip_norm needs whole ones; give another folder."
+            f"the checkpoints of {folder} cut parameters into blocks, and clip_norm needs whole ones; give another "
+            "folder."
         )
     return kept
 

@@ -150,8 +150,8 @@ class Loading:
             return cls(data, default if batch is None else batch, shuffle, loaders)
         if isinstance(data.dataset, IterableDataset):
             raise InputError(
-                "the DataLoader's dataset is an IterableDataset, which has an order of its own and no sample by number, "
-                "so no worker could load its shards alone; expected a map-style dataset: len(data), and data[i]."
+                "the DataLoader's dataset is an IterableDataset, which has no sample by number: no worker could load "
+                "its shards alone, or again after a fault; expected a map-style dataset: len(data), and data[i]."
             )
         if data.batch_size is None or type(data.batch_sampler).__name__ != "BatchSampler":
             raise InputError(
@@ -159,10 +159,11 @@ class Loading:
                 "a batch is cut into logical shards of one size."
             )
         if batch is not None and batch != data.batch_size:
-            raise InputError(f"batch is {batch}, and the DataLoader's batch_size {data.batch_size}; expected one of them.")
-        sampler = data.sampler
+            raise InputError(f"batch is {batch}, the DataLoader's batch_size {data.batch_size}; expected one of them.")
+        sampler: Any = data.sampler
         plain = type(sampler) is SequentialSampler
-        usual = plain or (type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(data.dataset))
+        random_once = isinstance(sampler, RandomSampler) and not sampler.replacement
+        usual = plain or (random_once and len(sampler) == len(sampler.data_source))
         return cls(
             LoaderData(data.dataset, data.collate_fn, None if usual else sampler), data.batch_size,
             shuffle and not plain, max(loaders, data.num_workers),
@@ -229,7 +230,7 @@ class Loader:
         self._next[:] = [place]
         if self._made is None:
             self._made = DataLoader(
-                _Places(self), batch_size=None, sampler=_Upcoming(self), num_workers=self.n, prefetch_factor=AHEAD,
+                _places(self), batch_size=None, sampler=_Upcoming(self), num_workers=self.n, prefetch_factor=AHEAD,
                 persistent_workers=True, worker_init_fn=be_loader,
             )  # fmt: skip
         return iter(self._made)
@@ -251,14 +252,15 @@ class Loader:
         return batch, None if same_states(before, after) else after
 
 
-class _Places:
-    """A dataset whose samples are the batches of logical shards."""
+def _places(loader: Loader) -> Any:
+    """Return a dataset of torch whose samples are the batches of logical shards."""
+    from torch.utils.data import Dataset
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    class Places(Dataset[Any]):
+        def __getitem__(self, place: Place) -> tuple[Place, tuple[Any, Any]]:
+            return place, loader.load(place)
 
-    def __getitem__(self, place: Place) -> tuple[Place, tuple[Any, Any]]:
-        return place, self._loader.load(place)
+    return Places()
 
 
 class _Upcoming:

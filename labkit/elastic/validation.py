@@ -288,7 +288,9 @@ class Validator:
         began = time.perf_counter()
         model = state_of(self._set_aside_, version, self._program.model)
         try:
-            values = self._validation.measured(self._program, model, self._spec.precision, over=self._cancelled, step=version)
+            values = self._validation.measured(
+                self._program, model, self._spec.precision, over=self._cancelled, step=version
+            )
         except ValidationError as error:
             raise ValidationError(f"step {version}: {error}") from error
         if self._cancelled.is_set():

@@ -59,7 +59,7 @@ class ServerMember(MemberProcess):
         self.endpoints.reserve()
 
     def _rule(self) -> UpdateRule:
-        """Return what the job adds to its optimizer; one of torch computes with one thread, as in a loop of one's own."""
+        """Return what the job adds to its optimizer; torch computes with one thread, as in workers."""
         from labkit.elastic.protocol.program import find_modules
         from labkit.elastic.server.optimizers import TORCH
         from labkit.elastic.server.update_rule import UpdateRule

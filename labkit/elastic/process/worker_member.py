@@ -114,8 +114,13 @@ class WorkerMember(MemberProcess):
                 weight_of=lambda: self._forward.weight, n_normed=n_normed, **common,
             )  # fmt: skip
         return AsyncWorker(
-            flat, loss_of=self._loss_between, batch=spec.batch, number=number, lease_s=spec.lease_s,
-            clip_norm=spec.clip_norm, **common,
+            flat,
+            loss_of=self._loss_between,
+            batch=spec.batch,
+            number=number,
+            lease_s=spec.lease_s,
+            clip_norm=spec.clip_norm,
+            **common,
         )
 
     def _channel(self, server: str) -> Channel:

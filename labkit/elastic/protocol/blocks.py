@@ -237,7 +237,8 @@ def layout(
     if ends[-1] > n:
         extents += tuple((n + first, size) for first, size in _cut(ends[-1] - n, most))
     params = tuple(
-        Param(name, first, shape) for (name, shape), first in zip([*named, *buffers], [*starts[:-1], *ends], strict=False)
+        Param(name, first, shape)
+        for (name, shape), first in zip([*named, *buffers], [*starts[:-1], *ends], strict=False)
     )
     return Layout(params, extents, n_buffers=len(buffers))
 
@@ -424,35 +425,32 @@ class MovingBuffers:
 
     def __init__(self, model: nn.Module, cut: Layout) -> None:
         modules = dict(model.named_modules())
-        self._rows: list[tuple[nn.Module, str, int, int, int]] = []
+        self._rows: list[tuple[dict[str, Any], str, int, int, int]] = []
         for p in cut.buffers:
             owner, _, key = p.name.rpartition(".")
-            buffer = modules[owner]._buffers[key]
-            n = 0 if buffer is None else buffer.numel()
-            self._rows.append((modules[owner], key, p.first, n, p.n // n if n and len(p.shape) > buffer.dim() else 0))
+            buffers: dict[str, Any] = modules[owner]._buffers
+            n, own = buffers[key].numel(), len(p.shape) > buffers[key].dim()
+            self._rows.append((buffers, key, p.first, n, p.n // n if n and own else 0))
 
     def load(self, flat: Any, leaf: int = 0) -> None:
         """Set the buffers to their numbers in a flat vector, those of each shard to their numbers in row `leaf`."""
         import torch
 
         with torch.no_grad():
-            for module, key, first, n, n_rows in self._rows:
-                first += n * leaf if n_rows else 0
-                buffer = module._buffers[key]
-                assert buffer is not None
+            for buffers, key, start, n, n_rows in self._rows:
+                first, buffer = start + (n * leaf if n_rows else 0), buffers[key]
                 if buffer.requires_grad or buffer.numel() != n:
                     raise InputError(f"buffer '{key}' of the model has another shape now, or a gradient; detach() it.")
                 buffer.copy_(flat[first : first + n].view(buffer.shape))
 
     def store(self, flat: Any, leaf: int = 0) -> None:
         """Write the buffers into a flat vector; of one of each shard, row `leaf`, and zeros into the other rows."""
-        for module, key, first, n, n_rows in self._rows:
-            if n_rows:
-                flat[first : first + n * n_rows].zero_()
-                first += n * leaf
-            flat[first : first + n].copy_(module._buffers[key].detach().reshape(-1))
+        for buffers, key, start, n, n_rows in self._rows:
+            flat[start : start + n * n_rows].zero_()
+            first = start + (n * leaf if n_rows else 0)
+            flat[first : first + n].copy_(buffers[key].detach().reshape(-1))
 
     def store_all(self, flat: Any) -> None:
         """Write the buffers into a flat vector, the same into all rows of one of each shard."""
-        for module, key, first, n, n_rows in self._rows:
-            flat[first : first + n * max(n_rows, 1)].view(-1, n).copy_(module._buffers[key].detach().reshape(1, -1))
+        for buffers, key, first, n, n_rows in self._rows:
+            flat[first : first + n * max(n_rows, 1)].view(-1, n).copy_(buffers[key].detach().reshape(1, -1))

@@ -265,8 +265,7 @@ class Block:
             self._update(grad, optimizer, scale=scale, plus=plus)
             return Pushed.APPLIED
         self.held = mean_gradient(grad, plus, scale)
-        for part in (grad,) if plus is None else (grad, plus):
-            self._free(part)
+        self._free_halves(grad, plus)
         return Pushed.HELD
 
     def release(self, optimizer: Updates) -> None:
@@ -322,6 +321,9 @@ class Block:
     def _update(self, grad: Vector, optimizer: Updates, *, scale: float = 1.0, plus: Vector | None = None) -> None:
         self.version += 1
         optimizer.apply(self.params, grad, self.state, step=self.version, scale=scale, plus=plus)
+        self._free_halves(grad, plus)
+
+    def _free_halves(self, grad: Vector, plus: Vector | None) -> None:
         self._free(grad)
         if plus is not None:
             self._free(plus)

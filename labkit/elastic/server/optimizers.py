@@ -458,7 +458,7 @@ class TorchOptimizer:
         """Return state vectors of 0."""
         return {name: np.zeros(n, np.float32) for name in self.state}
 
-    def apply(self, param: Any, grad: Any, state: Mapping[str, Any], **how: Any) -> None:
+    def apply(self, *_: Any, **__: Any) -> None:
         """Raise UpdateError: the update of a block is `TorchUpdates.of_block`."""
         raise UpdateError("an optimizer of torch was asked for an update without its block.")
 

@@ -178,9 +178,11 @@ class Rates:
         updates = self._updates
         if not updates.schedulers:
             factor = 1.0 if updates.schedule is None else factor_of(updates.schedule, step - 1)
-            return list(updates.options) if updates.schedule is None else [
-                [{**group, "lr": group["lr"] * factor} for group in groups] for groups in updates.options
-            ]
+            return (
+                list(updates.options)
+                if updates.schedule is None
+                else [[{**group, "lr": group["lr"] * factor} for group in groups] for groups in updates.options]
+            )
         n = (step - 1) // updates.every
         with self._lock:
             if n not in self._kept:
@@ -199,7 +201,10 @@ class Rates:
                     scheduler.step()
                 self._n += 1
         self._kept[n] = [
-            [{name: value for name, value in group.items() if name != "params"} for group in scheduler.optimizer.param_groups]
+            [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in scheduler.optimizer.param_groups
+            ]
             for scheduler in self._made
         ]
         for old in sorted(self._kept)[:-HYPER_KEPT]:
@@ -239,11 +244,11 @@ class BlockUpdates:
         if not places:
             return
         gradient = mean_gradient(grad, plus, scale)
-        params = {p.name: _parameter(p, param[first : first + p.n], gradient[first : first + p.n]) for p, first in places}
-        chosen = recipe.over(params, self._rates.at(step)[turn])
-        parts = {
-            p.name: {name: vector[first : first + p.n] for name, vector in state.items()} for p, first in places
+        params = {
+            p.name: _parameter(p, param[first : first + p.n], gradient[first : first + p.n]) for p, first in places
         }
+        chosen = recipe.over(params, self._rates.at(step)[turn])
+        parts = {p.name: {name: vector[first : first + p.n] for name, vector in state.items()} for p, first in places}
         if done := (step - 1) // len(self._recipes):
             for name, p in params.items():
                 chosen.state[p].update(recipe.remembered(name, parts[name], done))
@@ -268,7 +273,9 @@ def _parameter(p: Param, numbers: Vector, gradient: Vector) -> Any:
 # --- before a job starts
 
 
-def recipes(optimizer: Any, model: nn.Module, *, scheduler: Any = None, every: int = 1, schedule: Any = None) -> TorchUpdates:
+def recipes(
+    optimizer: Any, model: nn.Module, *, scheduler: Any = None, every: int = 1, schedule: Any = None
+) -> TorchUpdates:
     """Return what servers need of the optimizers of torch that a user gives.
 
     Parameters
@@ -296,7 +303,8 @@ def recipes(optimizer: Any, model: nn.Module, *, scheduler: Any = None, every: i
     names = {id(p): name for name, p in trained(model)}
     found = tuple(_recipe(each, names, model) for each in made)
     options = tuple(
-        [{name: value for name, value in group.items() if name != "params"} for group in each.param_groups] for each in made
+        [{name: value for name, value in group.items() if name != "params"} for group in each.param_groups]
+        for each in made
     )
     pickled = b""
     if scheduler is not None:
@@ -332,7 +340,9 @@ def _check_kind(optimizer: Any) -> None:
         )
     for kind in type(optimizer).__mro__:
         if kind.__name__ in WHOLE and kind.__module__.startswith("torch.optim"):
-            raise InputError(f"optimizer {type(optimizer).__name__} cannot be stepped on servers: {WHOLE[kind.__name__]}.")
+            raise InputError(
+                f"optimizer {type(optimizer).__name__} cannot be stepped on servers: {WHOLE[kind.__name__]}."
+            )
     if optimizer.state:
         raise InputError(
             f"optimizer {type(optimizer).__name__} has made updates already; expected a new one. A job goes on from "
@@ -347,7 +357,8 @@ def _recipe(optimizer: Optimizer, names: Mapping[int, str], model: nn.Module) ->
         for p in group["params"]:
             if id(p) not in known:
                 raise InputError(
-                    f"optimizer {type(optimizer).__name__} has a parameter of shape {tuple(p.shape)} that the model has not."
+                    f"optimizer {type(optimizer).__name__} has a parameter of shape {tuple(p.shape)} that the model "
+                    "has not."
                 )
         groups.append(tuple(names[id(p)] for p in group["params"] if id(p) in names))
     left_out = {"param_groups", "state", "step"}  # a scheduler has wrapped `step`
@@ -372,7 +383,8 @@ def _with_state(recipe: Recipe, optimizer: Optimizer, tensors: Mapping[str, Any]
                 chosen.step()
             except Exception as error:
                 raise InputError(
-                    f"optimizer {recipe.kind.__name__} cannot be stepped for '{name}' alone: {type(error).__name__}: {error}"
+                    f"optimizer {recipe.kind.__name__} cannot be stepped for '{name}' alone: {type(error).__name__}: "
+                    f"{error}"
                 ) from error
             for key, value in chosen.state[p].items():
                 rows[key].append(copy.deepcopy(value))
@@ -382,7 +394,9 @@ def _with_state(recipe: Recipe, optimizer: Optimizer, tensors: Mapping[str, Any]
 
 def _sorted_state(recipe: Recipe, seen: Mapping[str, Mapping[str, list[Any]]], tensors: Mapping[str, Any]) -> Recipe:
     keys = {key for rows in seen.values() for key in rows}
-    counts = {key: _kind(next(rows[key][0] for rows in seen.values() if key in rows)) for key in keys if _counts(key, seen)}
+    counts = {
+        key: _kind(next(rows[key][0] for rows in seen.values() if key in rows)) for key in keys if _counts(key, seen)
+    }
     kept = {
         name: {
             key: _kept(recipe.kind.__name__, key, values[-1], tensors[name].numel())
@@ -416,8 +430,8 @@ def _kept(kind: str, key: str, value: Any, n: int) -> Kept:
     kept = Kept(tuple(value.shape) if isinstance(value, torch.Tensor) else None, _kind(value))
     if kept.n > n:
         raise InputError(
-            f"optimizer {kind} remembers '{key}' of shape {kept.shape} for a parameter of {n} numbers; expected at most "
-            "as many."
+            f"optimizer {kind} remembers '{key}' of shape {kept.shape} for a parameter of {n} numbers; expected no "
+            "more numbers than the parameter has."
         )
     return kept
 
@@ -426,32 +440,36 @@ def _pickled(scheduler: Any, optimizers: Sequence[Any]) -> bytes:
     """Return schedulers pickled with their optimizers, which have parameters of one number each meanwhile."""
     import cloudpickle
     import torch
-    from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
     given = list(scheduler) if isinstance(scheduler, list | tuple) else [scheduler]
     if len(given) != len(optimizers):
         raise InputError(f"{len(given)} schedulers of {len(optimizers)} optimizers; expected one for each.")
     made = [_made("scheduler", each, own) for each, own in zip(given, optimizers, strict=True)]
     for each, own in zip(made, optimizers, strict=True):
-        if isinstance(each, ReduceLROnPlateau):
-            raise InputError(
-                "scheduler is a ReduceLROnPlateau, which needs a validation loss within training: servers would have to "
-                "wait for it. A schedule of the step, or Validation(patience=...), does not."
-            )
-        if not isinstance(each, LRScheduler) or getattr(each, "optimizer", None) is not own:
-            raise InputError(f"scheduler is a {type(each).__name__}; expected one of torch, of the job's optimizer.")
-    whole = [[group["params"] for group in own.param_groups] for own in optimizers]
+        _check_scheduler(each, own)
+    groups = [group for own in optimizers for group in own.param_groups]
+    whole = [group["params"] for group in groups]
     try:
-        for own in optimizers:
-            for group in own.param_groups:
-                group["params"] = [torch.nn.Parameter(torch.zeros(()))]
+        for group in groups:
+            group["params"] = [torch.nn.Parameter(torch.zeros(()))]
         return cloudpickle.dumps(made)  # type: ignore[no-any-return]
     except Exception as error:
         raise InputError(f"scheduler cannot be sent to other processes: {type(error).__name__}: {error}") from error
     finally:
-        for own, params in zip(optimizers, whole, strict=True):
-            for group, kept in zip(own.param_groups, params, strict=True):
-                group["params"] = kept
+        for group, params in zip(groups, whole, strict=True):
+            group["params"] = params
+
+
+def _check_scheduler(scheduler: Any, optimizer: Any) -> None:
+    from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise InputError(
+            "scheduler is a ReduceLROnPlateau, which needs a validation loss between two updates: servers would have "
+            "to wait for it. Expected a schedule of the step; Validation(patience=...) ends a job that gets no better."
+        )
+    if not isinstance(scheduler, LRScheduler) or getattr(scheduler, "optimizer", None) is not optimizer:
+        raise InputError(f"scheduler is a {type(scheduler).__name__}; expected one of torch, of the job's optimizer.")
 
 
 def _try(updates: TorchUpdates, optimizers: Sequence[Any], model: nn.Module) -> None:
@@ -483,9 +501,9 @@ def _try(updates: TorchUpdates, optimizers: Sequence[Any], model: nn.Module) -> 
         if not np.array_equal(vectors[p.name][0], params[p.name].detach().numpy().ravel(), equal_nan=True):
             kinds = " and ".join(type(each).__name__ for each in optimizers)
             raise InputError(
-                f"optimizer {kinds} updates '{p.name}' otherwise when it has that parameter alone, or after its state was "
-                "kept as float32: servers have some of the parameters each. Expected an update of each parameter by "
-                "itself, without random numbers."
+                f"optimizer {kinds} updates '{p.name}' otherwise when it has that parameter alone, or with its state "
+                "kept as float32: servers have some of the parameters each. Expected an update of each parameter by itself, "
+                "without random numbers."
             )
 
 
@@ -515,9 +533,7 @@ class Averaged:
 
     keeps_zeros: ClassVar[bool] = False
 
-    def apply(
-        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
-    ) -> None:
+    def apply(self, param: Any, grad: Any, state: Any, *, plus: Any = None, **_: Any) -> None:  # noqa: ARG002
         """See `labkit.elastic.server.block.Updates`."""
         np.multiply(mean_gradient(grad, plus, 1.0), self.factor, out=param)
 

@@ -183,7 +183,6 @@ def samples_of(
     size = batch // n_shards
     epoch, start = divmod(step * batch + leaf * size, n_samples)
 
-
     def keyed(start: int, end: int, epoch: int) -> NDArray[np.int64]:
         return samples_between(start, end, n_samples=n_samples, seed=seed, epoch=epoch)
 

@@ -32,9 +32,9 @@ from labkit.elastic.protocol.messages.orders import (
     TrainingOrder,
 )
 from labkit.elastic.protocol.summation_tree import Node
+from labkit.elastic.server.norms import whole_norm
 from labkit.elastic.transport import Channel, Head, Message
 from labkit.elastic.transport.shared_arrays import fetch
-from labkit.elastic.server.norms import whole_norm
 from labkit.elastic.worker.push_pull import Directives, Extent, Halted, PushPull, StepReplicas, unlimited, unweighted
 from labkit.elastic.worker.shard_gradients import FlatModel, ShardGradients
 
@@ -175,7 +175,8 @@ class Worker:
         """Record the norms of a block, or that of the whole gradient, which those of all blocks give."""
         head = message.head
         with self._changed:
-            if head.step != at(self._orders.era, self._wanted - 1) or self._era != self._orders.era or self._norm is not None:
+            now = at(self._era, self._wanted - 1)
+            if head.step != now or self._era != self._orders.era or self._norm is not None:
                 return
             if head.kind == FrameKind.WHOLE_NORM:
                 self._norm = decode(WholeNorm, message.meta).bits
@@ -402,8 +403,7 @@ class Worker:
     def _has_news(self) -> bool:
         orders = self._orders
         news = orders.stop or orders.afresh or orders.owners.changed or orders.dealt or self._replicas.again
-        news = news or self._norm_due
-        return bool(news or self._complete())
+        return bool(news or self._norm_due or self._complete())
 
     def _finish_step(self, version: int, began: float, computed: float) -> None:
         self._servers.flush()
