@@ -223,6 +223,10 @@ class Loader:
             return next(self._coming)[1]  # type: ignore[no-any-return]
         return self.load(place)
 
+    def close(self) -> None:
+        """End the processes."""
+        self._coming = self._made = None
+
     def _begun(self, place: Place) -> Iterator[Any]:
         """Load this shard and those after it from now on."""
         from torch.utils.data import DataLoader
@@ -231,7 +235,7 @@ class Loader:
         if self._made is None:
             self._made = DataLoader(
                 _places(self), batch_size=None, sampler=_Upcoming(self), num_workers=self.n, prefetch_factor=AHEAD,
-                persistent_workers=True, worker_init_fn=be_loader,
+                persistent_workers=True, worker_init_fn=be_loader, collate_fn=_as_it_is,
             )  # fmt: skip
         return iter(self._made)
 
@@ -261,6 +265,10 @@ def _places(loader: Loader) -> Any:
             return place, loader.load(place)
 
     return Places()
+
+
+def _as_it_is(loaded: Any) -> Any:
+    return loaded
 
 
 class _Upcoming:

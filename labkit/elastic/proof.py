@@ -120,7 +120,7 @@ class _Checks:
     def __init__(self, program: Program | None, pickled: Path, spec: Spec) -> None:
         self._spec, self._given, self._pickled = spec, program, pickled
         self._n_shards = spec.n_shards if spec.sync else 1
-        self._noisy = False
+        self._noisy = self._batch_norms = False
         self._order: Samples | None = None
 
     def run(self) -> Proof:
@@ -131,6 +131,7 @@ class _Checks:
         loaded = Program.read(self._pickled)
         own = loaded if self._given is None else self._given
         modes = [(module, module.training) for module in own.model.modules()]
+        self._batch_norms = any(training and "BatchNorm" in type(module).__name__ for module, training in modes)
         own.model.eval()
         loaded.model.eval()
         fault = "" if self._given is None else self._pickling(own, loaded)  # first: data may count what it is asked for
@@ -150,8 +151,11 @@ class _Checks:
             return ""
         n = self._n_shards
         kind = "sums by weights" if self._loss(program, self._samples(0), 0).weight is not None else "mean"
-        finding = f"the {kind} of {n} shards of {self._spec.batch // n} samples has the gradient of their batch"
-        return f"{finding}, as far as its random numbers let one see" if self._noisy else finding
+        size = self._spec.batch // n
+        finding = f"the {kind} of {n} shards of {size} samples has the gradient of their batch"
+        finding += ", as far as its random numbers let one see" if self._noisy else ""
+        alone = f"; BatchNorm normalizes {size} samples at a time (shards=1: {size * n}), its statistics are averaged"
+        return f"{finding}{alone if self._batch_norms else ''}"
 
     def _forward_pass(self, program: Program) -> str:
         """Return the change that a forward pass in training mode makes to the model; "" for none."""
@@ -241,7 +245,7 @@ class _Checks:
         cosine = float(shards @ union) / (norms[0] * norms[1] or 1.0)
         apart = float(np.linalg.norm(shards - union)) / (norms[1] or 1.0)
         batch_norm = any("BatchNorm" in type(module).__name__ for module in program.model.modules())
-        hint = "; nn.BatchNorm sees one shard: nn.GroupNorm does not depend on it" if batch_norm else ""
+        hint = "; nn.BatchNorm sees one shard: shards=1, or nn.GroupNorm" if batch_norm else ""
         return (
             f"the loss is no plain mean over samples: {n} shards of {size} samples together do not have the gradient "
             f"of their batch (cosine {cosine:.3f}, norms {norms[0]:.4g} and {norms[1]:.4g}, {apart:.2g} of it apart). "

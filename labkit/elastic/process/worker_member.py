@@ -218,6 +218,8 @@ class WorkerMember(MemberProcess):
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         try:
             self.worker.run()
+            if self._loader is not None:
+                self._loader.close()
             self.close()
         except BaseException as error:  # of the user's model, data or loss, `sys.exit` included
             traceback.print_exc()

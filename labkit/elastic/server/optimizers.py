@@ -10,7 +10,7 @@ To add one, write a frozen dataclass with the methods of `Optimizer` and name it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
 from typing import Any, ClassVar, Final, Protocol, runtime_checkable
@@ -438,8 +438,8 @@ class TorchOptimizer:
         Names of the classes, and of the vectors.
     """
 
-    kinds: tuple[str, ...] = ()
-    state: tuple[str, ...] = ()
+    kinds: Sequence[str] = ()
+    state: Sequence[str] = ()
 
     name: ClassVar[str] = TORCH
     keeps_zeros: ClassVar[bool] = False

@@ -95,8 +95,10 @@ class Recipe:
         Names of the parameters of each group.
     kept : dict
         What it remembers of each parameter, by its name: `Kept` by name.
-    counts : frozenset of str
-        Names of what is the number of updates: it is not kept.
+    counts : dict
+        Names of what is the number of updates, with its type: it is not kept.
+    begun : dict
+        What it remembers before the first update, by parameter; tensors of one number, expanded.
     """
 
     kind: type
@@ -104,6 +106,7 @@ class Recipe:
     groups: tuple[tuple[str, ...], ...]
     kept: dict[str, dict[str, Kept]] = field(default_factory=dict)
     counts: dict[str, Any] = field(default_factory=dict)
+    begun: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def over(self, params: Mapping[str, Any], options: Groups) -> Optimizer:
         """Return the optimizer over some of its parameters, by name; it remembers nothing."""
@@ -115,6 +118,9 @@ class Recipe:
             for given, names in zip(options, self.groups, strict=True)
         ]
         chosen.param_groups = [group for group in groups if group["params"]]
+        for name, first in self.begun.items():
+            if name in params:
+                chosen.state[params[name]].update({key: _own(value) for key, value in first.items()})
         return chosen  # type: ignore[no-any-return]
 
     def remembered(self, name: str, parts: Mapping[str, Vector], done: int) -> dict[str, Any]:
@@ -251,7 +257,7 @@ class BlockUpdates:
         parts = {p.name: {name: vector[first : first + p.n] for name, vector in state.items()} for p, first in places}
         if done := (step - 1) // len(self._recipes):
             for name, p in params.items():
-                chosen.state[p].update(recipe.remembered(name, parts[name], done))
+                chosen.state[p] = recipe.remembered(name, parts[name], done)
         try:
             chosen.step()
             for name, p in params.items():
@@ -259,6 +265,11 @@ class BlockUpdates:
                     kept.write(chosen.state[p][key], parts[name][key])
         except Exception as error:
             raise UpdateError(f"update number {step} raised {type(error).__name__}: {error}") from error
+
+
+def _own(value: Any) -> Any:
+    """Return a value that an optimizer may change."""
+    return value.contiguous().clone() if hasattr(value, "clone") else value
 
 
 def _parameter(p: Param, numbers: Vector, gradient: Vector) -> Any:
@@ -343,11 +354,6 @@ def _check_kind(optimizer: Any) -> None:
             raise InputError(
                 f"optimizer {type(optimizer).__name__} cannot be stepped on servers: {WHOLE[kind.__name__]}."
             )
-    if optimizer.state:
-        raise InputError(
-            f"optimizer {type(optimizer).__name__} has made updates already; expected a new one. A job goes on from "
-            "its own checkpoints, optimizer included: start(folder=...)."
-        )
 
 
 def _recipe(optimizer: Optimizer, names: Mapping[int, str], model: nn.Module) -> Recipe:
@@ -364,7 +370,25 @@ def _recipe(optimizer: Optimizer, names: Mapping[int, str], model: nn.Module) ->
     left_out = {"param_groups", "state", "step"}  # a scheduler has wrapped `step`
     attributes = {name: value for name, value in vars(optimizer).items() if name not in left_out}
     tensors = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"] if id(p) in names}
-    return _with_state(Recipe(type(optimizer), attributes, tuple(groups)), optimizer, tensors)
+    begun = {names[id(p)]: _begun(optimizer, state) for p, state in optimizer.state.items() if id(p) in names}
+    return _with_state(Recipe(type(optimizer), attributes, tuple(groups), begun=begun), optimizer, tensors)
+
+
+def _begun(optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a new optimizer remembers of a parameter, such as Adagrad its first sums; tensors of one number."""
+    import torch
+
+    begun: dict[str, Any] = {}
+    for key, value in state.items():
+        flat = value.detach().reshape(-1) if isinstance(value, torch.Tensor) else torch.tensor([0.0])
+        if (key == "step" and float(value)) or not bool((flat == flat[:1]).all()):
+            raise InputError(
+                f"optimizer {type(optimizer).__name__} has made updates already; expected a new one. A job goes on "
+                "from its own checkpoints, optimizer included: start(folder=...)."
+            )
+        one = isinstance(value, torch.Tensor) and value.numel()
+        begun[key] = flat[:1].clone().expand(flat.numel()).view(value.shape) if one else value
+    return begun
 
 
 def _with_state(recipe: Recipe, optimizer: Optimizer, tensors: Mapping[str, Any]) -> Recipe:
@@ -374,7 +398,7 @@ def _with_state(recipe: Recipe, optimizer: Optimizer, tensors: Mapping[str, Any]
     options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     seen: dict[str, dict[str, list[Any]]] = {}
     for name, given in tensors.items():
-        p = torch.nn.Parameter(given.detach().clone())
+        p = torch.nn.Parameter(given.detach().cpu().clone())
         chosen = recipe.over({name: p}, options)
         rows: dict[str, list[Any]] = defaultdict(list)
         for _ in range(2):
@@ -482,7 +506,7 @@ def _try(updates: TorchUpdates, optimizers: Sequence[Any], model: nn.Module) -> 
         places.append(Param(name, n, tuple(p.shape)))
         n += p.numel()
     rng = np.random.default_rng(0)
-    params = {name: torch.nn.Parameter(p.detach().clone()) for name, p in chosen}
+    params = {name: torch.nn.Parameter(p.detach().cpu().clone()) for name, p in chosen}
     whole = [recipe.over(params, groups) for recipe, groups in zip(updates.recipes, updates.options, strict=True)]
     rates, names = Rates(updates), updates.described
     vectors = {p.name: (params[p.name].detach().numpy().ravel().copy(), names.init(p.n)) for p in places}
@@ -502,8 +526,8 @@ def _try(updates: TorchUpdates, optimizers: Sequence[Any], model: nn.Module) -> 
             kinds = " and ".join(type(each).__name__ for each in optimizers)
             raise InputError(
                 f"optimizer {kinds} updates '{p.name}' otherwise when it has that parameter alone, or with its state "
-                "kept as float32: servers have some of the parameters each. Expected an update of each parameter by itself, "
-                "without random numbers."
+                "kept as float32: servers have some of the parameters each. Expected an update of each parameter by "
+                "itself, without random numbers."
             )
 
 
