@@ -207,6 +207,10 @@ class Outcome:
         How many.
     equal : bool or None
         Whether one worker and three have the same bits; None: not tried.
+    faults : int
+        Kills and scalings of the three.
+    digest : str
+        Of the job of one worker.
     """
 
     name: str
@@ -215,6 +219,8 @@ class Outcome:
     sharded: tuple[float, float] | None = None
     shards: int = 1
     equal: bool | None = None
+    faults: int = 0
+    digest: str = ""
 
     @property
     def right(self) -> bool:
@@ -231,6 +237,7 @@ class Outcome:
             "one shard by its nature" if self.sharded is None else f"{max(self.sharded):.1e} ({self.shards} shards)"
         )
         equal = "-" if self.equal is None else "equal bits" if self.equal else "**differ**"
+        equal += f", {self.faults} kills and scalings" if self.faults else ""
         return f"| {self.name} | {alone} | {sharded} | {equal} |"
 
 
@@ -243,30 +250,33 @@ def compared(name: str, *, steps: int, faults: bool = False) -> Outcome:
     """Train a script with labkit and in a plain loop."""
     outcome = Outcome(name)
     try:
-        outcome.alone, _ = _differences(name, steps, 1, workers=[1])
         outcome.shards = Port.read(name).options["shards"]
         if outcome.shards > 1:
-            outcome.sharded, outcome.equal = _differences(name, steps, outcome.shards, workers=[1, 3], faults=faults)
-        else:
-            _, outcome.equal = _differences(name, steps, 1, workers=[1, 3], faults=faults)
+            outcome.alone = _differences(outcome, steps, 1)
+        found = _differences(outcome, steps, outcome.shards)
+        outcome.alone, outcome.sharded = (outcome.alone, found) if outcome.shards > 1 else (found, None)
+        outcome.equal = _of_three(outcome, steps, faults=faults) == outcome.digest
     except LabkitError as error:
         outcome.refused = str(error).splitlines()[0]
     return outcome
 
 
-def _differences(
-    name: str, steps: int, shards: int, *, workers: Sequence[int], faults: bool = False
-) -> tuple[tuple[float, float], bool]:
-    digests, found = set(), (0.0, 0.0)
-    for n in workers:
-        with Port.read(name, shards=shards).job(steps, n, faults=faults and n > 1) as job:
-            if faults and n > 1:
-                print(f"{name}: {', '.join(disturbed(job, steps, kills=KILLS))}", file=sys.stderr, flush=True)
-            result = job.wait()
-        digests.add(result.digest)
-        if n == workers[0]:
-            found = _apart(result, *plain(Port.read(name, shards=shards), steps))
-    return found, len(digests) == 1
+def _differences(outcome: Outcome, steps: int, shards: int) -> tuple[float, float]:
+    """Return how a job of one worker differs from the plain loop; its digest is kept."""
+    with Port.read(outcome.name, shards=shards).job(steps, 1) as job:
+        result = job.wait()
+    outcome.digest = result.digest
+    return _apart(result, *plain(Port.read(outcome.name, shards=shards), steps))
+
+
+def _of_three(outcome: Outcome, steps: int, *, faults: bool) -> str:
+    """Return the digest of a job of three workers, undisturbed or not."""
+    with Port.read(outcome.name).job(steps, 3, faults=faults) as job:
+        if faults:
+            done = disturbed(job, steps, kills=KILLS)
+            outcome.faults = len(done)
+            print(f"{outcome.name}: {', '.join(done)}", file=sys.stderr, flush=True)
+        return str(job.wait().digest)
 
 
 def _apart(result: Any, state: dict[str, torch.Tensor], losses: Sequence[float]) -> tuple[float, float]:

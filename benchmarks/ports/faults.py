@@ -15,7 +15,7 @@ from labkit.elastic.loading import Loading
 from labkit.elastic.protocol.program import Program
 
 SCALINGS: Final = ({"workers": 1}, {"servers": 1}, {"workers": -1}, {"servers": -1}, {"workers": 1})
-DELAY_S: Final = 0.004
+DELAY_S: Final = 0.03
 """Seconds that a shard's samples take, so that faults come while the job trains."""
 
 
@@ -47,7 +47,7 @@ def disturbed(job: Any, steps: int, *, kills: int, seed: int = 0) -> list[str]:
             continue
         due = [step for step in at if step <= event["version"]]
         for step in due:
-            with contextlib.suppress(LabkitError):
+            with contextlib.suppress(LabkitError, ProcessLookupError):
                 if at.pop(step) == "scale":
                     job.scale(**scalings[0])
                     done.append(str(scalings.pop(0)))

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -231,7 +231,6 @@ def start(
         If an argument is invalid, or a job runs in the folder; nothing has been started then.
     """
     loading = Loading.of(data, batch=batch, shuffle=shuffle, loaders=whole("loaders", loaders), default=64)
-    data, shuffle, loaders = loading.data, loading.shuffle, loading.loaders
     steps, batch, workers, servers, most_servers, shards, seed, save_every = checked_counts(
         steps=steps, batch=loading.batch, workers=workers, servers=servers, most_servers=most_servers, shards=shards,
         seed=seed, save_every=save_every,
@@ -241,41 +240,29 @@ def start(
         measure_every_s=measure_every_s,
     )  # fmt: skip
     check_words(on_nan=on_nan, resume=resume, partition=partition, precision=precision, proof=proof)
-    check_variables()
-    program = _with_state(Program(model, data, loss), state)
-    rule = _rule(
-        optimizer, program, schedule=schedule, clip_value=clip_value, scheduler=scheduler, every=scheduler_every
-    )
-    known = signature(start).parameters
-    optimizer, options = checked_update(optimizer, options, rule=rule, n_steps=steps, arguments=known)
+    program = _with_state(Program(model, loading.data, loss), state)
+    rule = _rule(optimizer, program, schedule, clip_value=clip_value, torch=(scheduler, scheduler_every))
+    optimizer, options = checked_update(optimizer, options, rule=rule, n_steps=steps, arguments=_arguments())
     folder = checked_folder(folder)
     places = checked_sites(sites, network=network, addresses=addresses, devices=devices)
     reach = _checked_network(places, network=network, addresses=addresses, ports=ports)
     seats = _checked_seats(places, place, servers=servers, workers=workers)
     servers, workers = (sum(of_role(seats, role).values()) for role in ROLES)
-    check_restarts(restarts, restarts_within_s)
-    check_detached(detached, folder=folder, validate=validate)
-    n_blocks, n_shards = small_blocks(servers, most_servers=most_servers), shards if sync else 1
-    program.check()
-    check_batch(len(program.data), batch=batch, n_shards=n_shards)
-    norm = checked_clip(clip_norm)
-    buffers = moving_buffers(program, batch=batch // n_shards, seed=seed, precision=precision, timeout_s=patience_s)
-    cut = layout(
-        program.model, n_blocks=n_blocks, whole=bool(norm) or rule.torch is not None,
-        buffers=buffer_shapes(program.model, buffers, per_shard=per_shard, n_shards=n_shards),
-    )  # fmt: skip
-    cut = cut if folder is None else _kept_cut(folder, cut)
+    _check_end(restarts, restarts_within_s, detached=detached, folder=folder, validation=validate)
+    n_blocks, norm = small_blocks(servers, most_servers=most_servers), checked_clip(clip_norm)
+    trial = Spec((), (), "", {}, batch, shards if sync else 1, steps, seed, precision=precision, patience_s=patience_s)
+    cut = _checked_cut(program, trial, folder, n_blocks=n_blocks, per_shard=per_shard, whole=bool(norm or rule.torch))
     check_sizes(cut, steps=steps, save_every=save_every, servers=servers, workers=workers)
     save_every = checked_validation(validate, program, save_every=save_every, precision=precision)
     _check_servers(reach, places, seats, servers=servers, sync=sync, standby=standby)
     spec = Spec(
         params=tuple((p.name, p.first, p.shape) for p in cut.params), extents=cut.extents, optimizer=optimizer,
         options=option_values(options), batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s,
-        start_s=start_s, patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(data), reach=reach,
-        sites=tuple(places), on_nan=on_nan, paths=tuple(module_paths()), partition=partition,
+        start_s=start_s, patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(loading.data),
+        reach=reach, sites=tuple(places), on_nan=on_nan, paths=tuple(module_paths()), partition=partition,
         loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s), has_rule=bool(rule),
-        precision=precision, n_buffers=cut.n_buffers, per_shard=tuple(per_shard), clip_norm=norm,
-        shuffle=shuffle, loaders=loaders, variables=tuple(numeric_variables(os.environ).items()),
+        precision=precision, n_buffers=cut.n_buffers, per_shard=tuple(per_shard), shuffle=loading.shuffle,
+        loaders=loading.loaders, clip_norm=norm, variables=tuple(numeric_variables(os.environ).items()),
         **({} if network == NetworkMode.LOCAL else {"scheme": Scheme(network)}),
     )  # fmt: skip
     config = JobConfig(
@@ -296,6 +283,7 @@ def _started(
     anyway: bool,
     validation: Validation | None,
 ) -> Job:
+    check_variables()
     secrets = Secrets.of(reach)
     with job_folder(folder) as home, claimed(home) as lock:
         fill(home, program, rule, spec, config, anyway=anyway)
@@ -304,19 +292,41 @@ def _started(
 
 
 def _rule(
-    optimizer: Any, program: Program, *, schedule: Any, clip_value: Any, scheduler: Any, every: Any
+    optimizer: Any, program: Program, schedule: Any, *, clip_value: Any, torch: tuple[Any, Any]
 ) -> UpdateRule:  # fmt: skip
-    """Return what servers do beside a named optimizer's update; the optimizer itself if it has no name."""
-    own = optimizer if isinstance(optimizer, OwnUpdate) else None
+    """Return what servers do beside a named optimizer's update; that itself, and its schedulers, if of torch."""
+    own, (scheduler, every) = optimizer if isinstance(optimizer, OwnUpdate) else None, torch
     if isinstance(optimizer, str) or own is not None:
         if scheduler is not None:
             raise InputError("scheduler= goes with an optimizer of torch; expected schedule=, a function of the step.")
         return UpdateRule(own, schedule, clip_value)
     check_model(program.model)
-    made = recipes(
-        optimizer, program.model, scheduler=scheduler, every=whole("scheduler_every", every), schedule=schedule
-    )
+    every = whole("scheduler_every", every, least=1)
+    made = recipes(optimizer, program.model, scheduler=scheduler, every=every, schedule=schedule)
     return UpdateRule(None, schedule, clip_value, made)
+
+
+def _check_end(
+    restarts: Any, within_s: Any, *, detached: Any, folder: Path | None, validation: Validation | None
+) -> None:  # fmt: skip
+    """Raise InputError for impossible numbers of deaths, or a job that cannot outlive its starter."""
+    check_restarts(restarts, within_s)
+    check_detached(detached, folder=folder, validate=validation)
+
+
+def _arguments() -> Iterable[str]:
+    return signature(start).parameters
+
+
+def _checked_cut(
+    program: Program, trial: Spec, folder: Path | None, *, n_blocks: int, per_shard: Sequence[str], whole: bool
+) -> Layout:  # fmt: skip
+    """Return parameters, buffers and blocks of a model; InputError if it cannot train, or has no such batch."""
+    program.check()
+    check_batch(len(program.data), batch=trial.batch, n_shards=trial.n_shards)
+    buffers = buffer_shapes(program.model, moving_buffers(program, trial), per_shard=per_shard, n_shards=trial.n_shards)
+    cut = layout(program.model, n_blocks=n_blocks, whole=whole, buffers=buffers)
+    return cut if folder is None else _kept_cut(folder, cut)
 
 
 def _kept_cut(folder: Path, cut: Layout) -> Layout:

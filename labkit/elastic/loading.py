@@ -66,7 +66,7 @@ class Samples:
             step, leaf, n_samples=spec.n_samples, batch=spec.batch, n_shards=n_shards or spec.n_shards,
             seed=spec.seed, between=self.between,
         )  # fmt: skip
-        return [int(i) for i in found]
+        return found.tolist()  # type: ignore[no-any-return]
 
 
 # --- a DataLoader

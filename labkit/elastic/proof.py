@@ -121,6 +121,7 @@ class _Checks:
         self._spec, self._given, self._pickled = spec, program, pickled
         self._n_shards = spec.n_shards if spec.sync else 1
         self._noisy = self._batch_norms = False
+        self._untouched: list[str] = []
         self._order: Samples | None = None
 
     def run(self) -> Proof:
@@ -143,8 +144,18 @@ class _Checks:
         parts = [
             *(["pickling changes no bit of a gradient"] if self._given is not None else []),
             self._about_shards(own),
+            self._about_untouched(),
         ]
         return Proof(f"proved in evaluation mode: {', '.join(filter(None, parts))}", fault)
+
+    def _about_untouched(self) -> str:
+        """Return what differs from torch for parameters without a gradient; of several optimizers it is intended."""
+        if not self._untouched or len(tuple(self._spec.options.get("kinds", ()))) > 1:  # type: ignore[arg-type]
+            return ""
+        more = f" and {len(self._untouched) - 1} more" if len(self._untouched) > 1 else ""
+        return (
+            f"'{self._untouched[0]}'{more} without a gradient: its optimizer has zeros here, where torch would skip it"
+        )
 
     def _about_shards(self, program: Program) -> str:
         if self._n_shards == 1:
@@ -270,12 +281,13 @@ class _Checks:
     def _gradients(self, program: Program, samples: Sequence[int], place: int) -> tuple[list[Any], float | None]:
         import torch
 
-        params = [p for _, p in trained(program.model)]
-        grads = [torch.zeros_like(p) for p in params]
-        for p, grad in zip(params, grads, strict=True):
-            p.grad = grad
+        named = trained(program.model)
+        for _, p in named:
+            p.grad = None
         parts = self._loss(program, samples, place)
         parts.loss.backward()
+        self._untouched = [name for name, p in named if p.grad is None]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for _, p in named]
         return [grad.numpy() for grad in grads], parts.weight
 
     def _whole(self, program: Program, samples: Sequence[int], place: int) -> tuple[Gradient, float | None]:
@@ -325,7 +337,7 @@ def same_rows() -> contextlib.AbstractContextManager[Any]:
 # --- buffers that change
 
 
-def moving_buffers(program: Program, *, batch: int, seed: int, precision: str, timeout_s: float) -> list[str]:
+def moving_buffers(program: Program, spec: Spec) -> list[str]:
     """Return the names of the buffers that a forward pass in training mode changes, found in a copy of this process.
 
     Where the copy fails, those of modules that track running statistics: the workers' own checks find the others.
@@ -334,10 +346,8 @@ def moving_buffers(program: Program, *, batch: int, seed: int, precision: str, t
     ----------
     program : Program
         As the user gave it.
-    batch : int
-        Samples of the forward pass.
-    seed, precision, timeout_s
-        Of the job; longest time of the copy, in seconds.
+    spec : Spec
+        Of the job: its batch, shards, seed and precision.
     """
     modules = dict(program.model.named_modules())
     if not any(module._buffers for module in modules.values()):
@@ -350,8 +360,8 @@ def moving_buffers(program: Program, *, batch: int, seed: int, precision: str, t
         program.train()
         guard = ForwardGuard(program.model)
         everything = {name for name, _ in program.model.named_buffers()}
-        loss = SampleLoss(program, device="cpu", seed=seed, precision=precision, moving=everything)
-        loss(list(range(batch)), (0, 0))
+        loss = SampleLoss(program, device="cpu", seed=spec.seed, precision=spec.precision, moving=everything)
+        loss(list(range(spec.batch // spec.n_shards)), (0, 0))
         return Proof(json.dumps([*guard.changed(), *tracked()]))
 
     def tracked() -> list[str]:
@@ -363,7 +373,7 @@ def moving_buffers(program: Program, *, batch: int, seed: int, precision: str, t
             if getattr(module, "track_running_stats", False) and module.training
         ]
 
-    found = in_a_copy(changed, timeout_s=min(MOST_S, timeout_s)).summary
+    found = in_a_copy(changed, timeout_s=min(MOST_S, spec.patience_s)).summary
     names = set(json.loads(found) if found.startswith("[") else tracked())
     return [name for name, _ in program.model.named_buffers() if name in names]
 

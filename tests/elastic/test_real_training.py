@@ -29,7 +29,6 @@ from labkit.elastic.server.block import Block, Pushed
 from labkit.elastic.server.norms import NormClipping, whole_norm
 from labkit.elastic.server.optimizers import optimizer
 from labkit.elastic.server.torch_optimizers import Rates, TorchUpdates, recipes
-from tests.hang import HANG_S
 
 X, Y = torch.randn(64, 4, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 3
 
@@ -288,7 +287,7 @@ class Frozen(nn.Module):
 def test_buffers_that_the_forward_pass_changes_are_found(make: Any, n: int) -> None:
     program = Program(make(), as_dataset((X, Y)), loss)
     before = copy.deepcopy(program.model.state_dict())
-    found = moving_buffers(program, batch=8, seed=0, precision="float32", timeout_s=HANG_S)
+    found = moving_buffers(program, Spec((), (), "", {}, 16, 2, 1))
     assert len(found) == n
     assert all(torch.equal(before[name], tensor) for name, tensor in program.model.state_dict().items())
 

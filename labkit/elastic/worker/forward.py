@@ -107,8 +107,7 @@ class ForwardGuard:
                 raise _refusal(f"{what} '{name}'", "nn.Embedding without max_norm, no writing to parameters in forward")
         for kept in self._buffers:
             if kept.changed():
-                remedy = _STATISTICS if hasattr(kept.module, "track_running_stats") else _REMEDY
-                raise _refusal(f"buffer '{kept.name}'", remedy)
+                raise _refusal(f"buffer '{kept.name}'", _REMEDY)
         for module, n in self._modules:
             if len(module._buffers) != n:
                 raise _refusal(f"buffer '{self._new(module)}'", _REMEDY)
@@ -119,12 +118,8 @@ class ForwardGuard:
         return f"{self._named[id(module)]}.{key}".lstrip(".")
 
 
-_STATISTICS = (
-    "nn.GroupNorm in place of it; a pretrained part that stays as it is: that part in eval mode, in the model's own "
-    "train(); or track_running_stats=False with shards=1, so that the statistics are those of the batch"
-)
 _REMEDY = (
-    "batch statistics instead of running ones, weight_norm instead of spectral_norm; "
+    "a buffer that changes in the first step, with its shape as it is, is averaged over the shards; "
     "a cache that is filled once: call the model once before start"
 )
 

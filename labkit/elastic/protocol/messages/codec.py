@@ -78,7 +78,7 @@ def era_and_version(step: int) -> tuple[int, int]:
     return step >> STEP_BITS, step & ((1 << STEP_BITS) - 1)
 
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of the messages, which both ends of a connection name in their greeting: increase it with every change."""
 
 _DOUBTFUL: Final = (b"NaN", b"Infinity")
