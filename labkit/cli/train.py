@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 STEPS, AUTO_STEPS = 100, 5000
+VERIFIED_STEPS = 5
 
 
 def train(
@@ -198,6 +199,13 @@ def train(
             show_default=False,
         ),
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Train a few steps only, compare them with a plain loop of torch, and one worker with three.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Train a model on parameter servers and workers that can be added and removed during training."""
@@ -232,15 +240,30 @@ def train(
     validate = validation_of(
         training, steps=steps, validate_every=validate_every, patience=patience, metric=metric, best=best, typed=typed
     )
-    if out is not None:
-        refuse_unwritable(out, endings=(".pt", ".pth"))
-    _refuse_unwritable_log(log_csv, tensorboard)
+    if verify:
+        _verify(name, training, arguments, steps=min(steps, VERIFIED_STEPS))
+    _refuse_unwritable_files(out, log_csv, tensorboard)
     job = start(training.model, training.data, training.loss, steps=steps, validate=validate, **arguments)
     with job, _log(log_csv, tensorboard) as log, _Bar(steps, quiet=as_json, log=log, folder=job.folder) as bar:
         result = follow(job, requests, strategy=strategy, on_event=bar)
     if out is not None:
         _save(result, out)
     print(json.dumps(_summary(name, result)) if as_json else _sentence(name, result))
+
+
+def _verify(name: str, training: OwnTraining, arguments: Mapping[str, Any], *, steps: int) -> None:
+    """Print what a few steps show; exit code 1 if something differs."""
+    from labkit.elastic import verification
+
+    left_out = {"workers", "folder", "most_servers"}
+    options = {key: value for key, value in arguments.items() if key not in left_out}
+    wrong = 0
+    for finding in verification.verify(
+        verification.VerifiedTraining(training.model, training.data, training.loss, options), steps=steps
+    ):
+        print(f"{name}: {finding.line}{'' if finding.right else ' (not as it should be)'}", flush=True)
+        wrong += not finding.right
+    raise typer.Exit(1 if wrong else 0)
 
 
 def _auto(
@@ -283,8 +306,10 @@ def _training(model: str, typed: set[str], *, width: float, samples: int, seed: 
     return Path(model).stem, read_training(Path(model), seed=seed)
 
 
-def _refuse_unwritable_log(csv: Path | None, tensorboard: Path | None) -> None:
-    """Raise InputError if a log cannot be written, before the job is started; nothing is made."""
+def _refuse_unwritable_files(out: Path | None, csv: Path | None, tensorboard: Path | None) -> None:
+    """Raise InputError if the state or a log cannot be written, before the job is started; nothing is made."""
+    if out is not None:
+        refuse_unwritable(out, endings=(".pt", ".pth"))
     if csv is not None:
         if not csv.absolute().parent.is_dir():
             raise InputError(f"{csv} cannot be written: there is no folder {csv.parent}.")

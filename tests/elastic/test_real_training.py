@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
-from benchmarks.ports import NAMES, SCRIPTS, compared, in_pairs
+from benchmarks.ports import NAMES, SCRIPTS, compared
 from labkit.core.errors import InputError
 from labkit.elastic import train
 from labkit.elastic.data import as_dataset
@@ -29,6 +29,7 @@ from labkit.elastic.server.block import Block, Pushed
 from labkit.elastic.server.norms import NormClipping, whole_norm
 from labkit.elastic.server.optimizers import optimizer
 from labkit.elastic.server.torch_optimizers import Rates, TorchUpdates, recipes
+from labkit.elastic.verification import VerifiedTraining, in_pairs, verify
 
 X, Y = torch.randn(64, 4, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 3
 
@@ -60,7 +61,7 @@ def test_a_port_trains_as_its_author_meant_it(name: str) -> None:
     """BatchNorm and a collate function; groups, clipping and a scheduler; carried state; two optimizers in turn."""
     outcome = compared(name, steps=6)
     assert outcome.right, outcome
-    assert outcome.alone == outcome.sharded == (0, 0)
+    assert outcome.alone == outcome.sharded == 0
 
 
 @pytest.mark.slow
@@ -78,6 +79,20 @@ def test_there_are_twenty_ports() -> None:
 def test_values_are_added_in_pairs_as_the_tree_of_shards_does() -> None:
     values = [np.float32(x) for x in np.random.default_rng(0).normal(size=5)]
     assert in_pairs(list(values)) == ((values[0] + values[1]) + (values[2] + values[3])) + values[4]
+
+
+def slower(step: int) -> float:
+    return 0.9**step
+
+
+def test_a_training_is_verified_beside_a_plain_loop() -> None:
+    """The plain loop knows named optimizers, schedules and weights, too."""
+    options: dict[str, Any] = {"batch": 16, "shards": 4, "servers": 1, "optimizer": "momentum", "lr": 0.1}
+    options["schedule"] = slower
+    findings = list(verify(VerifiedTraining(net(), as_dataset((X, Y)), loss, options), steps=3))
+    assert [finding.right for finding in findings] == [True] * 3
+    assert findings[0].line == "one shard, 3 steps of a plain loop of torch beside it: equal bits"
+    assert findings[2].line == "one worker and 3: equal bits"
 
 
 # --- optimizers

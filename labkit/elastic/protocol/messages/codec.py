@@ -274,7 +274,7 @@ def hello(
     """Return the greeting of this process, as the transport sends it.
 
     >>> hello("worker-0", "worker", pid=7)
-    {'name': 'worker-0', 'role': 'worker', 'version': 1, 'pid': 7}
+    {'name': 'worker-0', 'role': 'worker', 'version': 2, 'pid': 7}
     """
     message = Hello(name, role, VERSION, pid, address, unable, token)
     fields: dict[str, object] = json.loads(to_json(message, defaults=False))
