@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 STEPS, AUTO_STEPS = 100, 5000
+VERIFIED_STEPS = 5
 
 
 def train(
@@ -156,6 +157,12 @@ def train(
     clip_value: Annotated[
         float | None, typer.Option(help="Clip each element of the gradient to this absolute value.", show_default=False)
     ] = None,
+    clip_norm: Annotated[
+        float | None, typer.Option(help="Clip the norm of the whole gradient to this value.", show_default=False)
+    ] = None,
+    loaders: Annotated[
+        int, typer.Option(help="Processes of each worker that load samples ahead.", min=0, metavar="INTEGER")
+    ] = 0,
     precision: Annotated[
         str, typer.Option(help="Precision: float32, or bf16 (forward pass under torch.autocast).")
     ] = "float32",
@@ -192,6 +199,13 @@ def train(
             show_default=False,
         ),
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Train a few steps only, compare them with a plain loop of torch, and one worker with three.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Train a model on parameter servers and workers that can be added and removed during training."""
@@ -220,21 +234,36 @@ def train(
         "lr": lr, "standby": standby, "restarts": restarts, "restarts_within_s": restarts_within_s, "lease_s": lease_s,
         "start_s": start_s, "patience_s": patience_s, "on_nan": on_nan, "network": network, "ports": ports_of(ports),
         "addresses": [each.strip() for each in addresses.split(",") if each], "clip_value": clip_value,
-        "precision": precision,
+        "precision": precision, "clip_norm": clip_norm, "loaders": loaders,
     }  # fmt: skip
     arguments = arguments_of(training, how, typed=typed)
     validate = validation_of(
         training, steps=steps, validate_every=validate_every, patience=patience, metric=metric, best=best, typed=typed
     )
-    if out is not None:
-        refuse_unwritable(out, endings=(".pt", ".pth"))
-    _refuse_unwritable_log(log_csv, tensorboard)
+    if verify:
+        _verify(name, training, arguments, steps=min(steps, VERIFIED_STEPS))
+    _refuse_unwritable_files(out, log_csv, tensorboard)
     job = start(training.model, training.data, training.loss, steps=steps, validate=validate, **arguments)
     with job, _log(log_csv, tensorboard) as log, _Bar(steps, quiet=as_json, log=log, folder=job.folder) as bar:
         result = follow(job, requests, strategy=strategy, on_event=bar)
     if out is not None:
         _save(result, out)
     print(json.dumps(_summary(name, result)) if as_json else _sentence(name, result))
+
+
+def _verify(name: str, training: OwnTraining, arguments: Mapping[str, Any], *, steps: int) -> None:
+    """Print what a few steps show; exit code 1 if something differs."""
+    from labkit.elastic import verification
+
+    left_out = {"workers", "folder", "most_servers"}
+    options = {key: value for key, value in arguments.items() if key not in left_out}
+    wrong = 0
+    for finding in verification.verify(
+        verification.VerifiedTraining(training.model, training.data, training.loss, options), steps=steps
+    ):
+        print(f"{name}: {finding.line}{'' if finding.right else ' (not as it should be)'}", flush=True)
+        wrong += not finding.right
+    raise typer.Exit(1 if wrong else 0)
 
 
 def _auto(
@@ -285,8 +314,10 @@ def _refuse_of_catalogue(model: str, typed: set[str]) -> None:
             raise InputError(f"--{option} is of models of the catalogue; {model} says what it trains, and on what.")
 
 
-def _refuse_unwritable_log(csv: Path | None, tensorboard: Path | None) -> None:
-    """Raise InputError if a log cannot be written, before the job is started; nothing is made."""
+def _refuse_unwritable_files(out: Path | None, csv: Path | None, tensorboard: Path | None) -> None:
+    """Raise InputError if the state or a log cannot be written, before the job is started; nothing is made."""
+    if out is not None:
+        refuse_unwritable(out, endings=(".pt", ".pth"))
     if csv is not None:
         if not csv.absolute().parent.is_dir():
             raise InputError(f"{csv} cannot be written: there is no folder {csv.parent}.")

@@ -121,16 +121,11 @@ def check_optimizer(name: Any, options: Mapping[str, Any], *, arguments: Iterabl
         kind = name if isinstance(name, type) else type(name)
         raise InputError(
             f"optimizer is {kind.__module__}.{kind.__qualname__}; expected one of {', '.join(OPTIMIZERS)}, and its "
-            "options by name (lr=0.1): servers make the updates, which torch's optimizers cannot."
+            "options by name (lr=0.1); an optimizer of torch over the model's parameters, or a function of the model."
         )
     if name.lower() == "adamw":
         raise InputError("unknown optimizer 'adamw'; it is optimizer='adam' with decoupled_weight_decay=True here.")
     known = [field.name for field in fields(OPTIMIZERS[name])] if name in OPTIMIZERS else []
-    if "clip_norm" in options or "max_norm" in options:
-        raise InputError(
-            "clipping by norm needs the norm of the whole gradient, which no server has: it updates a block as soon as "
-            "that block's gradients are complete. clip_value= limits each element, exactly; or scale the loss."
-        )
     for option in options:
         if known and option not in known:
             near = get_close_matches(option.lower(), [*arguments, *known], n=1)
@@ -164,6 +159,12 @@ def checked_update(
         If one of them is invalid.
     """
     rule.check(n_steps=n_steps)
+    if rule.torch is not None:
+        if options:
+            raise InputError(
+                f"{sorted(options)[0]} beside an optimizer of torch; expected such options in the optimizer."
+            )
+        return rule.torch.described.name, rule.torch.described.options
     if not isinstance(chosen, OwnUpdate):
         check_optimizer(chosen, options, arguments=arguments)
         return chosen, dict(options)
@@ -175,6 +176,16 @@ def checked_update(
     if isinstance(lr, bool) or not isinstance(lr, int | float) or not (isfinite(lr) and lr >= 0):
         raise InputError(f"lr is {lr!r}; expected a number, 0 or more.")
     return OWN, {**chosen.options, "lr": lr}
+
+
+def checked_clip(clip_norm: Any) -> float:
+    """Return the limit of the norm of the whole gradient; 0: none."""
+    if clip_norm is None:
+        return 0.0
+    number = isinstance(clip_norm, int | float) and not isinstance(clip_norm, bool)
+    if not (number and isfinite(clip_norm) and clip_norm > 0):
+        raise InputError(f"clip_norm is {clip_norm!r}; expected a number above 0, or None.")
+    return float(clip_norm)
 
 
 def checked_folder(folder: Any) -> Path | None:

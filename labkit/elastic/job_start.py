@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -23,6 +23,7 @@ from labkit.elastic.arguments import (
     check_sizes,
     check_variables,
     check_words,
+    checked_clip,
     checked_counts,
     checked_folder,
     checked_update,
@@ -36,16 +37,28 @@ from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of
 from labkit.elastic.controller.replication import check_standby
 from labkit.elastic.controller_supervisor import AttachedController, controller_pid, is_over
 from labkit.elastic.job import Job
+from labkit.elastic.loading import Loading
+from labkit.elastic.models.sizes import whole
 from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.launchers import numeric_variables
-from labkit.elastic.proof import REFUSE, proved
+from labkit.elastic.proof import REFUSE, buffer_shapes, moving_buffers, proved
 from labkit.elastic.protocol.blocks import BLOCKS, Layout, Vector, layout, pack, small_blocks
-from labkit.elastic.protocol.program import FLOAT32, SPEC, Program, Spec, find_modules, module_paths, option_values
+from labkit.elastic.protocol.program import (
+    FLOAT32,
+    SPEC,
+    Program,
+    Spec,
+    check_model,
+    find_modules,
+    module_paths,
+    option_values,
+)
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, NetworkConfig, NetworkMode, Site, checked_sites
 from labkit.elastic.result import Result
 from labkit.elastic.schedules import Schedule
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.optimizers import OwnUpdate
+from labkit.elastic.server.torch_optimizers import recipes
 from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.shards import check_batch
 from labkit.elastic.transport import Scheme, TransportError, new_token, private_folder
@@ -61,16 +74,22 @@ def start(
     loss: Callable[[nn.Module, Any], Any],
     *,
     steps: int,
-    batch: int = 64,
+    batch: int | None = None,
+    shuffle: bool = True,
+    loaders: int = 0,
     workers: int = 2,
     servers: int = 2,
     most_servers: int = 0,
     shards: int = 8,
-    optimizer: str | OwnUpdate = "sgd",
+    optimizer: Any = "sgd",
     schedule: Schedule | None = None,
+    scheduler: Any = None,
+    scheduler_every: int = 1,
     clip_value: float | None = None,
+    clip_norm: float | None = None,
     precision: str = FLOAT32,
     state: Mapping[str, Any] | None = None,
+    per_shard: Sequence[str] = (),
     sync: bool = True,
     seed: int = 0,
     save_every: int = 0,
@@ -104,15 +123,21 @@ def start(
     model : Module
         Model to train; all parameters that need gradients must be float32.
     data : object
-        Dataset: `len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample.
+        Dataset: `len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample. Or a DataLoader: its
+        dataset, batch size, collate_fn and sampler count, and `num_workers` as `loaders`.
     loss : callable
-        Takes (model, batch), and returns a scalar tensor, the mean over the batch; or (sum, weight) where that is a
-        sum of losses divided by a sum of weights, such as class weights or tokens that count. Metrics by name may come
-        last, each a number or a scalar tensor, the mean over the batch; events `metrics` have them.
+        Takes (model, batch), and `step` and `epoch` if it has arguments of these names. It returns a scalar tensor, the
+        mean over the batch; or (sum, weight) where that is a sum of losses divided by a sum of weights, such as class
+        weights or tokens that count. Metrics by name may come last, each a number or a scalar tensor, the mean over the
+        batch; events `metrics` have them.
     steps : int
         Updates of the parameters, by all workers together.
-    batch : int
-        Samples of an update, for any number of workers.
+    batch : int, optional
+        Samples of an update, for any number of workers. Default: 64, or that of the DataLoader.
+    shuffle : bool
+        False: samples come in the order of the data; of a DataLoader its sampler decides.
+    loaders : int
+        Processes of each worker that load samples ahead of synchronous training; 0: loading and computing take turns.
     workers, servers : int
         Numbers at the beginning.
     most_servers : int
@@ -121,18 +146,29 @@ def start(
     shards : int
         V: a batch of synchronous training is cut into V logical shards, whose gradients are summed in a fixed order.
         A divisor of `batch`.
-    optimizer : str or OwnUpdate
-        sgd, momentum or adam; its options (lr, ...) by name, see `labkit.elastic.server.optimizers`. Or an update of
-        one's own, and lr.
+    optimizer : str, Optimizer, callable, sequence of these, or OwnUpdate
+        sgd, momentum or adam; its options (lr, ...) by name, see `labkit.elastic.server.optimizers`. Or an optimizer of
+        torch over the model's parameters, or a function of the model that returns one: servers step it on their
+        blocks, which then never cut a parameter. Of several, update k is made by number k modulo how many there are.
+        Or an update of one's own, and lr.
     schedule : callable, optional
         From the number of an update, from 0, to a factor of lr: see `labkit.elastic.schedules`.
+    scheduler : LRScheduler, callable or sequence of these, optional
+        A scheduler of torch of that optimizer, or a function of the optimizer that returns one; one for each optimizer.
+    scheduler_every : int
+        Updates between two calls of its `step`.
     clip_value : float, optional
-        Limit of each element of the mean gradient, as `torch.nn.utils.clip_grad_value_`. By norm is refused: no server
-        has the whole gradient.
+        Limit of each element of the mean gradient, as `torch.nn.utils.clip_grad_value_`.
+    clip_norm : float, optional
+        Limit of the norm of the whole gradient, as `torch.nn.utils.clip_grad_norm_`: servers wait for each other once a
+        step. In asynchronous training, of the gradient of each minibatch.
     precision : str
         "float32"; or "bf16": forward pass and loss under `torch.autocast`. Parameters and updates stay float32.
     state : mapping, optional
         A `state_dict`, loaded into the model first; names and shapes must be those of the model.
+    per_shard : sequence of str
+        Buffers that belong to the samples of a logical shard, such as the state of a recurrent network: each shard
+        has its own. Other buffers that the forward pass changes are averaged over the shards.
     sync : bool
         True: all workers make each update together. False: each makes its own updates, with samples that it leases.
     seed : int
@@ -194,39 +230,39 @@ def start(
     InputError
         If an argument is invalid, or a job runs in the folder; nothing has been started then.
     """
+    loading = Loading.of(data, batch=batch, shuffle=shuffle, loaders=whole("loaders", loaders), default=64)
     steps, batch, workers, servers, most_servers, shards, seed, save_every = checked_counts(
-        steps=steps, batch=batch, workers=workers, servers=servers, most_servers=most_servers, shards=shards, seed=seed,
-        save_every=save_every,
+        steps=steps, batch=loading.batch, workers=workers, servers=servers, most_servers=most_servers, shards=shards,
+        seed=seed, save_every=save_every,
     )  # fmt: skip
     check_seconds(
         lease_s=lease_s, start_s=start_s, patience_s=patience_s, loads_every_s=loads_every_s,
         measure_every_s=measure_every_s,
     )  # fmt: skip
     check_words(on_nan=on_nan, resume=resume, partition=partition, precision=precision, proof=proof)
-    check_variables()
-    rule = UpdateRule(optimizer if isinstance(optimizer, OwnUpdate) else None, schedule, clip_value)
-    known = signature(start).parameters
-    optimizer, options = checked_update(optimizer, options, rule=rule, n_steps=steps, arguments=known)
+    program = _with_state(Program(model, loading.data, loss), state)
+    rule = _rule(optimizer, program, schedule, clip_value=clip_value, torch=(scheduler, scheduler_every))
+    optimizer, options = checked_update(optimizer, options, rule=rule, n_steps=steps, arguments=_arguments())
     folder = checked_folder(folder)
     places = checked_sites(sites, network=network, addresses=addresses, devices=devices)
     reach = _checked_network(places, network=network, addresses=addresses, ports=ports)
     seats = _checked_seats(places, place, servers=servers, workers=workers)
     servers, workers = (sum(of_role(seats, role).values()) for role in ROLES)
-    check_restarts(restarts, restarts_within_s)
-    check_detached(detached, folder=folder, validate=validate)
-    program = _with_state(Program(model, data, loss), state)
-    n_blocks, n_shards = small_blocks(servers, most_servers=most_servers), shards if sync else 1
-    cut = _checked_program(program, batch=batch, n_shards=n_shards, folder=folder, n_blocks=n_blocks)
+    _check_end(restarts, restarts_within_s, detached=detached, folder=folder, validation=validate)
+    n_blocks, norm = small_blocks(servers, most_servers=most_servers), checked_clip(clip_norm)
+    trial = Spec((), (), "", {}, batch, shards if sync else 1, steps, seed, precision=precision, patience_s=patience_s)
+    cut = _checked_cut(program, trial, folder, n_blocks=n_blocks, per_shard=per_shard, whole=bool(norm or rule.torch))
     check_sizes(cut, steps=steps, save_every=save_every, servers=servers, workers=workers)
     save_every = checked_validation(validate, program, save_every=save_every, precision=precision)
     _check_servers(reach, places, seats, servers=servers, sync=sync, standby=standby)
     spec = Spec(
         params=tuple((p.name, p.first, p.shape) for p in cut.params), extents=cut.extents, optimizer=optimizer,
         options=option_values(options), batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s,
-        start_s=start_s, patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(data), reach=reach,
-        sites=tuple(places), on_nan=on_nan, paths=tuple(module_paths()), partition=partition,
+        start_s=start_s, patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(loading.data),
+        reach=reach, sites=tuple(places), on_nan=on_nan, paths=tuple(module_paths()), partition=partition,
         loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s), has_rule=bool(rule),
-        precision=precision, variables=tuple(numeric_variables(os.environ).items()),
+        precision=precision, n_buffers=cut.n_buffers, per_shard=tuple(per_shard), shuffle=loading.shuffle,
+        loaders=loading.loaders, clip_norm=norm, variables=tuple(numeric_variables(os.environ).items()),
         **({} if network == NetworkMode.LOCAL else {"scheme": Scheme(network)}),
     )  # fmt: skip
     config = JobConfig(
@@ -247,6 +283,7 @@ def _started(
     anyway: bool,
     validation: Validation | None,
 ) -> Job:
+    check_variables()
     secrets = Secrets.of(reach)
     with job_folder(folder) as home, claimed(home) as lock:
         fill(home, program, rule, spec, config, anyway=anyway)
@@ -254,12 +291,53 @@ def _started(
         return Job(home, program, keep=folder is not None, secrets=secrets, validation=validation, lock=lock)
 
 
-def _checked_program(program: Program, *, batch: int, n_shards: int, folder: Path | None, n_blocks: int) -> Layout:
-    """Return parameters and blocks of a model; InputError if it cannot train, or `n_shards` do not divide `batch`."""
+def _rule(
+    optimizer: Any, program: Program, schedule: Any, *, clip_value: Any, torch: tuple[Any, Any]
+) -> UpdateRule:  # fmt: skip
+    """Return what servers do beside a named optimizer's update; that itself, and its schedulers, if of torch."""
+    own, (scheduler, every) = optimizer if isinstance(optimizer, OwnUpdate) else None, torch
+    if isinstance(optimizer, str) or own is not None:
+        if scheduler is not None:
+            raise InputError("scheduler= goes with an optimizer of torch; expected schedule=, a function of the step.")
+        return UpdateRule(own, schedule, clip_value)
+    check_model(program.model)
+    every = whole("scheduler_every", every, least=1)
+    made = recipes(optimizer, program.model, scheduler=scheduler, every=every, schedule=schedule)
+    return UpdateRule(None, schedule, clip_value, made)
+
+
+def _check_end(
+    restarts: Any, within_s: Any, *, detached: Any, folder: Path | None, validation: Validation | None
+) -> None:  # fmt: skip
+    """Raise InputError for impossible numbers of deaths, or a job that cannot outlive its starter."""
+    check_restarts(restarts, within_s)
+    check_detached(detached, folder=folder, validate=validation)
+
+
+def _arguments() -> Iterable[str]:
+    return signature(start).parameters
+
+
+def _checked_cut(
+    program: Program, trial: Spec, folder: Path | None, *, n_blocks: int, per_shard: Sequence[str], whole: bool
+) -> Layout:  # fmt: skip
+    """Return parameters, buffers and blocks of a model; InputError if it cannot train, or has no such batch."""
     program.check()
-    check_batch(len(program.data), batch=batch, n_shards=n_shards)
-    cut = layout(program.model, n_blocks=n_blocks)
-    return cut if folder is None else kept_cut(folder, cut)
+    check_batch(len(program.data), batch=trial.batch, n_shards=trial.n_shards)
+    buffers = buffer_shapes(program.model, moving_buffers(program, trial), per_shard=per_shard, n_shards=trial.n_shards)
+    cut = layout(program.model, n_blocks=n_blocks, whole=whole, buffers=buffers)
+    return cut if folder is None else _kept_cut(folder, cut)
+
+
+def _kept_cut(folder: Path, cut: Layout) -> Layout:
+    """Return the cut of a folder's checkpoints, which must not cut a parameter where `cut` does not."""
+    kept = kept_cut(folder, cut)
+    if kept.cuts_a_parameter() and not cut.cuts_a_parameter():
+        raise InputError(
+            f"the checkpoints of {folder} cut parameters into blocks, and clip_norm needs whole ones; give another "
+            "folder."
+        )
+    return kept
 
 
 def _checked_network(
@@ -404,7 +482,7 @@ def fill(home: Path, program: Program, rule: UpdateRule, spec: Spec, config: Job
         rule.save(home)
     _set_aside(home)
     spec.save(home)
-    _save_first(spec, home, pack(program.model))
+    _save_first(spec, home, pack(program.model, spec.layout))
     replace(config, differs=differs, notices=notices).save(home)
 
 

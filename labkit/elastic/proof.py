@@ -23,13 +23,23 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, unknown
 from labkit.elastic.controller.losses import NotFiniteError
+from labkit.elastic.loading import Samples
 from labkit.elastic.process.local_members import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
 from labkit.elastic.protocol.program import FLOAT32, Program
-from labkit.elastic.shards import samples_of
-from labkit.elastic.worker.forward import ChangedError, LossParts, SampleLoss, cast, checked, parted, seed_all
+from labkit.elastic.worker.forward import (
+    ChangedError,
+    ForwardGuard,
+    LossParts,
+    SampleLoss,
+    cast,
+    checked,
+    clock_of,
+    parted,
+    seed_all,
+)
 
 if TYPE_CHECKING:
     from labkit.elastic.protocol.program import Spec
@@ -110,7 +120,9 @@ class _Checks:
     def __init__(self, program: Program | None, pickled: Path, spec: Spec) -> None:
         self._spec, self._given, self._pickled = spec, program, pickled
         self._n_shards = spec.n_shards if spec.sync else 1
-        self._noisy = False
+        self._noisy = self._batch_norms = False
+        self._untouched: list[str] = []
+        self._order: Samples | None = None
 
     def run(self) -> Proof:
         """Return the report of all checks; the first difference ends them."""
@@ -120,6 +132,7 @@ class _Checks:
         loaded = Program.read(self._pickled)
         own = loaded if self._given is None else self._given
         modes = [(module, module.training) for module in own.model.modules()]
+        self._batch_norms = any(training and "BatchNorm" in type(module).__name__ for module, training in modes)
         own.model.eval()
         loaded.model.eval()
         fault = "" if self._given is None else self._pickling(own, loaded)  # first: data may count what it is asked for
@@ -131,21 +144,36 @@ class _Checks:
         parts = [
             *(["pickling changes no bit of a gradient"] if self._given is not None else []),
             self._about_shards(own),
+            self._about_untouched(),
         ]
         return Proof(f"proved in evaluation mode: {', '.join(filter(None, parts))}", fault)
+
+    def _about_untouched(self) -> str:
+        """Return what differs from torch for parameters without a gradient; of several optimizers it is intended."""
+        if not self._untouched or len(tuple(self._spec.options.get("kinds", ()))) > 1:  # type: ignore[arg-type]
+            return ""
+        more = f" and {len(self._untouched) - 1} more" if len(self._untouched) > 1 else ""
+        return (
+            f"'{self._untouched[0]}'{more} without a gradient: its optimizer has zeros here, where torch would skip it"
+        )
 
     def _about_shards(self, program: Program) -> str:
         if self._n_shards == 1:
             return ""
         n = self._n_shards
         kind = "sums by weights" if self._loss(program, self._samples(0), 0).weight is not None else "mean"
-        finding = f"the {kind} of {n} shards of {self._spec.batch // n} samples has the gradient of their batch"
-        return f"{finding}, as far as its random numbers let one see" if self._noisy else finding
+        size = self._spec.batch // n
+        finding = f"the {kind} of {n} shards of {size} samples has the gradient of their batch"
+        finding += ", as far as its random numbers let one see" if self._noisy else ""
+        alone = f"; BatchNorm normalizes {size} samples at a time (shards=1: {size * n}), its statistics are averaged"
+        return f"{finding}{alone if self._batch_norms else ''}"
 
     def _forward_pass(self, program: Program) -> str:
         """Return the change that a forward pass in training mode makes to the model; "" for none."""
         program.train()
-        loss = SampleLoss(program, device="cpu", seed=self._spec.seed, precision=self._spec.precision)
+        loss = SampleLoss(
+            program, device="cpu", seed=self._spec.seed, precision=self._spec.precision, moving=self._spec.moving
+        )
         try:
             loss(self._samples(0), (0, 0))
         except ChangedError as error:
@@ -228,7 +256,7 @@ class _Checks:
         cosine = float(shards @ union) / (norms[0] * norms[1] or 1.0)
         apart = float(np.linalg.norm(shards - union)) / (norms[1] or 1.0)
         batch_norm = any("BatchNorm" in type(module).__name__ for module in program.model.modules())
-        hint = "; nn.BatchNorm sees one shard: nn.GroupNorm does not depend on it" if batch_norm else ""
+        hint = "; nn.BatchNorm sees one shard: shards=1, or nn.GroupNorm" if batch_norm else ""
         return (
             f"the loss is no plain mean over samples: {n} shards of {size} samples together do not have the gradient "
             f"of their batch (cosine {cosine:.3f}, norms {norms[0]:.4g} and {norms[1]:.4g}, {apart:.2g} of it apart). "
@@ -239,29 +267,27 @@ class _Checks:
     # --- gradients
 
     def _samples(self, *leaves: int) -> list[int]:
-        spec = self._spec
-        samples = [
-            samples_of(0, leaf, n_samples=spec.n_samples, batch=spec.batch, n_shards=self._n_shards, seed=spec.seed)
-            for leaf in leaves
-        ]
-        return [int(i) for part in samples for i in part]
+        if self._order is None:
+            self._order = Samples((self._given or Program.read(self._pickled)).data, self._spec)
+        return [i for leaf in leaves for i in self._order.of(0, leaf, n_shards=self._n_shards)]
 
     def _loss(self, program: Program, samples: Sequence[int], place: int) -> LossParts:
         seed_all(hash((self._spec.seed, 0, place)) & 0x7FFFFFFF)
         batch = program.batch(list(samples))
         with cast("cpu", self._spec.precision), same_rows():
-            parts = parted(program.loss(program.model, batch))
+            parts = parted(program.loss(program.model, batch, **clock_of(program.loss)(step=0, epoch=0)))
         return parts._replace(loss=checked(parts.loss))
 
     def _gradients(self, program: Program, samples: Sequence[int], place: int) -> tuple[list[Any], float | None]:
         import torch
 
-        params = [p for _, p in trained(program.model)]
-        grads = [torch.zeros_like(p) for p in params]
-        for p, grad in zip(params, grads, strict=True):
-            p.grad = grad
+        named = trained(program.model)
+        for _, p in named:
+            p.grad = None
         parts = self._loss(program, samples, place)
         parts.loss.backward()
+        self._untouched = [name for name, p in named if p.grad is None]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for _, p in named]
         return [grad.numpy() for grad in grads], parts.weight
 
     def _whole(self, program: Program, samples: Sequence[int], place: int) -> tuple[Gradient, float | None]:
@@ -295,7 +321,8 @@ def same_rows() -> contextlib.AbstractContextManager[Any]:
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             drawn = function(*args, **(kwargs or {}))
-            if function not in drawing or not drawn.ndim or not drawn.is_floating_point():
+            own = (kwargs or {}).get("generator") is not None  # of the program: it draws the same again
+            if own or function not in drawing or not drawn.ndim or not drawn.is_floating_point():
                 return drawn
             self.n += 1
             row = torch.empty(drawn.shape[1:], dtype=drawn.dtype)
@@ -305,6 +332,69 @@ def same_rows() -> contextlib.AbstractContextManager[Any]:
                 return drawn.copy_(row.expand_as(drawn)) if not drawn.requires_grad else drawn
 
     return SameRows()
+
+
+# --- buffers that change
+
+
+def moving_buffers(program: Program, spec: Spec) -> list[str]:
+    """Return the names of the buffers that a forward pass in training mode changes, found in a copy of this process.
+
+    Where the copy fails, those of modules that track running statistics: the workers' own checks find the others.
+
+    Parameters
+    ----------
+    program : Program
+        As the user gave it.
+    spec : Spec
+        Of the job: its batch, shards, seed and precision.
+    """
+    modules = dict(program.model.named_modules())
+    if not any(module._buffers for module in modules.values()):
+        return []
+
+    def changed() -> Proof:
+        import torch
+
+        torch.set_num_threads(1)
+        program.train()
+        guard = ForwardGuard(program.model)
+        everything = {name for name, _ in program.model.named_buffers()}
+        loss = SampleLoss(program, device="cpu", seed=spec.seed, precision=spec.precision, moving=everything)
+        loss(list(range(spec.batch // spec.n_shards)), (0, 0))
+        return Proof(json.dumps([*guard.changed(), *tracked()]))
+
+    def tracked() -> list[str]:
+        """Return the running statistics of modules in training mode: another step may change them."""
+        return [
+            f"{name}.{key}" if name else key
+            for name, module in modules.items()
+            for key in module._buffers
+            if getattr(module, "track_running_stats", False) and module.training
+        ]
+
+    found = in_a_copy(changed, timeout_s=min(MOST_S, spec.patience_s)).summary
+    names = set(json.loads(found) if found.startswith("[") else tracked())
+    return [name for name, _ in program.model.named_buffers() if name in names]
+
+
+def buffer_shapes(
+    model: Any, names: Sequence[str], *, per_shard: Sequence[str], n_shards: int
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Return name and shape of buffers in the flat vector: those of each shard have a row for each.
+
+    Raises
+    ------
+    InputError
+        If the model has no buffer of a name in `per_shard`.
+    """
+    known = dict(model.named_buffers())
+    for name in per_shard:
+        if name not in known:
+            raise unknown("buffer", name, known)
+    own = set(per_shard)
+    wanted = [name for name in known if name in own or name in names]
+    return [(name, ((n_shards,) if name in own else ()) + tuple(known[name].shape)) for name in wanted]
 
 
 # --- a copy of this process

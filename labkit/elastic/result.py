@@ -71,7 +71,7 @@ class Result:
         self.ledger = () if spec.sync else tuple(ShardService.replay(records(folder)).ledger)
         self.best = best_of(folder, spec, model)
         vector = np.concatenate([saved.blocks[number].params for number in sorted(saved.blocks)])
-        unpack(vector, self.model)
+        unpack(vector, self.model, spec.layout)
 
     def state_dict(self) -> dict[str, Any]:
         """Return parameters and buffers of the trained model by name, as copies; `start(state=...)` takes them."""

@@ -26,7 +26,7 @@ from labkit.elastic.errors import OverError
 from labkit.elastic.job_logs import read_events
 from labkit.elastic.models.sizes import whole
 from labkit.elastic.protocol.program import Program, Spec, check_data
-from labkit.elastic.worker.forward import cast, moved, parted
+from labkit.elastic.worker.forward import cast, clock_of, moved, parted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,7 +96,7 @@ class Validation:
             raise InputError(f"validate: metric is '{self.metric}'; the loss function returns {', '.join(values)}.")
 
     def measured(
-        self, program: Program, model: nn.Module, precision: str, *, over: threading.Event | None = None
+        self, program: Program, model: nn.Module, precision: str, *, over: threading.Event | None = None, step: int = 0
     ) -> dict[str, float]:
         """Return the mean of the loss and of each metric over all samples, in evaluation mode.
 
@@ -110,6 +110,8 @@ class Validation:
             Of the job.
         over : Event, optional
             Ends it early once set.
+        step : int
+            Updates in the state.
 
         Raises
         ------
@@ -121,12 +123,12 @@ class Validation:
         mine = replace(program, data=self.data, loss=self.loss or program.loss)
         model = model.to(self.device).eval()
         sums: dict[str, float] = defaultdict(float)
-        weight = 0.0
+        weight, clock = 0.0, clock_of(mine.loss)(step=step, epoch=0)
         try:
             with torch.no_grad(), cast(self.device, precision):
                 for first in range(0, len(self.data), self.batch):
                     indices = list(range(first, min(first + self.batch, len(self.data))))
-                    parts = parted(mine.loss(model, moved(mine.batch(indices), self.device)))
+                    parts = parted(mine.loss(model, moved(mine.batch(indices), self.device), **clock))
                     n = 1.0 if parts.weight is not None else len(indices)
                     sums["loss"] += float(parts.loss) * n
                     weight += len(indices) if parts.weight is None else parts.weight
@@ -286,7 +288,9 @@ class Validator:
         began = time.perf_counter()
         model = state_of(self._set_aside_, version, self._program.model)
         try:
-            values = self._validation.measured(self._program, model, self._spec.precision, over=self._cancelled)
+            values = self._validation.measured(
+                self._program, model, self._spec.precision, over=self._cancelled, step=version
+            )
         except ValidationError as error:
             raise ValidationError(f"step {version}: {error}") from error
         if self._cancelled.is_set():

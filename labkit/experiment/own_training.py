@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NEEDED: Final = ("model", "data", "loss")
 OF_CATALOGUE: Final = ("width", "samples")
 """Options of models of the catalogue."""
-OF_FILE: Final = ("schedule", "optimizer", "state")
+OF_FILE: Final = ("schedule", "optimizer", "scheduler", "state")
 """Arguments of `start` that a file may define by their names."""
 OF_VALIDATION: Final = ("validate_every", "patience", "metric", "best")
 
@@ -41,8 +41,10 @@ class OwnTraining:
         Instead of `loss`, for validation.
     schedule : callable, optional
         See `labkit.elastic.schedules`.
-    optimizer : OwnUpdate, optional
-        An update of one's own.
+    optimizer : OwnUpdate, Optimizer, callable or sequence of these, optional
+        An update of one's own, an optimizer of torch, or a function of the model that returns one.
+    scheduler : LRScheduler, callable or sequence of these, optional
+        Its scheduler of torch, or a function of the optimizer that returns one.
     state : mapping, optional
         A `state_dict` to begin with.
     options : dict
@@ -56,6 +58,7 @@ class OwnTraining:
     validation_loss: Callable[[Any, Any], Any] | None = None
     schedule: Callable[[int], float] | None = None
     optimizer: Any = None
+    scheduler: Any = None
     state: Any = None
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -94,15 +97,9 @@ def arguments_of(training: OwnTraining, how: Mapping[str, Any], *, typed: Collec
     """
     given = {name: value for name, value in how.items() if value is not None}
     defaults = {name: value for name, value in given.items() if name not in typed}
-    own = {
-        name: value
-        for name, value in (
-            ("schedule", training.schedule),
-            ("optimizer", training.optimizer),
-            ("state", training.state),
-        )
-        if value is not None
-    }
+    if hasattr(training.data, "batch_size"):
+        defaults.pop("batch", None)  # a DataLoader has one
+    own = {name: value for name in OF_FILE if (value := getattr(training, name)) is not None}
     return {**defaults, **training.options, **own, **{name: given[name] for name in given if name in typed}}
 
 

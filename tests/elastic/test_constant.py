@@ -119,11 +119,11 @@ def by_value() -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-def test_a_job_whose_model_changes_by_itself_ends_at_its_first_shard(by_value: None) -> None:
-    """Before, it went on: other bits with two workers than with one, and buffers of the beginning in the result."""
+def test_a_job_whose_model_grows_by_itself_ends_at_its_first_shard(by_value: None) -> None:
+    """A buffer that changes its numbers is averaged over the shards; one of a new shape is of no server."""
     data = as_dataset((torch.randn(64, 4), torch.randn(64, 2)))
-    with pytest.raises(JobError, match=r"^worker-\d: buffer 'mean' of the model is changed by the forward pass"):
-        train(Average(how="in place"), data, loss, steps=5, batch=16, workers=1, servers=1, lr=0.1, proof="off")
+    with pytest.raises(JobError, match=r"^worker-\d: buffer 'cache' of the model is changed by the forward pass"):
+        train(Average(how="a cache"), data, loss, steps=5, batch=16, workers=1, servers=1, lr=0.1, proof="off")
 
 
 def loss(model: nn.Module, batch: Any) -> Any:

@@ -174,7 +174,6 @@ def wider(params: Any, gradient: Any, state: Any, *, lr: float, step: int) -> An
         ({"schedule": lambda step: 1 / step}, r"schedule\(0\) raised ZeroDivisionError"),
         ({"schedule": 0.1}, r"schedule is 0\.1; expected a function of the step"),
         ({"clip_value": 0}, "clip_value is 0; expected a number above 0"),
-        ({"clip_norm": 1.0}, "needs the norm of the whole gradient, which no server has"),
         ({"precision": "float64"}, "precision is 'float64'; expected 'float32' or 'bf16'"),
         ({"precision": "fp16"}, "precision is 'fp16'; expected"),
         ({"state": {}}, "state has no '0.weight'"),

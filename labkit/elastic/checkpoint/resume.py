@@ -7,7 +7,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -53,7 +53,7 @@ def kept_cut(folder: Path, cut: Layout) -> Layout:
     for path in sorted((folder / CHECKPOINTS).glob(f"step-*/{FILE}"), reverse=True):
         with contextlib.suppress(BadCheckpointError, OSError):
             manifest = Manifest.from_json(path.read_bytes(), name=path.parent.name)
-            kept = manifest.cut(cut.params)
+            kept = replace(manifest.cut(cut.params), n_buffers=cut.n_buffers)
             if manifest.step and kept.digest == manifest.layout:
                 return kept
     return cut
@@ -202,7 +202,7 @@ def state_of(checkpoints: Checkpoints, version: int, model: nn.Module) -> nn.Mod
     """Return a copy of a model with the parameters of a checkpoint."""
     saved = checkpoints.load(version)
     loaded = copy.deepcopy(model)
-    unpack(np.concatenate([saved.blocks[number].params for number in sorted(saved.blocks)]), loaded)
+    unpack(np.concatenate([saved.blocks[number].params for number in sorted(saved.blocks)]), loaded, checkpoints.layout)
     return loaded
 
 

@@ -21,9 +21,8 @@ from labkit.elastic.transport import Channel, Handler, Peer, Scheme, TransportEr
 from labkit.system.oom import is_memory
 
 if TYPE_CHECKING:
-    from labkit.elastic.server.block import Updates
-    from labkit.elastic.server.optimizers import Optimizer
     from labkit.elastic.server.replicas import KeptCopy
+    from labkit.elastic.server.update_rule import UpdateRule
 
 BLOCKS_OF_A_NOTICE: Final = 400
 """Most blocks in one report, so that it fits into a frame."""
@@ -36,6 +35,7 @@ class ServerMember(MemberProcess):
     takes = orders.ServerOrder
 
     def __init__(self, folder: Path, name: str, site: str = "") -> None:
+        from labkit.elastic.server.norms import NormClipping
         from labkit.elastic.server.optimizers import optimizer
         from labkit.elastic.server.replicas import KeptCopies
         from labkit.elastic.server.server import Arrivals, ParameterServer
@@ -45,24 +45,33 @@ class ServerMember(MemberProcess):
         spec = self.spec
         chosen = optimizer(spec.optimizer, **spec.options)
         chosen.init(1)  # compiles the update
+        rule = self._rule()
         self._copies = KeptCopies(report=self.report, send=self._send_copy)
         self.server = ParameterServer(
-            name, optimizer=self._with_rule(chosen), n_shards=spec.n_shards, sync=spec.sync, report=self.report,
+            name, optimizer=rule.applied(chosen), n_shards=spec.n_shards, sync=spec.sync, report=self.report,
             copy=self._copies.keep, shared_pool=SharedArrayPool() if spec.sync and spec.scheme == Scheme.SHM else None,
+            rule_of=rule.of_blocks(spec, chosen) if rule.torch is not None or spec.n_buffers else None,
+            norms=NormClipping(spec.clip_norm, spec.layout) if spec.clip_norm else None,
         )  # fmt: skip
         arrivals = partial(Arrivals, self.server, exhausted=self.exhausted, failed=self._failed, keep=self._keep_share)
         self._arrivals = arrivals(role="server", ended=self.server_closed)
         self._arrivals_of = partial(arrivals, ended=self.peer_closed)
         self.endpoints.reserve()
 
-    def _with_rule(self, chosen: Optimizer) -> Updates:
-        if not self.spec.has_rule:
-            return chosen
+    def _rule(self) -> UpdateRule:
+        """Return what the job adds to its optimizer; torch computes with one thread, as in workers."""
         from labkit.elastic.protocol.program import find_modules
+        from labkit.elastic.server.optimizers import TORCH
         from labkit.elastic.server.update_rule import UpdateRule
 
+        if self.spec.clip_norm or self.spec.optimizer == TORCH:
+            import torch
+
+            torch.set_num_threads(1)
+        if not self.spec.has_rule:
+            return UpdateRule()
         find_modules(self.spec.paths)
-        return UpdateRule.load(self.folder).applied(chosen)
+        return UpdateRule.load(self.folder)
 
     def _failed(self, error: Exception) -> None:
         """End the job: a function of its updates fails here, and would on any server."""

@@ -66,6 +66,7 @@ class WorkerMember(MemberProcess):
     def __init__(self, folder: Path, name: str, site: str = "", device: str = "") -> None:
         import torch
 
+        from labkit.elastic.loading import Loader, Samples
         from labkit.elastic.protocol.program import Program, find_modules
         from labkit.elastic.worker.forward import SampleLoss
         from labkit.elastic.worker.push_pull import FromServers
@@ -81,7 +82,14 @@ class WorkerMember(MemberProcess):
         self.device = local_name(device) if device else devices[number % len(devices)]
         if self.device.startswith("cuda"):
             sum_in_one_order()
-        self._forward = SampleLoss(self.program, device=self.device, seed=self.spec.seed, precision=self.spec.precision)
+        self._forward = SampleLoss(
+            self.program, device=self.device, seed=self.spec.seed, precision=self.spec.precision,
+            moving=self.spec.moving,
+        )  # fmt: skip
+        self._samples = Samples(self.program.data, self.spec)
+        self._loader = Loader(
+            self.program, self._samples.of, self._forward.seed_at, self.spec.loaders, self.spec.n_steps
+        ) if self.spec.loaders and self.spec.sync else None  # fmt: skip
         self.worker = self._make_worker(number)
         self._handler = FromServers(self.worker, ended=self.server_closed, exhausted=self.exhausted)
 
@@ -93,19 +101,26 @@ class WorkerMember(MemberProcess):
 
         spec = self.spec
         lender = SharedRegions() if spec.sync and spec.scheme == Scheme.SHM else None
-        flat = FlatModel(self.program.model, device=self.device, lender=lender)
+        flat = FlatModel(self.program.model, device=self.device, lender=lender, cut=spec.layout)
         common: dict[str, Any] = {
             "extents": [(first, n) for first, n in spec.extents], "channel_of": self._channel,
             "report": self.report, "finite": spec.on_nan == STOP, "keep": partial(self.limits.keep, most_s=KEEP_S),
             "metrics_of": lambda: self._forward.metrics,
         }  # fmt: skip
         if spec.sync:
+            n_normed = sum(first < spec.layout.n_trained for first, _ in spec.extents)
             return Worker(
                 flat, loss_of=self._loss, n_shards=spec.n_shards, n_steps=spec.n_steps,
-                weight_of=lambda: self._forward.weight, **common,
+                weight_of=lambda: self._forward.weight, n_normed=n_normed, **common,
             )  # fmt: skip
         return AsyncWorker(
-            flat, loss_of=self._loss_between, batch=spec.batch, number=number, lease_s=spec.lease_s, **common
+            flat,
+            loss_of=self._loss_between,
+            batch=spec.batch,
+            number=number,
+            lease_s=spec.lease_s,
+            clip_norm=spec.clip_norm,
+            **common,
         )
 
     def _channel(self, server: str) -> Channel:
@@ -119,21 +134,15 @@ class WorkerMember(MemberProcess):
 
     def _loss(self, step: int, leaf: int) -> Any:
         """Return the loss of one logical shard; what a model draws depends on seed, step and shard alone."""
-        from labkit.elastic.shards import samples_of
-
-        spec = self.spec
-        samples = samples_of(
-            step, leaf, n_samples=spec.n_samples, batch=spec.batch, n_shards=spec.n_shards, seed=spec.seed
-        )
-        return self._forward(samples.tolist(), (step, leaf))
+        samples = [] if self._loader is not None else self._samples.of(step, leaf)
+        epoch = self.spec.epoch_of(step)
+        return self._forward(samples, (step, leaf), step=step, epoch=epoch, loader=self._loader)
 
     def _loss_between(self, epoch: int, start: int, end: int) -> Any:
         """Return the loss of positions start to end of the order of an epoch."""
-        from labkit.elastic.shards import samples_between
-
         self._follow_cores()
-        samples = samples_between(start, end, n_samples=self.spec.n_samples, seed=self.spec.seed, epoch=epoch)
-        loss = self._forward(samples.tolist(), (epoch, start))
+        samples = self._samples.between(start, end, epoch)
+        loss = self._forward(samples.tolist(), (epoch, start), step=self.worker.version, epoch=epoch)
         return loss / self._forward.weight if self._forward.weight else loss
 
     def _follow_cores(self) -> None:
@@ -209,6 +218,8 @@ class WorkerMember(MemberProcess):
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         try:
             self.worker.run()
+            if self._loader is not None:
+                self._loader.close()
             self.close()
         except BaseException as error:  # of the user's model, data or loss, `sys.exit` included
             traceback.print_exc()

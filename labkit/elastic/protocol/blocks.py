@@ -94,10 +94,13 @@ class Layout:
         In the order of the model; they follow each other without gaps.
     extents : tuple of (int, int)
         (B,) first number and length of each block; they follow each other without gaps.
+    n_buffers : int
+        How many of `params`, at the end, are buffers that the forward pass changes; they have blocks of their own.
     """
 
     params: tuple[Param, ...]
     extents: tuple[Extent, ...]
+    n_buffers: int = 0
 
     @property
     def n(self) -> int:
@@ -119,6 +122,25 @@ class Layout:
         """(B,) number of the parameter in which each block begins."""
         firsts = [param.first for param in self.params]
         return tuple(bisect_right(firsts, first) - 1 for first, _ in self.extents)
+
+    @property
+    def buffers(self) -> tuple[Param, ...]:
+        """The buffers among `params`."""
+        return self.params[len(self.params) - self.n_buffers :]
+
+    @property
+    def n_trained(self) -> int:
+        """Numbers of the flat vector that are parameters: buffers follow."""
+        return self.buffers[0].first if self.n_buffers else self.n
+
+    def of_block(self, number: int) -> list[Param]:
+        """Return the parameters or buffers of which a block has numbers, in order."""
+        first, n = self.extents[number]
+        return [p for p in self.params if p.n and p.first < first + n and first < p.first + p.n]
+
+    def cuts_a_parameter(self) -> bool:
+        """Return whether a block begins within a parameter."""
+        return not {first for first, n in self.extents if n} <= {p.first for p in self.params}
 
     @cached_property
     def digest(self) -> str:
@@ -161,7 +183,12 @@ def small_blocks(servers: int, *, most_servers: int = 0) -> int:
 
 
 def layout(
-    model: nn.Module | Iterable[tuple[str, Any]], *, block_bytes: int | None = None, n_blocks: int = ENOUGH_BLOCKS
+    model: nn.Module | Iterable[tuple[str, Any]],
+    *,
+    block_bytes: int | None = None,
+    n_blocks: int = ENOUGH_BLOCKS,
+    buffers: Sequence[tuple[str, tuple[int, ...]]] = (),
+    whole: bool = False,
 ) -> Layout:
     """Return the positions of the parameters and blocks of a model.
 
@@ -173,6 +200,10 @@ def layout(
         Most bytes of a block. None: `BLOCK_BYTES`, and fewer for small models (`block_numbers`).
     n_blocks : int
         Least blocks of a model below 16 MB, about; see `small_blocks`.
+    buffers : sequence
+        Name and shape of the buffers that the forward pass changes.
+    whole : bool
+        Whether no block may cut a parameter; a large one is then a block of its own.
 
     Raises
     ------
@@ -199,8 +230,17 @@ def layout(
     if not starts[-1]:
         what = "an empty list" if isinstance(model, Sequence) else f"a model ({type(model).__name__})"
         raise NoParametersError(f"{what} without parameters that need gradients; nothing can be trained.")
-    params = tuple(Param(name, first, shape) for (name, shape), first in zip(named, starts, strict=False))
-    return Layout(params, _cut(starts[-1], block_numbers(starts[-1], block_bytes=block_bytes, n_blocks=n_blocks)))
+    n = starts[-1]
+    most = block_numbers(n, block_bytes=block_bytes, n_blocks=n_blocks)
+    extents = _cut_between(starts, most) if whole else _cut(n, most)
+    ends = [n, *accumulate((prod(shape) for _, shape in buffers), initial=n)][1:]
+    if ends[-1] > n:
+        extents += tuple((n + first, size) for first, size in _cut(ends[-1] - n, most))
+    params = tuple(
+        Param(name, first, shape)
+        for (name, shape), first in zip([*named, *buffers], [*starts[:-1], *ends], strict=False)
+    )
+    return Layout(params, extents, n_buffers=len(buffers))
 
 
 def block_numbers(n: int, *, block_bytes: int | None = None, n_blocks: int = ENOUGH_BLOCKS) -> int:
@@ -235,6 +275,21 @@ def _cut(n: int, most: int) -> tuple[Extent, ...]:
     return tuple((first, min(each, n - first)) for first in range(0, n, each))
 
 
+def _cut_between(starts: Sequence[int], most: int) -> tuple[Extent, ...]:
+    """Cut between parameters only, into blocks of at most `most` numbers where the parameters allow it.
+
+    >>> _cut_between([0, 3, 5, 20, 21], 6)
+    ((0, 5), (5, 15), (20, 1))
+    """
+    extents: list[Extent] = []
+    first = 0
+    for end, after in zip(starts[1:], [*starts[2:], None], strict=True):
+        if end > first and (after is None or after - first > most):
+            extents.append((first, end - first))
+            first = end
+    return tuple(extents)
+
+
 def _named(model: Any) -> Iterable[tuple[str, tuple[int, ...]]]:
     if hasattr(model, "named_parameters"):
         yield from ((name, tuple(p.shape)) for name, p in trained(model))
@@ -262,23 +317,38 @@ def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return parameters
 
 
-def pack(model: nn.Module) -> Vector:
+def mean_gradient(grad: Any, plus: Any, scale: float) -> Vector:
+    """Return scale (grad + plus) as an array of its own, rounded as the kernels do it."""
+    gradient: Vector = np.array(grad) if plus is None else np.add(grad, plus)
+    gradient *= np.float32(scale)
+    return gradient
+
+
+def pack(model: nn.Module, cut: Layout | None = None) -> Vector:
     """Return the parameters of a model as one flat vector on the processor, (n,) float32.
 
-    Parameters that are views of one vector already (`bind`) are not copied. The model is not changed.
+    Parameters that are views of one vector already (`bind`) are not copied. The model is not changed. With `cut` the
+    buffers that it names follow.
     """
     import torch
 
     params = [p for _, p in trained(model)]
+    if cut is not None and cut.n_buffers:
+        vector: Vector = np.zeros(cut.n, np.float32)
+        vector[: cut.n_trained] = pack(model)
+        MovingBuffers(model, cut).store_all(torch.from_numpy(vector))
+        return vector
     whole = _already_flat([p.detach() for p in params])
     if whole is None:
         whole = torch.cat([p.detach().reshape(-1).cpu() for p in params] or [torch.empty(0)])
-    vector: Vector = whole.numpy()
-    return vector
+    packed: Vector = whole.numpy()
+    return packed
 
 
-def unpack(vector: Vector, model: nn.Module) -> None:
+def unpack(vector: Vector, model: nn.Module, cut: Layout | None = None) -> None:
     """Copy a flat vector into the parameters of a model; those that are views of it already are not copied.
+
+    With `cut` the vector's end goes into the buffers that it names.
 
     Raises
     ------
@@ -287,6 +357,9 @@ def unpack(vector: Vector, model: nn.Module) -> None:
     """
     import torch
 
+    if cut is not None and cut.n_buffers:
+        MovingBuffers(model, cut).load(torch.from_numpy(vector))
+        vector = vector[: cut.n_trained]
     flat = _flat_tensor(vector, model)
     with torch.no_grad():
         for p, part in zip((p for _, p in trained(model)), _parts(flat, model), strict=True):
@@ -335,3 +408,49 @@ def _already_flat(params: list[Any]) -> Any | None:
         here += 4 * p.numel()
     n = sum(p.numel() for p in params)
     return params[0].as_strided((n,), (1,))
+
+
+class MovingBuffers:
+    """The buffers of a model that its forward pass changes: they begin each shard with what the servers have of them.
+
+    A buffer of each shard has one row more than the model's in the layout: (V, ...).
+
+    Parameters
+    ----------
+    model : Module
+        The model.
+    cut : Layout
+        Names and places of its buffers.
+    """
+
+    def __init__(self, model: nn.Module, cut: Layout) -> None:
+        modules = dict(model.named_modules())
+        self._rows: list[tuple[dict[str, Any], str, int, int, int]] = []
+        for p in cut.buffers:
+            owner, _, key = p.name.rpartition(".")
+            buffers: dict[str, Any] = modules[owner]._buffers
+            n, own = buffers[key].numel(), len(p.shape) > buffers[key].dim()
+            self._rows.append((buffers, key, p.first, n, p.n // n if n and own else 0))
+
+    def load(self, flat: Any, leaf: int = 0) -> None:
+        """Set the buffers to their numbers in a flat vector, those of each shard to their numbers in row `leaf`."""
+        import torch
+
+        with torch.no_grad():
+            for buffers, key, start, n, n_rows in self._rows:
+                first, buffer = start + (n * leaf if n_rows else 0), buffers[key]
+                if buffer.requires_grad or buffer.numel() != n:
+                    raise InputError(f"buffer '{key}' of the model has another shape now, or a gradient; detach() it.")
+                buffer.copy_(flat[first : first + n].view(buffer.shape))
+
+    def store(self, flat: Any, leaf: int = 0) -> None:
+        """Write the buffers into a flat vector; of one of each shard, row `leaf`, and zeros into the other rows."""
+        for buffers, key, start, n, n_rows in self._rows:
+            flat[start : start + n * n_rows].zero_()
+            first = start + (n * leaf if n_rows else 0)
+            flat[first : first + n].copy_(buffers[key].detach().reshape(-1))
+
+    def store_all(self, flat: Any) -> None:
+        """Write the buffers into a flat vector, the same into all rows of one of each shard."""
+        for buffers, key, first, n, n_rows in self._rows:
+            flat[first : first + n * max(n_rows, 1)].view(-1, n).copy_(buffers[key].detach().reshape(1, -1))

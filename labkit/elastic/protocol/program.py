@@ -195,8 +195,8 @@ def check_data(data: Any) -> None:
 
     if isinstance(data, DataLoader):
         raise InputError(
-            "data is a DataLoader; give its dataset (loader.dataset), and batch= here: the order of samples and their "
-            "batches are the job's, and a collate_fn belongs into the dataset's fetch(indices)."
+            "data is a DataLoader; expected its dataset here (loader.dataset): start(data=loader) takes it whole, with "
+            "its batch size, sampler and collate_fn."
         )
     if isinstance(data, IterableDataset):
         raise InputError(
@@ -292,6 +292,16 @@ class Spec(Struct):
         Whether updates have a schedule, a limit of gradients, or are a function of one's own: the file `UPDATE`.
     precision : str
         "float32", or "bf16": the forward pass under `torch.autocast`.
+    n_buffers : int
+        How many of `params`, at the end, are buffers that the forward pass changes.
+    per_shard : tuple of str
+        Those of which each logical shard has its own.
+    clip_norm : float
+        Limit of the norm of the whole gradient; 0: none.
+    shuffle : bool
+        False: samples come in the order of the data.
+    loaders : int
+        Processes of each worker that load samples ahead; 0: none.
     variables : tuple
         Name and value of the environment variables that decide about numerics, for members on all hosts.
     """
@@ -320,6 +330,11 @@ class Spec(Struct):
     partition: Text = BLOCKS
     has_rule: bool = False
     precision: Text = FLOAT32
+    n_buffers: Count = 0
+    per_shard: tuple[Text, ...] = ()
+    clip_norm: Number = 0.0
+    shuffle: bool = True
+    loaders: Count = 0
     variables: tuple[tuple[Text, Text], ...] = ()
 
     @property
@@ -334,7 +349,16 @@ class Spec(Struct):
     @property
     def layout(self) -> Layout:
         """Positions of parameters and blocks in the flat vector."""
-        return Layout(tuple(Param(*param) for param in self.params), self.extents)
+        return Layout(tuple(Param(*param) for param in self.params), self.extents, self.n_buffers)
+
+    @property
+    def moving(self) -> frozenset[str]:
+        """Names of the buffers that the forward pass changes."""
+        return frozenset(p.name for p in self.layout.buffers)
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch in which a step begins."""
+        return step * self.batch // max(self.n_samples, 1)
 
     def checkpoints(self, folder: Path) -> Checkpoints:
         """Return the checkpoints of the job in this folder."""
@@ -349,7 +373,8 @@ class Spec(Struct):
     @property
     def training(self) -> dict[str, int]:
         """Numbers that decide which samples a step takes, and the order in which their gradients are summed."""
-        return {"seed": self.seed, "batch": self.batch, "n_shards": self.n_shards, "n_samples": self.n_samples}
+        numbers = {"seed": self.seed, "batch": self.batch, "n_shards": self.n_shards, "n_samples": self.n_samples}
+        return numbers if self.shuffle else {**numbers, "shuffle": 0}
 
     def files_of(self, role: str) -> tuple[str, ...]:
         """Return the names of the files that a member needs."""

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.protocol.blocks import Vector, mean_gradient
 from labkit.elastic.protocol.messages.blocks import AppliedUpdate, BlockState
 from labkit.elastic.protocol.summation_tree import Node, parents
 from labkit.elastic.transport import Channel, ClosedError
@@ -157,6 +157,8 @@ class Pushed(Enum):
     APPLIED = "applied"
     """The sum was complete, and the block has a new version."""
     DUPLICATE = "duplicate"
+    HELD = "held"
+    """The sum is complete, and waits for the norm of the whole gradient."""
     LATE = "late"
     """Of a version before the current one."""
     EARLY = "early"
@@ -199,6 +201,8 @@ class Block:
         Shared memory from which workers on this host read the parameters.
     pages : array or None
         Pages in use, of a block that has memory only for these (`labkit.elastic.server.block`); None: has all.
+    held : array or None
+        The mean gradient of a complete sum that waits for the norm of the whole gradient.
     """
 
     number: int
@@ -214,10 +218,12 @@ class Block:
     buffer: Callable[[int], Vector] = _fresh
     place: SharedArray | None = None
     pages: Pages | None = None
+    held: Vector | None = None
 
     def push(
-        self, grad: Vector, *, step: int, node: Node, n_shards: int, optimizer: Updates, weight: float | None = None
-    ) -> Pushed:
+        self, grad: Vector, *, step: int, node: Node, n_shards: int, optimizer: Updates, weight: float | None = None,
+        hold: bool = False,
+    ) -> Pushed:  # fmt: skip
         """Add the sum of some logical gradients to the step's sum; with the last one, make the update.
 
         Parameters
@@ -235,11 +241,13 @@ class Block:
             Makes the update, with 1 / V times the sum.
         weight : float, optional
             Sum of the weights of these gradients: the update is then made with the sum divided by all weights.
+        hold : bool
+            Whether the update waits for `release`.
         """
         if step != self.version:
             self._free(grad)
             return Pushed.LATE if step < self.version else Pushed.EARLY
-        if any(other.first <= node.first and node.last <= other.last for other in self.sums):
+        if self.held is not None or any(o.first <= node.first and node.last <= o.last for o in self.sums):
             self._free(grad)
             return Pushed.DUPLICATE
         for part in [other for other in self.sums if node.first <= other.first and other.last <= node.last]:
@@ -252,8 +260,19 @@ class Block:
             self.sums[node] = grad
             return Pushed.KEPT
         total = self.weights.pop(node, float(n_shards))
-        self._update(grad, optimizer, scale=1.0 / total if total else 0.0, plus=plus)
-        return Pushed.APPLIED
+        scale = 1.0 / total if total else 0.0
+        if not hold:
+            self._update(grad, optimizer, scale=scale, plus=plus)
+            return Pushed.APPLIED
+        self.held = mean_gradient(grad, plus, scale)
+        self._free_halves(grad, plus)
+        return Pushed.HELD
+
+    def release(self, optimizer: Updates) -> None:
+        """Make the update for which a complete sum waits."""
+        if self.held is not None:
+            gradient, self.held = self.held, None
+            self._update(gradient, optimizer)
 
     def push_alone(self, grad: Vector, *, worker: int, number: int, optimizer: Updates) -> Pushed:
         """Update with one worker's gradients at once; `number` counts its updates, and a repeated one is ignored."""
@@ -302,6 +321,9 @@ class Block:
     def _update(self, grad: Vector, optimizer: Updates, *, scale: float = 1.0, plus: Vector | None = None) -> None:
         self.version += 1
         optimizer.apply(self.params, grad, self.state, step=self.version, scale=scale, plus=plus)
+        self._free_halves(grad, plus)
+
+    def _free_halves(self, grad: Vector, plus: Vector | None) -> None:
         self._free(grad)
         if plus is not None:
             self._free(plus)

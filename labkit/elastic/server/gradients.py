@@ -12,12 +12,13 @@ import numpy as np
 
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages.blocks import BlockState, Gradient, Pull
+from labkit.elastic.protocol.messages.blocks import BlockNorms, BlockState, Gradient, Pull, WholeNorm
 from labkit.elastic.protocol.messages.codec import FrameKind, at, decode, encode, era_and_version
 from labkit.elastic.protocol.messages.reports import SendReport, VersionLost
 from labkit.elastic.protocol.summation_tree import Node
 from labkit.elastic.server.block import Block, CopyOnWriteUpdates, GrowingValues, Pushed, SeqlockUpdates, Updates
 from labkit.elastic.server.handover import BlockHandover
+from labkit.elastic.server.norms import NormClipping
 from labkit.elastic.server.replicas import BlockReplicas
 from labkit.elastic.server.slots import BlockSlot, BlockTable, ConnectedPeers
 from labkit.elastic.transport import Channel, Message, TransportError
@@ -45,6 +46,8 @@ class GradientUpdates:
         Sends the controller a report.
     copy : callable
         See `CopyBlock`.
+    rule_of, norms
+        See `ParameterServer`.
     """
 
     def __init__(
@@ -60,10 +63,13 @@ class GradientUpdates:
         sync: bool,
         report: SendReport,
         copy: CopyBlock,
+        rule_of: Callable[[int], Updates] | None = None,
+        norms: NormClipping | None = None,
     ) -> None:
         self._blocks, self._peers = blocks, peers
         self._replies, self._replicas, self._handover = replies, replicas, handover
-        self._optimizer, self._n_shards, self._sync = optimizer, n_shards, sync
+        self._rule_of, self._n_shards, self._sync = rule_of or (lambda _: optimizer), n_shards, sync
+        self._norms = norms if sync else None
         self._report, self._copy = report, copy
 
     def push(self, channel: Channel, message: Message) -> None:
@@ -84,28 +90,67 @@ class GradientUpdates:
             if self._sync:
                 node = Node.unpack(message.head.offset)
                 what = block.push(
-                    grad, step=step, node=node, n_shards=self._n_shards, optimizer=optimizer, weight=pushed.weight
-                )
+                    grad, step=step, node=node, n_shards=self._n_shards, optimizer=optimizer, weight=pushed.weight,
+                    hold=self._norms is not None and self._norms.applies_to(slot.number),
+                )  # fmt: skip
             else:
                 worker = message.head.offset
                 what = block.push_alone(grad, worker=worker, number=pushed.update, optimizer=optimizer)
                 slot.wanted.append((channel, block.version))
             self._blocks.recycle(block)
             if what is Pushed.APPLIED or not self._sync:
-                fault.at("ps.updated")
-                self.advanced(slot, block)
-                if slot.parked:
-                    self._replay(slot)
+                self._updated(slot, block)
+            elif what is Pushed.HELD:
+                self._held(slot, block)
             elif what is Pushed.KEPT:
                 fault.at("ps.aggregating")
             elif what is Pushed.EARLY:  # a version was given out that is lost
                 self._report(VersionLost(slot.number, block.version, step, era=era))
 
+    def _updated(self, slot: BlockSlot, block: Block) -> None:
+        fault.at("ps.updated")
+        self.advanced(slot, block)
+        if slot.parked:
+            self._replay(slot)
+
+    def _held(self, slot: BlockSlot, block: Block) -> None:
+        """Update at once if the norm of the whole gradient is known; else send the workers that of this block."""
+        if self._norms is None or block.held is None:
+            return
+        step = at(self._blocks.era, block.version)
+        bits = self._norms.at(step)
+        if bits is not None:
+            self._release(slot, block, bits)
+        elif slot.shadow is None:
+            notice = BlockNorms(self._norms.of_block(slot.number, block.held))
+            self._peers.notify_workers(FrameKind.BLOCK_NORMS, notice, block=slot.number, step=step)
+
+    def _release(self, slot: BlockSlot, block: Block, bits: int) -> None:
+        if self._norms is not None and block.held is not None:
+            self._norms.limit(block.held, bits)
+            block.release(self._guarded(slot, block))
+            self._blocks.recycle(block)
+            self._updated(slot, block)
+
+    def take_norm(self, message: Message) -> None:
+        """Take the norm of the whole gradient of a version, and update the blocks that wait for it."""
+        era, version = era_and_version(message.head.step)
+        if self._norms is None or era != self._blocks.era:
+            return
+        bits = decode(WholeNorm, message.meta).bits
+        self._norms.take(message.head.step, bits)
+        for slot in self._blocks.slots():
+            with slot.lock:
+                block = slot.block
+                if block is not None and block.version == version and era == self._blocks.era:
+                    self._release(slot, block, bits)
+
     def _guarded(self, slot: BlockSlot, block: Block) -> Updates:
         """Return the optimizer, wrapped so that readers of the current parameters never get half an update."""
+        optimizer = self._rule_of(slot.number)
         if block.place is not None:
-            return SeqlockUpdates(self._optimizer, block.place)
-        chosen = self._optimizer if block.pages is None else GrowingValues(self._optimizer, block.pages)
+            return SeqlockUpdates(optimizer, block.place)
+        chosen = optimizer if block.pages is None else GrowingValues(optimizer, block.pages)
         return CopyOnWriteUpdates(chosen, block, slot.sent, self._blocks.buffer) if slot.sent else chosen
 
     def _park_or_redirect(self, slot: BlockSlot, channel: Channel, message: Message, pushed: Gradient) -> None:
@@ -145,12 +190,13 @@ class GradientUpdates:
 class ParameterReplies:
     """The answers to pulls."""
 
-    def __init__(self, blocks: BlockTable, peers: ConnectedPeers) -> None:
-        self._blocks, self._peers = blocks, peers
+    def __init__(self, blocks: BlockTable, peers: ConnectedPeers, *, norms: NormClipping | None = None) -> None:
+        self._blocks, self._peers, self._norms = blocks, peers, norms
 
     def pull(self, channel: Channel, message: Message) -> None:
         """Send blocks at a version: now, or as soon as they have reached it."""
         era, version = era_and_version(message.head.step)
+        self._send_norm(channel, message.head.step - 1)
         wanted = decode(Pull, message.meta)
         for number, moves in zip(wanted.blocks, wanted.moves, strict=True):
             slot = self._blocks.slot(number)
@@ -162,8 +208,23 @@ class ParameterReplies:
                     self._peers.post(channel, FrameKind.MOVED, meta=encode(notice))
                 elif slot.block is None or slot.block.version < version:
                     slot.wanted.append((channel, version))
+                    self._send_norms(slot, channel)
                 else:
                     self._send(slot, slot.block, channel)
+
+    def _send_norm(self, channel: Channel, step: int) -> None:
+        """Send the norm of the whole gradient that makes a version: this worker may have missed it."""
+        bits = None if self._norms is None else self._norms.at(step)
+        if bits is not None:
+            self._peers.post(channel, FrameKind.WHOLE_NORM, meta=encode(WholeNorm(bits)), step=step)
+
+    def _send_norms(self, slot: BlockSlot, channel: Channel) -> None:
+        """Send the norms of a block that waits with a complete sum, as `GradientUpdates` has sent all workers."""
+        block = slot.block
+        if self._norms is not None and block is not None and block.held is not None:
+            notice = BlockNorms(self._norms.of_block(slot.number, block.held))
+            step = at(self._blocks.era, block.version)
+            self._peers.post(channel, FrameKind.BLOCK_NORMS, meta=encode(notice), block=slot.number, step=step)
 
     def answer_waiting(self, slot: BlockSlot, block: Block) -> None:
         """Answer the pulls that waited for the version that a block has reached; the slot is locked."""

@@ -10,7 +10,7 @@ To add one, write a frozen dataclass with the methods of `Optimizer` and name it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
 from typing import Any, ClassVar, Final, Protocol, runtime_checkable
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 import numpy as np
 
 from labkit.core.errors import InputError, LabkitError, unknown
-from labkit.elastic.protocol.blocks import LINE, Vector
+from labkit.elastic.protocol.blocks import LINE, Vector, mean_gradient
 
 
 @runtime_checkable
@@ -237,6 +237,8 @@ lr, weight_decay.
     """
     if name == OWN:
         return OwnUpdate(**options)
+    if name == TORCH:
+        return TorchOptimizer(**options)
     if name not in OPTIMIZERS:
         raise unknown("optimizer", name, OPTIMIZERS)
     kind = OPTIMIZERS[name]
@@ -422,6 +424,45 @@ class OwnUpdate:
         return view
 
 
+TORCH: Final = "torch"
+"""Name of such an optimizer in checkpoints and in the description of a job."""
+
+
+@dataclass(frozen=True)
+class TorchOptimizer:
+    """What a checkpoint says of optimizers of torch: their classes, and the vectors of their state.
+
+    Attributes
+    ----------
+    kinds, state : tuple of str
+        Names of the classes, and of the vectors.
+    """
+
+    kinds: Sequence[str] = ()
+    state: Sequence[str] = ()
+
+    name: ClassVar[str] = TORCH
+    keeps_zeros: ClassVar[bool] = False
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of its state vectors, sorted."""
+        return tuple(sorted(self.state))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options with which `optimizer` makes an equal one."""
+        return {"kinds": list(self.kinds), "state": list(self.state)}
+
+    def init(self, n: int) -> dict[str, Vector]:
+        """Return state vectors of 0."""
+        return {name: np.zeros(n, np.float32) for name in self.state}
+
+    def apply(self, *_: Any, **__: Any) -> None:
+        """Raise UpdateError: the update of a block is `TorchUpdates.of_block`."""
+        raise UpdateError("an optimizer of torch was asked for an update without its block.")
+
+
 def _checked(what: str, vector: Any, n: int) -> Vector:
     """Return a vector that the function returned as an array; UpdateError if it is none of its kind."""
     array = vector.detach().numpy() if hasattr(vector, "detach") else np.asarray(vector)
@@ -432,13 +473,6 @@ def _checked(what: str, vector: Any, n: int) -> Vector:
         )
     found: Vector = array
     return found
-
-
-def mean_gradient(grad: Any, plus: Any, scale: float) -> Vector:
-    """Return scale (grad + plus) as an array of its own, rounded as the kernels do it."""
-    gradient: Vector = np.array(grad) if plus is None else np.add(grad, plus)
-    gradient *= np.float32(scale)
-    return gradient
 
 
 def check_own(own: OwnUpdate) -> None:

@@ -16,6 +16,7 @@ from labkit.elastic.schedules import ScheduleError
 from labkit.elastic.server.block import Block, Updates
 from labkit.elastic.server.gradients import CopyBlock, GradientUpdates, ParameterReplies
 from labkit.elastic.server.handover import BlockHandover
+from labkit.elastic.server.norms import NormClipping
 from labkit.elastic.server.optimizers import UpdateError
 from labkit.elastic.server.replicas import BlockReplicas
 from labkit.elastic.server.slots import BlockSlot, BlockTable, ConnectedPeers
@@ -104,6 +105,10 @@ class ParameterServer:
         Sends the controller a copy of a block: see `CopyBlock`.
     shared_pool : SharedArrayPool, optional
         Shared memory for parameters, so that workers on this host read them in place; only in synchronous mode.
+    rule_of : callable, optional
+        From the number of a block to its updates; None: `optimizer` makes those of all blocks.
+    norms : NormClipping, optional
+        Limits the norm of the whole gradient; None: nothing does.
 
     Attributes
     ----------
@@ -127,13 +132,15 @@ class ParameterServer:
         report: SendReport,
         copy: CopyBlock,
         shared_pool: SharedArrayPool | None = None,
+        rule_of: Callable[[int], Updates] | None = None,
+        norms: NormClipping | None = None,
     ) -> None:
         self.name, self.sync = name, sync
         self._copy = copy
         self.busy = BusyTime()
         self.blocks = BlockTable(shared_pool=shared_pool if sync else None)
         self.peers = ConnectedPeers(report=report)
-        self.replies = ParameterReplies(self.blocks, self.peers)
+        self.replies = ParameterReplies(self.blocks, self.peers, norms=norms)
         self.replicas = BlockReplicas(
             name, self.blocks, self.peers, sync=sync, report=report, settle=self._settle
         )  # fmt: skip
@@ -143,7 +150,7 @@ class ParameterServer:
         )  # fmt: skip
         self.gradients = GradientUpdates(
             self.blocks, self.peers, replies=self.replies, replicas=self.replicas, handover=self.handover,
-            optimizer=optimizer, n_shards=n_shards, sync=sync, report=report, copy=copy,
+            optimizer=optimizer, n_shards=n_shards, sync=sync, report=report, copy=copy, rule_of=rule_of, norms=norms,
         )  # fmt: skip
 
     def _settle(self, slot: BlockSlot) -> None:
@@ -250,7 +257,7 @@ class Arrivals(Handler):
 
     def received(self, channel: Channel, message: Message) -> None:
         """Handle a frame, and wait for the server's share of cores; gradients and that wait count as busy."""
-        if message.head.kind not in PUSHES:
+        if message.head.kind not in (*PUSHES, FrameKind.WHOLE_NORM):
             self._receive(channel, message)
             return
         with self._server.busy.working():
@@ -277,6 +284,8 @@ class Arrivals(Handler):
             self._gradients.push(channel, message)
         elif kind == FrameKind.PULL:
             self._server.replies.pull(channel, message)
+        elif kind == FrameKind.WHOLE_NORM:
+            self._gradients.take_norm(message)
         elif kind == FrameKind.AWAIT_REPLICAS:
             self._server.replicas.ask(channel, message)
         elif kind == FrameKind.STATE:

@@ -309,10 +309,10 @@ class ConnectedPeers:
         except TransportError:
             return None
 
-    def notify_workers(self, kind: FrameKind, notice: Struct) -> None:
+    def notify_workers(self, kind: FrameKind, notice: Struct, **columns: Any) -> None:
         """Send all workers a notice."""
         with self._lock:
             workers = list(self.workers)
         raw = encode(notice)
         for channel in workers:
-            self.post(channel, kind, meta=raw)
+            self.post(channel, kind, meta=raw, **columns)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from labkit.core.errors import InputError
-from labkit.elastic.protocol.program import UPDATE
+from labkit.elastic.protocol.blocks import mean_gradient
+from labkit.elastic.protocol.program import UPDATE, Spec
 from labkit.elastic.schedules import Schedule, check_schedule, factor_of
 from labkit.elastic.server.block import Updates
-from labkit.elastic.server.optimizers import Optimizer, OwnUpdate, check_own, mean_gradient
+from labkit.elastic.server.optimizers import Optimizer, OwnUpdate, check_own
+from labkit.elastic.server.torch_optimizers import Rates, TorchUpdates, averaged
 
 
 @dataclass(slots=True)
@@ -91,14 +94,17 @@ class UpdateRule:
         Factor of the learning rate: see `labkit.elastic.schedules`.
     clip_value : float, optional
         Limit of each element of the mean gradient.
+    torch : TorchUpdates, optional
+        Optimizers of torch, with their schedules.
     """
 
     own: OwnUpdate | None = None
     schedule: Schedule | None = None
     clip_value: float | None = None
+    torch: TorchUpdates | None = None
 
     def __bool__(self) -> bool:
-        return (self.own, self.schedule, self.clip_value) != (None, None, None)
+        return (self.own, self.schedule, self.clip_value, self.torch) != (None, None, None, None)
 
     def check(self, *, n_steps: int) -> None:
         """Raise InputError unless it can be carried out."""
@@ -114,9 +120,28 @@ class UpdateRule:
         """Return the optimizer with what this rule adds."""
         own = self.own
         chosen: Updates = optimizer if own is None else replace(own, lr=optimizer.options["lr"])
-        if self.schedule is not None:
+        if self.schedule is not None and self.torch is None:
             chosen = ScheduledUpdates(chosen, self.schedule)
+        return self._clipped(chosen)
+
+    def _clipped(self, chosen: Updates) -> Updates:
         return chosen if self.clip_value is None else ClippedUpdates(chosen, self.clip_value)
+
+    def of_blocks(self, spec: Spec, optimizer: Optimizer) -> Callable[[int], Updates]:
+        """Return the updates of each block by its number: of buffers their mean, of parameters those of the job."""
+        cut, n_shards = spec.layout, spec.n_shards if spec.sync else 1
+        plain, rates = self.applied(optimizer), None if self.torch is None else Rates(self.torch)
+
+        @cache
+        def of(number: int) -> Updates:
+            first = cut.extents[number][0]
+            if first >= cut.n_trained:
+                return averaged(cut, number, n_shards=n_shards, per_shard=spec.per_shard)
+            if self.torch is None or rates is None:
+                return plain
+            return self._clipped(self.torch.of_block(cut.of_block(number), first, rates))
+
+        return of
 
     def save(self, folder: Path) -> None:
         """Pickle it into the folder of a job; functions of `__main__` are pickled by value.
@@ -129,7 +154,7 @@ class UpdateRule:
         import cloudpickle
 
         try:
-            content = cloudpickle.dumps((self.own, self.schedule, self.clip_value))
+            content = cloudpickle.dumps((self.own, self.schedule, self.clip_value, self.torch))
         except Exception as error:
             raise InputError(
                 f"schedule or update cannot be sent to other processes: {type(error).__name__}: {error}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from heapq import heapify, heapreplace
 from typing import Final, Literal
@@ -157,11 +157,21 @@ def logical_batches(
     return places[: n_steps * batch].reshape(n_steps, n_shards, batch // n_shards)
 
 
-def samples_of(step: int, leaf: int, *, n_samples: int, batch: int, n_shards: int, seed: int) -> NDArray[np.int64]:
+def samples_of(
+    step: int,
+    leaf: int,
+    *,
+    n_samples: int,
+    batch: int,
+    n_shards: int,
+    seed: int,
+    between: Callable[[int, int, int], NDArray[np.int64]] | None = None,
+) -> NDArray[np.int64]:
     """Return the samples of one logical shard of a step, (batch / n_shards,).
 
     Steps take their samples from the concatenated orders of all epochs, so that every sample takes part exactly once in
-    every epoch: the result of `logical_batches` with tail="carry", without the rest of the epoch.
+    every epoch: the result of `logical_batches` with tail="carry", without the rest of the epoch. `between` has the
+    samples of an epoch by (start, end, epoch) if the order is another one.
 
     Examples
     --------
@@ -172,10 +182,15 @@ def samples_of(step: int, leaf: int, *, n_samples: int, batch: int, n_shards: in
     """
     size = batch // n_shards
     epoch, start = divmod(step * batch + leaf * size, n_samples)
-    samples = samples_between(start, start + size, n_samples=n_samples, seed=seed, epoch=epoch)
+
+    def keyed(start: int, end: int, epoch: int) -> NDArray[np.int64]:
+        return samples_between(start, end, n_samples=n_samples, seed=seed, epoch=epoch)
+
+    between = between or keyed
+    samples = between(start, start + size, epoch)
     while len(samples) < size:
         epoch += 1
-        more = samples_between(0, size - len(samples), n_samples=n_samples, seed=seed, epoch=epoch)
+        more = between(0, size - len(samples), epoch)
         samples = np.concatenate((samples, more))
     return samples
 

@@ -52,6 +52,8 @@ class AsyncWorker:
         Whether a loss that is NaN or infinite ends training, before its gradient is pushed.
     keep, metrics_of : callable
         See `Worker`.
+    clip_norm : float
+        Limit of the norm of each gradient; 0: none.
 
     Attributes
     ----------
@@ -73,7 +75,9 @@ class AsyncWorker:
         finite: bool = True,
         keep: Callable[[], bool] = unlimited,
         metrics_of: Callable[[], Mapping[str, float]] = dict,
+        clip_norm: float = 0.0,
     ) -> None:
+        self._clip_norm = clip_norm
         self.flat, self.extents, self.batch, self.number = flat, extents, batch, number
         self.busy: tuple[tuple[int, int], float] | None = None
         self._finite, self._keep, self._metrics_of = finite, keep, metrics_of
@@ -133,6 +137,9 @@ class AsyncWorker:
 
     def on_replicas_ready(self, server: str, step: int) -> None:
         """Ignore it: asynchronous training has no replicas."""
+
+    def on_norms(self, message: Message) -> None:
+        """Ignore it: this worker has the whole gradient."""
 
     def fetch(self, message: Message) -> bool:  # noqa: ARG002
         """Refuse parameters in a server's memory: FrameError."""
@@ -354,8 +361,11 @@ class AsyncWorker:
         if self._gradient is None:
             self._gradient = self.flat.borrow()
         self.busy = (epoch, start), time.monotonic()
+        self.flat.begin()
         loss = self._loss_of(epoch, start, end)
         self.flat.gradient(loss, self._gradient)
+        if self._clip_norm:
+            self.flat.clip(self._clip_norm)
         self.busy = None
         if self._finite:
             self._check_loss(float(loss.detach()), epoch=epoch, start=start)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
 import random  # noqa: TID251 - users' data may draw from it
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from labkit.core.errors import InputError
+from labkit.elastic.loading import set_states
 from labkit.elastic.protocol.program import FLOAT32
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from labkit.elastic.loading import Loader
     from labkit.elastic.protocol.program import Program
 
 
@@ -53,9 +56,16 @@ class ForwardGuard:
     Each worker would change its own copy, depending on its samples. The trained model would then depend on the number
     of workers, and would be saved with the buffers of the start. Torch counts writes to a tensor, so a check takes
     about 0.1 microseconds per tensor.
+
+    Parameters
+    ----------
+    model : Module
+        The model.
+    moving : collection of str
+        Names of buffers that may change: servers have them.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, moving: Collection[str] = ()) -> None:
         modules = list(model.named_modules())
         self._modules = [(module, len(module._buffers)) for _, module in modules]
         self._named = {id(module): name for name, module in modules}
@@ -66,9 +76,18 @@ class ForwardGuard:
             )
             for name, module in modules
             for key, buffer in module._buffers.items()
+            if (f"{name}.{key}" if name else key) not in moving
         ]  # fmt: skip
         self._params = list(model.named_parameters())
         self._versions = [p._version for _, p in self._params]
+
+    def changed(self) -> list[str]:
+        """Return the names of buffers that have other numbers, in the same shape, since the last look."""
+        return [
+            kept.name for kept in self._buffers
+            if kept.changed() and kept.copy is not None and kept.tensor is not None
+            and kept.tensor.shape == kept.copy.shape
+        ]  # fmt: skip
 
     def begin(self) -> None:
         """Record the parameters' present counts of writes."""
@@ -88,24 +107,19 @@ class ForwardGuard:
                 raise _refusal(f"{what} '{name}'", "nn.Embedding without max_norm, no writing to parameters in forward")
         for kept in self._buffers:
             if kept.changed():
-                remedy = _STATISTICS if hasattr(kept.module, "track_running_stats") else _REMEDY
-                raise _refusal(f"buffer '{kept.name}'", remedy)
+                raise _refusal(f"buffer '{kept.name}'", _REMEDY)
         for module, n in self._modules:
             if len(module._buffers) != n:
                 raise _refusal(f"buffer '{self._new(module)}'", _REMEDY)
 
     def _new(self, module: nn.Module) -> str:
         known = {kept.key for kept in self._buffers if kept.module is module}
-        key = next((key for key in module._buffers if key not in known), "?")
+        key = next((key for key in reversed(module._buffers) if key not in known), "?")
         return f"{self._named[id(module)]}.{key}".lstrip(".")
 
 
-_STATISTICS = (
-    "nn.GroupNorm in place of it; a pretrained part that stays as it is: that part in eval mode, in the model's own "
-    "train(); or track_running_stats=False with shards=1, so that the statistics are those of the batch"
-)
 _REMEDY = (
-    "batch statistics instead of running ones, weight_norm instead of spectral_norm; "
+    "a buffer that changes in the first step, with its shape as it is, is averaged over the shards; "
     "a cache that is filled once: call the model once before start"
 )
 
@@ -141,6 +155,8 @@ class SampleLoss:
         Of the job.
     precision : str
         "bf16": the forward pass and the loss run under `torch.autocast`.
+    moving : collection of str
+        See `ForwardGuard`.
 
     Attributes
     ----------
@@ -150,30 +166,60 @@ class SampleLoss:
         Weight of these samples if the loss function returned (sum of losses, weight); None: it returned their mean.
     """
 
-    def __init__(self, program: Program, *, device: str, seed: int, precision: str = FLOAT32) -> None:
+    def __init__(
+        self, program: Program, *, device: str, seed: int, precision: str = FLOAT32, moving: Collection[str] = ()
+    ) -> None:
         self._program, self._device, self._seed, self._precision = program, device, seed, precision
-        self._constant = ForwardGuard(program.model)
+        self._constant = ForwardGuard(program.model, moving=moving)
+        self._takes = clock_of(program.loss)
         self.metrics: dict[str, float] = {}
         self.weight: float | None = None
 
-    def __call__(self, samples: list[int], place: tuple[int, int]) -> Tensor:
+    def seed_at(self, place: tuple[int, int]) -> None:
+        """Seed the random generators: what is drawn then depends on the job's seed and `place` only."""
+        seed_all(hash((self._seed, *place)) & 0x7FFFFFFF)
+
+    def __call__(
+        self, samples: list[int], place: tuple[int, int], *, step: int = 0, epoch: int = 0, loader: Loader | None = None
+    ) -> Tensor:
         """Return the loss of samples; random numbers in data and model depend on the job's seed and `place` only.
+
+        A loss function that has arguments named `step` and `epoch` gets them. With `loader` it has the samples.
 
         Raises
         ------
         InputError
             If the loss is not a scalar with a gradient, or the forward pass has changed the model.
         """
-        seed_all(hash((self._seed, *place)) & 0x7FFFFFFF)
+        states = None
+        if loader is not None:
+            batch, states = loader.get(place)
+        self.seed_at(place)
         self._constant.begin()
-        batch = self._program.batch(samples)
+        if loader is None:
+            batch = self._program.batch(samples)
+        elif states is not None:
+            set_states(states)
         if self._device != "cpu":
             batch = moved(batch, self._device)
         with cast(self._device, self._precision):
-            returned = self._program.loss(self._program.model, batch)
+            returned = self._program.loss(self._program.model, batch, **self._takes(step=step, epoch=epoch))
         self._constant.check()
         loss, self.weight, self.metrics = parted(returned)
         return checked(loss)
+
+
+def clock_of(loss: Callable[..., Any]) -> Callable[..., dict[str, int]]:
+    """Return a function of step and epoch that returns those that a loss function has arguments for.
+
+    >>> clock_of(lambda model, batch, step: 0)(step=3, epoch=1)
+    {'step': 3}
+    """
+    try:
+        names = set(inspect.signature(loss).parameters) & {"step", "epoch"}
+    except (TypeError, ValueError):
+        names = set()
+    return lambda **clock: {name: clock[name] for name in clock if name in names}
 
 
 def cast(device: str, precision: str) -> contextlib.AbstractContextManager[Any]:

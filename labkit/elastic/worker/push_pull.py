@@ -16,6 +16,7 @@ from labkit.elastic.protocol.messages.blocks import (
     Pull,
     ReplicasAdded,
     ReplicasReady,
+    WholeNorm,
 )
 from labkit.elastic.protocol.messages.codec import FrameKind, at, decode, encode
 from labkit.elastic.protocol.messages.orders import OwnedBlock, ReplicasOfBlock
@@ -225,6 +226,10 @@ class StepReplicas:
         """Return the servers besides the owner that receive the gradients of a block."""
         return tuple(sorted({name for name, _ in self._of.get(block, ())}))
 
+    def servers(self) -> set[str]:
+        """Return the servers besides the owners that receive gradients of this step."""
+        return {name for those in self._of.values() for name, _ in those}
+
     def _by_name(self) -> dict[str, set[int]]:
         by_name: dict[str, set[int]] = defaultdict(set)
         for block, those in self._of.items():
@@ -277,6 +282,10 @@ class Receiver(Protocol):
         """Handle that the replicas of a server have made a version."""
         ...
 
+    def on_norms(self, message: Message) -> None:
+        """Handle the norms of a block's gradient, or that of the whole gradient."""
+        ...
+
     def fetch(self, message: Message) -> bool:
         """Copy parameters out of a server's memory; return False if they changed during the copy."""
         ...
@@ -324,6 +333,9 @@ class FromServers(Handler):
             self._worker.on_replicas_added(decode(ReplicasAdded, message.meta))
         elif message.head.kind == FrameKind.REPLICAS_READY:
             self._worker.on_replicas_ready(decode(ReplicasReady, message.meta).server, message.head.step)
+
+        elif message.head.kind in (FrameKind.BLOCK_NORMS, FrameKind.WHOLE_NORM):
+            self._worker.on_norms(message)
 
     def _fetched(self, channel: Channel, message: Message) -> bool:
         """Copy parameters out of shared memory; if they changed during the copy, pull them again."""
@@ -452,6 +464,11 @@ class PushPull:
         """Ask servers to acknowledge that their replicas of blocks have made a version."""
         for name, numbers in blocks.items():
             self.send(name, FrameKind.AWAIT_REPLICAS, step=step, meta=encode(AwaitReplicas(list(numbers))))
+
+    def send_norm(self, servers: Iterable[str], bits: int, *, step: int) -> None:
+        """Send servers the norm of the whole gradient of an era and version."""
+        for name in servers:
+            self.send(name, FrameKind.WHOLE_NORM, step=step, meta=encode(WholeNorm(bits)))
 
     def send(self, server: str, kind: FrameKind, *buffers: Any, **columns: Any) -> None:
         """Send a frame; if the server is not connected, drop it.

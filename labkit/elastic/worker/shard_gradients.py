@@ -14,7 +14,7 @@ import numpy as np
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
-from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.protocol.blocks import MovingBuffers, Vector
 from labkit.elastic.protocol.messages import reports
 from labkit.elastic.protocol.summation_tree import Node, cover, halves
 from labkit.elastic.transport.shared_arrays import SharedRegions
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from labkit.elastic.protocol.blocks import Vector
+    from labkit.elastic.protocol.blocks import Layout
 
 
 LOSSES_KEPT = 512
@@ -145,9 +145,10 @@ class ShardGradients:
         self._check()
         gradient = self._flat.borrow()
         self.busy = (version, leaf), time.monotonic()
+        self._flat.begin(leaf)
         loss = self._loss_of(version, leaf)
         self.metrics[leaf] = {name: encoded(value) for name, value in self._metrics_of().items()}
-        self._flat.gradient(loss, gradient)
+        self._flat.gradient(loss, gradient, leaf=leaf)
         self.losses[leaf] = float(loss.detach())
         if (weight := self._weight_of()) is not None:
             self.weights[leaf] = weight
@@ -178,14 +179,21 @@ class FlatModel:
         Device on which the model computes; parameters and gradients are copied to and from a device other than cpu.
     lender : SharedRegions, optional
         Shared memory for gradients, so that servers on this host read them in place.
+    cut : Layout, optional
+        Names the buffers that follow the parameters in the flat vectors; None: there are none.
     """
 
-    def __init__(self, model: nn.Module, *, device: str = "cpu", lender: SharedRegions | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, *, device: str = "cpu", lender: SharedRegions | None = None, cut: Layout | None = None
+    ) -> None:
         import torch
 
         self._torch, self.model, self.device = torch, model.to(device), device
         self._params = [p for p in model.parameters() if p.requires_grad]
-        self.n = sum(p.numel() for p in self._params)
+        self._n_trained = sum(p.numel() for p in self._params)
+        self._buffers = MovingBuffers(model, cut) if cut is not None and cut.n_buffers else None
+        self.n = self._n_trained if cut is None else cut.n
+        self._used = 0
         self.versions: tuple[Vector, Vector] = (np.zeros(self.n, np.float32), np.zeros(self.n, np.float32))
         self.lender = lender
         self._made: list[Vector] = []
@@ -193,8 +201,8 @@ class FlatModel:
         self._grads: dict[int, list[torch.Tensor]] = {}
         """Views of the gradient vectors, by `id`: creating them for each shard would take time."""
         local = device == "cpu"
-        self._there = None if local else torch.empty(self.n, device=device)
-        self._grads_there = None if local else torch.zeros(self.n, device=device)
+        self._there = None if local else torch.empty(self._n_trained, device=device)
+        self._grads_there = None if local else torch.zeros(self._n_trained, device=device)
         if self._there is not None:
             self._point(self._cut(self._there))
         self._views = [self._cut(torch.from_numpy(vector)) for vector in self.versions] if local else []
@@ -210,13 +218,19 @@ class FlatModel:
 
     def use(self, version: int) -> None:
         """Make the model compute with the parameters of a version."""
+        self._used = version % 2
         if self._there is None:
             self._point(self._views[version % 2])
         else:
-            self._there.copy_(self._torch.from_numpy(self.versions[version % 2]))
+            self._there.copy_(self._torch.from_numpy(self.versions[version % 2][: self._n_trained]))
 
-    def gradient(self, loss_of: torch.Tensor, into: Vector) -> None:
-        """Write the gradient of a loss into a vector, (n,) float32."""
+    def begin(self, leaf: int = 0) -> None:
+        """Set the buffers that the forward pass changes to those of the version in use."""
+        if self._buffers is not None:
+            self._buffers.load(self._torch.from_numpy(self.versions[self._used]), leaf)
+
+    def gradient(self, loss_of: torch.Tensor, into: Vector, *, leaf: int = 0) -> None:
+        """Write the gradient of a loss into a vector, (n,) float32, and the buffers as they are now behind it."""
         torch = self._torch
         there = torch.from_numpy(into) if self._grads_there is None else self._grads_there
         there.zero_()
@@ -224,7 +238,13 @@ class FlatModel:
             p.grad = view
         loss_of.backward()  # type: ignore[no-untyped-call]
         if self._grads_there is not None:
-            torch.from_numpy(into).copy_(self._grads_there)
+            torch.from_numpy(into)[: self._n_trained].copy_(self._grads_there)
+        if self._buffers is not None:
+            self._buffers.store(torch.from_numpy(into), leaf)
+
+    def clip(self, most: float) -> None:
+        """Limit the norm of the gradient that was computed last, in its vector."""
+        self._torch.nn.utils.clip_grad_norm_(self._params, most)
 
     def borrow(self) -> Vector:
         """Return a vector for gradients, (n,) float32."""

@@ -11,8 +11,8 @@ from typing import Any, assert_never
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.protocol.messages import reports
-from labkit.elastic.protocol.messages.blocks import BlocksMoved, ReplicasAdded
-from labkit.elastic.protocol.messages.codec import at, era_and_version
+from labkit.elastic.protocol.messages.blocks import BlockNorms, BlocksMoved, ReplicasAdded, WholeNorm
+from labkit.elastic.protocol.messages.codec import FrameKind, at, decode, era_and_version
 from labkit.elastic.protocol.messages.orders import (
     AssignShards,
     BeginTraining,
@@ -32,6 +32,7 @@ from labkit.elastic.protocol.messages.orders import (
     TrainingOrder,
 )
 from labkit.elastic.protocol.summation_tree import Node
+from labkit.elastic.server.norms import whole_norm
 from labkit.elastic.transport import Channel, Head, Message
 from labkit.elastic.transport.shared_arrays import fetch
 from labkit.elastic.worker.push_pull import Directives, Extent, Halted, PushPull, StepReplicas, unlimited, unweighted
@@ -66,6 +67,8 @@ class Worker:
         Returns the metrics by name that the loss function returned beside the last loss.
     weight_of : callable
         Returns the weight of the last loss, a sum; None: it is a mean.
+    n_normed : int
+        Blocks of parameters, the first ones, where the norm of the whole gradient is limited.
 
     Attributes
     ----------
@@ -89,6 +92,7 @@ class Worker:
         keep: Callable[[], bool] = unlimited,
         metrics_of: Callable[[], Mapping[str, float]] = dict,
         weight_of: Callable[[], float | None] = unweighted,
+        n_normed: int = 0,
     ) -> None:
         self.flat, self.extents, self.n_steps = flat, extents, n_steps
         self.version, self.training = 0, False
@@ -107,6 +111,10 @@ class Worker:
         self._wanted = -1  # the version that it waits for
         self._missing: set[int] = set()  # blocks that have not arrived at that version
         self._fetching = 0  # copies out of servers' memory in progress
+        self._n_normed = n_normed
+        self._norms: dict[int, list[int]] = {}  # of the gradients of blocks in the step in progress
+        self._norm: int | None = None  # that of the whole gradient
+        self._norm_due = False  # whether servers are to have it
 
     @property
     def busy(self) -> tuple[tuple[int, int], float] | None:
@@ -161,6 +169,23 @@ class Worker:
         with self._changed:
             if step == at(self._orders.era, self._wanted):
                 self._replicas.behind.pop(server, None)
+                self._changed.notify_all()
+
+    def on_norms(self, message: Message) -> None:
+        """Record the norms of a block, or that of the whole gradient, which those of all blocks give."""
+        head = message.head
+        with self._changed:
+            now = at(self._era, self._wanted - 1)
+            if head.step != now or self._era != self._orders.era or self._norm is not None:
+                return
+            if head.kind == FrameKind.WHOLE_NORM:
+                self._norm = decode(WholeNorm, message.meta).bits
+            else:
+                self._norms[head.block] = decode(BlockNorms, message.meta).bits
+                if len(self._norms) == self._n_normed:
+                    self._norm = whole_norm(self._norms)
+            if self._norm is not None:
+                self._norm_due = True
                 self._changed.notify_all()
 
     def on_moved(self, notice: BlocksMoved) -> None:
@@ -316,6 +341,7 @@ class Worker:
             self._changed.wait_for(lambda: not self._fetching)  # an old copy must not write into the new version
             self._check()
             self._era, self._wanted, self._missing = self._orders.era, version, set(self._blocks)
+            self._norms, self._norm, self._norm_due = {}, None, False
             owners = self._orders.owners
             owners.advance(version - 1)
             owners.changed.clear()
@@ -361,18 +387,23 @@ class Worker:
                 orders, again = self._orders, self._replicas.once_more()
                 moved = sorted(orders.owners.changed & self._missing)
                 orders.owners.changed, orders.dealt = set(), False
+                norm = self._norm if self._norm_due or moved or again else None
+                self._norm_due = False
             self._pull(moved)
             self._servers.ask_replicas(again, step=at(self._era, self._wanted))
             for node, gradient in list(self._gradients.sums.items()):
                 blocks = sorted({*moved, *chain.from_iterable(again.values())})
                 self._push(node, gradient, blocks, self._wanted - 1)
+            if norm is not None:
+                servers = {*orders.owners.owner.values(), *self._replicas.servers()}
+                self._servers.send_norm(sorted(servers), norm, step=at(self._era, self._wanted - 1))
             if computing is not None and not self._complete():
                 self._compute(computing)
 
     def _has_news(self) -> bool:
         orders = self._orders
         news = orders.stop or orders.afresh or orders.owners.changed or orders.dealt or self._replicas.again
-        return bool(news or self._complete())
+        return bool(news or self._norm_due or self._complete())
 
     def _finish_step(self, version: int, began: float, computed: float) -> None:
         self._servers.flush()

@@ -60,6 +60,20 @@ class Gradient(Struct):
 
 
 @dataclass(frozen=True, slots=True)
+class BlockNorms(Struct):
+    """Server to worker: the norm of the gradient of each parameter of a block, as the bits of its float32 number."""
+
+    bits: list[Count]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeNorm(Struct):
+    """Worker to server, and back to workers that lack it: the norm of the whole gradient, as float32 bits."""
+
+    bits: Count
+
+
+@dataclass(frozen=True, slots=True)
 class Pull(Struct):
     """Worker to server: send these blocks when they have reached a version; `moves` that the worker knows of."""
 

@@ -52,6 +52,10 @@ class FrameKind(IntEnum):
     """s to w: `ReplicasReady`, the answer to AWAIT_REPLICAS."""
     PUSH_REPLICA = 25
     """w to s: as PUSH, to a server with a replica; it keeps gradients that come before the block."""
+    BLOCK_NORMS = 26
+    """s to w: `BlockNorms`: a block has all gradients of a version, and waits for the norm of the whole gradient."""
+    WHOLE_NORM = 27
+    """w to s, s to w: `WholeNorm` of a version."""
     ORDER = 32
     """c to w and s: one of `orders.Order`; c to l: one of `launchers.LauncherOrder`."""
     REPORT = 33
@@ -74,7 +78,7 @@ def era_and_version(step: int) -> tuple[int, int]:
     return step >> STEP_BITS, step & ((1 << STEP_BITS) - 1)
 
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of the messages, which both ends of a connection name in their greeting: increase it with every change."""
 
 _DOUBTFUL: Final = (b"NaN", b"Infinity")
@@ -270,7 +274,7 @@ def hello(
     """Return the greeting of this process, as the transport sends it.
 
     >>> hello("worker-0", "worker", pid=7)
-    {'name': 'worker-0', 'role': 'worker', 'version': 1, 'pid': 7}
+    {'name': 'worker-0', 'role': 'worker', 'version': 2, 'pid': 7}
     """
     message = Hello(name, role, VERSION, pid, address, unable, token)
     fields: dict[str, object] = json.loads(to_json(message, defaults=False))

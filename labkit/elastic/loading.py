@@ -1,0 +1,311 @@
+"""Samples on their way to a model: the order of an epoch, a DataLoader's dataset, and loading beside computing."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random  # noqa: TID251 - users' data may draw from it
+import signal
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.errors import InputError
+from labkit.elastic.shards import samples_between, samples_of
+
+if TYPE_CHECKING:
+    from labkit.elastic.protocol.program import Program, Spec
+
+AHEAD: Final = 2
+"""Logical shards that each loader loads ahead."""
+EPOCHS_KEPT: Final = 2
+PR_SET_PDEATHSIG: Final = 1
+
+Place = tuple[int, int]
+
+
+class Samples:
+    """The samples of shards and of leases: those of a keyed permutation, in the order of the data, or of its sampler.
+
+    Parameters
+    ----------
+    data : object
+        Of the job; one with `order(epoch, seed)` has an order of its own.
+    spec : Spec
+        Of the job.
+    """
+
+    def __init__(self, data: Any, spec: Spec) -> None:
+        self._spec = spec
+        self._order_of: Callable[[int, int], NDArray[np.int64]] | None = getattr(data, "order", None)
+        self._orders: dict[int, NDArray[np.int64]] = {}
+
+    def between(self, start: int, end: int, epoch: int) -> NDArray[np.int64]:
+        """Return the samples at positions `start` to before `end` of an epoch's order."""
+        spec = self._spec
+        if self._order_of is None:
+            return samples_between(
+                start, end, n_samples=spec.n_samples, seed=spec.seed, epoch=epoch, shuffle=spec.shuffle
+            )
+        if epoch not in self._orders:
+            order = np.asarray(self._order_of(epoch, spec.seed), np.int64)
+            if len(order) != spec.n_samples:
+                raise InputError(f"the sampler has {len(order)} samples in epoch {epoch}; expected {spec.n_samples}.")
+            self._orders = {**dict(list(self._orders.items())[1 - EPOCHS_KEPT :]), epoch: order}
+        return self._orders[epoch][start:end]
+
+    def of(self, step: int, leaf: int, *, n_shards: int | None = None) -> list[int]:
+        """Return the samples of one logical shard of a step."""
+        spec = self._spec
+        found = samples_of(
+            step, leaf, n_samples=spec.n_samples, batch=spec.batch, n_shards=n_shards or spec.n_shards,
+            seed=spec.seed, between=self.between,
+        )  # fmt: skip
+        return found.tolist()  # type: ignore[no-any-return]
+
+
+# --- a DataLoader
+
+
+@dataclass
+class LoaderData:
+    """The samples of a DataLoader: its dataset, its function that makes a batch, and its sampler.
+
+    Attributes
+    ----------
+    dataset, collate
+        As the loader has them.
+    sampler : object, optional
+        None: all samples, in an order of the job's.
+    """
+
+    dataset: Any
+    collate: Callable[[list[Any]], Any]
+    sampler: Any = None
+
+    def __post_init__(self) -> None:
+        if self.sampler is not None:
+            self.order = self._order
+
+    def __len__(self) -> int:
+        return len(self.dataset if self.sampler is None else self.sampler)
+
+    def fetch(self, indices: Sequence[int]) -> Any:
+        """Return a batch."""
+        many = getattr(self.dataset, "__getitems__", None)
+        return self.collate(many(list(indices)) if many is not None else [self.dataset[i] for i in indices])
+
+    def _order(self, epoch: int, seed: int) -> NDArray[np.int64]:
+        """Return the sampler's order of an epoch, whose random numbers depend on seed and epoch alone."""
+        import torch
+
+        drawn = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(drawn)
+            if getattr(self.sampler, "generator", None) is not None:
+                self.sampler.generator.manual_seed(drawn)
+            if hasattr(self.sampler, "set_epoch"):
+                self.sampler.set_epoch(epoch)
+            return np.fromiter(self.sampler, np.int64)
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How samples are loaded, as a DataLoader says, or as arguments of `start` do.
+
+    Attributes
+    ----------
+    data : object
+        Samples by number.
+    batch : int
+        Samples of an update.
+    shuffle : bool
+        False: the order of the data.
+    loaders : int
+        Processes of each worker that load its samples ahead; 0: none.
+    """
+
+    data: Any
+    batch: int
+    shuffle: bool
+    loaders: int
+
+    @classmethod
+    def of(cls, data: Any, *, batch: int | None, shuffle: bool, loaders: int, default: int) -> Loading:
+        """Return how samples are loaded.
+
+        Raises
+        ------
+        InputError
+            If a DataLoader has what a job cannot keep; the message says what.
+        """
+        from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+        if not isinstance(data, DataLoader):
+            return cls(data, default if batch is None else batch, shuffle, loaders)
+        if isinstance(data.dataset, IterableDataset):
+            raise InputError(
+                "the DataLoader's dataset is an IterableDataset, which has no sample by number: no worker could load "
+                "its shards alone, or again after a fault; expected a map-style dataset: len(data), and data[i]."
+            )
+        if data.batch_size is None or type(data.batch_sampler).__name__ != "BatchSampler":
+            raise InputError(
+                "the DataLoader has no batch_size, or a batch_sampler of its own; expected batch_size= and sampler=: "
+                "a batch is cut into logical shards of one size."
+            )
+        if batch is not None and batch != data.batch_size:
+            raise InputError(f"batch is {batch}, the DataLoader's batch_size {data.batch_size}; expected one of them.")
+        sampler: Any = data.sampler
+        plain = type(sampler) is SequentialSampler
+        random_once = isinstance(sampler, RandomSampler) and not sampler.replacement
+        usual = plain or (random_once and len(sampler) == len(sampler.data_source))
+        return cls(
+            LoaderData(data.dataset, data.collate_fn, None if usual else sampler), data.batch_size,
+            shuffle and not plain, max(loaders, data.num_workers),
+        )  # fmt: skip
+
+
+# --- loading beside computing
+
+
+@dataclass
+class Loader:
+    """Loads samples of logical shards ahead, in processes of torch's DataLoader; what is loaded does not depend on it.
+
+    The shards of the next steps are taken to be those of the last one. If they are not, since shards were dealt anew,
+    what was loaded is dropped.
+
+    Attributes
+    ----------
+    program : Program
+        Has the samples.
+    samples_of : callable
+        (step, leaf): the samples of a logical shard.
+    seed_at : callable
+        Seeds the random generators for a logical shard.
+    n : int
+        Processes.
+    n_steps : int
+        Of the job.
+    """
+
+    program: Program
+    samples_of: Callable[[int, int], list[int]]
+    seed_at: Callable[[Place], None]
+    n: int
+    n_steps: int
+    _leaves: list[int] = field(default_factory=list)
+    _before: list[int] = field(default_factory=list)
+    _step: int = -1
+    _coming: Iterator[Any] | None = None
+    _made: Any = None
+    _next: list[Place] = field(default_factory=list)
+
+    def get(self, place: Place) -> tuple[Any, Any]:
+        """Return the batch of a logical shard, and the random generators' states after it if it has drawn."""
+        step, leaf = place
+        if step != self._step:
+            self._before, self._leaves, self._step = self._leaves, [], step
+        self._leaves.append(leaf)
+        if self._coming is not None:
+            with contextlib.suppress(StopIteration):
+                there, loaded = next(self._coming)
+                if there == place:
+                    return loaded  # type: ignore[no-any-return]
+            self._coming = None
+        if leaf in self._before:
+            self._coming = self._begun(place)
+            return next(self._coming)[1]  # type: ignore[no-any-return]
+        return self.load(place)
+
+    def close(self) -> None:
+        """End the processes."""
+        self._coming = self._made = None
+
+    def _begun(self, place: Place) -> Iterator[Any]:
+        """Load this shard and those after it from now on."""
+        from torch.utils.data import DataLoader
+
+        self._next[:] = [place]
+        if self._made is None:
+            self._made = DataLoader(
+                _places(self), batch_size=None, sampler=_Upcoming(self), num_workers=self.n, prefetch_factor=AHEAD,
+                persistent_workers=True, worker_init_fn=be_loader, collate_fn=_as_it_is,
+            )  # fmt: skip
+        return iter(self._made)
+
+    def upcoming(self) -> Iterator[Place]:
+        """Yield the places of shards from the next one on."""
+        step, leaf = self._next[0]
+        leaves = sorted({*self._before, leaf})
+        yield from ((step, other) for other in leaves if other >= leaf)
+        for later in range(step + 1, self.n_steps):
+            yield from ((later, other) for other in leaves)
+
+    def load(self, place: Place) -> tuple[Any, Any]:
+        """Load a shard here; see `get`."""
+        self.seed_at(place)
+        before = random_states()
+        batch = self.program.batch(self.samples_of(*place))
+        after = random_states()
+        return batch, None if same_states(before, after) else after
+
+
+def _places(loader: Loader) -> Any:
+    """Return a dataset of torch whose samples are the batches of logical shards."""
+    from torch.utils.data import Dataset
+
+    class Places(Dataset[Any]):
+        def __getitem__(self, place: Place) -> tuple[Place, tuple[Any, Any]]:
+            return place, loader.load(place)
+
+    return Places()
+
+
+def _as_it_is(loaded: Any) -> Any:
+    return loaded
+
+
+class _Upcoming:
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Place]:
+        return self._loader.upcoming()
+
+
+def be_loader(_: int) -> None:
+    """End with the worker, and close the connections that a forked process has from it."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                os.close(int(name))
+
+
+def random_states() -> tuple[Any, Any, Any]:
+    """Return the states of the global random generators: of torch, numpy and Python."""
+    import torch
+
+    return torch.default_generator.get_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+
+
+def same_states(a: tuple[Any, Any, Any], b: tuple[Any, Any, Any]) -> bool:
+    """Return whether no generator has been used in between."""
+    arrays = zip(a[1], b[1], strict=True)
+    return bool(a[0].equal(b[0])) and a[2] == b[2] and all(np.array_equal(x, y) for x, y in arrays)
+
+
+def set_states(states: tuple[Any, Any, Any] | None) -> None:
+    """Set the random generators."""
+    if states is not None:
+        import torch
+
+        torch.default_generator.set_state(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        random.setstate(states[2])
