@@ -20,7 +20,7 @@ from labkit.core.consent import keep
 from labkit.core.device_types import may_run_on, of_any_type
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
-from labkit.core.hosting import SPLIT, WORDS, Hosting, unmet_partitions, with_partitions_of
+from labkit.core.hosting import SPLIT, WORDS, HostRules, unmet_partitions, with_partitions_of
 from labkit.core.jobs import Jobs
 from labkit.core.life import Traits, begin
 from labkit.core.outside import use_file
@@ -109,7 +109,7 @@ class Experiment:
         The most GPUs that the jobs of each user may hold together, under every scheduler.
     reservations : Reservations or None
         Hosts that are kept for some jobs, or for none, from a start to an end, under every scheduler.
-    hosting : Hosting or None
+    hosting : HostRules or None
         Which machines may host which jobs, and over how many of them gangs may lie, under every scheduler.
     load : float
         How many times as fast as in the trace `jobs` arrive, for headers.
@@ -136,7 +136,7 @@ class Experiment:
     history: Path | None = None
     quotas: Quotas | None = None
     reservations: Reservations | None = None
-    hosting: Hosting | None = None
+    hosting: HostRules | None = None
     load: float = 1.0
     usual_prices: Mapping[str, float] | None = None
     scenario: dict[str, Any] = field(default_factory=dict)
@@ -193,7 +193,7 @@ class Experiment:
         some = troubles_of(asked.troubles, jobs, rng=rng)
         said += "" if some is None else f"; troubles: {some.said}"
         cluster = with_partitions_of(jobs, cluster) if asked.partitions else cluster
-        hosting = Hosting.of(jobs, cluster, consolidate=asked.consolidate, wait_s=asked.consolidate_for_s)
+        hosting = HostRules.of(jobs, cluster, consolidate=asked.consolidate, wait_s=asked.consolidate_for_s)
         prices = prices_of(asked.prices)
         refuse_unpriced(prices, cluster)
         return cls(
