@@ -256,7 +256,8 @@ def believe(samples: Sequence[Sample], others: Sequence[Sample] = ()) -> Belief:
 def _picked(log_weight: Floats, n: int) -> Ints:
     """Return n rows, each as often as it is likely, without chance."""
     likely = np.cumsum(np.exp(log_weight - log_weight.max()))
-    return np.searchsorted(likely, (np.arange(n) + 0.5) / n * likely[-1])
+    at: Ints = np.searchsorted(likely, (np.arange(n) + 0.5) / n * likely[-1])
+    return at
 
 
 def _drawn(table: Table, rng: np.random.Generator) -> Floats:
@@ -284,7 +285,8 @@ def _drawn(table: Table, rng: np.random.Generator) -> Floats:
         some(0.35, speed.max() * between(0.7, 30)), rng.random(n) < 0.5, *spins,
         rng.uniform(0.3, 0.9, n) * (rng.random(n) < SLOW),
     ])  # fmt: skip
-    h[np.ix_(rng.random(n) < PLAIN, [_SOFT, _WIDTH, _FALL, _CAP])] = 8.0, np.inf, 0.0, np.inf
+    plain = np.flatnonzero(rng.random(n) < PLAIN)[:, None]
+    h[plain, [_SOFT, _WIDTH, _FALL, _CAP]] = 8.0, np.inf, 0.0, np.inf
     return h
 
 

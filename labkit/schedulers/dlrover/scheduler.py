@@ -206,7 +206,7 @@ class Dlrover:
         if came == "gave up" and state.gave_up:
             give_as_asked(turn, job)
         if came == "sampled":
-            turn.pause_s += LEARNS * (state.pause_s - turn.pause_s)
+            turn.pause_s += (LEARNS if turn.pause_s else 1.0) * (state.pause_s - turn.pause_s)
         return came
 
     def _suspects(self, turn: Turn, sight: Sight) -> Bools:

@@ -21,7 +21,6 @@ from labkit.schedulers.dlrover.stages import JobState, Seen, Stage, look
 from labkit.simulator import Overheads
 from tests.schedulers.dlrover.test_scheduler import jobs_of
 
-
 NAMED = {truth.name: truth for truth in truths()}
 SLOW = Overheads(start_s=120, restart_s=120, rescale_s=120)
 
@@ -32,7 +31,7 @@ def of(kind: type[Falling]) -> str:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_plans_are_good_whatever_the_form_of_the_truth(name):
-    """Issue 31: a median of 0.90 after 8 samples, 0.95 after 2 of the published form; three seeds of its twenty here."""
+    """Issue 31: a median of 0.90 after 8 samples, 0.95 after 2 of the published form; of three seeds here."""
     told = np.median([chosen_of(NAMED[name], seed) for seed in range(3)], axis=0)
     assert told[-1] >= 0.80
     if NAMED[name].published:
