@@ -84,8 +84,8 @@ class Truth:
         true = self.of(plan) * self.at(k, plan, rng)
         wrong = np.maximum(1 + self.noise * rng.standard_normal(3), 0.1)
         given = plan.n_workers * plan.worker_cores, plan.n_ps * plan.ps_cores
-        used = [0.98 * all_ if spins else min(true * each * e, all_)
-                for each, all_, spins, e in zip((self.c, self.u), given, self.spins, wrong[1:], strict=True)]  # fmt: skip
+        each = zip((self.c, self.u), given, self.spins, wrong[1:], strict=True)
+        used = [0.98 * has if spins else min(true * core_s * e, has) for core_s, has, spins, e in each]
         if self.silent:
             return Sample(plan, true * float(wrong[0]), NAN, NAN)
         return Sample(plan, true * float(wrong[0]), float(used[0]), float(used[1]), self.load(plan.n_ps))

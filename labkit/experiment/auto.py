@@ -99,7 +99,8 @@ def job_of(
 
 
 def program_of(
-    model: str | Path | nn.Module, data: Any, loss: Callable[[Any, Any], Any] | None, *, training: TrainingTable, place: Path
+    model: str | Path | nn.Module, data: Any, loss: Callable[[Any, Any], Any] | None, *, training: TrainingTable,
+    place: Path,
 ) -> tuple[str, OwnScript, TrainingTable]:  # fmt: skip
     """Return the name of a training of one's own, its program as a script, packed, and how it trains.
 
