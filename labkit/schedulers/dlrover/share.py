@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.kernels import kernel
-from labkit.schedulers.dlrover.belief import Belief
+from labkit.schedulers.dlrover.belief import SpeedBelief
 from labkit.schedulers.dlrover.fit import Sample, works_of
 from labkit.schedulers.dlrover.front import Front, PlanLimits, fronts
 from labkit.schedulers.dlrover.plan import NO_SLOWER, Plan
@@ -36,7 +36,7 @@ class Known:
     work: Floats
     front: Front
     limits: PlanLimits
-    belief: Belief | None = None
+    belief: SpeedBelief | None = None
     _speeds: dict[tuple[Plan, int], float] = field(default_factory=dict)
     _gains: dict[int, tuple[Plan, float]] = field(default_factory=dict)
 

@@ -8,7 +8,7 @@ from math import log, nan
 from typing import Final, NamedTuple
 
 from labkit.schedulers.dlrover.adjust import Watch
-from labkit.schedulers.dlrover.belief import Belief
+from labkit.schedulers.dlrover.belief import SpeedBelief
 from labkit.schedulers.dlrover.fit import Sample
 from labkit.schedulers.dlrover.memory import Point
 from labkit.schedulers.dlrover.plan import Plan
@@ -57,7 +57,7 @@ class JobState(NamedTuple):
         How often a server of it had run out of memory when it was started last.
     predicted : float
         Steps/s that were predicted of `plan` when the job was changed last; NaN: nothing was.
-    belief : Belief, optional
+    belief : SpeedBelief, optional
         What is believed of a job that does not follow the bottleneck.
     doubts : bool
         Whether its newest sample contradicts what is believed, and nothing else is believed yet.
@@ -78,7 +78,7 @@ class JobState(NamedTuple):
     points: tuple[Point, ...] = ()
     n_lost: int = 0
     predicted: float = float("nan")
-    belief: Belief | None = None
+    belief: SpeedBelief | None = None
     doubts: bool = False
     n_trials: int = 0
     n_off: int = 0
