@@ -163,6 +163,7 @@ class Dlrover:
         states, rules, now_s = turn.states, self.rules, turn.now_s
         suspects, measured_s = self._suspects(turn, sight).tolist(), sight.measured_s.tolist()
         speed = sight.speed.tolist()
+        turn.speeds.update(zip(sight.running.job.tolist(), speed, strict=True))
         mender = Mender(turn, sight, self.total_cores, self._largest(turn.snapshot), self.unit)
         came, final = set[str](), list[int]()
         for i, job in enumerate(sight.running.job.tolist()):

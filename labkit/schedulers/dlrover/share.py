@@ -16,7 +16,7 @@ from labkit.schedulers.dlrover.front import Front, PlanLimits, fronts
 from labkit.schedulers.dlrover.plan import NO_SLOWER, Plan
 from labkit.schedulers.dlrover.rules import Rules
 from labkit.schedulers.dlrover.select import chosen
-from labkit.schedulers.dlrover.stages import JobState
+from labkit.schedulers.dlrover.stages import JobState, compared
 from labkit.speed.bottleneck import SOFTNESS, Work
 
 FEWER: Final = "as fast with fewer cores"
@@ -243,7 +243,7 @@ def _worth(
 def _why(state: JobState, predicted: float, now: float) -> str:
     """Return what was measured of a job last, and predicted of that plan, and what is predicted of another one."""
     last = state.samples[-1]
-    told = state.measured_and_expected
+    told = compared(last.speed, state.expected)
     told += f" with {last.worker_cores:.3g} + {last.ps_cores:.3g} cores in use" if last.tells_use else ""
     form = f"; speed {state.belief.form}" if state.belief is not None else ""
     return f"{told}; {predicted:.3g} predicted, {now:.3g} as it is{form}"

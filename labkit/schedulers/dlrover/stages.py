@@ -88,13 +88,6 @@ class JobState(NamedTuple):
         """What had been predicted of the newest sample, steps/s; NaN: nothing, or of another plan."""
         return self.predicted if self.samples and self.samples[-1].plan == self.plan else nan
 
-    @property
-    def measured_and_expected(self) -> str:
-        """The newest speed, and by which part it differs from what had been predicted, in words."""
-        measured, expected = self.samples[-1].speed, self.expected
-        error = f" ({expected:.3g} predicted, {measured / expected - 1:+.0%})" if expected > 0 else ""
-        return f"{measured:.3g} steps/s{error}"
-
     def is_off(self, speed: float, rules: Rules) -> bool:
         """Return whether a job with a final plan is not as fast as that was, or was not when it was seen last."""
         expected = self.samples[-1].speed if self.samples[-1].plan == self.plan else self.predicted
@@ -127,6 +120,16 @@ class Seen:
     sample: Sample
     measured_s: float
     steps: float
+
+
+def compared(measured: float, expected: float) -> str:
+    """Return a speed in steps/s, and by which part it differs from what had been predicted, in words.
+
+    >>> compared(58.5, 268.0), compared(12.0, float("nan"))
+    ('58.5 steps/s (268 predicted, -78%)', '12 steps/s')
+    """
+    error = f" ({expected:.3g} predicted, {measured / expected - 1:+.0%})" if expected > 0 else ""
+    return f"{measured:.3g} steps/s{error}"
 
 
 def look(state: JobState, seen: Seen, rules: Rules, *, now_s: float) -> tuple[JobState, str]:
