@@ -180,7 +180,7 @@ def _now(known: Sequence[Known], states: Sequence[JobState]) -> tuple[Floats, Fl
         last = state.samples[-1]
         if each.belief is not None:
             now[i] = each.speed(state.plan)
-        elif last.plan == state.plan:
+        elif last.plan is state.plan or last.plan == state.plan:
             scale[i] = last.speed / now[i]
     return now * scale, scale
 

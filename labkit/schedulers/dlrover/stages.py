@@ -86,7 +86,8 @@ class JobState(NamedTuple):
     @property
     def expected(self) -> float:
         """What had been predicted of the newest sample, steps/s; NaN: nothing, or of another plan."""
-        return self.predicted if self.samples and self.samples[-1].plan == self.plan else nan
+        last = self.samples[-1].plan if self.samples else None
+        return self.predicted if last is self.plan or last == self.plan else nan
 
     def is_off(self, speed: float, rules: Rules) -> bool:
         """Return whether a job with a final plan is not as fast as that was, or was not when it was seen last."""
@@ -107,10 +108,12 @@ class JobState(NamedTuple):
         if len(self.samples) < 2:
             return False
         best = max(self.samples, key=lambda sample: sample.speed)
-        slower = best.speed > (1 + rules.back) * last.speed and best.plan.cores <= last.plan.cores
-        of_workers = [s.worker_cores / s.plan.n_workers / s.plan.worker_cores for s in self.samples]
-        of_servers = [s.ps_cores / s.plan.n_ps / s.plan.ps_cores for s in self.samples]
-        return slower or min(of_workers) >= SPINS or min(of_servers) >= SPINS
+        if best.speed > (1 + rules.back) * last.speed and best.plan.cores <= last.plan.cores:
+            return True
+        newest = reversed(self.samples)  # most jobs use less in the newest one
+        return all(s.worker_cores >= SPINS * s.plan.n_workers * s.plan.worker_cores for s in newest) or all(
+            s.ps_cores >= SPINS * s.plan.n_ps * s.plan.ps_cores for s in reversed(self.samples)
+        )
 
 
 @dataclass(frozen=True, slots=True)
