@@ -13,10 +13,10 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from benchmarks import Row, size
+from benchmarks._dlrover_rivals import SIMULATED, Climber, Falling, Oracle
+from benchmarks._dlrover_truths import Truth, truths
 from benchmarks._nsga2 import front_of, hypervolume
 from benchmarks.dlrover_claims import single
-from benchmarks.dlrover_rivals import SIMULATED, Climber, Falling, Oracle
-from benchmarks.dlrover_truths import Truth, truths
 from labkit.core import Jobs
 from labkit.core.resources import Floats, amounts
 from labkit.experiment import Experiment

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks._dlrover_rivals import Falling, Oracle, Spinning
+from benchmarks._dlrover_truths import truths
 from benchmarks.dlrover import COLD, LIMITS, chosen_of
-from benchmarks.dlrover_rivals import Falling, Oracle, Spinning
-from benchmarks.dlrover_truths import truths
 from labkit.experiment.run import simulate
 from labkit.schedulers import make
 from labkit.schedulers.dlrover.belief import believe, candidates, cores_of, rows_of

@@ -1,6 +1,6 @@
 """What jobs may really be like, and what a brain measures of them: the truths that DLRover's brain is judged by.
 
-python -m benchmarks.dlrover truths
+python -m benchmarks.dlrover
 
 Each truth says how fast a job is with a plan, what its tasks use, and what a measurement of it is like. Most of them do
 not have the form that the brain fits first.
