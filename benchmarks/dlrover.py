@@ -13,10 +13,10 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from benchmarks import Row, size
+from benchmarks._dlrover_rivals import SIMULATED, Climber, Falling, Oracle
+from benchmarks._dlrover_truths import Truth, truths
 from benchmarks._nsga2 import front_of, hypervolume
 from benchmarks.dlrover_claims import single
-from benchmarks.dlrover_rivals import SIMULATED, Climber, Falling, Oracle
-from benchmarks.dlrover_truths import Truth, truths
 from labkit.core import Jobs
 from labkit.core.resources import Floats, amounts
 from labkit.experiment import Experiment
@@ -148,13 +148,24 @@ def _warm_up() -> None:
 
 
 def _decisions() -> list[Row]:
-    """Return what decisions take over jobs that all came at once: all of them sampled, and nothing happening."""
+    """Return what decisions take over jobs that all came at once: sampled, nothing happening, and all doubted."""
     _warm_up()
+    least, doubted = _spent_s("bottleneck"), _spent_s(f"{Falling.__module__}:{Falling.__name__}")
+    return [
+        _row(f"a decision over {N_JOBS:,} jobs, all sampled at once", 1e3 * least[1:4].max(), "CPU ms", 50),
+        _row(f"a decision over {N_JOBS:,} jobs, nothing happens", 1e3 * least[5:].min(), "CPU ms", 50),
+        _row(f"a decision over {N_JOBS:,} jobs whose speed falls, all doubted", 1e3 * doubted[2:].max(), "CPU ms", 50),
+    ]
+
+
+def _spent_s(speed: str) -> Floats:
+    """Return the processor time of the first seven decisions over jobs that all came at once, in seconds."""
     spent = []
     for _ in range(size(3, short=1)):
         jobs = _jobs(N_JOBS, np.zeros(N_JOBS), long=20.0)
         brain = make("dlrover")
-        session = Experiment.of(jobs, cluster=no_network(2 * N_JOBS, servers=DLROVER)).session(brain)
+        experiment = Experiment.of(jobs, cluster=no_network(2 * N_JOBS, servers=DLROVER), speed=speed)
+        session = experiment.session(brain)
         mine = []
         for _ in range(7):
             began_s = time.process_time()
@@ -162,11 +173,7 @@ def _decisions() -> list[Row]:
             mine.append(time.process_time() - began_s)
             session.step(placement)
         spent.append(mine)
-    least = np.min(spent, axis=0)
-    return [
-        _row(f"a decision over {N_JOBS:,} jobs, all sampled at once", 1e3 * least[1:4].max(), "CPU ms", 50),
-        _row(f"a decision over {N_JOBS:,} jobs, nothing happens", 1e3 * least[5:].min(), "CPU ms", 50),
-    ]
+    return np.asarray(np.min(spent, axis=0))
 
 
 def _week() -> Row:

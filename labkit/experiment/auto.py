@@ -1,4 +1,4 @@
-"""A job on this machine that finds its own workers, servers and cores: `labkit train MODEL --auto`.
+"""A job on this machine that finds its own workers, servers and cores: `labkit train MODEL --auto`, also of one's own.
 
 The scheduler, the session and the backend are those of a run on machines; its only host is this machine, and its only
 job the one that is asked for. So it has a folder of its own, `labkit watch` shows it, and `labkit attach` goes on with
@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
+import numpy as np
+
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
@@ -28,6 +30,8 @@ from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from labkit.testbed.run.own_scripts import OwnScript
     from labkit.testbed.run.training import TrainingTable
 
@@ -85,17 +89,18 @@ def job_of(
         if n < 1:
             of = "; what has no parameter servers cannot configure itself" if name == "servers" else ""
             raise InputError(f"--auto with {n} {name}; expected at least one{of}.")
-    duration = {"duration_s": float(steps)} if own else {}  # only to rehearse with: nobody knows its speed
     each = amounts(cpus=math.floor(1e4 * cores / (workers + servers)) / 1e4)
     return Jobs.of(
         name=model, id=[model], model=model, user="generated", arrival_s=[0.0], total_steps=[steps],
         samples_per_step=batch, n_workers=workers, n_ps=servers, max_workers=max(workers, max_workers),
-        max_ps=max(servers, max_servers), worker_demand=each, ps_demand=each, sync=False, **duration,
+        max_ps=max(servers, max_servers), worker_demand=each, ps_demand=each, sync=False,
+        duration_s=float(steps) if own else np.nan,  # only to rehearse with
     )  # fmt: skip
 
 
 def program_of(
-    model: Any, data: Any, loss: Callable[[Any, Any], Any] | None, *, training: TrainingTable, place: Path
+    model: str | Path | nn.Module, data: Any, loss: Callable[[Any, Any], Any] | None, *, training: TrainingTable,
+    place: Path,
 ) -> tuple[str, OwnScript, TrainingTable]:  # fmt: skip
     """Return the name of a training of one's own, its program as a script, packed, and how it trains.
 
@@ -153,7 +158,7 @@ def _with_options(training: TrainingTable, options: dict[str, Any], *, where: Pa
 
 
 def opener_of(
-    model: Any,
+    model: str | Path | nn.Module,
     data: Any = None,
     loss: Callable[[Any, Any], Any] | None = None,
     *,
@@ -210,7 +215,7 @@ class AutoFields(TypedDict, total=False):
 
 
 def auto(
-    model: Any,
+    model: str | Path | nn.Module,
     data: Any = None,
     loss: Callable[[Any, Any], Any] | None = None,
     *,
@@ -268,6 +273,5 @@ def auto(
     InputError
         If it cannot train, there are not so many cores, or the folder cannot be written; nothing has been started then.
     """
-    return run_opened(
-        opener_of(model, data, loss, steps=steps, **options), progress=progress, observers=observers, telling=telling, begun=begun
-    )  # fmt: skip
+    opener = opener_of(model, data, loss, steps=steps, **options)
+    return run_opened(opener, progress=progress, observers=observers, telling=telling, begun=begun)

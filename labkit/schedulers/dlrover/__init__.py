@@ -1,10 +1,10 @@
 """DLRover's brain: it finds out how many workers, servers and cores each job of parameter servers needs.
 
 One file per stage, pure: `history` (where a job starts), `fit` (what was measured), `plan` and `front` (what is best
-for one job), `stages` (when), `adjust` (what is wrong with a job that trains), `memory` (what its servers will hold),
-`select` and `share` (cores among jobs), `rules` (every threshold). Around them, in one decision (`turn`): `sight`
-reads the snapshot, `mend` and `start` carry out what the stages say, `carry` makes tasks of plans, and `scheduler` asks
-them in turn.
+for one job), `belief` (what is believed where measurements contradict the form), `stages` (when), `adjust` (what is
+wrong with a job that trains), `memory` (what its servers will hold), `select` and `share` (cores among jobs), `rules`
+(every threshold). Around them, in one decision (`turn`): `sight` reads the snapshot, `mend` and `start` carry out what
+the stages say, `carry` makes tasks of plans, and `scheduler` asks them in turn.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _improvement(mean: Floats, sd: Floats, kind: Ints, now: float) -> Floats:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Table:
+class SampleTable:
     """Samples in columns (k,): plans (k, 4), steps/s, cores in use and given (2, k), hottest load against the mean."""
 
     plans: Floats
@@ -117,7 +117,7 @@ class Table:
     load: Floats
 
     @classmethod
-    def of(cls, samples: Sequence[Sample]) -> Table:
+    def of(cls, samples: Sequence[Sample]) -> SampleTable:
         """Return samples as a table."""
         plans = rows_of([sample.plan for sample in samples])
         columns = np.array([(s.speed, s.worker_cores, s.ps_cores, s.hottest_load) for s in samples], np.float64).T
@@ -142,7 +142,7 @@ def cores_of(rows: Floats) -> Floats:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Belief:
+class SpeedBelief:
     """Hypotheses that predict a job, after its measurements.
 
     Attributes
@@ -231,12 +231,12 @@ def _alike(a: Floats, b: Floats) -> Floats:
     return np.asarray(np.exp(-0.5 * (apart**2).sum(axis=2) / REACH**2))
 
 
-def believe(samples: Sequence[Sample], others: Sequence[Sample] = ()) -> Belief:
+def believe(samples: Sequence[Sample], others: Sequence[Sample] = ()) -> SpeedBelief:
     """Return what is believed of a job after some samples, in the same way each time it is asked.
 
     `others` are samples of jobs of its kind.
     """
-    table, rng = Table.of([*others, *samples]), np.random.default_rng(len(samples))
+    table, rng = SampleTable.of([*others, *samples]), np.random.default_rng(len(samples))
     h = _drawn(table, rng)
     likely = _likelihoods(h, table)
     for _ in range(ROUNDS - 1):
@@ -250,16 +250,17 @@ def believe(samples: Sequence[Sample], others: Sequence[Sample] = ()) -> Belief:
     spread = np.array([each for _, each in grid])
     inverse = np.array([np.linalg.inv(b**2 * alike + a**2 * np.eye(len(alike))) for a, b in grid])
     pull = spread[kind][:, None] ** 2 * np.einsum("mij,mj->mi", inverse[kind], wrong)
-    return Belief(tuple(samples), h, table.plans, pull, kind, inverse, spread)
+    return SpeedBelief(tuple(samples), h, table.plans, pull, kind, inverse, spread)
 
 
 def _picked(log_weight: Floats, n: int) -> Ints:
     """Return n rows, each as often as it is likely, without chance."""
     likely = np.cumsum(np.exp(log_weight - log_weight.max()))
-    return np.searchsorted(likely, (np.arange(n) + 0.5) / n * likely[-1])
+    at: Ints = np.searchsorted(likely, (np.arange(n) + 0.5) / n * likely[-1])
+    return at
 
 
-def _drawn(table: Table, rng: np.random.Generator) -> Floats:
+def _drawn(table: SampleTable, rng: np.random.Generator) -> Floats:
     """Return hypotheses that could be before more than the constants are measured, (M, 14)."""
     n, speed = N_DRAWN, table.speed
 
@@ -284,7 +285,8 @@ def _drawn(table: Table, rng: np.random.Generator) -> Floats:
         some(0.35, speed.max() * between(0.7, 30)), rng.random(n) < 0.5, *spins,
         rng.uniform(0.3, 0.9, n) * (rng.random(n) < SLOW),
     ])  # fmt: skip
-    h[np.ix_(rng.random(n) < PLAIN, [_SOFT, _WIDTH, _FALL, _CAP])] = 8.0, np.inf, 0.0, np.inf
+    plain = np.flatnonzero(rng.random(n) < PLAIN)[:, None]
+    h[plain, [_SOFT, _WIDTH, _FALL, _CAP]] = 8.0, np.inf, 0.0, np.inf
     return h
 
 
@@ -294,7 +296,7 @@ def _varied(h: Floats, rng: np.random.Generator) -> Floats:
     return told
 
 
-def _likelihoods(h: Floats, table: Table) -> Floats:
+def _likelihoods(h: Floats, table: SampleTable) -> Floats:
     """Return the log likelihood of each hypothesis (M,) with each noise and process, (kinds, M)."""
     k, alike = len(table.speed), _alike(table.plans, table.plans)
     wrong = (np.log(table.speed) - _log_speeds(h, table.plans)).T

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import nan
 from typing import Final
 
 import numpy as np
@@ -58,7 +59,7 @@ class Mender:
         watch, action = adjust(state.watch, report, rules, predicted=predicted, free=free)
         self.turn.states[job] = state._replace(watch=watch)
         if action is not None:
-            self._do(job, state.plan, action)
+            self._do(job, state.plan, action, known)
 
     def _report(self, i: int, job: int, known: Known | None) -> Report:
         state, turn = self.turn.states[job], self.turn
@@ -77,7 +78,7 @@ class Mender:
             most_workers=int(turn.snapshot.table.max_workers[job]) if grows else state.plan.n_workers,
         )  # fmt: skip
 
-    def _do(self, job: int, plan: Plan, action: Action) -> None:
+    def _do(self, job: int, plan: Plan, action: Action, known: Known | None) -> None:
         """Carry out an action, or tell why nothing is done."""
         turn, done = self.turn, plan
         if action.do == Do.NOTHING:
@@ -96,7 +97,7 @@ class Mender:
             return None  # cores are free, but not in one piece
         if done is plan and action.do == Do.MORE_CORES:
             return turn.tell(job, f"{action.why}; no machine has them free")
-        return turn.change(job, done, action.why)
+        return turn.change(job, done, action.why, predicted=nan if known is None else known.speed(done))
 
     def _larger(self, job: int, plan: Plan, action: Action) -> Plan:
         """Give servers more cores, where they are if they can have them there; return the plan that came of it."""

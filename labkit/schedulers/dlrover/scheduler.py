@@ -163,6 +163,7 @@ class Dlrover:
         states, rules, now_s = turn.states, self.rules, turn.now_s
         suspects, measured_s = self._suspects(turn, sight).tolist(), sight.measured_s.tolist()
         speed = sight.speed.tolist()
+        turn.speeds.update(zip(sight.running.job.tolist(), speed, strict=True))
         mender = Mender(turn, sight, self.total_cores, self._largest(turn.snapshot), self.unit)
         came, final = set[str](), list[int]()
         for i, job in enumerate(sight.running.job.tolist()):
@@ -206,7 +207,7 @@ class Dlrover:
         if came == "gave up" and state.gave_up:
             give_as_asked(turn, job)
         if came == "sampled":
-            turn.pause_s += LEARNS * (state.pause_s - turn.pause_s)
+            turn.pause_s += (LEARNS if turn.pause_s else 1.0) * (state.pause_s - turn.pause_s)
         return came
 
     def _suspects(self, turn: Turn, sight: Sight) -> Bools:

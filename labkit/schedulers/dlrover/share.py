@@ -10,13 +10,13 @@ import numpy as np
 
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.kernels import kernel
-from labkit.schedulers.dlrover.belief import Belief
+from labkit.schedulers.dlrover.belief import SpeedBelief
 from labkit.schedulers.dlrover.fit import Sample, works_of
 from labkit.schedulers.dlrover.front import Front, PlanLimits, fronts
 from labkit.schedulers.dlrover.plan import NO_SLOWER, Plan
 from labkit.schedulers.dlrover.rules import Rules
 from labkit.schedulers.dlrover.select import chosen
-from labkit.schedulers.dlrover.stages import JobState
+from labkit.schedulers.dlrover.stages import JobState, compared
 from labkit.speed.bottleneck import SOFTNESS, Work
 
 FEWER: Final = "as fast with fewer cores"
@@ -36,7 +36,7 @@ class Known:
     work: Floats
     front: Front
     limits: PlanLimits
-    belief: Belief | None = None
+    belief: SpeedBelief | None = None
     _speeds: dict[tuple[Plan, int], float] = field(default_factory=dict)
     _gains: dict[int, tuple[Plan, float]] = field(default_factory=dict)
 
@@ -180,7 +180,7 @@ def _now(known: Sequence[Known], states: Sequence[JobState]) -> tuple[Floats, Fl
         last = state.samples[-1]
         if each.belief is not None:
             now[i] = each.speed(state.plan)
-        elif last.plan == state.plan:
+        elif last.plan is state.plan or last.plan == state.plan:
             scale[i] = last.speed / now[i]
     return now * scale, scale
 
@@ -243,7 +243,7 @@ def _worth(
 def _why(state: JobState, predicted: float, now: float) -> str:
     """Return what was measured of a job last, and predicted of that plan, and what is predicted of another one."""
     last = state.samples[-1]
-    told = state.measured_and_expected
+    told = compared(last.speed, state.expected)
     told += f" with {last.worker_cores:.3g} + {last.ps_cores:.3g} cores in use" if last.tells_use else ""
     form = f"; speed {state.belief.form}" if state.belief is not None else ""
     return f"{told}; {predicted:.3g} predicted, {now:.3g} as it is{form}"

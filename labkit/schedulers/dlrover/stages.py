@@ -8,7 +8,7 @@ from math import log, nan
 from typing import Final, NamedTuple
 
 from labkit.schedulers.dlrover.adjust import Watch
-from labkit.schedulers.dlrover.belief import Belief
+from labkit.schedulers.dlrover.belief import SpeedBelief
 from labkit.schedulers.dlrover.fit import Sample
 from labkit.schedulers.dlrover.memory import Point
 from labkit.schedulers.dlrover.plan import Plan
@@ -57,7 +57,7 @@ class JobState(NamedTuple):
         How often a server of it had run out of memory when it was started last.
     predicted : float
         Steps/s that were predicted of `plan` when the job was changed last; NaN: nothing was.
-    belief : Belief, optional
+    belief : SpeedBelief, optional
         What is believed of a job that does not follow the bottleneck.
     doubts : bool
         Whether its newest sample contradicts what is believed, and nothing else is believed yet.
@@ -78,7 +78,7 @@ class JobState(NamedTuple):
     points: tuple[Point, ...] = ()
     n_lost: int = 0
     predicted: float = float("nan")
-    belief: Belief | None = None
+    belief: SpeedBelief | None = None
     doubts: bool = False
     n_trials: int = 0
     n_off: int = 0
@@ -86,14 +86,8 @@ class JobState(NamedTuple):
     @property
     def expected(self) -> float:
         """What had been predicted of the newest sample, steps/s; NaN: nothing, or of another plan."""
-        return self.predicted if self.samples and self.samples[-1].plan == self.plan else nan
-
-    @property
-    def measured_and_expected(self) -> str:
-        """The newest speed, and by which part it differs from what had been predicted, in words."""
-        measured, expected = self.samples[-1].speed, self.expected
-        error = f" ({expected:.3g} predicted, {measured / expected - 1:+.0%})" if expected > 0 else ""
-        return f"{measured:.3g} steps/s{error}"
+        last = self.samples[-1].plan if self.samples else None
+        return self.predicted if last is self.plan or last == self.plan else nan
 
     def is_off(self, speed: float, rules: Rules) -> bool:
         """Return whether a job with a final plan is not as fast as that was, or was not when it was seen last."""
@@ -114,10 +108,12 @@ class JobState(NamedTuple):
         if len(self.samples) < 2:
             return False
         best = max(self.samples, key=lambda sample: sample.speed)
-        slower = best.speed > (1 + rules.back) * last.speed and best.plan.cores <= last.plan.cores
-        of_workers = [s.worker_cores / s.plan.n_workers / s.plan.worker_cores for s in self.samples]
-        of_servers = [s.ps_cores / s.plan.n_ps / s.plan.ps_cores for s in self.samples]
-        return slower or min(of_workers) >= SPINS or min(of_servers) >= SPINS
+        if best.speed > (1 + rules.back) * last.speed and best.plan.cores <= last.plan.cores:
+            return True
+        newest = reversed(self.samples)  # most jobs use less in the newest one
+        return all(s.worker_cores >= SPINS * s.plan.n_workers * s.plan.worker_cores for s in newest) or all(
+            s.ps_cores >= SPINS * s.plan.n_ps * s.plan.ps_cores for s in reversed(self.samples)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +123,16 @@ class Seen:
     sample: Sample
     measured_s: float
     steps: float
+
+
+def compared(measured: float, expected: float) -> str:
+    """Return a speed in steps/s, and by which part it differs from what had been predicted, in words.
+
+    >>> compared(58.5, 268.0), compared(12.0, float("nan"))
+    ('58.5 steps/s (268 predicted, -78%)', '12 steps/s')
+    """
+    error = f" ({expected:.3g} predicted, {measured / expected - 1:+.0%})" if expected > 0 else ""
+    return f"{measured:.3g} steps/s{error}"
 
 
 def look(state: JobState, seen: Seen, rules: Rules, *, now_s: float) -> tuple[JobState, str]:

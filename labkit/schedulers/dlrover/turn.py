@@ -12,7 +12,7 @@ from labkit.schedulers.dlrover.carry import CarriedRoom
 from labkit.schedulers.dlrover.memory import foreseen_gb
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.schedulers.dlrover.rules import Rules
-from labkit.schedulers.dlrover.stages import JobState, Stage
+from labkit.schedulers.dlrover.stages import JobState, Stage, compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class Turn:
         Cores that waiting jobs are to find.
     fresh : set of int
         Jobs of which a belief is new.
+    speeds : dict
+        Steps/s that jobs make, as measured last.
     """
 
     snapshot: Snapshot
@@ -67,6 +69,7 @@ class Turn:
     reserved: float = 0.0
     plan_log: list[PlanEntry] = field(default_factory=list)
     fresh: set[int] = field(default_factory=set)
+    speeds: dict[int, float] = field(default_factory=dict)
     _steps: dict[int, float] = field(init=False)
     _demand: Floats = field(init=False)
 
@@ -116,32 +119,31 @@ class Turn:
         """
         known = self.states.get(job) or JobState(Stage.SAMPLE, plan, self.now_s)
         repaired = known.plan is plan and job in self.states
-        told = _told(known, why)
-        measured = Stage.ESTIMATE if known.belief is not None else known.stage
+        told = self._said(job, known, why)
+        stage = Stage.ESTIMATE if known.belief is not None else known.stage
         self.states[job] = known._replace(
-            plan=plan, changed_s=self.now_s, steps=self.steps(job), predicted=predicted, stage=measured, n_off=0,
-            n_trials=known.n_trials + trial,
+            plan=plan, changed_s=self.now_s, steps=self.steps(job), stage=stage, n_off=0,
+            predicted=known.predicted if repaired else predicted, n_trials=known.n_trials + trial,
         )  # fmt: skip
         self._tell(job, known, told, said=told if repaired else f"{plan}: {told}", changes=True)
 
     def tell(self, job: int, why: str) -> None:
         """Note why a job is left as it is."""
         state = self.states[job]
-        told = _told(state, why)
+        told = self._said(job, state, why)
         self._tell(job, state, told, said=told, changes=False)
 
     def _tell(self, job: int, before: JobState, why: str, *, said: str, changes: bool) -> None:
         state, name = self.states[job], str(self.snapshot.table.id[job])
-        measured = before.samples[-1].speed if before.samples else nan
         self.plan_log.append(
-            PlanEntry(self.now_s, job, name, state.stage, state.plan, why, changes, measured, before.expected,
-                      state.predicted)
+            PlanEntry(
+                self.now_s, job, name, state.stage, state.plan, why, changes, self.speeds.get(job, nan),
+                before.predicted, state.predicted,
+            )
         )  # fmt: skip
         self.room.trial.explain(job, said)
 
-
-def _told(state: JobState, why: str) -> str:
-    """Return a reason with what was measured and predicted of a job, unless it says so."""
-    if not state.samples or "steps/s" in why:
-        return why
-    return f"{why}; {state.measured_and_expected}"
+    def _said(self, job: int, state: JobState, why: str) -> str:
+        """Return a reason with what is measured and was predicted of a job, unless it says so."""
+        speed = self.speeds.get(job, nan)
+        return why if "steps/s" in why or not speed > 0 else f"{why}; {compared(speed, state.predicted)}"

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks._dlrover_rivals import Falling, Oracle, Spinning
+from benchmarks._dlrover_truths import truths
 from benchmarks.dlrover import COLD, LIMITS, chosen_of
-from benchmarks.dlrover_rivals import Falling, Oracle, Spinning
-from benchmarks.dlrover_truths import truths
 from labkit.experiment.run import simulate
 from labkit.schedulers import make
 from labkit.schedulers.dlrover.belief import believe, candidates, cores_of, rows_of
@@ -21,7 +21,6 @@ from labkit.schedulers.dlrover.stages import JobState, Seen, Stage, look
 from labkit.simulator import Overheads
 from tests.schedulers.dlrover.test_scheduler import jobs_of
 
-
 NAMED = {truth.name: truth for truth in truths()}
 SLOW = Overheads(start_s=120, restart_s=120, rescale_s=120)
 
@@ -32,7 +31,7 @@ def of(kind: type[Falling]) -> str:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_plans_are_good_whatever_the_form_of_the_truth(name):
-    """Issue 31: a median of 0.90 after 8 samples, 0.95 after 2 of the published form; three seeds of its twenty here."""
+    """Issue 31: a median of 0.90 after 8 samples, 0.95 after 2 of the published form; of three seeds here."""
     told = np.median([chosen_of(NAMED[name], seed) for seed in range(3)], axis=0)
     assert told[-1] >= 0.80
     if NAMED[name].published:

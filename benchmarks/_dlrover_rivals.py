@@ -1,4 +1,4 @@
-"""Whom DLRover's brain is compared with where the truth has another form: an oracle, and a hill climber of few lines."""
+"""Whom the brain is compared with where the truth has another form: an oracle, and a hill climber of few lines."""
 
 from __future__ import annotations
 

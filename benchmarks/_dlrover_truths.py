@@ -1,6 +1,6 @@
 """What jobs may really be like, and what a brain measures of them: the truths that DLRover's brain is judged by.
 
-python -m benchmarks.dlrover truths
+python -m benchmarks.dlrover
 
 Each truth says how fast a job is with a plan, what its tasks use, and what a measurement of it is like. Most of them do
 not have the form that the brain fits first.
@@ -8,6 +8,7 @@ not have the form that the brain fits first.
 
 from __future__ import annotations
 
+# ruff: noqa: ARG005 - truths are functions of all four, whichever they look at
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -63,7 +64,9 @@ class Truth:
     silent: bool = False
     at: Callable[[int, Plan, np.random.Generator], float] = lambda *_: 1.0
 
-    def speed(self, n_workers: ArrayLike, *, worker_cores: ArrayLike, n_ps: ArrayLike, ps_cores: ArrayLike) -> Floats:
+    def speed(
+        self, n_workers: ArrayLike, *, worker_cores: ArrayLike, n_ps: ArrayLike, ps_cores: ArrayLike
+    ) -> Floats:  # fmt: skip
         """Return steps per second of gangs, (...,)."""
         return np.asarray(self.f(*(np.asarray(x, np.float64) for x in (n_workers, worker_cores, n_ps, ps_cores))))
 
@@ -81,8 +84,8 @@ class Truth:
         true = self.of(plan) * self.at(k, plan, rng)
         wrong = np.maximum(1 + self.noise * rng.standard_normal(3), 0.1)
         given = plan.n_workers * plan.worker_cores, plan.n_ps * plan.ps_cores
-        used = [0.98 * all_ if spins else min(true * each * e, all_)
-                for each, all_, spins, e in zip((self.c, self.u), given, self.spins, wrong[1:], strict=True)]  # fmt: skip
+        each = zip((self.c, self.u), given, self.spins, wrong[1:], strict=True)
+        used = [0.98 * has if spins else min(true * core_s * e, has) for core_s, has, spins, e in each]
         if self.silent:
             return Sample(plan, true * float(wrong[0]), NAN, NAN)
         return Sample(plan, true * float(wrong[0]), float(used[0]), float(used[1]), self.load(plan.n_ps))
@@ -95,7 +98,9 @@ def of_work(name: str, work: Work, *, factor: Speed | None = None, published: bo
         told = work.speed(n, worker_cores=w, n_ps=p, ps_cores=s)
         return told if factor is None else np.asarray(told * factor(n, w, p, s))
 
-    load = lambda p: float(work.hottest_load(p))  # noqa: E731 - as in the line below
+    def load(n_ps: int) -> float:
+        return float(work.hottest_load(n_ps))
+
     return Truth(name, speed, float(work.compute_core_s), float(work.update_core_s), load, published)
 
 
