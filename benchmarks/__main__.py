@@ -19,7 +19,7 @@ from benchmarks import SHORT, Row
 from labkit.core.errors import unknown
 
 FOLDER = Path(__file__).parent
-ALONE: Final = frozenset({"dlrover_live", "fidelity", "foreign", "gpus"})
+ALONE: Final = frozenset({"digests", "dlrover_live", "fidelity", "foreign", "gpus", "ports"})
 """Benchmarks that take minutes or hours in which jobs train, or need a GPU or others' programs: only by name."""
 
 

@@ -35,9 +35,7 @@ def test_a_claim_is_held_against_the_texts_baselines_and_the_best_simple_rule():
 
 def test_the_cores_in_use_are_held_against_the_texts_range():
     row = next(line for line in claims(TOLD) if line.startswith("| CPU use"))
-    assert (
-        "not measured | | 55 to 75% (median 60) in nine of ten samples; servers' means 60 to 70% | | not mea" in row
-    )
+    assert "not measured | | 55 to 75% (median 60) in nine of ten samples; servers' means 60 to 70% | | not mea" in row
     assert row.endswith("not measured; yes |")
 
 

@@ -20,6 +20,7 @@ from typing import Final
 SYSTEMS: Final[Mapping[str, str]] = {
     "tiresias": "https://github.com/SymbioticLab/Tiresias",
     "lucid": "https://github.com/S-Lab-System-Group/Lucid",
+    "fgd": "https://github.com/hkust-adsl/kubernetes-scheduler-simulator",
 }
 """Each system, and where its repository is; its module here has the same name."""
 SAME_S: Final = 1e-6

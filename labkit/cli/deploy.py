@@ -253,8 +253,8 @@ def _refuse_beside_resume(given: dict[str, object], ask: QueueAsk) -> None:
     given = {**given, "--schedulers": ask.schedulers, "--repeat": ask.repeat > 1, "--dry-run": ask.dry_run}
     if odd := [option for option, value in given.items() if value]:
         raise InputError(
-            f"{', '.join(odd)} beside --resume {ask.resume}: a queue continues with what it began with; leave it out, or "
-            "begin another queue."
+            f"{', '.join(odd)} beside --resume {ask.resume}: a queue continues with what it began with; leave it out, "
+            "or begin another queue."
         )
 
 

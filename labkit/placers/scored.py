@@ -16,7 +16,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.kernels import inner, kernel
 from labkit.placers.base import place_by, settled
 from labkit.placers.fragments import GangKinds, TaskMix, fragments, one_by_one
-from labkit.placers.kernels import PACK
+from labkit.placers.rules import PACK
 
 FGD, BEST, DOT, PACKING, CLUSTERING, RANDOM = range(6)
 
@@ -53,8 +53,8 @@ class Fgd:
 class BestFit:
     """Put each gang on the device group where the least is left: argmin_g sum_r (free_gr - asked_r) / max capacity_r.
 
-    r is GPUs and cores, the most is over all groups. Within the group tasks take the fullest GPUs with room. Gangs as in
-    `Fgd`.
+    r is GPUs and cores, the most is over all groups. Within the group tasks take the fullest GPUs with room. Gangs as
+    in `Fgd`.
     """
 
     def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:

@@ -9,7 +9,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from labkit.plots.theme import INK, MAX_ROWS, MUTED, WIDTH, cycled, time_unit, title
+from labkit.plots.palette import BLUE, GREY, ORANGE
+from labkit.plots.theme import INK, MAX_ROWS, MUTED, WIDTH, cycled, line_looks, stroke_legend, time_unit, title
 from labkit.plots.utilisation import TYPE_SHADES
 from labkit.results.gpus import allocation
 from labkit.results.record import RunRecord
@@ -17,7 +18,6 @@ from labkit.results.record import RunRecord
 MOST_LANES = 64
 """Of more GPUs the first ones are shown."""
 LINES = {"asked": "asked for", "allocated": "allocated", "fragments": "in fragments"}
-DASHES = ([6, 4], [1, 0], [2, 2])
 
 
 def plot_gpu_lanes(table: pd.DataFrame, *, heading: str = "Who has which part of each GPU") -> alt.LayerChart:
@@ -76,21 +76,18 @@ def plot_allocation(records: Mapping[str, RunRecord]) -> alt.VConcatChart:
     until_s = max((float(table["time_s"].max()) for table in tables.values()), default=1.0)
     scale_s, unit = time_unit(until_s)
     most = max((float(table[list(LINES)].max().max()) for table in tables.values()), default=1.0)
-    charts = []
+    charts, shades = [], cycled(list(LINES.values()), [GREY, BLUE, ORANGE])
     for name, table in tables.items():
         n_gpus = records[name].cluster.n_gpus
         lines = table.melt("time_s", list(LINES), "what", "gpus").replace({"what": LINES})
         lines = lines.assign(time=(lines["time_s"] / scale_s).round(4), gpus=lines["gpus"].round(3))
         last = lines[lines["what"] == "in fragments"]["gpus"]
-        look = {"scale": alt.Scale(domain=list(LINES.values()), range=DASHES), "legend": alt.Legend(title=None)}
         drawn = alt.Chart(lines[["time", "what", "gpus"]]).mark_line(interpolate="step-after", strokeWidth=1.6).encode(
             x=alt.X("time:Q", title=f"Time ({unit})", scale=alt.Scale(domain=[0, until_s / scale_s], nice=False)),
             y=alt.Y("gpus:Q", title="GPUs", scale=alt.Scale(domain=[0, most])),
-            color=alt.Color("what:N", legend=alt.Legend(title=None), scale=alt.Scale(
-                domain=list(LINES.values()), range=["#7a8798", "#2f6fce", "#c8791a"])),
-            strokeDash=alt.StrokeDash("what:N", **look),
+            **line_looks("what", shades, title=None, legend=stroke_legend()),
         )  # fmt: skip
         there = alt.Chart(pd.DataFrame({"gpus": [n_gpus]})).mark_rule(color=INK, strokeWidth=0.7).encode(y="gpus:Q")
         note = f"black: all {n_gpus:,} GPUs; on average {last.mean():,.2f} in fragments"
         charts.append(alt.layer(drawn, there).properties(width=WIDTH, height=150, title=title(name, note)))
-    return cast(alt.VConcatChart, alt.vconcat(*charts))
+    return alt.vconcat(*charts)

@@ -18,8 +18,8 @@ from labkit.results.sweeps import cell_table, interval, means_by, sweep_differen
 
 __all__ = [
     "RunInfo", "RunRecord", "RunState", "RunWriter", "Runs", "allocation", "cell_table", "configurations",
-    "explained", "fair_share_s", "fidelity_summary", "finish_time_fairness", "forwarding", "free_id", "gantt", "gap_parts",
-    "gpu_lanes", "heat_map", "interval", "jain_index", "jct_cdf", "jct_table", "job_fidelity", "job_table",
+    "explained", "fair_share_s", "fidelity_summary", "finish_time_fairness", "forwarding", "free_id", "gantt",
+    "gap_parts", "gpu_lanes", "heat_map", "interval", "jain_index", "jct_cdf", "jct_table", "job_fidelity", "job_table",
     "known_runs", "labels", "lanes", "load", "means_by", "notes", "read_sweep", "rescalings", "run_table",
     "stretches", "summary", "sweep_differences", "sweep_means", "time_split", "utilisation", "with_bound",
 ]  # fmt: skip
