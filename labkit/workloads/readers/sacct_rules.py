@@ -190,7 +190,7 @@ def _dependencies(rows: pd.DataFrame, base: np.ndarray) -> tuple[list[str], list
             for number in filter(None, re.split(r"[:]", numbers)) if kind in _KEPT else ():
                 name = f"{site}{slash}{re.sub(r'[*+].*$', '', number).removesuffix('_')}"
                 task = f"{name}_{own.partition('_')[2]}" if kind == "aftercorr" else ""
-                parents |= dict.fromkeys(known.get(task) or known.get(name, ()))
+                parents |= dict.fromkeys(known.get(task) or known.get(name) or [])
         parents.pop(identity, None)
         after.append("+".join(parents))
         odd.append("?" in asked or any(kind not in _KEPT for kind, _ in found))
