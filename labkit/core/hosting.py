@@ -33,7 +33,7 @@ WORDS: Final = {
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Hosting:
+class HostRules:
     """The rules of one run about where gangs may lie.
 
     Attributes

@@ -9,7 +9,7 @@ import numpy as np
 from labkit.core.book import Book, Records, gpu_share, hold, release
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind
-from labkit.core.hosting import Hosting
+from labkit.core.hosting import HostRules
 from labkit.core.jobs import Jobs
 from labkit.core.pods import with_forwarding
 from labkit.core.resources import Bools, Floats, Ints
@@ -67,7 +67,7 @@ class Ledger:
         What was measured of the jobs' tasks.
     pod : array
         (N,) the pod that each job belongs to: its home, or where it was forwarded to; -1: none.
-    hosting : Hosting or None
+    hosting : HostRules or None
         Which machines may host which jobs, if the run has rules about that; set by its session.
     version : int
         Grows with every batch of events; snapshots of an older version are stale.
@@ -81,7 +81,7 @@ class Ledger:
         self.up: Bools = np.ones(cluster.n_machines, dtype=np.bool_)
         self.losses: dict[int, list[tuple[float, float]]] = {}
         self.pod: Ints = self.jobs.home.astype(np.int32)
-        self.hosting: Hosting | None = None
+        self.hosting: HostRules | None = None
         self.version = 0
         self._use: Use | None = None
         self._counts = np.zeros(10, np.int32)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from labkit.core.book import Records
 from labkit.core.cluster import Cluster
 from labkit.core.errors import StaleSnapshotError
-from labkit.core.hosting import Hosting
+from labkit.core.hosting import HostRules
 from labkit.core.job_columns import JobColumns
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import HOLDING, Ledger
@@ -54,7 +54,7 @@ class Snapshot:
         return self._ledger
 
     @property
-    def hosting(self) -> Hosting | None:
+    def hosting(self) -> HostRules | None:
         """Which machines may host which jobs, and over how many of them gangs may lie; None: all, and any number."""
         return self._ledger.hosting
 

@@ -24,7 +24,7 @@ from labkit.core.gate import rules_of_jobs
 from labkit.core.hosting import (
     SPLIT,
     WORDS,
-    Hosting,
+    HostRules,
     unmet_constraints,
     unmet_partitions,
     with_partitions_of,
@@ -120,7 +120,7 @@ class Experiment:
         The most GPUs that the jobs of each user may hold together, under every scheduler.
     reservations : Reservations or None
         Hosts that are kept for some jobs, or for none, from a start to an end, under every scheduler.
-    hosting : Hosting or None
+    hosting : HostRules or None
         Which machines may host which jobs, and over how many of them gangs may lie, under every scheduler.
     load : float
         How many times as fast as in the trace `jobs` arrive, for headers.
@@ -147,7 +147,7 @@ class Experiment:
     history: Path | None = None
     quotas: Quotas | None = None
     reservations: Reservations | None = None
-    hosting: Hosting | None = None
+    hosting: HostRules | None = None
     load: float = 1.0
     usual_prices: Mapping[str, float] | None = None
     scenario: dict[str, Any] = field(default_factory=dict)
@@ -206,7 +206,7 @@ class Experiment:
         cluster, guessed = with_partitions_of(jobs, cluster) if asked.partitions else cluster, ""
         if not asked.any_type:
             cluster, guessed = with_types_as_partitions(jobs, cluster)
-        hosting = Hosting.of(jobs, cluster, consolidate=asked.consolidate, wait_s=asked.consolidate_for_s)
+        hosting = HostRules.of(jobs, cluster, consolidate=asked.consolidate, wait_s=asked.consolidate_for_s)
         if hosting is not None and guessed:
             hosting = replace(hosting, said=f"{hosting.said}; {guessed}")
         prices = prices_of(asked.prices)

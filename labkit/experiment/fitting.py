@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
-from labkit.core.hosting import Hosting
+from labkit.core.hosting import HostRules
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS, Bools, Ints
 
@@ -19,7 +19,7 @@ DROPPING: Final = "Take a larger cluster, or leave such jobs out: --drop-too-lar
 
 
 def refuse_unfit(
-    jobs: Jobs, cluster: Cluster, runs_on: Bools, *, hosting: Hosting | None = None, remedy: str = REMEDY
+    jobs: Jobs, cluster: Cluster, runs_on: Bools, *, hosting: HostRules | None = None, remedy: str = REMEDY
 ) -> None:
     """Raise if a job cannot run even on the empty cluster, or on what of it a run's rules let it have.
 
@@ -33,7 +33,7 @@ def refuse_unfit(
             raise InputError(f"{said} {remedy}")
 
 
-def without_too_large(jobs: Jobs, cluster: Cluster, runs_on: Bools, hosting: Hosting | None = None) -> Jobs:
+def without_too_large(jobs: Jobs, cluster: Cluster, runs_on: Bools, hosting: HostRules | None = None) -> Jobs:
     """Return the jobs without those that the empty cluster cannot hold, and with a note that counts these.
 
     Raises
@@ -66,7 +66,7 @@ def fitting_on(jobs: Jobs, cluster: Cluster, runs_on: Bools, *, machines: Bools)
     return fits
 
 
-def _kinds(jobs: Jobs, runs_on: Bools, hosting: Hosting | None = None) -> tuple[Ints, Ints]:
+def _kinds(jobs: Jobs, runs_on: Bools, hosting: HostRules | None = None) -> tuple[Ints, Ints]:
     """Return where each kind of job is first, in their order, and of which of these kinds each job is."""
     rules = [] if hosting is None else [hosting.row, hosting.spread]
     asked = np.column_stack([jobs.worker_demand, jobs.ps_demand, runs_on, jobs.n_workers, jobs.n_ps, *rules])
@@ -77,7 +77,7 @@ def _kinds(jobs: Jobs, runs_on: Bools, hosting: Hosting | None = None) -> tuple[
     return first[order].astype(np.int32), np.argsort(order)[kind_of.ravel()].astype(np.int32)
 
 
-def _misfit_of(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools, hosting: Hosting | None) -> str:
+def _misfit_of(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools, hosting: HostRules | None) -> str:
     """Return why the empty cluster cannot hold a job by the rules of a run; "" if it can."""
     if hosting is None:
         return _misfit(number, jobs, cluster, runs_on)
@@ -89,7 +89,7 @@ def _misfit_of(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools, hostin
     return where + said if said else ""
 
 
-def _misshapen(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools, hosting: Hosting) -> str:
+def _misshapen(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools, hosting: HostRules) -> str:
     """Return why no machines hold a gang that needs so many of them; "" if they do, or it needs no number."""
     k, usable = int(hosting.spread[number]), runs_on[number, cluster.group_type]
     if k <= 0:

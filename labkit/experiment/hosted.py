@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from labkit.core.errors import InputError
-from labkit.core.hosting import FEW, Hosting
+from labkit.core.hosting import FEW, HostRules
 from labkit.core.ledger import Ledger
 from labkit.core.part_snapshot import PartSnapshot
 from labkit.core.placement import Gangs, Placement, Reason
@@ -35,7 +35,7 @@ class HostingControl:
 
     Parameters
     ----------
-    hosting : Hosting
+    hosting : HostRules
         The rules.
     ledger : Ledger
         What the run's jobs hold.
@@ -43,7 +43,7 @@ class HostingControl:
         (N, T) which jobs run on which device types.
     """
 
-    def __init__(self, hosting: Hosting, ledger: Ledger, *, runs_on: Bools) -> None:
+    def __init__(self, hosting: HostRules, ledger: Ledger, *, runs_on: Bools) -> None:
         self.hosting, self._ledger, self._runs_on = hosting, ledger, runs_on
         of_group = ledger.cluster.group_machine
         self._machines = [np.bincount(of_group, part, ledger.cluster.n_machines) > 0 for part in hosting.parts]

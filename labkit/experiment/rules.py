@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from labkit.core.errors import InputError
-from labkit.core.hosting import Hosting
+from labkit.core.hosting import HostRules
 from labkit.core.life import Traits
 from labkit.core.protocols import Scheduler
 from labkit.core.quotas import BEYOND, Quotas
@@ -14,7 +14,7 @@ from labkit.experiment.reservations import Reservations
 KEPT: Final = "no other job starts there while one holds, under every scheduler"
 
 
-def rules(quotas: Quotas | None, reservations: Reservations | None, hosting: Hosting | None = None) -> list[str]:
+def rules(quotas: Quotas | None, reservations: Reservations | None, hosting: HostRules | None = None) -> list[str]:
     """Return a sentence for each rule; they need no warning."""
     said = [] if hosting is None else [f"machines: {hosting.said}, under every scheduler"]
     said += [] if quotas is None else [f"quotas: {quotas}; {BEYOND}"]
@@ -23,7 +23,7 @@ def rules(quotas: Quotas | None, reservations: Reservations | None, hosting: Hos
 
 def refuse_unruly(
     scheduler: Scheduler, quotas: Quotas | None, reservations: Reservations | None, *, name: str,
-    hosting: Hosting | None = None, gated: bool = False,
+    hosting: HostRules | None = None, gated: bool = False,
 ) -> None:  # fmt: skip
     """Raise if there are rules that a scheduler cannot be held to.
 

@@ -14,7 +14,7 @@ from labkit.core.answers import placement_of
 from labkit.core.errors import InputError, StalledError
 from labkit.core.events import NEWS, NO_EVENTS, EventLog, Events, Kind, explained, joined
 from labkit.core.gate import Gate
-from labkit.core.hosting import Hosting
+from labkit.core.hosting import HostRules
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.placement import Placement
 from labkit.core.protocols import Backend, Scheduler
@@ -67,7 +67,7 @@ class Session:
         The most GPUs of each user: jobs beyond them are hidden from the scheduler, and do not start.
     reservations : Reservations, optional
         Hosts that are kept for some jobs from a start to an end.
-    hosting : Hosting, optional
+    hosting : HostRules, optional
         Which machines may host which jobs, and over how many of them gangs may lie.
     reasons : list of str, optional
         Texts that earlier events of the run name; those of new decisions are added to this very list.
@@ -115,7 +115,7 @@ class Session:
         reasons: list[str] | None = None,
         quotas: Quotas | None = None,
         reservations: Reservations | None = None,
-        hosting: Hosting | None = None,
+        hosting: HostRules | None = None,
     ) -> None:
         if on_stall not in STALLS:
             raise InputError(f"on_stall is {on_stall!r}; expected {STALLS[0]!r} or {STALLS[1]!r}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -98,14 +98,14 @@ def table_by(records: Sequence[RunRecord], by: str) -> pd.DataFrame:
     jobs = records[0].jobs
     names, of = getattr(jobs, f"{by}s"), getattr(jobs, by)
     hours = jobs.gpus * np.nan_to_num(jobs.duration_s) / 3600
-    columns: dict[tuple[str, str], Floats] = {
+    columns: dict[tuple[str, str], Any] = {
         ("", by): np.array([name or "(none)" for name in names], object),
         ("", "jobs"): np.bincount(of, minlength=len(names)),
         ("", "gpu_hours"): np.bincount(of, hours, len(names)),
     }
     for label, record in zip(labels(records), records, strict=True):
         means = record.table.groupby(of[record.table["job"]])[["jct_s", "queueing_s"]].mean()
-        for name in means:
+        for name in ("jct_s", "queueing_s"):
             columns[label, name] = means[name].reindex(range(len(names))).to_numpy()
     return pd.DataFrame(columns).sort_values(("", "gpu_hours"), ascending=False, kind="stable").reset_index(drop=True)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from labkit.core import Cluster, InputError, Jobs, StalledError
 from labkit.core.events import EVENT, EventLog, Events, Kind, events
-from labkit.core.hosting import Hosting
+from labkit.core.hosting import HostRules
 from labkit.core.protocols import Scheduler
 from labkit.experiment import Session, at_events
 from labkit.experiment.classic.keys import has_turned
@@ -109,7 +109,7 @@ def with_rules(rng: np.random.Generator, jobs: Jobs, cluster: Cluster) -> tuple[
         nodes=np.where(rng.random(len(jobs)) < 0.2, rng.integers(1, jobs.n_workers + 1), 0).astype(np.int32),
         partition=[str(name) for name in rng.choice(["", *some] if rng.random() < 0.5 else some, len(jobs))],
     )
-    rules = Hosting.of(jobs, cluster)
+    rules = HostRules.of(jobs, cluster)
     kept = without_too_large(jobs, cluster, np.ones((len(jobs), len(cluster.device_types)), np.bool_), rules)
     return kept, cluster
 
@@ -126,7 +126,7 @@ def test_a_compiled_run_keeps_the_rules_about_machines_as_the_readable_one_does(
         jobs, cluster = with_rules(rng, random_jobs(rng, cluster, whole=whole), cluster)
     except InputError:  # not one job fits
         return
-    rules = Hosting.of(jobs, cluster)
+    rules = HostRules.of(jobs, cluster)
     runs = [session(jobs, cluster, make(name), compiled=compiled, hosting=rules) for compiled in (False, True)]
     told = [run.run(make(name)).tobytes() for run in runs]
     assert told[0] == told[1]
