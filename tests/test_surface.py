@@ -35,7 +35,8 @@ def commands(command: Any, within: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, part in getattr(command, "commands", {}).items():
         called = f"{within} {name}".strip()
-        found |= commands(part, called) if getattr(part, "commands", None) else {called: part}
+        inner = commands(part, called) if getattr(part, "commands", None) else {}
+        found |= inner if inner and not part.invoke_without_command else {called: part, **inner}
     return found
 
 
@@ -124,7 +125,7 @@ def test_an_option_of_a_command_has_the_name_that_it_has_everywhere(name):
     assert "--hosts" not in found or (name == "bed up" and found["--hosts"].metavar == "N")
     for option, kind in {"--runs": "FOLDER", "--inventory": "FILE", "--profile": "FILE"}.items():
         assert option not in found or found[option].metavar == kind, option
-    assert "--schedulers" not in found or name in {"compare", "sweep", "deploy"}
+    assert "--schedulers" not in found or name in {"compare", "replay", "sweep", "deploy"}
     assert "--scheduler" not in found or not found["--scheduler"].multiple
 
 
