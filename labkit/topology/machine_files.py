@@ -16,8 +16,8 @@ from typing import Any, Final
 from labkit.core.device_names import GPU_RESOURCE, MIG_RESOURCE, SLICE, TYPE_LABELS, is_known, quantity
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unreadable
+from labkit.core.host_names import listed
 from labkit.core.text import shortened
-from labkit.topology.host_names import listed
 
 EXPECTED: Final = (
     "what `scontrol show node`, `scontrol show partition`, `sinfo -N -o '%N|%P|%t|%c|%m|%G|%f'`, `sinfo --json` or "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from labkit.core.errors import InputError
+from labkit.core.host_names import listed
 from labkit.workloads.readers.base import TraceTable, names_of, numbers_of
 from labkit.workloads.readers.ledger import TraceLedger
 from labkit.workloads.readers.times import moments_s, read_spans_s
@@ -115,8 +116,6 @@ def _constraint(constraint: str, hosts: str) -> str:
     """
     if not hosts:
         return constraint
-    from labkit.topology.host_names import listed
-
     try:
         named = "|".join(f"@{name}" for name in listed(hosts))
     except InputError:
