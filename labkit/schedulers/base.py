@@ -110,7 +110,8 @@ def run_in_order(snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: b
     """Run the first jobs of an order that the cluster holds, and preempt the others.
 
     Jobs that go on stay where they are. Which ones run is chosen by totals; where one of them does not fit into what
-    is really free, one that was to be preempted goes on, or one behind it is started.
+    is really free, one that was to be preempted goes on, or one behind it is started. Where a run has rules about
+    machines, gangs often wait for their places: nothing changes then unless some job starts.
 
     Parameters
     ----------
@@ -130,7 +131,10 @@ def run_in_order(snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: b
         return placement
     # a chosen gang did not fit, in pieces as the room is: the ones behind it may
     behind = order[~chosen & ~holds][:BEHIND]
-    return place(placer, snapshot, asked(snapshot, np.concatenate([wanted, behind]))) if len(behind) else placement
+    if len(behind):
+        placement = place(placer, snapshot, asked(snapshot, np.concatenate([wanted, behind])))
+    starts = snapshot.hosting is None or not snapshot.holds(placement.set_jobs).all()
+    return placement if starts else Placement.nothing()
 
 
 @kernel

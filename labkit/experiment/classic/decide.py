@@ -273,12 +273,15 @@ def run_by_order(
         sure = _place_all(space, trace, queue, work, start, False)
         n_started = numbers[N_SET]
         sure = sure and _place_all(space, trace, queue, work, stop, True)
+        n_set = numbers[N_SET]
         sure = sure and _place_all(space, trace, queue, work, work.start[n_start : n_start + more], False)
         queue.stuck[:] = False
-        if more or not sure or n_started == n_start:
+        ends = more > 0 or not sure or n_started == n_start
+        if not ends:
+            more = _behind(queue, work, n_start)
+        if ends or more == 0:
+            if trace.stays and n_started == 0 and numbers[N_SET] == n_set:
+                numbers[N_SET] = numbers[N_TASKS] = 0
             return sure
-        more = _behind(queue, work, n_start)
-        if not more:
-            return True
         restore(space, mind, trace.hosts, numbers)
         numbers[N_SET] = numbers[N_TASKS] = 0
