@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.events import EVENT, Events, copied
-from labkit.core.hosting import PREFER, SPLIT
+from labkit.core.hosting import PREFER, SPLIT, HostRules
 from labkit.core.ledger import Ledger
 from labkit.core.protocols import Backend, Scheduler
 from labkit.core.resources import GPUS, Bools, Floats, Ints
@@ -136,17 +136,16 @@ def _trace(session: SteppedRun) -> Trace | None:
     demand = np.ascontiguousarray(jobs.worker_demand, np.float64)
     runs_on = np.ascontiguousarray(session.runs_on)
     hosting = session.ledger.hosting
-    row, spread = (np.zeros(len(jobs), np.int32),) * 2 if hosting is None else (hosting.row, hosting.spread)
-    if hosting is not None and (hosting.wait_s < math.inf or (spread.any() and cluster.n_groups > cluster.n_machines)):
+    if hosting is not None and not _plain(hosting, cluster):
         return None
+    row, spread = (np.zeros(len(jobs), np.int32),) * 2 if hosting is None else (hosting.row, hosting.spread)
     kind, first = _kinds(np.ascontiguousarray(jobs.n_workers, np.int64), demand, runs_on, row, spread, MOST_KINDS)
     if len(first) > MOST_KINDS:
         return None
-    of, book = jobs.declared, empty_book(cluster)
-    n_workers, worker, lies = jobs.n_workers[first].astype(np.int64), demand[first], spread[first]
+    of, worker, lies = jobs.declared, demand[first], spread[first]
+    n_workers, book = jobs.n_workers[first].astype(np.int64), empty_book(cluster)
     open_to = np.ones((1, cluster.n_groups), np.bool_) if hosting is None else hosting.open
     hosts, tries = _tries(cluster, open_to[row[first]], runs_on[first], worker, n_workers)
-    budget = book.capacity[session.ledger.up[cluster.group_machine]].sum(axis=0)
     return Trace(
         arrival_s=np.ascontiguousarray(jobs.arrival_s, np.float64).copy(),
         duration_s=duration_s.copy(),
@@ -163,10 +162,16 @@ def _trace(session: SteppedRun) -> Trace | None:
         splits=np.isin(lies, (SPLIT, PREFER)),
         part=np.zeros(len(first), np.int32) if hosting is None else hosting.part_of(row[first]),
         stays=hosting is not None,
-        budget=budget,
+        budget=book.capacity[session.ledger.up[cluster.group_machine]].sum(axis=0),
         whole=_whole(worker) and _whole(book.capacity),
         tie=TIE if np.allclose(duration_s * speed, of.total_steps, rtol=STEADY, atol=0.0) else math.inf,
     )
+
+
+def _plain(hosting: HostRules, cluster: Cluster) -> bool:
+    """Return whether kernels know the rules about machines."""
+    several_groups = cluster.n_groups > cluster.n_machines
+    return math.isinf(hosting.wait_s) and not (hosting.spread.any() and several_groups)
 
 
 def _tries(cluster: Cluster, open_to: Bools, runs_on: Bools, worker: Floats, n_workers: Ints) -> tuple[Bools, Ints]:
