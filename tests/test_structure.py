@@ -22,6 +22,7 @@ SOURCES = {
 
 ON_HOST = "a reply of a program on hosts: as it is written there with Python alone, and as it is decoded here"
 SAME_IDEA = {
+    "Recorded": "what a trace recorded: durations, as speeds; starts, as a scheduler",
     "BandwidthResult": ON_HOST,
     "ConnectResult": ON_HOST,
     "DependReply": ON_HOST,

@@ -66,7 +66,7 @@ def test_every_command_task_and_name_of_the_page_exists_and_the_page_has_all_of_
     typed = {" ".join(word for word in each.split() if word[0] != "-") for each in re.findall(r"`labkit (.+?)`", PAGE)}
     tasks = set(re.findall(r"`fab ([a-z-]+)`", PAGE))
     names = set(re.findall(r"`labkit\.(\w+)`", PAGE))
-    assert typed - {"run"} == set(COMMANDS)
+    assert typed - {"run", "clusters"} == set(COMMANDS)  # `labkit clusters` alone lists them
     assert tasks - set(FORMER) == set(FAB)
     assert names - set(labkit.PACKAGES) == set(labkit.__all__)
 
@@ -124,7 +124,7 @@ def test_an_option_of_a_command_has_the_name_that_it_has_everywhere(name):
     assert "--hosts" not in found or (name == "bed up" and found["--hosts"].metavar == "N")
     for option, kind in {"--runs": "FOLDER", "--inventory": "FILE", "--profile": "FILE"}.items():
         assert option not in found or found[option].metavar == kind, option
-    assert "--schedulers" not in found or name in {"compare", "sweep", "deploy"}
+    assert "--schedulers" not in found or name in {"compare", "replay", "sweep", "deploy"}
     assert "--scheduler" not in found or not found["--scheduler"].multiple
 
 

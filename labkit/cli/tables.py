@@ -215,8 +215,8 @@ def print_table(records: list[RunRecord]) -> None:
     for i, row in enumerate(zip(*cells, strict=True)):
         table.add_row(*row, style="bold" if i == best else None)
     show(table)
-    if (bound := _bound(records[0])) is not None:
-        say(bound)
+    if bounds := list(filter(None, map(_bound, records))):
+        say(bounds[0])
 
 
 def print_by(records: list[RunRecord], by: str) -> None:

@@ -208,9 +208,6 @@ class Jobs:
             All faults at once: no jobs, duplicate ids, negative or missing times, counts that are not positive.
         """
         of = Columns(name, np.size(arrival_s))
-        models, model_of = of.categories("model", model)
-        users, user_of = of.categories("user", user)
-        partitions, partition_of = of.categories("partition", partition)
         steps = of.numbers("total_steps", total_steps)
         workers, servers = of.counts("n_workers", n_workers), of.counts("n_ps", n_ps)
         numbers = {
@@ -226,28 +223,24 @@ class Jobs:
             "consolidate": consolidate, "constraint": constraint, "after": after, "array": array, "qos": qos,
             "recorded_hosts": recorded_hosts,
         }  # fmt: skip
+        counts = {
+            "max_workers": workers if max_workers is None else max_workers,
+            "max_ps": servers if max_ps is None else max_ps, "home": home, "nodes": nodes, "at_most": at_most,
+        }  # fmt: skip
         columns: dict[str, Any] = {key: of.numbers(key, values) for key, values in numbers.items()}
         columns |= {key: of.texts(key, named) for key, named in texts.items()}
+        columns |= {key: of.counts(key, values) for key, values in counts.items()}
+        for key, names in (("model", model), ("user", user), ("partition", partition)):
+            columns[f"{key}s"], columns[key] = of.categories(key, names)
         return cls(
             name=name,
             id=of.names("id", [str(i) for i in range(of.n)] if id is None else id),
-            models=models,
-            model=model_of,
-            users=users,
-            user=user_of,
             total_steps=steps,
             n_workers=workers,
             n_ps=servers,
-            max_workers=of.counts("max_workers", workers if max_workers is None else max_workers),
-            max_ps=of.counts("max_ps", servers if max_ps is None else max_ps),
             worker_demand=of.demand("worker_demand", WORKER_DEMAND if worker_demand is None else worker_demand),
             ps_demand=of.demand("ps_demand", PS_DEMAND if ps_demand is None else ps_demand),
             sync=of.flags("sync", sync),
-            home=of.counts("home", home),
-            partitions=partitions,
-            partition=partition_of,
-            nodes=of.counts("nodes", nodes),
-            at_most=of.counts("at_most", at_most),
             notes=tuple(notes),
             **columns,
         )._checked_in_order()

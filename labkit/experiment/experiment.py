@@ -443,7 +443,9 @@ class Experiment:
         observers: Sequence[Observer],
     ) -> RunRecord:
         info = self.info(scheduler, name=called)
-        if np.isfinite(self.bound_jct_s):  # of simulated runs alone: machines are not bound by a model
+        if not Traits.of(scheduler).follows_record and np.isfinite(
+            self.bound_jct_s
+        ):  # of simulated runs alone: machines are not bound by a model
             told: dict[str, Any] = {BOUND: self.bound_jct_s, BOUND_ALONE: self._mean_alone_s}
             told |= {FASTER: True} if self._bound_is_faster else {}
             info = replace(info, config={**info.config, **told})

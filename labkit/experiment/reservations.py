@@ -14,11 +14,11 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import read_table
+from labkit.core.host_names import listed
 from labkit.core.jobs import Jobs
 from labkit.core.life import Hold
 from labkit.core.resources import Bools
 from labkit.core.text import shortened
-from labkit.topology.host_names import listed
 
 DAY_S: Final = 86400.0
 DAYS_AHEAD: Final = 400

@@ -34,6 +34,8 @@ class Easy:
         Where gangs go.
     depth : int
         How many jobs behind the first one are looked at.
+    limits : bool
+        Take time limits for durations, where jobs have some, as batch systems must: `limit_s`.
 
     References
     ----------
@@ -46,6 +48,7 @@ class Easy:
 
     placer: Placer = ByNetwork()
     depth: int = 100
+    limits: bool = False
 
     def __post_init__(self) -> None:
         if not self.depth >= 0:
@@ -61,17 +64,17 @@ class Easy:
         behind = behind[table.gpus[behind] <= n_free]
         if not len(behind):
             return started
-        in_s, left = reservation(snapshot, started, int(waiting[n]), placer=self.placer)
+        in_s, left = reservation(snapshot, started, int(waiting[n]), placer=self.placer, limits=self.limits)
         if np.isinf(in_s):
             return started
-        short = remaining_s(snapshot, behind) <= in_s
+        short = remaining_s(snapshot, behind, limits=self.limits) <= in_s
         behind = behind[
             short | (table.gang_demand[behind] <= snapshot.of_resources(left).sum(axis=0) + SLACK).all(axis=1)
         ]
         beside = LaterSnapshot(snapshot, _left_without(snapshot, started, np.empty(0, np.int32)))
         while len(behind):
             passing = place(self.placer, beside, asked(snapshot, behind))
-            late = _puts_off(snapshot, passing, in_s=in_s, left=left)
+            late = _puts_off(snapshot, passing, in_s=in_s, left=left, limits=self.limits)
             if not late.any():
                 return Placement.joined([started, passing])
             behind = behind[~np.isin(behind, passing.set_jobs[late])]
@@ -113,14 +116,24 @@ class LaterSnapshot(Snapshot):
         return self._left.copy()
 
 
-def remaining_s(snapshot: Snapshot, number: Ints) -> Floats:
-    """Return the seconds that active jobs still need by their declarations, (K,); of a restarted one what is left."""
+def remaining_s(snapshot: Snapshot, number: Ints, *, limits: bool = False) -> Floats:
+    """Return the seconds that active jobs still need by their declarations, (K,); of a restarted one what is left.
+
+    With `limits` a job that has a time limit needs what is left of that; what is overdue ends at once.
+    """
     jobs = snapshot.jobs
-    left: Floats = jobs.remaining_s[np.searchsorted(jobs.number, number)]
-    return left
+    at = np.searchsorted(jobs.number, number)
+    left: Floats = jobs.remaining_s[at]
+    if not limits:
+        return left
+    ran_s = np.nan_to_num(snapshot.now_s - jobs.first_start_s[at])
+    limit_s = snapshot.table.limit_s[number]
+    return np.where(np.isnan(limit_s), left, np.maximum(limit_s - ran_s, 1.0))
 
 
-def reservation(snapshot: Snapshot, started: Placement, head: int, *, placer: Placer) -> tuple[float, Floats]:
+def reservation(
+    snapshot: Snapshot, started: Placement, head: int, *, placer: Placer, limits: bool = False
+) -> tuple[float, Floats]:
     """Return in how many seconds a placer will have room for a job by declared durations, and what is free beside it.
 
     Infinite if that cannot be told: a duration is not known, or the end of no job that is seen here makes room.
@@ -138,7 +151,7 @@ def reservation(snapshot: Snapshot, started: Placement, head: int, *, placer: Pl
     """
     table, jobs = snapshot.table, snapshot.jobs
     number = np.sort(np.concatenate([jobs.number[snapshot.holds(jobs.number)], started.set_jobs]))
-    left_s = np.nan_to_num(remaining_s(snapshot, number), nan=np.inf)
+    left_s = np.nan_to_num(remaining_s(snapshot, number, limits=limits), nan=np.inf)
     order = np.argsort(left_s, kind="stable")
     number, left_s = number[order], left_s[order]
     n_free = snapshot.free[:, GPUS].sum() - table.gpus[started.set_jobs].sum()
@@ -171,10 +184,10 @@ def _less(left: Floats, snapshot: Snapshot, placement: Placement, rows: Bools) -
     return after
 
 
-def _puts_off(snapshot: Snapshot, placement: Placement, *, in_s: float, left: Floats) -> Bools:
+def _puts_off(snapshot: Snapshot, placement: Placement, *, in_s: float, left: Floats, limits: bool) -> Bools:
     """Return which jobs that a placement starts are still there in so many seconds and find no room in `left` then."""
     late = np.zeros(len(placement.set_jobs), np.bool_)
-    for i in np.flatnonzero(~(remaining_s(snapshot, placement.set_jobs) <= in_s)).tolist():
+    for i in np.flatnonzero(~(remaining_s(snapshot, placement.set_jobs, limits=limits) <= in_s)).tolist():
         rows = placement.job == placement.set_jobs[i]
         after = _less(left, snapshot, placement, rows)
         at = placement.group[rows]

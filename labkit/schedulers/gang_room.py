@@ -15,11 +15,11 @@ NOT_BARRED: Bools = np.empty(0, np.bool_)
 
 
 class Seat(NamedTuple):
-    """Where a gang sits: device groups, roles (0: worker) and counts, (P,) each."""
+    """Where a gang sits: device groups, roles (0: worker) and how many tasks, (P,) each."""
 
     group: Ints
     role: Ints
-    count: Ints
+    n: Ints
 
 
 class GangRoom:
@@ -82,7 +82,7 @@ class GangRoom:
 
     def take(self, free: Floats, job: int, seat: Seat, *, sign: int = -1) -> None:
         """Take a gang out of what is free, (G, R), which is changed; `sign=1` gives it back."""
-        np.add.at(free, seat.group, sign * seat.count[:, None] * self._demand[seat.role, job])
+        np.add.at(free, seat.group, sign * seat.n[:, None] * self._demand[seat.role, job])
 
     def on(self, seat: Seat) -> Bools:
         """Return the machines of a seat, (M,)."""
@@ -167,5 +167,5 @@ def placement_of(seats: dict[int, Seat]) -> Placement:
         job=np.repeat(list(seats), [len(seat.group) for seat in seats.values()]),
         group=np.concatenate([seat.group for seat in seats.values()]),
         role=np.concatenate([seat.role for seat in seats.values()]),
-        count=np.concatenate([seat.count for seat in seats.values()]),
+        count=np.concatenate([seat.n for seat in seats.values()]),
     )

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from labkit.core.host_names import listed
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement, Reason
 from labkit.core.resources import Floats
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.gang_room import GangRoom, Seat, placement_of
-from labkit.topology.host_names import listed
 
 ELSEWHERE = "the machines that were recorded have no room"
 

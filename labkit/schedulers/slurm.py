@@ -19,7 +19,7 @@ from labkit.schedulers.gang_room import GangRoom, Seat, placement_of
 PRIORITIES: Final = ("basic", "multifactor")
 
 
-class Plan(NamedTuple):
+class StartPlan(NamedTuple):
     """Machines, (M,), that a job which waits is to have from a moment to another."""
 
     from_s: float
@@ -236,8 +236,8 @@ class _Pass:
                 barred |= self._machines_of(partition)
 
     def backfill(self, order: list[int]) -> None:
-        """Plan every job in order, and start those whose plan begins now."""
-        plans: list[Plan] = []
+        """StartPlan every job in order, and start those whose plan begins now."""
+        plans: list[StartPlan] = []
         ends = self._in_time()
         for job in order:
             planned = self._plan(job, plans, ends)
@@ -250,7 +250,7 @@ class _Pass:
             else:
                 more_s = self._slurm.bf_resolution_s
                 machines = self._room.on(seat)
-                plans.append(Plan(at_s - more_s, at_s + self._limit_s[job] + more_s, machines))
+                plans.append(StartPlan(at_s - more_s, at_s + self._limit_s[job] + more_s, machines))
                 self.next_s = min(self.next_s, at_s)
         self.next_s = min([self.next_s, *(end_s for end_s, *_ in ends)])
 
@@ -260,7 +260,7 @@ class _Pass:
             ((max(end_s, self._now_s + 1.0), job, seat) for end_s, job, seat in self._ends), key=lambda end: end[:2]
         )
 
-    def _plan(self, job: int, plans: list[Plan], ends: list[tuple[float, int, Seat]]) -> tuple[float, Seat] | None:
+    def _plan(self, job: int, plans: list[StartPlan], ends: list[tuple[float, int, Seat]]) -> tuple[float, Seat] | None:
         """Return when a job fits first, and where; None: not within the window."""
         limit_s, free, at = self._limit_s[job], self._free.copy(), 0
         moments = {self._now_s, *(end[0] for end in ends), *(plan.to_s for plan in plans)}

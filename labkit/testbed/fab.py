@@ -20,12 +20,12 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 
 from labkit.core.errors import LabkitError, unknown
+from labkit.core.host_names import has_range
 from labkit.system import early
 from labkit.system.printing import printable
 from labkit.system.release import how_to_get
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.topology.host_names import has_range
 
 OUTSIDE_BRACKETS = re.compile(r",(?![^\[\]]*\])")
 FAILED, WRONG, STOPPED, BROKEN_PIPE = 1, 2, early.STOPPED, 141

@@ -22,10 +22,10 @@ from labkit.core.cluster import Cluster
 from labkit.core.consent import Outside, digest_of, use
 from labkit.core.errors import InputError, unknown
 from labkit.core.faults import told
+from labkit.core.host_names import expanded, listed
 from labkit.core.text import shortened
 from labkit.testbed.ssh.options import NONE, Options, SshConfig, checked_defaults, checked_options
 from labkit.testbed.ssh.options import expanded as expanded_config
-from labkit.topology.host_names import expanded, listed
 from labkit.topology.inventory import Host, cluster_of, parse
 
 USUAL = Path("testbed/hosts.toml")

@@ -19,7 +19,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.faults import told
 from labkit.core.files import refuse_unreadable
-from labkit.topology.host_names import expanded, groups_of, has_range
+from labkit.core.host_names import expanded, groups_of, has_range
 from labkit.topology.servers import Server, assemble
 from labkit.topology.single_switch import star
 

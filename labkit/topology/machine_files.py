@@ -16,8 +16,8 @@ from typing import Any, Final
 from labkit.core.device_names import GPU_RESOURCE, MIG_RESOURCE, SLICE, TYPE_LABELS, is_known, quantity
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unreadable
+from labkit.core.host_names import listed
 from labkit.core.text import shortened
-from labkit.topology.host_names import listed
 
 EXPECTED: Final = (
     "what `scontrol show node`, `scontrol show partition`, `sinfo -N -o '%N|%P|%t|%c|%m|%G|%f'`, `sinfo --json` or "
@@ -29,7 +29,7 @@ MEMORY_GB_PER_GPU: Final = 128.0
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ListedHost:
     """A host as a cluster tells of it.
 
     Attributes
@@ -61,7 +61,7 @@ class Machine:
     devices: tuple[str, ...] = ()
     bare: bool = False
 
-    def joined(self, other: Machine) -> Machine:
+    def joined(self, other: ListedHost) -> ListedHost:
         """Return the host with what another file, or another row, tells of it."""
         known, more = (other, self) if self.bare else (self, other)
         both: dict[str, Any] = {
@@ -71,7 +71,7 @@ class Machine:
         return replace(known, down=known.down or more.down, **both)
 
 
-def machines(files: Sequence[str | Path]) -> list[Machine]:
+def machines(files: Sequence[str | Path]) -> list[ListedHost]:
     """Return the hosts that some files tell of, each once, in order.
 
     Raises
@@ -79,7 +79,7 @@ def machines(files: Sequence[str | Path]) -> list[Machine]:
     InputError
         If a file is none of what is expected, or tells of hosts whose GPUs no file tells.
     """
-    found: dict[str, Machine] = {}
+    found: dict[str, ListedHost] = {}
     for file in files:
         for one in _read(Path(file), known=tuple(found)):
             found[one.name] = found[one.name].joined(one) if one.name in found else one
@@ -93,7 +93,7 @@ def machines(files: Sequence[str | Path]) -> list[Machine]:
     return list(found.values())
 
 
-def inventory(found: Sequence[Machine], *, source: str, every: bool = False) -> tuple[str, list[str]]:
+def inventory(found: Sequence[ListedHost], *, source: str, every: bool = False) -> tuple[str, list[str]]:
     """Return the inventory of some machines, as TOML, and what is to be known of it, a sentence each.
 
     `every` keeps hosts that are down or have no GPUs, too.
@@ -118,7 +118,7 @@ def inventory(found: Sequence[Machine], *, source: str, every: bool = False) -> 
     return "".join(_toml(rows, partitions, source=source, notes=notes)), notes
 
 
-def _usable(found: Sequence[Machine], *, every: bool) -> tuple[list[Machine], list[str]]:
+def _usable(found: Sequence[ListedHost], *, every: bool) -> tuple[list[ListedHost], list[str]]:
     """Return the hosts that have GPUs and can be used, or all, and what was left out."""
     if every:
         return list(found), []
@@ -132,7 +132,7 @@ def _usable(found: Sequence[Machine], *, every: bool) -> tuple[list[Machine], li
     return [one for one in up if sum(one.gpus.values())], notes
 
 
-def _doubts(kept: Sequence[Machine], *, n_more: int) -> list[str]:
+def _doubts(kept: Sequence[ListedHost], *, n_more: int) -> list[str]:
     """Return what was guessed of the hosts that are kept, or does not count."""
     notes = []
     if devices := Counter(name for one in kept for name in one.devices):
@@ -148,7 +148,7 @@ def _doubts(kept: Sequence[Machine], *, n_more: int) -> list[str]:
     return notes
 
 
-def _some(found: Sequence[Machine]) -> str:
+def _some(found: Sequence[ListedHost]) -> str:
     return shortened(", ".join(one.name for one in found), most=60)
 
 
@@ -156,7 +156,7 @@ Row = tuple[str, dict[str, Any]]
 """Name and keys of a [[hosts]] table."""
 
 
-def _rows(one: Machine) -> list[Row]:
+def _rows(one: ListedHost) -> list[Row]:
     """Return the hosts as which a machine stands: one for each of its types of GPU, with its share of the rest."""
     whole = {kind: math.ceil(n - 1e-6) for kind, n in one.gpus.items() if n > 0} or {"cpu": 0}
     total = sum(whole.values())
@@ -223,7 +223,7 @@ def ranges(names: Sequence[str]) -> list[str]:
 # --- which file is what
 
 
-def _read(file: Path, *, known: Sequence[str]) -> list[Machine]:
+def _read(file: Path, *, known: Sequence[str]) -> list[ListedHost]:
     refuse_unreadable(file, expected=EXPECTED)
     try:
         text = file.read_text(encoding="utf-8-sig", errors="replace")
@@ -305,7 +305,7 @@ def state(text: str) -> str:
     return text if _DOWN.search(_POWERED.sub("", text.upper())) else ""
 
 
-def _of_scontrol(text: str, *, known: Sequence[str]) -> Iterator[Machine]:
+def _of_scontrol(text: str, *, known: Sequence[str]) -> Iterator[ListedHost]:
     """Yield the hosts of `scontrol show node` and `show partition`, also with -o, and of slurm.conf."""
     usual: dict[str, str] = {}
     names = list(known)
@@ -324,10 +324,10 @@ def _of_scontrol(text: str, *, known: Sequence[str]) -> Iterator[Machine]:
             if cells.get("State", "UP").upper() in ("DOWN", "INACTIVE") or nodes in ("(null)", ""):
                 continue
             for one in names if nodes.upper() == "ALL" else listed(nodes):
-                yield Machine(one, {}, partitions=(partition,), bare=True)
+                yield ListedHost(one, {}, partitions=(partition,), bare=True)
 
 
-def _of_node(name: str, cells: Mapping[str, str]) -> Machine:
+def _of_node(name: str, cells: Mapping[str, str]) -> ListedHost:
     gpus, devices = gres(cells.get("Gres", ""))
     if not gpus:
         gpus, _ = gres(cells.get("CfgTRES", ""))
@@ -335,7 +335,7 @@ def _of_node(name: str, cells: Mapping[str, str]) -> Machine:
     features = next(
         (cells[key] for key in ("ActiveFeatures", "AvailableFeatures", "Features", "Feature") if key in cells), ""
     )
-    return Machine(
+    return ListedHost(
         name, gpus, _number(cpus), _number(cells.get("RealMemory", "nan")) / 1024, _words(cells.get("Partitions", "")),
         _words(features), down=state(cells.get("State", "")), devices=devices,
     )  # fmt: skip
@@ -367,7 +367,7 @@ def _sinfo_columns(head: str) -> tuple[str | None, list[str]] | None:
     return None
 
 
-def _of_sinfo(text: str, columns: tuple[str | None, list[str]]) -> Iterator[Machine]:
+def _of_sinfo(text: str, columns: tuple[str | None, list[str]]) -> Iterator[ListedHost]:
     """Yield the hosts of sinfo's rows; a row may have several."""
     separator, names = columns
     first = next(line for line in text.splitlines() if line.strip())
@@ -377,7 +377,7 @@ def _of_sinfo(text: str, columns: tuple[str | None, list[str]]) -> Iterator[Mach
             continue
         row = dict(zip(names, cells, strict=True))
         gpus, devices = gres(row.get("gres", ""))
-        told = Machine(
+        told = ListedHost(
             "", gpus, _number(row.get("cpus")), _number(row.get("memory")) / 1024, _words(row.get("partition", "")),
             _words(row.get("features", "")), down=state(row.get("state", "")), devices=devices, bare="gres" not in row,
         )  # fmt: skip
@@ -387,9 +387,9 @@ def _of_sinfo(text: str, columns: tuple[str | None, list[str]]) -> Iterator[Mach
 # --- JSON: Slurm's and Kubernetes'
 
 
-def _of_json(content: Any, file: Path) -> list[Machine]:
+def _of_json(content: Any, file: Path) -> list[ListedHost]:
     parts = content if isinstance(content, list) else [content]
-    found: list[Machine] = []
+    found: list[ListedHost] = []
     for part in (part for part in parts if isinstance(part, Mapping)):
         listed_ = part.get("items")
         items = listed_ if isinstance(listed_, list) else [part] if part.get("kind") == "Node" else []
@@ -409,24 +409,24 @@ def _texts(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value or "")
 
 
-def _of_json_node(item: Mapping[str, Any]) -> list[Machine]:
+def _of_json_node(item: Mapping[str, Any]) -> list[ListedHost]:
     gpus, devices = gres(_texts(item.get("gres")))
     if not gpus:
         gpus, _ = gres(_texts(item.get("tres")))
     states = "+".join(filter(None, (_texts(item.get("state")).replace(",", "+"), _texts(item.get("state_flags")))))
     features = _texts(item.get("active_features") or item.get("features"))
-    return [Machine(
+    return [ListedHost(
         str(item.get("name") or item.get("hostname") or ""), gpus,
         _number(item.get("effective_cpus") or item.get("cpus")), _number(item.get("real_memory")) / 1024,
         _words(_texts(item.get("partitions"))), _words(features), down=state(states), devices=devices,
     )]  # fmt: skip
 
 
-def _of_json_sinfo(item: Mapping[str, Any]) -> list[Machine]:
+def _of_json_sinfo(item: Mapping[str, Any]) -> list[ListedHost]:
     part = {key: item[key] if isinstance(item.get(key), Mapping) else {} for key in
             ("node", "nodes", "cpus", "memory", "gres", "features", "partition")}  # fmt: skip
     gpus, devices = gres(_texts(part["gres"].get("total")))
-    told = Machine(
+    told = ListedHost(
         "", gpus, _number(part["cpus"].get("minimum")), _number(part["memory"].get("minimum")) / 1024,
         _words(_texts(part["partition"].get("name"))),
         _words(_texts(part["features"].get("active") or part["features"].get("total"))),
@@ -435,15 +435,15 @@ def _of_json_sinfo(item: Mapping[str, Any]) -> list[Machine]:
     return [replace(told, name=name) for name in listed(_texts(part["nodes"].get("nodes")))]
 
 
-def _of_json_partition(item: Mapping[str, Any]) -> list[Machine]:
+def _of_json_partition(item: Mapping[str, Any]) -> list[ListedHost]:
     nodes = item.get("nodes")
     names = nodes.get("configured") if isinstance(nodes, Mapping) else nodes
     return [
-        Machine(name, {}, partitions=(str(item.get("name", "")),), bare=True) for name in listed(_texts(names))
+        ListedHost(name, {}, partitions=(str(item.get("name", "")),), bare=True) for name in listed(_texts(names))
     ]  # fmt: skip
 
 
-def _of_kubernetes(item: Mapping[str, Any]) -> Machine:
+def _of_kubernetes(item: Mapping[str, Any]) -> ListedHost:
     metadata, spec, status = (
         item[key] if isinstance(item.get(key), Mapping) else {} for key in ("metadata", "spec", "status")
     )
@@ -462,7 +462,7 @@ def _of_kubernetes(item: Mapping[str, Any]) -> Machine:
     ready = [one.get("status") for one in status.get("conditions") or () if one.get("type") == "Ready"]
     down = "cordoned" if spec.get("unschedulable") else "NotReady" if ready and ready[0] != "True" else ""
     taints = [f"{one.get('key')}={one.get('value') or ''}:{one.get('effect')}" for one in spec.get("taints") or ()]
-    return Machine(
+    return ListedHost(
         str(metadata.get("name") or ""), {SLICE.sub("", kind) if slices else kind: round(whole / shared + slices, 9)},
         quantity(has.get("cpu", "")) or math.nan, (quantity(has.get("memory", "")) or math.nan) / 2.0**30,
         taints=tuple(taints), down=down,
@@ -490,7 +490,7 @@ HELIOS_GPUS: Final = 8
 """GPUs of a host of Helios, whose files tell GPUs of virtual clusters alone."""
 
 
-def _of_table(text: str, head: str, file: Path) -> Iterator[Machine]:
+def _of_table(text: str, head: str, file: Path) -> Iterator[ListedHost]:
     """Yield the hosts of a node table."""
     lines = [line for line in text.splitlines() if line.strip()]
     separator = max((",", ";", "\t"), key=head.count)
@@ -517,17 +517,17 @@ def _of_table(text: str, head: str, file: Path) -> Iterator[Machine]:
         amounts = {key: _number(row.get(found.get(key, ""), "nan")) * _SCALE.get(found.get(key, ""), 1.0)
                    for key in ("cpus", "memory_gb")}  # fmt: skip
         said = {key: row.get(found.get(key, ""), "").strip() for key in ("type", "partition", "features", "state")}
-        yield Machine(
+        yield ListedHost(
             row[found["name"]].strip(), {said["type"]: gpus}, amounts["cpus"], amounts["memory_gb"],
             _words(said["partition"]), _words(said["features"]), down=state(said["state"]),
         )  # fmt: skip
 
 
-def _of_helios(lines: Sequence[str], names: Sequence[str]) -> Iterator[Machine]:
+def _of_helios(lines: Sequence[str], names: Sequence[str]) -> Iterator[ListedHost]:
     """Yield the hosts of Helios' cluster_gpu_number.csv: those of the day on which there were most GPUs."""
     rows = [line.split(",") for line in lines[1:]]
     most = max(rows, key=lambda row: _number(row[1]))
     for vc, cell in zip(names[2:], most[2:], strict=True):
         n = 0 if math.isnan(_number(cell)) else int(_number(cell))
         for i in range(-(-n // HELIOS_GPUS)):
-            yield Machine(f"{vc}-{i}", {"": float(min(HELIOS_GPUS, n - i * HELIOS_GPUS))}, partitions=(vc,))
+            yield ListedHost(f"{vc}-{i}", {"": float(min(HELIOS_GPUS, n - i * HELIOS_GPUS))}, partitions=(vc,))

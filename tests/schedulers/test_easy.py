@@ -177,3 +177,12 @@ def test_on_a_busy_cluster_it_waits_as_little_as_backfill_on_average_and_no_long
     fifo, easy, backfill = (run.table["queueing_s"] for run in runs)
     assert easy.mean() < 1.1 * backfill.mean() < 0.2 * fifo.mean()
     assert easy.max() <= fifo.max() < backfill.max()
+
+
+def test_with_time_limits_a_job_that_would_end_in_time_but_may_not_waits():
+    jobs = Jobs.of(arrival_s=[0, 1, 2], total_steps=[100, 50, 60], duration_s=[100, 50, 60], n_workers=[1, 2, 1],
+                   limit_s=[100, 50, 500])  # fmt: skip
+    cluster = no_network(1, servers=Server("two", ((2, 8, 64),)))
+    for scheduler, third in (("easy", 2), ("easy(limits=True)", 150)):
+        table = simulate(jobs, scheduler=scheduler, cluster=cluster).table
+        assert table["first_start_s"].tolist()[2] == third

@@ -68,13 +68,25 @@ def test_without_a_recorded_start_or_with_other_arrivals_it_is_refused_in_one_li
         labkit.simulate(recorded([5.0]), scheduler="recorded", cluster=CLUSTER, load=2)
 
 
-EXPORT = """JobID|User|Partition|Submit|Eligible|Start|End|Elapsed|Timelimit|State|NNodes|NodeList|AllocTRES|ReqTRES|Reason|SubmitLine|QOS|Constraints
-1|u|gpu|2024-03-04T08:00:00|2024-03-04T08:00:00|2024-03-04T08:00:00|2024-03-04T10:00:00|02:00:00|1-00:00:00|COMPLETED|1|n1|cpu=8,gres/gpu:a100=4,gres/gpu=4,node=1|cpu=8,gres/gpu=4,node=1|None|sbatch a.sh|normal|
-2|u|gpu|2024-03-04T08:00:00|2024-03-04T10:00:00|2024-03-04T10:00:05|2024-03-04T11:00:05|01:00:00|1-00:00:00|COMPLETED|2|n[1-2]|cpu=8,gres/gpu:a100=4,gres/gpu=4,node=2|cpu=8,gres/gpu=4,node=2|Dependency|sbatch -d afterok:1 b.sh|normal|
-3_0|u|gpu|2024-03-04T08:01:00|2024-03-04T08:01:00|2024-03-04T08:01:00|2024-03-04T08:31:00|00:30:00|UNLIMITED|COMPLETED|1|n2|cpu=8,gres/gpu:a100=1,gres/gpu=1,node=1|cpu=8,gres/gpu=1,node=1|None|sbatch --array=0-2%1 c.sh|high|nvlink
-3_1|u|gpu|2024-03-04T08:01:00|2024-03-04T08:31:00|2024-03-04T08:31:01|2024-03-04T09:01:01|00:30:00|UNLIMITED|COMPLETED|1|n2|cpu=8,gres/gpu:a100=1,gres/gpu=1,node=1|cpu=8,gres/gpu=1,node=1|JobArrayTaskLimit|sbatch --array=0-2%1 c.sh|high|nvlink
-4|u|gpu|2024-03-04T08:01:00|2024-03-04T08:21:00|2024-03-04T08:21:00|2024-03-04T08:31:00|00:10:00|00:20:00|COMPLETED|1|n2|cpu=8,gres/gpu:a100=1,gres/gpu=1,node=1|cpu=8,gres/gpu=1,node=1|BeginTime|sbatch --begin=08:21 --licenses=x:1 d.sh|normal|
-"""
+EXPORT = (
+    "JobID|User|Partition|Submit|Eligible|Start|End|Elapsed|Timelimit|State|NNodes|NodeList|AllocTRES|"
+    "ReqTRES|Reason|SubmitLine|QOS|Constraints\n"
+    "1|u|gpu|2024-03-04T08:00:00|2024-03-04T08:00:00|2024-03-04T08:00:00|2024-03-04T10:00:00|02:00:00|"
+    "1-00:00:00|COMPLETED|1|n1|cpu=8,gres/gpu:a100=4,gres/gpu=4,node=1|cpu=8,gres/gpu=4,node=1|None|"
+    "sbatch a.sh|normal|\n"
+    "2|u|gpu|2024-03-04T08:00:00|2024-03-04T10:00:00|2024-03-04T10:00:05|2024-03-04T11:00:05|01:00:00|"
+    "1-00:00:00|COMPLETED|2|n[1-2]|cpu=8,gres/gpu:a100=4,gres/gpu=4,node=2|cpu=8,gres/gpu=4,node=2|"
+    "Dependency|sbatch -d afterok:1 b.sh|normal|\n"
+    "3_0|u|gpu|2024-03-04T08:01:00|2024-03-04T08:01:00|2024-03-04T08:01:00|2024-03-04T08:31:00|00:30:00|"
+    "UNLIMITED|COMPLETED|1|n2|cpu=8,gres/gpu:a100=1,gres/gpu=1,node=1|cpu=8,gres/gpu=1,node=1|None|"
+    "sbatch --array=0-2%1 c.sh|high|nvlink\n"
+    "3_1|u|gpu|2024-03-04T08:01:00|2024-03-04T08:31:00|2024-03-04T08:31:01|2024-03-04T09:01:01|00:30:00|"
+    "UNLIMITED|COMPLETED|1|n2|cpu=8,gres/gpu:a100=1,gres/gpu=1,node=1|cpu=8,gres/gpu=1,node=1|"
+    "JobArrayTaskLimit|sbatch --array=0-2%1 c.sh|high|nvlink\n"
+    "4|u|gpu|2024-03-04T08:01:00|2024-03-04T08:21:00|2024-03-04T08:21:00|2024-03-04T08:31:00|00:10:00|"
+    "00:20:00|COMPLETED|1|n2|cpu=8,gres/gpu:a100=1,gres/gpu=1,node=1|cpu=8,gres/gpu=1,node=1|BeginTime|"
+    "sbatch --begin=08:21 --licenses=x:1 d.sh|normal|\n"
+)
 
 
 def test_an_export_tells_the_rules_of_its_jobs(tmp_path) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core.errors import InputError
+from labkit.core.host_names import expanded, listed
 from labkit.topology import from_inventory
-from labkit.topology.host_names import expanded, listed
 
 TABLE = '[[hosts]]\nname = "{name}"\ngpus = 2\ncpus = 8\nmemory_gb = 16\n{more}\n'
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from labkit.core.errors import InputError
+from labkit.core.host_names import listed
 from labkit.workloads.readers.base import TraceTable, names_of, numbers_of
 from labkit.workloads.readers.ledger import TraceLedger
 from labkit.workloads.readers.times import moments_s, read_spans_s
@@ -46,7 +47,9 @@ def columns_of_rules(table: TraceTable) -> dict[str, Any]:
         )
 
     submitted = text("SubmitLine")
-    options = {key: [_value(pattern, line) for line in submitted] for key, pattern in _FOUND.items()}
+    lines = dict.fromkeys(submitted)  # many jobs are submitted alike
+    read = {key: {line: _value(pattern, line) for line in lines} for key, pattern in _FOUND.items()}
+    options = {key: [found[line] for line in submitted] for key, found in read.items()}
     return {
         "limit_s": read_spans_s(frame["Timelimit"]) if "Timelimit" in frame else np.nan,
         "eligible_s": moments_s(table, "Eligible") if "Eligible" in frame else np.nan,
@@ -63,13 +66,13 @@ def _value(pattern: re.Pattern[str], line: str) -> str:
     return match[1] if match else ""
 
 
-def with_rules(rows: pd.DataFrame, pending: pd.DataFrame, ledger: TraceLedger, *, zero_s: float) -> pd.DataFrame:
+def with_rules(rows: pd.DataFrame, whole: pd.DataFrame, ledger: TraceLedger, *, zero_s: float) -> pd.DataFrame:
     """Return rows with begin_s (from `zero_s`), after, array, at_most, nodes and constraint as `Jobs` has them.
 
-    `pending` are the rows of the whole file, in which arrays that still wait tell how many of their tasks may run.
+    `whole` has the rows of all the file, in which arrays that still wait tell how many of their tasks may run.
     """
     base = rows["id"].str.extract(r"^((?:.*/)?\d+)_\d+(?:#\d+)?$")[0].fillna("").to_numpy(dtype=object)
-    at_most, guessed = _throttles(rows, base, _told_throttles(rows, pending))
+    at_most, guessed = _throttles(rows, base, _told_throttles(whole))
     after, odd = _dependencies(rows, base)
     delay_s = (rows["eligible_s"] - rows["submit_s"]).to_numpy(np.float64)
     follows = np.array([text != "" for text in after], np.bool_)
@@ -115,8 +118,6 @@ def _constraint(constraint: str, hosts: str) -> str:
     """
     if not hosts:
         return constraint
-    from labkit.topology.host_names import listed
-
     try:
         named = "|".join(f"@{name}" for name in listed(hosts))
     except InputError:
@@ -124,15 +125,12 @@ def _constraint(constraint: str, hosts: str) -> str:
     return f"({named})&({constraint})" if constraint else named
 
 
-def _told_throttles(rows: pd.DataFrame, pending: pd.DataFrame) -> dict[str, int]:
+def _told_throttles(whole: pd.DataFrame) -> dict[str, int]:
     """Return how many tasks of an array may run at once, as its SubmitLine or a row that still waits tells."""
     told: dict[str, int] = {}
-    for identity, asked in zip(
-        (*rows["id"], *pending["id"]), (*rows["asked_array"], *pending["asked_array"]), strict=True
-    ):
-        match = re.search(r"%(\d{1,6})", asked) or re.search(r"%(\d{1,6})\]", identity)
-        if match and "_" in identity and int(match[1]):
-            told[re.sub(r"_.*", "", identity)] = int(match[1])
+    for identity, asked in zip(whole["id"], whole["asked_array"], strict=True):
+        if "%" in (text := f"{asked} {identity}") and "_" in identity and (match := re.search(r"%(\d{1,6})", text)):
+            told[identity.partition("_")[0]] = int(match[1])
     return told
 
 
@@ -190,7 +188,7 @@ def _dependencies(rows: pd.DataFrame, base: np.ndarray) -> tuple[list[str], list
             for number in filter(None, re.split(r"[:]", numbers)) if kind in _KEPT else ():
                 name = f"{site}{slash}{re.sub(r'[*+].*$', '', number).removesuffix('_')}"
                 task = f"{name}_{own.partition('_')[2]}" if kind == "aftercorr" else ""
-                parents |= dict.fromkeys(known.get(task) or known.get(name, ()))
+                parents |= dict.fromkeys(known.get(task) or known.get(name) or [])
         parents.pop(identity, None)
         after.append("+".join(parents))
         odd.append("?" in asked or any(kind not in _KEPT for kind, _ in found))
