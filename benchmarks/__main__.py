@@ -19,8 +19,8 @@ from benchmarks import SHORT, Row
 from labkit.core.errors import unknown
 
 FOLDER = Path(__file__).parent
-ALONE: Final = frozenset({"dlrover_live", "fidelity", "gpus"})
-"""Benchmarks that take minutes or hours in which jobs train, or need a GPU: only by name."""
+ALONE: Final = frozenset({"dlrover_live", "fidelity", "gpus", "ports"})
+"""Benchmarks that take minutes or hours in which jobs train, need a GPU, or print their own table: only by name."""
 
 
 def modules(wanted: Sequence[str]) -> list[str]:
