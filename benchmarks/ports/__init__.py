@@ -113,7 +113,10 @@ def _words(found: float | None) -> str:
     return "-" if found is None else "equal bits" if not found else f"{found:.1e}"
 
 
-HEAD = "| script | one shard, from plain torch | several shards, from plain torch | one worker and three |\n|---|---|---|---|"
+HEAD = (
+    "| script | one shard, from plain torch | several shards, from plain torch | one worker and three |\n"
+    "|---|---|---|---|"
+)
 
 
 def compared(name: str, *, steps: int, faults: bool = False) -> Outcome:
