@@ -114,7 +114,8 @@ def _words(found: float | None) -> str:
 
 
 HEAD = (
-    "| script | one shard, from plain torch | several shards, from plain torch | 1 and 3 workers |\n|---|---|---|---|"
+    "| script | one shard, from plain torch | several shards, from plain torch | one worker and three |\n"
+    "|---|---|---|---|"
 )
 
 

@@ -160,9 +160,7 @@ def train(
     clip_norm: Annotated[
         float | None, typer.Option(help="Clip the norm of the whole gradient to this value.", show_default=False)
     ] = None,
-    loaders: Annotated[
-        int, typer.Option(help="Processes of each worker that load samples ahead.", min=0, metavar="INTEGER")
-    ] = 0,
+    loaders: Annotated[int, typer.Option(help="Processes of each worker that load samples ahead of computing.")] = 0,
     precision: Annotated[
         str, typer.Option(help="Precision: float32, or bf16 (forward pass under torch.autocast).")
     ] = "float32",

@@ -214,6 +214,9 @@ class Numbers:
     def use(self, version: int) -> None:
         self._used = self.versions[version % 2]
 
+    def begin(self, leaf: int = 0) -> None:
+        """Have no buffers."""
+
     def gradient(self, loss: Loss, into: Vector) -> None:
         into[:] = gradient(self._used, loss.step, loss.leaf)
 

@@ -131,7 +131,7 @@ def test_the_kinds_of_frames_name_the_messages_that_exist() -> None:
     source = Path(labkit.elastic.__file__).parent / "protocol" / "messages" / "codec.py"
     named = set(re.findall(r"`([A-Z]\w+)`", source.read_text()))
     assert named == {kind.__name__ for kind in MESSAGES if kind.__module__ == blocks.__name__}
-    assert len(FrameKind) == 13
+    assert len(FrameKind) == 15
 
 
 # --- what the controller lets in

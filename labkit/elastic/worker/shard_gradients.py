@@ -148,7 +148,7 @@ class ShardGradients:
         self._flat.begin(leaf)
         loss = self._loss_of(version, leaf)
         self.metrics[leaf] = {name: encoded(value) for name, value in self._metrics_of().items()}
-        self._flat.gradient(loss, gradient, leaf=leaf)
+        self._flat.gradient(loss, gradient)
         self.losses[leaf] = float(loss.detach())
         if (weight := self._weight_of()) is not None:
             self.weights[leaf] = weight
@@ -193,7 +193,7 @@ class FlatModel:
         self._n_trained = sum(p.numel() for p in self._params)
         self._buffers = MovingBuffers(model, cut) if cut is not None and cut.n_buffers else None
         self.n = self._n_trained if cut is None else cut.n
-        self._used = 0
+        self._used = self._leaf = 0
         self.versions: tuple[Vector, Vector] = (np.zeros(self.n, np.float32), np.zeros(self.n, np.float32))
         self.lender = lender
         self._made: list[Vector] = []
@@ -225,11 +225,12 @@ class FlatModel:
             self._there.copy_(self._torch.from_numpy(self.versions[version % 2][: self._n_trained]))
 
     def begin(self, leaf: int = 0) -> None:
-        """Set the buffers that the forward pass changes to those of the version in use."""
+        """Set the buffers that the forward pass changes to those of the version in use, for a logical shard."""
+        self._leaf = leaf
         if self._buffers is not None:
             self._buffers.load(self._torch.from_numpy(self.versions[self._used]), leaf)
 
-    def gradient(self, loss_of: torch.Tensor, into: Vector, *, leaf: int = 0) -> None:
+    def gradient(self, loss_of: torch.Tensor, into: Vector) -> None:
         """Write the gradient of a loss into a vector, (n,) float32, and the buffers as they are now behind it."""
         torch = self._torch
         there = torch.from_numpy(into) if self._grads_there is None else self._grads_there
@@ -240,7 +241,7 @@ class FlatModel:
         if self._grads_there is not None:
             torch.from_numpy(into)[: self._n_trained].copy_(self._grads_there)
         if self._buffers is not None:
-            self._buffers.store(torch.from_numpy(into), leaf)
+            self._buffers.store(torch.from_numpy(into), self._leaf)
 
     def clip(self, most: float) -> None:
         """Limit the norm of the gradient that was computed last, in its vector."""
