@@ -14,14 +14,14 @@ from labkit.core.ledger import Ledger
 from labkit.core.part_snapshot import PartSnapshot
 from labkit.core.placement import Gangs, Placement, Reason
 from labkit.core.protocols import Scheduler
-from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.resources import Bools, Ints
 from labkit.core.scratch_book import empty_book
 from labkit.core.snapshot import Snapshot
 from labkit.experiment.reserving import without
 from labkit.placers.base import place_by
 from labkit.placers.kernels import fewest_machines
 from labkit.placers.rules import PACK
-from labkit.schedulers.easy import LaterSnapshot
+from labkit.schedulers.easy import LaterSnapshot, less
 
 MOVED: Final = "placed anew: its gang lay where the rules of the run do not let it"
 HELD: Final = "no room where the rules of the run let its gang lie"
@@ -140,7 +140,5 @@ def _gangs_of(placement: Placement, jobs: Ints) -> Gangs:
 
 def _after(snapshot: Snapshot, placement: Placement) -> Snapshot:
     """Return a snapshot in which a placement has been carried out, as far as room goes."""
-    free: Floats = snapshot.free_without(placement.set_jobs)
-    rows = snapshot.demand[placement.role, placement.job] * placement.count[:, None]
-    np.subtract.at(free, placement.group, rows)
-    return LaterSnapshot(snapshot, free)
+    left = snapshot.left_without(placement.set_jobs)
+    return LaterSnapshot(snapshot, less(left, snapshot, placement, np.ones(len(placement.job), np.bool_)))

@@ -31,10 +31,10 @@ Fernandes, 2009), and the first seven at least 8 in lightness L*, for print in g
 SHADES: Final = tuple(DASHES)
 
 _FAMILIES: Final = {
-    GREY: "fifo easy constant static even kubernetes gavel_fifo gavel_isolated",
+    GREY: "fifo easy constant static even kubernetes recorded gavel_fifo gavel_isolated",
     BLUE: "srtf dl2 marl dlrover gavel_las attention",
     TEAL: "las lookahead look_ahead_pods gavel_sjf deepsys hesrpt interference_aware",
-    ORANGE: "drf gavel_ftf gavel_proportional partitioned autoscale even_pods",
+    ORANGE: "drf slurm gavel_ftf gavel_proportional partitioned autoscale even_pods",
     PURPLE: "tetris tetris_pods sjf gavel_makespan gavel_allox gavel_strategy_proof least_interference",
     GREEN: "optimus slot_aware gavel_cost gavel_slo gavel_throughput gavel_gandiva gavel_hierarchical load_balance "
     "whole_gang",

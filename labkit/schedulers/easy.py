@@ -161,17 +161,17 @@ def reservation(
         left = _left_without(snapshot, started, number[: k + 1])
         answer = place(placer, LaterSnapshot(snapshot, left), gang)
         if len(answer.set_jobs):
-            return float(left_s[k]), _less(left, snapshot, answer, answer.job == head)
+            return float(left_s[k]), less(left, snapshot, answer, answer.job == head)
     return np.inf, _left_without(snapshot, started, number)
 
 
 def _left_without(snapshot: Snapshot, started: Placement, gone: Ints) -> Floats:
     """Return what is free once jobs have started and some have ended, (G, R + D)."""
     left = snapshot.left_without(gone[snapshot.holds(gone)])
-    return _less(left, snapshot, started, ~np.isin(started.job, gone))
+    return less(left, snapshot, started, ~np.isin(started.job, gone))
 
 
-def _less(left: Floats, snapshot: Snapshot, placement: Placement, rows: Bools) -> Floats:
+def less(left: Floats, snapshot: Snapshot, placement: Placement, rows: Bools) -> Floats:
     """Return what some rows of a placement leave of what is free, (G, R + D); less than nothing: they have no room."""
     demand, n = snapshot.demand[placement.role[rows], placement.job[rows]], snapshot.cluster.capacity.shape[1]
     taken, after = np.zeros_like(snapshot.free), left.copy()
@@ -189,7 +189,7 @@ def _puts_off(snapshot: Snapshot, placement: Placement, *, in_s: float, left: Fl
     late = np.zeros(len(placement.set_jobs), np.bool_)
     for i in np.flatnonzero(~(remaining_s(snapshot, placement.set_jobs, limits=limits) <= in_s)).tolist():
         rows = placement.job == placement.set_jobs[i]
-        after = _less(left, snapshot, placement, rows)
+        after = less(left, snapshot, placement, rows)
         at = placement.group[rows]
         late[i] = bool((after[at] < -SLACK).any())
         if not late[i]:

@@ -50,10 +50,10 @@ class Slurm:
     age, fair_share, job_size, partition, qos : float
         Weights (PriorityWeightAge, ...). Factors are 0 to 1: time since a job could start, over `max_age_s`; 2 to the
         power of -usage / share, with equal shares of users and usage that halves every `half_life_s`; GPUs over those
-        of the cluster; and the numbers in `partitions` and `qualities` over the largest one.
-    partitions, qualities : mapping
+        of the cluster; and the numbers in `partition_factors` and `qos_factors` over the largest one.
+    partition_factors, qos_factors : mapping
         Priority of each partition and quality of service by name; 0 for others.
-    max_age_s, half_life_s, period_s : float
+    max_age_s, half_life_s, calc_period_s : float
         PriorityMaxAge, PriorityDecayHalfLife, PriorityCalcPeriod; a job that arrived since has the least priority.
 
     References
@@ -77,16 +77,16 @@ class Slurm:
     job_size: float = 0.0
     partition: float = 0.0
     qos: float = 0.0
-    partitions: Mapping[str, float] = field(default_factory=dict)
-    qualities: Mapping[str, float] = field(default_factory=dict)
+    partition_factors: Mapping[str, float] = field(default_factory=dict)
+    qos_factors: Mapping[str, float] = field(default_factory=dict)
     max_age_s: float = 7 * 86_400.0
     half_life_s: float = 7 * 86_400.0
-    period_s: float = 300.0
+    calc_period_s: float = 300.0
 
     def __post_init__(self) -> None:
         if self.priority not in PRIORITIES:
             raise unknown("priority of slurm", str(self.priority), PRIORITIES)
-        for name in ("bf_interval_s", "bf_window_s", "max_age_s", "half_life_s", "period_s"):
+        for name in ("bf_interval_s", "bf_window_s", "max_age_s", "half_life_s", "calc_period_s"):
             if not getattr(self, name) > 0:
                 raise InputError(f"slurm: {name} is {getattr(self, name)!r}; expected seconds > 0.")
         for name in ("bf_resolution_s", "bf_max_job_test", "default_queue_depth"):
@@ -142,10 +142,10 @@ class Slurm:
         return self._zero_s + math.ceil((at_s - self._zero_s) / self.bf_interval_s - 1e-9) * self.bf_interval_s
 
     def _next_period_s(self, now_s: float) -> float:
-        return math.inf if self.priority == "basic" else self._this_period_s(now_s) + self.period_s
+        return math.inf if self.priority == "basic" else self._this_period_s(now_s) + self.calc_period_s
 
     def _this_period_s(self, now_s: float) -> float:
-        return now_s - (now_s - self._zero_s) % self.period_s
+        return now_s - (now_s - self._zero_s) % self.calc_period_s
 
     def _keep_books(self, snapshot: Snapshot, running: Ints, waiting: Ints) -> None:
         """Note since when jobs could start, which run, and what users used."""
@@ -192,8 +192,8 @@ class Slurm:
         total += self.job_size * table.gpus[jobs] / max(snapshot.cluster.n_gpus, 1)
         names = np.array(table.partitions, dtype=object)[table.partition[jobs]]
         for weight, of, named in (
-            (self.partition, self.partitions, names),
-            (self.qos, self.qualities, table.qos[jobs]),
+            (self.partition, self.partition_factors, names),
+            (self.qos, self.qos_factors, table.qos[jobs]),
         ):
             most = max(of.values(), default=0.0)
             total += weight * np.array([of.get(str(name), 0.0) for name in named]) / most if most else 0.0

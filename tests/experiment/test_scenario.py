@@ -159,7 +159,7 @@ from typer.testing import CliRunner
 from labkit.cli.app import app
 import labkit
 run = lambda *words: CliRunner().invoke(app, list(words), env={"COLUMNS": "200"}, catch_exceptions=False)
-for words in (["compare"], ["simulate"], ["deploy"], ["train-policy"]):
+for words in (["compare"], ["simulate"], ["replay"], ["deploy"], ["train-policy"]):
     assert "--zeal" in run(*words, "--help").output, words
 asked = ["demo", "--zeal", "0.75"]
 asked += ["--seeds", "2", "--mtbf", "40000", "--mttr", "600", "--schedulers", "fifo", "--workers", "0", "--json"]
@@ -181,7 +181,7 @@ if importlib.util.find_spec("mkdocs"):
     spec = importlib.util.spec_from_file_location("site_hooks", Path(sys.argv[1]) / "docs" / "site_hooks.py")
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
-    assert hooks.commands_page().count("| `--zeal` | How eager it is. | `0.5` |") == 4
+    assert hooks.commands_page().count("| `--zeal` | How eager it is. | `0.5` |") == 5
 """
 
 

@@ -322,7 +322,7 @@ def test_room_that_fractions_of_a_gpu_gave_back_is_whole_again(name):
         ("optimus(young_factor=-1)", "optimus: young_factor is -1; expected a factor > 0"),
         ("optimus(published=True, speeds=3)", "optimus: speeds has 0 axes; expected 3"),
         ("fifo(placer=pakc)", "unknown placer 'pakc'. Did you mean 'pack'?"),
-        ("fifo(placer=3)", "fifo: placer is 3; expected an object that has place(), or one of by_network, even"),
+        ("fifo(placer=3)", "fifo: placer is 3; expected an object that has place(), or one of best_fit, by_network"),
     ],
 )
 def test_an_option_of_the_wrong_type_is_refused(name, said):

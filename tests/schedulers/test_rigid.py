@@ -17,7 +17,7 @@ from labkit.topology.servers import Server
 from labkit.workloads import philly_like, scaled
 from labkit.workloads.readers import read
 
-CLASSIC = [name for name in available() if not name.startswith("gavel_")]
+CLASSIC = [name for name in available() if not name.startswith("gavel_") and name != "recorded"]  # that follows a file
 
 
 def partial(rows: Events, jobs: Jobs) -> list[tuple[str, tuple[int, int]]]:

@@ -74,7 +74,7 @@ def test_a_job_that_only_a_reservation_keeps_back_stops_none() -> None:
 def test_quality_of_service_and_age_order_jobs_from_the_next_period_on() -> None:
     jobs = some([0, 1, 2, 301], [1000, 100, 100, 100], [16, 16, 16, 16], qos=["", "", "high", "high"], limit_s=1000)
     assert starts(jobs) == [0, 1000, 1100, 1200]
-    ranked = "slurm(priority='multifactor', qos=1000, qualities={'high': 1})"
+    ranked = "slurm(priority='multifactor', qos=1000, qos_factors={'high': 1})"
     assert starts(jobs, ranked) == [0, 1200, 1000, 1100]
     assert starts(jobs, "slurm(priority='multifactor', age=1000, max_age_s=3600)") == [0, 1000, 1100, 1200]
 
@@ -111,7 +111,7 @@ def test_odd_options_are_refused_in_one_line(options: dict[str, object], why: st
         make("slurm", **options)
 
 
-MULTIFACTOR = "slurm(priority='multifactor', age=1000, qos=10000, qualities={'high': 10}, max_age_s=3600)"
+MULTIFACTOR = "slurm(priority='multifactor', age=1000, qos=10000, qos_factors={'high': 10}, max_age_s=3600)"
 
 
 def judged(folder: Path, tmp_path: Path) -> tuple[float, float, float]:
