@@ -141,13 +141,13 @@ def test_advice_names_the_best_scheduler_and_what_is_not_shown():
 
     better = table(dl2=[90, 101, 79], srtf=[100, 111, 90], drf=[200, 210, 190])
     assert advice(better, name="mine") == (
-        "use mine: its mean JCT is 10.3 % shorter than that of srtf, the best of the others."
+        "use mine: its mean JCT is 10.3% shorter than that of srtf, the best of the others."
     )
     worse = table(dl2=[100, 111, 90], srtf=[90, 101, 79], drf=[200, 210, 190])
-    assert advice(worse, name="mine") == ("use srtf: the policy is no better here (its mean JCT is 11.5 % longer).")
+    assert advice(worse, name="mine") == ("use srtf: the policy is no better here (its mean JCT is 11.5% longer).")
     unsure = table(dl2=[90, 120, 80], srtf=[100, 100, 95], drf=[200, 210, 190])
     assert advice(unsure, name="mine") == (
-        "use srtf: the policy is no better here (its mean JCT is 1.7 % shorter, a difference that these traces do not "
+        "use srtf: the policy is no better here (its mean JCT is 1.7% shorter, a difference that these traces do not "
         "show for sure)."
     )
 
