@@ -53,8 +53,8 @@ class Fgd:
 class BestFit:
     """Put each gang on the device group where the least is left: argmin_g sum_r (free_gr - asked_r) / max capacity_r.
 
-    r is GPUs and cores, the most is over all groups. Within the group tasks take the fullest GPUs with room. Gangs as in
-    `Fgd`.
+    r is GPUs and cores, the most is over all groups. Within the group tasks take the fullest GPUs with room. Gangs as
+    in `Fgd`.
     """
 
     def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:

@@ -82,15 +82,15 @@ def plot_allocation(records: Mapping[str, RunRecord]) -> alt.VConcatChart:
         lines = table.melt("time_s", list(LINES), "what", "gpus").replace({"what": LINES})
         lines = lines.assign(time=(lines["time_s"] / scale_s).round(4), gpus=lines["gpus"].round(3))
         last = lines[lines["what"] == "in fragments"]["gpus"]
-        look = {"scale": alt.Scale(domain=list(LINES.values()), range=DASHES), "legend": alt.Legend(title=None)}
+        scale = alt.Scale(domain=list(LINES.values()), range=DASHES)
         drawn = alt.Chart(lines[["time", "what", "gpus"]]).mark_line(interpolate="step-after", strokeWidth=1.6).encode(
             x=alt.X("time:Q", title=f"Time ({unit})", scale=alt.Scale(domain=[0, until_s / scale_s], nice=False)),
             y=alt.Y("gpus:Q", title="GPUs", scale=alt.Scale(domain=[0, most])),
             color=alt.Color("what:N", legend=alt.Legend(title=None), scale=alt.Scale(
                 domain=list(LINES.values()), range=["#7a8798", "#2f6fce", "#c8791a"])),
-            strokeDash=alt.StrokeDash("what:N", **look),
+            strokeDash=alt.StrokeDash("what:N", scale=scale, legend=alt.Legend(title=None)),
         )  # fmt: skip
         there = alt.Chart(pd.DataFrame({"gpus": [n_gpus]})).mark_rule(color=INK, strokeWidth=0.7).encode(y="gpus:Q")
         note = f"black: all {n_gpus:,} GPUs; on average {last.mean():,.2f} in fragments"
         charts.append(alt.layer(drawn, there).properties(width=WIDTH, height=150, title=title(name, note)))
-    return cast(alt.VConcatChart, alt.vconcat(*charts))
+    return alt.vconcat(*charts)
