@@ -25,6 +25,7 @@ from labkit.core import Cluster, Jobs, Placement, Placer, Snapshot
 from labkit.core.device_types import may_run_on
 from labkit.core.resources import GPUS
 from labkit.experiment import Session, at_events
+from labkit.experiment.fitting import without_too_large
 from labkit.placers import BestFit, DotProduct, Fgd, GpuClustering, GpuPacking, Random
 from labkit.placers.fragments import TaskMix
 from labkit.schedulers.base import asked, place
@@ -109,23 +110,25 @@ def allocated(folder: Path, pod_list: str, policy: str, seed: int) -> float:
     rng = np.random.default_rng(seed)
     cluster = cluster_of(table(folder, NODES), rng)
     jobs, n = jobs_of(table(folder, f"data/csv/{pod_list}.csv"), gpus=cluster.n_gpus, rng=rng)
+    mix = TaskMix.of(jobs.take(np.arange(n)), may_run_on(jobs, cluster)[:n])
     placers: dict[str, Any] = {
         "random": lambda: Random(seed), "dot_product": DotProduct, "gpu_clustering": GpuClustering,
         "gpu_packing": GpuPacking, "best_fit": BestFit,
-        "fgd": lambda: Fgd(TaskMix.of(jobs.take(np.arange(n)), may_run_on(jobs, cluster)[:n])),
+        "fgd": lambda: Fgd(mix),
     }  # fmt: skip
+    jobs = without_too_large(jobs, cluster, may_run_on(jobs, cluster))  # they are lost in any case
     simulator = Simulator(jobs, cluster, speed=Recorded(jobs, cluster))
     session = Session(simulator, cadence=at_events(), runs_on=may_run_on(jobs, cluster))
-    session.run(Arrivals(placers[policy]()), until_s=len(jobs) + 1.0)
+    session.run(Arrivals(placers[policy]()), until_s=float(jobs.arrival_s[-1]) + 1.0)
     return float(100 * (1 - session.ledger.book.free[:, GPUS].sum() / cluster.n_gpus))
 
 
 def compared(
-    folder: Path, *, n_seeds: int = SEEDS, only: Sequence[str] = tuple(POLICIES.values())
+    folder: Path, *, n_seeds: int = SEEDS, only: Sequence[str] = tuple(POLICIES.values()), lists: Sequence[str] = LISTS
 ) -> Iterator[tuple[str, str, list[float], list[float], float]]:
     """Return pod list, policy, their allocations and ours by seed, and CPU seconds of one of our runs."""
     published = theirs(folder)
-    for pod_list in LISTS:
+    for pod_list in lists:
         for said, policy in ((said, policy) for said, policy in POLICIES.items() if policy in only):
             began_s = time.process_time()
             ours = [allocated(folder, pod_list, policy, seed) for seed in range(n_seeds)]

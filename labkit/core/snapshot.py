@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.binding import fitting
 from labkit.core.book import Records
 from labkit.core.cluster import Cluster
-from labkit.core.devices import fitting
 from labkit.core.errors import StaleSnapshotError
 from labkit.core.hosting import HostRules
 from labkit.core.job_columns import JobColumns

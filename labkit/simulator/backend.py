@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from labkit.core import checks
+from labkit.core.binding import bound
 from labkit.core.cluster import Cluster
 from labkit.core.complaints import complaint
-from labkit.core.devices import bound
 from labkit.core.errors import InputError, PlacementError
 from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, asides, copied, events, joined, repaired
 from labkit.core.jobs import Jobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.core import Placement, Snapshot
-from labkit.core.devices import bound
+from labkit.core.binding import bound
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, RESOURCES, Ints
 
 SLACK = 1e-6

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from labkit.core import Jobs, Placement, PlacementError
+from labkit.core.binding import bound
 from labkit.core.book import Book
-from labkit.core.devices import bound, rooms_when_empty, widened
+from labkit.core.devices import rooms_when_empty, widened
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.core.resources import GPUS

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+from collections import Counter
+
 import numpy as np
 import pytest
 
+from labkit import build
 from labkit.core import Gangs, Jobs
 from labkit.core.devices import widened
 from labkit.placers import BestFit, DotProduct, Fgd, GpuClustering, GpuPacking, Random, make
@@ -106,3 +110,14 @@ def test_a_gang_that_a_machine_can_hold_waits_for_one() -> None:
     assert placed.set_jobs.tolist() == [0, 1]
     split = BestFit().place(snapshot, Gangs.of([2], n_workers=[5]))
     assert split.count.sum() == 5
+
+
+def test_openb_has_the_machines_of_alibabas_node_list(shared_data) -> None:  # type: ignore[no-untyped-def]
+    cluster = build("openb")
+    rows = csv.DictReader(shared_data("alibaba/openb_node_list_gpu_node.csv").read_text().splitlines())
+    listed = Counter(
+        (r["model"], float(r["gpu"]), int(r["cpu_milli"]) / 1e3, int(r["memory_mib"]) / 1024) for r in rows
+    )
+    types = np.array(cluster.device_types)[cluster.group_type].tolist()
+    assert Counter(zip(types, *cluster.capacity.T.tolist(), strict=True)) == listed
+    assert (cluster.n_machines, cluster.n_gpus) == (1213, 6212)

@@ -128,13 +128,7 @@ def _trace(session: SteppedRun) -> Trace | None:
     """Return what never changes in a run, or None where its jobs are not plain."""
     jobs, cluster = session.backend.jobs, session.backend.cluster
     asked = getattr(getattr(session.backend, "speed", None), "asked_speeds", None)
-    if (
-        session.ledger.book.n_devices
-        or asked is None
-        or not len(jobs)
-        or jobs.n_ps.any()
-        or not (jobs.worker_demand[:, GPUS] > 0).all()
-    ):
+    if asked is None or not _of_whole_workers(session):
         return None
     speed, duration_s = np.ascontiguousarray(asked()), np.ascontiguousarray(jobs.duration_s, np.float64)
     if not (np.isfinite(speed).all() and (speed > 0).all() and np.isfinite(duration_s).all()):
@@ -172,6 +166,13 @@ def _trace(session: SteppedRun) -> Trace | None:
         whole=_whole(worker) and _whole(book.capacity),
         tie=TIE if np.allclose(duration_s * speed, of.total_steps, rtol=STEADY, atol=0.0) else math.inf,
     )
+
+
+def _of_whole_workers(session: SteppedRun) -> bool:
+    """Return whether all jobs are workers with GPUs that nobody shares."""
+    jobs = session.backend.jobs
+    shared = session.ledger.book.n_devices > 0 or bool(jobs.n_ps.any())
+    return len(jobs) > 0 and not shared and bool((jobs.worker_demand[:, GPUS] > 0).all())
 
 
 def _plain(hosting: HostRules, cluster: Cluster) -> bool:
