@@ -190,7 +190,7 @@ def gallery_page() -> tuple[str, dict[str, str]]:
             pictures[name] = as_svg(draw().to_dict())
             title, _, words = str(inspect.getdoc(draw)).rstrip(".").partition(".\n")
             body = re.sub("^return ", "", dedent(text.split('"""', 2)[2]).strip(), flags=re.MULTILINE)
-            lines += [f"### {title}", "", *([words.strip(), ""] if words.strip() else []),
+            lines += [f"### {title}", "", *([f"{words.strip()}.", ""] if words.strip() else []),
                       f"![{title}](gallery/{name}.svg)", "", "```python", body, "```", ""]  # fmt: skip
     return "\n".join(lines), pictures
 
