@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from labkit.results.record import RunRecord
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
+JsonRows = Annotated[bool, typer.Option("--json", help="Print one JSON object per scheduler, one per line.")]
+Report = Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")]
+Kept = Annotated[
+    Path | None, typer.Option(help="Store the runs in this folder, each in a folder of its own.", metavar="FOLDER")
+]
 
 
 @takes_scenario()
@@ -59,11 +64,9 @@ def compare(
         int | None,
         typer.Option(help="With --seeds: number of processes. Default: one per core. 0: run in this process.", min=0),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per scheduler, one per line.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")] = None,
-    runs: Annotated[
-        Path | None, typer.Option(help="Store the runs in this folder, each in a folder of its own.", metavar="FOLDER")
-    ] = None,
+    as_json: JsonRows = False,
+    report: Report = None,
+    runs: Kept = None,
     by: Annotated[
         str | None, typer.Option(help="Show the means of each partition, user or model, too.", metavar="GROUP")
     ] = None,
@@ -71,7 +74,7 @@ def compare(
     """Simulate several schedulers on one trace and compare them."""
     _refuse_by(by, seeds=seeds, as_json=as_json)
     refuse_no_trace(scenario)
-    scenario, usual = _somewhere(scenario)
+    scenario, usual = with_usual_cluster(scenario)
     refuse_places(report, runs)
     if seeds is not None:
         from labkit.cli.sweep import compare_on_seeds
@@ -104,7 +107,7 @@ def _refuse_by(by: str | None, *, seeds: str | None, as_json: bool) -> None:
         raise typer.BadParameter("--by shows a table of one seed; leave it, or --seeds and --json, out.")
 
 
-def _somewhere(scenario: Scenario) -> tuple[Scenario, str]:
+def with_usual_cluster(scenario: Scenario) -> tuple[Scenario, str]:
     """Return the scenario with a cluster, and a line that says which one, where none was named."""
     if scenario.cluster is not None or scenario.profile is not None:
         return scenario, ""

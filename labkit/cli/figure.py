@@ -42,17 +42,18 @@ def figure(
     """Draw a figure for a paper: vector graphics, one column wide, no text below 7 pt."""
     from labkit.core.files import refuse_unwritable
     from labkit.plots.figures import EXPLAINED, draw
-    from labkit.plots.paper import ENDINGS, for_paper, notes_of, save_for_paper
+    from labkit.plots.paper import ENDINGS, for_paper, notes_of, save_sized
     from labkit.plots.print_check import print_check
     from labkit.results.store import load
 
     refuse_unwritable(out, endings=ENDINGS)
     chart = draw([load(name, runs=runs) for name in names], kind=kind, base=against)
-    print(save_for_paper(chart, out, columns=columns, height_in=height).resolve())
+    sized = for_paper(chart, columns=columns, height_in=height)
+    print(save_sized(sized, out).resolve())
     if notes := [*notes_of(chart), *filter(None, [EXPLAINED.get(kind, "")])]:
         print(f"Caption: {'; '.join(notes)}")
     if check:
-        found = print_check(for_paper(chart, columns=columns, height_in=height))
+        found = print_check(sized)
         for row in found:
             print(f"{'ok ' if row.good else 'BAD'} {row.what}: {row.value:.3g} ({row.wanted})")
         raise typer.Exit(0 if all(row.good for row in found) else 1)

@@ -31,7 +31,8 @@ def plot_gpu_lanes(table: pd.DataFrame, *, heading: str = "Who has which part of
         Title of the figure, e.g. the scheduler's name.
     """
     names = list(dict.fromkeys(table["gpu"]))
-    shown = table[table["gpu"].isin(names[:MOST_LANES])].nlargest(MAX_ROWS, "part", keep="first")
+    few = names[:MOST_LANES]
+    shown = table[table["gpu"].isin(few)].nlargest(MAX_ROWS, "part", keep="first")
     scale_s, unit = time_unit(float(table["end_s"].max()) if len(table) else 1.0)
     lane = shown["gpu"].map({name: i for i, name in enumerate(names)})
     shown = shown.assign(
@@ -43,7 +44,6 @@ def plot_gpu_lanes(table: pd.DataFrame, *, heading: str = "Who has which part of
     shown["at"] = (shown["low"] + shown["high"]) / 2
     is_large = ((shown["end"] - shown["start"]) > 0.02 * shown["end"].max()) & (shown["part"] >= 0.4)
     shown["says"] = np.where(is_large, shown["id"], "")
-    few = names[:MOST_LANES]
     labels = alt.Axis(
         values=[i + 0.45 for i in range(len(few))], labelExpr=f"{few!r}[floor(datum.value)]", grid=False, ticks=False,
         domain=False, labelColor=MUTED, labelFontSize=9, labelLimit=160, labelOverlap=False,

@@ -80,10 +80,15 @@ def save_for_paper(
     chart: alt.TopLevelMixin, path: Path | str, *, columns: int = 1, height_in: float | None = None
 ) -> Path:
     """Save a chart for a paper as PDF, SVG or PNG (300 dpi), by the ending of the name."""
+    return save_sized(for_paper(chart, columns=columns, height_in=height_in), path)
+
+
+def save_sized(figure: alt.TopLevelMixin, path: Path | str) -> Path:
+    """Save what `for_paper` returned."""
     import vl_convert
 
     path = Path(path)
-    spec = for_paper(chart, columns=columns, height_in=height_in).to_dict()
+    spec = figure.to_dict()
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".png":
         path.write_bytes(vl_convert.svg_to_png(as_svg(spec), ppi=PNG_PPI))
@@ -98,7 +103,16 @@ def save_for_paper(
 
 def drawn_size(spec: dict[str, Any]) -> tuple[float, float]:
     """Return width and height of a whole figure in pixels, with axes and legend."""
-    found = re.search(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', as_svg(spec))
+    return size_of(as_svg(spec))
+
+
+def size_of(svg: str) -> tuple[float, float]:
+    """Return width and height of a picture in pixels.
+
+    >>> size_of('<svg version="1.1" width="241" height="174.5" viewBox="0 0 241 174">')
+    (241.0, 174.5)
+    """
+    found = re.search(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', svg)
     return (float(found[1]), float(found[2])) if found else (0.0, 0.0)
 
 

@@ -13,7 +13,7 @@ import altair as alt
 import numpy as np
 
 from labkit.core.resources import Floats
-from labkit.plots.paper import PAGE_IN, SMALLEST_PT
+from labkit.plots.paper import PAGE_IN, POINTS, SMALLEST_PT, size_of
 from labkit.plots.theme import as_svg
 
 VISIONS: Final = {
@@ -88,7 +88,7 @@ def print_check(figure: alt.TopLevelMixin) -> list[Measured]:
             found.append(_at_least(f"{len(colours)} colours in grey: distance in L*", least_grey(colours), LEAST_GREY))
     sizes = [float(size) for size in re.findall(r'font-size="([\d.]+)px"', svg)]
     found.append(_at_least("smallest type (pt)", min(sizes, default=np.inf), SMALLEST_PT))
-    height = float(re.findall(r'<svg[^>]* height="([\d.]+)', svg)[0]) / 72
+    height = size_of(svg)[1] / POINTS
     found.append(Measured("height (in)", height, f"at most {PAGE_IN:g}", height <= PAGE_IN))
     n_collide = len(collisions(svg))
     return [*found, Measured("pairs of words that collide", n_collide, "0", not n_collide)]

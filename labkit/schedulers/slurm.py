@@ -236,7 +236,7 @@ class _Pass:
                 barred |= self._machines_of(partition)
 
     def backfill(self, order: list[int]) -> None:
-        """StartPlan every job in order, and start those whose plan begins now."""
+        """Plan every job in order, and start those whose plan begins now."""
         plans: list[StartPlan] = []
         ends = self._in_time()
         for job in order:
