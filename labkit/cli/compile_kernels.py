@@ -71,7 +71,8 @@ def _placers() -> None:
 
 def _schedulers() -> None:
     """Run every scheduler on GPUs of several types, Gavel's by its published rules too."""
-    few = Experiment.of(trace("gavel_jobs(4, multi_gpu=True)"), cluster="gavel-8-16-24")
+    jobs = trace("gavel_jobs(4, multi_gpu=True)")
+    few = Experiment.of(jobs.with_columns(recorded_start_s=jobs.arrival_s), cluster="gavel-8-16-24")
     for name in schedulers.available():
         few.run(name)
     few.run("gavel_las(published=True)")

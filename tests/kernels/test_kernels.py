@@ -13,6 +13,7 @@ import numba
 import numpy as np
 import pytest
 
+from labkit.cli import compile_kernels
 from labkit.kernels import by_reference, inner, kernel, store, watching
 
 
@@ -178,6 +179,12 @@ def test_time_to_compile_is_not_the_schedulers(tmp_path):
         [sys.executable, "-c", textwrap.dedent(code)], env=env, check=True, capture_output=True, text=True
     )
     assert float(done.stdout) < 0.5
+
+
+@pytest.mark.parametrize("part", compile_kernels.PARTS, ids=lambda part: f"{part.__module__}.{part.__name__}")
+def test_what_is_run_to_compile_all_kernels_runs(part):
+    """Every scheduler that is there is among it, one that needs something of its trace, too."""
+    part()
 
 
 def test_a_terminal_is_told_once_that_kernels_are_compiled(capsys, monkeypatch):
