@@ -181,6 +181,7 @@ def test_time_to_compile_is_not_the_schedulers(tmp_path):
     assert float(done.stdout) < 0.5
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", compile_kernels.PARTS, ids=lambda part: f"{part.__module__}.{part.__name__}")
 def test_what_is_run_to_compile_all_kernels_runs(part):
     """Every scheduler that is there is among it, one that needs something of its trace, too."""
