@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.book import Records
+from labkit.core.clock import steps_at
 from labkit.core.ledger import DONE
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.scratch_book import SLACK
@@ -231,8 +232,7 @@ def begin_slot(batch: Batch, b: int) -> None:
     at = seen.shape[1] - N_FEATURES
     for i in range(episode.n_seen):
         job = jobs[batch.active[b, i]]
-        steps = job.steps + job.speed * (episode.now_s - job.since_s)
-        left = believed_left(job.total_steps, job.total_steps - steps)
+        left = believed_left(job.total_steps, job.total_steps - steps_at(job, episode.now_s))
         if job.model >= 0:
             seen[i, job.model] = 1.0
         seen[i, at] = job.n_slots_run

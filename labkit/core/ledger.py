@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from labkit.core.book import Book, Records, gpu_share, hold, release
+from labkit.core.clock import steps_at
 from labkit.core.cluster import Cluster
 from labkit.core.devices import widened
 from labkit.core.events import Events, Kind
@@ -205,9 +206,7 @@ class Ledger:
 def _grown(belief: Records, jobs: Ints, now_s: float) -> Floats:
     steps = np.empty(len(jobs))
     for i in range(len(jobs)):
-        at = belief[jobs[i]]
-        rate = at.speed if at.speed == at.speed else 0.0
-        steps[i] = at.steps + rate * (now_s - at.since_s)
+        steps[i] = steps_at(belief[jobs[i]], now_s)
     return steps
 
 
@@ -333,9 +332,7 @@ def _fold(  # noqa: C901 - one branch per kind of event
                         free[g, r] += sign * capacity[g, r]
         elif kind == _LOSS:
             heard |= HEARD_LOSS
-            at = belief[job]
-            rate = at.speed if at.speed == at.speed else 0.0
-            steps_then[i] = at.steps + rate * (event.time_s - at.since_s)
+            steps_then[i] = steps_at(belief[job], event.time_s)
         elif kind in (_MEASURED, _TASK_FAILED):
             heard |= HEARD_USE
         elif kind == _FORWARDED:

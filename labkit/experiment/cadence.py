@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from labkit.core.clock import next_slot_s, this_slot_s
 from labkit.core.errors import InputError
 
 
@@ -45,11 +46,11 @@ class Cadence:
         >>> every_slot(600).next_slot_s(600.0)
         1200.0
         """
-        return now_s if math.isinf(now_s) else self.slot_s * (math.floor(now_s / self.slot_s + 1e-9) + 1)
+        return now_s if math.isinf(now_s) else next_slot_s(now_s, self.slot_s)
 
     def this_slot_s(self, now_s: float) -> float:
         """Return the first slot boundary that is not before now."""
-        return self.slot_s * math.ceil(now_s / self.slot_s - 1e-9)
+        return this_slot_s(now_s, self.slot_s)
 
 
 def every_slot(slot_s: float) -> Cadence:

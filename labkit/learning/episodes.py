@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.clock import arrived_by, reaches_s, slot_after, slot_from, steps_at
 from labkit.core.draft import PS, WORKER, Batch, begin_slot, give, sort_pairs, sort_tasks
 from labkit.core.ledger import DONE, HOLDING, UNSEEN, WAITING
 from labkit.core.resources import Bools, Floats, Ints
@@ -72,8 +72,7 @@ def end_slot(batch: Batch, b: int, rules: EpisodeRules) -> None:
     """Let jobs go on with what they were given, up to the next slot with a job, as `Session.step` does."""
     episode = batch.episode[b]
     changed = _carry_out(batch, b)
-    end_s = rules.slot_s * (math.floor(episode.now_s / rules.slot_s + 1e-9) + 1)
-    happened = _pass(batch, b, end_s)
+    happened = _pass(batch, b, slot_after(episode.now_s, rules.slot_s))
     episode.n_quiet = 0 if changed or happened else episode.n_quiet + 1
     if episode.n_quiet > rules.patience and episode.n_done < episode.n_jobs:
         episode.stalled = _stands_still(batch, b)
@@ -93,7 +92,7 @@ def _carry_out(batch: Batch, b: int) -> bool:
         if _is_as_before(batch, b, j):
             continue
         changed = True
-        job.steps += job.speed * (episode.now_s - job.since_s)
+        job.steps = steps_at(job, episode.now_s)
         job.since_s = episode.now_s
         fill_with(batch.n_held[b, j], batch.n[b, j])
         for role in range(2):
@@ -104,7 +103,7 @@ def _carry_out(batch: Batch, b: int) -> bool:
         else:
             job.phase = HOLDING
             job.speed = speed[min(n_ps, speed.shape[0] - 1), min(n_workers, speed.shape[1] - 1)]
-        job.next_s = episode.now_s + (job.true_steps - job.steps) / job.speed if job.speed > 0 else np.inf
+        job.next_s = reaches_s(job, episode.now_s, job.true_steps)
     return changed
 
 
@@ -134,9 +133,9 @@ def _pass(batch: Batch, b: int, until_s: float) -> bool:
             job.since_s = job.done_s
             episode.n_done += 1
             happened = True
-    while episode.n_arrived < episode.n_jobs and jobs[episode.n_arrived].arrival_s <= until_s:
-        jobs[episode.n_arrived].phase = WAITING
-        jobs[episode.n_arrived].since_s = jobs[episode.n_arrived].arrival_s
+    for j in range(episode.n_arrived, arrived_by(jobs.arrival_s[: episode.n_jobs], episode.n_arrived, until_s)):
+        jobs[j].phase = WAITING
+        jobs[j].since_s = jobs[j].arrival_s
         episode.n_arrived += 1
         happened = True
     episode.now_s = max(episode.now_s, until_s)
@@ -148,8 +147,7 @@ def _wait_for_work(batch: Batch, b: int, rules: EpisodeRules) -> None:
     """Pass over the time in which no job is there, up to the slot in which the next one is."""
     episode, jobs = batch.episode[b], batch.job[b]
     while episode.n_arrived == episode.n_done and episode.n_arrived < episode.n_jobs:
-        at_s = jobs[episode.n_arrived].arrival_s
-        _pass(batch, b, rules.slot_s * math.ceil(at_s / rules.slot_s - 1e-9))
+        _pass(batch, b, slot_from(jobs[episode.n_arrived].arrival_s, rules.slot_s))
 
 
 @inner
@@ -177,6 +175,5 @@ def worth_of(batch: Batch, b: int, rules: EpisodeRules) -> float:
         elif job.phase == DONE:
             total += 1.0
         else:
-            steps = job.steps + job.speed * (episode.now_s - job.since_s)
-            total += min(steps / job.total_steps, 1.0)
+            total += min(steps_at(job, episode.now_s) / job.total_steps, 1.0)
     return total / rules.slot_s / episode.n_jobs if rules.timed else total

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from labkit.core.book import Records, hold, release, takes
 from labkit.core.checks import amount_of, devices_of
+from labkit.core.clock import arrived_by, next_arrival_s, reaches_s, steps_at
 from labkit.core.events import Cause, Events, Kind
 from labkit.core.resources import CPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
 from labkit.kernels import inner, kernel
@@ -79,7 +80,7 @@ def settle(truth: Records, job: int, now_s: float) -> None:
     """Bring a job's steps up to now; one that is rescaled while it goes on makes steps too."""
     at = truth[job]
     if at.phase == RUNNING or at.phase == RESCALING:
-        at.steps += at.speed * (now_s - at.since_s)
+        at.steps = steps_at(at, now_s)
     at.since_s = now_s
 
 
@@ -102,7 +103,7 @@ def go_on(truth: Records, job: int, now_s: float) -> None:
     at.phase = RUNNING
     at.since_s = now_s
     at.speed = at.base_speed * at.factor
-    at.next_s = now_s + (at.until_steps - at.steps) / at.speed if at.speed > 0 else np.inf
+    at.next_s = reaches_s(at, now_s, at.until_steps)
 
 
 @inner
@@ -128,8 +129,11 @@ def lease(
 
 
 @inner
-def end(truth: Records, job: int, now_s: float, true_steps: Floats) -> int:
-    """End what a running job has done, or its lease; return the kind of event."""
+def end(
+    truth: Records, job: int, now_s: float, true_steps: Floats, held: Records, tasks: Records, spare: Ints,
+    free: Floats, demand: Floats, out: Events, n: int,
+) -> int:  # fmt: skip
+    """End what a running job has done, which lets go of its tasks then, or its lease; return the events written."""
     settle(truth, job, now_s)
     at = truth[job]
     if at.phase == FUTILE:
@@ -142,7 +146,22 @@ def end(truth: Records, job: int, now_s: float, true_steps: Floats) -> int:
     at.phase = DONE if over else RESTING
     at.next_s = np.inf
     at.speed = 0.0
-    return _COMPLETED if done else _DROPPED if over else _PAUSED
+    n = write(out, n, now_s, _COMPLETED if done else _DROPPED if over else _PAUSED, job, at.steps, 0.0, -1, -1)
+    if over and not done:
+        out[n - 1].cause = _STALLED
+    if over:
+        release(held, tasks, spare, free, demand, job)
+    return n
+
+
+@inner
+def arrive(truth: Records, counts: Ints, arrival_s: Floats, now_s: float, out: Events, n: int) -> int:
+    """Let the jobs arrive that are due by now; return the events written."""
+    for j in range(counts[NEXT_ARRIVAL], arrived_by(arrival_s, counts[NEXT_ARRIVAL], now_s)):
+        truth[j].phase = WAITING
+        n = write(out, n, now_s, _ARRIVED, j, np.nan, np.nan, -1, -1)
+        counts[NEXT_ARRIVAL] += 1
+    return n
 
 
 @kernel
@@ -219,8 +238,7 @@ def begin(
 def _await(truth: Records, job: int, now_s: float) -> None:
     """Let a job go on as it is until its overhead is over, or it is done before."""
     at = truth[job]
-    done_s = now_s + (at.until_steps - at.steps) / at.speed if at.speed > 0 else np.inf
-    at.next_s = min(at.ready_s, done_s)
+    at.next_s = min(at.ready_s, reaches_s(at, now_s, at.until_steps))
 
 
 @kernel
@@ -422,7 +440,7 @@ def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, th
 
 @inner
 def _next_time(truth: Records, running: Ints, counts: Ints, arrival_s: Floats) -> float:
-    at = arrival_s[counts[NEXT_ARRIVAL]] if counts[NEXT_ARRIVAL] < len(arrival_s) else np.inf
+    at = next_arrival_s(arrival_s, counts[NEXT_ARRIVAL])
     for i in range(counts[N_RUNNING]):
         at = min(at, truth[running[i]].next_s)
     return at
@@ -457,16 +475,13 @@ def run_until(  # noqa: C901 - the loop over time, a branch for each thing that 
             j = running[i]
             ends = truth[j].phase >= RUNNING or (truth[j].phase == RESCALING and truth[j].ready_s > now_s)
             if truth[j].next_s <= now_s and ends:
-                kind = end(truth, j, now_s, true_steps)
-                n = write(out, n, now_s, kind, j, truth[j].steps, 0.0, -1, -1)
-                if kind == _DROPPED:
-                    out[n - 1].cause = _STALLED
+                partner = held[j].partner
+                n = end(truth, j, now_s, true_steps, held, tasks, spare, free, demand, out, n)
                 moved = True
-                if kind != _PAUSED:
-                    if held[j].partner >= 0:
-                        others[counts[N_OTHERS]] = held[j].partner
+                if truth[j].phase == DONE:
+                    if partner >= 0:
+                        others[counts[N_OTHERS]] = partner
                         counts[N_OTHERS] += 1
-                    release(held, tasks, spare, free, demand, j)
                     news = True
                     continue
             elif truth[j].next_s <= now_s:
@@ -482,12 +497,9 @@ def run_until(  # noqa: C901 - the loop over time, a branch for each thing that 
             running[kept] = j
             kept += 1
         counts[N_RUNNING] = kept
-        while counts[NEXT_ARRIVAL] < len(arrival_s) and arrival_s[counts[NEXT_ARRIVAL]] <= now_s:
-            j = counts[NEXT_ARRIVAL]
-            truth[j].phase = WAITING
-            n = write(out, n, now_s, _ARRIVED, j, np.nan, np.nan, -1, -1)
-            counts[NEXT_ARRIVAL] += 1
-            news = True
+        before = n
+        n = arrive(truth, counts, arrival_s, now_s, out, n)
+        news = news or n > before
         if leased and kept:
             news = round_over(truth, running, counts)
         moved = (moved and stop_at_change) or counts[N_OTHERS] > 0

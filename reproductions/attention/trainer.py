@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from labkit.core.clock import ENDED, N_COUNTS, N_ENDED, N_OVER, N_RUNNING, N_WAITING, QUEUE, RUNNING, advance
 from labkit.core.errors import InputError, LabkitError, unknown
 from labkit.core.files import refuse_unwritable
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.kernels import inner, kernel
 from labkit.kernels.arrays import add_to
-from labkit.learning.marl.episodes import DONE, World, begin_job, end_job, settle
+from labkit.learning.marl.episodes import World, begin_job, end_job
 from labkit.learning.marl.plays import blame_of, mean_jct_of
 from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import better_than_others
@@ -104,45 +105,28 @@ def _note(scene: Scene, stand: Stand, length: Floats, job: int, groups: Ints, si
 
 
 @kernel(error_model="numpy")
-def play(  # noqa: C901 - the loop over time, whose parts share the queue and the running jobs
+def play(  # noqa: C901 - two passes over those that wait: at home, then elsewhere
     net: Net, scene: Scene, world: World, stand: Stand, about: Floats, length: Floats, draws: bool,
     rng: np.random.Generator, notes: Notes,
 ) -> None:  # fmt: skip
     """Simulate a trace to its end: each pod its own jobs in order of arrival, then those left over elsewhere."""
     n_jobs = len(world.steps)
-    queue, running = np.zeros(n_jobs, np.int64), np.zeros(n_jobs, np.int64)
+    jobs, n, now_s = np.zeros((3, n_jobs), np.int64), np.zeros(N_COUNTS, np.int64), 0.0
     others, workers_on = np.zeros(n_jobs, np.int64), np.zeros(len(stand.free), np.bool_)
-    n_waiting, n_running, n_arrived, n_done, now_s = 0, 0, 0, 0, 0.0
-    while n_done < n_jobs:
-        next_s = world.arrival_s[n_arrived] if n_arrived < n_jobs else np.inf
-        for i in range(n_running):
-            j = running[i]
-            next_s = min(next_s, world.since_s[j] + scene.left[j] / world.tasks.speed[j])
-        if next_s == np.inf:
+    while n[N_OVER] < n_jobs:
+        now_s = advance(
+            np.inf, now_s, world.arrival_s, world.steps, scene.left, world.tasks.speed, world.since_s, jobs, n
+        )  # fmt: skip
+        if now_s == np.inf:
             return
-        now_s = max(now_s, next_s)
-        kept = 0
-        for i in range(n_running):
-            settle(scene, world, running[i], now_s)
-        for i in range(n_running):
-            j = running[i]
-            if scene.left[j] <= DONE * world.steps[j]:
-                n = scene.n_workers[j] + scene.n_ps[j]
-                _note(scene, stand, length, j, scene.tasks.group[j, :n], -1)
-                end_job(scene, world, world.slow, j, now_s, others)
-                n_done += 1
-            else:
-                running[kept] = j
-                kept += 1
-        n_running = kept
-        while n_arrived < n_jobs and world.arrival_s[n_arrived] <= now_s:
-            queue[n_waiting] = n_arrived
-            n_waiting += 1
-            n_arrived += 1
+        for i in range(n[N_ENDED]):
+            j = jobs[ENDED, i]
+            _note(scene, stand, length, j, scene.tasks.group[j, : scene.n_workers[j] + scene.n_ps[j]], -1)
+            end_job(scene, world, world.slow, j, now_s, others)
         for elsewhere in (False, True):
             kept = 0
-            for i in range(n_waiting):
-                j = queue[i]
+            for i in range(n[N_WAITING]):
+                j = jobs[QUEUE, i]
                 gang, started, home = _gang(scene, j, about, workers_on), False, scene.home[j]
                 groups = np.zeros(gang.n_workers + gang.n_ps, np.int64)
                 if not elsewhere:
@@ -153,14 +137,14 @@ def play(  # noqa: C901 - the loop over time, whose parts share the queue and th
                             started = True
                             break
                 if not started:
-                    queue[kept] = j
+                    jobs[QUEUE, kept] = j
                     kept += 1
                     continue
                 begin_job(scene, world, world.slow, j, groups, now_s, others)
                 _note(scene, stand, length, j, groups, 1)
-                running[n_running] = j
-                n_running += 1
-            n_waiting = kept
+                jobs[RUNNING, n[N_RUNNING]] = j
+                n[N_RUNNING] += 1
+            n[N_WAITING] = kept
 
 
 CREDITS: Final = ("job", "return")

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.clock import steps_at
 from labkit.core.draft import BOTH, FEATURES, PS, WORKER, Batch, give
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.core.scratch_book import SLACK
@@ -128,7 +129,7 @@ def see(batch: Batch, b: int, form: Form, slot_s: float, i: int, row: Numbers) -
     job, now_s = batch.job[b, batch.active[b, i]], batch.episode[b].now_s
     row[0] = job.model + 1
     row[1] = math.floor(max(now_s - job.arrival_s, 0.0) / slot_s + 1e-6)
-    row[2] = 1 - (job.steps + job.speed * (now_s - job.since_s)) / job.total_steps
+    row[2] = 1 - steps_at(job, now_s) / job.total_steps
     fill_with(row[3:], shown[form.n_models + 2 : form.n_models + 2 + n - 3])
     if form.scaled:
         row[0], row[1] = row[0] / 8, row[1] / 100

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from labkit.core.clock import steps_at
 from labkit.core.draft import Batch, begin_slot
 from labkit.core.errors import InputError
 from labkit.core.ledger import DONE
@@ -132,8 +133,7 @@ def progress_of(batch: Batch, b: int, done: Floats) -> None:
     episode = batch.episode[b]
     for j in range(episode.n_jobs):
         job = batch.job[b, j]
-        steps = job.steps + job.speed * (episode.now_s - job.since_s)
-        done[j] = 1.0 if job.phase == DONE else min(steps / job.total_steps, 1.0)
+        done[j] = 1.0 if job.phase == DONE else min(steps_at(job, episode.now_s) / job.total_steps, 1.0)
 
 
 @kernel

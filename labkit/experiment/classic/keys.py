@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from labkit.core.clock import steps_at
 from labkit.core.work_left import believed_left, is_overdue
 from labkit.experiment.classic.nouns import Belief, Trace
 from labkit.kernels import inner, kernel
@@ -11,9 +12,7 @@ from labkit.schedulers.rule import BY_ARRIVAL, BY_DURATION, BY_REMAINING
 @inner(_nrt=False)
 def _left(j: int, trace: Trace, mind: Belief, now_s: float) -> float:
     """Return the declared steps that a job has left; negative where it outlived them."""
-    at = mind.belief[j]
-    rate = at.speed if at.speed == at.speed else 0.0
-    return float(trace.total_steps[j] - (at.steps + rate * (now_s - at.since_s)))
+    return float(trace.total_steps[j] - steps_at(mind.belief[j], now_s))
 
 
 @kernel(_nrt=False)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from labkit.core import ledger
-from labkit.core.book import release
+from labkit.core.clock import next_arrival_s, pop, push, slot_after
 from labkit.core.events import Events, Kind
 from labkit.core.resources import Ints
 from labkit.experiment.classic.decide import all_fit, run_by_order, start_waiting
-from labkit.experiment.classic.heap import pop, push
 from labkit.experiment.classic.keys import key_of
 from labkit.experiment.classic.nouns import (
     DONE,
@@ -42,7 +39,7 @@ from labkit.kernels import inner, kernel
 from labkit.simulator import kernels
 from labkit.simulator.kernels import begin, carry_out
 
-_ARRIVED, _DECIDED, _PLACED = int(Kind.ARRIVED), int(Kind.DECIDED), int(Kind.PLACED)
+_DECIDED, _PLACED = int(Kind.DECIDED), int(Kind.PLACED)
 _PREEMPTED, _COMPLETED = int(Kind.PREEMPTED), int(Kind.COMPLETED)
 
 
@@ -106,7 +103,7 @@ def _fold(batch: Events, mind: Belief, space: FreeTree, trace: Trace, work: Scra
     restore(space, mind, trace.hosts, work.numbers)
 
 
-@inner  # `carry_out` allocates
+@inner(_nrt=True)  # `carry_out` allocates, which a kernel that this one is called from may not
 def _apply(  # noqa: C901 - each of the jobs that are set is looked at before and after
     truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
     threshold: float, preempts: bool, now_s: float, out: Events,
@@ -156,9 +153,9 @@ def _end(
     n: int,
 ) -> int:  # fmt: skip
     """Complete a job; it stays in the list of those that run until the next `_tidy`."""
-    kind = kernels.end(truth.truth, j, now_s, trace.true_steps)
-    n = kernels.write(out, n, now_s, kind, j, truth.truth[j].steps, 0.0, -1, -1)
-    release(truth.held, truth.tasks, truth.spare, truth.free, truth.demand, j)
+    n = kernels.end(
+        truth.truth, j, now_s, trace.true_steps, truth.held, truth.tasks, truth.spare, truth.free, truth.demand, out, n
+    )  # fmt: skip
     work.numbers[N_DEAD] += 1
     if preempts:
         leave(order, trace, j)
@@ -191,9 +188,7 @@ def _pass(  # noqa: C901 - a branch for each thing that happens
     """
     counts, first = truth.counts, work.numbers[N_ROWS]
     end_s = _next_end_s(truth, work)
-    at = end_s
-    if counts[kernels.NEXT_ARRIVAL] < len(trace.arrival_s):
-        at = min(at, trace.arrival_s[counts[kernels.NEXT_ARRIVAL]])
+    at = min(end_s, next_arrival_s(trace.arrival_s, counts[kernels.NEXT_ARRIVAL]))
     if at > until_s or at == np.inf:
         return max(now_s, until_s) if until_s < np.inf else now_s
     now_s = max(now_s, at)
@@ -212,17 +207,13 @@ def _pass(  # noqa: C901 - a branch for each thing that happens
         if 2 * work.numbers[N_DEAD] > counts[kernels.N_RUNNING] + 64:
             _tidy(truth, work)
     arrived = n
-    while counts[kernels.NEXT_ARRIVAL] < len(trace.arrival_s) and trace.arrival_s[counts[kernels.NEXT_ARRIVAL]] <= at:
-        j = counts[kernels.NEXT_ARRIVAL]
-        truth.truth[j].phase = kernels.WAITING
-        n = kernels.write(out, n, at, _ARRIVED, j, np.nan, np.nan, -1, -1)
-        counts[kernels.NEXT_ARRIVAL] += 1
-        for r in range(len(work.asked)):
-            work.asked[r] += trace.gang[trace.kind[j], r]
+    n = kernels.arrive(truth.truth, counts, trace.arrival_s, at, out, n)
     _fold(out[first:n], mind, space, trace, work)
     for i in range(arrived, n):
         j = out[i].job
         add(queue, trace.kind[j], j, key_of(by, j, trace, mind, now_s, threshold))
+        for r in range(len(work.asked)):
+            work.asked[r] += trace.gang[trace.kind[j], r]
     work.numbers[N_ROWS] = n
     return now_s
 
@@ -298,9 +289,7 @@ def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
             numbers[N_ROWS] = kernels.write(out, before, now_s, _DECIDED, -1, 0.0, np.nan, -1, -1)
             mind.counts[ledger.N_DECIDED] += 1
         numbers[N_DECISIONS] += 1
-        slot_end_s = np.inf
-        if slot_s < np.inf:
-            slot_end_s = slot_s * (math.floor(now_s / slot_s + 1e-9) + 1)  # Cadence.next_slot_s
+        slot_end_s = slot_after(now_s, slot_s) if slot_s < np.inf else np.inf
         now_s = _pass(truth, mind, trace, space, queue, order, work, by, threshold, preempts, now_s, slot_end_s, out)
         numbers[QUIET] = numbers[QUIET] + 1 if numbers[N_ROWS] <= before + 1 else 0
         over = mind.counts[ledger.N_DONE] == len(trace.arrival_s)

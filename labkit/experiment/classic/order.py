@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
+from labkit.core.clock import pop, push, reaches_s
 from labkit.core.resources import Floats
 from labkit.core.work_left import ROUNDING
-from labkit.experiment.classic.heap import pop, push
 from labkit.experiment.classic.keys import has_turned, key_of
 from labkit.experiment.classic.nouns import N_NEAR, N_NEW, N_TAIL, N_TURNS, REACHED, Belief, RunOrder, Trace
 from labkit.kernels import inner, kernel
@@ -154,8 +154,7 @@ def _about(by: int, j: int, trace: Trace, mind: Belief, threshold: float) -> flo
     """Return when a job turns, but for rounding; infinite where its key stays for another reason."""
     at = mind.belief[j]
     if by == BY_REMAINING:
-        left = (1 + ROUNDING) * trace.total_steps[j] - at.steps
-        return float(at.since_s + left / at.speed) if at.speed > 0 else np.inf
+        return reaches_s(at, at.since_s, (1 + ROUNDING) * trace.total_steps[j])
     return float(at.held_since_s + (threshold - at.attained_gpu_s) / at.held_gpus) if at.held_gpus > 0 else np.inf
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from labkit.core.clock import ENDED, N_COUNTS, N_ENDED, N_OVER, N_RUNNING, N_WAITING, QUEUE, RUNNING, advance
 from labkit.core.resources import Floats, Ints
 from labkit.kernels import by_reference, inner, kernel
 from labkit.kernels.arrays import fill_rows, fill_with
@@ -41,9 +42,6 @@ from labkit.speed.what_if import (
     take,
     touched,
 )
-
-DONE = 1e-9
-"""Part of its steps that a job may lack when it ends: rounding."""
 
 
 @by_reference
@@ -197,13 +195,6 @@ def _decide(
 
 
 @inner(error_model="numpy")
-def settle(scene: Scene, world: World, job: int, now_s: float) -> None:
-    """Note what a job has left now."""
-    scene.left[job] -= (now_s - world.since_s[job]) * world.tasks.speed[job]
-    world.since_s[job] = now_s
-
-
-@inner(error_model="numpy")
 def end_job(scene: Scene, world: World, slow: Slow, job: int, now_s: float, others: Ints) -> None:
     """Let a job end, and note the speeds of those beside it."""
     n = scene.n_workers[job] + scene.n_ps[job]
@@ -228,8 +219,18 @@ def begin_job(scene: Scene, world: World, slow: Slow, job: int, groups: Ints, no
     return renew(world.facts, world.slow, world.tasks, job, others)
 
 
+@inner(error_model="numpy")
+def _due_s(scene: Scene, world: World, queue: Ints, now_s: float) -> float:
+    """Return when a job may wait no longer, which is decided about then, whatever happens; inf: none waits for that."""
+    due_s = np.inf
+    for j in queue:
+        at_s = latest_s(world.arrival_s[j], scene.alone_s[j])
+        due_s = min(due_s, at_s if at_s > now_s else np.inf)
+    return due_s
+
+
 @kernel(error_model="numpy")
-def play(  # noqa: C901 - the loop over time, whose parts share the queue and the running jobs
+def play(
     scene: Scene,
     world: World,
     slow: Slow,
@@ -241,53 +242,35 @@ def play(  # noqa: C901 - the loop over time, whose parts share the queue and th
 ) -> int:
     """Simulate a trace to its end; return how many decisions were made. FIFO with backfill, at events."""
     n_jobs = len(world.steps)
-    queue, running = np.zeros(n_jobs, np.int64), np.zeros(n_jobs, np.int64)
-    n_waiting, n_running, n_arrived, n_done, n_decided, now_s = 0, 0, 0, 0, 0, 0.0
-    while n_done < n_jobs:
-        next_s = world.arrival_s[n_arrived] if n_arrived < n_jobs else np.inf
-        for i in range(n_running):
-            j = running[i]
-            next_s = min(next_s, world.since_s[j] + scene.left[j] / world.tasks.speed[j])
-        for i in range(n_waiting):  # a job that may wait no longer is decided about then, whatever happens
-            due_s = latest_s(world.arrival_s[queue[i]], scene.alone_s[queue[i]])
-            next_s = min(next_s, due_s if due_s > now_s else np.inf)
-        if next_s == np.inf:
+    jobs, n, n_decided, now_s = np.zeros((3, n_jobs), np.int64), np.zeros(N_COUNTS, np.int64), 0, 0.0
+    queue = jobs[QUEUE]
+    while n[N_OVER] < n_jobs:
+        due_s = _due_s(scene, world, queue[: n[N_WAITING]], now_s)
+        now_s = advance(
+            due_s, now_s, world.arrival_s, world.steps, scene.left, world.tasks.speed, world.since_s, jobs, n
+        )  # fmt: skip
+        if now_s == np.inf:
             return n_decided
-        now_s = max(now_s, next_s)
-        for i in range(n_running):
-            settle(scene, world, running[i], now_s)
-        kept = 0
-        for i in range(n_running):
-            j = running[i]
-            if scene.left[j] <= DONE * world.steps[j]:
-                end_job(scene, world, slow, j, now_s, desk.others)
-                n_done += 1
-            else:
-                running[kept] = j
-                kept += 1
-        n_running = kept
-        while n_arrived < n_jobs and world.arrival_s[n_arrived] <= now_s:
-            queue[n_waiting] = n_arrived
-            n_waiting += 1
-            n_arrived += 1
-        kept = 0
+        for i in range(n[N_ENDED]):
+            end_job(scene, world, slow, jobs[ENDED, i], now_s, desk.others)
+        n_waiting, kept = n[N_WAITING], 0
         for i in range(n_waiting):
             j = queue[i]
             c = _decide(
-                scene, world, slow, net, j, now_s, n_waiting, n_running, how, desk, rec, rng
+                scene, world, slow, net, j, now_s, n_waiting, n[N_RUNNING], how, desk, rec, rng
             )  # fmt: skip
             if c < 0:
                 queue[kept] = j
                 kept += 1
                 continue
             n_decided += 1
-            n = scene.n_workers[j] + scene.n_ps[j]
-            beside = begin_job(scene, world, slow, j, desk.found.group[c, :n], now_s, desk.others)
-            running[n_running] = j
-            n_running += 1
+            groups = desk.found.group[c, : scene.n_workers[j] + scene.n_ps[j]]
+            beside = begin_job(scene, world, slow, j, groups, now_s, desk.others)
+            jobs[RUNNING, n[N_RUNNING]] = j
+            n[N_RUNNING] += 1
             if how.teaches:
                 _feel(scene, world, j, rec)
                 for o in range(beside):
                     _feel(scene, world, desk.others[o], rec)
-        n_waiting = kept
+        n[N_WAITING] = kept
     return n_decided
