@@ -115,11 +115,13 @@ class Book:
         """
         if not self.held["n_given"][jobs].any():
             return NO_AMOUNTS, NO_AMOUNTS
-        return _gather_amounts(self.held, self.tasks, jobs)
+        nodes = _nodes(self.held, self.tasks, jobs)
+        return self.tasks["cpus"][nodes], self.tasks["memory_gb"][nodes]
 
     def devices(self, jobs: Ints) -> Ints:
         """Return the sets of GPUs that the tasks of some jobs have, (P,) in the order of `of`; -1: not told."""
-        return _gather_devices(self.held, self.tasks, jobs)
+        devices: Ints = self.tasks["devices"][_nodes(self.held, self.tasks, jobs)]
+        return devices
 
     def running(self, jobs: Ints) -> Running:
         """Return the tasks of some jobs, each of which holds some, as speed models take them."""
@@ -127,8 +129,7 @@ class Book:
         held = self.held[jobs]
         taken = AS_DECLARED
         if np.count_nonzero(held["n_given"]):
-            cpus, memory_gb = _gather_amounts(self.held, self.tasks, jobs)
-            taken = taken_by(self.demand, np.repeat(jobs, np.diff(first)), role, cpus, memory_gb)
+            taken = taken_by(self.demand, np.repeat(jobs, np.diff(first)), role, *self.amounts(jobs))
         return Running(jobs, first, role, group, count, held["n_workers"], held["n_ps"], held["partner"],
                        cpus=taken[0], memory_gb=taken[1])  # fmt: skip
 
@@ -307,39 +308,20 @@ def _gather(held: Records, tasks: Records, jobs: Ints) -> tuple[Ints, NDArray[np
 
 
 @kernel
-def _gather_devices(held: Records, tasks: Records, jobs: Ints) -> Ints:
+def _nodes(held: Records, tasks: Records, jobs: Ints) -> Ints:
+    """Return where in the pool the tasks of some jobs are, (P,) in the order of `Book.of`."""
     n = 0
     for turn in range(2):
-        devices = np.empty(n, np.int32)
+        nodes = np.empty(n, np.int32)
         n = 0
         for job in jobs:
             task = held[job].first
             while task >= 0:
                 if turn:
-                    devices[n] = tasks[task].devices
+                    nodes[n] = task
                 n += 1
                 task = tasks[task].next
-    return devices
-
-
-@kernel
-def _gather_amounts(held: Records, tasks: Records, jobs: Ints) -> tuple[Amounts, Amounts]:
-    n = 0
-    for job in jobs:
-        task = held[job].first
-        while task >= 0:
-            n += 1
-            task = tasks[task].next
-    cpus, memory_gb = np.empty(n, np.float32), np.empty(n, np.float32)
-    n = 0
-    for job in jobs:
-        task = held[job].first
-        while task >= 0:
-            cpus[n] = tasks[task].cpus
-            memory_gb[n] = tasks[task].memory_gb
-            n += 1
-            task = tasks[task].next
-    return cpus, memory_gb
+    return nodes
 
 
 @kernel

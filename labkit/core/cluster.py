@@ -122,6 +122,11 @@ class Cluster:
         counts: Floats = np.bincount(self.group_type, self.capacity[:, 0], len(self.device_types)).astype(np.float64)
         return counts
 
+    def machines_of(self, groups: Bools) -> Bools:
+        """Return which machines have one of some device groups (G,), (M,)."""
+        machines: Bools = np.bincount(self.group_machine, groups, self.n_machines) > 0
+        return machines
+
     def part(self, pod: int) -> Self:
         """Return the cluster of one partition, without its network."""
         inside = self.partition == pod

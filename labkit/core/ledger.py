@@ -210,12 +210,17 @@ def _grown(belief: Records, jobs: Ints, now_s: float) -> Floats:
     return steps
 
 
+@inner(_nrt=False)
+def attained_at(job: Any, now_s: float) -> float:
+    """Return the GPU-seconds that a job has held by now."""
+    return float(job.attained_gpu_s + job.held_gpus * (now_s - job.held_since_s))
+
+
 @kernel
 def _attained(belief: Records, jobs: Ints, now_s: float) -> Floats:
     attained = np.empty(len(jobs))
     for i in range(len(jobs)):
-        at = belief[jobs[i]]
-        attained[i] = at.attained_gpu_s + at.held_gpus * (now_s - at.held_since_s)
+        attained[i] = attained_at(belief[jobs[i]], now_s)
     return attained
 
 
@@ -252,7 +257,7 @@ def _keep_waiting(waiting: Ints, counts: Ints, belief: Records) -> None:
 def _settle_gpus(belief: Records, held: Records, demand: Floats, job: int, now_s: float) -> None:
     """Bring a job's GPU-seconds up to now, and note how many GPUs it holds from now on."""
     at = belief[job]
-    at.attained_gpu_s += at.held_gpus * (now_s - at.held_since_s)
+    at.attained_gpu_s = attained_at(at, now_s)
     at.held_since_s = now_s
     workers_gpus = gpu_share(held, job) * held[job].n_workers * demand[0, job, 0]
     at.held_gpus = workers_gpus + held[job].n_ps * demand[1, job, 0]

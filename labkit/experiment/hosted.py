@@ -45,8 +45,7 @@ class HostingControl:
 
     def __init__(self, hosting: HostRules, ledger: Ledger, *, runs_on: Bools) -> None:
         self.hosting, self._ledger, self._runs_on = hosting, ledger, runs_on
-        of_group = ledger.cluster.group_machine
-        self._machines = [np.bincount(of_group, part, ledger.cluster.n_machines) > 0 for part in hosting.parts]
+        self._machines = [ledger.cluster.machines_of(part) for part in hosting.parts]
         self._part = hosting.part_of(hosting.row)
         self._few: dict[tuple[bytes, int, int], int] = {}
         self._scheduler: Scheduler | None = None

@@ -222,9 +222,7 @@ class ReservationControl:
         return parts
 
     def _machines_of(self, parts: Parts, part: int) -> Bools:
-        there = np.zeros(self._cluster.n_machines, np.bool_)
-        there[self._cluster.group_machine[parts.of_group == part]] = True
-        return there
+        return self._cluster.machines_of(parts.of_group == part)
 
     def _fitting(self, machines: Bools) -> Bools:
         """Return which jobs some machines hold when they are empty, (N,)."""

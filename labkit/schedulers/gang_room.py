@@ -52,8 +52,7 @@ class GangRoom:
 
     def machines(self, job: int) -> Bools:
         """Return the machines that may host the workers of a job, (M,)."""
-        there: Bools = np.bincount(self._of, self.groups(job), self._cluster.n_machines) > 0
-        return there
+        return self._cluster.machines_of(self.groups(job))
 
     def n_machines(self, job: int) -> int:
         """Return on how many machines a gang sits; 0: on any number."""

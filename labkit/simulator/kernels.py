@@ -298,27 +298,35 @@ def retime(jobs: Ints, base_speeds: Floats, now_s: float, truth: Records, out: E
 
 @inner
 def _same(
-    first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, devices: Ints, held: Records,
-    tasks: Records,
+    amounts: bool, first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts,
+    memory_gb: Amounts, devices: Ints, held: Records, tasks: Records, demand: Floats,
 ) -> bool:  # fmt: skip
-    """Return whether the rows from `first` on are the tasks that the job holds already, in any order."""
-    j = job[first]
-    n_new = 0
-    p = first
+    """Return whether the rows from `first` on are the tasks that the job holds already, in any order, of the same GPUs.
+
+    `amounts`: whether tasks that are the same in that take the same cores and memory, too.
+    """
+    j, n_new, p = job[first], 0, first
+    if amounts and len(cpus) == 0 and len(memory_gb) == 0 and held[j].n_given == 0:
+        return True
     while p < len(job) and job[p] == j:
+        declared, on = demand[role[p], j], devices_of(devices, p)
+        cores, gb = takes(declared[CPUS], amount_of(cpus, p)), takes(declared[MEMORY_GB], amount_of(memory_gb, p))
         n_new += count[p]
-        total = 0
-        q = first
+        total, q = 0, first
         while q < len(job) and job[q] == j:
-            if role[q] == role[p] and group[q] == group[p] and devices_of(devices, q) == devices_of(devices, p):
-                total += count[q]
+            same = role[q] == role[p] and group[q] == group[p] and (amounts or devices_of(devices, q) == on)
+            if same and amounts:
+                same = _takes(declared, amount_of(cpus, q), amount_of(memory_gb, q), cores, gb)
+            total += count[q] if same else 0
             q += 1
         task = held[j].first
         while task >= 0:
             at = tasks[task]
-            if at.role == role[p] and at.group == group[p] and at.devices == devices_of(devices, p):
-                total -= at.count
-            task = tasks[task].next
+            same = at.role == role[p] and at.group == group[p] and (amounts or at.devices == on)
+            if same and amounts:
+                same = _takes(declared, at.cpus, at.memory_gb, cores, gb)
+            total -= at.count if same else 0
+            task = at.next
         if total != 0:
             return False
         p += 1
@@ -326,44 +334,9 @@ def _same(
 
 
 @inner
-def _same_amounts(
-    first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts,
-    held: Records, tasks: Records, demand: Floats,
-) -> bool:  # fmt: skip
-    """Return whether the tasks from row `first` on, which the job holds already, take the same cores and memory."""
-    j = job[first]
-    if len(cpus) == 0 and len(memory_gb) == 0 and held[j].n_given == 0:
-        return True
-    p = first
-    while p < len(job) and job[p] == j:
-        declared = demand[role[p], j]
-        cores, gb = takes(declared[CPUS], amount_of(cpus, p)), takes(declared[MEMORY_GB], amount_of(memory_gb, p))
-        total = 0
-        q = first
-        while q < len(job) and job[q] == j:
-            if role[q] == role[p] and group[q] == group[p] and _takes(declared, cpus, memory_gb, q, cores, gb):
-                total += count[q]
-            q += 1
-        task = held[j].first
-        while task >= 0:
-            at = tasks[task]
-            alike = takes(declared[CPUS], at.cpus) == cores and takes(declared[MEMORY_GB], at.memory_gb) == gb
-            if at.role == role[p] and at.group == group[p] and alike:
-                total -= at.count
-            task = at.next
-        if total != 0:
-            return False
-        p += 1
-    return True
-
-
-@inner
-def _takes(declared: Floats, cpus: Amounts, memory_gb: Amounts, row: int, cores: float, gb: float) -> bool:
-    """Return whether each task of a row takes so many cores and GB."""
-    return bool(
-        takes(declared[CPUS], amount_of(cpus, row)) == cores
-        and takes(declared[MEMORY_GB], amount_of(memory_gb, row)) == gb
-    )
+def _takes(declared: Floats, cpus: float, memory_gb: float, cores: float, gb: float) -> bool:
+    """Return whether a task with these amounts takes so many cores and GB."""
+    return bool(takes(declared[CPUS], cpus) == cores and takes(declared[MEMORY_GB], memory_gb) == gb)
 
 
 @kernel
@@ -385,15 +358,19 @@ def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, th
         first, old = first_row[j], held[j].partner
         if first == -2 and held[j].first < 0:
             continue
-        stays[i] = first >= 0 and held[j].first >= 0 and _same(first, job, role, group, count, devices, held, tasks)
-        resized[i] = stays[i] and not _same_amounts(
-            first, job, role, group, count, cpus, memory_gb, held, tasks, demand
+        stays[i] = (
+            first >= 0
+            and held[j].first >= 0
+            and _same(False, first, job, role, group, count, cpus, memory_gb, devices, held, tasks, demand)
+        )
+        resized[i] = stays[i] and not _same(
+            True, first, job, role, group, count, cpus, memory_gb, devices, held, tasks, demand
         )  # fmt: skip
         if stays[i] and not resized[i] and old == mate[j]:
             other = first_row[old] if old >= 0 else -1
             if other < 0 or (
-                _same(other, job, role, group, count, devices, held, tasks)
-                and _same_amounts(other, job, role, group, count, cpus, memory_gb, held, tasks, demand)
+                _same(False, other, job, role, group, count, cpus, memory_gb, devices, held, tasks, demand)
+                and _same(True, other, job, role, group, count, cpus, memory_gb, devices, held, tasks, demand)
             ):  # fmt: skip
                 first_row[j] = mate[j] = -1
                 continue

@@ -12,9 +12,8 @@ from labkit.core.events import EVENT, EventLog, Events, Kind, events
 from labkit.core.hosting import HostRules
 from labkit.core.protocols import Scheduler
 from labkit.experiment import Session, at_events
-from labkit.experiment.classic.keys import has_turned
 from labkit.experiment.classic.nouns import Belief
-from labkit.experiment.classic.order import _turn_s
+from labkit.experiment.classic.order import _turn_s, has_turned
 from labkit.experiment.classic.stretches import _trace
 from labkit.experiment.fitting import without_too_large
 from labkit.schedulers import make

@@ -17,8 +17,7 @@ from labkit.experiment.classic.nouns import (
     Scratch,
     Trace,
 )
-from labkit.experiment.classic.order import begin_tail, comes_before, fetch, settle, turn
-from labkit.experiment.classic.queue import first_kind
+from labkit.experiment.classic.order import begin_tail, comes_before, fetch, first_kind, settle, turn
 from labkit.experiment.classic.room import place, restore, touch
 from labkit.kernels import inner
 from labkit.schedulers.base import BEHIND

@@ -9,7 +9,6 @@ from labkit.core.clock import next_arrival_s, pop, push, slot_after
 from labkit.core.events import Events, Kind
 from labkit.core.resources import Ints
 from labkit.experiment.classic.decide import all_fit, run_by_order, start_waiting
-from labkit.experiment.classic.keys import key_of
 from labkit.experiment.classic.nouns import (
     DONE,
     FULL,
@@ -32,8 +31,7 @@ from labkit.experiment.classic.nouns import (
     Trace,
     Truth,
 )
-from labkit.experiment.classic.order import forget_all, join, leave
-from labkit.experiment.classic.queue import add, remove
+from labkit.experiment.classic.order import add, forget_all, join, key_of, leave, remove
 from labkit.experiment.classic.room import fill, mark, restore
 from labkit.kernels import inner, kernel
 from labkit.simulator import kernels

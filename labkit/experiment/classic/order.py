@@ -1,6 +1,7 @@
-"""The jobs that run, in the order of a rule that preempts, kept from one decision to the next.
+"""Jobs in the order of a rule, kept from one decision to the next: those that wait, and those that run.
 
-The keys of all that run fall by a second each second (`srtf`) or stay (`las`), so their order stays, too, until a job
+Those that wait are of kinds: nothing is tried twice that cannot fit. Those that run matter to a rule that preempts. The
+keys of all that run fall by a second each second (`srtf`) or stay (`las`), so their order stays, too, until a job
 turns: it is overdue or changes queues, and from then on its key stays. Those that have turned are a list of their own,
 and only the last jobs of both lists, which may have to stop, are looked at. Keys nearer than `TIE` are compared anew.
 Jobs are put into a list when a decision reads it: while all that are there fit, none does.
@@ -12,18 +13,134 @@ from typing import Final
 
 import numpy as np
 
-from labkit.core.clock import pop, push, reaches_s
-from labkit.core.resources import Floats
-from labkit.core.work_left import ROUNDING
-from labkit.experiment.classic.keys import has_turned, key_of
-from labkit.experiment.classic.nouns import N_NEAR, N_NEW, N_TAIL, N_TURNS, REACHED, Belief, RunOrder, Trace
+from labkit.core.clock import pop, push, reaches_s, steps_at
+from labkit.core.ledger import attained_at
+from labkit.core.resources import Floats, Ints
+from labkit.core.work_left import ROUNDING, believed_left, is_overdue
+from labkit.experiment.classic.nouns import N_NEAR, N_NEW, N_TAIL, N_TURNS, REACHED, Belief, Queue, RunOrder, Trace
 from labkit.kernels import inner, kernel
-from labkit.schedulers.rule import BY_REMAINING
+from labkit.schedulers.rule import BY_ARRIVAL, BY_DURATION, BY_REMAINING
 
 TIE: Final = 1e-9
 ULP: Final = 2.3e-16
 NEW: Final = 2
 """The part of a job that is in no list yet."""
+
+
+# --- keys, as the columns of a snapshot have them
+
+
+@inner(_nrt=False)
+def _left(j: int, trace: Trace, mind: Belief, now_s: float) -> float:
+    """Return the declared steps that a job has left; negative where it outlived them."""
+    return float(trace.total_steps[j] - steps_at(mind.belief[j], now_s))
+
+
+@kernel(_nrt=False)
+def has_turned(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> bool:
+    """Return whether the key of a job stays as it is from now on: it is overdue, or in the second queue."""
+    if by == BY_REMAINING:
+        return is_overdue(trace.total_steps[j], _left(j, trace, mind, now_s))
+    return bool(attained_at(mind.belief[j], now_s) >= threshold)
+
+
+@inner(_nrt=False)
+def key_of(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> float:
+    """Return what a job is ordered by, the least first."""
+    if by == BY_ARRIVAL:
+        return 0.0
+    if by == BY_DURATION:
+        return float(trace.duration_s[j])
+    if by == BY_REMAINING:
+        left = believed_left(trace.total_steps[j], _left(j, trace, mind, now_s))
+        return float(trace.duration_s[j] * (left / trace.total_steps[j]))
+    return 1.0 if has_turned(by, j, trace, mind, now_s, threshold) else 0.0
+
+
+# --- who waits
+
+
+def empty_queue(kind: Ints, n_kinds: int) -> Queue:
+    """Return a queue for jobs of these kinds (N,)."""
+    base = np.append(0, np.cumsum(np.bincount(kind, minlength=n_kinds))).astype(np.int32)
+    return Queue(
+        jobs=np.empty(len(kind), np.int32),
+        key=np.zeros(len(kind)),
+        base=base,
+        lo=base[:-1].copy(),
+        hi=base[:-1].copy(),
+        at=np.zeros(n_kinds, np.int32),
+        out=np.zeros(n_kinds, np.bool_),
+        stuck=np.zeros(n_kinds, np.bool_),
+    )
+
+
+@inner(_nrt=False)
+def _place_of(queue: Queue, k: int, j: int, key: float) -> int:
+    """Return the first place of kind k whose job does not come before job j."""
+    a, b = queue.lo[k], queue.hi[k]
+    if a < b:  # most often it comes last
+        last = queue.jobs[b - 1]
+        if queue.key[last] < key or (queue.key[last] == key and last < j):
+            return b
+    while a < b:
+        m = (a + b) // 2
+        other = queue.jobs[m]
+        if queue.key[other] < key or (queue.key[other] == key and other < j):
+            a = m + 1
+        else:
+            b = m
+    return a
+
+
+@inner(_nrt=False)
+def add(queue: Queue, k: int, j: int, key: float) -> None:
+    """Let a job of kind k wait."""
+    queue.key[j] = key
+    at, lo, hi = _place_of(queue, k, j, key), queue.lo[k], queue.hi[k]
+    if hi < queue.base[k + 1] and (hi - at <= at - lo or lo == queue.base[k]):
+        for p in range(hi, at, -1):
+            queue.jobs[p] = queue.jobs[p - 1]
+        queue.jobs[at] = j
+        queue.hi[k] = hi + 1
+        return
+    for p in range(lo, at):
+        queue.jobs[p - 1] = queue.jobs[p]
+    queue.jobs[at - 1] = j
+    queue.lo[k] = lo - 1
+
+
+@inner(_nrt=False)
+def remove(queue: Queue, k: int, j: int) -> None:
+    """Take a job of kind k out."""
+    at, lo, hi = _place_of(queue, k, j, queue.key[j]), queue.lo[k], queue.hi[k]
+    if at - lo < hi - at:
+        for p in range(at, lo, -1):
+            queue.jobs[p] = queue.jobs[p - 1]
+        queue.lo[k] = lo + 1
+        return
+    for p in range(at, hi - 1):
+        queue.jobs[p] = queue.jobs[p + 1]
+    queue.hi[k] = hi - 1
+
+
+@inner(_nrt=False)
+def first_kind(queue: Queue) -> int:
+    """Return the kind of the next job in order, among those that are not out; -1 where there is none."""
+    best = -1
+    for k in range(len(queue.out)):
+        if queue.out[k] or queue.at[k] >= queue.hi[k]:
+            continue
+        if best < 0:
+            best = k
+            continue
+        j, other = queue.jobs[queue.at[k]], queue.jobs[queue.at[best]]
+        if queue.key[j] < queue.key[other] or (queue.key[j] == queue.key[other] and j < other):
+            best = k
+    return best
+
+
+# --- who runs
 
 
 def empty_order(n_jobs: int, most: int, n_resources: int) -> RunOrder:
@@ -44,9 +161,6 @@ def empty_order(n_jobs: int, most: int, n_resources: int) -> RunOrder:
         tail=np.empty(most, np.int32),
         sums=np.zeros((most + 1, n_resources)),
     )
-
-
-# --- who runs
 
 
 @inner(_nrt=False)

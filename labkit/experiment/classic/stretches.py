@@ -29,8 +29,7 @@ from labkit.experiment.classic.nouns import (
     Trace,
     Truth,
 )
-from labkit.experiment.classic.order import TIE, empty_order
-from labkit.experiment.classic.queue import empty_queue
+from labkit.experiment.classic.order import TIE, empty_order, empty_queue
 from labkit.experiment.classic.room import empty_room
 from labkit.kernels import inner, kernel
 from labkit.placers.kernels import MANY_KINDS
