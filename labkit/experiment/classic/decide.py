@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.core.book import add_held
+from labkit.core.book import add_held, take_again
 from labkit.core.resources import GPUS, Floats, Ints
 from labkit.core.scratch_book import SLACK
 from labkit.experiment.classic.nouns import (
@@ -261,27 +261,50 @@ def run_by_order(
     if n_start == 0:
         return True
     start, stop = work.start[:n_start], work.stop[:n_stop]
-    more = 0
-    while True:
-        for j in stop:
-            add_held(mind.held, mind.tasks, mind.demand, j, space.free, 1.0)
-            task = mind.held[j].first
-            while task >= 0:
-                touch(space, trace.hosts, numbers, mind.tasks[task].group)
-                task = mind.tasks[task].next
-        queue.stuck[:] = False
-        sure = _place_all(space, trace, queue, work, start, False)
-        n_started = numbers[N_SET]
-        sure = sure and _place_all(space, trace, queue, work, stop, True)
-        n_set = numbers[N_SET]
+    _give_up(space, trace, work, mind, stop)
+    queue.stuck[:] = False
+    sure = _place_all(space, trace, queue, work, start, False)
+    all_start = numbers[N_SET] == n_start
+    if not trace.whole and not (all_start and n_stop == 0):
+        _take_anew(space, trace, queue, work, mind, stop)
+    n_gone = 0
+    for j in stop:
+        if not take_again(mind.held, mind.tasks, mind.demand, j, space.free):
+            work.stop[n_gone] = j
+            n_gone += 1
+        _touch_held(space, trace, work, mind, j)
+    sure = sure and _place_all(space, trace, queue, work, work.stop[:n_gone], True)
+    if not all_start:
+        more = _behind(queue, work, n_start)
         sure = sure and _place_all(space, trace, queue, work, work.start[n_start : n_start + more], False)
-        queue.stuck[:] = False
-        ends = more > 0 or not sure or n_started == n_start
-        if not ends:
-            more = _behind(queue, work, n_start)
-        if ends or more == 0:
-            if trace.stays and n_started == 0 and numbers[N_SET] == n_set:
-                numbers[N_SET] = numbers[N_TASKS] = 0
-            return sure
-        restore(space, mind, trace.hosts, numbers)
-        numbers[N_SET] = numbers[N_TASKS] = 0
+    queue.stuck[:] = False
+    return sure
+
+
+@inner(_nrt=False)
+def _touch_held(space: FreeTree, trace: Trace, work: Scratch, mind: Belief, j: int) -> None:
+    task = mind.held[j].first
+    while task >= 0:
+        touch(space, trace.hosts, work.numbers, mind.tasks[task].group)
+        task = mind.tasks[task].next
+
+
+@inner(_nrt=False)
+def _give_up(space: FreeTree, trace: Trace, work: Scratch, mind: Belief, jobs: Ints) -> None:
+    """Let what some jobs hold be free."""
+    for j in jobs:
+        add_held(mind.held, mind.tasks, mind.demand, j, space.free, 1.0)
+        _touch_held(space, trace, work, mind, j)
+
+
+@inner(_nrt=False)
+def _take_anew(space: FreeTree, trace: Trace, queue: Queue, work: Scratch, mind: Belief, gone: Ints) -> None:
+    """Take the rows of the decision out of what is free without some jobs, as if nothing else had been tried."""
+    restore(space, mind, trace.hosts, work.numbers)
+    _give_up(space, trace, work, mind, gone)
+    for p in range(work.numbers[N_TASKS]):
+        g, demand = work.group[p], trace.worker[trace.kind[work.job[p]]]
+        for r in range(len(demand)):
+            space.free[g, r] -= work.count[p] * demand[r]
+        touch(space, trace.hosts, work.numbers, g)
+    queue.stuck[:] = False

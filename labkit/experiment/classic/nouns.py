@@ -90,8 +90,6 @@ class Trace(NamedTuple):
         (K,) gangs that may lie on any number of machines, at least if there is no room otherwise.
     part : array
         (K,) the part of the cluster that a kind is in; no two parts share a job.
-    stays : bool
-        There are rules about machines: jobs that run stay as they are unless another one starts.
     budget : array
         (R,) what the machines offer in all.
     whole : bool
@@ -115,7 +113,6 @@ class Trace(NamedTuple):
     shares: Ints
     splits: Bools
     part: Ints
-    stays: bool
     budget: Floats
     whole: bool
     tie: float

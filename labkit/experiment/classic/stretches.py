@@ -161,7 +161,6 @@ def _trace(session: SteppedRun) -> Trace | None:
         shares=_shares(cluster, hosts, tries, worker, n_workers, lies),
         splits=np.isin(lies, (SPLIT, PREFER)),
         part=np.zeros(len(first), np.int32) if hosting is None else hosting.part_of(row[first]),
-        stays=hosting is not None,
         budget=book.capacity[session.ledger.up[cluster.group_machine]].sum(axis=0),
         whole=_whole(worker) and _whole(book.capacity),
         tie=TIE if np.allclose(duration_s * speed, of.total_steps, rtol=STEADY, atol=0.0) else math.inf,
