@@ -94,9 +94,9 @@ def _bound(placement: Placement, book: Book) -> tuple[Placement, int]:
     for keeps in (True, False):
         for order in orders:
             taken = np.zeros((len(placement), free.shape[1] - demand.shape[2]), np.int32)
-            row = _bind(
+            row = bind(
                 order, mate, placement.job, placement.role, placement.group, placement.count, named, book.held,
-                book.tasks, free.copy(), demand, keeps, taken,
+                book.tasks, free.copy(), demand, keeps, taken, np.zeros(len(placement), np.bool_),
             )  # fmt: skip
             if row < 0:
                 return _with_devices(placement, taken, is_parts=size > -1), -1
@@ -169,12 +169,15 @@ def _with_devices(placement: Placement, taken: Ints, *, is_parts: Bools) -> Plac
 
 
 @kernel
-def _bind(  # noqa: C901 - three turns over the rows
+def bind(  # noqa: C901 - three turns over the rows
     order: Ints, mate: Ints, job: Ints, role: Ints, group: Ints, count: Ints, named: Ints, held: Records,
-    tasks: Records, free: Floats, demand: Floats, keeps: bool, taken: Ints,
+    tasks: Records, free: Floats, demand: Floats, keeps: bool, taken: Ints, done: Bools,
 ) -> int:  # fmt: skip
-    """Note in `taken` (P, D) how many tasks of each row have each GPU; return a row that finds none, or -1."""
-    first, done = demand.shape[2], np.zeros(len(job), np.bool_)
+    """Note in `taken` (P, D), zeros, how many tasks of each row have each GPU; return a row that finds none, or -1.
+
+    `done` (P,) is False of all rows.
+    """
+    first = demand.shape[2]
     for turn in range(3):  # rows that name their GPUs, those that keep some, the others
         for p in order:
             gpus, row = demand[role[p], job[p], GPUS], free[group[p]]

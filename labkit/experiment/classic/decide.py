@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from labkit.core.book import add_held, take_again
+from labkit.core.devices import charge_devices
 from labkit.core.resources import GPUS, Floats, Ints
 from labkit.core.scratch_book import SLACK
+from labkit.experiment.classic.gpus import name_gpus
 from labkit.experiment.classic.nouns import (
     MARGIN,
+    N_NAMED,
     N_SET,
     N_TAIL,
     N_TASKS,
@@ -17,7 +20,7 @@ from labkit.experiment.classic.nouns import (
     Scratch,
     Trace,
 )
-from labkit.experiment.classic.order import begin_tail, comes_before, fetch, settle, turn
+from labkit.experiment.classic.order import ULP, begin_tail, comes_before, fetch, settle, turn
 from labkit.experiment.classic.queue import first_kind
 from labkit.experiment.classic.room import place, restore, touch
 from labkit.kernels import inner
@@ -49,18 +52,21 @@ def all_fit(trace: Trace, work: Scratch) -> bool:
 
 
 @inner(_nrt=False)
-def _filtered(trace: Trace, queue: Queue, space: FreeTree, head: int) -> bool:
-    """Leave out the kinds that ask for more GPUs than are free; tell whether that is sure.
+def _filtered(trace: Trace, queue: Queue, space: FreeTree, part: int, head: int) -> bool:
+    """Leave out the kinds that ask for more GPUs than are free in a part; tell whether that is sure.
 
     Where all amounts are whole they would find no room anyway. `head`: the only kind that counts, or -1.
     """
-    n_free = SLACK
+    n_free = 0.0
     for g in range(len(space.free)):
-        n_free += space.free[g, GPUS]
+        if trace.groups[part, g]:
+            n_free += space.free[g, GPUS]
+    margin = ULP * (8 + len(space.free)) * (1.0 + n_free)  # of a sum in another order
+    n_free += SLACK
     for k in range(len(queue.out)):
-        if queue.at[k] >= queue.hi[k] or (head >= 0 and k != head):
+        if queue.out[k] or queue.at[k] >= queue.hi[k] or (head >= 0 and k != head):
             continue
-        if abs(trace.gang[k, GPUS] - n_free) < MARGIN:
+        if abs(trace.gang[k, GPUS] - n_free) < margin:
             return False
         queue.out[k] = queue.out[k] or trace.gang[k, GPUS] > n_free
     return True
@@ -71,7 +77,7 @@ def start_waiting(
     space: FreeTree, trace: Trace, queue: Queue, work: Scratch, strict: bool, filters: bool
 ) -> bool:  # fmt: skip
     """Start waiting jobs of each part of the cluster in order; tell whether the answer is sure."""
-    work.numbers[N_SET] = work.numbers[N_TASKS] = 0
+    work.numbers[N_SET] = work.numbers[N_TASKS] = work.numbers[N_NAMED] = 0
     n_parts = 1
     for k in range(len(trace.part)):
         n_parts = max(n_parts, trace.part[k] + 1)
@@ -97,7 +103,7 @@ def _start_of_part(  # noqa: C901 - one pass over the queue, with a way out for 
     if head < 0:
         return True
     if filters and not trace.whole:
-        if not _filtered(trace, queue, space, head if strict else -1):
+        if not _filtered(trace, queue, space, part, head if strict else -1):
             return False
         if strict and queue.out[head]:
             return True
@@ -254,7 +260,7 @@ def run_by_order(
 ) -> bool:  # fmt: skip
     """Run the first jobs of the order that the cluster holds, and preempt the others; tell whether that is sure."""
     numbers = work.numbers
-    numbers[N_SET] = numbers[N_TASKS] = 0
+    numbers[N_SET] = numbers[N_TASKS] = numbers[N_NAMED] = 0
     settle(order, trace, mind, by, now_s, threshold)
     turn(order, trace, mind, by, now_s, threshold)
     n_start, n_stop = _choose(order, trace, queue, mind, work, by, now_s, threshold)
@@ -264,8 +270,13 @@ def run_by_order(
     _give_up(space, trace, work, mind, stop)
     queue.stuck[:] = False
     sure = _place_all(space, trace, queue, work, start, False)
-    all_start = numbers[N_SET] == n_start
+    all_start, n_named = numbers[N_SET] == n_start, 0
     if not trace.whole and not (all_start and n_stop == 0):
+        if len(space.before):
+            sure = sure and name_gpus(
+                space, trace, work, mind.held, mind.tasks, mind.free, mind.demand, work.stop[:n_stop], 0
+            )
+            n_named = numbers[N_TASKS]
         _take_anew(space, trace, queue, work, mind, stop)
     n_gone = 0
     for j in stop:
@@ -278,6 +289,7 @@ def run_by_order(
         more = _behind(queue, work, n_start)
         sure = sure and _place_all(space, trace, queue, work, work.start[n_start : n_start + more], False)
     queue.stuck[:] = False
+    work.numbers[N_NAMED] = n_named
     return sure
 
 
@@ -306,5 +318,7 @@ def _take_anew(space: FreeTree, trace: Trace, queue: Queue, work: Scratch, mind:
         g, demand = work.group[p], trace.worker[trace.kind[work.job[p]]]
         for r in range(len(demand)):
             space.free[g, r] -= work.count[p] * demand[r]
+        if len(space.before):
+            charge_devices(space.free[g], len(demand), work.devices[p], float(work.count[p]), demand[GPUS], 1.0)
         touch(space, trace.hosts, work.numbers, g)
     queue.stuck[:] = False
