@@ -125,7 +125,7 @@ class HostingControl:
         kind = np.concatenate([worker, ps, self._runs_on[job], [rules.row[job]]])
         key = kind.tobytes(), n_workers, n_ps
         if key not in self._few:
-            book = empty_book(self._ledger.cluster)
+            book = empty_book(self._ledger.cluster, n_devices=self._ledger.book.n_devices)
             self._few[key] = int(
                 fewest_machines(book, rules.open[rules.row[job]], self._runs_on[job], worker, ps, n_workers, n_ps)
             )

@@ -9,13 +9,12 @@ from typing import Final, Protocol, Self
 import numpy as np
 
 from labkit.core.cluster import Cluster
-from labkit.core.devices import widened
 from labkit.core.events import EVENT, Events, copied
 from labkit.core.hosting import PREFER, SPLIT, HostRules
 from labkit.core.ledger import Ledger
 from labkit.core.protocols import Backend, Scheduler
 from labkit.core.resources import GPUS, Bools, Floats, Ints
-from labkit.core.scratch_book import ScratchBook, fits_one_type, scratch_book
+from labkit.core.scratch_book import ScratchBook, empty_book, fits_one_type
 from labkit.experiment.cadence import Cadence
 from labkit.experiment.classic.loop import stretch
 from labkit.experiment.classic.nouns import (
@@ -146,7 +145,8 @@ def _trace(session: SteppedRun) -> Trace | None:
     if len(first) > MOST_KINDS:
         return None
     of, worker, lies = jobs.declared, demand[first], spread[first]
-    n_workers, book = jobs.n_workers[first].astype(np.int64), _empty(session)
+    n_workers = jobs.n_workers[first].astype(np.int64)
+    book = empty_book(cluster, n_devices=session.ledger.book.n_devices)
     open_to = np.ones((1, cluster.n_groups), np.bool_) if hosting is None else hosting.open
     hosts, tries = _tries(cluster, book, open_to[row[first]], runs_on[first], worker, n_workers)
     return Trace(
@@ -181,12 +181,6 @@ def _plain(hosting: HostRules, cluster: Cluster) -> bool:
     """Return whether kernels know the rules about machines."""
     several_groups = cluster.n_groups > cluster.n_machines
     return math.isinf(hosting.wait_s) and not (hosting.spread.any() and several_groups)
-
-
-def _empty(session: SteppedRun) -> ScratchBook:
-    """Return a book of the empty cluster."""
-    cluster, n_devices = session.backend.cluster, session.ledger.book.n_devices
-    return scratch_book(cluster, widened(cluster.capacity, n_devices), np.ones(cluster.n_machines, np.bool_))
 
 
 def _tries(
