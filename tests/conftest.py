@@ -49,6 +49,7 @@ SLOW = (
     "elastic/test_validation.py::test_a_saved", "elastic/test_validation.py::test_asynchronous",
     "elastic/test_validation.py::test_values", "elastic/test_validation.py::test_without",
     "elastic/transport/test_processes.py::test_200", "experiment/test_demo",
+    "experiment/test_classic.py::test_ten_thousand",
     "experiment/test_fidelity.py::test_the_command", "experiment/test_queueing.py::test_fifo",
     "experiment/test_sweep.py::test_killed", "fuzz/", "learning/test_dl2.py::test_the_same_seed",
     "learning/test_envs.py::test_each", "reproductions/test_dl2_altered.py::test_fairness",

@@ -23,9 +23,9 @@ import numpy as np
 import labkit
 from benchmarks.foreign import Agreement, agreement, copied
 from labkit.core import Cluster, Jobs, Placement, Scheduler, Snapshot
+from labkit.core.later_snapshot import LaterSnapshot
 from labkit.placers import Pack
 from labkit.schedulers.base import asked, capacity, choose, place
-from labkit.schedulers.easy import LaterSnapshot
 from labkit.topology import no_network
 from labkit.topology.servers import Server
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from labkit.core.book import Book, Records
+from labkit.core.book import Book, Records, charge, take_again
 from labkit.core.devices import NEAR, best_device, charge_device, charge_devices, is_part
 from labkit.core.placement import Placement
 from labkit.core.resources import GPUS, Bools, Floats, Ints
@@ -35,12 +35,46 @@ def fitting(placement: Placement, book: Book) -> Placement:
         if row < 0:
             return bound_
         job = placement.job[row]
-        of_rows = placement.job != job
-        of_jobs = (placement.set_jobs != job) | (book.held["first"][placement.set_jobs] >= 0)  # then it is stopped
-        columns = [(name, of_rows) for name in ("job", "role", "group", "count", "cpus", "memory_gb", "devices")]
-        columns += [(name, of_jobs) for name in ("set_jobs", "partner", "missing")]
-        kept = {name: column[rows] for name, rows in columns if len(column := getattr(placement, name))}
-        placement = replace(placement, **kept)
+        stopped = (placement.set_jobs != job) | (book.held["first"][placement.set_jobs] >= 0)
+        placement = placement.only(rows=placement.job != job, jobs=stopped)
+
+
+def beside(placement: Placement, jobs: Ints, book: Book, left: Floats) -> tuple[Placement, Bools]:
+    """Return which of some jobs that run keep their places beside a placement of others, the first ones first, (C,).
+
+    Parameters
+    ----------
+    left : array
+        (G, R + D) what is free without these jobs; to be written to: what the placement and those that stay leave.
+
+    Returns
+    -------
+    placement : Placement
+        With the names of its GPUs.
+    stays : array of bool
+    """
+    named = fitting(Placement.joined([placement, Placement.of(jobs)]), book)
+    named = named.only(rows=np.ones(len(named), np.bool_), jobs=~np.isin(named.set_jobs, jobs))
+    if not _sound(named, book):  # the backend says what is wrong
+        return placement, np.ones(len(jobs), np.bool_)
+    devices = named.devices if len(named.devices) else np.full(len(named), -1, np.int32)
+    return named, _stay(
+        named.job, named.role, named.group, named.count, devices, jobs, book.held, book.tasks, book.demand, left
+    )  # fmt: skip
+
+
+@kernel
+def _stay(
+    job: Ints, role: Ints, group: Ints, count: Ints, devices: Ints, jobs: Ints, held: Records, tasks: Records,
+    demand: Floats, left: Floats,
+) -> Bools:  # fmt: skip
+    """Take rows out of what is left, and then what jobs hold where all of it is there; return of which it was."""
+    for p in range(len(job)):
+        charge(left, group[p], float(count[p]), demand[role[p], job[p]], np.nan, np.nan, 1.0, devices[p])
+    stays = np.empty(len(jobs), np.bool_)
+    for i in range(len(jobs)):
+        stays[i] = take_again(held, tasks, demand, jobs[i], left)
+    return stays
 
 
 def _bound(placement: Placement, book: Book) -> tuple[Placement, int]:
@@ -60,9 +94,9 @@ def _bound(placement: Placement, book: Book) -> tuple[Placement, int]:
     for keeps in (True, False):
         for order in orders:
             taken = np.zeros((len(placement), free.shape[1] - demand.shape[2]), np.int32)
-            row = _bind(
+            row = bind(
                 order, mate, placement.job, placement.role, placement.group, placement.count, named, book.held,
-                book.tasks, free.copy(), demand, keeps, taken,
+                book.tasks, free.copy(), demand, keeps, taken, np.zeros(len(placement), np.bool_),
             )  # fmt: skip
             if row < 0:
                 return _with_devices(placement, taken, is_parts=size > -1), -1
@@ -135,12 +169,15 @@ def _with_devices(placement: Placement, taken: Ints, *, is_parts: Bools) -> Plac
 
 
 @kernel
-def _bind(  # noqa: C901 - three turns over the rows
+def bind(  # noqa: C901 - three turns over the rows
     order: Ints, mate: Ints, job: Ints, role: Ints, group: Ints, count: Ints, named: Ints, held: Records,
-    tasks: Records, free: Floats, demand: Floats, keeps: bool, taken: Ints,
+    tasks: Records, free: Floats, demand: Floats, keeps: bool, taken: Ints, done: Bools,
 ) -> int:  # fmt: skip
-    """Note in `taken` (P, D) how many tasks of each row have each GPU; return a row that finds none, or -1."""
-    first, done = demand.shape[2], np.zeros(len(job), np.bool_)
+    """Note in `taken` (P, D), zeros, how many tasks of each row have each GPU; return a row that finds none, or -1.
+
+    `done` (P,) is False of all rows.
+    """
+    first = demand.shape[2]
     for turn in range(3):  # rows that name their GPUs, those that keep some, the others
         for p in order:
             gpus, row = demand[role[p], job[p], GPUS], free[group[p]]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.cluster import Cluster
-from labkit.core.devices import charge_devices, n_devices, widened
+from labkit.core.devices import NEAR, charge_devices, n_devices, widened
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Floats, Ints
 from labkit.core.running import Running
@@ -204,6 +204,24 @@ def add_held(held: Records, tasks: Records, demand: Floats, job: int, free: Floa
         part = share if row.role == 0 else 1.0
         charge(free, row.group, -float(row.count), demand[row.role, job], row.cpus, row.memory_gb, part, row.devices)
         task = row.next
+
+
+@inner
+def take_again(held: Records, tasks: Records, demand: Floats, job: int, free: Floats) -> bool:
+    """Take what a job holds out of what is free (G, R + D); tell whether all of it is there, else nothing is taken.
+
+    A job that shares its GPUs does not find them there.
+    """
+    stands, task = held[job].partner < 0, held[job].first
+    while task >= 0:
+        row = tasks[task]
+        charge(free, row.group, float(row.count), demand[row.role, job], row.cpus, row.memory_gb, 1.0, row.devices)
+        for r in range(free.shape[1]):
+            stands = stands and free[row.group, r] >= -NEAR
+        task = row.next
+    if not stands:
+        add_held(held, tasks, demand, job, free, 1.0)
+    return stands
 
 
 @inner

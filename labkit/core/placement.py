@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from math import inf
 from typing import Any, Final, Self
@@ -241,6 +241,13 @@ class Placement:
         reasons = tuple(reason for part in given for reason in part.reasons)
         again_s = min((part.again_s for part in given), default=inf)
         return cls(**{**joined, "role": joined["role"].astype(np.int8)}, reasons=reasons, again_s=again_s)
+
+    def only(self, *, rows: Bools, jobs: Bools) -> Self:
+        """Return some rows, (P,), and some of the jobs that it sets, (C,)."""
+        masks = dict.fromkeys(("job", "role", "group", "count"), rows) | {"set_jobs": jobs}
+        masks |= {name: rows if of == "job" else jobs for name, _, of in _OPTIONAL}
+        columns = ((name, mask, getattr(self, name)) for name, mask in masks.items())
+        return replace(self, **{name: column[mask] for name, mask, column in columns if len(column)})
 
     def __len__(self) -> int:
         return len(self.job)

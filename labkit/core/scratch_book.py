@@ -87,9 +87,9 @@ def scratch_book(cluster: Cluster, free: Floats, up: Bools, *, capacity: Floats 
     )  # fmt: skip
 
 
-def empty_book(cluster: Cluster) -> ScratchBook:
-    """Return a book of a cluster in which all is free and every machine is up."""
-    return scratch_book(cluster, np.array(cluster.capacity, np.float64), np.ones(cluster.n_machines, np.bool_))
+def empty_book(cluster: Cluster, *, n_devices: int = 0) -> ScratchBook:
+    """Return a book of a cluster in which all is free and every machine is up; `n_devices`: as `Book` has it."""
+    return scratch_book(cluster, widened(cluster.capacity, n_devices), np.ones(cluster.n_machines, np.bool_))
 
 
 def twin(book: ScratchBook) -> ScratchBook:

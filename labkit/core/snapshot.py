@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.binding import fitting
+from labkit.core.binding import beside, fitting
 from labkit.core.book import Records
 from labkit.core.cluster import Cluster
 from labkit.core.errors import StaleSnapshotError
@@ -128,6 +128,22 @@ class Snapshot:
     def fitting(self, placement: Placement) -> Placement:
         """Return a placement without the tasks of jobs that find no GPUs; all do where none takes a part of a GPU."""
         return fitting(placement, self._fresh().book)
+
+    def beside(self, placement: Placement, jobs: Ints) -> tuple[Placement, Floats, Bools]:
+        """Return which of some jobs that run keep their places beside a placement of others, the first ones first.
+
+        Returns
+        -------
+        placement : Placement
+            With the GPUs of its tasks, where tasks take parts of GPUs.
+        left : array
+            (G, R + D) what the placement and the jobs that stay leave, if these were all of `jobs` that run.
+        stays : array of bool
+            (C,) of each of `jobs`.
+        """
+        left = self.left_without(jobs)
+        placement, stays = beside(placement, jobs, self._fresh().book, left)
+        return placement, left, stays
 
     def devices_of(self, jobs: Ints) -> Ints:
         """Return the sets of GPUs that the tasks of some jobs have, (P,) in the order of `tasks_of`; -1: not told.

@@ -10,6 +10,7 @@ import numpy as np
 
 from labkit.core.errors import InputError
 from labkit.core.hosting import FEW, HostRules
+from labkit.core.later_snapshot import LaterSnapshot
 from labkit.core.ledger import Ledger
 from labkit.core.part_snapshot import PartSnapshot
 from labkit.core.placement import Gangs, Placement, Reason
@@ -21,7 +22,7 @@ from labkit.experiment.reserving import without
 from labkit.placers.base import place_by
 from labkit.placers.kernels import fewest_machines
 from labkit.placers.rules import PACK
-from labkit.schedulers.easy import LaterSnapshot, less
+from labkit.schedulers.easy import less
 
 MOVED: Final = "placed anew: its gang lay where the rules of the run do not let it"
 HELD: Final = "no room where the rules of the run let its gang lie"
@@ -123,7 +124,7 @@ class HostingControl:
         kind = np.concatenate([worker, ps, self._runs_on[job], [rules.row[job]]])
         key = kind.tobytes(), n_workers, n_ps
         if key not in self._few:
-            book = empty_book(self._ledger.cluster)
+            book = empty_book(self._ledger.cluster, n_devices=self._ledger.book.n_devices)
             self._few[key] = int(
                 fewest_machines(book, rules.open[rules.row[job]], self._runs_on[job], worker, ps, n_workers, n_ps)
             )

@@ -291,7 +291,7 @@ def without(placement: Placement, jobs: Ints, *, reason: str, named: Bools | Non
         jobs = np.union1d(jobs, mates[mates >= 0])
     rows, gone = ~np.isin(placement.job, jobs), np.isin(placement.set_jobs, jobs)
     parts = {name: getattr(placement, name)[rows] for name in ("job", "role", "group", "count")}
-    parts |= {n: getattr(placement, n)[rows] for n in ("cpus", "memory_gb") if len(getattr(placement, n))}
+    parts |= {n: getattr(placement, n)[rows] for n in ("cpus", "memory_gb", "devices") if len(getattr(placement, n))}
     if len(placement.partner):
         parts["partner"] = np.where(gone, -1, placement.partner)
     if len(placement.repairs):

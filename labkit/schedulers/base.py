@@ -7,6 +7,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from labkit.core.answers import placement_of
+from labkit.core.later_snapshot import LaterSnapshot
 from labkit.core.outside import reproduction
 from labkit.core.placement import Gangs, Placement
 from labkit.core.protocols import Placer
@@ -109,9 +110,9 @@ def start_in_order(
 def run_in_order(snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: bool = True) -> Placement:
     """Run the first jobs of an order that the cluster holds, and preempt the others.
 
-    Jobs that go on stay where they are. Which ones run is chosen by totals; where one of them does not fit into what
-    is really free, one that was to be preempted goes on, or one behind it is started. Where a run has rules about
-    machines, gangs often wait for their places: nothing changes then unless some job starts.
+    Which ones run is chosen by totals; where one of them does not fit into what is really free, one that was to be
+    preempted goes on, or one behind it is started. A job that goes on stays where it is, unless one that starts takes
+    its place and there is room elsewhere.
 
     Parameters
     ----------
@@ -125,16 +126,19 @@ def run_in_order(snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: b
     start, stop = order[chosen & ~holds], order[~chosen & holds]
     if not len(start):
         return Placement.nothing()
-    wanted = np.concatenate([start, stop]) if len(stop) else start
-    placement = place(placer, snapshot, asked(snapshot, wanted))
-    if not backfill or len(placement.set_jobs) == len(wanted) or np.isin(start, placement.set_jobs).all():
-        return placement
+    answer = place(placer, snapshot, asked(snapshot, np.concatenate([start, stop])))
+    started = answer.only(rows=~np.isin(answer.job, stop), jobs=~np.isin(answer.set_jobs, stop))
+    all_start = len(started.set_jobs) == len(start)
+    if all_start and not len(stop):
+        return started
+    started, left, stays = snapshot.beside(started, stop)
     # a chosen gang did not fit, in pieces as the room is: the ones behind it may
-    behind = order[~chosen & ~holds][:BEHIND]
-    if len(behind):
-        placement = place(placer, snapshot, asked(snapshot, np.concatenate([wanted, behind])))
-    starts = snapshot.hosting is None or not snapshot.holds(placement.set_jobs).all()
-    return placement if starts else Placement.nothing()
+    behind = order[~chosen & ~holds][: BEHIND * (backfill and not all_start)]
+    moved = stop[~stays]
+    if not len(moved) and not len(behind):
+        return started
+    others = asked(snapshot, np.concatenate([moved, behind]))
+    return Placement.joined([started, place(placer, LaterSnapshot(snapshot, left, anew=moved), others)])
 
 
 @kernel

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
 from labkit.core.devices import take_devices
 from labkit.core.errors import InputError
+from labkit.core.later_snapshot import LaterSnapshot
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Bools, Floats, Ints
@@ -79,41 +79,6 @@ class Easy:
                 return Placement.joined([started, passing])
             behind = behind[~np.isin(behind, passing.set_jobs[late])]
         return started
-
-
-class LaterSnapshot(Snapshot):
-    """A snapshot in which other amounts are free and nothing else has changed: once some jobs have started or ended.
-
-    Parameters
-    ----------
-    now : Snapshot
-        What is known now.
-    left : array
-        (G, R + D) what is free then.
-    """
-
-    def __init__(self, now: Snapshot, left: Floats) -> None:
-        super().__init__(now._fresh(), now_s=now.now_s, number=now.number, runs_on=now.runs_on)
-        self._now, self._left = now, left
-
-    @cached_property
-    def left(self) -> Floats:
-        """(G, R + D) what will be free."""
-        return self._left.copy()
-
-    @property
-    def offered(self) -> Floats:
-        """(G, R) what each device group has when it is empty; for reading only."""
-        return self._now.offered
-
-    @cached_property
-    def up(self) -> Bools:
-        """(M,) machines that are there."""
-        return self._now.up
-
-    def left_without(self, jobs: Ints) -> Floats:  # noqa: ARG002 - asked for jobs that wait, which hold nothing
-        """Return what will be free, a new (G, R + D)."""
-        return self._left.copy()
 
 
 def remaining_s(snapshot: Snapshot, number: Ints, *, limits: bool = False) -> Floats:

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core import Cluster, InputError, Jobs, StalledError
+from labkit.core.device_types import may_run_on
 from labkit.core.events import EVENT, EventLog, Events, Kind, events
 from labkit.core.hosting import HostRules
 from labkit.core.protocols import Scheduler
 from labkit.experiment import Session, at_events
 from labkit.experiment.classic.nouns import Belief
 from labkit.experiment.classic.order import _turn_s, has_turned
-from labkit.experiment.classic.stretches import _trace
+from labkit.experiment.classic.stretches import Stretches, _trace
 from labkit.experiment.fitting import without_too_large
 from labkit.schedulers import make
 from labkit.schedulers.fifo import Fifo
@@ -44,7 +45,8 @@ def random_jobs(rng: np.random.Generator, cluster: Cluster, *, whole: bool) -> J
     n = int(rng.integers(1, 40))
     demands = np.array([[1.0, 1, 0], [1, 2, 8], [1, 0, 0]])
     if not whole:
-        demands = np.array([[0.3, 0.7, 1.1], [0.5, 1, 0.1], [1, 0.2, 3.3]])
+        parts = rng.choice([0.1, 0.25, 0.3, 0.5, 0.6, 0.7, 1.0, 2.0], 3) if rng.random() < 0.8 else [1.0, 1.0, 2.0]
+        demands = np.column_stack([parts, [0.7, 1, 0.2], [1.1, 0.1, 3.3]])
     duration_s = rng.choice([5.0, 10.0, 10.0 / 3, 60.0, 700.0], n)
     steps = rng.choice([10.0, 7.0, 100.0], n)
     n_workers = rng.choice([1, 1, 2, 3, 4], n)
@@ -130,6 +132,47 @@ def test_a_compiled_run_keeps_the_rules_about_machines_as_the_readable_one_does(
     told = [run.run(make(name)).tobytes() for run in runs]
     assert told[0] == told[1]
     assert runs[0].ledger.belief.tobytes() == runs[1].ledger.belief.tobytes()
+
+
+def differs(seed: int) -> bool:
+    """Return whether the paths differ in a random case: parts of GPUs, sets of types, shapes, manners, partitions."""
+    rng = np.random.default_rng([28, seed])
+    name, whole = SCHEDULERS[seed % len(SCHEDULERS)], seed % 5 == 0
+    cluster = random_cluster(rng, whole=whole)
+    jobs, rules = random_jobs(rng, cluster, whole=whole), None
+    try:
+        if rng.random() < 0.6:
+            jobs, cluster = with_rules(rng, jobs, cluster)
+        kinds = [*cluster.device_types, "|".join(cluster.device_types[:2]), f"!{cluster.device_types[-1]}"]
+        some = ["", *kinds[: -1 if len(cluster.device_types) == 1 else None]]
+        jobs = jobs.with_columns(device_type=rng.choice(some, len(jobs)).astype(object))
+        rules, runs_on = HostRules.of(jobs, cluster), may_run_on(jobs, cluster)
+        jobs = without_too_large(jobs, cluster, runs_on, rules)
+    except InputError:  # not one job fits
+        return False
+    rules, runs_on = HostRules.of(jobs, cluster), may_run_on(jobs, cluster)
+    runs = [session(jobs, cluster, make(name), compiled=c, hosting=rules, runs_on=runs_on) for c in (False, True)]
+    told = [run.run(make(name)).tobytes() for run in runs]
+    left = [run.ledger.book.left.tobytes() + run.ledger.belief.tobytes() for run in runs]
+    return told[0] != told[1] or left[0] != left[1] or runs[0].n_decisions != runs[1].n_decisions
+
+
+def test_three_hundred_random_cases_are_the_same_on_both_paths() -> None:
+    assert [seed for seed in range(300) if differs(seed)] == []
+
+
+def test_ten_thousand_random_cases_are_the_same_on_both_paths() -> None:
+    assert [seed for seed in range(10_000) if differs(seed)] == []
+
+
+def test_compiled_code_runs_where_tasks_take_parts_of_gpus() -> None:
+    jobs = Jobs.of(arrival_s=np.arange(40), total_steps=60, duration_s=60, worker_demand=(0.6, 1, 0))
+    for name in SCHEDULERS:
+        run = session(jobs, no_network(2), make(name), compiled=True)
+        stretches = Stretches.of(run, make(name))
+        assert stretches is not None
+        assert stretches.go(np.inf)
+        assert run.done
 
 
 @pytest.mark.parametrize("name", ["srtf", "las(threshold_gpu_s=300)"])

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import labkit
 from labkit.core import Jobs, Kind, Placement
@@ -206,3 +208,34 @@ def test_a_scheduler_that_knows_no_rules_is_held_to_them() -> None:
     assert [len(each) for each in where] == [1, 1, 2, 1, 1]
     assert set(where[0]) == set(where[1]) == {0}
     assert any("placed anew" in said for said in record.reasons)
+
+
+# --- jobs that go on
+
+
+@pytest.mark.parametrize("name", ["srtf", "las(threshold_gpu_s=300)", "las(order=start, threshold_gpu_s=300)"])
+@pytest.mark.parametrize("consolidate", ["wait", "split"])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_job_that_goes_on_keeps_its_machines_while_they_have_room_for_it(
+    name: str, consolidate: str, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    n = 80
+    gpus, duration_s = rng.choice([1, 1, 1, 2, 4, 6, 8, 12], n), np.round(rng.lognormal(4, 1.5, n)) + 1
+    arrival_s = np.cumsum(rng.choice([0.0, 1, 40], n)) * (gpus * duration_s).sum() / (24.0 * 20 * n)
+    jobs = jobs_of(gpus.tolist(), arrival_s=arrival_s, duration_s=duration_s, total_steps=duration_s)
+    record = labkit.simulate(jobs, cluster=machines(3), scheduler=name, consolidate=consolidate)
+    assert record.complete
+    held: dict[int, np.ndarray] = {}
+    for at_s in np.unique(record.events["time_s"]):
+        before, rows = dict(held), record.events[record.events["time_s"] == at_s]
+        for event in rows[np.isin(rows["kind"], [Kind.COMPLETED, Kind.PREEMPTED])]:
+            held.pop(int(event["job"]), None)
+        placed = rows[rows["kind"] == Kind.PLACED]
+        for job in np.unique(placed["job"]).tolist():
+            mine = placed[placed["job"] == job]
+            held[job] = np.bincount(mine["group"], mine["value"], 3)
+        moved = [job for job in np.unique(placed["job"]).tolist() if job in before]
+        others = np.sum([there for job, there in held.items() if job not in moved], axis=0)
+        for job in moved:
+            assert (others + before[job] > 8).any()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from labkit.core.book import add_held
+from labkit.core.book import add_held, take_again
+from labkit.core.devices import charge_devices
 from labkit.core.resources import GPUS, Floats, Ints
 from labkit.core.scratch_book import SLACK
+from labkit.experiment.classic.gpus import name_gpus
 from labkit.experiment.classic.nouns import (
     MARGIN,
+    N_NAMED,
     N_SET,
     N_TAIL,
     N_TASKS,
@@ -17,7 +20,7 @@ from labkit.experiment.classic.nouns import (
     Scratch,
     Trace,
 )
-from labkit.experiment.classic.order import begin_tail, comes_before, fetch, first_kind, settle, turn
+from labkit.experiment.classic.order import ULP, begin_tail, comes_before, fetch, first_kind, settle, turn
 from labkit.experiment.classic.room import place, restore, touch
 from labkit.kernels import inner
 from labkit.schedulers.base import BEHIND
@@ -48,18 +51,21 @@ def all_fit(trace: Trace, work: Scratch) -> bool:
 
 
 @inner(_nrt=False)
-def _filtered(trace: Trace, queue: Queue, space: FreeTree, head: int) -> bool:
-    """Leave out the kinds that ask for more GPUs than are free; tell whether that is sure.
+def _filtered(trace: Trace, queue: Queue, space: FreeTree, part: int, head: int) -> bool:
+    """Leave out the kinds that ask for more GPUs than are free in a part; tell whether that is sure.
 
     Where all amounts are whole they would find no room anyway. `head`: the only kind that counts, or -1.
     """
-    n_free = SLACK
+    n_free = 0.0
     for g in range(len(space.free)):
-        n_free += space.free[g, GPUS]
+        if trace.groups[part, g]:
+            n_free += space.free[g, GPUS]
+    margin = ULP * (8 + len(space.free)) * (1.0 + n_free)  # of a sum in another order
+    n_free += SLACK
     for k in range(len(queue.out)):
-        if queue.at[k] >= queue.hi[k] or (head >= 0 and k != head):
+        if queue.out[k] or queue.at[k] >= queue.hi[k] or (head >= 0 and k != head):
             continue
-        if abs(trace.gang[k, GPUS] - n_free) < MARGIN:
+        if abs(trace.gang[k, GPUS] - n_free) < margin:
             return False
         queue.out[k] = queue.out[k] or trace.gang[k, GPUS] > n_free
     return True
@@ -70,7 +76,7 @@ def start_waiting(
     space: FreeTree, trace: Trace, queue: Queue, work: Scratch, strict: bool, filters: bool
 ) -> bool:  # fmt: skip
     """Start waiting jobs of each part of the cluster in order; tell whether the answer is sure."""
-    work.numbers[N_SET] = work.numbers[N_TASKS] = 0
+    work.numbers[N_SET] = work.numbers[N_TASKS] = work.numbers[N_NAMED] = 0
     n_parts = 1
     for k in range(len(trace.part)):
         n_parts = max(n_parts, trace.part[k] + 1)
@@ -96,7 +102,7 @@ def _start_of_part(  # noqa: C901 - one pass over the queue, with a way out for 
     if head < 0:
         return True
     if filters and not trace.whole:
-        if not _filtered(trace, queue, space, head if strict else -1):
+        if not _filtered(trace, queue, space, part, head if strict else -1):
             return False
         if strict and queue.out[head]:
             return True
@@ -253,34 +259,65 @@ def run_by_order(
 ) -> bool:  # fmt: skip
     """Run the first jobs of the order that the cluster holds, and preempt the others; tell whether that is sure."""
     numbers = work.numbers
-    numbers[N_SET] = numbers[N_TASKS] = 0
+    numbers[N_SET] = numbers[N_TASKS] = numbers[N_NAMED] = 0
     settle(order, trace, mind, by, now_s, threshold)
     turn(order, trace, mind, by, now_s, threshold)
     n_start, n_stop = _choose(order, trace, queue, mind, work, by, now_s, threshold)
     if n_start == 0:
         return True
     start, stop = work.start[:n_start], work.stop[:n_stop]
-    more = 0
-    while True:
-        for j in stop:
-            add_held(mind.held, mind.tasks, mind.demand, j, space.free, 1.0)
-            task = mind.held[j].first
-            while task >= 0:
-                touch(space, trace.hosts, numbers, mind.tasks[task].group)
-                task = mind.tasks[task].next
-        queue.stuck[:] = False
-        sure = _place_all(space, trace, queue, work, start, False)
-        n_started = numbers[N_SET]
-        sure = sure and _place_all(space, trace, queue, work, stop, True)
-        n_set = numbers[N_SET]
+    _give_up(space, trace, work, mind, stop)
+    queue.stuck[:] = False
+    sure = _place_all(space, trace, queue, work, start, False)
+    all_start, n_named = numbers[N_SET] == n_start, 0
+    if not trace.whole and not (all_start and n_stop == 0):
+        if len(space.before):
+            sure = sure and name_gpus(
+                space, trace, work, mind.held, mind.tasks, mind.free, mind.demand, work.stop[:n_stop], 0
+            )
+            n_named = numbers[N_TASKS]
+        _take_anew(space, trace, queue, work, mind, stop)
+    n_gone = 0
+    for j in stop:
+        if not take_again(mind.held, mind.tasks, mind.demand, j, space.free):
+            work.stop[n_gone] = j
+            n_gone += 1
+        _touch_held(space, trace, work, mind, j)
+    sure = sure and _place_all(space, trace, queue, work, work.stop[:n_gone], True)
+    if not all_start:
+        more = _behind(queue, work, n_start)
         sure = sure and _place_all(space, trace, queue, work, work.start[n_start : n_start + more], False)
-        queue.stuck[:] = False
-        ends = more > 0 or not sure or n_started == n_start
-        if not ends:
-            more = _behind(queue, work, n_start)
-        if ends or more == 0:
-            if trace.stays and n_started == 0 and numbers[N_SET] == n_set:
-                numbers[N_SET] = numbers[N_TASKS] = 0
-            return sure
-        restore(space, mind, trace.hosts, numbers)
-        numbers[N_SET] = numbers[N_TASKS] = 0
+    queue.stuck[:] = False
+    work.numbers[N_NAMED] = n_named
+    return sure
+
+
+@inner(_nrt=False)
+def _touch_held(space: FreeTree, trace: Trace, work: Scratch, mind: Belief, j: int) -> None:
+    task = mind.held[j].first
+    while task >= 0:
+        touch(space, trace.hosts, work.numbers, mind.tasks[task].group)
+        task = mind.tasks[task].next
+
+
+@inner(_nrt=False)
+def _give_up(space: FreeTree, trace: Trace, work: Scratch, mind: Belief, jobs: Ints) -> None:
+    """Let what some jobs hold be free."""
+    for j in jobs:
+        add_held(mind.held, mind.tasks, mind.demand, j, space.free, 1.0)
+        _touch_held(space, trace, work, mind, j)
+
+
+@inner(_nrt=False)
+def _take_anew(space: FreeTree, trace: Trace, queue: Queue, work: Scratch, mind: Belief, gone: Ints) -> None:
+    """Take the rows of the decision out of what is free without some jobs, as if nothing else had been tried."""
+    restore(space, mind, trace.hosts, work.numbers)
+    _give_up(space, trace, work, mind, gone)
+    for p in range(work.numbers[N_TASKS]):
+        g, demand = work.group[p], trace.worker[trace.kind[work.job[p]]]
+        for r in range(len(demand)):
+            space.free[g, r] -= work.count[p] * demand[r]
+        if len(space.before):
+            charge_devices(space.free[g], len(demand), work.devices[p], float(work.count[p]), demand[GPUS], 1.0)
+        touch(space, trace.hosts, work.numbers, g)
+    queue.stuck[:] = False

@@ -9,12 +9,14 @@ from labkit.core.clock import next_arrival_s, pop, push, slot_after
 from labkit.core.events import Events, Kind
 from labkit.core.resources import Ints
 from labkit.experiment.classic.decide import all_fit, run_by_order, start_waiting
+from labkit.experiment.classic.gpus import name_gpus
 from labkit.experiment.classic.nouns import (
     DONE,
     FULL,
     N_DEAD,
     N_DECISIONS,
     N_ENDS,
+    N_NAMED,
     N_ROWS,
     N_SET,
     N_TASKS,
@@ -115,7 +117,7 @@ def _apply(  # noqa: C901 - each of the jobs that are set is looked at before an
         truth.first_row[work.job[p]] = p
     n, n_changed = carry_out(
         work.set_jobs[:n_set], work.job[:n_tasks], work.role[:n_tasks], work.group[:n_tasks], work.count[:n_tasks],
-        work.nothing, work.nothing, work.devices, now_s, truth.truth, truth.running, truth.counts, truth.held,
+        work.nothing, work.nothing, work.devices[:n_tasks], now_s, truth.truth, truth.running, truth.counts, truth.held,
         truth.tasks, truth.spare, truth.free, truth.demand, truth.first_row, truth.mate, work.changed, truth.others,
         out[first:],
     )  # fmt: skip
@@ -243,13 +245,20 @@ def _set_up(
 
 @inner(_nrt=False)
 def _decide(
-    trace: Trace, mind: Belief, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
+    truth: Truth, trace: Trace, mind: Belief, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
     threshold: float, preempts: bool, backfill: bool, now_s: float,
 ) -> bool:  # fmt: skip
     """Decide; tell whether the answer is sure."""
     if preempts and not all_fit(trace, work):
-        return run_by_order(space, trace, queue, order, work, mind, by, now_s, threshold)
-    return start_waiting(space, trace, queue, work, not (preempts or backfill), not preempts)
+        sure = run_by_order(space, trace, queue, order, work, mind, by, now_s, threshold)
+    else:
+        sure = start_waiting(space, trace, queue, work, not (preempts or backfill), not preempts)
+    if len(space.before) == 0 or not sure or work.numbers[N_SET] == 0:
+        return sure
+    set_jobs = work.set_jobs[: work.numbers[N_SET]]
+    return name_gpus(
+        space, trace, work, truth.held, truth.tasks, truth.free, truth.demand, set_jobs, work.numbers[N_NAMED]
+    )
 
 
 @kernel(_nrt=False)
@@ -275,7 +284,9 @@ def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
         counts = mind.counts
         if counts[ledger.N_SEEN] == counts[ledger.N_DONE] + counts[ledger.N_HOLDING]:
             numbers[N_SET] = numbers[N_TASKS] = 0  # nobody waits
-        elif not _decide(trace, mind, space, queue, order, work, by, threshold, preempts, backfill, now_s):
+        elif not _decide(
+            truth, trace, mind, space, queue, order, work, by, threshold, preempts, backfill, now_s
+        ):  # fmt: skip
             code = UNSURE
             break
         before = numbers[N_ROWS]

@@ -15,10 +15,10 @@ DONE, PAUSED, FULL, STANDS, UNSURE = range(5)
 """Why a stretch ended: no job is left; `until_s`; its events fill the buffer; nothing may ever happen again; the next
 decision is not plain."""
 
-QUIET, N_DECISIONS, N_ROWS, N_SET, N_TASKS, N_ENDS, N_TOUCHED, N_DEAD = range(8)
+QUIET, N_DECISIONS, N_ROWS, N_SET, N_TASKS, N_ENDS, N_TOUCHED, N_DEAD, N_NAMED = range(9)
 """Numbers that a stretch counts: decisions on end without an event, decisions, events written; jobs that the decision
 sets and rows of their tasks; moments in the heap of ends, touched groups, jobs over that are still in the list of those
-that run."""
+that run; rows at the beginning that name their GPUs."""
 
 N_NEAR, N_TAIL, N_TURNS, N_NEW, REACHED = range(2, 7)
 """Behind how many of both lists a `RunOrder` has yet to look at: jobs that were looked at together, jobs of the tail,
@@ -90,8 +90,8 @@ class Trace(NamedTuple):
         (K,) gangs that may lie on any number of machines, at least if there is no room otherwise.
     part : array
         (K,) the part of the cluster that a kind is in; no two parts share a job.
-    stays : bool
-        There are rules about machines: jobs that run stay as they are unless another one starts.
+    groups : array of bool
+        (parts, G) the device groups of each part.
     budget : array
         (R,) what the machines offer in all.
     whole : bool
@@ -115,7 +115,7 @@ class Trace(NamedTuple):
     shares: Ints
     splits: Bools
     part: Ints
-    stays: bool
+    groups: Bools
     budget: Floats
     whole: bool
     tie: float
@@ -128,9 +128,12 @@ class FreeTree(NamedTuple):
     Attributes
     ----------
     free : array
-        (G, R) as the ledger has it, less what this decision took so far.
+        (G, R + D) as the ledger has it, less what this decision took so far.
+    before : array
+        (G, R + D) where GPUs count one by one: what was free in the groups of a gang before it was tried.
     tree : array
         (C, 2 S, R) maxima: node i has children 2 i and 2 i + 1, group g is leaf S + g; -inf: it is not in this set.
+        Where GPUs count one by one, two columns more: what is free of the emptiest GPU, and GPUs that are all free.
     sums : array
         (C, R) what is free in all groups of each set.
     touched : array
@@ -140,6 +143,7 @@ class FreeTree(NamedTuple):
     """
 
     free: Floats
+    before: Floats
     tree: Floats
     sums: Floats
     touched: Ints
@@ -247,7 +251,9 @@ class Scratch(NamedTuple):
     nothing : array
         (0,) amounts: as declared.
     devices : array
-        (0,) sets of GPUs: not told.
+        The GPUs of the decision's rows as bits, -1: not told yet; of no length where they do not count one by one.
+    taken, done, mate, rows : array
+        For `labkit.core.binding.bind`, where they do: (P, D), (P,), (N,) -1, and 0 to P - 1.
     """
 
     numbers: Ints
@@ -267,6 +273,10 @@ class Scratch(NamedTuple):
     missing: Floats
     nothing: Amounts
     devices: Ints
+    taken: Ints
+    done: Bools
+    mate: Ints
+    rows: Ints
 
 
 MARGIN: Final = 1e-6

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.devices import NEAR, is_part, use_devices
+from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.scratch_book import SLACK, room
 from labkit.experiment.classic.nouns import MARGIN, N_TASKS, N_TOUCHED, Belief, FreeTree, Scratch, Trace
 from labkit.kernels import inner
+from labkit.kernels.arrays import fill_with
 
 
-def empty_room(n_groups: int, n_resources: int, n_sets: int) -> FreeTree:
+def empty_room(n_groups: int, n_resources: int, n_sets: int, n_devices: int) -> FreeTree:
     """Return room for the free capacity of a cluster, and for its trees."""
     size = 1 << max(n_groups - 1, 1).bit_length()
     return FreeTree(
-        free=np.zeros((n_groups, n_resources)),
-        tree=np.full((n_sets, 2 * size, n_resources), -np.inf),
+        free=np.zeros((n_groups, n_resources + n_devices)),
+        before=np.zeros((n_groups if n_devices else 0, n_resources + n_devices)),
+        tree=np.full((n_sets, 2 * size, n_resources + 2 * (n_devices > 0)), -np.inf),
         sums=np.zeros((n_sets, n_resources)),
         touched=np.empty(n_groups, np.int32),
         is_touched=np.zeros(n_groups, np.bool_),
@@ -23,22 +26,35 @@ def empty_room(n_groups: int, n_resources: int, n_sets: int) -> FreeTree:
 
 
 @inner(_nrt=False)
+def _leaf(free: Floats, r: int, n_resources: int) -> float:
+    """Return what a leaf of a tree has in a column, for a row of what is free (R + D,)."""
+    if r < n_resources:
+        return float(free[r])
+    most, n_whole = 0.0, 0.0
+    for d in range(n_resources, len(free)):
+        most = max(most, free[d])
+        if free[d] > 1 - NEAR:
+            n_whole += 1.0
+    return most if r == n_resources else n_whole
+
+
+@inner(_nrt=False)
 def fill(space: FreeTree, free: Floats, hosts: Bools) -> None:
     """Copy what is free (G, R), and build the trees."""
-    n_sets, n_nodes, n_resources = space.tree.shape
-    size = n_nodes // 2
+    n_sets, n_nodes, n_columns = space.tree.shape
+    size, n_resources = n_nodes // 2, space.sums.shape[1]
     space.sums[:] = 0.0
     for g in range(len(free)):
         space.is_touched[g] = False
-        for r in range(n_resources):
-            space.free[g, r] = free[g, r]
-            for c in range(n_sets):
-                if hosts[c, g]:
-                    space.sums[c, r] += free[g, r]
-                    space.tree[c, size + g, r] = free[g, r]
+        fill_with(space.free[g], free[g])
+        for c in range(n_sets):
+            for r in range(n_columns if hosts[c, g] else 0):
+                space.tree[c, size + g, r] = _leaf(free[g], r, n_resources)
+            for r in range(n_resources if hosts[c, g] else 0):
+                space.sums[c, r] += free[g, r]
     for c in range(n_sets):
         for i in range(size - 1, 0, -1):
-            for r in range(n_resources):
+            for r in range(n_columns):
                 space.tree[c, i, r] = max(space.tree[c, 2 * i, r], space.tree[c, 2 * i + 1, r])
 
 
@@ -46,9 +62,11 @@ def fill(space: FreeTree, free: Floats, hosts: Bools) -> None:
 def _rise(tree: Floats, sums: Floats, free: Floats, g: int) -> None:
     """Bring a group's leaf of one tree (2 S, R), what stands above it, and the sums (R,) up to what is free there."""
     i = len(tree) // 2 + g
-    for r in range(tree.shape[1]):
+    for r in range(len(sums)):
         sums[r] += free[g, r] - tree[i, r]
         tree[i, r] = free[g, r]
+    for r in range(len(sums), tree.shape[1]):
+        tree[i, r] = _leaf(free[g], r, len(sums))
     i >>= 1
     while i:
         other = False
@@ -105,15 +123,27 @@ def restore(space: FreeTree, mind: Belief, hosts: Bools, numbers: Ints) -> None:
 
 
 @inner(_nrt=False)
+def _has_gpus(node: Floats, first: int, gpus: float, n: float) -> bool:
+    """Return whether a node of a tree may have GPUs for n tasks."""
+    if is_part(gpus):
+        return bool(node[first] + NEAR >= gpus)
+    return bool(node[first + 1] / gpus + NEAR >= n)
+
+
+@inner(_nrt=False)
 def _first(tree: Floats, start: int, demand: Floats, n: float) -> int:
-    """Return the first group from `start` on that has room for n tasks of a demand (R,), or -1."""
-    size = len(tree) // 2
+    """Return the first group from `start` on that has room for n tasks of a demand (R,), or -1.
+
+    Where GPUs count one by one, n > 1 tasks may find no GPUs there.
+    """
+    size, first = len(tree) // 2, len(demand)
+    by_gpu = tree.shape[1] > first
     if start >= size:
         return -1
     i = size + start
     while i:
-        fits = True
-        for r in range(len(demand)):
+        fits = not by_gpu or _has_gpus(tree[i], first, demand[GPUS], n)
+        for r in range(first):
             fits = fits and (demand[r] <= 0 or (tree[i, r] + SLACK) / demand[r] >= n)
         if fits and i >= size:
             return i - size
@@ -131,12 +161,16 @@ def _first(tree: Floats, start: int, demand: Floats, n: float) -> int:
 def _take(space: FreeTree, trace: Trace, work: Scratch, demand: Floats, g: int, n: int) -> None:
     for r in range(len(demand)):
         space.free[g, r] -= n * demand[r]
+    if len(space.before):
+        use_devices(space.free[g], len(demand), demand[GPUS], n)
     touch(space, trace.hosts, work.numbers, g)
 
 
 @inner(_nrt=False)
 def _note(space: FreeTree, trace: Trace, work: Scratch, demand: Floats, j: int, g: int, n: int) -> None:
-    """Put n workers of a job into a group."""
+    """Put n workers of a job into a group, where it has none."""
+    if len(space.before):
+        fill_with(space.before[g], space.free[g])
     _take(space, trace, work, demand, g, n)
     p = work.numbers[N_TASKS]
     work.job[p], work.role[p], work.group[p], work.count[p] = j, 0, g, n
@@ -147,7 +181,12 @@ def _note(space: FreeTree, trace: Trace, work: Scratch, demand: Floats, j: int, 
 def _give_back(space: FreeTree, trace: Trace, work: Scratch, demand: Floats, first: int) -> None:
     """Take the rows from `first` on back."""
     for p in range(first, work.numbers[N_TASKS]):
-        _take(space, trace, work, demand, work.group[p], -np.int64(work.count[p]))
+        g = work.group[p]
+        if len(space.before):
+            fill_with(space.free[g], space.before[g])
+            touch(space, trace.hosts, work.numbers, g)
+        else:
+            _take(space, trace, work, demand, g, -np.int64(work.count[p]))
     work.numbers[N_TASKS] = first
 
 
@@ -158,7 +197,8 @@ def _fit(space: FreeTree, trace: Trace, work: Scratch, k: int, j: int, c: int) -
     g = _first(tree, 0, demand, 1.0)
     while g >= 0:
         fitting = room(space.free[g], demand, n)
-        _note(space, trace, work, demand, j, g, fitting)
+        if fitting > 0:
+            _note(space, trace, work, demand, j, g, fitting)
         n -= fitting
         if n == 0:
             return True
@@ -177,12 +217,15 @@ def _fit_on_few(space: FreeTree, trace: Trace, work: Scratch, k: int, j: int, c:
         if w == 0:
             break
         g = _first(tree, g + 1 if w == before else 0, demand, float(w))
-        while g >= 0 and _has(work, first, g):
+        while g >= 0 and (_has(work, first, g) or not _holds(space, demand, g, w)):
             g = _first(tree, g + 1, demand, float(w))
         if g < 0:
             _give_back(space, trace, work, demand, first)
             return False
-        _note(space, trace, work, demand, j, g, w)
+        _note(space, trace, work, demand, j, g, w if trace.whole else 1)
+        for _ in range(0 if trace.whole else w - 1):  # one by one, as they are rounded
+            _take(space, trace, work, demand, g, 1)
+        work.count[work.numbers[N_TASKS] - 1] = w
         before = w
     for p in range(first + 1, work.numbers[N_TASKS]):
         q, group, count = p, work.group[p], work.count[p]
@@ -191,6 +234,12 @@ def _fit_on_few(space: FreeTree, trace: Trace, work: Scratch, k: int, j: int, c:
             q -= 1
         work.group[q], work.count[q] = group, count
     return True
+
+
+@inner(_nrt=False)
+def _holds(space: FreeTree, demand: Floats, g: int, n: int) -> bool:
+    """Return whether a group has room for n tasks that a tree lets pass."""
+    return len(space.before) == 0 or room(space.free[g], demand, n) >= n
 
 
 @inner(_nrt=False)

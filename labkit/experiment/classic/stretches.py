@@ -14,7 +14,7 @@ from labkit.core.hosting import PREFER, SPLIT, HostRules
 from labkit.core.ledger import Ledger
 from labkit.core.protocols import Backend, Scheduler
 from labkit.core.resources import GPUS, Bools, Floats, Ints
-from labkit.core.scratch_book import empty_book, fits_one_type
+from labkit.core.scratch_book import ScratchBook, empty_book, fits_one_type
 from labkit.experiment.cadence import Cadence
 from labkit.experiment.classic.loop import stretch
 from labkit.experiment.classic.nouns import (
@@ -66,12 +66,14 @@ class Stretches:
     def __init__(self, session: SteppedRun, rule: Rule, trace: Trace, overheads: Floats) -> None:
         self._session, self._rule, self._trace, self._overheads = session, rule, trace, overheads
         n_jobs, (n_sets, n_groups) = len(trace.kind), trace.hosts.shape
-        self._space = empty_room(n_groups, len(trace.budget), n_sets)
+        self._space = empty_room(n_groups, len(trace.budget), n_sets, session.ledger.book.n_devices)
         self._queue = empty_queue(trace.kind, len(trace.n_workers))
         n_resources, most = len(trace.budget), _most_tasks(trace, session)
         ordered, at_once = (n_jobs, min(n_jobs, most)) if rule.preempts else (0, 0)
         self._order = empty_order(ordered, at_once, n_resources)
-        self._work = _work(n_jobs, n_tasks=most + 2 * n_groups, n_resources=n_resources)
+        self._work = _work(
+            n_jobs, n_tasks=most + 2 * n_groups, n_resources=n_resources, n_devices=session.ledger.book.n_devices
+        )
         self._out = np.empty(ROWS + len(self._work.job) + 4 * n_jobs + 8, EVENT)
 
     @classmethod
@@ -85,7 +87,7 @@ class Stretches:
         overheads = backend.plain_overheads()
         if trace is None or overheads is None or session.ledger.some_at_home or not session.ledger.up.all():
             return None
-        if trace.part.any() and (rule.preempts or not trace.whole or getattr(scheduler, "over_partitions", False)):
+        if trace.part.any() and (rule.preempts or getattr(scheduler, "over_partitions", False)):
             return None
         return cls(session, rule, trace, overheads)
 
@@ -142,9 +144,10 @@ def _trace(session: SteppedRun) -> Trace | None:
     if len(first) > MOST_KINDS:
         return None
     of, worker, lies = jobs.declared, demand[first], spread[first]
-    n_workers, book = jobs.n_workers[first].astype(np.int64), empty_book(cluster)
+    n_workers = jobs.n_workers[first].astype(np.int64)
+    book = empty_book(cluster, n_devices=session.ledger.book.n_devices)
     open_to = np.ones((1, cluster.n_groups), np.bool_) if hosting is None else hosting.open
-    hosts, tries = _tries(cluster, open_to[row[first]], runs_on[first], worker, n_workers)
+    hosts, tries = _tries(cluster, book, open_to[row[first]], runs_on[first], worker, n_workers)
     return Trace(
         arrival_s=np.ascontiguousarray(jobs.arrival_s, np.float64).copy(),
         duration_s=duration_s.copy(),
@@ -157,21 +160,20 @@ def _trace(session: SteppedRun) -> Trace | None:
         gang=np.array(of.gang_demand[first], np.float64),
         hosts=hosts,
         tries=tries,
-        shares=_shares(cluster, hosts, tries, worker, n_workers, lies),
+        shares=_shares(cluster, book.capacity, hosts, tries, worker, n_workers, lies),
         splits=np.isin(lies, (SPLIT, PREFER)),
         part=np.zeros(len(first), np.int32) if hosting is None else hosting.part_of(row[first]),
-        stays=hosting is not None,
-        budget=book.capacity[session.ledger.up[cluster.group_machine]].sum(axis=0),
-        whole=_whole(worker) and _whole(book.capacity),
+        groups=np.ones((1, cluster.n_groups), np.bool_) if hosting is None else np.array(hosting.parts),
+        budget=cluster.capacity[session.ledger.up[cluster.group_machine]].sum(axis=0),
+        whole=_whole(worker) and _whole(cluster.capacity),
         tie=TIE if np.allclose(duration_s * speed, of.total_steps, rtol=STEADY, atol=0.0) else math.inf,
     )
 
 
 def _of_whole_workers(session: SteppedRun) -> bool:
-    """Return whether all jobs are workers with GPUs that nobody shares."""
+    """Return whether all jobs are workers with GPUs."""
     jobs = session.backend.jobs
-    shared = session.ledger.book.n_devices > 0 or bool(jobs.n_ps.any())
-    return len(jobs) > 0 and not shared and bool((jobs.worker_demand[:, GPUS] > 0).all())
+    return len(jobs) > 0 and not jobs.n_ps.any() and bool((jobs.worker_demand[:, GPUS] > 0).all())
 
 
 def _plain(hosting: HostRules, cluster: Cluster) -> bool:
@@ -180,9 +182,11 @@ def _plain(hosting: HostRules, cluster: Cluster) -> bool:
     return math.isinf(hosting.wait_s) and not (hosting.spread.any() and several_groups)
 
 
-def _tries(cluster: Cluster, open_to: Bools, runs_on: Bools, worker: Floats, n_workers: Ints) -> tuple[Bools, Ints]:
+def _tries(
+    cluster: Cluster, book: ScratchBook, open_to: Bools, runs_on: Bools, worker: Floats, n_workers: Ints
+) -> tuple[Bools, Ints]:  # fmt: skip
     """Return the sets of groups on which gangs are tried, (C, G), and those of each kind in order, (K, T + 1)."""
-    book, n_types = empty_book(cluster), len(cluster.device_types)
+    n_types = len(cluster.device_types)
     sets: dict[bytes, Bools] = {}
     tries = np.full((len(worker), n_types + 1), -1, np.int32)
     for k in range(len(worker)):
@@ -197,11 +201,11 @@ def _tries(cluster: Cluster, open_to: Bools, runs_on: Bools, worker: Floats, n_w
 
 
 def _shares(
-    cluster: Cluster, hosts: Bools, tries: Ints, worker: Floats, n_workers: Ints, spread: Ints
+    cluster: Cluster, capacity: Floats, hosts: Bools, tries: Ints, worker: Floats, n_workers: Ints, spread: Ints
 ) -> Ints:  # fmt: skip
     """Return how many workers gangs have on each machine of each set where they lie on few, (K, S, W)."""
     each: dict[tuple[int, int], Ints] = {}
-    capacity, of_group = np.ascontiguousarray(cluster.capacity), cluster.group_machine.astype(np.int32)
+    of_group = cluster.group_machine.astype(np.int32)
     for k, s in np.argwhere(tries >= 0).tolist():
         n, on = int(n_workers[k]), int(spread[k])
         if on > 0:
@@ -224,9 +228,10 @@ def _most_tasks(trace: Trace, session: SteppedRun) -> int:
     return int(min(offered.sum() + len(offered), MOST_TASKS))
 
 
-def _work(n_jobs: int, *, n_tasks: int, n_resources: int) -> Scratch:
+def _work(n_jobs: int, *, n_tasks: int, n_resources: int, n_devices: int) -> Scratch:
+    by_gpu = int(n_devices > 0)
     return Scratch(
-        numbers=np.zeros(8, np.int64),
+        numbers=np.zeros(9, np.int64),
         asked=np.zeros(n_resources),
         ends_s=np.empty(n_jobs + 1),
         ends=np.empty(n_jobs + 1, np.int32),
@@ -242,7 +247,11 @@ def _work(n_jobs: int, *, n_tasks: int, n_resources: int) -> Scratch:
         left=np.empty(n_resources),
         missing=np.empty(n_resources),
         nothing=np.empty(0, np.float32),
-        devices=np.empty(0, np.int32),
+        devices=np.empty(by_gpu * n_tasks, np.int32),
+        taken=np.zeros((by_gpu * n_tasks, n_devices), np.int32),
+        done=np.zeros(by_gpu * n_tasks, np.bool_),
+        mate=np.full(by_gpu * n_jobs, -1, np.int32),
+        rows=np.arange(by_gpu * n_tasks, dtype=np.int32),
     )
 
 
