@@ -94,7 +94,9 @@ def slurm_export(*, n_jobs: int = 480, seed: int = 12) -> str:
     before it could start.
     """
     rng = np.random.default_rng(seed)
-    lines = [line for job in _ran(_submitted(n_jobs, rng=rng)) for line in _lines(job)]
+    jobs = _ran(_submitted(n_jobs, rng=rng))
+    ends = {job.id: job.end_s for job in sorted(jobs, key=lambda job: job.end_s)}
+    lines = [line for job in jobs for line in _lines(job, eligible_s=max(job.begin_s, ends.get(job.after, 0)))]
     half = len(lines) // 2
     lines[half:half] = [HEADER, *lines[half - 12 : half]]  # two halves put together, which overlap
     return "\n".join(["sacct: warning: the time zone of the controller is UTC", HEADER, *lines]) + "\n"
@@ -122,7 +124,7 @@ def _submitted(n: int, *, rng: np.random.Generator) -> list[_Job]:
             jobs.append(replace(job, after=mine[-1] if mine else ""))
         elif kind < 0.12:
             jobs.append(replace(job, begin_s=submit_s + 3600 * int(rng.integers(2, 9))))
-        elif kind < 0.14:
+        elif kind < 0.14 and job.nodes == 1:
             jobs.append(replace(job, state="NODE_FAIL"))
         else:
             jobs.append(replace(job, state="CANCELLED by 1000", run_s=0))
@@ -133,7 +135,7 @@ def _drawn(number: str, submit_s: int, *, rng: np.random.Generator) -> _Job:
     partition = str(rng.choice(["a100", "v100", "cpu"], p=[0.52, 0.40, 0.08]))
     per_host = KINDS[partition].gpus
     gpus = int(rng.choice([1, 2, 4, 8, 16], p=[0.34, 0.18, 0.22, 0.20, 0.06])) if per_host else 0
-    run_s = int(np.clip(rng.lognormal(np.log(5400), 1.5), 90, 86_400))
+    run_s = int(np.clip(rng.lognormal(np.log(5400), 1.4), 90, 43_200 if gpus == 16 else 86_400))
     asked_min = int(np.ceil(run_s / 60 * rng.uniform(1.1, 3.0) / 30) * 30)
     short = rng.random() < 0.06  # its limit ends it
     return _Job(
@@ -217,7 +219,7 @@ def _take(free: dict[str, int], job: _Job, *, sign: int = -1) -> None:
         free[name] += sign * max(job.gpus // job.nodes, 1)
 
 
-def _lines(job: _Job) -> list[str]:
+def _lines(job: _Job, *, eligible_s: int) -> list[str]:
     """Return the rows of an attempt: one, and of some its batch step."""
     ran, kind = job.start_s >= 0, job.partition
     cores, gb = max(4 * job.gpus, 8), max(32 * job.gpus, 16)
@@ -226,10 +228,9 @@ def _lines(job: _Job) -> list[str]:
     parent = f" --dependency=afterok:{job.after}" if job.after else ""
     options = f"--array=0-9%{job.at_most} " * bool(job.array) + f"-p {kind} -N {job.nodes}{parent}"
     elapsed = max(job.end_s - job.start_s, 0) if ran else 0
-    begin = job.begin_s or job.submit_s
     name = f"{job.name}|lr={job.id[-1]}e-4" if int(job.id.partition("_")[0]) % 97 == 0 else job.name
     cells = (
-        job.id, name, job.user, _clock(job.submit_s), _clock(max(begin, job.start_s if job.after else 0)),
+        job.id, name, job.user, _clock(job.submit_s), _clock(max(job.submit_s, eligible_s)),
         _clock(job.start_s) if ran else "None", _clock(job.end_s), _span(elapsed), _span(60 * job.limit_min), job.state,
         got, asked, job.nodes, ",".join(job.hosts) if ran else "None assigned", kind, job.qos,
         job.constraint, 100_000 if job.qos == "high" else 1000, "", "None", f"sbatch {options} train.sh",

@@ -273,6 +273,7 @@ def _merged(rows: pd.DataFrame, run: NDArray[Any], ledger: TraceLedger) -> pd.Da
     span_s = rows["duration_s"].groupby(run).transform("sum")
     rows = rows.assign(
         submit_s=rows["submit_s"].groupby(run).transform("min"),
+        eligible_s=rows["eligible_s"].groupby(run).transform("first"),  # a requeue moves it
         state=rows["state"].groupby(run).transform("last"),
         n_attempts=gpu_s.transform("size"), last_end_s=rows["end_s"].groupby(run).transform("max"),
         all_gpu_s=gpu_s.transform("sum"), sizes=sizes, span_s=span_s, part=gpu_s.transform("max"),
