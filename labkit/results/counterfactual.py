@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from labkit.core.cluster import Cluster
 from labkit.core.device_types import meets
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Kind, Role
@@ -254,10 +253,12 @@ def of_moment(records: Sequence[RunRecord], at_s: float) -> pd.DataFrame:
         later = facts.start_s[facts.start_s >= at_s]
         next_s = float(later.min()) if len(later) else np.nan
         starts = facts.jobs.id[facts.start_s == next_s].astype(str).tolist()
+        first = int(waiting[0]) if len(waiting) else -1
         rows.append({
-            "scheduler": name, "running": len(running), "waiting": len(waiting), "gpus": float(facts.held.gpus[now].sum()),
-            "next_s": next_s, "starts": _some(starts), "first": str(facts.jobs.id[waiting[0]]) if len(waiting) else "",
-            "why": _waits_because(facts, int(waiting[0]), at_s) if len(waiting) else "",
+            "scheduler": name, "running": len(running), "waiting": len(waiting),
+            "gpus": float(facts.held.gpus[now].sum()), "next_s": next_s, "starts": _some(starts),
+            "first": str(facts.jobs.id[first]) if first >= 0 else "",
+            "why": _waits_because(facts, first, at_s) if first >= 0 else "",
         })  # fmt: skip
     return pd.DataFrame(rows)
 
