@@ -111,11 +111,11 @@ class RunFacts:
             short = "" if gpus < self.jobs.gpus[job] else ", but cores or memory are short"
             return Wait("room", f"needs {asked}, {amount(float(gpus))} free on its machines{short}")
         if not self._has_shape(job, by_group, n):
-            return Wait("shape", f"needs {asked} on {self._spread(job)} machine(s), and no such have room")
+            return Wait("shape", f"needs {asked} on {_machines(self._spread(job))} with room")
         before = self._arrival_s < self._arrival_s[job]
         before[self.runs(at_s)] = False
         n_before = int((before & ~(self.done_s <= at_s)).sum())
-        return Wait("order", f"its {asked} are free; {n_before:,} jobs that arrived before it wait, too")
+        return Wait("order", f"its {asked} are free; earlier jobs that wait, too: {n_before:,}")
 
     def _held_back(self, job: int, at_s: float) -> Wait | None:
         """Return which rule of its own a job waits for; None: none."""
@@ -287,6 +287,15 @@ def jobs_of_moment(records: Sequence[RunRecord], at_s: float) -> pd.DataFrame:
     return frame.sort_values(["differs", "arrival_s"], ascending=[False, True], kind="stable").reset_index(drop=True)
 
 
+def _machines(k: int) -> str:
+    """Return how many machines a gang needs, in words.
+
+    >>> _machines(1), _machines(2), _machines(FEW)
+    ('one machine', '2 machines', 'as few machines as hold it')
+    """
+    return "one machine" if k == 1 else f"{k} machines" if k > 1 else "as few machines as hold it"
+
+
 def number_of(jobs: Jobs, job: str) -> int:
     """Return the number of a job in its run.
 
@@ -331,9 +340,9 @@ def _of_job(facts: RunFacts, job: int, spent: dict[str, float]) -> str:
         parts.append(f"started as {_some(facts.jobs.id[freed].astype(str).tolist())} made room")
     during = (start_s > arrival_s[job]) & (start_s < start_s[job])
     if passed := int((during & (arrival_s > arrival_s[job])).sum()):
-        parts.append(f"{passed:,} jobs that arrived later started before it")
+        parts.append(f"later jobs that started before it: {passed:,}")
     lost = int(facts.record.table.set_index("job")["n_preemptions"].get(job, 0))
-    parts += [f"was preempted {lost:,} times"] if lost else []
+    parts += [f"preemptions: {lost:,}"] if lost else []
     return "; ".join([*parts, *filter(None, [facts.reason(job, np.inf)])])
 
 

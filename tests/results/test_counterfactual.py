@@ -38,7 +38,7 @@ def test_each_second_of_waiting_has_one_cause_and_they_add_up_to_the_wait() -> N
 def test_a_gang_that_needs_one_machine_waits_for_its_shape_where_gpus_are_free_apart() -> None:
     """Two jobs leave one GPU on each machine: a gang of two on one machine waits, one on any machines would not."""
     record = run(jobs_of([0, 0, 1], [3, 3, 2], nodes=[1, 1, 1]))
-    assert RunFacts(record).why(2, 1.0) == ("shape", "needs 2 GPUs on 1 machine(s), and no such have room")
+    assert RunFacts(record).why(2, 1.0) == ("shape", "needs 2 GPUs on one machine with room")
     assert RunFacts(record).waited_s(2) == pytest.approx({"shape": 99})
 
 
@@ -56,7 +56,7 @@ def test_a_small_job_behind_a_large_one_waits_for_the_order_under_fifo_and_not_w
     differ = jobs_of_moment([strict, backfill], 5.0).set_index("job").loc["2"]
     assert differ["differs"]
     assert differ["fifo(backfill=True)"] == "runs on m1"
-    assert differ["fifo"] == "waits: its 4 GPUs are free; 1 jobs that arrived before it wait, too"
+    assert differ["fifo"] == "waits: its 4 GPUs are free; earlier jobs that wait, too: 1"
 
 
 def test_a_task_of_an_array_waits_for_its_turn() -> None:
