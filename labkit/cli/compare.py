@@ -117,7 +117,7 @@ def with_usual_cluster(scenario: Scenario) -> tuple[Scenario, str]:
 
 def on_one_seed(
     scenario: Scenario, *, schedulers: str, against: str | None = None, report: Path | None = None,
-    runs: Path | None = None, as_json: bool = False, usual: str = "",
+    runs: Path | None = None, as_json: bool = False, usual: str = "", job: str | None = None, at_s: float | None = None,
 ) -> tuple[list[RunRecord], Mapping[str, Exception]]:  # fmt: skip
     """Simulate, print the table, and write the report."""
     from labkit.cli.sweep import refuse_unknown_base
@@ -135,7 +135,7 @@ def on_one_seed(
         named = scenario.cluster if isinstance(scenario.cluster, str) else records[0].cluster.name
         written = write_report(
             records, report, title=f"Trace {records[0].jobs.name}{records[0].arrivals}, cluster {named}",
-            command=command_line(sys.argv), base=against, failed=failed,
+            command=command_line(sys.argv), base=against, failed=failed, job=job, at_s=at_s,
         )  # fmt: skip
         if not as_json:
             print(f"report: {written.resolve()}")

@@ -19,6 +19,7 @@ from labkit.core.errors import InputError
 from labkit.core.files import refuse_unwritable
 from labkit.core.text import human_s, shortened, time_unit, without_seed
 from labkit.plots import fidelity, page
+from labkit.plots.counterfactual import counterfactuals
 from labkit.plots.decisions import plot_forwarding
 from labkit.plots.gantt import plot_gantt, plot_overheads, shared_ends
 from labkit.plots.gpus import plot_allocation, plot_gpu_lanes
@@ -74,6 +75,8 @@ def write_report(
     seeds: pd.DataFrame | None = None,
     base: str | None = None,
     failed: Mapping[str, object] | None = None,
+    job: str | None = None,
+    at_s: float | None = None,
 ) -> Path:
     """Write one HTML file with everything about some runs; the file is whole or not there.
 
@@ -100,6 +103,10 @@ def write_report(
         The scheduler with which others are compared; else the first one on several seeds, and the best one on one.
     failed : mapping, optional
         Schedulers that were to be compared and failed, and with which error.
+    job : str, optional
+        Show what each run did with this job, and why.
+    at_s : float, optional
+        Show what each run did at this moment, in seconds after the first arrival.
 
     Returns
     -------
@@ -125,7 +132,12 @@ def write_report(
         shown=[] if about_two else [*conclusion(records, seeds=seeds, base=base), *_failed(failed)],
         cards=_first_cards(records, pairs),
         table=runs_table(records, lead=_alone(records, seeds)),
-        sections=[*over, *_fidelity(pairs, last=not about_two, lead=pair_note), *_sections(records)],
+        sections=[
+            *over,
+            *counterfactuals(records, job=job, at_s=at_s),
+            *_fidelity(pairs, last=not about_two, lead=pair_note),
+            *_sections(records),
+        ],
         provenance=_provenance(records),
         command=command or records[0].info.command,
     )

@@ -61,7 +61,7 @@ def _not_kept(truth: RunRecord) -> list[str]:
         sentences.append(
             f"The record overfills {truth.cluster.name}: {int(late.sum()):,} of {len(late):,} jobs start later than "
             f"recorded, by {human_s(float(late_s[late].mean()))} on average ({hours:,.6g} GPU-hours). Are hosts "
-            "missing?"
+            "missing, or were jobs requeued (each is replayed in one piece)?"
         )
     if n := int(np.isnan(truth.jobs.recorded_start_s).sum()):
         sentences.append(f"{n:,} jobs have no recorded start, and start in the recorded run when there is room.")

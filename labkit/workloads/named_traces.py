@@ -18,7 +18,7 @@ from typing import Final
 from labkit.core.errors import InputError, TraceError, unknown
 
 FOLDER: Final = Path(__file__).parents[1] / "traces"
-SUFFIXES: Final = (".csv", ".trace")
+SUFFIXES: Final = (".csv", ".trace", ".sacct")
 PARTS: Final = ("pai_job_table.csv", "part-*.csv*")
 """Files of a trace that is a folder."""
 

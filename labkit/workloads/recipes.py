@@ -20,6 +20,7 @@ from labkit.workloads.gavel import PUBLISHED, Throughputs
 from labkit.workloads.gavel_traces import gavel_jobs, write_gavel
 from labkit.workloads.generators import catalogue_jobs, diurnal, philly_like
 from labkit.workloads.readers import write
+from labkit.workloads.slurm_site import slurm_export, slurm_nodes
 
 _TYPES: Final = ("k80", "p100", "v100")
 
@@ -132,7 +133,13 @@ TRACES: Final[dict[str, Callable[[], Jobs]]] = {
     "dlrover-small.csv": dlrover_small,
     "dlrover-mix.csv": dlrover_mix,
 }
-"""Each file in `traces/` and its recipe."""
+"""Each trace in `traces/` and its recipe."""
+
+TEXTS: Final[dict[str, Callable[[], str]]] = {
+    "slurm-week.sacct": slurm_export,
+    "slurm-week-nodes.txt": slurm_nodes,
+}
+"""What other programs would print, and its recipe."""
 
 
 def write_traces(folder: Path) -> None:
@@ -140,6 +147,8 @@ def write_traces(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, recipe in TRACES.items():
         (write_gavel if name.endswith(".trace") else write)(recipe(), folder / name)
+    for name, text in TEXTS.items():
+        (folder / name).write_text(text(), encoding="utf-8")
 
 
 def throughputs_csv(path: str | Path) -> str:

@@ -1,5 +1,6 @@
 """The recorded schedule is run to the second, and is what simulated schedulers are measured by."""
 
+import json
 import subprocess
 import sys
 
@@ -12,7 +13,8 @@ from labkit.core.errors import InputError
 from labkit.results.calibration import calibration
 from labkit.topology import no_network
 from labkit.topology.servers import Server
-from labkit.workloads.readers import read
+from labkit.workloads.readers import ledgered, mapped, read
+from labkit.workloads.readers.mapping import keep
 
 CLUSTER = no_network(2, servers=Server("four", ((4, 16, 64),)))
 
@@ -49,6 +51,75 @@ def test_what_the_machines_cannot_hold_is_told_with_counts() -> None:
     assert "1 of 3 jobs start later than recorded, by 100 s on average (0.111111 GPU-hours)" in said[-1].replace(
         "100.0 s", "100 s"
     )
+
+
+SWF = """; Version: 2
+1 0 5 100 4 -1 -1 4 3600 -1 1 7 1 1 1 1 -1 -1
+2 10 90 50 2 -1 -1 2 600 -1 1 8 1 1 1 1 -1 -1
+"""
+HELIOS = """\
+job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
+1,a,v,1,1,1,COMPLETED,2020-06-09 18:41:00,2020-06-09 18:41:05,2020-06-09 18:51:05,600,5
+2,a,v,4,16,1,FAILED,2020-06-09 18:41:10,2020-06-09 18:42:40,2020-06-09 18:45:40,180,90
+"""
+PHILLY = [
+    {"jobid": name, "vc": "v", "submitted_time": f"2017-10-07 01:00:{at}", "attempts": [
+        {"start_time": f"2017-10-07 01:{start}", "end_time": "2017-10-07 01:10:00",
+         "detail": [{"ip": "m1", "gpus": ["g0"]}]},
+    ]} for name, at, start in (("a", "00", "00:05"), ("b", "10", "01:40"))
+]  # fmt: skip
+POD = """\
+name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
+a,1000,100,1,1000,,LS,Succeeded,100,900,105
+b,1000,100,2,1000,,LS,Succeeded,110,900,200
+"""
+TABLE = "id,submit_time,start_time,end_time,num_gpus\na,1000,1005,1600,1\nb,1010,1100,1600,2\n"
+
+
+def pods() -> str:
+    rows = [(0, "00:00", "00:05", "m1"), (1, "00:10", "01:40", "m0")]
+    return json.dumps({"apiVersion": "v1", "items": [
+        {"kind": "Pod", "metadata": {"name": f"p{i}", "creationTimestamp": f"2024-03-01T08:{created}Z"},
+         "spec": {"nodeName": node, "containers": [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "1"}}}]},
+         "status": {"phase": "Succeeded", "containerStatuses": [{"name": "c", "state": {"terminated": {
+             "startedAt": f"2024-03-01T08:{start}Z", "finishedAt": "2024-03-01T09:00:00Z"}}}]}}
+        for i, created, start, node in rows
+    ]})  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::labkit.experiment.caveats.Caveat")
+@pytest.mark.parametrize(
+    ("name", "text", "hosts"),
+    [
+        ("t.swf", SWF, ["", ""]),
+        ("cluster_log.csv", HELIOS, ["", ""]),
+        ("cluster_job_log", json.dumps(PHILLY), ["m1", "m1"]),
+        ("openb_pods.csv", POD, ["", ""]),
+        ("pods.json", pods(), ["m1", "m0"]),
+        ("table.csv", TABLE, ["", ""]),
+    ],
+)
+def test_all_formats_that_tell_when_jobs_started_can_be_replayed(tmp_path, name, text, hosts) -> None:
+    """In each, the first job starts 5 s after its arrival at 0, the second 90 s after its own at 10."""
+    path = tmp_path / name
+    path.write_text(text)
+    if name == "table.csv":
+        frame, separator = mapped.table(path)
+        keep(mapped.proposed(frame, separator, chosen={}), path)
+    jobs = read(path)
+    assert jobs.recorded_start_s.tolist() == [5, 100]
+    assert jobs.recorded_hosts.tolist() == hosts
+    record = labkit.simulate(jobs, scheduler="recorded", cluster=CLUSTER)
+    assert record.table["first_start_s"].tolist() == [5, 100]
+    assert ledgered(path).zero_s >= 0
+
+
+def test_the_jobs_of_alibabas_tables_of_2020_start_with_their_first_task(tmp_path) -> None:
+    (tmp_path / "pai_job_table.csv").write_text("j1,i1,u1,Terminated,100.0,200.0\nj2,i2,u2,Terminated,110.0,300\n")
+    (tmp_path / "pai_task_table.csv").write_text(
+        "j1,worker,1.0,Terminated,105.0,190.0,600.0,10.0,100,T4\nj2,worker,1.0,Terminated,200,290.0,600.0,10.0,100,T4\n"
+    )
+    assert read(tmp_path / "pai_job_table.csv").recorded_start_s.tolist() == [5, 100]
 
 
 def test_the_recorded_run_measures_the_others() -> None:

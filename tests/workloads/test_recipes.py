@@ -10,8 +10,11 @@ import pytest
 
 from labkit.experiment import compare
 from labkit.results.intervals import holdings
-from labkit.workloads.readers import read
-from labkit.workloads.recipes import TRACES, main
+from labkit.topology import build
+from labkit.topology.machine_files import inventory, machines
+from labkit.workloads.readers import ledgered, read
+from labkit.workloads.recipes import TEXTS, TRACES, main
+from labkit.workloads.trace_check import beyond
 
 SHIPPED = Path(__file__).parents[2] / "traces"
 
@@ -23,7 +26,7 @@ def again(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", sorted(TRACES))
+@pytest.mark.parametrize("name", sorted(TRACES | TEXTS))
 def test_a_shipped_trace_is_what_its_recipe_makes(again, name):
     assert (SHIPPED / name).read_bytes() == (again / name).read_bytes()
 
@@ -31,8 +34,8 @@ def test_a_shipped_trace_is_what_its_recipe_makes(again, name):
 def test_every_shipped_file_has_a_recipe_or_was_measured_and_a_line_in_the_readme():
     readme = (SHIPPED / "README.md").read_text()
     measured = {"testbed-profile.json"}
-    assert {file.name for file in SHIPPED.iterdir()} == {*TRACES, *measured, "README.md"}
-    assert all(f"`{name}`" in readme for name in {*TRACES, *measured})
+    assert {file.name for file in SHIPPED.iterdir()} == {*TRACES, *TEXTS, *measured, "README.md"}
+    assert all(f"`{name}`" in readme for name in {*TRACES, *TEXTS, *measured})
 
 
 def test_the_demo_is_some_eighty_malleable_jobs_with_servers():
@@ -71,6 +74,23 @@ def test_the_philly_like_trace_is_500_rigid_jobs_with_a_heavy_tail():
     assert len(jobs) == 500
     assert (jobs.max_workers == jobs.n_workers).all()
     assert jobs.duration_s.mean() > 4 * np.median(jobs.duration_s)
+
+
+def test_the_slurm_week_is_what_a_site_exports_faults_and_rules_included(tmp_path):
+    """Rows are kept in the ledger to the hour, and the machines beside the export hold what ran."""
+    read = ledgered(SHIPPED / "slurm-week.sacct")
+    text, notes = inventory(machines([SHIPPED / "slurm-week-nodes.txt"]), source="nodes")
+    (tmp_path / "hosts.toml").write_text(text)
+    jobs, cluster = read.jobs, build(str(tmp_path / "hosts.toml"))
+    assert "v100-6" in notes[0]
+    assert read.ledger.unexplained_hours == 0
+    assert {"repeated, the same in every column"} < {*read.ledger.merged}
+    assert len(read.ledger.checks) > 1
+    assert set(jobs.partitions) == {"a100", "v100"} == set(cluster.partitions)
+    assert (jobs.after != "").any()
+    assert (jobs.at_most > 0).any()
+    assert np.isfinite(jobs.begin_s).any()
+    assert beyond(read.segments, n_gpus=cluster.n_gpus)[1] == 0
 
 
 def test_the_dl2_trace_is_60_jobs_of_its_eight_models():

@@ -10,11 +10,11 @@ import labkit
 from labkit.core.errors import InputError, TraceError
 from labkit.workloads import named_traces
 from labkit.workloads.named_traces import FOLDER, located, shipped
-from labkit.workloads.recipes import TRACES
+from labkit.workloads.recipes import TEXTS, TRACES
 
 
 def test_every_recipe_has_a_name():
-    assert {path.name for path in shipped().values()} == set(TRACES)
+    assert {path.name for path in shipped().values()} == {*TRACES, "slurm-week.sacct"} < {*TRACES, *TEXTS}
 
 
 def test_a_name_is_read_in_any_folder_unless_a_file_has_it(tmp_path, monkeypatch):

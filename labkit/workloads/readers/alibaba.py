@@ -11,7 +11,7 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS, Bools, Floats
-from labkit.workloads.readers.base import from_zero, names_of, per_gpu, table_of
+from labkit.workloads.readers.base import from_zero, names_of, per_gpu, started, table_of
 from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
 
 if TYPE_CHECKING:
@@ -76,12 +76,13 @@ def alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> Read:
     ledger.remark(known["n_types"] > 1, "tasks on several GPU types, of which none is kept as measured_on")
     if known.empty:
         raise TraceError(f"{jobs_path}: none of {len(jobs)} jobs has finished tasks in {tasks_path.name}.")
+    submitted_s = known["submitted_s"].to_numpy(np.float64)
     found = Jobs.of(
         name=jobs_path.name,
         id=known["job_name"].tolist(),
         model=known["gpu_type"].tolist(),
         user=known["user"].tolist(),
-        arrival_s=from_zero(known["submitted_s"].to_numpy(np.float64)),
+        arrival_s=from_zero(submitted_s),
         total_steps=known["duration_s"].to_numpy(np.float64),
         duration_s=known["duration_s"].to_numpy(np.float64),
         n_workers=known["n_worker"].to_numpy(np.int32),
@@ -89,10 +90,11 @@ def alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> Read:
         worker_demand=known[[f"worker_{r}" for r in _RESOURCES]].to_numpy(np.float64),
         ps_demand=known[[f"ps_{r}" for r in _RESOURCES]].to_numpy(np.float64),
         measured_on=np.where(known["n_types"] == 1, known["gpu_type"], "").tolist(),
+        recorded_start_s=started(known["began_s"].to_numpy(np.float64), submitted_s),
     )
     _apart(ledger, kept, found)
     segments = Segments.of(tasks_["gpus"] * tasks_["n"], tasks_["start_s"], tasks_["end_s"])
-    return Read(ledger.close(found), ledger, segments)
+    return Read(ledger.close(found), ledger, segments, float(submitted_s.min()))
 
 
 def _apart(ledger: TraceLedger, kept: Bools, jobs: Jobs) -> None:
@@ -156,11 +158,11 @@ def _task_rows(path: Path) -> pd.DataFrame:
 def _job_tasks(tasks: pd.DataFrame) -> pd.DataFrame:
     """Return per job: duration_s, gpu_type, and n_worker, n_ps, with what one task of each role takes."""
     whole = tasks.groupby("job_name", sort=False).agg(
-        start_s=("start_s", "min"), end_s=("end_s", "max"), gpu_type=("gpu_type", "first"),
+        began_s=("start_s", "min"), end_s=("end_s", "max"), gpu_type=("gpu_type", "first"),
         n_types=("gpu_type", "nunique"),
     )  # fmt: skip
     whole["gpu_type"] = [name if isinstance(name, str) else "any" for name in whole["gpu_type"]]
-    whole["duration_s"] = whole["end_s"] - whole["start_s"]
+    whole["duration_s"] = whole["end_s"] - whole["began_s"]
     return whole.join(_role(tasks, "worker")).join(_role(tasks, "ps")).fillna(0.0).reset_index()
 
 
@@ -248,5 +250,7 @@ def alibaba_2023(path: str | Path) -> Read:
         n_workers=workers[kept],
         worker_demand=demand[kept],
         device_type=[model[i] if gpus[i] and model[i] != ANY else "" for i in kept],
+        recorded_start_s=started(scheduled_s[kept], created_s[kept]),
     )
-    return Read(ledger.close(found), ledger, Segments.of(held, scheduled_s, deleted_s))
+    segments = Segments.of(held, scheduled_s, deleted_s)
+    return Read(ledger.close(found), ledger, segments, float(created_s[kept].min()))

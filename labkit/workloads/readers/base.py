@@ -233,6 +233,7 @@ def table_of(
     separator: str = ",",
     text: str | None = None,
     repair: LineRepair | None = None,
+    optional: Sequence[str] = (),
 ) -> TraceTable:
     """Return the rows of a text file.
 
@@ -255,6 +256,8 @@ def table_of(
     repair : LineRepair, optional
         What lines with a wrong number of cells are taken for. Those that it cannot mend are lost, and counted, unless
         half of all are; without it they are faults.
+    optional : sequence of str
+        With a header, further columns, which may be missing.
 
     Raises
     ------
@@ -270,6 +273,7 @@ def table_of(
         missing = [column for column in columns if column not in cells]
         if missing:
             raise TraceError(f"{path}: line 1: column {', '.join(missing)} is missing; expected {expected}.")
+        columns = [*columns, *(column for column in optional if column in cells)]
     else:
         cells = list(columns)
     if len(set(cells)) < len(cells):
@@ -491,6 +495,12 @@ def from_zero(times_s: Floats) -> Floats:
     """Return times counted from the earliest one."""
     zeroed: Floats = times_s - np.nanmin(times_s)
     return zeroed
+
+
+def started(start_s: Floats, arrival_s: Floats) -> Floats:
+    """Return recorded starts counted from the earliest arrival, (N,); NaN where not known."""
+    counted: Floats = np.maximum(start_s - np.nanmin(arrival_s), 0.0)
+    return counted
 
 
 def per_gpu(

@@ -9,11 +9,12 @@ import numpy as np
 
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import from_zero, per_gpu, table_of
-from labkit.workloads.readers.ledger import SAME, Read, TraceLedger
+from labkit.workloads.readers.base import from_zero, per_gpu, started, table_of
+from labkit.workloads.readers.ledger import SAME, Read, Segments, TraceLedger
 
 COLUMNS: Final = ("job_id", "user", "vc", "gpu_num", "cpu_num", "submit_time", "duration")
 NAMES: Final = ("job_id", "user", "vc", "submit_time")
+STARTED: Final = ("start_time",)
 EXPECTED: Final = "a Helios cluster_log.csv with columns " + ", ".join(COLUMNS)
 
 
@@ -35,12 +36,16 @@ def read_helios(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
 
 def helios(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     """Return the jobs of a Helios log, and what became of its rows."""
-    table = table_of(Path(path), columns=COLUMNS, names=NAMES, header=True, expected=EXPECTED)
+    names = (*NAMES, *STARTED)
+    table = table_of(
+        Path(path), columns=COLUMNS, names=names, header=True, expected=EXPECTED, optional=STARTED
+    )  # fmt: skip
     submitted_s = table.times_s("submit_time")
     duration_s = table.numbers("duration", low=0, blank_ok=True)
     gpus = table.numbers("gpu_num", low=0, high=MAX_TASKS, whole=True, blank_ok=True)
     cpus = table.numbers("cpu_num", low=0, blank_ok=True)
     ids, user = table.texts("job_id"), table.texts("vc")
+    start_s = table.times_s("start_time", blank_ok=True) if "start_time" in table.frame else np.full(len(table), np.nan)
     hours = np.nan_to_num(gpus * duration_s / 3600)
     ledger, again = TraceLedger(len(table), noun="rows", gpu_hours=hours), table.frame.duplicated().to_numpy()
     lost = table.give_up_rows(ledger)
@@ -64,5 +69,7 @@ def helios(path: str | Path, *, cpu_jobs: bool = False) -> Read:
         duration_s=duration_s[kept],
         n_workers=workers[kept],
         worker_demand=demand[kept],
+        recorded_start_s=started(start_s[kept], submitted_s[kept]),
     )
-    return Read(ledger.close(jobs), ledger)
+    segments = Segments.of(gpus[kept], start_s[kept], (start_s + duration_s)[kept])
+    return Read(ledger.close(jobs), ledger, segments, float(submitted_s[kept].min()))

@@ -16,7 +16,7 @@ from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
-from labkit.workloads.readers.base import entries_of, from_zero, text_of
+from labkit.workloads.readers.base import entries_of, from_zero, started, text_of
 from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
 from labkit.workloads.readers.times import LATEST_S
 
@@ -70,7 +70,8 @@ def kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Read:
         path, "GPUs are asked for as nvidia.com/gpu, amd.com/gpu or the like, and pods must have ended or run"
     )
     segments = Segments.of(*np.array([(pod.gpus, pod.start_s, pod.end_s) for pod in ran], np.float64).reshape(-1, 3).T)
-    return Read(ledger.close(_jobs(gangs, name=path.name, ledger=ledger)), ledger, segments)
+    zero_s = min(gang.arrival_s for gang in gangs)
+    return Read(ledger.close(_jobs(gangs, name=path.name, ledger=ledger)), ledger, segments, zero_s)
 
 
 def is_pods(head: str) -> bool:
@@ -180,6 +181,8 @@ class Gang:
 
     first: Pod
     arrival_s: float
+    start_s: float
+    nodes: tuple[str, ...]
     busy_s: float
     n_pods: int
     gpus: float
@@ -210,6 +213,8 @@ def _gang(pods: list[Pod], ledger: TraceLedger, *, cpu_jobs: bool) -> Gang | Non
     return Gang(
         first=at_once[0],
         arrival_s=min(pod.created_s for pod in pods),
+        start_s=min(pod.start_s or np.nan for pod in workers),
+        nodes=tuple(dict.fromkeys(pod.node for pod in at_once if pod.node)),
         busy_s=lasts_s,
         n_pods=len(at_once),
         gpus=gpus,
@@ -253,12 +258,13 @@ def _jobs(gangs: list[Gang], *, name: str, ledger: TraceLedger) -> Jobs:
     memory_gb = np.array([gang.memory_gb for gang in gangs])
     cores = np.where(np.isnan(cores), n_workers, cores)
     duration_s = np.array([gang.busy_s for gang in gangs])
+    arrival_s = np.array([gang.arrival_s for gang in gangs])
     return Jobs.of(
         name=name,
         id=[gang.first.job for gang in gangs],
         model=[gang.first.model for gang in gangs],
         user=[gang.first.user for gang in gangs],
-        arrival_s=from_zero(np.array([gang.arrival_s for gang in gangs])),
+        arrival_s=from_zero(arrival_s),
         total_steps=duration_s,
         duration_s=duration_s,
         n_workers=n_workers,
@@ -270,6 +276,8 @@ def _jobs(gangs: list[Gang], *, name: str, ledger: TraceLedger) -> Jobs:
         device_type=[gang.first.device_type for gang in gangs],
         measured_on=[gang.first.device_type for gang in gangs],
         priority=[gang.first.priority for gang in gangs],
+        recorded_start_s=started(np.array([gang.start_s for gang in gangs]), arrival_s),
+        recorded_hosts=[",".join(gang.nodes) for gang in gangs],
     )
 
 
@@ -349,6 +357,8 @@ class Pod:
         It belongs to a Job and to nothing wider; it ended well.
     devices : tuple of str
         Resources that look like devices and are not known as GPUs.
+    node : str
+        The machine that it was bound to.
     """
 
     name: str
@@ -374,6 +384,7 @@ class Pod:
     plain_job: bool = False
     succeeded: bool = False
     devices: tuple[str, ...] = ()
+    node: str = ""
 
     @property
     def gpu_hours(self) -> float:
@@ -445,6 +456,7 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
         plain_job=label in PLAIN_JOB_LABELS or (not label and owner[0] == "Job"),
         succeeded=status.get("phase") == "Succeeded",
         devices=_unknown_devices(spec),
+        node=str(spec.get("nodeName") or ""),
     )
 
 

@@ -198,11 +198,18 @@ class TraceLedger:
 
 
 class Read(NamedTuple):
-    """The jobs of a trace, what became of its rows, and the recorded schedule where the file has one."""
+    """The jobs of a trace, what became of its rows, and the recorded schedule where the file has one.
+
+    Attributes
+    ----------
+    zero_s : float
+        The moment of the first arrival, in seconds since 1970, or since the trace's own zero; NaN: not told.
+    """
 
     jobs: Jobs
     ledger: TraceLedger
     segments: Segments | None = None
+    zero_s: float = float("nan")
 
 
 def plain(jobs: Jobs, *, noun: str = "rows") -> Read:

@@ -25,6 +25,7 @@ from labkit.workloads.readers.base import (
     numbers_of,
     per_gpu,
     pointed,
+    started,
     table_of,
 )
 from labkit.workloads.readers.ledger import SAME, Read, Segments, TraceLedger
@@ -324,7 +325,7 @@ def mapped(path: str | Path, mapping: ColumnMap) -> Read:
     _remark(cells, sources, ledger)
     segments = Segments.of(gpus[keep], times.start_s[keep], (times.start_s + times.duration_s)[keep])
     jobs = _jobs(cells, sources, columns, times, gpus, keep, ledger)
-    return Read(ledger.close(jobs), ledger, segments)
+    return Read(ledger.close(jobs), ledger, segments, float(times.arrival_s[keep].min()))
 
 
 def _column(cells: TraceTable, name: str, source: FieldSource, ledger: TraceLedger) -> Floats:
@@ -491,6 +492,7 @@ def _jobs(
         measured_on=text("measured_on", ""),
         reservation=text("reservation", ""),
         priority=np.nan_to_num(columns["priority"][keep]) if "priority" in columns else 0.0,
+        recorded_start_s=started(times.start_s[keep], times.arrival_s[keep]),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,7 @@ from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools
-from labkit.workloads.readers.base import from_zero, json_of, per_gpu, table_of, text_of
+from labkit.workloads.readers.base import from_zero, json_of, per_gpu, started, table_of, text_of
 from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
 
 COLUMNS: Final = ("timestamp", "duration", "num_gpus", "cluster")
@@ -85,19 +86,22 @@ def philly_log(path: str | Path) -> Read:
     if not ran:
         raise TraceError(f"{path}: no job of {len(rows)} ran on a GPU; expected {EXPECTED_LOG}.")
     workers, demand = per_gpu(np.minimum([row["gpus"] for row in ran], MAX_TASKS).astype(np.int32))
+    submitted_s = np.array([row["submitted_s"] for row in ran])
     jobs = Jobs.of(
         name=path.name,
         id=[row["id"] for row in ran],
         user=[row["user"] for row in ran],
         partition=[row["user"] for row in ran],
         consolidate="wait",
-        arrival_s=from_zero(np.array([row["submitted_s"] for row in ran])),
+        arrival_s=from_zero(submitted_s),
         total_steps=[row["duration_s"] for row in ran],
         duration_s=[row["duration_s"] for row in ran],
         n_workers=workers,
         worker_demand=demand,
+        recorded_hosts=[row["hosts"] for row in ran],
+        recorded_start_s=started(np.array([row["first_s"] for row in ran]), submitted_s),
     )
-    return Read(ledger.close(jobs), ledger, segments)
+    return Read(ledger.close(jobs), ledger, segments, float(submitted_s.min()))
 
 
 def _with_durations(rows: list[dict[str, Any]]) -> tuple[TraceLedger, Segments]:
@@ -115,6 +119,7 @@ def _with_durations(rows: list[dict[str, Any]]) -> tuple[TraceLedger, Segments]:
         row["gpus"] = max(gpu_s, key=lambda gpus: gpu_s[gpus]) if row["n_sizes"] else row["gpus"]
         row["gpu_hours"] = sum(gpu_s.values()) / 3600
         row["duration_s"] = sum(gpu_s.values()) / row["gpus"] if row["gpus"] else 0.0
+        row["first_s"] = min((begin_s for gpus, begin_s, _ in row["ran"] if gpus), default=np.nan)
         attempts += row["ran"]
     ledger = TraceLedger(len(rows), noun="jobs", gpu_hours=[row["gpu_hours"] for row in rows])
     return ledger, Segments.of(*np.array(attempts, np.float64).reshape(-1, 3).T)
@@ -182,14 +187,22 @@ def _row(i: int, entry: object, faults: list[str]) -> dict[str, Any] | None:
         "user": str(entry.get("vc", "unknown")),
         "submitted_s": submitted_s,
         "gpus": max((_gpus(attempt) for attempt in attempts), default=0),
+        "hosts": next((names for attempt in attempts if (names := ",".join(map(_name, _hosts(attempt))))), ""),
         **_times(attempts, ends=str(entry.get("status", RUNNING)).lower() != RUNNING),
     }
 
 
-def _gpus(attempt: dict[str, Any]) -> int:
+def _hosts(attempt: dict[str, Any]) -> list[dict[str, Any]]:
     detail = attempt.get("detail")
-    hosts = [host for host in detail if isinstance(host, dict)] if isinstance(detail, list) else []
-    return sum(len(host["gpus"]) for host in hosts if isinstance(host.get("gpus"), list))
+    return [host for host in detail if isinstance(host, dict)] if isinstance(detail, list) else []
+
+
+def _gpus(attempt: dict[str, Any]) -> int:
+    return sum(len(host["gpus"]) for host in _hosts(attempt) if isinstance(host.get("gpus"), list))
+
+
+def _name(host: dict[str, Any]) -> str:
+    return re.sub(r"[\[\],]", "", str(host.get("ip", "")))
 
 
 def _times(attempts: list[dict[str, Any]], *, ends: bool) -> dict[str, Any]:

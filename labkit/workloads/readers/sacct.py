@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
-from labkit.workloads.readers.base import TraceTable, from_zero, names_of, per_gpu
+from labkit.workloads.readers.base import TraceTable, from_zero, names_of, per_gpu, started
 from labkit.workloads.readers.ledger import SAME, Read, Segments, TraceLedger
 from labkit.workloads.readers.sacct_files import DEVICE, GPU, UNDER_WAY, gpus_of, read_tres, sacct_table
 from labkit.workloads.readers.sacct_rules import columns_of_rules, with_rules
@@ -83,8 +83,9 @@ def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
         rows = rows[~idle]
     ledger.refuse_none(path, REMEDY)
     _remark(rows, ledger, table)
-    rows = with_rules(rows, whole, ledger, zero_s=float(rows["submit_s"].min()))
-    return Read(ledger.close(_jobs(rows, name=Path(path).name)), ledger, segments)
+    zero_s = float(rows["submit_s"].min())
+    rows = with_rules(rows, whole, ledger, zero_s=zero_s)
+    return Read(ledger.close(_jobs(rows, name=Path(path).name)), ledger, segments, zero_s)
 
 
 def _columns(table: TraceTable) -> pd.DataFrame:
@@ -273,6 +274,7 @@ def _merged(rows: pd.DataFrame, run: NDArray[Any], ledger: TraceLedger) -> pd.Da
     span_s = rows["duration_s"].groupby(run).transform("sum")
     rows = rows.assign(
         submit_s=rows["submit_s"].groupby(run).transform("min"),
+        eligible_s=rows["eligible_s"].groupby(run).transform("first"),  # a requeue moves it
         state=rows["state"].groupby(run).transform("last"),
         n_attempts=gpu_s.transform("size"), last_end_s=rows["end_s"].groupby(run).transform("max"),
         all_gpu_s=gpu_s.transform("sum"), sizes=sizes, span_s=span_s, part=gpu_s.transform("max"),
@@ -383,7 +385,7 @@ def _jobs(rows: pd.DataFrame, *, name: str) -> Jobs:
         device_type=rows["asked"].tolist(),
         measured_on=rows["kind"].tolist(),
         priority=rows["priority"].to_numpy(np.float64),
-        recorded_start_s=np.where(rows["start_s"].notna(), np.maximum(rows["start_s"] - submit_s.min(), 0.0), np.nan),
+        recorded_start_s=started(rows["start_s"].to_numpy(np.float64), submit_s),
         recorded_hosts=rows["hosts"].tolist(),
         **{name: rows[name].tolist() for name in OF_RULES},
     )

@@ -11,7 +11,7 @@ import numpy as np
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import TraceTable, from_zero, lines_of, per_gpu, text_of
+from labkit.workloads.readers.base import TraceTable, from_zero, lines_of, per_gpu, started, text_of
 from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
 
 COLUMNS: Final = (
@@ -80,6 +80,7 @@ def swf(path: str | Path) -> Read:
         kept & np.isnan(known["processors"]), "no processors allocated, so that they have those they asked for"
     )
     workers, demand = per_gpu(gpus[kept])
+    start_s = known["submit"] + known["wait"]
     jobs = Jobs.of(
         name=table.path.name,
         id=_unique([str(int(job)) for job in np.nan_to_num(column["job"][kept], nan=-1)]),
@@ -90,9 +91,11 @@ def swf(path: str | Path) -> Read:
         duration_s=lasted_s[kept],
         n_workers=workers,
         worker_demand=demand,
+        limit_s=np.where(known["asked_time"][kept] > 0, known["asked_time"][kept], np.nan),
+        recorded_start_s=started(start_s[kept], known["submit"][kept]),
     )
-    start_s = known["submit"] + known["wait"]
-    return Read(ledger.close(jobs), ledger, Segments.of(gpus[kept], start_s[kept], (start_s + lasted_s)[kept]))
+    segments = Segments.of(gpus[kept], start_s[kept], (start_s + lasted_s)[kept])
+    return Read(ledger.close(jobs), ledger, segments, float(known["submit"][kept].min()))
 
 
 def _table(path: Path) -> TraceTable:
