@@ -74,12 +74,16 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_script_has_the_bits_that_it_has_alone_with_three_workers_kills_and_scalings(tmp_path: Path) -> None:
+def test_a_script_has_the_bits_that_it_has_alone_with_three_workers_kills_and_scalings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So each sample counts once, whichever process computed its loss: another sample would change the bits."""
     script = write(tmp_path, wait_s=0.01)
     alone = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert alone.stdout.splitlines() == ["before the loop", "after the loop True True"]
     assert "trains alone, in this process, in batches of 1/4 of an update" in alone.stderr
+    monkeypatch.chdir(tmp_path)
+    expected = torch.load("state.pt")
     training = read_training(script, seed=3)
     with training.start(workers=3, servers=2, restarts=50, save_every=10) as job:
         done = disturbed(job, STEPS, kills=5)
@@ -87,7 +91,7 @@ def test_a_script_has_the_bits_that_it_has_alone_with_three_workers_kills_and_sc
         training.finish(result)
     assert len(done) >= 3, done
     assert result.version == STEPS
-    assert same(result.state_dict(), torch.load(tmp_path / "state.pt"))
+    assert same(result.state_dict(), expected)
     assert same(training.model.state_dict(), result.state_dict()), "the script goes on with the trained model"
     assert set(result.metrics["name"]) >= {"accuracy"}
 

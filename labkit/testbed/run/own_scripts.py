@@ -276,9 +276,8 @@ def training_from(script: str, *, code: Path, data: Path | None, seed: int) -> O
     path = code / file
     if not path.is_file():
         raise InputError(f"script {file} is not in the code that was brought here; expected it in {code}.")
-    training = (
-        read_training(path, seed=seed) if not function and has_loop(path) else _called(path, function, data, seed)
-    )
+    loops = not function and has_loop(path)
+    training = read_training(path, seed=seed) if loops else _called(path, function or FUNCTION, data, seed)
     pickle_by_value(code)
     training.check()
     return training
@@ -292,14 +291,14 @@ def _called(path: Path, function: str, data: Path | None, seed: int) -> OwnTrain
     sys.path.insert(0, str(path.parent))
     try:
         module = _loaded(path)
-        wanted = getattr(module, function or FUNCTION, None)
-        if wanted is None and not function and all(hasattr(module, name) for name in NEEDED):
+        wanted = getattr(module, function, None)
+        if wanted is None and function == FUNCTION and all(hasattr(module, name) for name in NEEDED):
             return training_of(path, module, seed=seed)
         if not callable(wanted):
             raise InputError(
-                f"{path.name} has no function {function or FUNCTION}(data); expected one that returns model, data, loss."
+                f"{path.name} has no function {function}(data); expected one that returns model, data, loss."
             )
-        return _training(wanted(data), f"{path.name}: {function or FUNCTION}()")
+        return _training(wanted(data), f"{path.name}: {function}()")
     except LabkitError:
         raise
     except Exception as error:
