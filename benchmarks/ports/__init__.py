@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.ports.faults import Slow, disturbed
 from labkit.core.errors import LabkitError
 from labkit.elastic.loading import Loading
+from labkit.elastic.own_training import arguments_of, read_training
 from labkit.elastic.verification import VerifiedTraining, apart, plain
-from labkit.experiment.own_training import arguments_of, read_training
 
 KILLS = 10
 """Kills of a job with faults."""

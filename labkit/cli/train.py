@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self, Unpack
 
@@ -17,16 +18,17 @@ from labkit.core.events import Events, Kind
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
 from labkit.elastic.job_logs import NewLines
-from labkit.experiment.auto import AutoFields, auto
-from labkit.experiment.own_training import (
+from labkit.elastic.own_training import (
     OF_CATALOGUE,
     OwnTraining,
     arguments_of,
     catalogued,
+    has_loop,
     is_file,
     read_training,
     validation_of,
 )
+from labkit.experiment.auto import AutoFields, auto
 from labkit.system.printing import printable
 from labkit.system.progress import counter
 
@@ -216,8 +218,6 @@ def train(
               history=history, as_json=as_json)  # fmt: skip
         return
     _refuse_without_auto(model, cores=cores, history=history, runs=runs)
-    steps = STEPS if steps is None else steps
-    from labkit.elastic import start
     from labkit.elastic.controller.controller_state import checked_strategy
     from labkit.elastic.job import ScaleRequest, follow, most_servers
     from labkit.elastic.protocol.sites import ports_of
@@ -225,7 +225,9 @@ def train(
     checked_strategy(strategy)
     requests = [ScaleRequest.parse(line) for line in at or ()]
     typed = _typed(context)
-    name, training = _training(model, typed, width=width, samples=samples, seed=seed)
+    with _printing(as_json):
+        name, training = _training(model, typed, width=width, samples=samples, seed=seed)
+    steps = training.options.get("steps", STEPS) if steps is None else steps
     how = {
         "batch": batch, "workers": workers, "servers": servers, "shards": shards, "optimizer": optimizer, "seed": seed,
         "most_servers": most_servers(servers, requests), "save_every": save_every, "folder": folder, "sync": sync,
@@ -239,26 +241,37 @@ def train(
         training, steps=steps, validate_every=validate_every, patience=patience, metric=metric, best=best, typed=typed
     )
     if verify:
-        _verify(name, training, arguments, steps=min(steps, VERIFIED_STEPS))
+        _verify(name, training, arguments, steps=min(steps, VERIFIED_STEPS), file=Path(model), seed=seed)
     _refuse_unwritable_files(out, log_csv, tensorboard)
-    job = start(training.model, training.data, training.loss, steps=steps, validate=validate, **arguments)
+    job = training.start(**{**arguments, "steps": steps}, **({} if validate is None else {"validate": validate}))
     with job, _log(log_csv, tensorboard) as log, _Bar(steps, quiet=as_json, log=log, folder=job.folder) as bar:
         result = follow(job, requests, strategy=strategy, on_event=bar)
     if out is not None:
         _save(result, out)
-    print(json.dumps(_summary(name, result)) if as_json else _sentence(name, result))
+    print(json.dumps(_summary(name, result)) if as_json else _sentence(name, result), flush=True)
+    with _printing(as_json):
+        training.finish(result)
 
 
-def _verify(name: str, training: OwnTraining, arguments: Mapping[str, Any], *, steps: int) -> None:
+def _printing(as_json: bool) -> AbstractContextManager[Any]:
+    """Return a context in which a script may print: beside JSON, to stderr."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+
+
+def _verify(
+    name: str, training: OwnTraining, arguments: Mapping[str, Any], *, steps: int, file: Path, seed: int
+) -> None:  # fmt: skip
     """Print what a few steps show; exit code 1 if something differs."""
     from labkit.elastic import verification
 
-    left_out = {"workers", "folder", "most_servers"}
+    left_out = {"workers", "folder", "most_servers", "steps"}
     options = {key: value for key, value in arguments.items() if key not in left_out}
     wrong = 0
-    for finding in verification.verify(
+    found = verification.verify(
         verification.VerifiedTraining(training.model, training.data, training.loss, options), steps=steps
-    ):
+    )
+    seeds = [verification.hash_seeds(file, seed=seed)] if is_file(str(file)) else []
+    for finding in chain(seeds, found):
         print(f"{name}: {finding.line}{'' if finding.right else ' (not as it should be)'}", flush=True)
         wrong += not finding.right
     raise typer.Exit(1 if wrong else 0)
@@ -275,6 +288,8 @@ def _auto(
     if is_file(model):
         typed = _typed(context)
         _refuse_of_catalogue(model, typed)
+        if steps is None and has_loop(Path(model)):
+            raise InputError(f"--auto: expected --steps, too; {model} is run after the run was planned.")
         table = {name: value for name, value in table.items() if name not in OF_CATALOGUE and name in typed}
     train_auto(
         model, steps=AUTO_STEPS if steps is None else steps, cores=cores, workers=workers, servers=servers,

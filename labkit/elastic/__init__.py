@@ -5,28 +5,35 @@
 >>> result = train(  # doctest: +SKIP
 ...     models.build("cnn", width=0.1), dataset("cnn", width=0.1), models.loss("cnn"), steps=100, workers=2, servers=2
 ... )
+
+The package can be called: `with labkit.elastic(model, optimizer, loader, steps=100) as job` makes a script with a loop
+of its own a job; see `Loop`.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.elastic.errors import JobError, NoAnswerError, NotDoneError, OverError
     from labkit.elastic.job import Job
     from labkit.elastic.job_start import attach, start, train
+    from labkit.elastic.own_training import read_training
     from labkit.elastic.result import Result
+    from labkit.elastic.script_loop import Loop
     from labkit.elastic.server.optimizers import OwnUpdate
     from labkit.elastic.training_logs import TrainingLog, training_log
     from labkit.elastic.validation import Validation
 
 __all__ = [
-    "Job", "JobError", "NoAnswerError", "NotDoneError", "OverError", "OwnUpdate", "Result", "TrainingLog", "Validation",
-    "attach", "start", "train", "training_log",
+    "Job", "JobError", "Loop", "NoAnswerError", "NotDoneError", "OverError", "OwnUpdate", "Result", "TrainingLog",
+    "Validation", "attach", "read_training", "start", "train", "training_log",
 ]  # fmt: skip
 _MODULES = {
     "Job": "job", "OwnUpdate": "server.optimizers", "Result": "result", "start": "job_start", "train": "job_start",
     "TrainingLog": "training_logs", "training_log": "training_logs", "Validation": "validation",
-    "attach": "job_start",
+    "attach": "job_start", "Loop": "script_loop", "read_training": "own_training",
 }  # fmt: skip
 """Modules of public names; all others are in `errors`."""
 
@@ -37,3 +44,14 @@ def __getattr__(name: str) -> Any:
         module = _MODULES.get(name, "errors")
         return getattr(import_module(f"labkit.elastic.{module}"), name)
     raise AttributeError(f"module {__name__} has no attribute {name}")
+
+
+class _Package(ModuleType):
+    def __call__(self, model: Any, optimizer: Any, loader: Any, **options: Any) -> "Loop":
+        """Return the training of a script with a loop of its own: see `Loop`."""
+        from labkit.elastic.script_loop import Loop
+
+        return Loop(model, optimizer, loader, **options)
+
+
+sys.modules[__name__].__class__ = _Package

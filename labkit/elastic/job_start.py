@@ -386,11 +386,12 @@ def _check_free(reach: NetworkConfig, sites: Sequence[Site], seats: JobPlacement
         replace(reach, hosts=(address,)).check_free(servers=n, controller=address == sites[0].address)
 
 
-def train(model: nn.Module, data: Any, loss: Callable[[nn.Module, Any], Any], **options: Any) -> Result:
+def train(model: nn.Module | str | Path, data: Any = None, loss: Any = None, **options: Any) -> Result:
     """Train a model on parameter servers and workers in processes of their own; return when it is done.
 
-    See `start` for the parameters. What members print comes on stderr, with their names. An interrupt ends the job: its
-    state is saved, and a line on stderr has the folder and how to go on. A second interrupt ends it at once.
+    See `start` for the parameters; or a file of one's own, as for `labkit train`: `train("mine.py", workers=3)`. What
+    members print comes on stderr, with their names. An interrupt ends the job: its state is saved, and a line on stderr
+    has the folder and how to go on. A second interrupt ends it at once.
 
     Raises
     ------
@@ -399,9 +400,22 @@ def train(model: nn.Module, data: Any, loss: Callable[[nn.Module, Any], Any], **
     JobError
         If the job fails.
     """
+    if isinstance(model, str | Path):
+        return _train_file(Path(model), options)
     with start(model, data, loss, **options) as job:
         job.show_printed()
         return job.wait()
+
+
+def _train_file(path: Path, options: Mapping[str, Any]) -> Result:
+    from labkit.elastic.own_training import read_training
+
+    own = read_training(path, seed=options.get("seed", 0))
+    with own.start(**options) as job:
+        job.show_printed()
+        result = job.wait()
+        own.finish(result)
+    return result
 
 
 LARGE_BYTES: Final = 300 << 20

@@ -130,7 +130,8 @@ class _Checks:
 
         torch.set_num_threads(1)
         loaded = Program.read(self._pickled)
-        own = loaded if self._given is None else self._given
+        own = loaded if self._given is None else self._given.here
+        self._own = own
         modes = [(module, module.training) for module in own.model.modules()]
         self._batch_norms = any(training and "BatchNorm" in type(module).__name__ for module, training in modes)
         own.model.eval()
@@ -268,7 +269,7 @@ class _Checks:
 
     def _samples(self, *leaves: int) -> list[int]:
         if self._order is None:
-            self._order = Samples((self._given or Program.read(self._pickled)).data, self._spec)
+            self._order = Samples(self._own.data, self._spec)
         return [i for leaf in leaves for i in self._order.of(0, leaf, n_shards=self._n_shards)]
 
     def _loss(self, program: Program, samples: Sequence[int], place: int) -> LossParts:
@@ -357,10 +358,11 @@ def moving_buffers(program: Program, spec: Spec) -> list[str]:
         import torch
 
         torch.set_num_threads(1)
-        program.train()
-        guard = ForwardGuard(program.model)
-        everything = {name for name, _ in program.model.named_buffers()}
-        loss = SampleLoss(program, device="cpu", seed=spec.seed, precision=spec.precision, moving=everything)
+        own = program.here
+        own.train()
+        guard = ForwardGuard(own.model)
+        everything = {name for name, _ in own.model.named_buffers()}
+        loss = SampleLoss(own, device="cpu", seed=spec.seed, precision=spec.precision, moving=everything)
         loss(list(range(spec.batch // spec.n_shards)), (0, 0))
         return Proof(json.dumps([*guard.changed(), *tracked()]))
 

@@ -1,26 +1,28 @@
-"""Verify a training before it is paid for: a few steps of a job, and the same in a plain loop of torch.
-
-The loop knows no servers. With several shards it has as many micro-batches, whose gradients it adds in pairs, pairs of
-pairs and so on: another order rounds otherwise.
-"""
+"""Verify a training before it is paid for: a few steps of a job, and the same in a plain loop of torch."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from labkit.core.errors import InputError
+from labkit.core.errors import LabkitError
 from labkit.elastic.job_start import start
-from labkit.elastic.loading import Loading, Samples
-from labkit.elastic.protocol.program import FLOAT32, Program, Spec
-from labkit.elastic.server.optimizers import OwnUpdate, optimizer
-from labkit.elastic.worker.forward import cast, clock_of, parted, seed_all
+from labkit.elastic.own_training import read_training
+from labkit.elastic.plain import plain_losses
+from labkit.elastic.script_loop import LoopLoss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from labkit.elastic.job import Job
     from labkit.elastic.result import Result
 
 CLOSE: Final = 1e-5
@@ -52,7 +54,11 @@ class VerifiedTraining:
 
     def copied(self, **options: Any) -> VerifiedTraining:
         """Return the same with other options, with a model and optimizers of its own."""
-        own: dict[str, Any] = {name: self.options[name] for name in ("optimizer", "scheduler") if name in self.options}
+        if isinstance(self.loss, LoopLoss):
+            again = self.loss.again()
+            own = {name: value for name, value in again.training.items() if name in self.options}
+            return VerifiedTraining(again.loop.model, again.loop.data, again, {**self.options, **own, **options})
+        own = {name: self.options[name] for name in ("optimizer", "scheduler") if name in self.options}
         model, own = copy.deepcopy((self.model, own))
         return VerifiedTraining(model, self.data, self.loss, {**self.options, **own, **options})
 
@@ -61,174 +67,10 @@ class VerifiedTraining:
         return start(self.model, self.data, self.loss, steps=steps, **{**self.options, **options})
 
 
-# --- the same in plain torch
-
-
 def plain(training: VerifiedTraining, steps: int) -> tuple[dict[str, Tensor], list[float]]:
-    """Train in a loop of torch; return the state_dict and the loss of each step.
-
-    It computes with one thread, as workers do. Micro-batches begin with the buffers of the step, which become their
-    mean; one that is `per_shard` goes on from its own.
-    """
-    import torch
-
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _plain(training, steps)
-    finally:
-        torch.set_num_threads(n_threads)
-
-
-def _plain(training: VerifiedTraining, steps: int) -> tuple[dict[str, Tensor], list[float]]:
-    import torch
-
-    options, model = training.options, training.model
-    loading = Loading.of(
-        training.data, batch=options.get("batch"), shuffle=options.get("shuffle", True), loaders=0, default=64
-    )
-    n, seed = training.shards, options.get("seed", 0)
-    program = Program(model, loading.data, training.loss)
-    spec = Spec((), (), "", {}, loading.batch, n, steps, seed, n_samples=len(loading.data), shuffle=loading.shuffle)
-    steppers, buffers = _Steppers(options, model), _Buffers(model, options.get("per_shard", ()), n)
-    micro, params, losses = (
-        _MicroBatches(program, spec, options),
-        [p for p in model.parameters() if p.requires_grad],
-        [],
-    )
-    model.train()
-    for step in range(steps):
-        rows = []
-        for leaf in range(n):
-            model.zero_grad()
-            buffers.begin(leaf)
-            rows.append([*micro.backward(step, leaf), *map(_dense, params)])
-            buffers.end(leaf)
-        total, weight, *gradients = (in_pairs(list(column)) for column in zip(*rows, strict=True))
-        for p, gradient in zip(params, gradients, strict=True):
-            p.grad = gradient.mul_(1 / weight if weight else 0.0)
-        buffers.step()
-        if options.get("clip_value"):
-            torch.nn.utils.clip_grad_value_(params, options["clip_value"])
-        if options.get("clip_norm"):
-            torch.nn.utils.clip_grad_norm_(params, options["clip_norm"])
-        steppers.step(step)
-        losses.append(total / (weight or 1.0))
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}, losses
-
-
-class _MicroBatches:
-    """The losses of micro-batches, with the samples and the random numbers of a job."""
-
-    def __init__(self, program: Program, spec: Spec, options: Mapping[str, Any]) -> None:
-        self._program, self._spec = program, spec
-        self._samples, self._takes = Samples(program.data, spec), clock_of(program.loss)
-        self._precision = options.get("precision", FLOAT32)
-
-    def backward(self, step: int, leaf: int) -> tuple[float, float]:
-        """Compute the gradient of a micro-batch; return the loss and its weight."""
-        seed_all(hash((self._spec.seed, step, leaf)) & 0x7FFFFFFF)
-        batch = self._program.batch(self._samples.of(step, leaf))
-        clock = self._takes(step=step, epoch=self._spec.epoch_of(step))
-        with cast("cpu", self._precision):
-            parts = parted(self._program.loss(self._program.model, batch, **clock))
-        parts.loss.backward()
-        return float(parts.loss.detach()), 1.0 if parts.weight is None else parts.weight
-
-
-class _Steppers:
-    """The optimizers and their schedulers."""
-
-    def __init__(self, options: Mapping[str, Any], model: Any) -> None:
-        import torch
-
-        given = options.get("optimizer", "sgd")
-        if isinstance(given, OwnUpdate):
-            raise InputError(
-                "an update of one's own has no counterpart in torch; expected an optimizer to compare with."
-            )
-        if isinstance(given, str):
-            given = _named(given, options, model)
-        made = given if isinstance(given, list | tuple) else [given]
-        self._optimizers = [each if hasattr(each, "step") else each(model) for each in made]
-        schedulers = options.get("scheduler") or []
-        schedulers = schedulers if isinstance(schedulers, list | tuple) else [schedulers]
-        pairs = zip(schedulers, self._optimizers, strict=False)
-        self._schedulers = [each if hasattr(each, "step") else each(own) for each, own in pairs]
-        self._every = options.get("scheduler_every", 1)
-        if options.get("schedule") is not None:
-            lambdas = torch.optim.lr_scheduler.LambdaLR
-            self._schedulers = [lambdas(own, options["schedule"]) for own in self._optimizers]
-
-    def step(self, step: int) -> None:
-        """Make update number `step`, from 0."""
-        self._optimizers[step % len(self._optimizers)].step()
-        if (step + 1) % self._every == 0:
-            for scheduler in self._schedulers:
-                scheduler.step()
-
-
-def _named(name: str, options: Mapping[str, Any], model: Any) -> Any:
-    """Return the optimizer of torch that has a name here."""
-    import torch
-
-    known = ("lr", "weight_decay", "momentum", "nesterov", "betas", "eps", "decoupled_weight_decay")
-    chosen = optimizer(name, **{key: options[key] for key in known if key in options}).options
-    apart = chosen.pop("decoupled_weight_decay", False)
-    kind = {"adam": torch.optim.AdamW if apart else torch.optim.Adam}.get(name, torch.optim.SGD)
-    return kind([p for p in model.parameters() if p.requires_grad], **chosen)
-
-
-class _Buffers:
-    """The buffers of a model over micro-batches."""
-
-    def __init__(self, model: Any, own: Sequence[str], n: int) -> None:
-        self._model, self._n = model, n
-        self._now = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        self._own = {name: [self._now[name].clone() for _ in range(n)] for name in own}
-        self._after: list[dict[str, Any]] = []
-
-    def begin(self, leaf: int) -> None:
-        """Set those of a micro-batch."""
-        import torch
-
-        with torch.no_grad():
-            for name, buffer in self._model.named_buffers():
-                buffer.copy_(self._own[name][leaf] if name in self._own else self._now[name])
-
-    def end(self, leaf: int) -> None:
-        """Take those after a micro-batch."""
-        self._after.append({name: buffer.clone() for name, buffer in self._model.named_buffers()})
-        for name, rows in self._own.items():
-            rows[leaf] = self._after[-1][name]
-
-    def step(self) -> None:
-        """Set their mean over the micro-batches."""
-        after, self._after = self._after, []
-        for name, now in self._now.items():
-            mean = in_pairs([each[name].float() for each in after]) * (1 / self._n)
-            self._now[name] = mean.to(now.dtype)
-        self.begin(0)
-
-
-def _dense(p: Any) -> Any:
-    """Return the gradient of a parameter, zeros where it has none."""
-    import torch
-
-    if p.grad is None:
-        return torch.zeros_like(p)
-    return p.grad.to_dense() if p.grad.is_sparse else p.grad.clone()
-
-
-def in_pairs(values: list[Any]) -> Any:
-    """Return the sum of neighbours, of these sums and so on; the last one of an odd number waits.
-
-    >>> in_pairs([1e16, 1.0, 1.0, 1.0])
-    1.0000000000000002e+16
-    """
-    while len(values) > 1:
-        values = [a[0] + a[1] if len(a) > 1 else a[0] for a in (values[i : i + 2] for i in range(0, len(values), 2))]
-    return values[0]
+    """Train in a loop of torch; return the state_dict and the loss of each step."""
+    losses = plain_losses(training.model, training.data, training.loss, training.options, steps)
+    return {name: tensor.detach().clone() for name, tensor in training.model.state_dict().items()}, losses
 
 
 # --- the comparison
@@ -253,7 +95,7 @@ class Verified:
 
 
 def verify(training: VerifiedTraining, *, steps: int) -> Iterator[Verified]:
-    """Yield what is equal: job and plain loop with one shard, and with several; one worker and three."""
+    """Yield what is equal: job and plain loop with one shard, and with several; one worker and three, disturbed."""
     digests = []
     for n in dict.fromkeys((1, training.shards)):
         with training.copied(shards=n).job(steps, workers=1) as job:
@@ -264,5 +106,70 @@ def verify(training: VerifiedTraining, *, steps: int) -> Iterator[Verified]:
         size = "equal bits" if not difference else f"largest difference {difference:.1e}"
         yield Verified(f"{pieces}, {steps} steps of a plain loop of torch beside it: {size}", difference <= CLOSE)
     with training.copied().job(steps, workers=WORKERS) as job:
+        done = disturb(job)
         equal = job.wait().digest == digests[-1]
-    yield Verified(f"one worker and {WORKERS}: {'equal bits' if equal else 'other bits'}", equal)
+    yield Verified(f"one worker and {WORKERS}, {done}: {'equal bits' if equal else 'other bits'}", equal)
+
+
+def disturb(job: Job) -> str:
+    """Kill a worker and add one while the first steps are made; return what was done.
+
+    A server is stopped meanwhile, so that the job does not come to its end before.
+    """
+    for event in job.events():
+        if event["event"] != "loss":
+            continue
+        members = {member.name: member.pid for member in job.status().members if member.pid}
+        worker, server = (next((name for name in members if name.startswith(role)), "") for role in ("worker", "ps"))
+        if not (worker and server):
+            break
+        os.kill(members[server], signal.SIGSTOP)
+        try:
+            os.kill(members[worker], signal.SIGKILL)
+            job.scale(workers=1)
+        except (LabkitError, ProcessLookupError):
+            break
+        finally:
+            os.kill(members[server], signal.SIGCONT)
+        return "of which one was killed and one came"
+    return "which were done too soon to be disturbed"
+
+
+# --- two hash seeds
+
+
+def hash_seeds(path: Path, *, seed: int) -> Verified:
+    """Return whether a file trains the same whatever the hash seed of its process, on which the order of sets depends.
+
+    Members of a job have one hash seed. The process that starts it has the user's.
+    """
+    told = [_in_a_process(path, seed, hash_seed=number) for number in (1, 2)]
+    if failed := next((words for words, code in told if code), ""):
+        return Verified(f"two hash seeds: not compared: {failed}", right=True)
+    equal = told[0] == told[1]
+    cause = "" if equal else ": the order of a set decides, or hash(); take sorted(...), or set PYTHONHASHSEED=0"
+    return Verified(f"two hash seeds, a step of a plain loop each: {'equal' if equal else 'other'} bits{cause}", equal)
+
+
+def _in_a_process(path: Path, seed: int, *, hash_seed: int) -> tuple[str, int]:
+    """Return the last line of a process that trains a file for a step, and its exit code."""
+    done = subprocess.run(
+        [sys.executable, "-m", "labkit.elastic.verification", str(path), str(seed)], capture_output=True, text=True,
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)}, check=False,
+    )  # fmt: skip
+    lines = (done.stdout if not done.returncode else done.stderr).strip().splitlines()
+    return lines[-1] if lines else "", done.returncode
+
+
+def main(path: str, seed: str) -> None:
+    """Print the digest of a file's model after a step."""
+    own = read_training(Path(path), seed=int(seed))
+    state, _ = plain(VerifiedTraining(own.model, own.data, own.loss, own.arguments), 1)
+    digest = hashlib.sha256()
+    for part in state.values():
+        digest.update(part.cpu().contiguous().numpy().tobytes())
+    print(digest.hexdigest())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

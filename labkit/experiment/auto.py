@@ -8,10 +8,10 @@ it.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from inspect import getsource, signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
@@ -22,10 +22,11 @@ from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.core.resources import amounts
+from labkit.elastic.job_start import start
+from labkit.elastic.own_training import OwnTraining, is_file, read_training
 from labkit.experiment.deployed import Telling, run_opened
 from labkit.experiment.history import FILE
 from labkit.experiment.opener import LEASE_S, Begun, Preflight
-from labkit.experiment.own_training import OwnTraining, is_file, read_training
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord
 
@@ -48,16 +49,13 @@ PLACE: Final = "here"
 """Folder of the inventory and the agent, beside the runs."""
 STUB: Final = """from pathlib import Path
 
-from labkit.elastic.protocol.program import Program
+from labkit.elastic.own_training import OwnTraining
 
 
 def program(_):
-    it = Program.load(Path(__file__).parent)
-    return it.model, it.data, it.loss
+    return OwnTraining.load(Path(__file__).parent)
 """
-"""The script that hands a pickled program on."""
-NOT_YET: Final = ("schedule", "optimizer", "state", "validation_data", "validation_loss")
-"""What a file may define for `labkit train`, and a job that configures itself does not take."""
+"""The script that hands a pickled training on."""
 
 
 def brain_for(cores: float) -> str:
@@ -113,26 +111,26 @@ def program_of(
         If it defines what a job that configures itself does not take: which.
     """
     from labkit.elastic.data import as_dataset
-    from labkit.elastic.protocol.program import Program
     from labkit.testbed.run.own_scripts import STAGED, OwnScript, pickle_by_value
 
     if isinstance(model, str | Path):
         path = Path(model)
         own, written, stem = read_training(path, seed=training.seed), path.read_bytes(), path.stem
-        for name in NOT_YET:
-            if getattr(own, name) is not None:
-                raise InputError(f"{path} defines {name}, which --auto does not take yet; leave it out, or --auto.")
+        if own.validation_data is not None:
+            raise InputError(
+                f"{path} defines validation_data, which would need cores that the job shares out; leave it out, or "
+                "--auto."
+            )
         pickle_by_value(path.absolute().parent)
-        training = _with_options(training, own.options, where=path)
+        training = _with_options(training, own, where=path)
     else:
         if data is None or loss is None:
             raise InputError("auto(model) with a module needs data and loss, too: auto(model, data, loss, steps=...).")
         own, stem = OwnTraining(model, as_dataset(data), loss), type(model).__name__.lower()
         written = "\n".join([repr(model), _source(type(model)), _source(loss)]).encode()
-    program = Program(own.model, own.data, own.loss)
-    program.check()
+    own.check()
     with TemporaryDirectory() as folder:
-        program.save(Path(folder))
+        own.save(Path(folder))
         (Path(folder) / "train.py").write_text(STUB, encoding="utf-8")
         script = OwnScript.of(Path(folder) / "train.py").packed(place / STAGED)
     return f"{stem}-{hashlib.sha256(written).hexdigest()[:12]}", script, training
@@ -140,19 +138,20 @@ def program_of(
 
 def _source(of: Any) -> str:
     try:
-        return inspect.getsource(of)
+        return getsource(of)
     except (OSError, TypeError):
         return repr(of)
 
 
-def _with_options(training: TrainingTable, options: dict[str, Any], *, where: Path) -> TrainingTable:
-    """Return how a job trains, with the options of its file that are not set otherwise."""
-    usual = type(training)()
+def _with_options(training: TrainingTable, own: OwnTraining, *, where: Path) -> TrainingTable:
+    """Return how a job trains, with the options of its file that are not set otherwise; the others go with the file."""
+    usual, known = type(training)(), signature(start).parameters
     names = [each.name for each in fields(training) if each.name not in ("scripts", "widths", "width", "samples")]
-    for name, value in options.items():
-        if name not in names:
-            raise unknown(f"option of {where} for --auto", name, names)
-        if getattr(training, name) == getattr(usual, name):
+    batch = {"batch": own.data.batch_size} if hasattr(own.data, "batch_size") else {}
+    for name, value in {**batch, **own.options}.items():
+        if name not in names and name not in known:
+            raise unknown(f"option of {where} for --auto", name, sorted({*names, *known}))
+        if name in names and getattr(training, name) == getattr(usual, name):
             training = training.changed(**{name: value})
     return training
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from labkit.core.errors import InputError
-from labkit.experiment.own_training import OwnTraining, arguments_of, read_training
+from labkit.elastic.own_training import OwnTraining, arguments_of, read_training
 from labkit.system.proc import all_pids, command_line
 from tests.command import labkit_in_a_process as labkit
 

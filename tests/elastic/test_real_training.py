@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -21,6 +22,7 @@ from labkit.core.errors import InputError
 from labkit.elastic import train
 from labkit.elastic.data import as_dataset
 from labkit.elastic.loading import LoaderData, Loading, Samples
+from labkit.elastic.plain import in_pairs
 from labkit.elastic.proof import moving_buffers
 from labkit.elastic.protocol.blocks import MovingBuffers, layout, pack, trained, unpack
 from labkit.elastic.protocol.program import Program, Spec
@@ -29,7 +31,7 @@ from labkit.elastic.server.block import Block, Pushed
 from labkit.elastic.server.norms import NormClipping, whole_norm
 from labkit.elastic.server.optimizers import optimizer
 from labkit.elastic.server.torch_optimizers import Rates, TorchUpdates, recipes
-from labkit.elastic.verification import VerifiedTraining, in_pairs, verify
+from labkit.elastic.verification import VerifiedTraining, hash_seeds, verify
 
 X, Y = torch.randn(64, 4, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 3
 
@@ -92,7 +94,29 @@ def test_a_training_is_verified_beside_a_plain_loop() -> None:
     findings = list(verify(VerifiedTraining(net(), as_dataset((X, Y)), loss, options), steps=3))
     assert [finding.right for finding in findings] == [True] * 3
     assert findings[0].line == "one shard, 3 steps of a plain loop of torch beside it: equal bits"
-    assert findings[2].line == "one worker and 3: equal bits"
+    assert findings[2].line.startswith("one worker and 3, ")
+    assert findings[2].line.endswith(": equal bits")
+
+
+SETS = """import torch
+words = {WORDS}
+order = {word: number for number, word in enumerate(words)}
+x = torch.tensor([[float(order[word]), 1.0] for word in ("red", "green", "blue", "black") * 4])
+model = torch.nn.Linear(2, 1)
+data = x, torch.ones(16, 1)
+options = {"batch": 16}
+def loss(model, batch):
+    return (model(batch[0]) - batch[1]).square().mean()
+"""
+
+
+def test_two_hash_seeds_show_a_vocabulary_that_is_made_from_a_set(tmp_path: Path) -> None:
+    words = "'red', 'green', 'blue', 'black', 'white', 'grey', 'pink'"
+    for text, right in ((f"set([{words}])", False), (f"sorted([{words}])", True)):
+        (tmp_path / "mine.py").write_text(SETS.replace("{WORDS}", text))
+        found = hash_seeds(tmp_path / "mine.py", seed=0)
+        assert found.right is right, found
+    assert found.line == "two hash seeds, a step of a plain loop each: equal bits"
 
 
 # --- optimizers

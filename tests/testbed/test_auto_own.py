@@ -14,7 +14,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import amounts
 from labkit.experiment.auto import auto, opener_of
 from labkit.experiment.opener import Preflight
-from labkit.testbed.run.own_scripts import OwnScript, program_from
+from labkit.testbed.run.own_scripts import OwnScript, training_from
 from labkit.testbed.run.session import local_inventory
 from labkit.testbed.run.training import TrainingTable
 
@@ -63,7 +63,7 @@ def test_a_file_of_ones_own_is_named_by_its_content_and_trains_as_it_says(mine: 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("schedule = lambda step: 0.1", r"mine\.py defines schedule, which --auto does not take yet"),
+        ("def validation_data(): return data()", r"mine\.py defines validation_data, which would need cores"),
         ("options = {'momentum': 0.9}", r"unknown option of .*mine\.py for --auto 'momentum'"),
     ],
 )
@@ -105,7 +105,7 @@ def test_final_plans_of_a_script_on_hosts_are_kept_by_its_own_content(mine: Path
 
 
 def test_what_labkit_train_takes_a_host_takes_too(mine: Path) -> None:
-    program = program_from("mine.py", code=mine.parent, data=None, seed=0)
+    program = training_from("mine.py", code=mine.parent, data=None, seed=0)
     assert isinstance(program.model, nn.Linear)
     assert len(program.data) == 64
 

@@ -17,7 +17,7 @@ from labkit.testbed.inventory import Inventory
 from labkit.testbed.run import own_scripts
 from labkit.testbed.run.backend import SshBackend
 from labkit.testbed.run.job_messages import JobRequest
-from labkit.testbed.run.own_scripts import OwnScript, Staging, pack, program_from
+from labkit.testbed.run.own_scripts import OwnScript, Staging, pack, training_from
 from labkit.testbed.run.training import TrainingTable
 from labkit.testbed.ssh.fleet import Fleet
 from tests.testbed.test_backend import jobs_of, until
@@ -150,7 +150,7 @@ def test_a_request_that_would_leave_its_folder_is_refused(tmp_path, odd):
 )
 def test_a_script_that_fails_is_told_with_its_line(own, function, told):
     with pytest.raises(InputError, match=told):
-        program_from(f"train.py:{function}", code=Path(own.code), data=Path(own.data), seed=0)
+        training_from(f"train.py:{function}", code=Path(own.code), data=Path(own.data), seed=0)
 
 
 def test_a_content_travels_once_to_a_host(bed: Inventory, fleet: Fleet, own: OwnScript, tmp_path: Path):

@@ -87,7 +87,7 @@ class Program:
         try:
             with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 try:
-                    MappedPickler(file).dump((self.model.cpu(), self.data, self.loss))
+                    MappedPickler(file).dump(self._sent())
                 except OSError:
                     raise
                 except Exception as error:
@@ -97,6 +97,18 @@ class Program:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+
+    def _sent(self) -> Any:
+        """Return what is pickled: its parts, or the script that makes them anew."""
+        script = getattr(self.loss, "sent", None)
+        return (self.model.cpu(), self.data, self.loss) if script is None else script()
+
+    @property
+    def here(self) -> Program:
+        """It in this process: after a fork the loop of a script has to be run anew."""
+        if getattr(self.loss, "here", True):
+            return self
+        return self.loss.again().program()  # type: ignore[attr-defined, no-any-return]
 
     def _unpicklable(self, error: Exception) -> InputError:
         import cloudpickle
@@ -123,7 +135,8 @@ class Program:
         import pickle
 
         with path.open("rb") as file:
-            return cls(*pickle.load(file))  # written by this user into a folder of mode 0700
+            sent = pickle.load(file)  # written by this user into a folder of mode 0700
+        return cls(*sent) if isinstance(sent, tuple) else sent.program()  # type: ignore[no-any-return]
 
     def train(self) -> None:
         """Call `train` of modules that define their own, as a loop of one's own does: frozen parts stay frozen."""

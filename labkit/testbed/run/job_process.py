@@ -19,13 +19,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic.errors import JobError
+from labkit.elastic.own_training import OwnTraining, arguments_of
 from labkit.elastic.process.causes import name_of
 from labkit.elastic.proof import OFF
 from labkit.elastic.protocol.blocks import ENOUGH_BLOCKS
@@ -56,7 +57,6 @@ from labkit.testbed.run.own_scripts import STAGED
 
 if TYPE_CHECKING:
     from labkit.elastic import Job, Result
-    from labkit.elastic.protocol.program import Program
 
 LONGEST: Final = 1 << 20
 """Bytes of the longest line that is read."""
@@ -119,41 +119,45 @@ def _attend(client: socket.socket, answer: OrderAnswer) -> None:
             lines.flush()
 
 
-def program_of(request: JobRequest, folder: Path) -> Program:
-    """Return model, data and loss that a request names, or the program that its folder holds."""
-    from labkit.elastic import models
-    from labkit.elastic.data import dataset
+def training_of(request: JobRequest, folder: Path) -> OwnTraining:
+    """Return what a request names, or the program that its folder holds."""
+    from labkit.elastic.own_training import OwnTraining, catalogued
     from labkit.elastic.protocol.program import Program
-    from labkit.testbed.run.own_scripts import program_from
+    from labkit.testbed.run.own_scripts import training_from
 
     if request.program:
-        return Program.load(folder)
+        saved = Program.load(folder)
+        return OwnTraining(saved.model, saved.data, saved.loss)
     if request.script:
         staged = folder.parents[2] / STAGED  # folder is runs/RUN/TASK below labkit's
         data = staged / request.samples if request.samples else None
-        return program_from(request.script, code=staged / request.code, data=data, seed=request.seed)
+        return training_from(request.script, code=staged / request.code, data=data, seed=request.seed)
+    from labkit.elastic import models
+    from labkit.elastic.data import dataset
+
     name = models.size_of(request.name, width=request.width).name
-    samples = dataset(name, n=request.data.size, seed=request.data.seed, width=request.width)
-    return Program(models.build(name, width=request.width, seed=request.seed), samples, models.loss(name))
+    made = catalogued(name, width=request.width, samples=request.data.size, seed=request.seed)
+    return replace(made, data=dataset(name, n=request.data.size, seed=request.data.seed, width=request.width))
 
 
 def start(request: JobRequest, folder: Path) -> Job:
     """Start the job of a request, as `labkit.elastic.start` does."""
-    from labkit import elastic
-    from labkit.elastic import models
-
-    program = program_of(request, folder)
-    lr = request.lr if request.lr is not None or not request.name else models.learning_rate(request.name)
-    options: dict[str, Any] = {**request.options, **({} if lr is None else {"lr": lr})}
+    own = training_of(request, folder)
+    asked: dict[str, Any] = {
+        "batch": request.batch, "shards": request.shards, "optimizer": request.optimizer, "lr": request.lr,
+        "save_every": request.save_every, "seed": request.seed, "standby": request.standby,
+    }  # fmt: skip
+    usual = {name: field.default for name, field in JobRequest.__dataclass_fields__.items()}
+    changed = {name for name, value in asked.items() if value != usual[name] or name == "seed"}
+    arguments = {**arguments_of(own, asked, typed=changed), **request.options}
+    arguments |= {
+        "steps": request.steps, "sync": request.sync, "lease_s": request.lease_s, "network": request.network,
+        "ports": request.ports, "sites": request.sites, "place": request.place, "folder": folder / RUNS,
+        "loads_every_s": request.loads_every_s, "most_servers": ENOUGH_BLOCKS,
+    }  # fmt: skip
     if request.name:  # tests prove the models of the catalogue
-        options["proof"] = OFF
-    return elastic.start(
-        program.model, program.data, program.loss, steps=request.steps, batch=request.batch, shards=request.shards,
-        optimizer=request.optimizer, sync=request.sync, seed=request.seed, save_every=request.save_every,
-        standby=request.standby, lease_s=request.lease_s, network=request.network, ports=request.ports,
-        sites=request.sites, place=request.place, folder=folder / RUNS, loads_every_s=request.loads_every_s,
-        most_servers=ENOUGH_BLOCKS, **options,
-    )  # fmt: skip
+        arguments["proof"] = OFF
+    return own.start(**arguments)
 
 
 def start_after_predecessor(request: JobRequest, folder: Path) -> Job:

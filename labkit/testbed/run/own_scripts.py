@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from labkit.core.below import SEVERAL, open_plain
 from labkit.core.consent import Outside, digest_of
 from labkit.core.errors import InputError, LabkitError
+from labkit.elastic.data import as_dataset
+from labkit.elastic.own_training import NEEDED, OwnTraining, has_loop, read_training, training_of
 from labkit.testbed.errors import HostError
 from labkit.testbed.ssh.fleet import Fleet
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-    from labkit.elastic.protocol.program import Program
 
 (STAGED,) = SEVERAL
 """Folder of archives in that of a run, and of unpacked ones below labkit's folder on a host."""
@@ -44,8 +44,6 @@ UNPACK: Final = (
 )
 """Unpacks an archive beside it; the folder gets its name when it is whole, and a second process gives way."""
 FUNCTION: Final = "program"
-PARTS: Final = ("model", "data", "loss")
-"""What a script may define instead, as for `labkit train FILE.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,8 +252,8 @@ class Staging:
         return self._fleet.run(["/bin/sh", "-c", program, "sh", *words], timeout_s=STAGE_S, only=[host])
 
 
-def program_from(script: str, *, code: Path, data: Path | None, seed: int) -> Program:
-    """Return the program of a script: model, data and loss.
+def training_from(script: str, *, code: Path, data: Path | None, seed: int) -> OwnTraining:
+    """Return the training of a script: what `labkit train FILE.py` takes, or what a function of it returns.
 
     The classes and functions of the script, and of modules beside it, are pickled by value: workers on other hosts need
     no code. So is its data: what the function returns travels to each worker.
@@ -274,39 +272,33 @@ def program_from(script: str, *, code: Path, data: Path | None, seed: int) -> Pr
     InputError
         If the script fails, or returns something else than model, data and loss: where, and what was expected.
     """
+    file, _, function = script.partition(":")
+    path = code / file
+    if not path.is_file():
+        raise InputError(f"script {file} is not in the code that was brought here; expected it in {code}.")
+    loops = not function and has_loop(path)
+    training = read_training(path, seed=seed) if loops else _called(path, function or FUNCTION, data, seed)
+    pickle_by_value(code)
+    training.check()
+    return training
+
+
+def _called(path: Path, function: str, data: Path | None, seed: int) -> OwnTraining:
+    """Run a script and return what it defines, or what its function returns; its errors name the line."""
     import torch
 
-    from labkit.elastic.data import as_dataset
-    from labkit.elastic.protocol.program import Program
-
-    file, _, function = script.partition(":")
-    function = function or FUNCTION
-    if not (code / file).is_file():
-        raise InputError(f"script {file} is not in the code that was brought here; expected it in {code}.")
     torch.manual_seed(seed)
-    parts = _called(code / file, function, data)
-    if not (isinstance(parts, tuple) and len(parts) == 3):
-        raise InputError(f"{file}: {function}() returned a {type(parts).__name__}; expected (model, data, loss).")
-    pickle_by_value(code)
-    program = Program(parts[0], as_dataset(parts[1]), parts[2])
-    program.check()
-    return program
-
-
-def _called(path: Path, function: str, data: Path | None) -> Any:
-    """Run a script and return what its function returns; its errors name the line."""
     sys.path.insert(0, str(path.parent))
     try:
         module = _loaded(path)
         wanted = getattr(module, function, None)
-        if wanted is None and all(hasattr(module, name) for name in PARTS):
-            return tuple(part() if name != "loss" and _makes(part) else part
-                         for name, part in ((name, getattr(module, name)) for name in PARTS))  # fmt: skip
+        if wanted is None and function == FUNCTION and all(hasattr(module, name) for name in NEEDED):
+            return training_of(path, module, seed=seed)
         if not callable(wanted):
             raise InputError(
                 f"{path.name} has no function {function}(data); expected one that returns model, data, loss."
             )
-        return wanted(data)
+        return _training(wanted(data), f"{path.name}: {function}()")
     except LabkitError:
         raise
     except Exception as error:
@@ -315,11 +307,13 @@ def _called(path: Path, function: str, data: Path | None) -> Any:
         raise InputError(f"{path.name}{where}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
-def _makes(part: Any) -> bool:
-    """Return whether a part of a script is a function that makes it."""
-    from torch import nn
-
-    return callable(part) and not isinstance(part, nn.Module) and not hasattr(part, "__len__")
+def _training(returned: Any, where: str) -> OwnTraining:
+    """Return what a function of a script has returned, as a training."""
+    if isinstance(returned, OwnTraining):
+        return returned
+    if not (isinstance(returned, tuple) and len(returned) == 3):
+        raise InputError(f"{where} returned a {type(returned).__name__}; expected (model, data, loss).")
+    return OwnTraining(returned[0], as_dataset(returned[1]), returned[2])
 
 
 def _loaded(path: Path) -> ModuleType:

@@ -1,7 +1,11 @@
-"""What `labkit train` trains: a model of the catalogue, or what a file of one's own defines."""
+"""A training of one's own: a file that defines model, data and loss, or a script with a loop of its own.
+
+This is the one form for `labkit train`, `labkit train --auto`, `labkit deploy --script` and notebooks.
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -11,15 +15,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from labkit.core.errors import InputError
+from labkit.elastic.script_loop import LoopLoss, Script, line_of
 
 if TYPE_CHECKING:
-    from labkit.elastic import Validation
+    from labkit.elastic import Job, Result, Validation
 
 NEEDED: Final = ("model", "data", "loss")
 OF_CATALOGUE: Final = ("width", "samples")
 """Options of models of the catalogue."""
 OF_FILE: Final = ("schedule", "optimizer", "scheduler", "state")
 """Arguments of `start` that a file may define by their names."""
+FILE: Final = "training.pickle"
 OF_VALIDATION: Final = ("validate_every", "patience", "metric", "best")
 
 
@@ -62,6 +68,51 @@ class OwnTraining:
     state: Any = None
     options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `labkit.elastic.start` that the file defines, beside model, data and loss."""
+        return {**self.options, **{name: value for name in OF_FILE if (value := getattr(self, name)) is not None}}
+
+    def start(self, **options: Any) -> Job:
+        """Start a job, as `labkit.elastic.start` does; options count more than what the file says."""
+        from labkit.elastic.job_start import start
+
+        return start(self.model, self.data, self.loss, **{**self.arguments, **options})
+
+    def check(self) -> None:
+        """Raise InputError unless it can be trained, as far as model, samples and loss show."""
+        from labkit.elastic.loading import Loading
+        from labkit.elastic.protocol.program import Program
+
+        samples = Loading.of(self.data, batch=None, shuffle=True, loaders=0, default=1).data
+        Program(self.model, samples, self.loss).check()
+
+    def save(self, folder: Path) -> None:
+        """Pickle it into a folder, whole: optimizers keep their parameters; a script is sent as its text."""
+        from labkit.elastic.protocol.mapped import MappedPickler
+
+        with (folder / FILE).open("wb") as file:
+            MappedPickler(file).dump(self.loss.sent() if isinstance(self.loss, LoopLoss) else self)
+
+    @classmethod
+    def load(cls, folder: Path) -> OwnTraining:
+        """Unpickle what `save` wrote."""
+        import pickle
+
+        sent = pickle.loads((folder / FILE).read_bytes())  # written by this user, and brought to this host
+        return sent if isinstance(sent, cls) else _of_loop(sent.program().loss)
+
+    def finish(self, result: Result) -> None:
+        """Let a script with a loop of its own go on after it, with the trained model; of other files nothing is left.
+
+        Raises
+        ------
+        InputError
+            If it raises: where.
+        """
+        if isinstance(self.loss, LoopLoss):
+            self.loss.finish(result.state_dict())
+
 
 def is_file(model: str) -> bool:
     """Return whether this names a file, not a model of the catalogue.
@@ -99,8 +150,7 @@ def arguments_of(training: OwnTraining, how: Mapping[str, Any], *, typed: Collec
     defaults = {name: value for name, value in given.items() if name not in typed}
     if hasattr(training.data, "batch_size"):
         defaults.pop("batch", None)  # a DataLoader has one
-    own = {name: value for name in OF_FILE if (value := getattr(training, name)) is not None}
-    return {**defaults, **training.options, **own, **{name: given[name] for name in given if name in typed}}
+    return {**defaults, **training.arguments, **{name: given[name] for name in given if name in typed}}
 
 
 def validation_of(
@@ -131,7 +181,7 @@ def validation_of(
 
 
 def read_training(path: Path, *, seed: int) -> OwnTraining:
-    """Run a file, and return what it defines.
+    """Run a file, and return what it defines; a script with a loop of its own is run up to its loop.
 
     Parameters
     ----------
@@ -147,10 +197,18 @@ def read_training(path: Path, *, seed: int) -> OwnTraining:
     """
     import torch
 
+    if has_loop(path):
+        return _of_loop(Script.of(path, seed=seed).begun(starting=True))
+    torch.manual_seed(seed)  # of what the file itself makes
+    return training_of(path, _executed(path), seed=seed)
+
+
+def training_of(path: Path, module: ModuleType, *, seed: int) -> OwnTraining:
+    """Return what the module of a file defines; see `read_training`."""
+    import torch
+
     from labkit.elastic.data import as_dataset
 
-    torch.manual_seed(seed)  # of what the file itself makes
-    module = _executed(path)
     for name in NEEDED:
         if not hasattr(module, name):
             near = [other for other in vars(module) if other.lower().startswith(name[:4]) and not other.startswith("_")]
@@ -168,6 +226,32 @@ def read_training(path: Path, *, seed: int) -> OwnTraining:
         kind = type(given["options"]).__name__
         raise InputError(f"{path}: options is a {kind}; expected a dict of arguments of start.")
     return OwnTraining(**given)
+
+
+def has_loop(path: Path) -> bool:
+    """Return whether a file is a script with a loop over `labkit.elastic(...)`."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return False  # `_executed` says what is wrong
+    called = [
+        item.context_expr.func
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With)
+        for item in node.items
+        if isinstance(item.context_expr, ast.Call)
+    ]
+    return any("elastic" in (getattr(each, "attr", ""), getattr(each, "id", "")) for each in called)
+
+
+def _of_loop(loss: LoopLoss) -> OwnTraining:
+    """Return the training of a script that has come to its loop."""
+    loop = loss.loop
+    options = {**loop.options, "steps": loop.steps}
+    given = {name: options.pop(name) for name in ("schedule", "state") if name in options}
+    return OwnTraining(
+        loop.model, loop.data, loss, optimizer=loop.optimizer, scheduler=loop.scheduler, options=options, **given
+    )  # fmt: skip
 
 
 def _executed(path: Path) -> ModuleType:
@@ -188,21 +272,9 @@ def _executed(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         sys.modules.pop(spec.name, None)
-        raise InputError(f"{path}{_line_of(error, path)}: {type(error).__name__}: {error}") from error
+        raise InputError(f"{path}{line_of(error, path)}: {type(error).__name__}: {error}") from error
     cloudpickle.register_pickle_by_value(module)
     return module
-
-
-def _line_of(error: BaseException, path: Path) -> str:
-    """Return ", line N" of a file that raised; "" if it is not known."""
-    if isinstance(error, SyntaxError):
-        return f", line {error.lineno}"
-    lines, at = [], error.__traceback__
-    while at is not None:
-        if at.tb_frame.f_code.co_filename == str(path):
-            lines.append(at.tb_lineno)
-        at = at.tb_next
-    return f", line {lines[-1]}" if lines else ""
 
 
 def _made(path: Path, name: str, given: Any) -> Any:
@@ -214,4 +286,4 @@ def _made(path: Path, name: str, given: Any) -> Any:
     try:
         return given()
     except Exception as error:
-        raise InputError(f"{path}{_line_of(error, path)}: {name}() raised {type(error).__name__}: {error}") from error
+        raise InputError(f"{path}{line_of(error, path)}: {name}() raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,199 @@
+"""Scripts with a loop of their own: alone, with workers that are killed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import labkit
+from benchmarks.ports.faults import disturbed
+from labkit.core.errors import InputError
+from labkit.elastic import JobError
+from labkit.elastic.own_training import OwnTraining, read_training
+from labkit.elastic.verification import VerifiedTraining, verify
+from labkit.testbed.run.own_scripts import training_from
+from tests.command import labkit_in_a_process
+
+STEPS = 40
+SCRIPT = """
+import time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import labkit
+from beside import width
+
+x = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
+
+class Samples(TensorDataset):
+    def __getitem__(self, i):
+        time.sleep(WAIT)
+        return super().__getitem__(i)
+
+loader = DataLoader(Samples(x, (x.sum(1) > 0).long()), batch_size=32, shuffle=True)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.1), nn.ReLU(), nn.Linear(width, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+print("before the loop")
+with labkit.elastic(model, optimizer, loader, steps=40, shards=4, clip_norm=1.0, scheduler=scheduler, seed=3) as job:
+    for x, y in job:
+        out = model(x)
+        loss = nn.functional.cross_entropy(out, y, label_smoothing=0.1 / (1 + job.update))
+        job.step(loss, accuracy=(out.argmax(1) == y).float().mean())
+print("after the loop", model.training, job.starting)
+torch.save(model.state_dict(), "state.pt")
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_main() -> Iterator[None]:
+    """A script is the module `__main__` while it runs; here it does not stay so."""
+    before, path = sys.modules["__main__"], list(sys.path)
+    yield
+    sys.modules["__main__"] = before
+    sys.path[:] = path
+    sys.modules.pop("beside", None)
+
+
+def write(folder: Path, text: str = SCRIPT, *, wait_s: float = 0.0) -> Path:
+    (folder / "beside.py").write_text("width = 16\n")
+    (folder / "script.py").write_text(text.replace("WAIT", str(wait_s)))
+    return folder / "script.py"
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_script_has_the_bits_that_it_has_alone_with_three_workers_kills_and_scalings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So each sample counts once, whichever process computed its loss: another sample would change the bits."""
+    script = write(tmp_path, wait_s=0.01)
+    alone = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert alone.stdout.splitlines() == ["before the loop", "after the loop True True"]
+    assert "trains alone, in this process, in batches of 1/4 of an update" in alone.stderr
+    monkeypatch.chdir(tmp_path)
+    expected = torch.load("state.pt")
+    training = read_training(script, seed=3)
+    with training.start(workers=3, servers=2, restarts=50, save_every=10) as job:
+        done = disturbed(job, STEPS, kills=5)
+        result = job.wait()
+        training.finish(result)
+    assert len(done) >= 3, done
+    assert result.version == STEPS
+    assert same(result.state_dict(), expected)
+    assert same(training.model.state_dict(), result.state_dict()), "the script goes on with the trained model"
+    assert set(result.metrics["name"]) >= {"accuracy"}
+
+
+def test_the_command_trains_a_script_and_lets_it_go_on_once(tmp_path: Path) -> None:
+    script = write(tmp_path)
+    done = labkit_in_a_process("train", script.name, "--steps", "5", "--workers", "2", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 5, "what is typed counts more than what the script says"
+    assert done.stderr.count("after the loop") == 1
+    state = torch.load(tmp_path / "state.pt")
+    assert int(state["1.num_batches_tracked"]) == 5
+
+
+def test_a_script_is_verified_beside_a_plain_loop(tmp_path: Path) -> None:
+    own = read_training(write(tmp_path), seed=3)
+    options = {name: value for name, value in own.arguments.items() if name != "steps"}
+    findings = list(verify(VerifiedTraining(own.model, own.data, own.loss, options), steps=3))
+    assert [finding.right for finding in findings] == [True] * len(findings), findings
+    assert "equal bits" in findings[1].line
+
+
+def test_a_script_and_the_module_beside_it_travel_as_text(tmp_path: Path) -> None:
+    script = write(tmp_path)
+    own = training_from("script.py", code=tmp_path, data=None, seed=3)
+    assert type(own.optimizer) is torch.optim.AdamW
+    own.save(tmp_path)
+    sent = (tmp_path / "training.pickle").read_bytes()
+    for file in (script, tmp_path / "beside.py"):
+        file.unlink()
+    sys.modules.pop("beside")
+    there = OwnTraining.load(tmp_path)
+    assert there.loss is not own.loss
+    assert same(there.model.state_dict(), own.model.state_dict())
+    assert float(there.loss(there.model, there.data.dataset[:2])[0].detach()) > 0, "its loop answers for a batch"
+    assert len(sent) < 20_000, "the samples are made there"
+
+
+def test_the_options_of_a_file_go_with_its_optimizer(tmp_path: Path) -> None:
+    """One form for all commands: `labkit deploy --script` and `--auto` take what `labkit train` takes."""
+    lines = (
+        "import torch", "model = torch.nn.Linear(2, 1)", "data = (torch.ones(8, 2), torch.ones(8, 1))",
+        "def loss(m, b): return (m(b[0]) - b[1]).square().mean()", "options = {'clip_norm': 1.0}",
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+    )  # fmt: skip
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    own = training_from("mine.py", code=tmp_path, data=None, seed=0)
+    own.save(tmp_path)
+    there = OwnTraining.load(tmp_path)
+    assert there.arguments["clip_norm"] == 1.0
+    assert there.optimizer.param_groups[0]["params"][0] is next(iter(there.model.parameters()))
+
+
+# --- what is refused
+
+
+def loop(**options: Any) -> Any:
+    model = nn.Linear(2, 1)
+    samples = torch.ones(8, 2), torch.zeros(8, 1)
+    return labkit.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), samples, **{"steps": 2, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"steps": None}, "steps is None, epochs None; expected one of them"),
+        ({"epochs": 3}, "steps is 2, epochs 3; expected one of them"),
+        ({"shard": 4}, "unknown option of labkit.elastic 'shard'.*shards"),
+    ],
+)
+def test_a_loop_that_makes_no_sense_is_refused(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        loop(**options)
+
+
+def test_a_loop_that_is_used_wrongly_is_refused_at_its_line() -> None:
+    with loop(batch=8, shards=2) as job, pytest.raises(InputError, match=r"at update 0 without job\.step\(loss\)"):
+        for _ in job:
+            pass
+    with pytest.raises(InputError, match="a second loop over the same job"):
+        iter(job)
+    with pytest.raises(InputError, match="once for each batch"):
+        job.step(torch.zeros(()))
+    with pytest.raises(InputError, match="validate= needs processes"), loop(batch=8, validate=1) as other:
+        next(iter(other))
+
+
+def test_epochs_are_counted_in_updates() -> None:
+    assert loop(steps=None, epochs=3, batch=4).steps == 6
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("        out = model(x)\n", "        break\n", "ended at update 0, by break or return"),
+        ("generator=torch.Generator().manual_seed(0)", "generator=unseeded()", "has other samples in this process"),
+    ],
+)
+def test_what_only_workers_can_see_ends_the_job_with_its_reason(old: str, new: str, what: str, tmp_path: Path) -> None:
+    text = SCRIPT.replace(old, new).replace(
+        "x = torch", "def unseeded():\n    g = torch.Generator()\n    g.seed()\n    return g\n\nx = torch", 1
+    )  # fmt: skip
+    own = read_training(write(tmp_path, text), seed=3)
+    with pytest.raises(JobError, match=what), own.start(workers=1, servers=1, proof="off") as job:
+        job.wait()
