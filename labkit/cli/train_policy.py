@@ -18,6 +18,7 @@ from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.core.outside import reproduction
 from labkit.experiment.scenario import OPTIONS, Scenario
 from labkit.system.printing import printable, terminal
+from labkit.workloads.expressions import is_generated
 
 if TYPE_CHECKING:
     from labkit.learning.settings import Setting
@@ -58,26 +59,36 @@ def train_policy(
     throughputs: Annotated[
         list[str],
         typer.Option(
-            help=f"A table of measured speeds, fitted: those that fit the trace, or analytic: predicted; {MANY}."
+            help="A table of measured speeds, fitted: those that fit the trace, analytic: predicted, or of dl2 random: "
+            f"a table of its own in each episode; {MANY}."
         ),
     ] = ["fitted"],  # noqa: B006
     interference: Annotated[
         str | None,
         typer.Option(help=OPTIONS["interference"].help, show_default="none; of marl: calibrated"),
     ] = None,
-    slot_s: Annotated[float | None, typer.Option("--slot", help="Seconds of a slot.", show_default="1200")] = None,
+    slot_s: Annotated[float | None, typer.Option("--slot", help="Seconds of a slot.", show_default="1200; of files, for the numbers of dl2, at events as in compare")] = None,
     seed: Annotated[
         int | None,
         typer.Option(help="Of weights and traces; the same one gives the same weights.", show_default="1"),
     ] = None,
     lessons: Annotated[
-        int | None, typer.Option(help="Updates in which it imitates a teacher that knows all speeds.")
+        int | None,
+        typer.Option(help="Updates in which a network imitates a teacher that knows all speeds (with --network)."),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Updates in which it learns by itself.")] = None,
     held_out: Annotated[
         int,
         typer.Option(help="Of dl2: traces that it has not met, on which it is compared with simple schedulers.", min=0),
     ] = 10,
+    network: Annotated[
+        bool,
+        typer.Option(
+            "--network",
+            help="Of dl2: train a network that knows its models by heart; else the numbers of the policy that sees "
+            "speeds. --lessons implies it.",
+        ),
+    ] = False,
     published: Annotated[
         bool,
         typer.Option(
@@ -118,9 +129,12 @@ def train_policy(
     if policy not in POLICIES:
         raise unknown("policy", policy, POLICIES)
     out = Path(f"{policy}.safetensors") if out == Path("POLICY.safetensors") else out
-    slot_s = slot_s if slot_s is not None else scenario.slot_s or SLOT_S
-    if not slot_s > 0:
+    slot_s = slot_s if slot_s is not None else scenario.slot_s
+    if slot_s is not None and not slot_s > 0:
         raise InputError(f"--slot is {slot_s}; expected seconds > 0.")
+    network = network or lessons is not None
+    if policy != "dl2" or network or published or not _from_files(trace, scenario):
+        slot_s = slot_s or SLOT_S
     _refuse_places(out, log=log, figure=figure)
     scenario = replace(scenario, slot_s=slot_s, interference=interference or scenario.interference)
     _refuse_unknown_fields(scenario, f"{policy}{' as published' * published}")
@@ -147,7 +161,13 @@ def train_policy(
     if throughputs != ["fitted"]:
         scenario = replace(scenario, throughputs=None)
     setting = Setting(clusters, traces, throughputs, scenario)
-    _train_dl2(course, setting, held_out=held_out, warm_up=warm_up, **asked)
+    _train_dl2(course, setting, held_out=held_out, warm_up=warm_up, network=network, **asked)
+
+
+def _from_files(trace: list[str], scenario: Scenario) -> bool:
+    """Return whether episodes are windows of files, on which it is decided as in `compare`: at events by default."""
+    traces = trace or [str(scenario.trace)] if scenario.trace or trace else []
+    return bool(traces) and not any(is_generated(what) for what in traces)
 
 
 def _places(
@@ -187,9 +207,8 @@ def _train_marl(
 
 def _train_dl2(
     course: Course, setting: Setting, *, held_out: int, updates: dict[str, int | None], seed: int, switch: list[str],
-    published: bool, warm_up: str | None, dask: str | None, figure: Path | None,
+    published: bool, warm_up: str | None, network: bool, dask: str | None, figure: Path | None,
 ) -> None:  # fmt: skip
-    from labkit.learning.dl2 import Recipe, Trainer
     from labkit.learning.training import refuse_unfit_episodes
 
     trainer: Trains
@@ -202,9 +221,7 @@ def _train_dl2(
         else:
             _refuse_switches(switch, warm_up, dask)
             refuse_unfit_episodes(setting)
-            recipe = Recipe(**{name: value for name, value in updates.items() if value is not None})
-            told: dict[str, Any] = {} if setting.is_plain else {"scenario": setting.plain()}
-            trainer = Trainer(setting, models=setting.models(), slot_s=slot_s, seed=seed, recipe=recipe, **told)
+            trainer = _trainer(setting, slot_s=slot_s, seed=seed, updates=updates, network=network)
         if published:
             refuse_unfit_episodes(setting, counts_alone=True)
         whole = course.run(trainer)
@@ -212,6 +229,18 @@ def _train_dl2(
     _end(course, trainer, figure=figure, whole=whole, name=name)
     if held_out and trainer.n_done and not published:
         _judge(course.out, setting, n=held_out, name=name)
+
+
+def _trainer(setting: Setting, *, slot_s: float, seed: int, updates: dict[str, int | None], network: bool) -> Trains:
+    """Return what trains the numbers of dl2, or a network."""
+    from labkit.learning.dl2 import Recipe, Trainer
+    from labkit.learning.numbers import NumbersRecipe, NumbersTrainer
+
+    given = {name: value for name, value in updates.items() if value is not None}
+    if not network:
+        return NumbersTrainer(setting, slot_s, seed, NumbersRecipe(**given), setting.plain())
+    told: dict[str, Any] = {} if setting.is_plain else {"scenario": setting.plain()}
+    return Trainer(setting, models=setting.models(), slot_s=slot_s, seed=seed, recipe=Recipe(**given), **told)
 
 
 def _name(policy: str, out: Path, *, published: bool) -> str:

@@ -86,6 +86,14 @@ class WeightsFiles:
             raise unknown(f"weights of {self.policy}", str(name), [*names, "PATH.safetensors"])
         return self.folder / f"{name}.safetensors"
 
+    def is_of(self, path: Path) -> bool:
+        """Return whether a file says that it is for this policy; False where it cannot be read."""
+        try:
+            with opened(path, of=self.of, remedy=self.remedy) as file:
+                return bool((file.metadata() or {}).get("policy") == self.policy)
+        except InputError:
+            return False
+
     def read(self, path: Path) -> tuple[dict[str, str], Tensors]:
         """Return what a file says of itself, and its tensors in single precision.
 

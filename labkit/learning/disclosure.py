@@ -14,6 +14,7 @@ import numpy as np
 from labkit.core.errors import InputError, unknown
 from labkit.core.outside import reproductions
 from labkit.core.weights import WeightsFiles, opened
+from labkit.schedulers.dl2 import learned as numbers
 from labkit.schedulers.dl2 import weights as dl2
 from labkit.schedulers.marl import weights as marl
 from labkit.system.printing import printable
@@ -75,7 +76,7 @@ class Disclosure:
 @cache
 def policies() -> dict[str, tuple[WeightsFiles, Callable[[Path], Any]]]:
     """Return, of each policy, its files, and what reads one of them or refuses it."""
-    own = [(dl2.FILES, dl2.load), (marl.FILES, marl.load)]
+    own = [(dl2.FILES, dl2.load), (numbers.FILES, numbers.load_numbers), (marl.FILES, marl.load)]
     theirs = [part.WEIGHTS for part in reproductions().values() if hasattr(part, "WEIGHTS")]
     return {files.policy: (files, read) for files, read in sorted([*own, *theirs], key=lambda pair: pair[0].policy)}
 

@@ -13,14 +13,14 @@ from labkit.experiment.caveats import Caveat
 from labkit.experiment.experiment import Experiment
 from labkit.results.comparison import BOUND, FASTER, bound_of
 from labkit.results.sweeps import cell_table, sweep_differences
-from labkit.schedulers.dl2 import DL2
+from labkit.schedulers import make
 
 if TYPE_CHECKING:
     import pandas as pd
 
 POLICY: Final = "dl2"
 HELD_OUT: Final = "held-out"
-RIVALS: Final = ("srtf", "optimus", "drf")
+RIVALS: Final = ("srtf", "optimus", "drf", "las", "slot_aware")
 
 
 def judge(weights: Path, held_out: Callable[[int], Experiment], *, n: int) -> pd.DataFrame:
@@ -37,7 +37,7 @@ def judge(weights: Path, held_out: Callable[[int], Experiment], *, n: int) -> pd
     rows = []
     for seed in seeds:
         experiment = held_out(seed)
-        rows += [_row(experiment, DL2(weights=str(weights)) if name == POLICY else name, name, seed) for name in names]
+        rows += [_row(experiment, make("dl2", weights=str(weights)) if name == POLICY else name, name, seed) for name in names]
     table = cell_table(rows, axes={"trace": [HELD_OUT], "scheduler": names, "seed": seeds})
     table.attrs["pairs"] = f"{HELD_OUT} trace"
     return table

@@ -76,19 +76,25 @@ class Monitor:
     margin : float
         A policy is worse if the jobs of a window would have taken longer than under the fallback by this fraction.
     rivals : callable
-        Returns the policy and the fallback, fresh, to be rehearsed; asked once per window.
+        Returns the policy and its fallbacks, fresh, to be rehearsed; asked once per window.
     rehearse : Rehearse or None
-        Of the run; None: the two are not compared.
+        Of the run; None: they are not compared.
+    grows : bool
+        The first window is as long as `patience`, each later one twice as long as the one before, up to `window`.
+    best : int
+        Which fallback was the best in the last window.
     """
 
     slot_s: float
     patience: int
     window: int
     margin: float
-    rivals: Callable[[], tuple[Scheduler, Scheduler]]
+    rivals: Callable[[], tuple[Scheduler, ...]]
     rehearse: Rehearse | None = None
+    grows: bool = False
+    best: int = field(default=0, init=False)
     ratios: list[tuple[float, float]] = field(default_factory=list)
-    """Of each window: when it ended in seconds, and mean JCT of the policy over that of the fallback."""
+    """Of each window: when it ended in seconds, and mean JCT of the policy over that of the best fallback."""
     _table: Jobs | None = field(default=None, init=False, repr=False)
 
     def begin(self, table: Jobs) -> None:
@@ -103,6 +109,7 @@ class Monitor:
         self._seen_s = self._began_s = -np.inf
         self._left = np.zeros(len(table))  # steps left when the window began; NaN: it was not there
         self._is_worse, self._tries_s = False, -np.inf
+        self.best, self._length = 0, min(self.patience, self.window) if self.grows else self.window
         self.ratios.clear()
 
     def doubts(self, snapshot: Snapshot, given: Ints, *, sound: bool) -> list[Doubt]:
@@ -143,7 +150,7 @@ class Monitor:
             self._open(snapshot)
         new = jobs.number[np.isnan(self._left[jobs.number])]
         self._left[new] = snapshot.table.total_steps[new]
-        if snapshot.now_s - self._began_s >= self.window * self.slot_s - 1e-6:
+        if snapshot.now_s - self._began_s >= self._length * self.slot_s - 1e-6:
             self._look_back(snapshot)
 
     def _open(self, snapshot: Snapshot) -> None:
@@ -152,7 +159,7 @@ class Monitor:
         self._left[snapshot.jobs.number] = snapshot.jobs.remaining_steps
 
     def _look_back(self, snapshot: Snapshot) -> None:
-        """Compare the policy with its fallback over the window, and begin another.
+        """Compare the policy with its fallbacks over the window, and begin another.
 
         Speeds of gangs that no job had are guesses. So before, a policy that was replaced gets one slot, to show
         its own, and its fallback gets one where the policy has shown next to none.
@@ -164,10 +171,11 @@ class Monitor:
                 self._tries_s = snapshot.now_s
                 return
             self._compare(snapshot, there, self.rehearse)
+        self._length = min(2 * self._length, self.window)
         self._open(snapshot)
 
     def _compare(self, snapshot: Snapshot, there: Ints, rehearse: Rehearse) -> None:
-        """Rehearse a window under the policy and under its fallback, with the speeds that were observed so far."""
+        """Rehearse a window under the policy and its fallbacks, with the speeds that were observed so far."""
         table, left = snapshot.table, self._left[there]
         fraction = left / table.total_steps[there]
         jobs = table.as_if_true().take(there).with_columns(  # type: ignore[attr-defined]
@@ -176,9 +184,10 @@ class Monitor:
         )  # fmt: skip
         order = np.argsort(np.maximum(table.arrival_s[there] - self._began_s, 0.0), kind="stable")
         speed = self._believed(snapshot, there[order])
-        mine, other = (rehearse(jobs, rival, speed=speed, slot_s=self.slot_s) for rival in self.rivals())
-        self.ratios.append((snapshot.now_s, mine / other))
-        self._is_worse = mine > (1 + self.margin) * other
+        mine, *others = (rehearse(jobs, rival, speed=speed, slot_s=self.slot_s) for rival in self.rivals())
+        self.best = int(np.argmin(others))
+        self.ratios.append((snapshot.now_s, mine / others[self.best]))
+        self._is_worse = mine > (1 + self.margin) * others[self.best]
 
     def _shows_little(self, table: Jobs, jobs: Ints) -> bool:
         """Return whether most of the jobs that may grow are of kinds of which but one gang was seen, and a small one.

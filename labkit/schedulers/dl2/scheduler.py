@@ -122,7 +122,7 @@ class DL2:
         if self.learns:
             self._learner = _learner(self._policy, np.random.default_rng(0))
         if self.fallback is not None:
-            self._instead = _fallback(self.fallback)
+            self._instead = fallback_of(self.fallback)
             self._monitor = Monitor(self._policy.slot_s, self.patience, self.window, self.margin, self._rivals)
 
     def begin(self, context: Context) -> None:
@@ -131,7 +131,7 @@ class DL2:
         if self.learns:
             self._learner = _learner(self._policy, context.rng)
         if self._monitor is not None and self.fallback is not None:
-            self._instead = _fallback(self.fallback)
+            self._instead = fallback_of(self.fallback)
             begin(self._instead, context)
             self._monitor.rehearse = context.rehearse
             self._monitor.begin(context.jobs)
@@ -140,7 +140,7 @@ class DL2:
         """Return this policy without its monitor, and its fallback."""
         alone = DL2(self.weights, fallback=None)
         alone._familiar = Familiar([self._policy if self._learner is None else self._learner.weights()])
-        return alone, _fallback(str(self.fallback))
+        return alone, fallback_of(str(self.fallback))
 
     @property
     def _policy(self) -> Weights:
@@ -220,7 +220,7 @@ def _learner(weights: Weights, rng: np.random.Generator) -> Learner:
     return made
 
 
-def _fallback(name: str) -> Scheduler:
+def fallback_of(name: str) -> Scheduler:
     """Return the scheduler of a name, if it can decide in the place of another.
 
     Raises

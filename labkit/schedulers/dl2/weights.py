@@ -106,11 +106,11 @@ def load(name: str | Path) -> Weights:
     FILES.refuse(path, _fault(tensors, n_models=len(models)))
     net = Net(**{name: tensors[name] for name in Net._fields})
     speeds = SpeedFit(*(tensors[name].astype(float) for name in SpeedFit._fields)) if "theta" in tensors else None
-    (scenario,) = FILES.told(path, {KEY: "{}"} | about, scenario=_mapping)
+    (scenario,) = FILES.told(path, {KEY: "{}"} | about, scenario=as_mapping)
     return Weights(net, models, slot_s, about.get("source", ""), speeds, scenario)
 
 
-def _mapping(text: str) -> dict[str, Any]:
+def as_mapping(text: str) -> dict[str, Any]:
     """Return an object in JSON; raise ValueError if it is none."""
     found = json.loads(text)
     if not isinstance(found, dict):
