@@ -77,12 +77,12 @@ def time_of_jobs() -> Any:
 
 
 def over_load() -> Any:
-    """Mean JCT over load.
+    """Mean JCT over the arrival rate.
 
     The same jobs arrive faster and faster. Schedulers differ where the cluster fills up.
     """
-    loads = [0.5, 1.0, 1.5, 2.0]
-    grid = labkit.Grid(trace="demo", cluster="demo", schedulers=["fifo", "las", "srtf"], load=loads)
+    rates = [0.5, 1.0, 1.5, 2.0]
+    grid = labkit.Grid(trace="demo", cluster="demo", schedulers=["fifo", "las", "srtf"], arrival_rate=rates)
     table = labkit.sweep(grid, workers=0, progress=False)
     return labkit.plots.plot_jct_by_load(table, load="Arrival-rate factor")
 
@@ -212,7 +212,7 @@ def queueing_theory() -> Any:
     waits = waiting.waits(drawn, (0.5, 0.7, 0.8))
     return labkit.plots.plot_lines(
         waiting.curves(drawn), x="load", y="wait", line="durations", dots=waits.rename(columns={"simulated": "wait"}),
-        axes=("Offered load", "Mean wait (in mean durations)"), heading="Waiting against load",
+        axes=("Offered load", "Mean wait (in mean durations)"), heading="Waiting against offered load",
     )  # fmt: skip
 
 

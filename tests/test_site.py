@@ -50,7 +50,10 @@ def test_a_page_that_the_navigation_does_not_name_is_found_by_its_folder(hooks):
 def test_the_page_of_commands_has_every_one_with_its_options(hooks):
     page = hooks.commands_page()
     assert [name for name in COMMANDS if f"### labkit {name}\n" not in page] == []
-    assert "| `--load` | Arrival-rate factor: 2 means that jobs arrive twice as fast. | `1.0` |" in page
+    assert (
+        "| `--arrival-rate` | Factor on the trace's arrival rate: 2 means that jobs arrive twice as fast. | `1.0` |"
+        in page
+    )
 
 
 @pytest.mark.parametrize(

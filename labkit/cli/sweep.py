@@ -278,7 +278,7 @@ def compare_on_seeds(
     from labkit.results.record import arrivals
 
     if scenario.seed:
-        raise InputError("--seed does not go with --seeds; leave it out, or take a single --seed.")
+        raise InputError("--seed does not go with --seeds or --windows; leave it out, or use a single --seed.")
     chosen = [str(name) for name in schedulers_of(schedulers)]
     refuse_unknown_base(against, schedulers)
     base = against or _called(schedulers)[0]
@@ -289,7 +289,7 @@ def compare_on_seeds(
             workers=workers, progress=not as_json,
         )  # fmt: skip
     named = scenario.trace if isinstance(scenario.trace, str) else scenario.trace.name
-    faster = arrivals(float(scenario.load))
+    faster = arrivals(float(scenario.arrival_rate))
     if faster and not as_json:
         print(f"{named}{faster}")
     if usual and not as_json:

@@ -47,7 +47,18 @@ def test_estimated_throughputs_are_told_once_in_one_line(tmp_path):
 
 
 def test_simulate_takes_what_compare_takes_and_says_the_same(tmp_path):
-    given = ("poisson(40, per_hour=60)", "--cluster", "demo", "--load", "2", "--first", "30", "--seed", "3", "--json")
+    given = (
+        "poisson(40, per_hour=60)",
+        "--cluster",
+        "demo",
+        "--arrival-rate",
+        "2",
+        "--first",
+        "30",
+        "--seed",
+        "3",
+        "--json",
+    )
     given += ("--slot", "600", "--start", "20", "--restart", "40", "--rescale", "10")
     compared = labkit("compare", *given, "--schedulers", "las", cwd=tmp_path)
     simulated = labkit("simulate", *given, "--scheduler", "las", cwd=tmp_path)
@@ -70,8 +81,8 @@ def test_load_2_makes_jobs_arrive_twice_as_fast(tmp_path):
     makespans = []
     for factor in ("1", "4"):
         done = labkit(
-            "compare", str(DEMO), "--cluster", "no_network(500)", "--schedulers", "fifo", "--json", "--load", factor,
-            cwd=tmp_path,
+            "compare", str(DEMO), "--cluster", "no_network(500)", "--schedulers", "fifo", "--json",
+            "--arrival-rate", factor, cwd=tmp_path,
         )  # fmt: skip
         makespans.append(json.loads(done.stdout)["makespan_s"])
     assert makespans[1] < 0.75 * makespans[0]
@@ -95,7 +106,7 @@ def test_kept_runs_make_a_report(tmp_path):
         ("compare DEMO --cluster dmeo", "unknown cluster 'dmeo'. Did you mean 'demo'?"),
         ("compare DEMO --cluster fat_tree(3)", "fat_tree: k is 3; expected a whole number"),
         ("compare DEMO --cluster demo --speed fast", "unknown speed model 'fast'"),
-        ("compare DEMO --cluster demo --load 0", "load is 0.0; expected a factor > 0"),
+        ("compare DEMO --cluster demo --arrival-rate 0", "arrival_rate is 0.0; expected a factor > 0"),
         ("compare DEMO --cluster demo --slot 0", "a slot of 0.0 s; expected seconds > 0"),
         ("compare DEMO --cluster demo --slot ten", "'--slot'"),
         ("compare DEMO --cluster demo --first 0", "'--first'"),
