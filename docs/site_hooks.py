@@ -47,7 +47,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, uri in OUTSIDE.items():
         if uri != "index.md":
             files.append(File.generated(config, uri, content=(ROOT / name).read_text("utf-8")))
-    files.append(File.generated(config, "commands.md", content=commands_page()))
+    for uri, content in command_pages().items():
+        files.append(File.generated(config, uri, content=content))
     page, pictures = gallery_page()
     files.append(File.generated(config, "gallery.md", content=page))
     for name, svg in pictures.items():
@@ -205,8 +206,8 @@ def _gallery() -> ModuleType:
     return module
 
 
-def commands_page() -> str:
-    """Return the page of all commands, from what `--help` tells."""
+def command_pages() -> dict[str, str]:
+    """Return a page for each command, from what `--help` says, and one that lists them: path -> Markdown."""
     import typer
 
     from labkit.cli import help as cli_help
@@ -214,18 +215,23 @@ def commands_page() -> str:
 
     root = typer.main.get_command(app)
     lines = ["# Commands", "", "```text", cli_help.BEGIN.format(version="").replace("labkit :", "labkit:"), "```", ""]
-    seen = ""
+    pages, seen = {"commands.md": ""}, ""
     for name, (panel, examples) in cli_help.COMMANDS.items():
         command: Any = root
         for word in name.split():
             command = command.commands[word]
         if panel and panel != seen:
-            lines += [f"## {panel}", ""]
+            lines += ["", f"## {panel}", "", "| command | what it does |", "|---|---|"]
             seen = panel
-        lines += [f"### labkit {name}", "", _text(command.help or ""), "", "```sh", *examples, "```", ""]
+        file = f"commands/{name.replace(' ', '-')}.md"
+        what = _text((command.help or "").partition("\n")[0])
+        lines.append(f"| [labkit {name}]({file}) | {what} |")
+        page = [f"# labkit {name}", "", _text(command.help or ""), "", "```sh", *examples, "```", ""]
         if rows := list(_rows(command)):
-            lines += ["| option | what | default |", "|---|---|---|", *rows, ""]
-    return "\n".join(lines)
+            page += ["| option | what | default |", "|---|---|---|", *rows, ""]
+        pages[file] = "\n".join(page)
+    pages["commands.md"] = "\n".join([*lines, ""])
+    return pages
 
 
 def _rows(command: Any) -> Iterator[str]:
@@ -235,7 +241,7 @@ def _rows(command: Any) -> Iterator[str]:
         if param.param_type_name == "argument":
             names = [f"`{param.metavar or param.name.upper()}`"]
         default = "" if callable(param.default) or param.default in (None, False, [], "", ()) else f"`{param.default}`"
-        if names:
+        if names and not getattr(param, "hidden", False):
             yield f"| {' '.join(names)} | {_text(param.help or '')} | {default} |"
 
 

@@ -47,9 +47,13 @@ def test_a_page_that_the_navigation_does_not_name_is_found_by_its_folder(hooks):
     assert not any("*" in page for page in hooks._named(filled))
 
 
-def test_the_page_of_commands_has_every_one_with_its_options(hooks):
-    page = hooks.commands_page()
-    assert [name for name in COMMANDS if f"### labkit {name}\n" not in page] == []
+def test_each_command_has_a_page_with_its_options_and_the_list_leads_to_it(hooks):
+    pages = hooks.command_pages()
+    paths = {name: f"commands/{name.replace(' ', '-')}.md" for name in COMMANDS}
+    assert [name for name, path in paths.items() if not pages[path].startswith(f"# labkit {name}\n")] == []
+    assert [path for path in paths.values() if f"({path})" not in pages["commands.md"]] == []
+    page = pages["commands/compare.md"]
+    assert "--load" not in page
     assert (
         "| `--arrival-rate` | Factor on the trace's arrival rate: 2 means that jobs arrive twice as fast. | `1.0` |"
         in page

@@ -61,6 +61,7 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "runs compare": ("", ("labkit runs compare fifo-demo-0 srtf-demo-0",)),
     "runs remove": ("", ("labkit runs remove srtf-demo-0",)),
     "figure": (LOOK, ("labkit figure fifo-demo-0 srtf-demo-0 --kind jct --out jct.pdf",)),
+    "paper": (LOOK, ("labkit paper fifo-demo-0 srtf-demo-0 --out paper",)),
     "watch": (
         LOOK,
         ("labkit watch optimus-testbed-0", "labkit watch night", "labkit watch optimus-testbed-0 --browser"),

@@ -28,8 +28,8 @@ Trace = Annotated[
 Cluster = Annotated[
     str | None,
     typer.Option(
-        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml; else the profile's, "
-        "that of the trace's name (demo), or gavel-36x3.",
+        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml. Default: the "
+        "profile's, else the preset of the trace's name (demo), else gavel-36x3.",
         autocompletion=cli_help.clusters,
     ),
 ]
