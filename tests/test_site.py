@@ -76,3 +76,11 @@ def test_links_of_the_repository_become_links_of_the_site(hooks, home, target, u
 def test_what_stands_within_a_list_is_indented_for_the_site_alone(hooks):
     text = "* one\n  more\n  1. two\n```text\n  kept\n```"
     assert hooks._deeper(text) == "* one\n    more\n    1. two\n```text\n  kept\n```"
+
+
+def test_a_page_that_asks_for_a_picture_gets_one_of_the_gallery(hooks):
+    pages = {path.name: hooks._PICTURE.findall(path.read_text("utf-8")) for path in (ROOT / "docs").glob("**/*.md")}
+    asked = [name for names in pages.values() for name in names]
+    assert len(asked) >= 3
+    assert [name for name in asked if not hasattr(hooks._gallery(), name)] == []
+    assert hooks._picture("gantt", "why/deltas.md") == "![Gantt chart of a run](../gallery/gantt.svg)"

@@ -131,8 +131,8 @@ def _repeats(seeds: pd.DataFrame | None) -> str:
         return "Each scheduler ran once."
     pair = pairs_called(seeds)
     return (
-        f"Each scheduler ran on the same {seeds['seed'].nunique()} {pair}s. We report means and paired differences with "
-        "95% confidence intervals (Student's t)."
+        f"Each scheduler ran on the same {seeds['seed'].nunique()} {pair}s. We report means and paired differences "
+        "with 95% confidence intervals (Student's t)."
     )
 
 

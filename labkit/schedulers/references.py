@@ -36,7 +36,7 @@ REFERENCES: Final[dict[str, Reference]] = {
     "Lifka, JSSPP 1995": Reference(
         "Lifka, David A.", "The ANL/IBM SP Scheduling System", "Job Scheduling Strategies for Parallel Processing", 1995
     ),
-    "Slurm's manual": Reference("{SchedMD}", "Slurm Workload Manager: documentation", "slurm.schedmd.com", 2025, "misc"),
+    "Slurm's manual": Reference("{SchedMD}", "Slurm Workload Manager: Documentation", "SchedMD", 2025, "misc"),
     "Schrage, Oper. Res. 1968": Reference(
         "Schrage, Linus", "A Proof of the Optimality of the Shortest Remaining Processing Time Discipline",
         "Operations Research", 1968, "article",
