@@ -50,7 +50,7 @@ def lines() -> Iterator[str]:
             ]
             jct_s.append(waiting.run(name).summary["mean_jct_s"])
             told = " | ".join(f"{value / default:.2f}" for value in jct_s)
-            yield f"| {Path(trace).stem}, load {load:g} | {name} | {default:,.0f} | {told} |"
+            yield f"| {Path(trace).stem}, arrival rate {load:g} | {name} | {default:,.0f} | {told} |"
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def _speed_up() -> list[Row]:
         trace=f"poisson({size(800, short=5)}, per_hour=20)",
         cluster="demo",
         seeds=4,
-        load=[1, 2],
+        arrival_rate=[1, 2],
     )
     inputs = Inputs.of(grid)
     took: dict[int, float] = {}

@@ -14,11 +14,15 @@ from labkit.elastic import models
 from labkit.elastic.data import dataset
 from labkit.experiment import waiting
 from labkit.experiment.flows import random_flows
+from labkit.experiment.gavel_paper import CLUSTER, rented_jobs, three_teams
+from labkit.experiment.motivation import motivation
 from labkit.experiment.racks import step_times_by_racks
+from labkit.learning.ablation import ablation
 from labkit.placers import ByNetwork
-from labkit.plots.utilisation import gpu_hours, plot_gpu_hours
+from labkit.plots.utilisation import gpu_hours, plot_gpu_hours, shares
 from labkit.schedulers.base import asked
 from labkit.schedulers.dl2.shown import decisions
+from labkit.schedulers.gavel.mechanism import PRICES
 from labkit.workloads.describe import arrivals, durations, sizes
 
 # section: Compare schedulers
@@ -77,12 +81,12 @@ def time_of_jobs() -> Any:
 
 
 def over_load() -> Any:
-    """Mean JCT over load.
+    """Mean JCT over the arrival rate.
 
     The same jobs arrive faster and faster. Schedulers differ where the cluster fills up.
     """
-    loads = [0.5, 1.0, 1.5, 2.0]
-    grid = labkit.Grid(trace="demo", cluster="demo", schedulers=["fifo", "las", "srtf"], load=loads)
+    rates = [0.5, 1.0, 1.5, 2.0]
+    grid = labkit.Grid(trace="demo", cluster="demo", schedulers=["fifo", "las", "srtf"], arrival_rate=rates)
     table = labkit.sweep(grid, workers=0, progress=False)
     return labkit.plots.plot_jct_by_load(table, load="Arrival-rate factor")
 
@@ -125,6 +129,131 @@ def an_option() -> Any:
         pd.DataFrame(rows), x="hours", y="jct_h", line="scheduler", points=True,
         axes=("Threshold (GPU-hours)", "Mean JCT (h)"), heading="The threshold of las",
     )  # fmt: skip
+
+
+def windows_of_a_trace() -> Any:
+    """Confidence intervals on a recorded trace.
+
+    A file has no seeds. Windows of the trace stand in for them; every scheduler gets the same ones.
+    """
+    schedulers, cluster = ["fifo", "las", "srtf"], "no_network(2, servers='dgx1')"
+    grid = labkit.Grid(trace="philly-like", cluster=cluster, schedulers=schedulers, seeds=5, windows=5)
+    table = labkit.sweep(grid, workers=0, progress=False)
+    return labkit.plots.plot_sweep_differences(table, base="fifo")
+
+
+def which_scheduler() -> Any:
+    """Which scheduler for which trace.
+
+    Mean JCT over that of fifo, paired over five seeds or windows (three for the GPU types); a frame marks the lowest.
+    """
+    ratios = pd.read_csv("docs/assets/which-scheduler.csv")  # python -m benchmarks.which_scheduler writes it
+    return labkit.plots.plot_matrix(
+        ratios, x="case", y="scheduler", value="ratio", axis="Mean JCT / fifo", heading="Schedulers by kind of trace"
+    )
+
+
+# section: What if? One assumption, varied
+
+
+def _mean_jct(option: str, values: list[Any], schedulers: str = "fifo,srtf,las", **options: Any) -> pd.DataFrame:
+    """Return the mean JCT of schedulers on the demo trace for each value of an option: value, jct_h, scheduler."""
+    asked = {"trace": "demo", "cluster": "demo", **options}
+    grid = labkit.Grid(schedulers=schedulers.split(","), **asked, **{option: values})
+    table = labkit.sweep(grid, workers=0, progress=False)
+    return table.assign(value=table[option], jct_h=table["mean_jct_s"] / 3600)[["value", "jct_h", "scheduler"]]
+
+
+def _lines(table: pd.DataFrame, *, axis: str, heading: str) -> Any:
+    return labkit.plots.plot_lines(
+        table, x="value", y="jct_h", line="scheduler", points=True, axes=(axis, "Mean JCT (h)"), heading=heading
+    )
+
+
+def what_if_preemption_costs() -> Any:
+    """Preemption costs time.
+
+    A job that was stopped loads its checkpoint first. Where that takes minutes, preemptive schedulers lose their lead.
+    """
+    table = _mean_jct("restart_s", [0, 60, 300, 900, 1800])
+    return _lines(table, axis="Overhead of a restart (s)", heading="Mean JCT over the cost of a restart")
+
+
+def what_if_resizing_costs() -> Any:
+    """Resizing costs time.
+
+    Elastic schedulers change running gangs, and pay for each change.
+    """
+    table = _mean_jct("rescale_s", [0, 20, 60, 180], "srtf,drf,optimus")
+    return _lines(table, axis="Overhead of a rescaling (s)", heading="Mean JCT over the cost of rescaling")
+
+
+def what_if_decisions_are_rare() -> Any:
+    """Decisions in slots.
+
+    The longer the slot, the longer a job waits for the next decision.
+    """
+    table = _mean_jct("slot_s", [60, 300, 900, 1800, 3600])
+    return _lines(table, axis="Slot (s)", heading="Mean JCT over the length of a slot")
+
+
+def what_if_declarations_are_wrong() -> Any:
+    """Users declare wrong lengths.
+
+    srtf orders jobs by what was declared; las does not look at it.
+    """
+    table = _mean_jct("epoch_error", [0, 0.2, 0.5, 0.8])
+    return _lines(table, axis="Relative error of declared epochs", heading="Mean JCT over wrong declarations")
+
+
+def what_if_machines_fail() -> Any:
+    """Machines fail.
+
+    From left to right machines fail less often; a repair takes ten minutes.
+    """
+    table = _mean_jct("mtbf_s", [3600, 4 * 3600, 12 * 3600, 48 * 3600], mttr_s=600, checkpoint_s=1800)
+    table = table.assign(value=table["value"] / 3600)
+    return _lines(table, axis="Mean time between failures (h)", heading="Mean JCT over failures")
+
+
+def what_if_neighbours_interfere() -> Any:
+    """Neighbours slow each other.
+
+    Interference of none, little, and as measured for the paper on MARL.
+    """
+    table = _mean_jct("interference", ["none", "mild", "calibrated"], "fifo,srtf,tetris")
+    return labkit.plots.plot_bars(
+        table, x="jct_h", y="scheduler", panel="value", axis="Mean JCT (h)", heading="Mean JCT over interference"
+    )
+
+
+def what_if_the_placer_differs() -> Any:
+    """The same order of jobs, placed by three rules."""
+    table = _mean_jct("placer", ["even", "pack", "spread"], "fifo,srtf")
+    return labkit.plots.plot_bars(
+        table, x="jct_h", y="scheduler", panel="value", axis="Mean JCT (h)", heading="Mean JCT by placer"
+    )
+
+
+def what_if_gangs_stay_together() -> Any:
+    """Gangs that wait for few machines.
+
+    A gang may wait for as few machines as it needs, prefer them, or be split.
+    """
+    table = _mean_jct("consolidate", ["wait", "prefer", "split"], "fifo,srtf")
+    return labkit.plots.plot_bars(
+        table, x="jct_h", y="scheduler", panel="value", axis="Mean JCT (h)", heading="Mean JCT by consolidation"
+    )
+
+
+def backfilling() -> Any:
+    """Three kinds of first come, first served.
+
+    With strict order a large job blocks all behind it. Backfilling lets small jobs pass; easy never delays the first.
+    """
+    runs = labkit.compare("philly-like", cluster="no_network(6, servers='dgx1')",
+                          schedulers="fifo,easy,fifo(backfill=True)", first=200)  # fmt: skip
+    return runs.plot.bars()
 
 
 # section: See what happened
@@ -181,6 +310,19 @@ def failures() -> Any:
     return run.plot.gantt()
 
 
+def progress_of_users() -> Any:
+    """Who makes progress, user by user."""
+    run = labkit.simulate("demo", cluster="demo", scheduler="drf")
+    return labkit.plots.plot_shares(shares(run), what="Progress by user")
+
+
+def parts_of_gpus() -> Any:
+    """Which job holds which part of a GPU."""
+    jobs = labkit.Jobs.of(arrival_s=[0, 60, 120, 300], total_steps=[900, 600, 600, 300], worker_demand=(0.5, 1, 1))
+    run = labkit.simulate(jobs, cluster="no_network(1, servers='dgx1')", scheduler="fifo")
+    return labkit.plots.plot_gpu_lanes(labkit.results.gpu_lanes(run))
+
+
 # section: Know the trace
 
 
@@ -212,7 +354,7 @@ def queueing_theory() -> Any:
     waits = waiting.waits(drawn, (0.5, 0.7, 0.8))
     return labkit.plots.plot_lines(
         waiting.curves(drawn), x="load", y="wait", line="durations", dots=waits.rename(columns={"simulated": "wait"}),
-        axes=("Offered load", "Mean wait (in mean durations)"), heading="Waiting against load",
+        axes=("Offered load", "Mean wait (in mean durations)"), heading="Waiting against offered load",
     )  # fmt: skip
 
 
@@ -227,6 +369,16 @@ def fat_tree() -> Any:
 def bcube() -> Any:
     """BCube."""
     return labkit.plots.plot_topology(labkit.topology.bcube(4, 1))
+
+
+def leaf_spine() -> Any:
+    """Leaves and spines."""
+    return labkit.plots.plot_topology(labkit.topology.leaf_spine(4, 2, 2))
+
+
+def vl2() -> Any:
+    """VL2."""
+    return labkit.plots.plot_topology(labkit.topology.vl2(4, 4))
 
 
 def link_rates() -> Any:
@@ -322,3 +474,71 @@ def gantt_for_paper() -> Any:
     """Gantt charts that fit a page."""
     runs = labkit.compare("demo", cluster="demo", schedulers="fifo,srtf,optimus")
     return labkit.plots.for_paper(runs.plot.gantt(), columns=2)
+
+
+# section: Figures of the papers, drawn again
+
+
+def optimus_loss() -> Any:
+    """Optimus, Fig. 7: the loss curve of Seq2Seq.
+
+    The published coefficients, 1 / (0.21 k + 1.07) + 0.07. The curve is the same by construction.
+    """
+    epochs = pd.Series(range(61))
+    table = pd.DataFrame({"epoch": epochs, "loss": 1 / (0.21 * epochs + 1.07) + 0.07, "job": "Seq2Seq"})
+    return labkit.plots.plot_lines(
+        table, x="epoch", y="loss", line="job", axes=("Epoch", "Normalised loss"), heading="Loss of Seq2Seq"
+    )
+
+
+def marl_motivation() -> Any:
+    """MARL, section II: neighbours slow jobs by about a third.
+
+    The paper reports 30% when packed and 37% when spread by load. Same sign here; more for load balancing.
+    """
+    orders = motivation(n_orders=8).groupby(["rule", "order"], as_index=False, sort=False)["slowdown"].mean()
+    table = labkit.results.means_by(orders.assign(slower=orders["slowdown"] - 1), "rule", value="slower")
+    return labkit.plots.plot_bars(
+        table, x="mean", y="rule", axis="Mean slowdown", heading="Slower than alone", number=".0%",
+    )  # fmt: skip
+
+
+def dl2_ablation() -> Any:
+    """DL2, the recipe without one of its parts.
+
+    The paper finds every part useful. Not all are here: docs/dl2.md has each claim with our sign.
+    """
+    parts = labkit.results.means_by(ablation("benchmarks/claims.json"), ["cluster", "recipe"], value="slots")
+    return labkit.plots.plot_bars(
+        parts, x="mean", y="recipe", panel="cluster", axis="Mean JCT (slots)", heading="Without one part", number=".1f",
+    )  # fmt: skip
+
+
+def gavel_teams() -> Any:
+    """Gavel, Fig. 11: three teams with weights 1, 2 and 3.
+
+    Each team makes progress by its weight, whatever number of jobs it has. Same sign as in the paper.
+    """
+    run = three_teams().run("gavel_hierarchical(entity_weight=[1, 2, 3], ideal=True)")
+    return labkit.plots.plot_shares(shares(run, until_s=11 * 3600), what="Which team makes how much of the progress")
+
+
+def gavel_cost() -> Any:
+    """Gavel, section 7.3: the cheapest policy misses deadlines.
+
+    A policy that knows the SLOs costs a little more and meets them. Same sign as in the paper.
+    """
+    jobs = rented_jobs(n=40)
+    made = labkit.Experiment.of(jobs, cluster=CLUSTER)
+    names = ("gavel_throughput(fill=False)", "gavel_cost", "gavel_slo")
+    runs = {name.partition("(")[0]: made.run(name) for name in names}
+    return labkit.plots.plot_cost(labkit.plots.cost_table(runs, prices=PRICES, slo_s=jobs.slo_s))
+
+
+def dlrover_gain() -> Any:
+    """DLRover, section 6: configured jobs against tuned ones.
+
+    DLRover tunes workers, servers and cores of every job; static keeps what users configured.
+    """
+    runs = labkit.compare("dlrover-small", cluster="dlrover-512", schedulers="static,dlrover", first=12)
+    return runs.plot.bars()

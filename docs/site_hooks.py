@@ -13,10 +13,11 @@ import posixpath
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
@@ -47,11 +48,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, uri in OUTSIDE.items():
         if uri != "index.md":
             files.append(File.generated(config, uri, content=(ROOT / name).read_text("utf-8")))
-    files.append(File.generated(config, "commands.md", content=commands_page()))
+    for uri, content in command_pages().items():
+        files.append(File.generated(config, uri, content=content))
     page, pictures = gallery_page()
     files.append(File.generated(config, "gallery.md", content=page))
     for name, svg in pictures.items():
         files.append(File.generated(config, f"gallery/{name}.svg", content=svg))
+    files.append(File.generated(config, "cheat-sheet.pdf", content=_module("cheat_sheet").as_pdf()))
     for package in PACKAGES:
         files.append(File.generated(config, f"api/{package}.md", content=api_page(package)))
     config["nav"] = _filled(config["nav"], [file.src_uri for file in files.documentation_pages()] + _notebooks())
@@ -103,12 +106,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"]({_SOURCE})"
         return f"{found[1]}{_relative(uri, page.file.src_uri)}{anchor}{found[4]}"
 
-    linked = _LINK.sub(link, markdown)
+    markdown = re.sub(r"<!-- site: (.*?) -->", r"\1", markdown)
+    linked = _LINK.sub(link, _PICTURE.sub(lambda found: _picture(found[1], page.file.src_uri), markdown))
     linked = re.sub(r"\[([^\]]+)\]\(" + re.escape(_SOURCE) + r"\)", r"\1", linked)
     return _deeper(linked)
 
 
 _SOURCE = "source:"
+_PICTURE = re.compile(r"<!-- picture: (\w+) -->")
+
+
+def _picture(name: str, page: str) -> str:
+    """Return a picture of the gallery, which the repository has no file of, for a page that asks for it."""
+    heading = str(inspect.getdoc(getattr(_gallery(), name))).partition("\n")[0].rstrip(".")
+    return f"![{heading}]({_relative(f'gallery/{name}.svg', page)})"
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
@@ -186,6 +197,9 @@ def gallery_page() -> tuple[str, dict[str, str]]:
         lines += [f"## {heading.strip()}", ""]
         for text in functions:
             name = text.partition("(")[0]
+            if name.startswith("_"):
+                lines += ["These recipes share:", "", "```python", f"def {text.strip()}", "```", ""]
+                continue
             draw = getattr(recipes, name)
             pictures[name] = as_svg(draw().to_dict())
             title, _, words = str(inspect.getdoc(draw)).rstrip(".").partition(".\n")
@@ -196,17 +210,36 @@ def gallery_page() -> tuple[str, dict[str, str]]:
 
 
 def _gallery() -> ModuleType:
-    """Return docs/gallery.py as a module."""
-    spec = importlib.util.spec_from_file_location("labkit_gallery", ROOT / "docs/gallery.py")
+    return _module("gallery")
+
+
+@cache
+def _module(name: str) -> ModuleType:
+    """Return a file of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"labkit_{name}", ROOT / "docs" / f"{name}.py")
     if spec is None or spec.loader is None:
-        raise FileNotFoundError("docs/gallery.py is missing.")
+        raise FileNotFoundError(f"docs/{name}.py is missing.")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def commands_page() -> str:
-    """Return the page of all commands, from what `--help` tells."""
+PICTURES: Final = 60
+"""Pages of the site show at least so many."""
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Count the pictures of the site, and warn where they are too few: in a strict build that is an error."""
+    site = Path(config["site_dir"])
+    pages = [path.read_text("utf-8") for path in site.rglob("*.html")]
+    shown = sum(len(re.findall(r'<img [^>]*src=|<svg[^>]*class="marks"', page)) for page in pages)
+    print(f"{shown} pictures on {len(pages)} pages")
+    if shown < PICTURES:
+        log.warning("the site shows %s pictures; expected at least %s", shown, PICTURES)
+
+
+def command_pages() -> dict[str, str]:
+    """Return a page for each command, from what `--help` says, and one that lists them: path -> Markdown."""
     import typer
 
     from labkit.cli import help as cli_help
@@ -214,18 +247,23 @@ def commands_page() -> str:
 
     root = typer.main.get_command(app)
     lines = ["# Commands", "", "```text", cli_help.BEGIN.format(version="").replace("labkit :", "labkit:"), "```", ""]
-    seen = ""
+    pages, seen = {"commands.md": ""}, ""
     for name, (panel, examples) in cli_help.COMMANDS.items():
         command: Any = root
         for word in name.split():
             command = command.commands[word]
         if panel and panel != seen:
-            lines += [f"## {panel}", ""]
+            lines += ["", f"## {panel}", "", "| command | what it does |", "|---|---|"]
             seen = panel
-        lines += [f"### labkit {name}", "", _text(command.help or ""), "", "```sh", *examples, "```", ""]
+        file = f"commands/{name.replace(' ', '-')}.md"
+        what = _text((command.help or "").partition("\n")[0])
+        lines.append(f"| [labkit {name}]({file}) | {what} |")
+        page = [f"# labkit {name}", "", _text(command.help or ""), "", "```sh", *examples, "```", ""]
         if rows := list(_rows(command)):
-            lines += ["| option | what | default |", "|---|---|---|", *rows, ""]
-    return "\n".join(lines)
+            page += ["| option | what | default |", "|---|---|---|", *rows, ""]
+        pages[file] = "\n".join(page)
+    pages["commands.md"] = "\n".join([*lines, ""])
+    return pages
 
 
 def _rows(command: Any) -> Iterator[str]:
@@ -235,7 +273,7 @@ def _rows(command: Any) -> Iterator[str]:
         if param.param_type_name == "argument":
             names = [f"`{param.metavar or param.name.upper()}`"]
         default = "" if callable(param.default) or param.default in (None, False, [], "", ()) else f"`{param.default}`"
-        if names:
+        if names and not getattr(param, "hidden", False):
             yield f"| {' '.join(names)} | {_text(param.help or '')} | {default} |"
 
 

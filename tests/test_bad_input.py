@@ -198,10 +198,16 @@ class TestSweeps:
         with pytest.raises(InputError, match=re.escape("seeds is 1000000000; expected a whole number from 0")):
             Grid(schedulers="fifo", trace="poisson(5, per_hour=1)", cluster="demo", seeds=10**9)
         with pytest.raises(InputError, match="a sweep of 10,000,000 runs"):
-            Grid(schedulers="fifo", trace="poisson(5, per_hour=1)", cluster="demo", seeds=10**5, load=range(1, 101))
+            Grid(
+                schedulers="fifo",
+                trace="poisson(5, per_hour=1)",
+                cluster="demo",
+                seeds=10**5,
+                arrival_rate=range(1, 101),
+            )
 
     @pytest.mark.parametrize(
-        ("name", "expected"), [("load", "a factor > 0"), ("slot_s", "a number"), ("epoch_error", "a number")]
+        ("name", "expected"), [("arrival_rate", "a factor > 0"), ("slot_s", "a number"), ("epoch_error", "a number")]
     )
     def test_text_for_a_number(self, name, expected):
         grid = Grid(schedulers="fifo", trace="poisson(5, per_hour=1)", cluster="demo", **{name: "x"})

@@ -47,10 +47,17 @@ def test_a_page_that_the_navigation_does_not_name_is_found_by_its_folder(hooks):
     assert not any("*" in page for page in hooks._named(filled))
 
 
-def test_the_page_of_commands_has_every_one_with_its_options(hooks):
-    page = hooks.commands_page()
-    assert [name for name in COMMANDS if f"### labkit {name}\n" not in page] == []
-    assert "| `--load` | Arrival-rate factor: 2 means that jobs arrive twice as fast. | `1.0` |" in page
+def test_each_command_has_a_page_with_its_options_and_the_list_leads_to_it(hooks):
+    pages = hooks.command_pages()
+    paths = {name: f"commands/{name.replace(' ', '-')}.md" for name in COMMANDS}
+    assert [name for name, path in paths.items() if not pages[path].startswith(f"# labkit {name}\n")] == []
+    assert [path for path in paths.values() if f"({path})" not in pages["commands.md"]] == []
+    page = pages["commands/compare.md"]
+    assert "--load" not in page
+    assert (
+        "| `--arrival-rate` | Factor on the trace's arrival rate: 2 means that jobs arrive twice as fast. | `1.0` |"
+        in page
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,3 +76,11 @@ def test_links_of_the_repository_become_links_of_the_site(hooks, home, target, u
 def test_what_stands_within_a_list_is_indented_for_the_site_alone(hooks):
     text = "* one\n  more\n  1. two\n```text\n  kept\n```"
     assert hooks._deeper(text) == "* one\n    more\n    1. two\n```text\n  kept\n```"
+
+
+def test_a_page_that_asks_for_a_picture_gets_one_of_the_gallery(hooks):
+    pages = {path.name: hooks._PICTURE.findall(path.read_text("utf-8")) for path in (ROOT / "docs").glob("**/*.md")}
+    asked = [name for names in pages.values() for name in names]
+    assert len(asked) >= 3
+    assert [name for name in asked if not hasattr(hooks._gallery(), name)] == []
+    assert hooks._picture("gantt", "why/deltas.md") == "![Gantt chart of a run](../gallery/gantt.svg)"

@@ -20,6 +20,7 @@ from labkit.cli.deploy import deploy
 from labkit.cli.doctor import doctor
 from labkit.cli.fidelity import fidelity
 from labkit.cli.figure import figure
+from labkit.cli.paper import paper
 from labkit.cli.profile import profile
 from labkit.cli.replay import replay
 from labkit.cli.simulate import simulate
@@ -42,6 +43,7 @@ app.command()(train)
 app.command()(sweep)
 app.command()(tune)
 app.command()(figure)
+app.command()(paper)
 app.command()(cli_runs.report)
 app.command()(train_policy)
 app.command()(deploy)

@@ -62,7 +62,9 @@ def compare(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(help="With --seeds: number of processes. Default: one per core. 0: run in this process.", min=0),
+        typer.Option(
+            help="With --seeds or --windows: number of processes. Default: one per core. 0: run in this process.", min=0
+        ),
     ] = None,
     as_json: JsonRows = False,
     report: Report = None,
@@ -76,6 +78,8 @@ def compare(
     refuse_no_trace(scenario)
     scenario, usual = with_usual_cluster(scenario)
     refuse_places(report, runs)
+    if seeds is None and scenario.windows is not None:
+        seeds = str(scenario.windows)
     if seeds is not None:
         from labkit.cli.sweep import compare_on_seeds
 
@@ -85,7 +89,7 @@ def compare(
         )  # fmt: skip
         return
     if workers is not None:
-        raise typer.BadParameter("--workers goes with --seeds N.")
+        raise typer.BadParameter("--workers goes with --seeds N or --windows N.")
     records, failed = on_one_seed(
         scenario, schedulers=schedulers, against=against, report=report, runs=runs, as_json=as_json, usual=usual
     )

@@ -18,7 +18,7 @@ To begin, in this order:
 
   labkit compare demo --cluster demo
       compare six schedulers on 80 jobs: a table within seconds
-  labkit compare demo --cluster demo --load 2 --report report.html
+  labkit compare demo --cluster demo --arrival-rate 2 --report report.html
       double the arrival rate, and write a report with figures for the browser
   labkit demo
       the same, and train three small models here (a minute or two)
@@ -43,7 +43,7 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         SIMULATE,
         (
             "labkit sweep --trace 'poisson(80, per_hour=60)' --cluster demo --schedulers fifo,srtf --seeds 10 "
-            "--folder sweeps/load --set load=1,2",
+            "--folder sweeps/rates --set arrival_rate=1,2",
         ),
     ),
     "tune": (
@@ -61,6 +61,7 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "runs compare": ("", ("labkit runs compare fifo-demo-0 srtf-demo-0",)),
     "runs remove": ("", ("labkit runs remove srtf-demo-0",)),
     "figure": (LOOK, ("labkit figure fifo-demo-0 srtf-demo-0 --kind jct --out jct.pdf",)),
+    "paper": (LOOK, ("labkit paper fifo-demo-0 srtf-demo-0 --out paper",)),
     "watch": (
         LOOK,
         ("labkit watch optimus-testbed-0", "labkit watch night", "labkit watch optimus-testbed-0 --browser"),

@@ -13,7 +13,7 @@ import typer
 
 from labkit.cli import help as cli_help
 from labkit.core.errors import InputError
-from labkit.experiment.scenario import DEFAULTS, OPTIONS, Scenario
+from labkit.experiment.scenario import DEFAULTS, FORMER, OPTIONS, Scenario, current
 
 FILE: Final = "scenario_file"
 RUN: Final = "run.json"
@@ -28,8 +28,8 @@ Trace = Annotated[
 Cluster = Annotated[
     str | None,
     typer.Option(
-        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml; else the profile's, "
-        "that of the trace's name (demo), or gavel-36x3.",
+        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml. Default: the "
+        "profile's, else the preset of the trace's name (demo), else gavel-36x3.",
         autocompletion=cli_help.clusters,
     ),
 ]
@@ -62,11 +62,12 @@ def takes_scenario(*, trace: Any = Trace, machines: bool = False) -> Callable[[C
         hints = get_type_hints(function, include_extras=True)
         own = inspect.signature(function).parameters
         names = [name for name, option in OPTIONS.items() if not (machines and option.simulated) and name not in own]
+        formers = [former for former, name in FORMER.items() if name in names]
         parameters: list[inspect.Parameter] = [] if trace is None else [_parameter("trace", trace, None)]
         for each in own.values():
             if each.name == "scenario":
                 parameters += [] if machines or "cluster" in own else [_parameter("cluster", Cluster, None)]
-                parameters += [*map(_option, names), _parameter(FILE, ScenarioFile, None)]
+                parameters += [*map(_option, names), *map(_former, formers), _parameter(FILE, ScenarioFile, None)]
             else:
                 parameters.append(_parameter(each.name, hints[each.name], each.default))
 
@@ -75,8 +76,16 @@ def takes_scenario(*, trace: Any = Trace, machines: bool = False) -> Callable[[C
             file = words.pop(FILE)
             fields = [name for name in ("trace", "cluster") if name not in own] + names
             typed = {name: words.pop(name) for name in fields if name in words}
+            old = {name: words.pop(name) for name in formers if name in words}
             if file is not None or _is_run(typed.get("trace")):
                 typed = {name: value for name, value in typed.items() if _is_typed(context, name)}
+            for former, value in old.items():
+                if value is not None:
+                    field = FORMER[former]
+                    typed = current(
+                        {name: typed[name] for name in typed if name != field or _is_typed(context, name)}
+                        | {former: value}
+                    )
             return function(scenario=_scenario(file, typed), **words)
 
         signature = inspect.Signature([_parameter("context", typer.Context, inspect.Parameter.empty), *parameters])
@@ -98,6 +107,12 @@ def _option(name: str) -> inspect.Parameter:
     least = option.least if option.least > -math.inf else None
     words = typer.Option(flag_of(name), help=option.help, metavar=option.metavar or None, min=least)
     return _parameter(name, Annotated[kind, words], default)
+
+
+def _former(name: str) -> inspect.Parameter:
+    """Return the parameter of a field's former name, which no help text mentions."""
+    kind: Any = OPTIONS[FORMER[name]].kind | None
+    return _parameter(name, Annotated[kind, typer.Option(f"--{name}", hidden=True)], None)
 
 
 def flag_of(name: str) -> str:

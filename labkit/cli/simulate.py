@@ -10,8 +10,8 @@ import typer
 
 from labkit.cli import help as cli_help
 from labkit.cli.attach import AsJson, Runs, tell
+from labkit.cli.compare import with_usual_cluster
 from labkit.cli.options import refuse_no_trace, takes_scenario
-from labkit.core.errors import InputError
 from labkit.experiment.scenario import Scenario
 
 
@@ -30,8 +30,9 @@ def simulate(
     from labkit.experiment import simulate as run
 
     refuse_no_trace(scenario)
-    if scenario.profile is None and scenario.cluster is None:
-        raise InputError("neither --cluster nor --profile is given; expected e.g. --cluster demo.")
+    scenario, usual = with_usual_cluster(scenario)
+    if usual:
+        print(f"labkit: {usual}", file=sys.stderr)
     shown = not as_json and sys.stderr.isatty()
     record = run(scenario, scheduler=scheduler, runs=runs, progress=shown)
     tell(record, runs=runs, as_json=as_json)

@@ -36,7 +36,13 @@ def sweep(
     ],
     schedulers: Annotated[list[str], typer.Option(help=f"A name, with options in brackets; called: a=fifo; {MANY}")],
     folder: Annotated[Path, typer.Option(help="Folder for the results. The same command resumes the sweep.")],
-    cluster: Annotated[list[str], typer.Option(help=f"A preset, an expression or hosts.toml; {MANY}")] = ["gavel-36x3"],  # noqa: B006
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A preset, an expression or hosts.toml; repeatable, or a comma-separated list. Default: the preset of "
+            "the trace's name (demo), else gavel-36x3."
+        ),
+    ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds: 5 (0 to 4), 5-9, or 1,4,9.")] = "1",
     set_: Annotated[
         list[str] | None,
@@ -79,8 +85,8 @@ def sweep(
     if figure is not None:
         refuse_unwritable(figure, endings=DRAWN)
     grid = Grid(
-        schedulers=_listed(schedulers), trace=_listed(trace), cluster=_listed(cluster), seeds=seeds_of(seeds),
-        **dict(parameter(text) for text in set_ or ()),
+        schedulers=_listed(schedulers), trace=_listed(trace), cluster=_clusters(cluster, _listed(trace)),
+        seeds=seeds_of(seeds), **dict(parameter(text) for text in set_ or ()),
     )  # fmt: skip
     base = _base(against, grid)
     with _client(dask) as client:
@@ -107,6 +113,18 @@ def _base(against: str | None, grid: Grid) -> str:
     if against is not None and against not in names:
         raise unknown("scheduler to compare --against", against, names)
     return against or names[0]
+
+
+def _clusters(named: list[str] | None, traces: list[str]) -> list[str]:
+    """Return the clusters of a sweep: those named, else the usual one of its traces, where it is one."""
+    from labkit.cli.tables import GAVEL, usual_cluster
+
+    if named:
+        return _listed(named)
+    usual = dict(usual_cluster(Path(trace)) for trace in traces)
+    cluster, line = next(iter(usual.items())) if len(usual) == 1 else (GAVEL, usual_cluster(Path("-"))[1])
+    print(f"labkit: {line}", file=sys.stderr)
+    return [cluster]
 
 
 def _listed(given: list[str]) -> list[str]:
@@ -278,7 +296,7 @@ def compare_on_seeds(
     from labkit.results.record import arrivals
 
     if scenario.seed:
-        raise InputError("--seed does not go with --seeds; leave it out, or take a single --seed.")
+        raise InputError("--seed does not go with --seeds or --windows; leave it out, or use a single --seed.")
     chosen = [str(name) for name in schedulers_of(schedulers)]
     refuse_unknown_base(against, schedulers)
     base = against or _called(schedulers)[0]
@@ -289,7 +307,7 @@ def compare_on_seeds(
             workers=workers, progress=not as_json,
         )  # fmt: skip
     named = scenario.trace if isinstance(scenario.trace, str) else scenario.trace.name
-    faster = arrivals(float(scenario.load))
+    faster = arrivals(float(scenario.arrival_rate))
     if faster and not as_json:
         print(f"{named}{faster}")
     if usual and not as_json:

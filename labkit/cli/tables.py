@@ -132,8 +132,8 @@ def usual_cluster(trace: Path) -> tuple[str, str]:
 
     file = shipped().get(trace.stem)
     if file is not None and trace.stem in PRESETS and located(trace).resolve() == file.resolve():
-        return trace.stem, f"cluster: {trace.stem}, that of the trace, as none was named; --cluster takes another"
-    return GAVEL, f"cluster: {GAVEL}, as none was named; --cluster takes another"
+        return trace.stem, f"cluster: {trace.stem}, the preset of the trace's name; --cluster names another"
+    return GAVEL, f"cluster: {GAVEL}, the default; --cluster names another"
 
 
 def print_header(records: list[RunRecord], *, usual: str = "") -> None:

@@ -83,11 +83,11 @@ def _metric(text: str) -> str:
 def _settings(given: Any) -> dict[str, Any]:
     from labkit.core.errors import InputError
     from labkit.experiment.parameters import parameter
-    from labkit.experiment.scenario import OPTIONS
+    from labkit.experiment.scenario import FORMER, OPTIONS
 
     settings = {}
     for name, values in map(parameter, given):
-        if name not in OPTIONS or len(values) > 1:
+        if FORMER.get(name, name) not in OPTIONS or len(values) > 1:
             raise InputError(f"--set {name}: expected one value of a parameter of the runs: {', '.join(OPTIONS)}.")
         settings[name] = values[0]
     return settings
@@ -126,7 +126,9 @@ def _print(found: Tuned, ranges: list[Range], *, scheduler: str, metric: str, fo
     tell(found.checked, metric=metric, base=DEFAULT, as_json=False)
     print(found.verdict)
     if found.idle:
-        print(f"raise load (--set load=2) or take a smaller cluster   (trials are kept in {folder})")
+        print(
+            f"raise the arrival rate (--set arrival_rate=2) or take a smaller cluster   (trials are kept in {folder})"
+        )
         return
     advice, name = ("use it", found.name) if found.is_better else ("keep the default", scheduler)
     print(f'{advice}: --schedulers "{name}"   (trials are kept in {folder})')

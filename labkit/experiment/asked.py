@@ -16,7 +16,6 @@ from labkit.core.protocols import Scheduler
 from labkit.core.text import labelled, split_names
 from labkit.experiment.cadence import Cadence
 from labkit.simulator import Faults, Losses, Overheads, Troubles, Variation
-from labkit.workloads import scaled
 from labkit.workloads.expressions import trace
 
 KINDS: Final[dict[str, tuple[type, str]]] = {
@@ -101,19 +100,6 @@ def refuse_odd(given: Mapping[str, Any], *, kinds: Mapping[str, tuple[type, str]
             raise InputError(f"{name} is {given[name]!r}; expected e.g. {example}.")
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
         raise InputError(f"seed is {seed!r}; expected a whole number >= 0.")
-
-
-def arriving(jobs: Jobs, *, load: Any) -> Jobs:
-    """Return jobs that arrive so many times as fast.
-
-    Raises
-    ------
-    InputError
-        If that is no number.
-    """
-    if not isinstance(load, int | float) or isinstance(load, bool):
-        raise InputError(f"load is {load!r}; expected a factor > 0, 2 for jobs that arrive twice as fast.")
-    return jobs if load == 1 else scaled(jobs, load=load)
 
 
 def refuse_endless(jobs: Jobs, *, every_s: float) -> None:

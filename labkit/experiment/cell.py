@@ -21,7 +21,7 @@ from labkit.experiment.grid import ORDER, Cell, Grid
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.prices import prices_of
 from labkit.experiment.reservations import Reservations
-from labkit.experiment.scenario import OPTIONS, Scenario
+from labkit.experiment.scenario import FORMER, OPTIONS, Scenario, current
 from labkit.results.comparison import FASTER, bound_of
 from labkit.results.notes import held_up
 from labkit.results.record import RunRecord
@@ -117,8 +117,9 @@ def _asked(cell: Cell, inputs: Inputs) -> tuple[Experiment, Scheduler]:
 def split(keys: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the parameters of a cell that are fields of a scenario, and those of its scheduler."""
     of_all = {name: value for name, value in keys.items() if name not in ORDER}
-    mine = {name: value for name, value in of_all.items() if name in OPTIONS and value is not None}
-    return mine, {name: value for name, value in of_all.items() if name not in OPTIONS}
+    mine = {name: value for name, value in of_all.items() if FORMER.get(name, name) in OPTIONS}
+    set_ = current({name: value for name, value in mine.items() if value is not None})
+    return set_, {name: value for name, value in of_all.items() if name not in mine}
 
 
 def _seed_of(label: str, inputs: Inputs, given: Mapping[str, Any], seed: int) -> dict[str, int]:

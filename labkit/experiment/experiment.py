@@ -123,7 +123,7 @@ class Experiment:
         Hosts that are kept for some jobs, or for none, from a start to an end, under every scheduler.
     hosting : HostRules or None
         Which machines may host which jobs, and over how many of them gangs may lie, under every scheduler.
-    load : float
+    arrival_rate : float
         How many times as fast as in the trace `jobs` arrive, for headers.
     scenario : dict
         What it was made of, as `Scenario.plain` writes it down, for records.
@@ -149,7 +149,7 @@ class Experiment:
     quotas: Quotas | None = None
     reservations: Reservations | None = None
     hosting: HostRules | None = None
-    load: float = 1.0
+    arrival_rate: float = 1.0
     usual_prices: Mapping[str, float] | None = None
     scenario: dict[str, Any] = field(default_factory=dict)
 
@@ -216,7 +216,8 @@ class Experiment:
         prices = prices_of(asked.prices)
         refuse_unpriced(prices, cluster)
         return cls(
-            jobs=jobs, cluster=cluster, speed=speed, troubles=some, seed=asked.seed, load=asked.load, prices=prices,
+            jobs=jobs, cluster=cluster, speed=speed, troubles=some, seed=asked.seed, prices=prices,
+            arrival_rate=asked.arrival_rate,
             interference=interference_of(speed) if known is None else known, losses=asked.losses,
             quotas=None if asked.quotas is None else Quotas.of(asked.quotas), believed=asked.believed,
             reservations=None if asked.reservations is None else Reservations.of(asked.reservations),
@@ -303,7 +304,7 @@ class Experiment:
             parts[AMOUNTS_COUNT] = True
         said = ("quotas", "reservations", "interference")
         parts |= {name: str(rule) for name in said if (rule := getattr(self, name)) is not None}
-        parts |= {LOAD: None if self.load == 1 else self.load}
+        parts |= {LOAD: None if self.arrival_rate == 1 else self.arrival_rate}
         told = {name: plain(part) for name, part in parts.items() if part is not None}
         if prices := Traits.of(scheduler).pays or self.prices or self.usual_prices:
             told["prices"] = dict(prices)
@@ -420,7 +421,7 @@ class Experiment:
         """The same jobs with their recorded schedule and nothing else that counts."""
         jobs = self.jobs
         if not np.isfinite(jobs.recorded_start_s).any():
-            why = "arrivals are scaled" if self.load != 1 else "the trace does not tell when jobs started"
+            why = "arrivals are scaled" if self.arrival_rate != 1 else "the trace does not say when jobs started"
             raise InputError(f"recorded follows the schedule that {jobs.name} recorded, and {why}; leave it out.")
         ran_on = np.where(jobs.measured_on == "", jobs.device_type, jobs.measured_on)
         jobs = jobs.with_columns(

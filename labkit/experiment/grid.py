@@ -89,11 +89,11 @@ class Grid:
 
     Examples
     --------
-    >>> grid = Grid(schedulers=["fifo", "srtf"], trace="poisson(20, per_hour=12)", cluster="demo", seeds=3, load=[1, 2])
+    >>> grid = Grid(schedulers=["fifo", "srtf"], trace="poisson(9, per_hour=12)", cluster="demo", seeds=3, first=[5, 9])
     >>> len(grid)
     12
     >>> print(grid.cells[0])
-    trace poisson(20, per_hour=12), cluster demo, load 1, scheduler fifo, seed 0
+    trace poisson(9, per_hour=12), cluster demo, first 5, scheduler fifo, seed 0
     """
 
     axes: Mapping[str, tuple[Scalar, ...]]

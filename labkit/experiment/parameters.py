@@ -12,8 +12,8 @@ from labkit.core.text import split_names
 def parameter(text: str) -> tuple[str, list[Any]]:
     """Return the name and the values of a parameter.
 
-    >>> parameter("placer=pack,spread"), parameter("load=1,1.5")
-    (('placer', ['pack', 'spread']), ('load', [1, 1.5]))
+    >>> parameter("placer=pack,spread"), parameter("arrival_rate=1,1.5")
+    (('placer', ['pack', 'spread']), ('arrival_rate', [1, 1.5]))
     """
     name, equals, values = text.partition("=")
     if not (equals and name.strip().isidentifier() and values.strip()):

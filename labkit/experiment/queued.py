@@ -82,7 +82,7 @@ def plan_queue(
     from labkit.testbed.run.training import TrainingTable
 
     asked = Scenario.of(jobs, **fields)
-    taken, training = replace(asked, load=1.0, epoch_error=0.0).jobs(), training or TrainingTable()
+    taken, training = replace(asked, arrival_rate=1.0, epoch_error=0.0).jobs(), training or TrainingTable()
     hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
     given = _kept(asked)
     runs = tuple(ordered([str(name) for name in schedulers_of(schedulers)], repeat=repeat))

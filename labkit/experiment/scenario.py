@@ -59,6 +59,8 @@ class Option:
         It may name a file, which goes along with a sweep's cells and needs consent where a stored record names it.
     random : str
         What a seed changes where it is set; "": nothing.
+    former : str
+        A former name, which is still read; "": none.
     simulated : bool
         It is of simulations alone: machines have their own.
     """
@@ -72,6 +74,7 @@ class Option:
     expected: str = ""
     may_be_file: bool = False
     random: str = ""
+    former: str = ""
     simulated: bool = False
 
     def check(self, name: str, value: Any) -> None:
@@ -118,13 +121,13 @@ class Scenario:
 
     Examples
     --------
-    >>> asked = Scenario.of("poisson(5, per_hour=12)", cluster="demo", load=2)
+    >>> asked = Scenario.of("poisson(5, per_hour=12)", cluster="demo", arrival_rate=2)
     >>> asked.changed
-    {'load': 2}
-    >>> Scenario.of("demo", cluster="demo", lod=2)  # doctest: +ELLIPSIS
+    {'arrival_rate': 2}
+    >>> Scenario.of("demo", cluster="demo", arrival_rat=2)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    labkit.core.errors.InputError: unknown option of a simulation 'lod'. Did you mean 'load'? Known: ...
+    labkit.core.errors.InputError: unknown option of a simulation 'arrival_rat'. Did you mean 'arrival_rate'? ...
     """
 
     trace: Jobs | str
@@ -150,7 +153,7 @@ class Scenario:
     )  # fmt: skip
     reservations: Reservations | Sequence[Reservation] | Mapping[str, Any] | str | Path | None = _option(
         None,
-        "Hosts that are kept for some users, or for none, from a start to an end: a TOML file with a table "
+        "Machines reserved for some users, or for none, from a start to an end: a TOML file with a table "
         "reservation.NAME for each.",
         Path, metavar="FILE", may_be_file=True,
     )  # fmt: skip
@@ -165,12 +168,19 @@ class Scenario:
     partitions: bool = _option(
         False, "Divide the cluster into the partitions (virtual clusters) that jobs name and it lacks.", bool
     )
-    load: float = _option(
-        1.0, "Arrival-rate factor: 2 means that jobs arrive twice as fast.", float,
-        expected="a factor > 0, 2 for jobs that arrive twice as fast",
+    arrival_rate: float = _option(
+        1.0, "Factor on the trace's arrival rate: 2 means that jobs arrive twice as fast.", float,
+        expected="a factor > 0, 2 for jobs that arrive twice as fast", former="load",
     )  # fmt: skip
     slot_s: float | None = _option(None, "Schedule every SECONDS instead of at every event.", float)
     first: int | None = _option(None, "Use only the first N jobs.", int, least=1)
+    windows: int | None = _option(
+        None, "Cut the trace into N windows of equal length; the seed is the number of the window.", int, least=1,
+        simulated=True, random="each seed is another window of the trace",
+    )  # fmt: skip
+    window_jobs: int | None = _option(
+        None, "With --windows: jobs in each window. Default: as many as fit.", int, flag="--of", least=1, simulated=True
+    )
     drop_too_large: bool = _option(False, "Drop jobs that do not fit the empty cluster. A note shows how many.", bool)
     any_type: bool = _option(False, "Let jobs run on every device type, whatever they request.", bool)
     whole_gpus: bool = _option(False, "Give tasks that request a part of a GPU a whole one.", bool)
@@ -241,6 +251,8 @@ class Scenario:
             given = [name for name in parts if getattr(self, name) != DEFAULTS[name]]
             if given and getattr(self, whole) is not None and not (whole == "faults" and given == ["checkpoint_s"]):
                 raise InputError(f"{whole} and {given[0]} are given; expected one of them.")
+        if self.windows is not None or self.window_jobs is not None:
+            _refuse_odd_windows(self.trace, self.windows)
 
     @classmethod
     def of(cls, jobs: Scenario | Jobs | str | Path, **changes: Any) -> Scenario:
@@ -251,6 +263,7 @@ class Scenario:
         InputError
             If a field is misspelt, or a value cannot be; of jobs that are none.
         """
+        changes = current(changes)
         for name in changes:
             if name not in DEFAULTS:
                 raise unknown("option of a simulation", name, sorted(DEFAULTS))
@@ -287,20 +300,22 @@ class Scenario:
         return [(name, value) for name in names if isinstance(value := getattr(self, name), str | Path)]
 
     def jobs(self) -> Jobs:
-        """Return what arrives: the first jobs of the trace, at its load, with the epochs that they need in truth."""
+        """Return what arrives: the first jobs of the trace, at its arrival rate, with their true epochs."""
         import numpy as np
 
         from labkit.core.jobs import Jobs
-        from labkit.workloads import scaled, with_epoch_error
+        from labkit.workloads import scaled, window, with_epoch_error
         from labkit.workloads.expressions import trace as trace_of
 
         made = self.trace if isinstance(self.trace, Jobs) else trace_of(self.trace, seed=self.seed, format=self.format)
         if self.first is not None:
             made = made.take(np.arange(min(self.first, len(made))))
+        if self.windows is not None:
+            made = window(made, self.seed, n_windows=self.windows, n_jobs=self.window_jobs)
         if self.epoch_error:
             stream = np.random.SeedSequence(self.seed, spawn_key=(EPOCH_STREAM,))
             made = with_epoch_error(made, error=self.epoch_error, rng=np.random.default_rng(stream))
-        return made if self.load == 1 else scaled(made, load=self.load)
+        return made if self.arrival_rate == 1 else scaled(made, arrival_rate=self.arrival_rate)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -375,7 +390,8 @@ class Scenario:
         told = record.info.config.get(KEY)
         if not isinstance(told, Mapping):
             raise InputError(f"run '{record.info.run}' holds no scenario; it is of an older labkit, or of machines.")
-        kept = {name: value for name, value in told.items() if name not in OF_JOBS and name not in changes}
+        changes = current(changes)
+        kept = {name: value for name, value in current(told).items() if name not in OF_JOBS and name not in changes}
         made = cls.told(kept, source=f"run '{record.info.run}'", trace=record.jobs, **changes)
         with stored(trust):
             for name, file in made.files:
@@ -400,7 +416,7 @@ class Scenario:
             raise InputError(
                 f"{source} cannot be made again: its {', '.join(map(str, missing))} came from Python; give it again."
             )
-        named = {name: value for name, value in told.items() if name != "own"} | others
+        named = current({name: value for name, value in told.items() if name != "own"}) | current(others)
         for name in named:
             if name not in DEFAULTS and name != "trace":
                 raise unknown(f"field of the scenario {source}", str(name), sorted(DEFAULTS))
@@ -420,9 +436,11 @@ class Fields(TypedDict, total=False):
     consolidate: str | None
     consolidate_for_s: float | None
     partitions: bool
-    load: float
+    arrival_rate: float
     slot_s: float | None
     first: int | None
+    windows: int | None
+    window_jobs: int | None
     drop_too_large: bool
     any_type: bool
     whole_gpus: bool
@@ -458,6 +476,8 @@ OPTIONS: Final[dict[str, Option]] = {
     each.name: each.metadata["option"] for each in fields(Scenario) if "option" in each.metadata
 }
 """Each field that can be typed -> what is said of it."""
+FORMER: Final = {option.former: name for name, option in OPTIONS.items() if option.former}
+"""Former names of fields, which are still read -> their names."""
 DEFAULTS: Final = {each.name: each.default for each in fields(Scenario) if each.name != "trace"}
 BUILT: Final[dict[str, dict[str, str]]] = {
     "overheads": {name: name for name in ("start_s", "restart_s", "rescale_s")},
@@ -469,8 +489,36 @@ BUILT: Final[dict[str, dict[str, str]]] = {
 }  # fmt: skip
 """Parts of a simulation that an object can give -> the fields that say the same, and what the object calls them."""
 PARTS: Final = {"cadence": ("slot_s",)} | {whole: tuple(names) for whole, names in BUILT.items()}
-OF_JOBS: Final = ("format", "first", "load", "epoch_error", "any_type", "whole_gpus", "drop_too_large")
+OF_JOBS: Final = (
+    "format", "first", "windows", "window_jobs", "arrival_rate", "epoch_error", "any_type", "whole_gpus",
+    "drop_too_large",
+)  # fmt: skip
 """Fields that say which jobs arrive, and when: a run's record has the jobs as they came out."""
+
+
+def _refuse_odd_windows(trace: Any, windows: int | None) -> None:
+    from labkit.workloads.expressions import is_generated
+
+    if windows is None:
+        raise InputError("the jobs of a window are given without windows; expected how many windows (--windows), too.")
+    if isinstance(trace, str) and is_generated(trace):
+        raise InputError(f"{trace} is generated; windows are of a trace from a file. Repeat it with --seeds instead.")
+
+
+def current(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what fields were given under their names, where some have former ones.
+
+    Raises
+    ------
+    InputError
+        If a field is given under both.
+
+    >>> current({"load": 2, "first": 5})
+    {'arrival_rate': 2, 'first': 5}
+    """
+    if twice := [former for former, name in FORMER.items() if former in named and name in named]:
+        raise InputError(f"{FORMER[twice[0]]} and {twice[0]}, its former name, are given; expected one of them.")
+    return {FORMER.get(name, name): value for name, value in named.items()}
 
 
 def _usual(name: str, value: Any) -> bool:

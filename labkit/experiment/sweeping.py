@@ -78,7 +78,7 @@ def sweep(
     grid : Grid
         What to run.
     folder : path, optional
-        Where each cell is written as soon as it is done. The same call goes on from there: cells that are done are not
+        Where each cell is written once it is done. The same call continues from there: cells that are done are not
         run again, cells that failed are. A grid that holds all of the old one's cells extends it; any other is refused.
     workers : int, optional
         Processes, each with one thread; by default as many as there are cores for this process. 0: in this process,
@@ -200,7 +200,7 @@ def _age_notes(store: Store) -> list[str]:
     then, now = getattr(store, "plan", {}).get("commit", ""), provenance.commit()
     if not store.rows or then == now:
         return []
-    return [f"cells that were done before are of labkit's commit {then or 'unknown'}, others now of {now or 'unknown'}"]
+    return [f"runs done before are of labkit's commit {then or 'unknown'}; those of today are of {now or 'unknown'}"]
 
 
 def _notes_of_done(grid: Grid, store: Store) -> list[str]:
@@ -221,8 +221,8 @@ def _idle_notes(table: pd.DataFrame) -> list[str]:
 def _how_to_resume(grid: Grid, store: Store, folder: str | Path | None) -> str:
     n = sum(_is_done(store.rows.get(cell.id), keep=False) for cell in grid.cells)
     if folder is None:
-        return f"stopped: {n} of {len(grid)} cells were done and are lost, for no folder was given to keep them in."
-    return f"stopped: {n} of {len(grid)} cells are done and kept in {folder}; the same call goes on from there."
+        return f"stopped: {n} of {len(grid)} runs were done and are lost, because no folder was given to keep them in."
+    return f"stopped: {n} of {len(grid)} runs are done and kept in {folder}; the same call continues from there."
 
 
 class _Bar:
@@ -230,8 +230,8 @@ class _Bar:
 
     def __init__(self, total: int, *, done: int, shown: bool) -> None:
         watched = sys.stderr.isatty() or in_notebook()
-        self._bar = counter(total, unit="cell", done=done, shown=shown and watched)
-        self._lines = ProgressLines(total, unit="cells", done=done) if shown and not watched else None
+        self._bar = counter(total, unit="run", done=done, shown=shown and watched)
+        self._lines = ProgressLines(total, unit="runs", done=done) if shown and not watched else None
         self._n_failed = 0
 
     def tell(self, outcome: CellOutcome) -> None:

@@ -227,7 +227,9 @@ def _at_speeds(asked: Scenario, table: ByGang) -> Scenario:
         raise InputError("--throughputs and a profile, which has speeds of its own, are given; leave one of them out.")
     jobs = of_any_type(jobs)[0] if asked.any_type else jobs
     speed = MeasuredSpeed(jobs, cluster, table=table)
-    return replace(asked, trace=jobs, speed=speed, throughputs=None, load=1.0, first=None, format=None, epoch_error=0.0)
+    return replace(
+        asked, trace=jobs, speed=speed, throughputs=None, arrival_rate=1.0, first=None, format=None, epoch_error=0.0
+    )
 
 
 def _table(what: str) -> ByGang | None:

@@ -190,7 +190,7 @@ def _group(model: LiveModel, group: int) -> tuple[int, float, str]:
 
 
 class SignalsFeed(Feed):
-    """How a run does over time: throughput, queue, cores, GPUs, load of links and losses, one below the other."""
+    """How a run does over time: throughput, queue, cores, GPUs, link utilisation and losses, one below the other."""
 
     scripts = ("timeline.js", "signals.js")
 
@@ -216,7 +216,7 @@ class SignalsFeed(Feed):
                 panel("Jobs", running=Signal.RUNNING, waiting=Signal.WAITING),
                 panel("Cores", held=Signal.CORES_HELD, used=Signal.CORES_USED),
                 panel("GPUs", held=Signal.GPUS_HELD),
-                panel(f"Load of the fullest link (foreseen{without})", load=Signal.LINK_LOAD),
+                panel(f"Utilisation of the busiest link (predicted{without})", utilisation=Signal.LINK_LOAD),
                 {"title": "Training loss", "lines": [], "losses": FIRST_LOSS},
             ],
             "jobs": [str(id) for id in self.run.model.jobs.id],

@@ -155,10 +155,10 @@ class FollowedRun:
         gone = [name for name, there in zip(names, up.tolist(), strict=True) if not there]
         given_up = f", {board.n_dropped} given up" if board.n_dropped else ""
         without = f" (without {', '.join(gone)})" if gone else ""
-        hosts = f"{len(names) - len(gone)} of {len(names)} hosts{without}"
+        machines = f"{len(names) - len(gone)} of {len(names)} machines up{without}"
         return (
             f"{self.info.run}: {self.info.scheduler}, {self.now_s:.0f} s, {board.n_done} of {len(self.jobs)} jobs done"
-            f"{given_up}, {hosts}; {self.status.text or self.status.state}"
+            f"{given_up}, {machines}; {self.status.text or self.status.state}"
         )
 
     def notes(self) -> list[str]:

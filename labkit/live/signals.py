@@ -1,4 +1,4 @@
-"""How a run does over time: throughput, queue, cores, GPUs, load of links, losses; folded from events as they come."""
+"""How a run does over time: throughput, queue, cores, GPUs, link utilisation, losses; folded from events."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Signals:
     jobs : Jobs
         Of the run.
     cluster : Cluster
-        It runs on; load of links is told where it has a network.
+        It runs on; link utilisation is reported where it has a network.
     sizes : array, optional
         (N,) bytes of each job's parameters, 0 where not known; by default those of the catalogue's models.
 
@@ -136,7 +136,7 @@ class Signals:
         return {
             Signal.THROUGHPUT: f"throughput ({rate})", Signal.RUNNING: "jobs running", Signal.WAITING: "jobs waiting",
             Signal.CORES_HELD: "cores held", Signal.CORES_USED: "cores used", Signal.GPUS_HELD: "GPUs held",
-            Signal.LINK_LOAD: "load of the fullest link",
+            Signal.LINK_LOAD: "utilisation of the busiest link",
         }  # fmt: skip
 
     def said(self, signal: Signal) -> str:

@@ -95,7 +95,7 @@ class LiveHeatMap(LiveView):
 
 
 class LiveSignals(LiveView):
-    """Throughput, queue, cores, GPUs, load of links and losses over time."""
+    """Throughput, queue, cores, GPUs, link utilisation and losses over time."""
 
     kind = SignalsFeed
     _esm = source(*SignalsFeed.scripts)

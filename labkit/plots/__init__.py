@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 if TYPE_CHECKING:
-    from labkit.plots.bars_and_lines import plot_bars, plot_lines
+    from labkit.plots.bars_and_lines import plot_bars, plot_lines, plot_matrix
     from labkit.plots.decisions import allocations, plot_allocations, plot_decisions, plot_forwarding, plot_scaling
     from labkit.plots.fidelity import plot_explained, plot_fidelity, plot_gantts
     from labkit.plots.fits import fit_curve, interference_residuals, plot_fit_curve, plot_residuals, residuals
@@ -49,7 +49,8 @@ _MODULES = {
     "plot_fairness": "jct", "plot_fidelity": "fidelity", "plot_fit_curve": "fits", "plot_forwarding": "decisions",
     "plot_gantt": "gantt", "plot_gantt_stack": "gantt", "plot_gantts": "fidelity", "plot_gpu_lanes": "gpus",
     "plot_heat_map": "utilisation", "plot_jct_bars": "jct", "plot_jct_by_load": "jct", "plot_jct_cdf": "jct",
-    "plot_learning": "training", "plot_lines": "bars_and_lines", "plot_overheads": "gantt",
+    "plot_learning": "training", "plot_lines": "bars_and_lines",
+    "plot_matrix": "bars_and_lines", "plot_overheads": "gantt",
     "plot_pauses": "training", "plot_residuals": "fits", "plot_scaling": "decisions", "plot_shares": "utilisation",
     "plot_sizes": "traces", "plot_slowdowns": "interference", "plot_staleness": "training",
     "plot_step_times": "training", "plot_sweep": "sweep", "plot_sweep_differences": "sweep",
@@ -64,7 +65,7 @@ __all__ = [
     "plot_cost", "plot_decisions", "plot_durations", "plot_explained", "plot_fairness", "plot_fidelity",
     "plot_fit_curve", "plot_forwarding", "plot_gantt", "plot_gantt_stack", "plot_gantts", "plot_gpu_lanes",
     "plot_heat_map", "plot_jct_bars", "plot_jct_by_load", "plot_jct_cdf", "plot_learning", "plot_lines",
-    "plot_overheads", "plot_pauses", "plot_residuals", "plot_scaling", "plot_shares", "plot_sizes",
+    "plot_matrix", "plot_overheads", "plot_pauses", "plot_residuals", "plot_scaling", "plot_shares", "plot_sizes",
     "plot_slowdowns", "plot_staleness", "plot_step_times", "plot_sweep", "plot_sweep_differences",
     "plot_sweep_means", "plot_topology", "plot_training", "plot_tuning", "plot_utilisation", "residuals",
     "save_for_paper", "scheduler_colours", "slowdowns", "write_report",

@@ -9,9 +9,11 @@ import altair as alt
 import pandas as pd
 
 from labkit.plots.theme import (
+    HEAT,
     INK,
     LINE,
     MUTED,
+    PAPER,
     SHADES,
     WIDTH,
     colours,
@@ -188,3 +190,38 @@ def _looks(
             legend=stroke_legend(symbolSize=180, symbolOpacity=1, labelLimit=260),
         ),
     }  # fmt: skip
+
+
+def plot_matrix(
+    table: pd.DataFrame, *, x: str, y: str, value: str, axis: str, heading: str, note: str = "", number: str = ".2f"
+) -> alt.LayerChart:
+    """Draw a number for each pair of names as a coloured field: dark is high, and a frame marks the lowest of a column.
+
+    Parameters
+    ----------
+    table : DataFrame
+        One row per field; with columns `low` and `high`, an interval for the tooltip.
+    x, y, value : str
+        Columns of the two names and of the number.
+    axis : str
+        What the number is, with its unit.
+    heading, note : str
+        Title, and a line below it.
+    number : str
+        Format of the numbers (d3).
+    """
+    across, down = (list(dict.fromkeys(table[name])) for name in (x, y))
+    tips = [name for name in (x, y, value, "low", "high") if name in table]
+    shown = table[tips].assign(lowest=table[value] == table.groupby(x)[value].transform("min")).round(4)
+    limit = float(shown[value].quantile(0.6))
+    base = alt.Chart(shown).encode(
+        x=alt.X(f"{x}:N", sort=across, title=None, axis=alt.Axis(labelAngle=0, orient="top", labelLimit=150)),
+        y=alt.Y(f"{y}:N", sort=down, title=None, axis=name_axis(down)),
+    )
+    scale = alt.Scale(range=list(HEAT), domainMax=float(shown[value].quantile(0.95)), clamp=True)
+    fields = base.mark_rect().encode(color=alt.Color(f"{value}:Q", title=axis, scale=scale), tooltip=tips)
+    frames = base.transform_filter("datum.lowest").mark_rect(fill=None, stroke=INK, strokeWidth=2.5)
+    dark = alt.condition(f"datum['{value}'] > {limit}", alt.value(PAPER), alt.value(INK))
+    numbers = base.mark_text(fontSize=12).encode(text=alt.Text(f"{value}:Q", format=number), color=dark)
+    size = {"width": alt.Step(min(150, WIDTH // len(across))), "height": alt.Step(28)}
+    return cast(alt.LayerChart, alt.layer(fields, frames, numbers).properties(**size, title=title(heading, note)))

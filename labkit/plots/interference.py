@@ -16,12 +16,12 @@ LOAD = "load-"
 
 
 def slowdowns(profiles: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return a row per measurement beside a load on processors: server, cores (wanted by both), slowdown.
+    """Return a row per measurement beside busy CPU cores: server (the machine), cores (wanted by both), slowdown.
 
     Parameters
     ----------
     profiles : mapping
-        Name of the server -> profile, as `labkit.speed.interference.measured.profile`
+        Name of the machine -> profile, as `labkit.speed.interference.measured.profile`
         returns it; rows whose neighbours are other jobs are left out.
     """
     tables = []
@@ -33,9 +33,9 @@ def slowdowns(profiles: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def plot_slowdowns(
-    table: pd.DataFrame, *, cores: float | None = None, heading: str = "Slowdown beside a load on processors"
+    table: pd.DataFrame, *, cores: float | None = None, heading: str = "Slowdown beside busy CPU cores"
 ) -> alt.FacetChart:
-    """Draw a table of `slowdowns`: a panel per server, all on one scale.
+    """Draw a table of `slowdowns`: a panel per machine, all on one scale.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def plot_contention(table: pd.DataFrame, *, heading: str = "Where neighbours slo
         .transform_filter("datum.name == 'link'")
         .encode(
             fill=alt.Fill(
-                "link_load:Q", title="Link load", scale=alt.Scale(domain=[0, 1], range=list(HEAT), clamp=True),
+                "link_load:Q", title="Link utilisation", scale=alt.Scale(domain=[0, 1], range=list(HEAT), clamp=True),
                 legend=alt.Legend(format="%"),
             ),
             tooltip=["pod", "machine", alt.Tooltip("link_load:Q", format=".0%")],

@@ -1,4 +1,4 @@
-"""Job completion times: distribution and means, over load, against an equal share, deadlines and cost."""
+"""Job completion times: distribution and means, over the arrival rate, against an equal share, deadlines and cost."""
 
 from __future__ import annotations
 
@@ -146,21 +146,23 @@ LABEL = 280
 
 
 def plot_jct_by_load(table: pd.DataFrame, *, load: str = "Jobs that arrive per hour") -> alt.Chart:
-    """Draw the mean JCT of each scheduler as a line over the load.
+    """Draw the mean JCT of each scheduler as a line over the arrival rate.
 
     Parameters
     ----------
     table : DataFrame
-        One row per run: scheduler, load, mean_jct_s. Of several rows with one load (seeds) the mean is drawn.
+        One row per run: scheduler, arrival_rate (or load), mean_jct_s. Seeds with the same rate are averaged.
     load : str
         Title of the axis.
     """
     names = list(dict.fromkeys(table["scheduler"]))
     scale_s, unit = time_unit(float(table["mean_jct_s"].max()))
+    rate = "arrival_rate" if "arrival_rate" in table else "load"
+    table = table.rename(columns={rate: "load"})
     shown = table.groupby(["scheduler", "load"], sort=False)["mean_jct_s"].agg(["mean", "size"]).reset_index()
     shown = shown.assign(jct=(shown["mean"] / scale_s).round(4))[["scheduler", "load", "jct", "size"]]
     most = int(shown["size"].max())
-    note = f"mean of up to {most} runs at each load" if most > 1 else ""
+    note = f"mean of up to {most} runs at each rate" if most > 1 else ""
     legend = line_legend()
     legend.labelLimit = LABEL
     chart: alt.Chart = (

@@ -509,7 +509,10 @@ def seeds_table(records: Sequence[RunRecord]) -> pd.DataFrame | None:
         }
         for info, record in zip(infos, records, strict=True)
     ]  # fmt: skip
-    return cell_table(rows, axes=axes)
+    windows = infos[0].config.get("scenario", {}).get("windows")
+    table = cell_table(rows, axes=axes)
+    table.attrs |= {} if windows is None else {"pairs": "window"}
+    return table
 
 
 def _setting(info: RunInfo) -> str:

@@ -59,7 +59,7 @@ def plot_sweep_means(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: 
     look = alt.Scale(zero=False, padding=24)
     drawn = _layers(both, list(dict.fromkeys(table["scheduler"])), axis=axis, scale=look)
     panels = list(dict.fromkeys(points["panel"]))
-    failed = f"{n_failed} cells failed and are left out" if n_failed else ""
+    failed = f"{n_failed} runs failed and are left out" if n_failed else ""
     return _facets(drawn, panels, heading=_heading(metric), notes=[note, failed])
 
 

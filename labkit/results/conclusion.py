@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+WINDOWS: Final = "Windows are parts of one trace, each begun on an empty cluster: intervals are about this trace alone."
 MOST_NAMED = 4
 """Schedulers that a sentence names one by one."""
 
@@ -66,7 +67,7 @@ def summarize_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: f
     sentences += _against(apart, str(best["scheduler"]), level=level, pair=pair)
     if failed := [str(name) for name in means.loc[means["n_failed"] > 0, "scheduler"]]:
         sentences.append(f"Not compared because some of its runs failed: {', '.join(failed)}.")
-    return sentences
+    return [*sentences, *([WINDOWS] if pair == "window" else [])]
 
 
 def _against(apart: pd.DataFrame, best: str, *, level: float, pair: str) -> list[str]:
@@ -267,6 +268,4 @@ def _note(part: pd.DataFrame, setting: dict[str, object]) -> str:
     sentence = f"{names} gave identical results on every {pairs_called(part)}{where}"
     if (queued_s > 0).any():
         return sentence
-    return (
-        f"{sentence} (no job ever waited): more load (--load, --set load=2) or a smaller cluster would tell them apart"
-    )
+    return f"{sentence} (no job ever waited); raise the arrival rate (--arrival-rate 2) or take a smaller cluster"

@@ -1,4 +1,4 @@
-"""Contention at a moment of a run: slowdowns of device groups, and the load of each machine's link."""
+"""Contention at a moment of a run: slowdowns of device groups, and the utilisation of each machine's link."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def contention(snapshot: Snapshot, interference: Interference, *, model_bytes: A
     Parameters
     ----------
     snapshot : Snapshot
-        A moment of a run; link loads follow from the speeds that it has measured.
+        A moment of a run; link utilisation follows from the speeds that it has measured.
     interference : Interference
         What foresees slowdowns.
     model_bytes : array_like

@@ -126,7 +126,7 @@ def _never_waited(records: Sequence[RunRecord]) -> list[str]:
         return []
     means = [float(record.summary["mean_jct_s"]) for record in records]
     why = "hardly differ" if max(means) <= ALIKE * min(means) else "differ only by the gangs and places that they give"
-    return [f"no job ever waited, so schedulers {why}; --load 4 lets jobs arrive 4 times as fast."]
+    return [f"no job ever waited, so schedulers {why}; --arrival-rate 4 lets jobs arrive 4 times as fast."]
 
 
 ALIKE: Final = 1.01

@@ -312,7 +312,7 @@ def find(path: Path | str, *, runs: Path | str = "runs") -> Path:
         if (folder / QUEUE).is_file():
             raise InputError(
                 f"'{path}' is a queue of runs: name one of them ({folder}/RUN; labkit watch {folder} lists them), "
-                f"or go on with all: labkit deploy --resume {folder.name}."
+                f"or resume all: labkit deploy --resume {folder.name}."
             )
     parent = path.parent if path.parent.name else runs
     known = known_runs(parent)

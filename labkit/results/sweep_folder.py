@@ -154,7 +154,7 @@ def read_rows(folder: Path) -> dict[str, Row]:
             rows[str(row["cell"])] = row
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"{path}, line {number} is not the row of a cell ({error}); take the line out, and its cell runs again."
+                f"{path}, line {number} is not the row of a run ({error}); delete the line, and the run is repeated."
             ) from error
     return rows
 
@@ -197,7 +197,7 @@ def _settle(folder: Path, plan: Mapping[str, Any]) -> Mapping[str, Any]:
     changes = differences(old, plan) if old is not None else []
     if changes:
         raise InputError(
-            f"{folder} holds another sweep: {'; '.join(changes)}. Take another folder, or ask for all of its cells and "
+            f"{folder} holds another sweep: {'; '.join(changes)}. Use another folder, or ask for all of its runs and "
             "more."
         )
     kept = {name: old[name] for name in old if name not in ("axes", "meanings", "digest")} if old else {}

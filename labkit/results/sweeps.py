@@ -61,13 +61,15 @@ def cell_table(
     columns |= {name: [_number(row["metrics"].get(name)) for _, row in chosen] for name in metrics}
     columns |= {name: [_number(row.get(name)) for _, row in chosen] for name in LAST}
     table = pd.DataFrame(columns)
+    if all(value is not None for value in axes.get("windows", (None,))):
+        table.attrs["pairs"] = "window"
     table.attrs["speeds"] = list(dict.fromkeys(row["speeds"] for _, row in chosen if row.get("speeds")))
     table.attrs[FASTER] = any(row.get(FASTER, False) for _, row in chosen)
     return table
 
 
 def pairs_called(table: pd.DataFrame) -> str:
-    """Return the key of paired runs: "seed", or "repeat" on machines."""
+    """Return the key of paired runs: "seed", "window" of a trace, or "repeat" on machines."""
     return str(table.attrs.get("pairs", "seed"))
 
 

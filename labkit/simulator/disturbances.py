@@ -41,7 +41,7 @@ class Overheads:
     restart_s : float
         Start from a checkpoint, after a preemption or a failure.
     rescale_s : float
-        Change of the gang of a running job (hot scaling; give `restart_s` here for checkpoint-restart systems).
+        Change of the gang of a running job (rescaling; give `restart_s` here for checkpoint-restart systems).
     """
 
     start_s: float = 0.0

@@ -12,9 +12,26 @@ from labkit.workloads.generators import catalogue_jobs, philly_like
 from labkit.workloads.marl_traces import marl_jobs
 from labkit.workloads.readers import read, write
 from labkit.workloads.split import split
+from labkit.workloads.windows import window
 
 __all__ = [
-    "EstimatedThroughput", "Model", "Throughputs", "catalogue_jobs", "describe", "dl2_jobs", "gavel_jobs", "info",
-    "marl_jobs", "model", "models", "offered_load", "philly_like", "read", "scaled", "split", "with_epoch_error",
+    "EstimatedThroughput",
+    "Model",
+    "Throughputs",
+    "catalogue_jobs",
+    "describe",
+    "dl2_jobs",
+    "gavel_jobs",
+    "info",
+    "marl_jobs",
+    "model",
+    "models",
+    "offered_load",
+    "philly_like",
+    "read",
+    "scaled",
+    "split",
+    "window",
+    "with_epoch_error",
     "write",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a trace holds, as a table, as text and as numbers to draw; and the same trace at another load."""
+"""What a trace holds, as a table, as text and as numbers to draw; and the same trace at another arrival rate."""
 
 from __future__ import annotations
 
@@ -57,24 +57,27 @@ def offered_load(jobs: Jobs, *, n_gpus: float) -> float:
     return float(np.sum(jobs.gpus * jobs.duration_s)) / (n_gpus * span_s) if span_s > 0 else float("nan")
 
 
-def scaled(jobs: Jobs, *, load: float) -> Jobs:
-    """Return the same jobs arriving `load` times as fast, without the recorded schedule, which is of other arrivals.
+def scaled(jobs: Jobs, *, arrival_rate: float = np.nan, load: float = np.nan) -> Jobs:
+    """Return the same jobs arriving `arrival_rate` times as fast, without the recorded schedule of other arrivals.
+
+    `load` is the former name of `arrival_rate`.
 
     Raises
     ------
     InputError
-        If `load` is not a number > 0.
+        If it is not a number > 0.
     """
-    if not (np.isfinite(load) and load > 0):
-        raise InputError(f"load is {load}; expected a factor > 0, 2 for jobs that arrive twice as fast.")
+    rate = load if np.isnan(arrival_rate) else arrival_rate
+    if not (np.isfinite(rate) and rate > 0):
+        raise InputError(f"arrival_rate is {rate}; expected a factor > 0, 2 for jobs that arrive twice as fast.")
     with np.errstate(over="ignore"):  # the jobs tell what is wrong
-        arrival_s = jobs.arrival_s / load
+        arrival_s = jobs.arrival_s / rate
         begin_s = jobs.begin_s - jobs.arrival_s + arrival_s
         return jobs.with_columns(arrival_s=arrival_s, begin_s=begin_s, recorded_start_s=np.full(len(jobs), np.nan))
 
 
 def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = None) -> str:
-    """Return the lines of `labkit traces info FILE`: jobs, span, durations, GPUs and types, load, models, users.
+    """Return the lines of `labkit traces info FILE`: jobs, span, durations, GPUs and types, demand, models, users.
 
     Parameters
     ----------
@@ -83,7 +86,7 @@ def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = 
     format : str, optional
         Its format, if the contents do not show it.
     n_gpus : float, optional
-        Tell the load on a cluster of so many GPUs; otherwise the GPU-hours that are asked for per hour of arrivals.
+        Report the offered load on a cluster with this many GPUs; otherwise the demand in GPU-hours per hour.
 
     Raises
     ------
@@ -103,12 +106,13 @@ def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = 
         ("duration", _durations(jobs)),
         ("GPUs", _histogram(jobs)),
         *([("types", types)] if (types := _types(jobs)) else []),
-        ("load", _load(jobs, n_gpus)),
+        ("demand" if n_gpus is None else "offered load", _demand(jobs, n_gpus)),
         ("models", _top(jobs.models, jobs.model)),
         ("users", _top(jobs.users, jobs.user)),
     ]
     lines += [("note", note) for note in jobs.notes]
-    return "\n".join(f"{name:<9} {text}" for name, text in lines)
+    wide = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{wide}}  {text}" for name, text in lines)
 
 
 def _summary(values: Floats) -> dict[str, float]:
@@ -163,13 +167,11 @@ def _types(jobs: Jobs) -> str:
     return "; ".join(parts)
 
 
-def _load(jobs: Jobs, n_gpus: float | None) -> str:
+def _demand(jobs: Jobs, n_gpus: float | None) -> str:
     busy = offered_load(jobs, n_gpus=1.0 if n_gpus is None else n_gpus)
     if np.isnan(busy):
         return "not known (all at once, or no durations)"
-    return (
-        f"{busy:.3g} GPU-hours asked for per hour of arrivals" if n_gpus is None else f"{busy:.1%} of {n_gpus:g} GPUs"
-    )
+    return f"{busy:.3g} GPU-hours per hour" if n_gpus is None else f"{busy:.1%} of {n_gpus:g} GPUs"
 
 
 def _top(names: tuple[str, ...], which: Ints) -> str:

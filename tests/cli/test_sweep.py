@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from labkit.cli.sweep import _clusters
 from tests.command import labkit
 
 DEMO = Path(__file__).parents[2] / "traces" / "demo.csv"
@@ -62,7 +63,7 @@ def test_cells_that_failed_are_told_and_the_exit_code_is_1(tmp_path):
     assert done.returncode == 1, done.stdout
     at_once, counted, said = done.stderr.splitlines()  # while it goes on, and at the end
     assert at_once.startswith(f"trace {many}, cluster no_network(1), scheduler fifo, seed 0: InputError: ")
-    assert counted == "labkit: 2 of 2 cells done, 1 failed"
+    assert counted == "labkit: 2 of 2 runs done, 1 failed"
     assert said.startswith(f"labkit: failed: trace {many}, cluster no_network(1), scheduler fifo, seed 0: InputError: ")
     (row,) = [line.split() for line in done.stdout.splitlines() if "no_network(1)" in line]
     assert row[-2:] == ["1", "–"]
@@ -132,3 +133,13 @@ def test_compare_takes_a_generator_too_and_its_seed(tmp_path):
         assert done.returncode == 0, done.stderr
         told.append(json.loads(done.stdout)["mean_jct_s"])
     assert told[0] == told[1] != told[2]
+
+
+@pytest.mark.parametrize(
+    ("traces", "cluster"),
+    [(["demo"], "demo"), (["philly-like"], "gavel-36x3"), (["demo", "philly-like"], "gavel-36x3")],
+)
+def test_without_a_cluster_a_sweep_takes_the_one_that_compare_takes(traces, cluster, capsys):
+    assert _clusters(None, traces) == [cluster]
+    assert f"cluster: {cluster}, the " in capsys.readouterr().err
+    assert _clusters(["a,b"], traces) == ["a", "b"]

@@ -21,7 +21,7 @@ JOBS = Jobs.of(name="two", arrival_s=[0, 5], total_steps=[60, 30], duration_s=[6
 
 
 def test_a_grid_is_the_product_of_its_axes_and_the_last_axis_varies_fastest():
-    grid = Grid(schedulers=["fifo", "srtf"], trace=TRACE, cluster="demo", seeds=[3, 5], load=[1, 2.5])
+    grid = Grid(schedulers=["fifo", "srtf"], trace=TRACE, cluster="demo", seeds=[3, 5], arrival_rate=[1, 2.5])
     assert [tuple(cell.keys.values()) for cell in grid.cells] == [
         (TRACE, "demo", load, name, seed) for load in (1, 2.5) for name in ("fifo", "srtf") for seed in (3, 5)
     ]
@@ -57,10 +57,10 @@ def test_numbers_of_numpy_and_whole_floats_are_the_same_cells():
         ({"cluster": "dmeo"}, "Did you mean 'demo'"),
         ({"trace": "nothing.csv"}, "nothing.csv: there is no such file"),
         ({"trace": "poison(5, per_hour=1)"}, "Did you mean 'poisson'"),
-        ({"load": [1, float("nan")]}, "load is nan; expected"),
-        ({"load": [[1]]}, "load is \\[1\\]; expected"),
-        ({"load": 0}, "load is 0; expected a factor > 0"),
-        ({"laod": 2}, "unknown parameter 'laod'. Did you mean 'load'"),
+        ({"arrival_rate": [1, float("nan")]}, "arrival_rate is nan; expected"),
+        ({"arrival_rate": [[1]]}, "arrival_rate is \\[1\\]; expected"),
+        ({"arrival_rate": 0}, "arrival_rate is 0; expected a factor > 0"),
+        ({"arival_rate": 2}, "unknown parameter 'arival_rate'. Did you mean 'arrival_rate'"),
         ({"placer": ["pack", "pcak"]}, "Did you mean 'pack'"),
         ({"quantum_s": 60, "schedulers": ["las", "fifo"]}, "unknown parameter 'quantum_s'.*fifo does not take it"),
         ({"placer": "pack", "schedulers": ["drf(placer=spread)"]}, "or a name gives already"),

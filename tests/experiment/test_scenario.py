@@ -18,6 +18,7 @@ import labkit
 from labkit.core import Jobs
 from labkit.core.errors import InputError
 from labkit.experiment.cadence import at_events, every_slot
+from labkit.experiment.cell import split
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.scenario import DEFAULTS, OPTIONS, Fields, Scenario
 from labkit.results.record import RunRecord
@@ -27,7 +28,7 @@ from tests.command import labkit as command
 
 ROOT = Path(__file__).resolve().parents[2]
 GIVEN: dict[str, dict[str, Any]] = {
-    "rules": {"quotas": "user=40", "slot_s": 300.0, "first": 30, "load": 1.5, "any_type": True},
+    "rules": {"quotas": "user=40", "slot_s": 300.0, "first": 30, "arrival_rate": 1.5, "any_type": True},
     "troubles": {"start_s": 20.0, "restart_s": 30.0, "mtbf_s": 4e4, "mttr_s": 600.0, "checkpoint_s": 60.0, "seed": 3},
     "speeds": {"period_s": 600.0, "speed_error": 0.1, "straggler_probability": 0.1, "epoch_error": 0.2},
     "objects": {
@@ -85,12 +86,13 @@ def test_parts_say_the_same_as_plain_numbers() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"load": "2"}, "load is '2'; expected a factor > 0"),
+        ({"load": "2"}, "arrival_rate is '2'; expected a factor > 0"),
         ({"first": 0}, "first is 0; expected a whole number >= 1."),
         ({"any_type": 1}, "any_type is 1; expected True or False."),
         ({"slot_s": True}, "slot_s is True; expected a number."),
         ({"seed": -1}, "seed is -1; expected a whole number >= 0."),
-        ({"lod": 2}, "unknown option of a simulation 'lod'. Did you mean 'load'?"),
+        ({"arrival_rat": 2}, "unknown option of a simulation 'arrival_rat'. Did you mean 'arrival_rate'?"),
+        ({"arrival_rate": 2, "load": 2}, "arrival_rate and load, its former name, are given"),
         ({"overheads": "dlrover", "start_s": 3.0}, "overheads and start_s are given; expected one of them."),
         ({"mtbf_s": 3.0}, "these go together: mtbf_s, mttr_s, checkpoint_s"),
         ({"speed_error": 0.1}, "these go together: period_s, speed_error"),
@@ -106,7 +108,7 @@ def test_a_value_that_cannot_be_is_told_in_a_line(fields: dict[str, Any], said: 
     ("text", "said"),
     [
         ("load = 2", 'holds no scenario; expected at least trace = "demo"'),
-        ('trace = "demo"\nlaod = 2', "Did you mean 'load'?"),
+        ('trace = "demo"\narival_rate = 2', "Did you mean 'arrival_rate'?"),
         ("trace = ", "cannot be read"),
         ('trace = "demo"\nown = ["speed"]', "its speed came from Python; give it again."),
     ],
@@ -132,7 +134,7 @@ def test_a_record_leads_to_no_file_and_no_code_without_consent(tmp_path: Path, m
 def test_what_is_typed_beside_a_scenario_stands_in_for_it(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('trace = "demo"\ncluster = "demo"\nload = 2.0\nfirst = 20\n')
     words = ["compare", "--scenario", str(tmp_path / "mine.toml"), "--schedulers", "fifo", "--json"]
-    both = [json.loads(command(*words, *more, cwd=tmp_path).stdout) for more in ([], ["--load", "1.0"])]
+    both = [json.loads(command(*words, *more, cwd=tmp_path).stdout) for more in ([], ["--arrival-rate", "1.0"])]
     alone = labkit.compare("demo", cluster="demo", schedulers="fifo", first=20)[0].summary["mean_jct_s"]
     assert both[1]["mean_jct_s"] == alone != both[0]["mean_jct_s"]
 
@@ -214,3 +216,17 @@ def test_options_have_help_and_a_kind() -> None:
     for name, option in OPTIONS.items():
         assert option.help.endswith(".") or option.help[-1].isalnum(), name
         assert option.kind in (float, int, bool, str, Path), name
+
+
+def test_the_former_name_of_the_arrival_rate_still_works_in_python_files_sweeps_and_commands(tmp_path):
+    def row(option: str) -> dict[str, object]:
+        words = ("poisson(6, per_hour=60)", "--cluster", "demo", "--schedulers", "fifo", "--json", option, "2")
+        return {key: value for key, value in json.loads(command("compare", *words, cwd=tmp_path).stdout).items()
+                if not key.endswith("wall_s")}  # fmt: skip
+
+    now = Scenario.of("demo", cluster="demo", arrival_rate=2)
+    (tmp_path / "former.toml").write_text('trace = "demo"\ncluster = "demo"\nload = 2\n')
+    assert Scenario.of("demo", cluster="demo", load=2).plain() == now.plain()
+    assert Scenario.read(tmp_path / "former.toml").plain() == now.plain()
+    assert split({"trace": "demo", "load": 2, "seed": 0}) == ({"arrival_rate": 2}, {})
+    assert row("--load") == row("--arrival-rate") != row("--seed")

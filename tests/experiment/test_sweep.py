@@ -165,7 +165,7 @@ def test_cells_of_two_versions_in_one_folder_are_told(tmp_path, monkeypatch):
     quiet(small(seeds=1), folder=tmp_path, workers=0)
     monkeypatch.setattr("labkit.experiment.provenance.commit", lambda: "123abc")
     for seeds in (1, 2):
-        with pytest.warns(UserWarning, match="cells that were done before are of labkit's commit .*now of 123abc"):
+        with pytest.warns(UserWarning, match="runs done before are of labkit's commit .*those of today are of 123abc"):
             quiet(small(seeds=seeds), folder=tmp_path, workers=0)
 
 
@@ -193,7 +193,7 @@ def test_strict_stops_at_the_first_failure_and_keeps_what_is_done(tmp_path, caps
     with pytest.raises(SweepError, match="scheduler raising, seed 0: RuntimeError: the file is there"):
         quiet(grid, folder=tmp_path, workers=1, strict=True)
     assert _first_words(row["error"] for row in lines(tmp_path)) == ["", "RuntimeError: the file is there"]
-    assert f"1 of 8 cells are done and kept in {tmp_path}; the same call goes on" in capsys.readouterr().err
+    assert f"1 of 8 runs are done and kept in {tmp_path}; the same call continues" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_ctrl_c_stops_soon_keeps_what_is_done_and_says_how_to_go_on(tmp_path, no
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the group
     _, said = process.communicate(timeout=HANG_S)
     assert process.returncode in (-signal.SIGINT, 130)
-    assert f"stopped: {done} of 6 cells are done and kept in {folder}; the same call goes on from there." in said
+    assert f"stopped: {done} of 6 runs are done and kept in {folder}; the same call continues from there." in said
     assert said.count("Traceback") == 1  # the workers leave Ctrl-C to their parent
     _, alive = psutil.wait_procs(children, timeout=HANG_S)
     assert alive == []
@@ -334,7 +334,7 @@ def test_a_line_that_is_damaged_is_named(tmp_path):
     damaged = path.read_text().splitlines()
     damaged[2] = damaged[2][:30]
     path.write_text("\n".join(damaged) + "\n")
-    with pytest.raises(InputError, match=r"cells.jsonl, line 3 is not the row of a cell"):
+    with pytest.raises(InputError, match=r"cells.jsonl, line 3 is not the row of a run"):
         quiet(small(), folder=tmp_path, workers=0)
 
 
@@ -421,7 +421,7 @@ def test_done_and_failed_cells_are_told_with_and_without_a_terminal(terminal, ca
     grid = small(schedulers={"fifo": "fifo", "raising": Raising(__file__)}, seeds=2)
     sweep(grid, workers=0)
     said = capsys.readouterr().err
-    assert ("4/4" if terminal else "4 of 4 cells done") in said
+    assert ("4/4" if terminal else "4 of 4 runs done") in said
     assert "2 failed" in said
     assert "scheduler raising, seed 1: RuntimeError: the file is there" in said
 

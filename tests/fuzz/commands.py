@@ -27,8 +27,19 @@ CLUSTERS = (
     "deep.toml", "N",
 )  # fmt: skip
 INVENTORIES = ("hosts.toml", "odd.toml", "missing.toml", "pipe.toml", "deep.toml", "ranges.toml", "odd-ranges.toml")
-OPTIONS = ("--slot", "--load", "--first", "--start", "--restart", "--rescale", "--seed", "--speed", "--format")
-SETTINGS = ("load", "slot_s", "first", "mtbf_s", "speed_error", "placer", "epoch_error", "start_s", "quantum_s", "nope")
+OPTIONS = ("--slot", "--arrival-rate", "--first", "--start", "--restart", "--rescale", "--seed", "--speed", "--format")
+SETTINGS = (
+    "arrival_rate",
+    "slot_s",
+    "first",
+    "mtbf_s",
+    "speed_error",
+    "placer",
+    "epoch_error",
+    "start_s",
+    "quantum_s",
+    "nope",
+)
 PATHS = ("out.html", "out.pdf", "taken/out.html", "/proc/out.html", "new/out.html", ".", "\0.html", "x" * 300 + ".html")
 OWN = (
     "mine.py",

@@ -41,7 +41,8 @@ def test_a_view_shows_a_run_as_far_as_it_is_written_its_writer_and_how_to_go_on_
     seen = FollowedRun(writer.folder)
     assert seen.going
     assert seen.header() == (
-        f"r: fifo, 60 s, 1 of 3 jobs done, 1 of 1 hosts; written by process {os.getpid()} on {seen.writer['host']}"
+        "r: fifo, 60 s, 1 of 3 jobs done, 1 of 1 machines up; "
+        f"written by process {os.getpid()} on {seen.writer['host']}"
     )
     assert [row[:4] for row in job_rows(seen.model)] == [
         ("a", "job", "done", "60 of 60"), ("b", "job", "waits", "0 of 60"), ("c", "job", "waits", "0 of 60"),

@@ -22,7 +22,7 @@ def test_runs_of_one_load_are_averaged_and_it_says_so():
     assert {(row["scheduler"], row["load"]): row["jct"] for row in rows} == {
         ("srtf", 10): 2.5, ("srtf", 4): 1.0, ("fifo", 10): 10.0,
     }  # fmt: skip
-    assert spec["title"]["subtitle"] == ["mean of up to 2 runs at each load"]
+    assert spec["title"]["subtitle"] == ["mean of up to 2 runs at each rate"]
 
 
 def test_schedulers_keep_their_colours_and_time_its_unit():

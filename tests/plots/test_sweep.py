@@ -50,7 +50,7 @@ def test_panels_are_what_varies_beside_seeds_and_schedulers():
 def test_cells_that_failed_are_left_out_and_the_figure_says_so():
     chart = plot_sweep_means(table_of(failed=2))
     assert data_of(chart)["value"].notna().sum() == 6
-    assert "2 cells failed and are left out" in chart.to_dict()["title"]["subtitle"]
+    assert "2 runs failed and are left out" in chart.to_dict()["title"]["subtitle"]
 
 
 def test_one_seed_is_drawn_without_an_interval():

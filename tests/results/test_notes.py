@@ -112,7 +112,7 @@ def test_a_mean_jct_far_above_the_best_one_is_told():
 def test_that_no_job_ever_waited_is_told_once():
     alone = compare(SHORT.take([0]), cluster="no_network(1)", schedulers=["fifo", "srtf"])
     assert notes(alone) == [
-        "no job ever waited, so schedulers hardly differ; --load 4 lets jobs arrive 4 times as fast."
+        "no job ever waited, so schedulers hardly differ; --arrival-rate 4 lets jobs arrive 4 times as fast."
     ]
     assert not any(
         "waited" in note for note in notes(compare(SHORT, cluster="no_network(1)", schedulers=["fifo", "srtf"]))

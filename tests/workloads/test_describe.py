@@ -44,26 +44,26 @@ def test_load_is_gpu_seconds_asked_over_gpu_seconds_offered():
 
 
 def test_twice_the_load_is_arrivals_twice_as_fast():
-    fast = scaled(JOBS, load=2)
+    fast = scaled(JOBS, arrival_rate=2)
     assert fast.arrival_s.tolist() == [0, 50, 200]
     assert offered_load(fast, n_gpus=3) == pytest.approx(2 * offered_load(JOBS, n_gpus=3))
 
 
 @pytest.mark.parametrize("factor", [0, -1, np.nan, np.inf])
 def test_a_load_that_is_no_factor_is_refused(factor):
-    with pytest.raises(InputError, match="load is"):
-        scaled(JOBS, load=factor)
+    with pytest.raises(InputError, match="arrival_rate is"):
+        scaled(JOBS, arrival_rate=factor)
 
 
 def test_info_tells_of_each_thing_in_a_line(tmp_path):
     path = write(JOBS, tmp_path / "a.csv")
-    lines = dict(line.split(None, 1) for line in info(path, n_gpus=2).splitlines())
+    lines = {line[:12].strip(): line[12:].strip() for line in info(path, n_gpus=2).splitlines()}
     assert lines["file"] == f"{path} (csv)"
     assert lines["jobs"] == "3, rigid, without parameter servers"
     assert lines["arrivals"] == "over 6.7 minutes, 18 jobs per hour"
     assert lines["duration"].startswith("median 3.3 minutes, mean 3.3 minutes")
     assert lines["GPUs"] == "1: 2, 2: 1"
-    assert lines["load"] == "112.5% of 2 GPUs"
+    assert lines["offered load"] == "112.5% of 2 GPUs"
     assert lines["models"] == "a 2, b 1"
     assert lines["users"] == "u 2, v 1"
 
@@ -112,9 +112,9 @@ def test_an_epoch_error_that_is_no_fraction_is_refused(error):
         with_epoch_error(JOBS, error=error, rng=np.random.default_rng(0))
 
 
-def test_without_a_cluster_the_load_is_gpu_hours_per_hour_of_arrivals(tmp_path):
+def test_without_a_cluster_the_demand_is_gpu_hours_per_hour(tmp_path):
     text = info(write(JOBS, tmp_path / "a.csv"))
-    assert "load      2.25 GPU-hours asked for per hour of arrivals" in text
+    assert "demand    2.25 GPU-hours per hour" in text
 
 
 def test_arrivals_of_a_trace_that_begins_late_are_told_from_the_first_on(tmp_path):

@@ -1,0 +1,126 @@
+"""BibTeX of the papers that the table of schedulers names: one entry for each source in `kinds.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from labkit.schedulers.kinds import KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A paper: authors as BibTeX reads them, title, where it appeared, and the year."""
+
+    author: str
+    title: str
+    venue: str
+    year: int
+    kind: str = "inproceedings"
+
+    def bibtex(self, key: str) -> str:
+        """Return its entry."""
+        where = {"article": "journal", "misc": "howpublished"}.get(self.kind, "booktitle")
+        parts = {"author": self.author, "title": f"{{{self.title}}}", where: self.venue, "year": str(self.year)}
+        lines = [f"  {name} = {{{value}}}," for name, value in parts.items() if value]
+        return "\n".join([f"@{self.kind}{{{key},", *lines, "}"])
+
+
+GAVEL: Final = Reference(
+    "Narayanan, Deepak and Santhanam, Keshav and Kazhamiaka, Fiodar and Phanishayee, Amar and Zaharia, Matei",
+    "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", "USENIX OSDI", 2020,
+)  # fmt: skip
+REFERENCES: Final[dict[str, Reference]] = {
+    "Lifka, JSSPP 1995": Reference(
+        "Lifka, David A.", "The ANL/IBM SP Scheduling System", "Job Scheduling Strategies for Parallel Processing", 1995
+    ),
+    "Slurm's manual": Reference("{SchedMD}", "Slurm Workload Manager: Documentation", "SchedMD", 2025, "misc"),
+    "Schrage, Oper. Res. 1968": Reference(
+        "Schrage, Linus", "A Proof of the Optimality of the Shortest Remaining Processing Time Discipline",
+        "Operations Research", 1968, "article",
+    ),
+    "Tiresias, NSDI 2019": Reference(
+        "Gu, Juncheng and others", "Tiresias: A GPU Cluster Manager for Distributed Deep Learning", "USENIX NSDI", 2019
+    ),
+    "Grandl et al., SIGCOMM 2014": Reference(
+        "Grandl, Robert and others", "Multi-Resource Packing for Cluster Schedulers", "ACM SIGCOMM", 2014
+    ),
+    "Ghodsi et al., NSDI 2011": Reference(
+        "Ghodsi, Ali and others", "Dominant Resource Fairness: Fair Allocation of Multiple Resource Types",
+        "USENIX NSDI", 2011,
+    ),
+    "Peng et al., EuroSys 2018": Reference(
+        "Peng, Yanghua and Bao, Yixin and Chen, Yangrui and Wu, Chuan and Guo, Chuanxiong",
+        "Optimus: An Efficient Dynamic Resource Scheduler for Deep Learning Clusters", "EuroSys", 2018,
+    ),
+    "Or et al., MLSys 2020": Reference(
+        "Or, Andrew and Zhang, Haoyu and Freedman, Michael J.", "Resource Elasticity in Distributed Deep Learning",
+        "MLSys", 2020,
+    ),
+    "Wang et al., VLDB 2024": Reference(
+        "Wang, Qinlong and others",
+        "DLRover-RM: Resource Optimization for Deep Recommendation Models Training in the Cloud",
+        "Proceedings of the VLDB Endowment", 2024, "article",
+    ),
+    "Peng et al., TPDS 2021": Reference(
+        "Peng, Yanghua and others", "DL2: A Deep Learning-Driven Scheduler for Deep Learning Clusters",
+        "IEEE Transactions on Parallel and Distributed Systems", 2021, "article",
+    ),
+    "Berg et al., PEVA 2020": Reference(
+        "Berg, Benjamin and Vesilo, Rein and Harchol-Balter, Mor",
+        "heSRPT: Optimal Scheduling of Parallel Jobs with Known Sizes", "Performance Evaluation", 2020, "article",
+    ),
+    "Narayanan et al., OSDI 2020": GAVEL,
+    "Gavel, OSDI 2020": GAVEL,
+    "Themis, NSDI 2020": Reference(
+        "Mahajan, Kshiteej and others", "Themis: Fair and Efficient GPU Cluster Scheduling", "USENIX NSDI", 2020
+    ),
+    "AlloX, EuroSys 2020": Reference(
+        "Le, Tan N. and others", "AlloX: Compute Allocation in Hybrid Clusters", "EuroSys", 2020
+    ),
+    "Gandiva, OSDI 2018": Reference(
+        "Xiao, Wencong and others", "Gandiva: Introspective Cluster Scheduling for Deep Learning", "USENIX OSDI", 2018
+    ),
+    "Zhao and Wu, TNSM 2021": Reference(
+        "Zhao, Xiaoyang and Wu, Chuan",
+        "Large-Scale Machine Learning Cluster Scheduling via Multi-Agent Graph Reinforcement Learning",
+        "IEEE Transactions on Network and Service Management", 2021, "article",
+    ),
+    "SCARL, IEEE Access 2019": Reference(
+        "Cheong, Mukoe and others",
+        "SCARL: Attentive Reinforcement Learning-Based Scheduling in a Multi-Resource Heterogeneous Cluster",
+        "IEEE Access", 2019, "article",
+    ),
+    "DeepSys, Internetware 2020": Reference("", "DeepSys", "Internetware", 2020),
+}  # fmt: skip
+"""Source, as `kinds.py` names it -> the paper."""
+
+
+def sources_of(scheduler: str) -> list[str]:
+    """Return the sources of a scheduler by its name, with or without options; none where it has no paper.
+
+    >>> sources_of("las(quantum_s=60)"), sources_of("gavel_ftf_agnostic"), sources_of("mine")
+    (['Tiresias, NSDI 2019'], ['Themis, NSDI 2020', 'Gavel, OSDI 2020'], [])
+    """
+    name = scheduler.partition("(")[0].strip().removesuffix("_agnostic")
+    source = next((entries[name][1] for entries in KINDS.values() if name in entries), "")
+    return [part for part in source.split("; ") if part]
+
+
+def key_of(source: str) -> str:
+    """Return the key of a source's entry.
+
+    >>> key_of("Zhao and Wu, TNSM 2021"), key_of("Themis, NSDI 2020"), key_of("Gavel, OSDI 2020")
+    ('zhao2021', 'mahajan2020', 'narayanan2020')
+    """
+    paper = REFERENCES[source]
+    first = re.sub(r"[^a-z]", "", (paper.author or paper.title).split(",")[0].split(" ")[0].lower())
+    return f"{first}{paper.year}"
+
+
+def bibtex(schedulers: Iterable[str]) -> str:
+    """Return the entries of the papers of some schedulers, each once, in their order."""
+    entries = {key_of(source): REFERENCES[source] for name in schedulers for source in sources_of(name)}
+    return "\n\n".join(paper.bibtex(key) for key, paper in entries.items()) + "\n" * bool(entries)
