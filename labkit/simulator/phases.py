@@ -10,6 +10,9 @@ from labkit.core.resources import Floats, Ints
 from labkit.simulator import kernels
 from labkit.simulator.truth import SimulatedTruth
 
+AFTER_S = 1e-7
+"""Seconds by which one thing comes after another that happens at the same rounded moment."""
+
 
 class Phases:
     """The phases of running jobs, for a speed model that has some.
@@ -49,7 +52,8 @@ class Phases:
         left_s = np.full(len(jobs), np.inf)
         np.divide(np.minimum(ends, at["until_steps"]) - at["steps"], at["speed"], out=left_s, where=at["speed"] > 0)
         due_s = at["since_s"] + left_s
-        if round_s:
-            due_s = np.maximum(np.round(due_s / round_s) * round_s, truth.now_s)
+        if round_s:  # what is rounded down comes after a decision at that moment, which could not know of it
+            rounded_s = np.round(due_s / round_s) * round_s
+            due_s = np.maximum(np.where(rounded_s < due_s, rounded_s + AFTER_S, rounded_s), truth.now_s)
         truth.records["next_s"][jobs] = np.where(last, due_s, np.inf)
         return jobs, np.where(last, np.inf, due_s), ends
