@@ -16,7 +16,7 @@ from labkit.kernels import kernel
 
 _FLOAT: Final = np.dtype(np.float64)
 _AMOUNT: Final = np.dtype(np.float32)
-_COLUMNS: Final = ("set_jobs", "job", "role", "group", "count", "partner")
+_COLUMNS: Final = ("set_jobs", "job", "role", "group", "count", "partner", "declined")
 _AMOUNTS: Final = ("cpus", "memory_gb")
 
 

@@ -145,6 +145,8 @@ class Cause(IntEnum):
     """It could not be reached by the others of its job, while its machine could."""
     NO_ROOM = 8
     """What it stood on was given to others."""
+    DECLINED = 9
+    """A scheduler refused it for good."""
 
 
 EVENT: Final = np.dtype(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from labkit.core.book import Records
 from labkit.core.errors import StaleSnapshotError
 from labkit.core.events import Quantity, Role
-from labkit.core.ledger import HOLDING, Ledger
+from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Bools, Floats, Ints
 from labkit.core.work_left import steps_left
 
@@ -187,6 +187,11 @@ class JobColumns:
     def first_start_s(self) -> Floats:
         """(J,) when each job first began to train, in seconds; NaN: it has not."""
         return self._believed("first_start_s")
+
+    @cached_property
+    def ended_s(self) -> Floats:
+        """(J,) when each job completed or was given up, in seconds; NaN for the active ones: see `Snapshot.ended`."""
+        return np.where(self._believed("phase") == DONE, self._believed("since_s"), np.nan)
 
     @cached_property
     def n_slots_run(self) -> Ints:

@@ -186,6 +186,12 @@ class Ledger:
             _keep_waiting(self._waiting, self._counts, self.belief)
         return self._waiting[self._counts[FIRST_WAITING] : self._counts[N_WAITING]].copy()
 
+    def ended(self) -> Ints:
+        """Return the jobs that are over, completed or given up, in order of their ends."""
+        jobs = np.flatnonzero(self.belief["phase"] == DONE).astype(np.int32)
+        in_time: Ints = jobs[np.argsort(self.belief["since_s"][jobs], kind="stable")]
+        return in_time
+
     def steps_done(self, jobs: Ints, now_s: float) -> Floats:
         """Return the steps that each job is believed to have done by now."""
         return _grown(self.belief, jobs, now_s)
@@ -315,7 +321,11 @@ def _fold(  # noqa: C901 - one branch per kind of event
             belief[job].speed = event.speed if kind <= _PROGRESSED else 0.0
             if kind == _STARTED and belief[job].first_start_s != belief[job].first_start_s:
                 belief[job].first_start_s = event.time_s
-            if kind >= _PREEMPTED:
+            if kind == _DROPPED and belief[job].phase == WAITING:  # refused: it held nothing
+                belief[job].phase = DONE
+                counts[N_DONE] += 1
+                counts[ACTIVE_DIRTY] = counts[WAITING_LOST] = 1
+            elif kind >= _PREEMPTED:
                 _release(belief, held, tasks, spare, free, demand, job, event.time_s)
                 _settle_gpus(belief, held, demand, job, event.time_s)
                 counts[N_HOLDING] -= 1

@@ -16,8 +16,14 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import Placer, Scheduler, SpeedModel
 from labkit.core.resources import Bools, Floats, Ints
 
-Measure = Callable[[int, ArrayLike, ArrayLike], Floats]
-"""(job number, n_ps, n_workers) -> steps/s of the job alone with each of these gangs; 0 where one does not fit."""
+
+class Measure(Protocol):
+    """Trains a job alone with some gangs for a moment."""
+
+    def __call__(self, job: int, n_ps: ArrayLike, n_workers: ArrayLike, steps: float = 0.0, /) -> Floats:
+        """Return steps/s with each of these gangs, of a job that has done so many steps; 0 where one does not fit."""
+        ...
+
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -158,6 +158,9 @@ class Placement:
     again_s : float
         Where decisions fall at events: decide again by this moment, in seconds since the run began, although nothing
         happens; inf: at the next event.
+    declined : array
+        Numbers of active jobs that are refused for good: an event tells that each was given up (DROPPED, cause
+        DECLINED), and it has no JCT. One that holds tasks gives them back; none of them may be among `set_jobs`.
     """
 
     set_jobs: Ints
@@ -175,6 +178,7 @@ class Placement:
     reasons: tuple[Reason, ...] = ()
     devices: Ints = field(default_factory=lambda: _NONE)
     again_s: float = inf
+    declined: Ints = field(default_factory=lambda: _NONE)
 
     @classmethod
     def nothing(cls) -> Self:
@@ -195,13 +199,14 @@ class Placement:
         memory_gb: ArrayLike | None = None,
         repairs: Repairs | None = None,
         reasons: Iterable[Reason] = (),
+        declined: ArrayLike = (),
     ) -> Self:
         """Return a placement from columns or scalars.
 
         Raises
         ------
         PlacementError
-            If `set_jobs` or `job` is no list of job numbers, such as a list of tuples.
+            If `set_jobs`, `job` or `declined` is no list of job numbers, such as a list of tuples.
         """
         rows, named = _job_numbers("job", job), _job_numbers("set_jobs", set_jobs)
         return cls(
@@ -215,6 +220,7 @@ class Placement:
             memory_gb=_amounts(memory_gb, len(rows)),
             repairs=_NO_REPAIRS if repairs is None else repairs,
             reasons=tuple(reasons),
+            declined=_job_numbers("declined", declined),
         )
 
     @classmethod

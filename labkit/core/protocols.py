@@ -75,6 +75,25 @@ class ChangeModel(Protocol):
 
 
 @runtime_checkable
+class PhaseModel(SpeedModel, Protocol):
+    """A speed model of jobs whose speed changes as they progress, as that of training with an adaptive batch does.
+
+    It is told the steps that jobs have done (`running.steps`); where that is empty, none.
+
+    Attributes
+    ----------
+    round_s : float
+        Phases and jobs end at multiples of so many seconds, as in simulators that count seconds; 0: exactly.
+    """
+
+    round_s: float
+
+    def ends(self, jobs: Ints, steps: Floats) -> Floats:
+        """Return at which steps the phase ends in which each job is that has done so many, (J,); inf: never."""
+        ...
+
+
+@runtime_checkable
 class UseModel(Protocol):
     """A speed model that also knows what tasks use: what the simulator measures comes from it."""
 

@@ -43,6 +43,8 @@ class Running:
     cpus, memory_gb : array
         (P,) cores and GB of each task of a row, where a decision gave any task other ones than declared; empty: all
         have what was declared.
+    steps : array
+        (J,) steps that each job has done, for a `PhaseModel`; empty: not told.
     troubles : array
         Of dtype `TROUBLED`, each of another task: what is wrong with it. Only a simulator knows, and only models with
         `troubles = True` can show it.
@@ -61,6 +63,7 @@ class Running:
     cpus: Floats = field(default_factory=lambda: np.empty(0))
     memory_gb: Floats = field(default_factory=lambda: np.empty(0))
     troubles: NDArray[Any] = field(default_factory=lambda: _NO_TROUBLES)
+    steps: Floats = field(default_factory=lambda: np.empty(0))
 
     def row_job(self) -> Ints:
         """Return the position in `job` that each task row belongs to, (P,)."""

@@ -67,6 +67,15 @@ class Snapshot:
         return JobColumns(self._ledger, self.now_s)
 
     @cached_property
+    def ended(self) -> JobColumns:
+        """The jobs that are over, in order of their ends: what they attained, when (`ended_s`), and what they declared.
+
+        In a part of the cluster they are those of the whole.
+        """
+        ledger = self._fresh()
+        return JobColumns(ledger, self.now_s, number=ledger.ended())
+
+    @cached_property
     def waiting(self) -> Ints:
         """Numbers of the active jobs that hold no tasks, by arrival."""
         return self._fresh().waiting()

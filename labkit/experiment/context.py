@@ -14,7 +14,7 @@ from labkit.core.answers import speeds_of
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.life import Context, Hold, Measure
-from labkit.core.protocols import SpeedModel
+from labkit.core.protocols import PhaseModel, SpeedModel
 from labkit.core.resources import Floats
 from labkit.core.running import Running
 from labkit.experiment.profile import measure_profile
@@ -67,12 +67,16 @@ def measurer(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> Measure:
     """
     runs_on = speed.runs_on()
 
-    def measure(job: int, n_ps: ArrayLike, n_workers: ArrayLike) -> Floats:
+    phased = isinstance(speed, PhaseModel)
+
+    def measure(job: int, n_ps: ArrayLike, n_workers: ArrayLike, steps: float = 0.0, /) -> Floats:
         ps, workers = np.broadcast_arrays(np.asarray(n_ps, np.int32), np.asarray(n_workers, np.int32))
         gangs = replace(jobs.take(np.full(len(ps), job)), n_workers=workers.copy(), n_ps=ps.copy())
         best = np.zeros(len(ps))
         for kind in np.flatnonzero(runs_on[job]):
             running, placed = compact(gangs, cluster, which=np.arange(len(ps), dtype=np.int32), device_type=int(kind))
+            if phased:
+                running = replace(running, steps=np.full(len(running.job), steps))
             best[placed] = np.maximum(best[placed], _alone(speed, running, job=job, jobs=jobs))
         return best
 
@@ -98,4 +102,5 @@ def _one(running: Running, i: int, *, job: int) -> Running:
         count=running.count[rows],
         n_workers=running.n_workers[i : i + 1],
         n_ps=running.n_ps[i : i + 1],
+        steps=running.steps[i : i + 1],
     )

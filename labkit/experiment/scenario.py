@@ -233,7 +233,7 @@ class Scenario:
     strict: bool = _option(False, "Refuse throughputs that were not measured.", bool)
     seed: int = _option(0, "Of a generated trace, and of the simulator.", int, least=0, expected="a whole number >= 0")
 
-    cadence: Cadence | None = None
+    cadence: Cadence | str | None = None
     variation: Variation | None = None
     faults: Faults | None = None
     losses: Losses | None = None
@@ -321,9 +321,10 @@ class Scenario:
     def parts(self) -> dict[str, Any]:
         """Cadence, overheads, variation, faults and checkpoints as `Experiment` takes them, where some are given."""
         from labkit import simulator
-        from labkit.experiment.cadence import every_slot
+        from labkit.experiment.cadence import Cadence, every_slot
 
-        cadence = self.cadence if self.slot_s is None else every_slot(self.slot_s)
+        cadence = Cadence.published(self.cadence) if isinstance(self.cadence, str) else self.cadence
+        cadence = cadence if self.slot_s is None else every_slot(self.slot_s)
         overheads = simulator.Overheads.published(self.overheads) if isinstance(self.overheads, str) else self.overheads
         made: dict[str, Any] = {"cadence": cadence, "overheads": overheads, "variation": self.variation}
         made |= {"faults": self.faults, "checkpoint_s": self.checkpoint_s or None}
@@ -462,7 +463,7 @@ class Fields(TypedDict, total=False):
     prices: Mapping[str, float] | str | Path | None
     strict: bool
     seed: int
-    cadence: Cadence | None
+    cadence: Cadence | str | None
     variation: Variation | None
     faults: Faults | None
     losses: Losses | None
@@ -530,12 +531,12 @@ def _usual(name: str, value: Any) -> bool:
 def _plain(name: str, value: Any) -> dict[str, Any]:
     """Return a field, or those that stand for it, as JSON can hold them; TypeError where that cannot be."""
     from labkit.core.quotas import Quotas
-    from labkit.experiment.cadence import Cadence
+    from labkit.experiment.cadence import Cadence, every_slot
     from labkit.speed.interference.levels import Level
 
     if name in BUILT and not isinstance(value, str):
         return {of: getattr(value, at) for of, at in BUILT[name].items() if getattr(value, at) != DEFAULTS[of]}
-    if isinstance(value, Cadence) and not value.events:
+    if isinstance(value, Cadence) and value == every_slot(value.slot_s):
         return {"slot_s": value.slot_s}
     if hasattr(value, "item"):  # a number of numpy's
         value = value.item()

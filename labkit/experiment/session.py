@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -220,6 +221,7 @@ class Session:
     def _step(self, placement: Placement, source: str) -> None:
         n_before, n_active = len(self.log), self.ledger.n_active
         placement = placement_of(placement, source=source)
+        declined = placement.declined
         again_s = placement.again_s if placement.again_s > self.now_s else math.inf
         placement = placement if self._reserving is None else self._reserving.within(placement, self.now_s)
         if self._hosts is not None:
@@ -227,7 +229,7 @@ class Session:
             again_s = min(again_s, self._hosts.next_turn_s(self.now_s))
         again_s = again_s if self._gate is None else min(again_s, self._gate.next_turn_s(self.now_s))
         placement = placement if self._admission is None else self._admission.within(placement, able=self._able())
-        n_said = self._apply(placement)
+        n_said = self._apply(replace(placement, declined=declined) if len(declined) else placement)
         self._advance(again_s)
         self.n_quiet = self.n_quiet + 1 if len(self.log) <= n_before + n_said else 0
         self._news_s = self._news_s if self.n_quiet else self.now_s
@@ -373,6 +375,8 @@ class Session:
 
     def _wait_for_work(self) -> None:
         """Pass over the time in which no job is there, up to the slot in which the next one is."""
+        if self.now_s < self.cadence.from_s and not self.done:
+            self._pass(self.cadence.from_s, stop_at_event=False)
         while not self.ledger.n_active and not self.done and not self.backend.idle:
             self._pass(math.inf, stop_at_event=True)
             if not self.cadence.events:

@@ -85,7 +85,7 @@ class Las:
             object.__setattr__(self, "order", "start")
             object.__setattr__(self, "quantum_s", inf)
         thresholds = self.thresholds_gpu_s or (PUBLISHED_GPU_S if self.published else (self.threshold_gpu_s,))
-        queues = Queues(tuple(thresholds), promote=self.promote, stays=self.order == "start", late=self.published)
+        queues = Queues(tuple(thresholds), promote=self.promote, order=self.order, late=self.published)
         object.__setattr__(self, "_queues", queues)
 
     @property

@@ -11,7 +11,7 @@ from labkit.core.binding import bound
 from labkit.core.cluster import Cluster
 from labkit.core.complaints import complaint
 from labkit.core.errors import InputError, PlacementError
-from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, asides, copied, events, joined, repaired
+from labkit.core.events import EVENT, NO_EVENTS, Cause, Events, Kind, asides, copied, events, joined, repaired
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.protocols import ChangeModel, SpeedModel
@@ -126,9 +126,12 @@ class Simulator:
         ------
         PlacementError
             If it names an unknown job, overfills a device group, pairs jobs of which the speed model knows nothing or
-            repairs what is not there; nothing is changed then.
+            repairs or declines what is not there; nothing is changed then.
         """
+        self._refuse_declined(placement)
         happened = self._carry_out(placement)
+        if len(placement.declined):
+            happened = joined([happened, *self._decline(placement.declined)])
         if extra := asides(placement, happened, time_s=self._truth.now_s):
             happened = joined([happened, *extra])
         if np.isfinite(self._lease_s):
@@ -161,6 +164,18 @@ class Simulator:
             others = truth.retime_all()
         happened = copied(truth.out[:n])
         return joined([happened, others]) if len(others) else happened
+
+    def _decline(self, declined: Ints) -> list[Events]:
+        """Give jobs up for good, those that hold tasks too; return what happened."""
+        truth = self._truth
+        holds = truth.book.held["first"][declined] >= 0
+        truth.counts[kernels.N_OTHERS] = 0
+        rows = joined([truth.lose(declined[holds], 0.0), events(int((~holds).sum()))])
+        rows["time_s"], rows["kind"], rows["cause"] = truth.now_s, Kind.DROPPED, Cause.DECLINED
+        rows["job"][holds.sum() :] = declined[~holds]
+        rows["value"] = truth.records["steps"][rows["job"]]
+        truth.records["phase"][declined] = kernels.DONE
+        return [rows, truth.retime_beside()] if holds.any() else [rows]
 
     def _set_tasks(self, placement: Placement) -> tuple[int, Ints]:
         """Set the tasks of a checked placement; return the events written, and the jobs that hold other tasks."""
@@ -261,7 +276,7 @@ class Simulator:
         still_to_arrive = len(self.jobs) - int(truth.counts[kernels.NEXT_ARRIVAL])
         truth.room_for(2 * int(truth.counts[kernels.N_RUNNING]) + still_to_arrive)
         n, at, is_event, moved = run_until(
-            until_s, stop_at_event, not self.speed.local, self._lease_s, truth.records, truth.running, truth.counts,
+            until_s, stop_at_event, not self.speed.local or truth.phased, self._lease_s, truth.records, truth.running, truth.counts,
             self.jobs.arrival_s, self.jobs.true_steps, book.held, book.tasks, book.spare, book.left, book.demand,
             truth.others, truth.out,
         )  # fmt: skip
@@ -288,6 +303,21 @@ class Simulator:
         return bool(arrived and not self._due.failures and stuck.all())
 
     # --- what is refused
+
+    def _refuse_declined(self, placement: Placement) -> None:
+        """Raise if a placement declines what is no active job, or one twice, or one that it sets too."""
+        declined = placement.declined
+        if not len(declined):
+            return
+        known = (declined >= 0) & (declined < len(self.jobs))
+        phase = self._truth.records["phase"][np.where(known, declined, 0)]
+        active = known & (phase != kernels.UNSEEN) & (phase != kernels.DONE)
+        sound = active & ~np.isin(declined, placement.set_jobs)
+        if not sound.all() or len(np.unique(declined)) < len(declined):
+            wrong = declined[~sound][0] if not sound.all() else declined[0]
+            raise PlacementError(
+                f"the placement declines job number {wrong}; expected active jobs, each once, that are not in set_jobs."
+            )
 
     def _refuse(self, placement: Placement) -> None:
         """Raise unless a placement can be carried out.

@@ -9,11 +9,12 @@ import numpy as np
 from labkit.core.devices import widened
 from labkit.core.errors import InputError, StalledError
 from labkit.core.events import NO_EVENTS, Cause, Events, Kind, events, joined
-from labkit.core.protocols import TroubleModel
+from labkit.core.protocols import PhaseModel, TroubleModel
 from labkit.core.resources import Bools, Floats
 from labkit.simulator import kernels
 from labkit.simulator.disturbances import Faults, Losses, Variation
 from labkit.simulator.measuring import DetailedMeasuring, GrowingMemory, Measuring, check_every, grows
+from labkit.simulator.phases import Phases
 from labkit.simulator.troubles import ActiveTroubles, Troubles
 from labkit.simulator.truth import SimulatedTruth
 
@@ -73,7 +74,8 @@ class DueDisturbances:
         self.failures = MachineFailures(truth, faults, rng=faults_rng) if faults else None
         periods_s = (variation and variation.period_s, losses and losses.report_s, measure_every_s)
         self._due_s = np.array([np.inf if period_s is None else period_s for period_s in periods_s], np.float64)
-        parts = (variation, faults, losses, measure_every_s, truth.troubles, truth.memory)
+        self._phases = Phases(truth, truth.speed) if isinstance(truth.speed, PhaseModel) else None
+        parts = (variation, faults, losses, measure_every_s, truth.troubles, truth.memory, self._phases)
         self.any = any(part is not None for part in parts)
         if variation:
             truth.records["factor"] = variation.factors(n_jobs, rng=self._variation_rng)
@@ -105,12 +107,14 @@ class DueDisturbances:
             due_s = min(due_s, truth.memory.next(truth.records, truth.holding())[0])
         if truth.troubles is not None:
             due_s = min(due_s, truth.troubles.next_s)
+        if self._phases is not None:
+            due_s = min(due_s, self._phases.next_s())
         return due_s if self.failures is None else min(due_s, float(self.failures.next_s.min()))
 
     def happen(self) -> tuple[bool, Events]:
         """Let what is due now happen; return whether a scheduler should know, and the events."""
         truth = self._truth
-        batches = []
+        batches = [] if self._phases is None else [self._phases.happen()]
         news = False
         if self._losses and self._is_due(_LOSSES, self._losses.report_s):
             batches.append(self._report_losses(self._losses))

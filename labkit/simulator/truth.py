@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, events, joined
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Repair, Repairs
-from labkit.core.protocols import ChangeModel, SpeedModel
+from labkit.core.protocols import ChangeModel, PhaseModel, SpeedModel
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.running import Running
 from labkit.simulator import kernels
@@ -52,6 +52,8 @@ class SimulatedTruth:
         Starts and rescales that take their share of machines, if the speed model knows them.
     troubles, memory : ActiveTroubles, GrowingMemory or None
         Tasks that are slow or hot, and servers whose memory grows.
+    phased : bool
+        Whether speeds change as jobs progress: `PhaseModel`.
     """
 
     def __init__(self, jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> None:
@@ -72,6 +74,7 @@ class SimulatedTruth:
         self.changes: Changes | None = None
         self.troubles: ActiveTroubles | None = None
         self.memory: GrowingMemory | None = None
+        self.phased = isinstance(speed, PhaseModel)
 
     def columns(self, *, n_tasks: int) -> dict[str, Any]:
         """Return the columns that the kernels work on; there is room for so many more tasks."""
@@ -131,6 +134,8 @@ class SimulatedTruth:
     def tasks_of(self, jobs: Ints) -> Running:
         """Return the tasks that jobs hold, with the troubles that they have now."""
         running = self.book.running(jobs)
+        if self.phased:
+            running = replace(running, steps=self.steps_now(jobs))
         return running if self.troubles is None else self.troubles.with_troubles(running)
 
     def speeds(self, jobs: Ints) -> Floats:

@@ -294,6 +294,11 @@ class SshBackend:
 
     def _refuse(self, placement: Placement) -> None:
         ledger, book = self._ledger, self._ledger.book
+        if len(placement.declined):
+            raise PlacementError(
+                f"job {self.jobs.id[placement.declined[0]]} is declined, but on machines no job is given up by a "
+                "decision; leave it waiting."
+            )
         if len(placement.partner) not in (0, len(placement.set_jobs)):
             raise PlacementError(
                 f"the placement sets {len(placement.set_jobs)} jobs and has {len(placement.partner)} partners; give "

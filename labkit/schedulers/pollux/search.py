@@ -1,0 +1,197 @@
+"""Pollux: numbers of workers that make the harmonic mean of all jobs' speed-ups largest, restarts counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar, Final
+
+import numpy as np
+
+from labkit.core.errors import InputError
+from labkit.core.life import Context
+from labkit.core.placement import Placement
+from labkit.core.protocols import Placer
+from labkit.core.resources import Floats, Ints
+from labkit.core.snapshot import Snapshot
+from labkit.placers import ByNetwork, Even, Pack
+from labkit.schedulers.base import capacity, changed, place
+from labkit.schedulers.recall import Recall
+
+LEAST: Final = 1e-3
+"""Added to every speed-up, so that a job without workers costs much, not infinitely much."""
+MOST_WORKERS: Final = 64
+HALVINGS: Final = 60
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Held:
+    """What is remembered of jobs: the most workers that each ever had, how often it was placed, and with how many."""
+
+    most: Mapping[int, int]
+    placed: Mapping[int, int]
+    newest: Mapping[int, int]
+
+
+@dataclass(eq=False)
+class Pollux:
+    """Give jobs the workers with which the power mean of their speed-ups is largest, p = -1 as published [1]_.
+
+    The speed-up of a job is its goodput over that with an equal share of the cluster. One whose workers change is
+    multiplied by max(age - restarts x `restart_s`, 0) / (age + `restart_s`), so that young and restless jobs stay as
+    they are. A job may have twice as many workers as it ever had. Goodput of a number of workers is measured before the
+    run, packed, and anew when the speed of a job changes: with `labkit.speed.goodput` a job also chooses its batch.
+
+    Pollux searches placements with a genetic algorithm. This finds the numbers of workers by one price for GPUs, which
+    is as good as the best where speed-ups are concave and one job's step off where they are not; a placer packs them.
+
+    Attributes
+    ----------
+    restart_s : float
+        What a restart is believed to take.
+    grow : float
+        Times the most workers that a job ever had that it may have; inf: any number.
+    placer : Placer
+        Where gangs go.
+    quantum_s : float
+        A session decides at least this often.
+
+    Notes
+    -----
+    Read in github.com/petuum/adaptdl (Apache-2.0), branch osdi21-artifact; nothing is copied.
+
+    References
+    ----------
+    .. [1] Qiao et al., "Pollux: co-adaptive cluster scheduling for goodput-optimized deep learning", OSDI 2021.
+    """
+
+    knows_types: ClassVar[bool] = False
+
+    restart_s: float = 30.0
+    grow: float = 2.0
+    placer: Placer = ByNetwork(networked=Even(), otherwise=Pack())
+    quantum_s: float = 60.0
+    _context: Context | None = field(default=None, init=False, repr=False)
+    _curves: dict[int, tuple[float, int, Floats]] = field(default_factory=dict, init=False, repr=False)
+    _held: Recall[Held] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.restart_s >= 0 or not self.grow >= 1:
+            raise InputError(
+                f"pollux: restart_s is {self.restart_s} and grow {self.grow}; expected seconds >= 0 and a factor >= 1."
+            )
+        none: Mapping[int, int] = MappingProxyType({})
+        self._held = Recall(Held(none, none, none))
+
+    def begin(self, context: Context) -> None:
+        """Forget another run."""
+        self._context, self._curves = context, {}
+        self._held.forget()
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return the gangs that changed."""
+        jobs, table = snapshot.jobs, snapshot.table
+        if not len(jobs):
+            return Placement.nothing()
+        before = self._held.before(snapshot)
+        total = capacity(snapshot)
+        of = np.divide(1.0, total, out=np.zeros(len(total)), where=total > 0)
+        share, servers = (jobs.worker_demand * of).max(axis=1), jobs.asked_ps * (jobs.ps_demand * of).max(axis=1)
+        cost = self._costs(snapshot, before, share)
+        takes = np.arange(cost.shape[1]) * share[:, None] + np.where(np.arange(cost.shape[1]) > 0, servers[:, None], 0)
+        n_workers = by_price(cost, takes, budget=1.0).astype(np.int32)
+        n_ps = np.where(n_workers > 0, table.n_ps[jobs.number], 0).astype(np.int32)
+        answer = place(self.placer, snapshot, changed(snapshot, n_workers=n_workers, n_ps=n_ps))
+        self._note(before, answer)
+        return answer
+
+    def _costs(self, snapshot: Snapshot, before: Held, share: Floats) -> Floats:
+        """Return 1 / (speed-up + a little) of each job by number of workers, (J, K); inf where it may not have it."""
+        jobs, n = snapshot.jobs, len(snapshot.jobs)
+        rigid = ~snapshot.table.malleable[jobs.number]
+        most = np.minimum(jobs.max_workers, MOST_WORKERS)
+        ever = np.array([before.most.get(job, 0) for job in jobs.number.tolist()])
+        most = np.where(rigid, jobs.asked_workers, np.minimum(most, np.maximum(self.grow * ever, 1)).astype(np.int32))
+        fair = np.clip(np.ceil(1 / np.maximum(share, 1e-12) / n), 1, MOST_WORKERS).astype(np.int64)
+        speed = np.full((n, int(most.max()) + 1), -1.0)
+        for j in range(n):
+            curve = self._curve(snapshot, j)
+            mine, last = curve[: most[j] + 1], len(curve) - 1
+            speed[j, : len(mine)] = mine / max(curve[min(int(fair[j]), last)], 1e-300)
+        speed[:, 0] = 0.0
+        numbers = np.arange(speed.shape[1])
+        speed[rigid[:, None] & (numbers > 0) & (numbers != jobs.asked_workers[:, None])] = -1.0
+        speed *= np.where(numbers == jobs.n_workers[:, None], 1.0, self._restarted(snapshot, before)[:, None])
+        cost: Floats = 1 / (np.maximum(speed, 0.0) / 4 + LEAST)
+        cost[speed < 0] = np.inf
+        return cost
+
+    def _restarted(self, snapshot: Snapshot, before: Held) -> Floats:
+        """Return the factor of each job if it is placed anew, (J,)."""
+        jobs = snapshot.jobs
+        age_s = snapshot.now_s - jobs.arrival_s
+        restarts = np.array([max(before.placed.get(job, 0) - 1, 0) for job in jobs.number.tolist()])
+        return np.asarray(np.maximum(age_s - restarts * self.restart_s, 0.0) / (age_s + max(self.restart_s, 1e-9)))
+
+    def _curve(self, snapshot: Snapshot, j: int) -> Floats:
+        """Return goodput by number of workers, (K,), measured again when a job's speed with its gang has changed."""
+        jobs = snapshot.jobs
+        job, speed, n = int(jobs.number[j]), float(jobs.speed[j]), int(jobs.n_workers[j])
+        known = self._curves.get(job)
+        if known is not None and (not speed > 0 or (known[0], known[1]) == (speed, n)):
+            return known[2]
+        most = int(min(max(snapshot.table.max_workers[job], snapshot.table.n_workers[job]), 4 * MOST_WORKERS))
+        workers = np.arange(most + 1, dtype=np.int32)
+        if self._context is None:
+            curve = workers.astype(np.float64)
+        else:
+            steps = float(jobs.steps[j])
+            curve = self._context.measure(job, int(snapshot.table.n_ps[job]), workers, steps)
+        self._curves[job] = speed, n, curve
+        return curve
+
+    def _note(self, before: Held, answer: Placement) -> None:
+        """Remember how many workers jobs get, and that they were placed."""
+        got: dict[int, int] = {}
+        for job, role, count in zip(answer.job.tolist(), answer.role.tolist(), answer.count.tolist(), strict=True):
+            got[job] = got.get(job, 0) + (count if role == 0 else 0)
+        most = {job: max(before.most.get(job, 0), n) for job, n in got.items()}
+        placed = {job: before.placed.get(job, 0) + 1 for job in got}
+        self._held.keep(Held({**before.most, **most}, {**before.placed, **placed}, {**before.newest, **got}))
+
+
+def by_price(cost: Floats, takes: Floats, *, budget: float) -> Ints:
+    """Return a choice for each row by which the sum of costs is about least and what they take fits a budget, (J,).
+
+    The first choice takes nothing. Choices are those of least cost + price x what they take, at the least price for
+    which all fit; what is left then goes to choices at the next lower price, the most worth its share first.
+
+    >>> by_price(np.array([[9.0, 4.0, 3.0], [9.0, 2.0, 1.0]]), np.array([[0.0, 1.0, 2.0]] * 2), budget=3.0).tolist()
+    [1, 2]
+    """
+    rows = np.arange(len(cost))
+
+    def chosen(price: float) -> Ints:
+        best: Ints = np.argmin(cost + price * takes, axis=1)
+        return best
+
+    found = chosen(0.0)
+    if takes[rows, found].sum() <= budget + 1e-9:
+        return found
+    low, high = 0.0, 1.0
+    while takes[rows, chosen(high)].sum() > budget + 1e-9:
+        low, high = high, 4 * high
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if takes[rows, chosen(middle)].sum() > budget + 1e-9:
+            low = middle
+        else:
+            high = middle
+    found, more = chosen(high), chosen(low)
+    left = budget + 1e-9 - takes[rows, found].sum()
+    extra, gain = takes[rows, more] - takes[rows, found], cost[rows, found] - cost[rows, more]
+    for j in np.lexsort((rows, -gain / np.maximum(extra, 1e-12))).tolist():
+        if extra[j] > 0 and extra[j] <= left:
+            found[j], left = more[j], left - extra[j]
+    return found
