@@ -60,7 +60,7 @@ def this_slot_s(now_s: float, slot_s: float) -> float:
     return slot_s * math.ceil(now_s / slot_s - 1e-9)
 
 
-slot_after, slot_from = inner(next_slot_s, _nrt=False), inner(this_slot_s, _nrt=False)
+slot_after, slot_from = inner(_nrt=False)(next_slot_s), inner(_nrt=False)(this_slot_s)
 """The same for kernels."""
 
 

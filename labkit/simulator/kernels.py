@@ -339,7 +339,7 @@ def _takes(declared: Floats, cpus: float, memory_gb: float, cores: float, gb: fl
     return bool(takes(declared[CPUS], cpus) == cores and takes(declared[MEMORY_GB], memory_gb) == gb)
 
 
-@kernel
+@kernel(_nrt=True)  # it allocates, also where the kernel that calls it may not
 def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, then which take some
     set_jobs: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts,
     devices: Ints, now_s: float, truth: Records, running: Ints, counts: Ints, held: Records, tasks: Records,

@@ -103,7 +103,7 @@ def _fold(batch: Events, mind: Belief, space: FreeTree, trace: Trace, work: Scra
     restore(space, mind, trace.hosts, work.numbers)
 
 
-@inner(_nrt=True)  # `carry_out` allocates, which a kernel that this one is called from may not
+@inner
 def _apply(  # noqa: C901 - each of the jobs that are set is looked at before and after
     truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
     threshold: float, preempts: bool, now_s: float, out: Events,
