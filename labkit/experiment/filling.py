@@ -15,6 +15,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError
+from labkit.core.events import Kind
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
@@ -91,8 +92,9 @@ def allocated(jobs: Jobs, cluster: Cluster, name: str, *, seed: int = 0, load: f
     pods = without_too_large(pods, cluster, may_run_on(pods, cluster))  # they are lost in any case
     simulator = Simulator(pods, cluster, speed=Recorded(pods, cluster))
     session = Session(simulator, cadence=at_events(), runs_on=may_run_on(pods, cluster))
-    session.run(Arrivals(placer), until_s=float(pods.arrival_s[-1]) + 1.0)
-    return float(100 * (1 - session.ledger.book.free[:, GPUS].sum() / cluster.capacity[:, GPUS].sum()))
+    rows = session.run(Arrivals(placer), until_s=float(pods.arrival_s[-1]) + 1.0)
+    started = np.unique(rows["job"][rows["kind"] == Kind.STARTED])
+    return float(100 * pods.gpus[started].sum() / cluster.capacity[:, GPUS].sum())
 
 
 def compare_placers(
