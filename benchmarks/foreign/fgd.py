@@ -25,7 +25,7 @@ from labkit.core import Cluster, Jobs
 from labkit.core.device_types import may_run_on
 from labkit.core.events import Kind
 from labkit.experiment import Session, at_events
-from labkit.experiment.filling import Arrivals
+from labkit.experiment.filling import OnArrival
 from labkit.experiment.fitting import without_too_large
 from labkit.placers import BestFit, DotProduct, Fgd, GpuClustering, GpuPacking, Random
 from labkit.placers.fragments import TaskMix
@@ -105,7 +105,7 @@ def allocated(folder: Path, pod_list: str, policy: str, seed: int) -> float:
     jobs = without_too_large(jobs, cluster, may_run_on(jobs, cluster))  # they are lost in any case
     simulator = Simulator(jobs, cluster, speed=Recorded(jobs, cluster))
     session = Session(simulator, cadence=at_events(), runs_on=may_run_on(jobs, cluster))
-    rows = session.run(Arrivals(placers[policy]()), until_s=float(jobs.arrival_s[-1]) + 1.0)
+    rows = session.run(OnArrival(placers[policy]()), until_s=float(jobs.arrival_s[-1]) + 1.0)
     started = np.unique(rows["job"][rows["kind"] == Kind.STARTED])
     return float(100 * jobs.gpus[started].sum() / cluster.n_gpus)
 

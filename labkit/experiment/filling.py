@@ -42,7 +42,7 @@ ALLOCATED: Final = f"allocated_at_{LOAD:.0%}_of_demand_(%)"
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class OnArrival:
     """Place each gang when it arrives; one that finds no room then is lost."""
 
     placer: Placer
@@ -92,7 +92,7 @@ def allocated(jobs: Jobs, cluster: Cluster, name: str, *, seed: int = 0, load: f
     pods = without_too_large(pods, cluster, may_run_on(pods, cluster))  # they are lost in any case
     simulator = Simulator(pods, cluster, speed=Recorded(pods, cluster))
     session = Session(simulator, cadence=at_events(), runs_on=may_run_on(pods, cluster))
-    rows = session.run(Arrivals(placer), until_s=float(pods.arrival_s[-1]) + 1.0)
+    rows = session.run(OnArrival(placer), until_s=float(pods.arrival_s[-1]) + 1.0)
     started = np.unique(rows["job"][rows["kind"] == Kind.STARTED])
     return float(100 * pods.gpus[started].sum() / cluster.capacity[:, GPUS].sum())
 
