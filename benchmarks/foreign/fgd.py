@@ -21,14 +21,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from labkit.core import Cluster, Jobs, Placement, Placer, Snapshot
+from labkit.core import Cluster, Jobs
 from labkit.core.device_types import may_run_on
-from labkit.core.resources import GPUS
+from labkit.core.events import Kind
 from labkit.experiment import Session, at_events
+from labkit.experiment.filling import OnArrival
 from labkit.experiment.fitting import without_too_large
 from labkit.placers import BestFit, DotProduct, Fgd, GpuClustering, GpuPacking, Random
 from labkit.placers.fragments import TaskMix
-from labkit.schedulers.base import asked, place
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
 from labkit.topology import no_network
@@ -44,20 +44,6 @@ SEEDS: Final = 10
 SAME_POINTS: Final = 0.5
 EXPECTED: Final = "experiments/analysis/expected_results/analysis_allo_discrete.csv"
 NODES: Final = "data/csv/openb_node_list_gpu_node.csv"
-
-
-class Arrivals:
-    """Place each pod when it arrives; one that finds no room is lost, as in theirs."""
-
-    def __init__(self, placer: Placer) -> None:
-        self.placer = placer
-
-    def schedule(self, snapshot: Snapshot) -> Placement:
-        """Return where the pods go that arrive now."""
-        waiting = snapshot.waiting
-        return place(
-            self.placer, snapshot, asked(snapshot, waiting[snapshot.table.arrival_s[waiting] >= snapshot.now_s])
-        )
 
 
 def table(folder: Path, name: str) -> list[dict[str, str]]:
@@ -119,8 +105,9 @@ def allocated(folder: Path, pod_list: str, policy: str, seed: int) -> float:
     jobs = without_too_large(jobs, cluster, may_run_on(jobs, cluster))  # they are lost in any case
     simulator = Simulator(jobs, cluster, speed=Recorded(jobs, cluster))
     session = Session(simulator, cadence=at_events(), runs_on=may_run_on(jobs, cluster))
-    session.run(Arrivals(placers[policy]()), until_s=float(jobs.arrival_s[-1]) + 1.0)
-    return float(100 * (1 - session.ledger.book.free[:, GPUS].sum() / cluster.n_gpus))
+    rows = session.run(OnArrival(placers[policy]()), until_s=float(jobs.arrival_s[-1]) + 1.0)
+    started = np.unique(rows["job"][rows["kind"] == Kind.STARTED])
+    return float(100 * jobs.gpus[started].sum() / cluster.n_gpus)
 
 
 def compared(

@@ -44,7 +44,8 @@ def compare(
     schedulers: Annotated[
         str,
         typer.Option(
-            help="Names, with options in brackets: fifo,drf(placer=pack). Your own: file.py:Class. Rename: a=fifo.",
+            help="Names, with options in brackets: fifo,drf(placer=pack). Your own: file.py:Class. Rename: a=fifo. "
+            "Names of placers alone: how full each makes the cluster.",
             autocompletion=cli_help.schedulers,
         ),
     ] = DEMO_SCHEDULERS,
@@ -78,6 +79,14 @@ def compare(
     refuse_no_trace(scenario)
     scenario, usual = with_usual_cluster(scenario)
     refuse_places(report, runs)
+    if of_placers(schedulers):
+        from labkit.cli.filling import compare_placers
+
+        compare_placers(
+            scenario, schedulers, seeds=seeds, against=against, workers=workers, as_json=as_json,
+            others={"--report": report, "--runs": runs, "--by": by}, usual=usual,
+        )  # fmt: skip
+        return
     if seeds is None and scenario.windows is not None:
         seeds = str(scenario.windows)
     if seeds is not None:
@@ -99,6 +108,19 @@ def compare(
         print_by(records, by)
     if not as_json:
         print_finding(records)
+
+
+def of_placers(schedulers: str) -> bool:
+    """Return whether all names are those of placers: then their placements are compared, and no schedules."""
+    from labkit.core.text import split_names
+    from labkit.placers import available
+
+    names = split_names(schedulers)
+    if not set(names) <= {*available()}:
+        return False
+    from labkit.experiment.filling import are_placers
+
+    return are_placers(names)
 
 
 def _refuse_by(by: str | None, *, seeds: str | None, as_json: bool) -> None:

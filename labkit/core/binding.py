@@ -196,8 +196,7 @@ def bind(  # noqa: C901 - three turns over the rows
                 if paired and _as_mate(p, mate[job[p]], job, role, group, taken, done):
                     done[p] = True
                     continue
-                n = count[p] - _n_placed(taken[p], gpus)
-                for _ in range(n if is_part(gpus) else int(n * gpus + 0.5)):
+                for _ in range(_n_shares(count[p], gpus) - taken[p].sum()):
                     d = best_device(row, first, gpus)
                     if d < 0:
                         return int(p)
@@ -208,9 +207,9 @@ def bind(  # noqa: C901 - three turns over the rows
 
 
 @inner
-def _n_placed(taken: Ints, gpus: float) -> int:
-    """Return how many tasks of a row have their GPUs."""
-    return int(taken.sum()) if is_part(gpus) else int(taken.sum() / gpus + NEAR)
+def _n_shares(n: int, gpus: float) -> int:
+    """Return how many GPUs, or parts of some, n tasks have."""
+    return n if is_part(gpus) else int(n * gpus + 0.5)
 
 
 @inner
@@ -219,7 +218,7 @@ def _keep(
     gpus: float, taken: Ints,
 ) -> None:  # fmt: skip
     """Let as many tasks of a row as can keep the GPUs that its job has in this group in this role."""
-    part, n_left = is_part(gpus), count[p]
+    part, n_left = is_part(gpus), _n_shares(count[p], gpus)
     task = held[job[p]].first
     while task >= 0 and n_left > 0:
         at = tasks[task]
@@ -233,11 +232,11 @@ def _keep(
                             n -= 1
                         taken[p, d - first] += n
                         charge_device(free, d, n * gpus)
-                    elif n < int(n_left * gpus + 0.5) and free[d] > 1 - NEAR:
+                    elif n < n_left and free[d] > 1 - NEAR:
                         taken[p, d - first] += 1
                         charge_device(free, d, 1.0)
                         n += 1
-            n_left -= n if part else int(n / gpus + NEAR)
+            n_left -= n
         task = at.next
 
 

@@ -108,10 +108,10 @@ def _misshapen(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools, hostin
         there = np.bincount(cluster.group_machine, np.where(groups, room, 0), machines)
         if all((of >= m // k).sum() >= k and (of > m // k).sum() >= m % k for of, m in ((there, n), (for_ps, n_ps))):
             return ""
-    return (
-        f"job {jobs.id[number]} asks for {jobs.n_workers[number]} workers on {k} machines, as many on each; the empty "
-        f"cluster '{cluster.name}' has no {k} machines with room for that."
-    )
+    asks = f"job {jobs.id[number]} asks for {n} workers on"
+    if k == 1:
+        return f"{asks} 1 machine; no machine of '{cluster.name}' holds them, not even an empty one."
+    return f"{asks} {k} machines, spread evenly; '{cluster.name}' has fewer than {k} that hold such a share when empty."
 
 
 def _misfit(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> str:

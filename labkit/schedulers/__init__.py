@@ -88,6 +88,11 @@ def _recipe(name: str) -> SchedulerMaker:
                 f"unknown scheduler '{shortened(name)}', which is an option: {', '.join(near)}. `labkit schedulers` "
                 "lists all, with their options."
             )
+        if name in placers.available():
+            raise InputError(
+                f"{name} is a placer and not a scheduler: expected fifo(backfill=True,placer={name}), or another "
+                "scheduler that has it. `labkit compare` with placers alone shows how full each makes the cluster."
+            )
         raise unknown("scheduler", name, available(), listing="labkit schedulers")
     return _recipe_of(found, name)
 

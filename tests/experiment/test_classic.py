@@ -84,6 +84,10 @@ def test_a_compiled_run_has_the_events_of_the_readable_one(name: str, whole: boo
     rng = np.random.default_rng(seed)
     cluster = random_cluster(rng, whole=whole)
     jobs = random_jobs(rng, cluster, whole=whole)
+    try:
+        jobs = without_too_large(jobs, cluster, may_run_on(jobs, cluster))
+    except InputError:  # not one job fits
+        return
     runs = [session(jobs, cluster, make(name), compiled=compiled) for compiled in (False, True)]
     told = [run.run(make(name)).tobytes() for run in runs]
     assert told[0] == told[1]
@@ -158,7 +162,7 @@ def differs(seed: int) -> bool:
 
 
 def test_three_hundred_random_cases_are_the_same_on_both_paths() -> None:
-    assert [seed for seed in range(300) if differs(seed)] == []
+    assert [seed for seed in (*range(300), 2461) if differs(seed)] == []
 
 
 def test_ten_thousand_random_cases_are_the_same_on_both_paths() -> None:

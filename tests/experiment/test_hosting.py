@@ -108,7 +108,7 @@ def test_an_inventory_has_partitions(tmp_path: Path) -> None:
     [
         ([9], {"partition": "a"}, "partition 'a': job 0 asks for 9 tasks (worker) of 1 GPUs"),
         ([4], {"nodes": 3}, "job 0 asks for 4 workers on 3 machines"),
-        ([16], {"nodes": 1}, "job 0 asks for 16 workers on 1 machines"),
+        ([16], {"nodes": 1}, "job 0 asks for 16 workers on 1 machine;"),
         ([1], {"nodes": 2}, "nodes is 2; expected no more than n_workers"),
         ([1], {"consolidate": "wiat"}, "consolidate is wiat; expected one of wait, prefer, split"),
     ],

@@ -143,8 +143,7 @@ def _trace(session: SteppedRun) -> Trace | None:
     kind, first = _kinds(np.ascontiguousarray(jobs.n_workers, np.int64), demand, runs_on, row, spread, MOST_KINDS)
     if len(first) > MOST_KINDS:
         return None
-    of, worker, lies = jobs.declared, demand[first], spread[first]
-    n_workers = jobs.n_workers[first].astype(np.int64)
+    of, worker, lies, n_workers = jobs.declared, demand[first], spread[first], jobs.n_workers[first].astype(np.int64)
     book = empty_book(cluster, n_devices=session.ledger.book.n_devices)
     open_to = np.ones((1, cluster.n_groups), np.bool_) if hosting is None else hosting.open
     hosts, tries = _tries(cluster, book, open_to[row[first]], runs_on[first], worker, n_workers)
