@@ -224,8 +224,8 @@ class Experiment:
             interference=interference_of(speed) if known is None else known, losses=asked.losses,
             quotas=None if asked.quotas is None else Quotas.of(asked.quotas), believed=asked.believed,
             reservations=None if asked.reservations is None else Reservations.of(asked.reservations),
-            hosting=hosting, limits=asked.limits, measure_every_s=asked.measure_every_s, history=asked.history, speeds=asked.speeds or said,
-            scenario=asked.plain(), **parts,
+            hosting=hosting, limits=asked.limits, measure_every_s=asked.measure_every_s, history=asked.history,
+            speeds=asked.speeds or said, scenario=asked.plain(), **parts,
         )  # fmt: skip
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:
