@@ -30,8 +30,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     that were placed with fewer tasks than their scheduler gave them; cores or memory that were given and change no
     speed; schedulers that give a job GPUs of any type although types differ in speed; jobs that their time limits
     ended, or that were given up, so that means are over the others; jobs that reservations stopped or held up;
-    preemptions and changes that took no time; a
-    mean JCT far above the best one; runs in which no job waited.
+    preemptions and changes that took no time; a mean JCT far above the best one; runs in which no job waited.
     """
     named = list(zip(labels(records), records, strict=True))
     lines = list(dict.fromkeys(note for record in records for note in record.info.config.get("notes", ())))
