@@ -359,6 +359,19 @@ def test_the_reservation_of_a_job_is_read_from_text_json_a_table_and_labkits_own
     assert read(path).reservation.tolist() == ["night", ""]
 
 
+def test_jobs_that_were_preempted_are_counted_as_a_rule_that_is_not_kept(tmp_path):
+    """One was requeued and ran again, one was cancelled; `slurm` and all others preempt by no QOS."""
+    rows = [
+        "7|a|ann|2024-03-01T08:00:00|2024-03-01T08:00:00|2024-03-01T09:00:00|01:00:00|PREEMPTED|gres/gpu=1||1|0",
+        "7|a|ann|2024-03-01T09:00:00|2024-03-01T09:30:00|2024-03-01T10:30:00|01:00:00|COMPLETED|gres/gpu=1||1|0",
+        "8|b|ann|2024-03-01T09:00:00|2024-03-01T09:30:00|2024-03-01T10:30:00|01:00:00|PREEMPTED|gres/gpu=1||1|0",
+        "9|c|ann|2024-03-01T09:00:00|2024-03-01T09:30:00|2024-03-01T10:30:00|01:00:00|COMPLETED|gres/gpu=1||1|0",
+    ]
+    jobs = read(put(tmp_path, "export.txt", "\n".join([SACCT_HEADER, *rows]) + "\n"))
+    said = "a rule that is not kept: preemption by QOS or partition (state PREEMPTED): 2 of 3 jobs."
+    assert said in jobs.notes
+
+
 def test_pods_in_yaml_are_those_in_json(tmp_path):
     """As `kubectl -o yaml` prints them, and as several documents; moments may stand without quotes."""
     yaml = pytest.importorskip("yaml")
