@@ -127,8 +127,8 @@ class DueDisturbances:
         while truth.memory is not None and (due := self._next_out_of_memory(truth.memory)) >= 0:
             batches.append(self._run_out(truth.memory, due))
             news = True
-        if self._limits is not None and (due := self._limits.next(truth))[0] <= truth.now_s:
-            batches.append(self._end(due[1]))
+        if self._limits is not None and (over := self._limits.next(truth))[0] <= truth.now_s:
+            batches.append(self._end(over[1]))
             news = True
         while self.failures and self.failures.next_s.min() <= truth.now_s:
             batches.append(self.failures.happen())
