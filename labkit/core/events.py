@@ -46,7 +46,7 @@ class Kind(IntEnum):
     PREEMPTED = 7
     """A job lost its tasks because a scheduler took them; value: steps done."""
     COMPLETED = 8
-    """A job is done and gave its tasks back; value: steps done."""
+    """A job is done and gave its tasks back; value: steps done. Where its time limit ended it, `cause` says so."""
     FAILED = 9
     """A job lost its tasks because a machine or the job itself failed: `cause`; value: steps done that are safe."""
     LEFT = 10
@@ -147,6 +147,8 @@ class Cause(IntEnum):
     """What it stood on was given to others."""
     DECLINED = 9
     """A scheduler refused it for good."""
+    TIME_LIMIT = 10
+    """It had run for as long as it may."""
 
 
 EVENT: Final = np.dtype(

@@ -44,7 +44,7 @@ class Wait(NamedTuple):
     said: str
 
 
-class RunFacts:
+class ExplainedRun:
     """A run as its events tell it: who held what, what was free, and why a job waited at any moment.
 
     Parameters
@@ -204,13 +204,13 @@ class RunFacts:
             yield free
 
 
-def facts_of(records: Sequence[RunRecord]) -> dict[str, RunFacts]:
+def facts_of(records: Sequence[RunRecord]) -> dict[str, ExplainedRun]:
     """Return the facts of some runs of one trace by label; the recorded one has the rules of jobs that others have."""
     ruled = next((record.jobs for record in records if not record.info.config.get(FOLLOWS_RECORD)), None)
     found = {}
     for name, record in zip(labels(records), records, strict=True):
         same = ruled is not None and record.info.config.get(FOLLOWS_RECORD) and np.array_equal(ruled.id, record.jobs.id)
-        found[name] = RunFacts(record, ruled=ruled if same else None)
+        found[name] = ExplainedRun(record, ruled=ruled if same else None)
     return found
 
 
@@ -313,19 +313,19 @@ def number_of(jobs: Jobs, job: str) -> int:
     raise unknown(f"job of {jobs.name}", job, [str(name) for name in jobs.id])
 
 
-def _state(facts: RunFacts, job: str, at_s: float) -> str:
+def _state(facts: ExplainedRun, job: str, at_s: float) -> str:
     i = number_of(facts.jobs, job)
     if i in facts.runs(at_s):
         return f"runs on {_some(facts.machines(i, at_s))}"
     return f"waits: {_waits_because(facts, i, at_s)}" if i in facts.waits(at_s) else "done"
 
 
-def _waits_because(facts: RunFacts, job: int, at_s: float) -> str:
+def _waits_because(facts: ExplainedRun, job: int, at_s: float) -> str:
     said = facts.reason(job, at_s)
     return facts.why(job, at_s).said + (f" ({said})" if said else "")
 
 
-def _of_job(facts: RunFacts, job: int, spent: dict[str, float]) -> str:
+def _of_job(facts: ExplainedRun, job: int, spent: dict[str, float]) -> str:
     """Return why a job started when it did, in a sentence."""
     start_s, arrival_s = facts.start_s, facts.jobs.arrival_s
     if np.isnan(start_s[job]):

@@ -28,9 +28,9 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
 
     What was noted when they began (`labkit.experiment.caveats`); fallbacks that decided in the place of a policy; gangs
     that were placed with fewer tasks than their scheduler gave them; cores or memory that were given and change no
-    speed; schedulers that give a job GPUs of any type although types differ in speed; jobs that were given up, so that
-    means are over the others; jobs that reservations stopped or held up; preemptions and changes that took no time; a
-    mean JCT far above the best one; runs in which no job waited.
+    speed; schedulers that give a job GPUs of any type although types differ in speed; jobs that their time limits
+    ended, or that were given up, so that means are over the others; jobs that reservations stopped or held up;
+    preemptions and changes that took no time; a mean JCT far above the best one; runs in which no job waited.
     """
     named = list(zip(labels(records), records, strict=True))
     lines = list(dict.fromkeys(note for record in records for note in record.info.config.get("notes", ())))
@@ -43,7 +43,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
                 "tasks were not started."
             )
         lines += fallbacks(record.events, name=label, fallback=fallback_of(record))
-        lines += [*given_up(record, name=label), *reserved(record, name=label)]
+        lines += [*given_up(record, name=label), *ended_at_limits(record, name=label), *reserved(record, name=label)]
     lines += [_unseen(label, record) for label, record in named if _gives_in_vain(record)]
     times = {label: float(record.info.config.get(TYPES_DIFFER, 1.0)) for label, record in named}
     lines += [*_free_changes(named), *_far_behind(named), *_never_waited(records)]
@@ -131,6 +131,20 @@ def _never_waited(records: Sequence[RunRecord]) -> list[str]:
 
 ALIKE: Final = 1.01
 """Mean JCTs that are no further apart are told as hardly different."""
+
+
+def ended_at_limits(record: RunRecord, *, name: str) -> list[str]:
+    """Return a sentence if jobs were ended at their time limits: how many, and how much of their work was not done."""
+    rows = record.events[(record.events["kind"] == Kind.COMPLETED) & (record.events["cause"] == Cause.TIME_LIMIT)]
+    if not len(rows):
+        return []
+    jobs, of = record.jobs, rows["job"]
+    undone = 1 - np.clip(rows["value"] / jobs.true_steps[of], 0, 1)
+    hours = float(np.nansum(undone * jobs.duration_s[of] * jobs.gpus[of]) / 3600)
+    return [
+        f"{name}: {len(rows):,} of {len(jobs):,} jobs were ended at their time limits, with {hours:,.6g} GPU-hours of "
+        "their declared work not done; their JCTs end there."
+    ]
 
 
 def given_up(record: RunRecord, *, name: str) -> list[str]:

@@ -239,8 +239,12 @@ class _Pass:
         """Plan every job in order, and start those whose plan begins now."""
         plans: list[StartPlan] = []
         ends = self._in_time()
+        earliest: dict[tuple[object, ...], tuple[float, float]] = {}
         for job in order:
-            planned = self._plan(job, plans, ends)
+            alike = self._alike(job)
+            limit_s, from_s = earliest.get(alike, (math.inf, -math.inf))
+            planned = self._plan(job, plans, ends, from_s=from_s if self._limit_s[job] >= limit_s else -math.inf)
+            earliest[alike] = self._limit_s[job], math.inf if planned is None else planned[0]
             if planned is None:
                 continue
             at_s, seat = planned
@@ -260,8 +264,18 @@ class _Pass:
             ((max(end_s, self._now_s + 1.0), job, seat) for end_s, job, seat in self._ends), key=lambda end: end[:2]
         )
 
-    def _plan(self, job: int, plans: list[StartPlan], ends: list[tuple[float, int, Seat]]) -> tuple[float, Seat] | None:
-        """Return when a job fits first, and where; None: not within the window."""
+    def _alike(self, job: int) -> tuple[object, ...]:
+        """Return what makes two jobs fit at the same moments, if they have the same limit.
+
+        Within a pass room only shrinks, and more so for a longer limit: a job fits no sooner than one before it that is
+        alike and not longer.
+        """
+        return *self._room.alike(job), *(bool(one.may[job]) for one in self._holds)
+
+    def _plan(
+        self, job: int, plans: list[StartPlan], ends: list[tuple[float, int, Seat]], *, from_s: float
+    ) -> tuple[float, Seat] | None:
+        """Return when a job fits first, at `from_s` or later, and where; None: not within the window."""
         limit_s, free, at = self._limit_s[job], self._free.copy(), 0
         moments = {self._now_s, *(end[0] for end in ends), *(plan.to_s for plan in plans)}
         moments |= {one.end_s for one in self._holds if one.end_s > self._now_s}
@@ -271,6 +285,8 @@ class _Pass:
             while at < len(ends) and ends[at][0] <= at_s:
                 self._room.take(free, ends[at][1], ends[at][2], sign=1)
                 at += 1
+            if at_s < from_s:
+                continue
             barred = self._closed(job, at_s)
             for plan in plans:
                 if plan.from_s < at_s + limit_s and plan.to_s > at_s:

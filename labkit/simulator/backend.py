@@ -21,6 +21,7 @@ from labkit.simulator import kernels
 from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation
 from labkit.simulator.due import DueDisturbances
 from labkit.simulator.kernels import carry_out, run_until
+from labkit.simulator.limits import TimeLimits
 from labkit.simulator.troubles import Troubles
 from labkit.simulator.truth import Changes, SimulatedTruth
 
@@ -54,6 +55,8 @@ class Simulator:
         a `TroubleModel` too.
     measure_every_s : float, optional
         Measure what tasks use and how fast they are each so many seconds (MEASURED events); None: never.
+    limits : TimeLimits, optional
+        How long after its start each job is ended; None: none is.
     rng : Generator
         Source of all randomness; needed with `variation`, `faults` or `losses`.
     """
@@ -72,6 +75,7 @@ class Simulator:
         troubles: Troubles | None = None,
         checkpoint_s: float | None = None,
         measure_every_s: float | None = None,
+        limits: TimeLimits | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
         self.jobs, self.cluster, self.speed = jobs, cluster, speed
@@ -85,7 +89,7 @@ class Simulator:
             self._truth.changes = Changes(speed, self._truth.book, self._truth.records, jobs=jobs, cluster=cluster)
         self._due = DueDisturbances(
             self._truth, variation=variation, faults=faults, losses=losses, troubles=troubles,
-            checkpoint_s=checkpoint_s, measure_every_s=measure_every_s,
+            checkpoint_s=checkpoint_s, measure_every_s=measure_every_s, limits=limits,
             rng=np.random.default_rng(0) if rng is None else rng,
         )  # fmt: skip
         self._group_machine = cluster.group_machine.astype(np.int32)

@@ -10,9 +10,10 @@ from labkit.core.devices import widened
 from labkit.core.errors import InputError, StalledError
 from labkit.core.events import NO_EVENTS, Cause, Events, Kind, events, joined
 from labkit.core.protocols import PhaseModel, TroubleModel
-from labkit.core.resources import Bools, Floats
+from labkit.core.resources import Bools, Floats, Ints
 from labkit.simulator import kernels
 from labkit.simulator.disturbances import Faults, Losses, Variation
+from labkit.simulator.limits import TimeLimits
 from labkit.simulator.measuring import DetailedMeasuring, GrowingMemory, Measuring, check_every, grows
 from labkit.simulator.phases import Phases
 from labkit.simulator.troubles import ActiveTroubles, Troubles
@@ -28,7 +29,7 @@ class DueDisturbances:
     ----------
     truth : SimulatedTruth
         Jobs, tasks and machines. Its `troubles` and `memory` are set here.
-    variation, faults, losses, troubles, checkpoint_s, measure_every_s
+    variation, faults, losses, troubles, checkpoint_s, measure_every_s, limits
         As in `labkit.simulator.Simulator`.
     rng : Generator
         Source of all randomness.
@@ -57,6 +58,7 @@ class DueDisturbances:
         troubles: Troubles | None,
         checkpoint_s: float | None,
         measure_every_s: float | None,
+        limits: TimeLimits | None,
         rng: np.random.Generator,
     ) -> None:
         n_jobs = len(truth.jobs)
@@ -66,7 +68,7 @@ class DueDisturbances:
         self._truth, self._variation, self._losses = truth, variation, losses
         # a stream for each, so that all schedulers meet the same failures and the same speeds
         self._variation_rng, faults_rng, self._losses_rng = rng.spawn(3)
-        self._every_s = measure_every_s
+        self._every_s, self._limits = measure_every_s, limits
         self._checkpoint_s = (faults.checkpoint_s if faults else 0.0) if checkpoint_s is None else checkpoint_s
         self._measuring = Measuring(truth.jobs, truth.speed)
         self._detail: DetailedMeasuring | None = None
@@ -75,7 +77,7 @@ class DueDisturbances:
         periods_s = (variation and variation.period_s, losses and losses.report_s, measure_every_s)
         self._due_s = np.array([np.inf if period_s is None else period_s for period_s in periods_s], np.float64)
         self._phases = Phases(truth, truth.speed) if isinstance(truth.speed, PhaseModel) else None
-        parts = (variation, faults, losses, measure_every_s, truth.troubles, truth.memory, self._phases)
+        parts = (variation, faults, losses, measure_every_s, truth.troubles, truth.memory, limits, self._phases)
         self.any = any(part is not None for part in parts)
         if variation:
             truth.records["factor"] = variation.factors(n_jobs, rng=self._variation_rng)
@@ -109,6 +111,8 @@ class DueDisturbances:
             due_s = min(due_s, truth.troubles.next_s)
         if self._phases is not None:
             due_s = min(due_s, self._phases.next_s())
+        if self._limits is not None:
+            due_s = min(due_s, self._limits.next(truth)[0])
         return due_s if self.failures is None else min(due_s, float(self.failures.next_s.min()))
 
     def happen(self) -> tuple[bool, Events]:
@@ -126,6 +130,9 @@ class DueDisturbances:
             batches.append(self._measure())
         while truth.memory is not None and (due := self._next_out_of_memory(truth.memory)) >= 0:
             batches.append(self._run_out(truth.memory, due))
+            news = True
+        if self._limits is not None and (over := self._limits.next(truth))[0] <= truth.now_s:
+            batches.append(self._end(over[1]))
             news = True
         while self.failures and self.failures.next_s.min() <= truth.now_s:
             batches.append(self.failures.happen())
@@ -183,6 +190,15 @@ class DueDisturbances:
             lost["kind"] = Kind.DROPPED
             truth.records["phase"][job] = kernels.DONE
         return joined([failed, lost, truth.retime_unpaired()])
+
+    def _end(self, jobs: Ints) -> Events:
+        """End jobs at their time limits, whatever they have done."""
+        truth = self._truth
+        truth.counts[kernels.N_OTHERS] = 0
+        ended = truth.lose(jobs, 0.0)
+        ended["kind"], ended["cause"] = Kind.COMPLETED, Cause.TIME_LIMIT
+        truth.records["phase"][jobs] = kernels.DONE
+        return joined([ended, truth.retime_beside()])
 
     def _report_losses(self, losses: Losses) -> Events:
         truth = self._truth

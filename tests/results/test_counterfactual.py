@@ -8,7 +8,7 @@ import pytest
 import labkit
 from labkit.core import Jobs
 from labkit.core.errors import InputError
-from labkit.results.counterfactual import RunFacts, jobs_of_moment, number_of, of_job, of_moment
+from labkit.results.counterfactual import ExplainedRun, jobs_of_moment, number_of, of_job, of_moment
 from labkit.topology import no_network
 from labkit.topology.servers import Server
 
@@ -29,7 +29,7 @@ def test_each_second_of_waiting_has_one_cause_and_they_add_up_to_the_wait() -> N
     """Job 2 waits for its moment until 50, for job 0 until 100, and for room until job 1 ends at 150."""
     jobs = jobs_of([0, 0, 0], [4, 4, 8], [100, 150, 10], after=["", "", "0"], begin_s=[np.nan, np.nan, 50])
     record = run(jobs)
-    assert RunFacts(record).waited_s(2) == pytest.approx({"begin": 50, "after": 50, "room": 50})
+    assert ExplainedRun(record).waited_s(2) == pytest.approx({"begin": 50, "after": 50, "room": 50})
     row = of_job([record], "2").iloc[0]
     assert row["waited_s"] == pytest.approx(record.table["queueing_s"].iloc[2]) == 150
     assert re.search("started as 1 made room", row["why"])
@@ -38,14 +38,14 @@ def test_each_second_of_waiting_has_one_cause_and_they_add_up_to_the_wait() -> N
 def test_a_gang_that_needs_one_machine_waits_for_its_shape_where_gpus_are_free_apart() -> None:
     """Two jobs leave one GPU on each machine: a gang of two on one machine waits, one on any machines would not."""
     record = run(jobs_of([0, 0, 1], [3, 3, 2], nodes=[1, 1, 1]))
-    assert RunFacts(record).why(2, 1.0) == ("shape", "needs 2 GPUs on one machine with room")
-    assert RunFacts(record).waited_s(2) == pytest.approx({"shape": 99})
+    assert ExplainedRun(record).why(2, 1.0) == ("shape", "needs 2 GPUs on one machine with room")
+    assert ExplainedRun(record).waited_s(2) == pytest.approx({"shape": 99})
 
 
 def test_a_small_job_behind_a_large_one_waits_for_the_order_under_fifo_and_not_with_backfill() -> None:
     jobs = jobs_of([0, 1, 2], [4, 8, 4], [100, 100, 10])
     strict, backfill = run(jobs), run(jobs, "fifo(backfill=True)")
-    assert RunFacts(strict).waited_s(2) == pytest.approx({"order": 98, "room": 100})
+    assert ExplainedRun(strict).waited_s(2) == pytest.approx({"order": 98, "room": 100})
     frame = of_job([strict, backfill], "2")
     assert frame["waited_s"].tolist() == [198, 0]
     assert frame["why"].tolist()[1] == "started at once"
@@ -61,7 +61,7 @@ def test_a_small_job_behind_a_large_one_waits_for_the_order_under_fifo_and_not_w
 
 def test_a_task_of_an_array_waits_for_its_turn() -> None:
     jobs = jobs_of([0, 0, 0], [1, 1, 1], array=["a", "a", "a"], at_most=[2, 2, 2])
-    assert RunFacts(run(jobs)).why(2, 0.0).cause == "array"
+    assert ExplainedRun(run(jobs)).why(2, 0.0).cause == "array"
 
 
 def test_the_recorded_run_is_explained_by_the_rules_that_jobs_have_in_the_others() -> None:

@@ -357,3 +357,38 @@ def test_the_reservation_of_a_job_is_read_from_text_json_a_table_and_labkits_own
     path = put(tmp_path, "mine.csv", "submitted,runtime,gpus,reservation\n0,60,1,night\n60,60,1,\n")
     keep(proposed(*table(path)), path)
     assert read(path).reservation.tolist() == ["night", ""]
+
+
+def test_jobs_that_were_preempted_are_counted_as_a_rule_that_is_not_kept(tmp_path):
+    """One was requeued and ran again, one was cancelled; `slurm` and all others preempt by no QOS."""
+    rows = [
+        "7|a|ann|2024-03-01T08:00:00|2024-03-01T08:00:00|2024-03-01T09:00:00|01:00:00|PREEMPTED|gres/gpu=1||1|0",
+        "7|a|ann|2024-03-01T09:00:00|2024-03-01T09:30:00|2024-03-01T10:30:00|01:00:00|COMPLETED|gres/gpu=1||1|0",
+        "8|b|ann|2024-03-01T09:00:00|2024-03-01T09:30:00|2024-03-01T10:30:00|01:00:00|PREEMPTED|gres/gpu=1||1|0",
+        "9|c|ann|2024-03-01T09:00:00|2024-03-01T09:30:00|2024-03-01T10:30:00|01:00:00|COMPLETED|gres/gpu=1||1|0",
+    ]
+    jobs = read(put(tmp_path, "export.txt", "\n".join([SACCT_HEADER, *rows]) + "\n"))
+    said = "a rule that is not kept: preemption by QOS or partition (state PREEMPTED): 2 of 3 jobs."
+    assert said in jobs.notes
+
+
+def test_pods_in_yaml_are_those_in_json(tmp_path):
+    """As `kubectl -o yaml` prints them, and as several documents; moments may stand without quotes."""
+    yaml = pytest.importorskip("yaml")
+    listed = {"apiVersion": "v1", "items": PODS, "kind": "List"}
+    known = read(put(tmp_path, "pods.json", listed))
+    whole = yaml.safe_dump(listed, sort_keys=False)
+    for name, text in (
+        ("list.yaml", whole),
+        ("plain.yaml", whole.replace("'2024-03-01T08:10:00Z'", "2024-03-01T08:10:00Z")),
+        ("several.yaml", "# by kubectl\n---\n" + "---\n".join(yaml.safe_dump(one, sort_keys=False) for one in PODS)),
+    ):
+        (tmp_path / name).write_text(text)
+        assert sniff(tmp_path / name) == "kubernetes"
+        jobs = read(tmp_path / name)
+        assert jobs.id.tolist() == known.id.tolist()
+        assert jobs.duration_s.tolist() == known.duration_s.tolist()
+        assert jobs.arrival_s.tolist() == known.arrival_s.tolist()
+    (tmp_path / "broken.yaml").write_text("apiVersion: v1\nitems: [1\n")
+    with pytest.raises(TraceError, match=r"broken.yaml is no YAML"):
+        read(tmp_path / "broken.yaml")

@@ -70,10 +70,7 @@ def alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> Read:
         ]
     )
     known = rows[kept]
-    ledger.remark(
-        (known[["n_all_worker", "n_all_ps"]] > MAX_TASKS).any(axis=1), f"cut to {MAX_TASKS:,} tasks of a role"
-    )
-    ledger.remark(known["n_types"] > 1, "tasks on several GPU types, of which none is kept as measured_on")
+    _remark(known, ledger)
     if known.empty:
         raise TraceError(f"{jobs_path}: none of {len(jobs)} jobs has finished tasks in {tasks_path.name}.")
     submitted_s = known["submitted_s"].to_numpy(np.float64)
@@ -95,6 +92,14 @@ def alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> Read:
     _apart(ledger, kept, found)
     segments = Segments.of(tasks_["gpus"] * tasks_["n"], tasks_["start_s"], tasks_["end_s"])
     return Read(ledger.close(found), ledger, segments, float(submitted_s.min()))
+
+
+def _remark(known: pd.DataFrame, ledger: TraceLedger) -> None:
+    """Note what was guessed of jobs of 2020."""
+    ledger.remark(
+        (known[["n_all_worker", "n_all_ps"]] > MAX_TASKS).any(axis=1), f"cut to {MAX_TASKS:,} tasks of a role"
+    )
+    ledger.remark(known["n_types"] > 1, "tasks on several GPU types, of which none is kept as measured_on")
 
 
 def _apart(ledger: TraceLedger, kept: Bools, jobs: Jobs) -> None:
@@ -227,13 +232,9 @@ def alibaba_2023(path: str | Path) -> Read:
     held = gpus * np.where(gpus == 1, share / 1000, 1.0)
     ledger = TraceLedger(len(table), noun="pods", gpu_hours=held * duration_s / 3600)
     jobs = ledger.keep(
-        [
-            (np.isnan(scheduled_s), "never scheduled"),
-            (np.isnan(deleted_s), "not deleted when the file was written"),
-            (duration_s < 0, "that end before they start"),
-            (duration_s == 0, "of 0 seconds"),
-        ]
-    )
+        [(np.isnan(scheduled_s), "never scheduled"), (np.isnan(deleted_s), "not deleted when the file was written"),
+         (duration_s < 0, "that end before they start"), (duration_s == 0, "of 0 seconds")]
+    )  # fmt: skip
     kept = np.flatnonzero(jobs).astype(np.int32)
     if not len(kept):
         raise TraceError(f"{path}: no pod was both scheduled and deleted; expected {POD_LIST}.")

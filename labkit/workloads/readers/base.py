@@ -7,7 +7,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from gzip import BadGzipFile, GzipFile
 from itertools import islice
@@ -338,14 +338,14 @@ def _quoted_records(path: Path, text: str, separator: str, expected: str) -> lis
 def _wrong_widths(text: str, records: list[Record] | None, *, separator: str, n_cells: int) -> list[tuple[int, int]]:
     """Return line and number of cells of the rows that have not `n_cells`, the first ones."""
     if records is None:
-        counted = ((number, line.count(separator) + 1) for number, line in lines_of(text))
+        counted = ((number, line.count(separator) + 1) for number, line in each_line(text))
     else:
         counted = ((number, len(row)) for number, row in records)
     return list(islice(((number, n) for number, n in counted if n != n_cells), 10 * MAX_FAULTS_TOLD))
 
 
 def _headers_again(text: str, header: str) -> bool:
-    return text.count(header) > 1 and any(line == header for _, line in lines_of(text)[1:])
+    return text.count(header) > 1 and any(line == header for _, line in islice(each_line(text), 1, None))
 
 
 def _mended(
@@ -359,24 +359,28 @@ def _mended(
     repair: LineRepair,
 ) -> TraceTable:
     """Return the rows of a text in which some lines are no rows as they stand."""
-    if records is None:
-        records = [(number, line.split(separator)) for number, line in lines_of(text)]
-    rows, lost = [], []
+    each = ((number, line.split(separator)) for number, line in each_line(text)) if records is None else iter(records)
+    rows, lost = list[Record](), list[str]()
     n_headers = n_fixed = 0
-    for number, cells in _joined(records, header, repair)[1:]:
+    kept = [header.index(column) for column in columns]
+    seen: dict[str, str] = {}  # equal cells are one object: a large table has few that differ
+
+    def keep(number: int, cells: list[str]) -> None:
+        rows.append((number, [seen.setdefault(cells[i], cells[i]) for i in kept]))
+
+    for number, cells in islice(_joined(each, header, repair), 1, None):
         if cells == header:
             n_headers += 1
         elif len(cells) == len(header):
-            rows.append((number, cells))
+            keep(number, cells)
         elif (whole := repair.whole(cells, header)) is not None:
-            rows.append((number, whole))
+            keep(number, whole)
             n_fixed += 1
         else:
             lost.append(f"line {number}: {len(cells)} cells; expected {len(header)}, separated by {separator!r}")
     if lost and len(lost) >= len(rows):
         raise TraceError(told(str(path), lost))
-    frame = _parsed(rows, header)[list(columns)]
-    table = TraceTable(path, frame, text=text, header=True, lines=[number for number, _ in rows])
+    table = TraceTable(path, _parsed(rows, columns), text=text, header=True, lines=[number for number, _ in rows])
     table.lost = {reason: n for reason, n in (("headers once more", n_headers), (_cut(lost), len(lost))) if n}
     if n_fixed:
         table.doubts.append(
@@ -385,24 +389,26 @@ def _mended(
     return table
 
 
-def _parsed(rows: list[Record], header: list[str]) -> pd.DataFrame:
+def _parsed(rows: list[Record], columns: Sequence[str]) -> pd.DataFrame:
     import pandas as pd
 
-    frame = pd.DataFrame([cells for _, cells in rows], columns=header, dtype=object)
-    return frame.where(frame != "", None)
+    made = {name: np.array([cells[i] or None for _, cells in rows], dtype=object) for i, name in enumerate(columns)}
+    return pd.DataFrame(made, columns=list(columns), dtype=object)
 
 
-def _joined(records: list[Record], header: list[str], repair: LineRepair) -> list[Record]:
-    """Return records in which what a newline in a cell had cut is one again."""
-    joined: list[Record] = []
+def _joined(records: Iterator[Record], header: list[str], repair: LineRepair) -> Iterator[Record]:
+    """Yield records in which what a newline in a cell had cut is one again."""
+    before: Record | None = None
     for number, cells in records:
-        short = joined and (len(joined[-1][1]) < len(header) or len(cells) < len(header))
-        if short and cells != header and not repair.begins(cells, header):
-            before = joined[-1]
-            joined[-1] = (before[0], [*before[1][:-1], f"{before[1][-1]} {cells[0]}", *cells[1:]])
-        else:
-            joined.append((number, cells))
-    return joined
+        short = before is not None and (len(before[1]) < len(header) or len(cells) < len(header))
+        if before is not None and short and cells != header and not repair.begins(cells, header):
+            before = (before[0], [*before[1][:-1], f"{before[1][-1]} {cells[0]}", *cells[1:]])
+            continue
+        if before is not None:
+            yield before
+        before = (number, cells)
+    if before is not None:
+        yield before
 
 
 def _cut(lost: list[str]) -> str:
@@ -416,7 +422,7 @@ def _frame(path: Path, text: str, options: dict[str, Any], *, expected: str) -> 
     exact: dict[str, Any] = {"float_precision": "round_trip"} if old else {}
     try:
         frame: pd.DataFrame = pd.read_csv(
-            io.StringIO(text.lstrip("\r\n")),
+            io.BytesIO(text.lstrip("\r\n").encode("utf-8", "surrogatepass")),  # a third of what StringIO takes
             index_col=False,
             keep_default_na=False,
             na_values=[""],
@@ -558,7 +564,7 @@ def any_text_of(path: Path, *, expected: str) -> tuple[str, str]:
     if raw[:2] in _UTF_16:
         return raw.decode("utf-16", "replace"), "text in UTF-16."
     try:
-        return text_of(path, expected=expected), ""
+        return _decoded(path, raw, expected=expected), ""
     except TraceError:
         if b"\0" in raw:
             raise
@@ -573,7 +579,10 @@ def text_of(path: Path, *, expected: str) -> str:
     TraceError
         As `bytes_of`, or if it is not text in UTF-8.
     """
-    raw = bytes_of(path, expected=expected)
+    return _decoded(path, bytes_of(path, expected=expected), expected=expected)
+
+
+def _decoded(path: Path, raw: bytes, *, expected: str) -> str:
     if b"\0" in raw:
         raise TraceError(f"{path}: binary data (a zero at byte {raw.index(0)}); expected {expected}, as text.")
     try:
@@ -584,8 +593,21 @@ def text_of(path: Path, *, expected: str) -> str:
 
 def lines_of(text: str) -> list[tuple[int, str]]:
     """Return the lines that are not blank, with their numbers."""
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return [(i, line) for i, line in enumerate(lines, start=1) if line and not line.isspace()]
+    return list(each_line(text))
+
+
+def each_line(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, with their numbers; of a large text there is one at a time."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    number, begins = 0, 0
+    while begins <= len(text):
+        number, ends = number + 1, text.find("\n", begins)
+        ends = len(text) if ends < 0 else ends
+        line = text[begins:ends]
+        if line and not line.isspace():
+            yield number, line
+        begins = ends + 1
 
 
 def json_of(path: Path, text: str, *, expected: str, remedy: str = "") -> Any:
@@ -627,7 +649,9 @@ def entries_of(path: Path, text: str, *, key: str, expected: str, alone: str = "
 
 
 def _objects(path: Path, text: str, *, expected: str) -> list[Any]:
-    """Return the JSON values of a text that holds one or more."""
+    """Return the JSON values of a text that holds one or more, or those of YAML as kubectl prints it."""
+    if is_yaml(text):
+        return _of_yaml(path, text, expected=expected)
     decoder, objects, at = json.JSONDecoder(), [], 0
     try:
         while (at := _SPACE.match(text, at).end()) < len(text):  # type: ignore[union-attr]
@@ -639,6 +663,30 @@ def _objects(path: Path, text: str, *, expected: str) -> list[Any]:
 
 
 _SPACE: Final = re.compile(r"\s*")
+_YAML: Final = re.compile(r"(?:\s*(?:#.*|---))*\s*(?:apiVersion|kind|items|metadata):(?:\s|$)")
+
+
+def is_yaml(text: str) -> bool:
+    """Return whether a text begins like Kubernetes' objects in YAML.
+
+    >>> is_yaml("--- # pods of a day"), is_yaml("kind: List"), is_yaml('{"apiVersion": "v1"}')
+    (False, True, False)
+    """
+    return _YAML.match(text) is not None
+
+
+def _of_yaml(path: Path, text: str, *, expected: str) -> list[Any]:
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        raise TraceError(f"{path} is YAML, and PyYAML is not installed; take kubectl's -o json instead.") from None
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        parts = [part for part in yaml.load_all(text, Loader=loader) if part is not None]
+        return list(json.loads(json.dumps(parts, default=lambda moment: moment.isoformat())))
+    except (yaml.YAMLError, RecursionError, AttributeError, TypeError) as error:
+        why = shortened(" ".join(str(error).split()))
+        raise TraceError(f"{path} is no YAML ({why}); expected {expected}.") from None
 
 
 def _no_json(path: Path, error: ValueError | RecursionError, *, expected: str, remedy: str = "") -> TraceError:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from labkit.core.errors import TraceError
 from labkit.workloads.readers import alibaba, gavel, google2011, helios, own, philly
-from labkit.workloads.readers.base import bytes_of, header_of, lines_of
+from labkit.workloads.readers.base import bytes_of, header_of, is_yaml, lines_of
 from labkit.workloads.readers.kubernetes import is_pods
 from labkit.workloads.readers.mapping import sidecar, sureness
 from labkit.workloads.readers.sacct_files import header_below, lacks_header, separator_of
@@ -81,7 +81,9 @@ def _of_folder(path: Path) -> Guess:
 
 
 def _objects(head: str, first: str) -> Guess | None:
-    """Return what a JSON file may be."""
+    """Return what a JSON file, or Kubernetes' YAML, may be."""
+    if is_yaml(head):
+        return Guess("kubernetes", 1.0, "YAML with apiVersion, kind or items")
     if not first.lstrip().startswith(("{", "[")):
         return None
     if is_pods(head) or ('"apiVersion"' in head and '"kind"' in head):

@@ -20,7 +20,7 @@ from labkit.workloads.readers.base import entries_of, from_zero, started, text_o
 from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
 from labkit.workloads.readers.times import LATEST_S
 
-EXPECTED: Final = "what `kubectl get pods --all-namespaces -o json` prints"
+EXPECTED: Final = "what `kubectl get pods --all-namespaces -o json` (or -o yaml) prints"
 SERVICES: Final = frozenset({"ReplicaSet", "StatefulSet", "DaemonSet", "ReplicationController", "Node"})
 """Kinds of owners whose pods run until they are deleted."""
 

@@ -92,6 +92,12 @@ def with_rules(rows: pd.DataFrame, whole: pd.DataFrame, ledger: TraceLedger, *, 
     ledger.remark(follows, "jobs that must end before (SubmitLine)")
     ledger.remark((at_most > 0) & ~guessed, "an array of which so many run at once (%N)")
     ledger.remark(guessed, "an array whose tasks waited for each other, so that no more run at once than were seen to")
+    preempted = whole["id"][whole["state"] == "PREEMPTED"]
+    if len(preempted):
+        plain = rows["id"].str.replace(r"^.*/|#\d+$", "", regex=True)
+        ledger.remark(
+            plain.isin(preempted), "a rule that is not kept: preemption by QOS or partition (state PREEMPTED)"
+        )
     _not_modelled(rows, odd, ledger)
     return rows
 

@@ -60,7 +60,7 @@ def swf(path: str | Path) -> Read:
     lost = table.give_up_rows(ledger)
     known = {name: np.where(values < 0, np.nan, values) for name, values in column.items()}
     gpus = np.where(np.isnan(known["processors"]), known["asked_processors"], known["processors"])
-    lasted_s = known["run"]
+    lasted_s, start_s = known["run"], known["submit"] + known["wait"]
     parts = np.isin(column["status"], PARTIAL)
     ledger.open(np.where(parts, 0.0, gpus * lasted_s / 3600))
     kept = ~lost
@@ -75,12 +75,10 @@ def swf(path: str | Path) -> Read:
         ledger.leave_out(kept & bad, reason)
         kept &= ~bad
     ledger.refuse_none(path, f"expected {EXPECTED}")
-    ledger.remark(int(kept.sum()), "processors, each of which counts as a GPU")
-    ledger.remark(
-        kept & np.isnan(known["processors"]), "no processors allocated, so that they have those they asked for"
-    )
+    ledger.remark(kept, "processors, each of which counts as a GPU")
+    asked = kept & np.isnan(known["processors"])
+    ledger.remark(asked, "no processors allocated, so that they have those they asked for")
     workers, demand = per_gpu(gpus[kept])
-    start_s = known["submit"] + known["wait"]
     jobs = Jobs.of(
         name=table.path.name,
         id=_unique([str(int(job)) for job in np.nan_to_num(column["job"][kept], nan=-1)]),
