@@ -5,7 +5,7 @@ Each is refused in one line, or a line tells what differs, or two workers have t
 
 from __future__ import annotations
 
-import random
+import random  # noqa: TID251 - what a user's script may draw from
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +15,6 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from labkit.core.errors import LabkitError
@@ -42,7 +41,7 @@ def net(*middle: nn.Module) -> nn.Module:
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Any:
-    return F.cross_entropy(model(batch[0]), batch[1])
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def hooked(model: nn.Module) -> nn.Module:
@@ -155,16 +154,16 @@ class Complex(nn.Module):
 
 
 def weighted(model: nn.Module, batch: Any) -> Any:
-    return F.cross_entropy(model(batch[0]), batch[1], weight=torch.tensor([9.0, 1.0]))
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], weight=torch.tensor([9.0, 1.0]))
 
 
 def total(model: nn.Module, batch: Any) -> Any:
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
 
 
 def contrastive(model: nn.Module, batch: Any) -> Any:
-    out = F.normalize(model(batch[0]))
-    return F.cross_entropy(out @ out.T / 0.1, torch.arange(len(out)))
+    out = nn.functional.normalize(model(batch[0]))
+    return nn.functional.cross_entropy(out @ out.T / 0.1, torch.arange(len(out)))
 
 
 def correlation(model: nn.Module, batch: Any) -> Any:
@@ -174,7 +173,7 @@ def correlation(model: nn.Module, batch: Any) -> Any:
 
 def padded(model: nn.Module, batch: Any) -> Any:
     labels = torch.where(batch[0][:, 0] > 0.5, -100, batch[1])
-    return F.cross_entropy(model(batch[0]), labels, ignore_index=-100)
+    return nn.functional.cross_entropy(model(batch[0]), labels, ignore_index=-100)
 
 
 def dice(model: nn.Module, batch: Any) -> Any:
@@ -194,7 +193,7 @@ def counted(model: nn.Module, batch: Any) -> Any:
 
 def drawn_by_numpy(model: nn.Module, batch: Any) -> Any:
     noise = torch.from_numpy(np.random.normal(size=batch[0].shape)).float()  # noqa: NPY002
-    return F.cross_entropy(model(batch[0] + noise), batch[1])
+    return nn.functional.cross_entropy(model(batch[0] + noise), batch[1])
 
 
 def drawn_by_python(model: nn.Module, batch: Any) -> Any:
@@ -206,7 +205,7 @@ def detached(model: nn.Module, batch: Any) -> Any:
 
 
 def rows(model: nn.Module, batch: Any) -> Any:
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def endless(model: nn.Module, batch: Any) -> Any:
