@@ -234,8 +234,8 @@ class _Checks:
             return self._outcome(program)
         if self._noisy and not self._repeats(program):
             return (
-                "the same samples have another loss the second time, with the same random numbers: what the loss counts "
-                "or reads from the clock would be of its own in each worker. loss(model, batch, step) has the step."
+                "the same samples have another loss the second time, with the same random numbers: what it counts, or "
+                "reads from the clock, would be of its own in each worker. loss(model, batch, step) has the step."
             )
         return ""
 
