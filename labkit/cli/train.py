@@ -246,6 +246,11 @@ def train(
     job = training.start(**{**arguments, "steps": steps}, **({} if validate is None else {"validate": validate}))
     with job, _log(log_csv, tensorboard) as log, _Bar(steps, quiet=as_json, log=log, folder=job.folder) as bar:
         result = follow(job, requests, strategy=strategy, on_event=bar)
+    _end(name, training, result, out=out, as_json=as_json)
+
+
+def _end(name: str, training: OwnTraining, result: Result, *, out: Path | None, as_json: bool) -> None:
+    """Save the state, say what came of the training, and let a script go on after its loop."""
     if out is not None:
         _save(result, out)
     print(json.dumps(_summary(name, result)) if as_json else _sentence(name, result), flush=True)

@@ -7,7 +7,7 @@
 ... )
 
 The package can be called: `with labkit.elastic(model, optimizer, loader, steps=100) as job` makes a script with a loop
-of its own a job; see `Loop`.
+of its own a job; see `ScriptLoop`.
 """
 
 import sys
@@ -18,22 +18,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from labkit.elastic.errors import JobError, NoAnswerError, NotDoneError, OverError
     from labkit.elastic.job import Job
-    from labkit.elastic.job_start import attach, start, train
-    from labkit.elastic.own_training import read_training
+    from labkit.elastic.job_start import attach, start
+    from labkit.elastic.own_training import read_training, train
     from labkit.elastic.result import Result
-    from labkit.elastic.script_loop import Loop
+    from labkit.elastic.script_loop import ScriptLoop
     from labkit.elastic.server.optimizers import OwnUpdate
     from labkit.elastic.training_logs import TrainingLog, training_log
     from labkit.elastic.validation import Validation
 
 __all__ = [
-    "Job", "JobError", "Loop", "NoAnswerError", "NotDoneError", "OverError", "OwnUpdate", "Result", "TrainingLog",
-    "Validation", "attach", "read_training", "start", "train", "training_log",
+    "Job",
+    "JobError",
+    "NoAnswerError",
+    "NotDoneError",
+    "OverError",
+    "OwnUpdate",
+    "Result",
+    "ScriptLoop",
+    "TrainingLog",
+    "Validation",
+    "attach",
+    "read_training",
+    "start",
+    "train",
+    "training_log",
 ]  # fmt: skip
 _MODULES = {
-    "Job": "job", "OwnUpdate": "server.optimizers", "Result": "result", "start": "job_start", "train": "job_start",
+    "Job": "job", "OwnUpdate": "server.optimizers", "Result": "result", "start": "job_start", "train": "own_training",
     "TrainingLog": "training_logs", "training_log": "training_logs", "Validation": "validation",
-    "attach": "job_start", "Loop": "script_loop", "read_training": "own_training",
+    "attach": "job_start", "ScriptLoop": "script_loop", "read_training": "own_training",
 }  # fmt: skip
 """Modules of public names; all others are in `errors`."""
 
@@ -47,11 +60,11 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(ModuleType):
-    def __call__(self, model: Any, optimizer: Any, loader: Any, **options: Any) -> "Loop":
-        """Return the training of a script with a loop of its own: see `Loop`."""
-        from labkit.elastic.script_loop import Loop
+    def __call__(self, model: Any, optimizer: Any, loader: Any, **options: Any) -> "ScriptLoop":
+        """Return the training of a script with a loop of its own: see `ScriptLoop`."""
+        from labkit.elastic.script_loop import ScriptLoop
 
-        return Loop(model, optimizer, loader, **options)
+        return ScriptLoop(model, optimizer, loader, **options)
 
 
 sys.modules[__name__].__class__ = _Package

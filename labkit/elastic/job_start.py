@@ -54,7 +54,6 @@ from labkit.elastic.protocol.program import (
     option_values,
 )
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, NetworkConfig, NetworkMode, Site, checked_sites
-from labkit.elastic.result import Result
 from labkit.elastic.schedules import Schedule
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.optimizers import OwnUpdate
@@ -384,38 +383,6 @@ def _check_free(reach: NetworkConfig, sites: Sequence[Site], seats: JobPlacement
             at[site.address] = at.get(site.address, 0) + seats.get(site.name, (0, 0))[1]
     for address, n in at.items():
         replace(reach, hosts=(address,)).check_free(servers=n, controller=address == sites[0].address)
-
-
-def train(model: nn.Module | str | Path, data: Any = None, loss: Any = None, **options: Any) -> Result:
-    """Train a model on parameter servers and workers in processes of their own; return when it is done.
-
-    See `start` for the parameters; or a file of one's own, as for `labkit train`: `train("mine.py", workers=3)`. What
-    members print comes on stderr, with their names. An interrupt ends the job: its state is saved, and a line on stderr
-    has the folder and how to go on. A second interrupt ends it at once.
-
-    Raises
-    ------
-    InputError
-        If a parameter is invalid.
-    JobError
-        If the job fails.
-    """
-    if isinstance(model, str | Path):
-        return _train_file(Path(model), options)
-    with start(model, data, loss, **options) as job:
-        job.show_printed()
-        return job.wait()
-
-
-def _train_file(path: Path, options: Mapping[str, Any]) -> Result:
-    from labkit.elastic.own_training import read_training
-
-    own = read_training(path, seed=options.get("seed", 0))
-    with own.start(**options) as job:
-        job.show_printed()
-        result = job.wait()
-        own.finish(result)
-    return result
 
 
 LARGE_BYTES: Final = 300 << 20

@@ -18,7 +18,11 @@ from labkit.core.errors import InputError
 from labkit.elastic.script_loop import LoopLoss, Script, line_of
 
 if TYPE_CHECKING:
-    from labkit.elastic import Job, Result, Validation
+    from torch import nn
+
+    from labkit.elastic.job import Job
+    from labkit.elastic.result import Result
+    from labkit.elastic.validation import Validation
 
 NEEDED: Final = ("model", "data", "loss")
 OF_CATALOGUE: Final = ("width", "samples")
@@ -114,6 +118,31 @@ class OwnTraining:
             self.loss.finish(result.state_dict())
 
 
+def train(model: nn.Module | str | Path, data: Any = None, loss: Any = None, **options: Any) -> Result:
+    """Train a model on parameter servers and workers in processes of their own; return when it is done.
+
+    See `labkit.elastic.start` for the parameters; or a file of one's own, as for `labkit train`:
+    `train("mine.py", workers=3)`. What members print comes on stderr, with their names. An interrupt ends the job: its
+    state is saved, and a line on stderr has the folder and how to go on. A second interrupt ends it at once.
+
+    Raises
+    ------
+    InputError
+        If a parameter is invalid.
+    JobError
+        If the job fails.
+    """
+    if isinstance(model, str | Path):
+        training = read_training(Path(model), seed=options.get("seed", 0))
+    else:
+        training = OwnTraining(model, data, loss)
+    with training.start(**options) as job:
+        job.show_printed()
+        result = job.wait()
+        training.finish(result)
+    return result
+
+
 def is_file(model: str) -> bool:
     """Return whether this names a file, not a model of the catalogue.
 
@@ -164,7 +193,7 @@ def validation_of(
     InputError
         If options of a validation were typed, and there are no samples.
     """
-    from labkit.elastic import Validation
+    from labkit.elastic.validation import Validation
 
     if training.validation_data is None:
         for name in OF_VALIDATION:

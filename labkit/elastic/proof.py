@@ -7,6 +7,7 @@ and whatever it does to them is gone with it. If it crashes or hangs, nothing is
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import math
 import os
@@ -16,7 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,6 +53,8 @@ TOLERANCES: Final = {FLOAT32: 1e-3, "bf16": 5e-2}
 """Relative difference of gradients that rounding explains, by precision."""
 NOISE: Final = 4.0
 """Times the difference between two random seeds that a gradient which depends on random numbers may differ."""
+MOST_NAMED: Final = 3
+"""Attributes that a line names."""
 PROOF: Final = "proof/"
 """Beginning of the mark of processes that a program starts in a copy."""
 NO_FORK: Final = "fork-based multiprocessing"
@@ -106,6 +109,16 @@ def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
     return f"differs: {report.fault}" if report.fault else report.summary
 
 
+@dataclass(frozen=True)
+class _Fixed:
+    """Samples of which each batch is the same."""
+
+    batch: Any
+
+    def fetch(self, _: Any) -> Any:
+        return self.batch
+
+
 class _Checks:
     """The checks of one program, in the process that may be spoilt.
 
@@ -122,6 +135,7 @@ class _Checks:
         self._n_shards = spec.n_shards if spec.sync else 1
         self._noisy = self._batch_norms = False
         self._untouched: list[str] = []
+        self._changing: list[str] = []
         self._order: Samples | None = None
 
     def run(self) -> Proof:
@@ -146,6 +160,7 @@ class _Checks:
             *(["pickling changes no bit of a gradient"] if self._given is not None else []),
             self._about_shards(own),
             self._about_untouched(),
+            self._about_changing(),
         ]
         return Proof(f"proved in evaluation mode: {', '.join(filter(None, parts))}", fault)
 
@@ -156,6 +171,15 @@ class _Checks:
         more = f" and {len(self._untouched) - 1} more" if len(self._untouched) > 1 else ""
         return (
             f"'{self._untouched[0]}'{more} without a gradient: its optimizer has zeros here, where torch would skip it"
+        )
+
+    def _about_changing(self) -> str:
+        """Return what differs from one process for attributes that the forward pass changes, such as counters."""
+        names = ", ".join(self._changing[:MOST_NAMED])
+        return (
+            f"{names} changes in the forward pass, and is of its own in each worker: step= says the step"
+            if names
+            else ""
         )
 
     def _about_shards(self, program: Program) -> str:
@@ -175,10 +199,12 @@ class _Checks:
         loss = SampleLoss(
             program, device="cpu", seed=self._spec.seed, precision=self._spec.precision, moving=self._spec.moving
         )
+        before = _numbers(program.model)
         try:
             loss(self._samples(0), (0, 0))
         except ChangedError as error:
             return str(error)
+        self._changing = [name for name, value in _numbers(program.model).items() if before.get(name, value) != value]
         return ""
 
     # --- pickling
@@ -206,7 +232,21 @@ class _Checks:
         tolerance = TOLERANCES[self._spec.precision]
         if self._differs(program, 2, tolerance) or self._losses_differ(program, tolerance):
             return self._outcome(program)
+        if self._noisy and not self._repeats(program):
+            return (
+                "the same samples have another loss the second time, with the same random numbers: what it counts, or "
+                "reads from the clock, would be of its own in each worker. loss(model, batch, step) has the step."
+            )
         return ""
+
+    def _repeats(self, program: Program) -> bool:
+        """Return whether a loss is a function of model, samples and random numbers."""
+        batch = program.batch(self._samples(0))
+        losses = []
+        for _ in range(2):
+            fixed = replace(program, data=_Fixed(copy.deepcopy(batch)))
+            losses.append(float(self._loss(fixed, [], 0).loss.detach()))
+        return losses[0] == losses[1]
 
     def _combined(self, program: Program, n: int) -> tuple[Gradient, Gradient]:
         """Return the gradients of the first n shards combined as servers do, and that of their union."""
@@ -294,6 +334,16 @@ class _Checks:
     def _whole(self, program: Program, samples: Sequence[int], place: int) -> tuple[Gradient, float | None]:
         rows, weight = self._gradients(program, samples, place)
         return np.concatenate([row.ravel() for row in rows]).astype(np.float64), weight
+
+
+def _numbers(model: Any) -> dict[str, float]:
+    """Return the attributes of modules that are plain numbers, by name."""
+    return {
+        f"{name}.{key}" if name else key: value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, int | float) and key != "training" and value == value
+    }
 
 
 def divisor(weights: Sequence[float | None]) -> float:

@@ -55,9 +55,13 @@ class Left:
 
 
 class Turns:
-    """Two threads of which one runs at a time: that of a script, and the one that asks it for losses."""
+    """Two threads of which one runs at a time: that of a script, and the one that asks it for losses.
+
+    `module` is that of the script, `__main__` while it is alone in its process.
+    """
 
     def __init__(self) -> None:
+        self.module = ModuleType("__main__")
         self._asked: SimpleQueue[Any] = SimpleQueue()
         self._answered: SimpleQueue[Any] = SimpleQueue()
 
@@ -87,7 +91,7 @@ _THREAD = threading.local()
 """Has `turns` in the thread of a script that is run for a job."""
 
 
-class Loop:
+class ScriptLoop:
     """The training of a script with a loop of its own; see `labkit.elastic`.
 
     Parameters
@@ -147,7 +151,7 @@ class Loop:
         n = len(getattr(self.data, "sampler", self.data))
         return max(1, whole("epochs", epochs, least=1) * n // int(batch))
 
-    def __enter__(self) -> Loop:
+    def __enter__(self) -> ScriptLoop:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -311,12 +315,12 @@ class LoopLoss:
     ----------
     script : Script
         The script.
-    loop : Loop
+    loop : ScriptLoop
         What it has come to.
     """
 
     script: Script
-    loop: Loop
+    loop: ScriptLoop
     _turns: Turns
     _pid: int = field(default_factory=os.getpid)
 
@@ -352,7 +356,7 @@ class LoopLoss:
 
     @property
     def training(self) -> dict[str, Any]:
-        """See `Loop.training`."""
+        """See `ScriptLoop.training`."""
         return self.loop.training
 
     def program(self) -> Program:
@@ -377,12 +381,15 @@ class LoopLoss:
         InputError
             If it raises: where.
         """
-        answer: Any = None
+        answer, main = None, sys.modules["__main__"]
+        sys.modules["__main__"] = self._turns.module
         try:
             answer = self._turns.ask(Ended(state))
         except BaseException as error:
             raise InputError(f"after the training, {told(error, self.script.path)}") from error
-        if isinstance(answer, Loop):
+        finally:
+            sys.modules["__main__"] = main
+        if isinstance(answer, ScriptLoop):
             raise InputError(f"{self.script.path}: a second labkit.elastic in one script; expected one.")
 
 
@@ -437,7 +444,7 @@ class Script:
         InputError
             If it raises, or has no loop.
         """
-        turns, out = Turns(), sys.argv
+        turns, argv, main = Turns(), sys.argv, sys.modules["__main__"]
         thread = threading.Thread(target=self._run, args=(turns, starting), name="script", daemon=True)
         sys.argv = [self.path]
         try:
@@ -449,7 +456,7 @@ class Script:
         except BaseException as error:
             raise InputError(told(error, self.path)) from error
         finally:
-            sys.argv = out
+            sys.argv, sys.modules["__main__"] = argv, main
         if isinstance(found, Left):
             raise InputError(f"{self.path} came to its end without a loop over labkit.elastic(...); expected one.")
         return LoopLoss(self if self.beside else self._with_modules(), found, turns)
@@ -458,7 +465,7 @@ class Script:
         from labkit.elastic.worker.forward import seed_all
 
         _THREAD.turns, _THREAD.starting = turns, starting
-        module = ModuleType("__main__")
+        turns.module = module = ModuleType("__main__")
         module.__file__ = self.path
         sys.modules["__main__"] = module
         folder = str(Path(self.path).parent)
@@ -478,8 +485,8 @@ class Script:
         folder, found = Path(self.path).parent, {}
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
-            own = name != "__main__" and file and file.endswith(".py") and Path(file).is_relative_to(folder)
-            if own and not {"site-packages", "dist-packages"} & set(Path(file).parts):
+            place = folder.joinpath(*name.split("."))
+            if file in (f"{place}.py", str(place / "__init__.py")):
                 found[name] = Path(file).read_text(encoding="utf-8")
         return Script(self.path, self.source, self.seed, found)
 
@@ -562,6 +569,8 @@ def _fingerprint(program: Program) -> str:
     try:
         for index in dict.fromkeys((0, n // 2, n - 1)) if n else ():
             _digest(program.batch([index]), digest)
+    except Exception as error:
+        raise InputError(f"the samples of the loop cannot be fetched: {type(error).__name__}: {error}.") from error
     finally:
         set_states(states)
     return digest.hexdigest()

@@ -145,7 +145,7 @@ def compare_modes(
     """
     import pandas as pd
 
-    from labkit.elastic.job_start import train
+    from labkit.elastic.own_training import train
 
     rows = []
     for mode, workers in counted(runs, name="modes", shown=progress):

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 import labkit
-from beside import width
+from beside_the_loop import width
 
 x = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
 
@@ -56,16 +56,16 @@ torch.save(model.state_dict(), "state.pt")
 
 @pytest.fixture(autouse=True)
 def own_main() -> Iterator[None]:
-    """A script is the module `__main__` while it runs; here it does not stay so."""
+    """A script is the module `__main__` while it runs up to its loop, and no longer."""
     before, path = sys.modules["__main__"], list(sys.path)
     yield
-    sys.modules["__main__"] = before
+    assert sys.modules["__main__"] is before
     sys.path[:] = path
-    sys.modules.pop("beside", None)
+    sys.modules.pop("beside_the_loop", None)
 
 
 def write(folder: Path, text: str = SCRIPT, *, wait_s: float = 0.0) -> Path:
-    (folder / "beside.py").write_text("width = 16\n")
+    (folder / "beside_the_loop.py").write_text("width = 16\n")
     (folder / "script.py").write_text(text.replace("WAIT", str(wait_s)))
     return folder / "script.py"
 
@@ -93,7 +93,7 @@ def test_a_script_has_the_bits_that_it_has_alone_with_three_workers_kills_and_sc
     assert result.version == STEPS
     assert same(result.state_dict(), expected)
     assert same(training.model.state_dict(), result.state_dict()), "the script goes on with the trained model"
-    assert set(result.metrics["name"]) >= {"accuracy"}
+    assert "accuracy" in result.metrics
 
 
 def test_the_command_trains_a_script_and_lets_it_go_on_once(tmp_path: Path) -> None:
@@ -120,9 +120,9 @@ def test_a_script_and_the_module_beside_it_travel_as_text(tmp_path: Path) -> Non
     assert type(own.optimizer) is torch.optim.AdamW
     own.save(tmp_path)
     sent = (tmp_path / "training.pickle").read_bytes()
-    for file in (script, tmp_path / "beside.py"):
+    for file in (script, tmp_path / "beside_the_loop.py"):
         file.unlink()
-    sys.modules.pop("beside")
+    sys.modules.pop("beside_the_loop")
     there = OwnTraining.load(tmp_path)
     assert there.loss is not own.loss
     assert same(there.model.state_dict(), own.model.state_dict())

@@ -88,7 +88,7 @@ class Program:
             with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 try:
                     MappedPickler(file).dump(self._sent())
-                except OSError:
+                except (OSError, InputError):
                     raise
                 except Exception as error:
                     raise self._unpicklable(error) from error
@@ -136,7 +136,7 @@ class Program:
 
         with path.open("rb") as file:
             sent = pickle.load(file)  # written by this user into a folder of mode 0700
-        return cls(*sent) if isinstance(sent, tuple) else sent.program()  # type: ignore[no-any-return]
+        return cls(*sent) if isinstance(sent, tuple) else sent.program()
 
     def train(self) -> None:
         """Call `train` of modules that define their own, as a loop of one's own does: frozen parts stay frozen."""
