@@ -53,9 +53,7 @@ def train_policy(
     ] = [],  # noqa: B006
     trace: Annotated[
         list[str],
-        typer.Option(
-            help=f"A generator, or a file, of which episodes are windows; {MANY}.", show_default=_usual(1)
-        ),
+        typer.Option(help=f"A generator, or a file, of which episodes are windows; {MANY}.", show_default=_usual(1)),
     ] = [],  # noqa: B006
     throughputs: Annotated[
         list[str],
@@ -68,7 +66,14 @@ def train_policy(
         str | None,
         typer.Option(help=OPTIONS["interference"].help, show_default="none; of marl: calibrated"),
     ] = None,
-    slot_s: Annotated[float | None, typer.Option("--slot", help="Seconds of a slot.", show_default="1200; of files, for the numbers of dl2, at events as in compare")] = None,
+    slot_s: Annotated[
+        float | None,
+        typer.Option(
+            "--slot",
+            help="Seconds of a slot.",
+            show_default="1200; of files, for the numbers of dl2, at events as in compare",
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(help="Of weights and traces; the same one gives the same weights.", show_default="1"),
@@ -130,19 +135,15 @@ def train_policy(
     if policy not in POLICIES:
         raise unknown("policy", policy, POLICIES)
     out = Path(f"{policy}.safetensors") if out == Path("POLICY.safetensors") else out
-    slot_s = slot_s if slot_s is not None else scenario.slot_s
-    if slot_s is not None and not slot_s > 0:
-        raise InputError(f"--slot is {slot_s}; expected seconds > 0.")
     network = network or lessons is not None
-    if policy != "dl2" or network or published or not _from_files(trace, scenario):
-        slot_s = slot_s or SLOT_S
+    slot_s = _slot_s(
+        slot_s, scenario, at_events=policy == "dl2" and not (network or published) and _from_files(trace, scenario)
+    )
     _refuse_places(out, log=log, figure=figure)
     scenario = replace(scenario, slot_s=slot_s, interference=interference or scenario.interference)
     _refuse_unknown_fields(scenario, f"{policy}{' as published' * published}")
     updates = {"n_lessons": lessons, "n_rounds": rounds}
-    for name, value in updates.items():
-        if value is not None and value < 0:
-            raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
+    _refuse_negative(updates)
     import torch
 
     from labkit.learning.settings import Setting
@@ -163,6 +164,20 @@ def train_policy(
         scenario = replace(scenario, throughputs=None)
     setting = Setting(clusters, traces, throughputs, scenario)
     _train_dl2(course, setting, held_out=held_out, warm_up=warm_up, network=network, **asked)
+
+
+def _refuse_negative(updates: dict[str, int | None]) -> None:
+    for name, value in updates.items():
+        if value is not None and value < 0:
+            raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
+
+
+def _slot_s(asked_s: float | None, scenario: Scenario, *, at_events: bool) -> float | None:
+    """Return the seconds of a slot: as typed, as the scenario says, or by default; None: it is decided at events."""
+    slot_s = asked_s if asked_s is not None else scenario.slot_s
+    if slot_s is not None and not slot_s > 0:
+        raise InputError(f"--slot is {slot_s}; expected seconds > 0.")
+    return slot_s if slot_s is not None or at_events else SLOT_S
 
 
 def _from_files(trace: list[str], scenario: Scenario) -> bool:
@@ -208,7 +223,9 @@ def _train_marl(
     if held_out and trainer.n_done and not published and any(not is_generated(what) for what in traces):
         from labkit.learning.marl.settings import Setting as Placing
 
-        _judge("marl", course.out, Placing(list(map(str, clusters)), traces, interference).held_out, n=held_out, name=name)
+        _judge(
+            "marl", course.out, Placing(list(map(str, clusters)), traces, interference).held_out, n=held_out, name=name
+        )
 
 
 def _train_dl2(

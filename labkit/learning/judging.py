@@ -40,7 +40,10 @@ def judge(policy: str, weights: Path, held_out: Callable[[int], Experiment], *, 
     rows = []
     for seed in seeds:
         experiment = held_out(seed)
-        rows += [_row(experiment, make(policy, weights=str(weights)) if name == policy else name, name, seed) for name in names]
+        rows += [
+            _row(experiment, make(policy, weights=str(weights)) if name == policy else name, name, seed)
+            for name in names
+        ]
     table = cell_table(rows, axes={"trace": [HELD_OUT], "scheduler": names, "seed": seeds})
     table.attrs["pairs"] = f"{HELD_OUT} trace"
     return table

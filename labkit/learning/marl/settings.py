@@ -76,7 +76,12 @@ class Setting:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return clusters and interference by content: workers elsewhere need no file."""
-        return {**self.__dict__, "built": self.built, "files": self.files, "interference_level": self.interference_level}
+        return {
+            **self.__dict__,
+            "built": self.built,
+            "files": self.files,
+            "interference_level": self.interference_level,
+        }
 
     def asked(self) -> dict[str, Any]:
         """Return what makes a training in this setting another one: names, and the content of files."""
@@ -144,7 +149,5 @@ class Setting:
             for what in self.traces:
                 for seed in range(n):
                     jobs = self.files[what] if what in self.files else trace(what, seed=FIRST_SEED + seed)
-                    made = Experiment.of(
-                        jobs, cluster=cluster, interference=self.interference_level
-                    )
+                    made = Experiment.of(jobs, cluster=cluster, interference=self.interference_level)
                     refuse_unfit(made.jobs, made.cluster, made.speed.runs_on())
