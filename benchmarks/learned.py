@@ -4,7 +4,8 @@ python -m benchmarks.learned                                        # all settin
 python -m benchmarks.learned "mine=policy.py:Mine" --kind dl2       # one's own, beside them
 python -m benchmarks.learned --speeds config_speed.txt              # DL2's measured speeds, too
 
-Seeds follow from a word (`--word`; who judges chooses one that nobody knew) and lie below 1,000,000, where training begins.
+Seeds follow from a word (`--word`; who judges chooses one that nobody knew) and lie below 1,000,000, where training
+begins.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class SlotEnv(gym.Env[Observation, np.int64]):
 
     @classmethod
     def at(cls, snapshot: Snapshot, *, n_jobs: int, models: Sequence[str] = ()) -> Self:
-        """Return an environment at the begin of the slot that a snapshot shows, of which only this slot can be played."""
+        """Return an environment at the slot that a snapshot shows; no other slot can be played in it."""
         env = cls(_no_episode, n_jobs=n_jobs, models=models)
         env._kinds = _kinds_of(snapshot.table, snapshot.runs_on)
         env._begin_slot(snapshot)

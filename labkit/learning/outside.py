@@ -30,14 +30,8 @@ from labkit.learning.settings import FIRST_SEED
 from labkit.workloads.expressions import is_generated
 
 NAME: Final = "labkit/Slots-v0"
-SCALES: Final = {
-    "slots run": 10.0,
-    "epochs left": 100.0,
-    "dominant share": 1.0,
-    "workers": 16.0,
-    "parameter servers": 16.0,
-}
-"""What each feature is divided by, before log(1 + x) where it is longer than 1."""
+SCALES: Final = dict(zip(FEATURES, (10.0, 100.0, 1.0, 16.0, 16.0), strict=True))
+"""What each feature is divided by, before log(1 + x)."""
 
 ExperimentOf = Callable[[np.random.Generator], Experiment]
 Logits = Callable[[Observation], Any]
@@ -120,7 +114,8 @@ class ModuleScheduler:
     Attributes
     ----------
     logits : callable
-        From a scaled observation (J, L + 5) to 3 J + 1 numbers, the largest of which is the action: a torch module, say.
+        From a scaled observation (J, L + 5) to 3 J + 1 numbers, the largest of which is the action, such as a torch
+        module.
     n_jobs, models
         As in the environment of its training.
     quantum_s : float
