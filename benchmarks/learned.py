@@ -40,7 +40,7 @@ SETTINGS: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "8 nodes, epochs ±20%": {"trace": GOOGLE, "cluster": "dl2-8n", "epoch_error": 0.2, **SLOTS},
         "16 nodes, at events": {"trace": GOOGLE, "cluster": "dl2-16n"},
         "demo, at events": {"trace": "traces/demo.csv", "cluster": "demo"},
-        "dlrover-small, at events": {"trace": "traces/dlrover-small.csv", "cluster": "dlrover-512"},
+        "dlrover-small, at events (minutes)": {"trace": "traces/dlrover-small.csv", "cluster": "dlrover-512"},
     },
     "marl": {
         "calibrated": {"trace": "marl_jobs(load=5)", "cluster": "marl-4x20", "interference": "calibrated"},
@@ -73,7 +73,10 @@ def seeds_of(word: str, n: int) -> list[int]:
 
 
 def measured(asked: dict[str, Any], names: Sequence[str], seeds: Sequence[int]) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the mean JCT of each scheduler on each seed over the bound of that seed; NaN where a run failed."""
+    """Return the mean JCT of each scheduler on each seed over the bound of that seed; NaN where a run failed.
+
+    Where no bound is known it is the mean JCT in minutes.
+    """
     found: dict[str, list[float]] = {name: [] for name in names}
     for seed in seeds:
         experiment = Experiment.of(Scenario(**asked, seed=seed))
@@ -83,7 +86,8 @@ def measured(asked: dict[str, Any], names: Sequence[str], seeds: Sequence[int]) 
             except LabkitError as error:
                 print(f"{name}, seed {seed}: {error}", file=sys.stderr)
                 jct_s = float("nan")
-            found[name].append(jct_s / experiment.bound_jct_s)
+            bound_s = experiment.bound_jct_s
+            found[name].append(jct_s / (bound_s if np.isfinite(bound_s) else 60.0))
     return {name: np.array(values) for name, values in found.items()}
 
 
