@@ -20,7 +20,7 @@ FORM: Final = "device, speed"
 """The training that stands for the published form; `SERVERS` and `ONE` for its server level, and for one agent."""
 SERVERS: Final = "server, speed"
 ONE: Final = "one agent, speed"
-SIMPLE: Final = ("whole gang", "even per pod", "even")
+SIMPLE: Final = ("whole gang", "even per pod", "even", "interference-aware")
 """Rules that it does not have."""
 BOUND: Final = "bound: each job alone"
 OURS: Final = "marl"

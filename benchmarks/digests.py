@@ -28,7 +28,7 @@ from labkit.testing.scenes import fits_empty, random_cluster, random_jobs, rando
 
 N_SCENARIOS = 200
 N_SNAPSHOTS, N_SCENES = 1000, 40
-LEARNED = ("dl2", "dl2(weights='dl2-fitted')", "marl", "attention", "deepsys")
+LEARNED = ("dl2", "dl2(weights='dl2')", "dl2(weights='dl2-fitted')", "marl", "attention", "deepsys")
 USERS = ("ada", "bob", "cyd")
 
 

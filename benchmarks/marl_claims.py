@@ -111,6 +111,7 @@ RULES: Final = {
     "whole gang": "whole_gang",
     "even per pod": "even_pods",
     "even": "even",
+    "interference-aware": "interference_aware",
 }
 """Rules by name: the paper's baselines first, then the simple ones that it does not have."""
 

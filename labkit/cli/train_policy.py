@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from labkit.system.printing import printable, terminal
 from labkit.workloads.expressions import is_generated
 
 if TYPE_CHECKING:
+    from labkit.experiment.experiment import Experiment
     from labkit.learning.settings import Setting
     from labkit.learning.training import Course, Trains
 
@@ -52,9 +53,7 @@ def train_policy(
     ] = [],  # noqa: B006
     trace: Annotated[
         list[str],
-        typer.Option(
-            help=f"A generator; of dl2 also a file, of which episodes are windows; {MANY}.", show_default=_usual(1)
-        ),
+        typer.Option(help=f"A generator, or a file, of which episodes are windows; {MANY}.", show_default=_usual(1)),
     ] = [],  # noqa: B006
     throughputs: Annotated[
         list[str],
@@ -67,7 +66,14 @@ def train_policy(
         str | None,
         typer.Option(help=OPTIONS["interference"].help, show_default="none; of marl: calibrated"),
     ] = None,
-    slot_s: Annotated[float | None, typer.Option("--slot", help="Seconds of a slot.", show_default="1200; of files, for the numbers of dl2, at events as in compare")] = None,
+    slot_s: Annotated[
+        float | None,
+        typer.Option(
+            "--slot",
+            help="Seconds of a slot.",
+            show_default="1200; of files, for the numbers of dl2, at events as in compare",
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(help="Of weights and traces; the same one gives the same weights.", show_default="1"),
@@ -79,7 +85,7 @@ def train_policy(
     rounds: Annotated[int | None, typer.Option(help="Updates in which it learns by itself.")] = None,
     held_out: Annotated[
         int,
-        typer.Option(help="Of dl2: traces that it has not met, on which it is compared with simple schedulers.", min=0),
+        typer.Option(help="Traces that it has not met, on which it is compared with rules; of marl, of files.", min=0),
     ] = 10,
     network: Annotated[
         bool,
@@ -129,19 +135,15 @@ def train_policy(
     if policy not in POLICIES:
         raise unknown("policy", policy, POLICIES)
     out = Path(f"{policy}.safetensors") if out == Path("POLICY.safetensors") else out
-    slot_s = slot_s if slot_s is not None else scenario.slot_s
-    if slot_s is not None and not slot_s > 0:
-        raise InputError(f"--slot is {slot_s}; expected seconds > 0.")
     network = network or lessons is not None
-    if policy != "dl2" or network or published or not _from_files(trace, scenario):
-        slot_s = slot_s or SLOT_S
+    slot_s = _slot_s(
+        slot_s, scenario, at_events=policy == "dl2" and not (network or published) and _from_files(trace, scenario)
+    )
     _refuse_places(out, log=log, figure=figure)
     scenario = replace(scenario, slot_s=slot_s, interference=interference or scenario.interference)
     _refuse_unknown_fields(scenario, f"{policy}{' as published' * published}")
     updates = {"n_lessons": lessons, "n_rounds": rounds}
-    for name, value in updates.items():
-        if value is not None and value < 0:
-            raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
+    _refuse_negative(updates)
     import torch
 
     from labkit.learning.settings import Setting
@@ -156,12 +158,26 @@ def train_policy(
         if warm_up is not None or throughputs != ["fitted"]:
             raise InputError("marl learns from its own simulations; leave --warm-up and --throughputs out.")
         how = interference or ("calibrated" if "interference" not in scenario.changed else str(scenario.interference))
-        _train_marl(course, clusters, traces, interference=how, **asked)
+        _train_marl(course, clusters, traces, interference=how, held_out=held_out, **asked)
         return
     if throughputs != ["fitted"]:
         scenario = replace(scenario, throughputs=None)
     setting = Setting(clusters, traces, throughputs, scenario)
     _train_dl2(course, setting, held_out=held_out, warm_up=warm_up, network=network, **asked)
+
+
+def _refuse_negative(updates: dict[str, int | None]) -> None:
+    for name, value in updates.items():
+        if value is not None and value < 0:
+            raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
+
+
+def _slot_s(asked_s: float | None, scenario: Scenario, *, at_events: bool) -> float | None:
+    """Return the seconds of a slot: as typed, as the scenario says, or by default; None: it is decided at events."""
+    slot_s = asked_s if asked_s is not None else scenario.slot_s
+    if slot_s is not None and not slot_s > 0:
+        raise InputError(f"--slot is {slot_s}; expected seconds > 0.")
+    return slot_s if slot_s is not None or at_events else SLOT_S
 
 
 def _from_files(trace: list[str], scenario: Scenario) -> bool:
@@ -194,7 +210,7 @@ def _refuse_unknown_fields(scenario: Scenario, policy: str) -> None:
 
 def _train_marl(
     course: Course, clusters: Sequence[str | None], traces: Sequence[str], *, interference: str,
-    updates: dict[str, int | None], seed: int, switch: list[str], published: bool, dask: str | None,
+    held_out: int, updates: dict[str, int | None], seed: int, switch: list[str], published: bool, dask: str | None,
     figure: Path | None,
 ) -> None:  # fmt: skip
     placed: dict[str, Any] = {"interference": interference, "seed": seed, "options": updates, "given": switch}
@@ -202,7 +218,14 @@ def _train_marl(
         list(map(str, clusters)), list(traces), published=published, dask=dask, **placed
     ) as trainer:
         whole = course.run(trainer)
-    _end(course, trainer, figure=figure, whole=whole, name=_name("marl", course.out, published=published))
+    name = _name("marl", course.out, published=published)
+    _end(course, trainer, figure=figure, whole=whole, name=name)
+    if held_out and trainer.n_done and not published and any(not is_generated(what) for what in traces):
+        from labkit.learning.marl.settings import Setting as Placing
+
+        _judge(
+            "marl", course.out, Placing(list(map(str, clusters)), traces, interference).held_out, n=held_out, name=name
+        )
 
 
 def _train_dl2(
@@ -228,7 +251,7 @@ def _train_dl2(
     name = _name("dl2", course.out, published=published)
     _end(course, trainer, figure=figure, whole=whole, name=name)
     if held_out and trainer.n_done and not published:
-        _judge(course.out, setting, n=held_out, name=name)
+        _judge("dl2", course.out, setting.held_out, n=held_out, name=name)
 
 
 def _trainer(setting: Setting, *, slot_s: float, seed: int, updates: dict[str, int | None], network: bool) -> Trains:
@@ -248,14 +271,14 @@ def _name(policy: str, out: Path, *, published: bool) -> str:
     return f"{policy}({'published=True, ' * published}weights='{out}')"
 
 
-def _judge(weights: Path, setting: Setting, *, n: int, name: str) -> None:
+def _judge(policy: str, weights: Path, held_out: Callable[[int], Experiment], *, n: int, name: str) -> None:
     """Compare a policy with simple schedulers in the scenario of its training, and say which one to use."""
     from labkit.cli.sweep import tell
-    from labkit.learning.judging import POLICY, advice, judge
+    from labkit.learning.judging import advice, judge
 
-    table = judge(weights, setting.held_out, n=n)
-    tell(table, metric="mean_jct_s", base=POLICY, as_json=False)
-    print(printable(advice(table, name=name)))
+    table = judge(policy, weights, held_out, n=n)
+    tell(table, metric="mean_jct_s", base=policy, as_json=False)
+    print(printable(advice(table, name=name, policy=policy)))
 
 
 @contextmanager

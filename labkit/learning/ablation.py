@@ -20,7 +20,7 @@ RUNS: Final = {
     "no exploration": "no exploration, seed 1",
     "no replay": "no replay, seed 1",
     "a reward for each action": "by job, seed 1",
-    "labkit's dl2": "dl2",
+    "labkit's networks": "dl2",
 }
 """What was changed -> the name of the run in `benchmarks/claims.json`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import gymnasium as gym
 import numpy as np
@@ -14,6 +14,7 @@ from labkit.core.errors import InputError, unknown
 from labkit.core.events import Events, Kind, Role
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
+from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.experiment import Experiment
@@ -96,9 +97,7 @@ class SlotEnv(gym.Env[Observation, np.int64]):
             on_stall="stop", quotas=experiment.quotas, reservations=experiment.reservations,
             hosting=experiment.hosting,
         )  # fmt: skip
-        table = experiment.jobs
-        kinds = np.column_stack([table.worker_demand, table.ps_demand, self.session.runs_on])
-        self._kinds: list[int] = np.unique(kinds, axis=0, return_inverse=True)[1].ravel().tolist()
+        self._kinds = _kinds_of(experiment.jobs, self.session.runs_on)
         self._done_s = np.full(len(experiment.jobs), np.inf)
         self._worth_before = 0.0
         self._begin_slot()
@@ -117,8 +116,16 @@ class SlotEnv(gym.Env[Observation, np.int64]):
 
     # --- the slot
 
-    def _begin_slot(self) -> None:
-        self._snapshot = self.session.snapshot()
+    @classmethod
+    def at(cls, snapshot: Snapshot, *, n_jobs: int, models: Sequence[str] = ()) -> Self:
+        """Return an environment at the slot that a snapshot shows; no other slot can be played in it."""
+        env = cls(_no_episode, n_jobs=n_jobs, models=models)
+        env._kinds = _kinds_of(snapshot.table, snapshot.runs_on)
+        env._begin_slot(snapshot)
+        return env
+
+    def _begin_slot(self, snapshot: Snapshot | None = None) -> None:
+        self._snapshot = self.session.snapshot() if snapshot is None else snapshot
         jobs = self._snapshot.jobs
         self._jobs = jobs.number[: self._n_jobs]
         self._trial = Trial(self._snapshot, without=jobs.number)
@@ -205,6 +212,17 @@ class SlotEnv(gym.Env[Observation, np.int64]):
         steps = self.session.ledger.steps_done(np.arange(n, dtype=np.int32), now_s)
         done = np.where(np.isfinite(self._done_s), 1.0, np.minimum(steps / jobs.total_steps, 1.0))
         return float(done.sum())
+
+
+def _kinds_of(table: Jobs, runs_on: Bools) -> list[int]:
+    """Return which jobs ask for the same tasks and may go to the same device types, (N,)."""
+    kinds = np.column_stack([table.worker_demand, table.ps_demand, runs_on])
+    found: list[int] = np.unique(kinds, axis=0, return_inverse=True)[1].ravel().tolist()
+    return found
+
+
+def _no_episode(_: np.random.Generator) -> Experiment:
+    raise InputError("this environment shows one slot of a run; make one of an experiment to play episodes.")
 
 
 def spent_s(jobs: Jobs, done_s: Floats, now_s: float) -> Floats:

@@ -18,26 +18,32 @@ from labkit.schedulers import make
 if TYPE_CHECKING:
     import pandas as pd
 
-POLICY: Final = "dl2"
 HELD_OUT: Final = "held-out"
-RIVALS: Final = ("srtf", "optimus", "drf", "las", "slot_aware")
+RIVALS: Final = {
+    "dl2": ("srtf", "optimus", "drf", "las", "slot_aware"),
+    "marl": ("even", "even_pods", "interference_aware", "fifo"),
+}
+"""The rules that a policy is judged beside."""
 
 
-def judge(weights: Path, held_out: Callable[[int], Experiment], *, n: int) -> pd.DataFrame:
+def judge(policy: str, weights: Path, held_out: Callable[[int], Experiment], *, n: int) -> pd.DataFrame:
     """Return a row for the policy and each of `RIVALS` on each of n held-out traces: `labkit.results.cell_table`.
 
     Parameters
     ----------
-    weights : Path
-        The policy, which is watched as by default.
+    policy, weights : str, Path
+        "dl2" or "marl", and its weights; it is watched as by default.
     held_out : callable
         The experiment of a number, 1 and on.
     """
-    names, seeds = [POLICY, *RIVALS], list(range(1, n + 1))
+    names, seeds = [policy, *RIVALS[policy]], list(range(1, n + 1))
     rows = []
     for seed in seeds:
         experiment = held_out(seed)
-        rows += [_row(experiment, make("dl2", weights=str(weights)) if name == POLICY else name, name, seed) for name in names]
+        rows += [
+            _row(experiment, make(policy, weights=str(weights)) if name == policy else name, name, seed)
+            for name in names
+        ]
     table = cell_table(rows, axes={"trace": [HELD_OUT], "scheduler": names, "seed": seeds})
     table.attrs["pairs"] = f"{HELD_OUT} trace"
     return table
@@ -57,11 +63,11 @@ def _row(experiment: Experiment, scheduler: Scheduler | str, name: str, seed: in
     return row | {"metrics": record.summary, BOUND: bound_of(record), FASTER: faster}
 
 
-def advice(table: pd.DataFrame, *, name: str) -> str:
+def advice(table: pd.DataFrame, *, name: str, policy: str = "dl2") -> str:
     """Return which scheduler to use, by 95% confidence intervals of paired differences; `name`: the policy's."""
-    if (failed := table.loc[(table["scheduler"] == POLICY) & (table["error"] != ""), "error"]).size:
+    if (failed := table.loc[(table["scheduler"] == policy) & (table["error"] != ""), "error"]).size:
         return f"the policy failed on {failed.size} held-out traces: {failed.iloc[0]}"
-    apart = sweep_differences(table, base=POLICY).dropna(subset=["mean"])
+    apart = sweep_differences(table, base=policy).dropna(subset=["mean"])
     if apart.empty:
         return f"use {name}: no other scheduler completed."
     best = apart.iloc[int(apart["mean"].to_numpy().argmin())]

@@ -49,8 +49,8 @@ class NumbersRecipe:
 class NumbersTrainer(Training):
     """Trains the numbers of `dl2` on runs of a scenario; the same seed gives the same numbers.
 
-    Traces from files begin with the numbers that ship, generated ones with those of the rule: so the shipped ones can be
-    made again.
+    Traces from files begin with the numbers that ship, generated ones with those of the rule: so the shipped ones can
+    be made again.
 
     In each generation all candidates run the same episodes; one is better by the mean of log(mean JCT / that of the
     present numbers), so that long episodes do not outvote short ones. The next mean is that of the best (cross-entropy
@@ -101,10 +101,13 @@ class NumbersTrainer(Training):
 
     def _held_out(self) -> float:
         """Return the mean log ratio of the present numbers to the first ones, on episodes that training never draws."""
+        slots = self.slots  # those of training alone are counted
         if not self._stops:
             self._stops = [self.setting.sampled(k, stops=True) for k in range(self.recipe.n_stops)]
             self._stops_before = self._jct(self._stops, self._first)
-        return float(np.log(self._jct(self._stops, self._mean) / self._stops_before).mean())
+        found = float(np.log(self._jct(self._stops, self._mean) / self._stops_before).mean())
+        self.slots = slots
+        return found
 
     def _jct(self, episodes: Sequence[Experiment], scaled: Floats) -> Floats:
         """Return the mean JCT of each episode under some numbers, in slots."""

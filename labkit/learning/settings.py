@@ -91,16 +91,7 @@ class Setting:
 
     @cached_property
     def _files(self) -> dict[str, Jobs]:
-        """The jobs of each trace that is a file; a short one is refused."""
-        asked = replace(PLAIN, first=self.scenario.first, format=self.scenario.format)
-        found = {what: replace(asked, trace=what).jobs() for what in self.traces if not is_generated(what)}
-        for what, jobs in found.items():
-            if len(jobs) < FEWEST_JOBS:
-                raise InputError(
-                    f"trace {what} has {len(jobs)} jobs; expected {FEWEST_JOBS} or more, as a policy learns from "
-                    "windows of it, or a generator such as dl2_jobs('short_48n')."
-                )
-        return found
+        return files_of(self.traces, first=self.scenario.first, format=self.scenario.format)
 
     @property
     def files(self) -> list[str]:
@@ -155,6 +146,25 @@ class Setting:
             drawn["throughputs"] = list(map(str, self.throughputs))
         told = self.scenario.plain() | {name: one[0] if len(one) == 1 else one for name, one in drawn.items()}
         return {name: value for name, value in told.items() if name != "seed" and value is not None}
+
+
+def files_of(traces: Sequence[str], **options: Any) -> dict[str, Jobs]:
+    """Return the jobs of each trace that is a file; `options` are `first` and `format` of a scenario.
+
+    Raises
+    ------
+    InputError
+        If one is too short to learn from.
+    """
+    asked = replace(PLAIN, **options)
+    found = {what: replace(asked, trace=what).jobs() for what in traces if not is_generated(what)}
+    for what, jobs in found.items():
+        if len(jobs) < FEWEST_JOBS:
+            raise InputError(
+                f"trace {what} has {len(jobs)} jobs; expected {FEWEST_JOBS} or more, as a policy learns from windows "
+                "of it, or a generator such as dl2_jobs('short_48n')."
+            )
+    return found
 
 
 def window(jobs: Jobs, rng: np.random.Generator, *, held_out: bool, stops: bool | None = None) -> Jobs:

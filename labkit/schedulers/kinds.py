@@ -23,7 +23,7 @@ KINDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "optimus": ("largest gain of one more task, with models fitted online", "Peng et al., EuroSys 2018"),
         "autoscale": ("more workers while each is worth it", "Or et al., MLSys 2020"),
         "dlrover": ("plans of workers, servers and cores from models fitted online", "Wang et al., VLDB 2024"),
-        "dl2": ("one task at a time, by a policy trained in simulations", "Peng et al., TPDS 2021"),
+        "dl2": ("slot_aware with trained numbers, on speeds learned online; or networks", "Peng et al., TPDS 2021"),
         "slot_aware": ("tasks that save the most slots for their share; jobs that end within the slot first", ""),
         "hesrpt": ("optimal shares of jobs of known size with sublinear speed-up", "Berg et al., PEVA 2020"),
         "constant": ("the same gang for every job: a baseline", ""),

@@ -11,7 +11,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.events import Kind
 from labkit.core.placement import Placement
-from labkit.core.resources import Bools, Floats
+from labkit.core.resources import Bools, Floats, Ints
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.session import Session
@@ -184,6 +184,8 @@ class PlacementEnv(gym.Env[Observation, np.int64]):
     ----------
     graphs : Graphs
         The inner graph of each scheduler, and the graph among them.
+    gained : array
+        (N,) which fraction of its epochs each job was trained in the intervals that the last action let pass.
 
     Examples
     --------
@@ -255,18 +257,31 @@ class PlacementEnv(gym.Env[Observation, np.int64]):
 
     def _pass(self) -> float:
         """Let intervals pass until a task is due; return what they were worth."""
-        reward = 0.0
+        self.gained = np.zeros(len(self.home))
         while self._slot.over and not self._episode.over:
-            reward += float(self._episode.end(self._slot).sum())
+            self.gained += self._episode.end(self._slot)
             self._slot = self._episode.slot(self.np_random)
-        return reward
+        return float(self.gained.sum())
+
+    @property
+    def home(self) -> Ints:
+        """The pod where each job arrived, (N,)."""
+        home: Ints = self._episode.session.backend.jobs.home
+        return home
 
     def _seen(self) -> Observation:
         seen: AgentView = self._slot.look(0) if self._slot.over else self._slot.see()
+        return {**self._told(seen), "agent": np.int64(seen.agent)}
+
+    def view_of(self, agent: int) -> Observation:
+        """Return what a scheduler sees now, whether a task of it is due or not."""
+        task = self._slot.task
+        return self._told(self._slot.see() if task is not None and task.agent == agent else self._slot.look(agent))
+
+    def _told(self, seen: AgentView) -> Observation:
         nodes = np.zeros((self._n_places, self._form.n_node), np.float32)
         nodes[: len(seen.nodes)] = seen.nodes
-        told = {"nodes": nodes, "models": seen.models, "demands": seen.demands, "task": seen.task.copy()}
-        return {**told, "agent": np.int64(seen.agent)}
+        return {"nodes": nodes, "models": seen.models, "demands": seen.demands, "task": seen.task.copy()}
 
     def _info(self) -> dict[str, Any]:
         return {"action_mask": self.action_masks(), "now_s": self._episode.session.now_s}

@@ -19,7 +19,7 @@ import pytest
 from labkit.core import InputError, LabkitError
 from labkit.core.resources import GPUS
 from labkit.experiment import Experiment
-from labkit.learning.judging import advice
+from labkit.learning.judging import RIVALS, advice
 from labkit.learning.training import Course, refuse_unfit_episodes
 from labkit.plots.training import learning_curve
 from labkit.results.sweeps import cell_table
@@ -112,7 +112,7 @@ def test_a_policy_is_trained_and_judged_in_a_scenario_which_its_weights_tell(tmp
     assert same(tmp_path / "one.safetensors", tmp_path / "again.safetensors")
     assert not same(tmp_path / "one.safetensors", tmp_path / "other.safetensors")
     rows = [line.split()[0] for line in one.stdout.splitlines() if line.startswith(" ")]
-    assert [row for row in rows if row in ("dl2", "srtf", "optimus", "drf")] == ["dl2", "srtf", "optimus", "drf"]
+    assert [row for row in rows if row in ("dl2", *RIVALS["dl2"])] == ["dl2", *RIVALS["dl2"]]
     assert one.stdout.splitlines()[-1].startswith("use ")
     told = load(tmp_path / "other.safetensors").scenario
     assert told == tomllib.loads(SCENARIO) | {"rescale_s": 60}

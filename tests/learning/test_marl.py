@@ -33,6 +33,7 @@ from labkit.speed.step_time import step_time
 from labkit.speed.what_if import learned
 from labkit.topology import build
 from labkit.workloads.expressions import trace
+from labkit.workloads.readers.own import write
 
 CLUSTER = "vl2(4, 2, per_rack=3, gbps=(10, 2000, 4000))"  # only network cards bind
 TRACE = "marl_jobs(load=2, n_pods=2, n_slots=4, per_slot=2)"
@@ -186,6 +187,13 @@ def _met_nobody(world, job: int) -> bool:
     return True
 
 
-def test_a_file_is_no_trace_to_learn_from():
-    with pytest.raises(InputError, match="is a file; expected a generator"):
-        Setting([CLUSTER], ["jobs.csv"])
+def test_a_file_is_learned_from_in_windows_and_judged_by_later_ones(tmp_path):
+    jobs = trace("marl_jobs(load=1, n_pods=2, n_slots=30)", seed=1)
+    write(jobs, tmp_path / "jobs.csv")
+    setting = Setting([CLUSTER], [str(tmp_path / "jobs.csv")])
+    rng = np.random.default_rng(0)
+    learned = [setting.drawn(rng)[0] for _ in range(30)]
+    judged = [setting.held_out(k).jobs for k in range(1, 10)]
+    names = [{name for some in part for name in some.id} for part in (learned, judged)]
+    assert not names[0] & names[1]
+    assert all(len(some) == min(60, len(jobs) // 8) for some in [*learned, *judged])

@@ -136,7 +136,7 @@ def test_a_run_follows_the_policy_of_its_speeds_whichever_is_first_also_where_th
 
 
 def test_the_default_follows_the_shipped_speeds_after_a_slot_and_forgets_them_with_the_run():
-    scheduler = make("dl2")
+    scheduler = DL2()
     assert isinstance(scheduler, DL2)
     made = experiment()
     chosen = made.run(scheduler).summary["mean_jct_s"]

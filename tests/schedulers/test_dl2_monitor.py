@@ -100,7 +100,7 @@ def test_a_policy_that_is_worse_than_its_fallback_is_replaced_after_a_window(how
 def test_the_policy_decides_again_after_a_window_in_which_it_would_have_been_no_worse(tmp_path):
     """It is rehearsed while the fallback decides, too."""
     made = broken(tmp_path, stop=1e6, window=5)
-    good = make("dl2")._policy
+    good = DL2()._policy
     session = experiment(cluster="dl2-48n").session(made)
     while not session.done:
         if session.now_s == 10 * SLOT_S:
@@ -115,7 +115,7 @@ def test_the_policy_decides_again_after_a_window_in_which_it_would_have_been_no_
 @pytest.mark.parametrize("cluster", ["dl2-8n", "dl2-48n"])
 def test_the_shipped_policy_is_never_replaced_on_the_setting_that_it_learned(cluster):
     for seed in range(1, 6):
-        made = make("dl2")
+        made = DL2()
         assert not doubts(experiment(seed, cluster).run(made).events)
         assert made._monitor.ratios
         assert max(ratio for _, ratio in made._monitor.ratios) < 1
@@ -206,7 +206,7 @@ def test_a_starving_job_gets_tasks_from_the_fallback_in_a_run(tmp_path, monkeypa
 )
 def test_options_that_cannot_be_are_told_in_one_line(options: str, told: str):
     with pytest.raises(InputError, match=told) as refused:
-        make(f"dl2({options})")
+        make(f"dl2(weights='dl2', {options})")
     assert "\n" not in str(refused.value)
 
 
@@ -222,7 +222,7 @@ def test_a_fallback_may_measure_before_the_run_as_it_does_by_itself(tmp_path):
 
 
 def test_jobs_that_keep_their_number_of_tasks_stay_where_they_are_and_each_has_what_the_draft_says():
-    made, scheduler = experiment(3, "dl2-8n"), make("dl2(fallback=None)")
+    made, scheduler = experiment(3, "dl2-8n"), DL2(fallback=None)
     session = made.session(scheduler)
     n_moved = n_as_before = 0
     while not session.done:
@@ -244,9 +244,9 @@ def test_without_overheads_staying_changes_no_job_s_completion(cluster, monkeypa
     """DL2's speeds depend on numbers of tasks alone."""
     from labkit.schedulers.dl2 import scheduler as module
 
-    kept = experiment(4, cluster).run("dl2")
+    kept = experiment(4, cluster).run(DL2())
     monkeypatch.setattr(module, "keep", placement_of)
-    drafted = experiment(4, cluster).run("dl2")
+    drafted = experiment(4, cluster).run(DL2())
     np.testing.assert_allclose(kept.table["jct_s"], drafted.table["jct_s"], rtol=1e-12)
     assert kept.summary["n_rescales"] < drafted.summary["n_rescales"]
 

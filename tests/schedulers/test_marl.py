@@ -270,7 +270,7 @@ def test_the_same_truth_from_a_file_is_worth_as_much_as_by_name(tmp_path):
 
 def test_weights_keep_the_interference_of_their_training(tmp_path):
     weights = load("marl")
-    assert weights.trained == TrainedFor.of(level("calibrated"))
+    assert weights.trained == TrainedFor.of(level("calibrated"), [build("marl-4x20")])
     weights.save(tmp_path / "mine.safetensors")
     assert load(tmp_path / "mine.safetensors").trained == weights.trained
     FILES.write(tmp_path / "odd.safetensors", weights.net._asdict(), interference="x", truth="y", use="-1")

@@ -16,7 +16,7 @@ from labkit.core.jobs import Jobs
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.fitting import refuse_unfit
 from labkit.learning.marl.episodes import World
-from labkit.learning.settings import FIRST_SEED, fresh, refuse_files
+from labkit.learning.settings import FIRST_SEED, files_of, fresh, window
 from labkit.schedulers.marl.network import Scene
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.speed.interference.levels import Level, level
@@ -64,36 +64,35 @@ class Setting:
     Attributes
     ----------
     clusters, traces : sequence of str
-        Names or expressions; traces are generated, with a seed of their own in each episode.
+        Names or expressions. A generated trace has a seed of its own in each episode; of a file, an episode is a
+        window, as in `labkit.learning.settings.Setting`.
     interference : str
         As `labkit.speed.interference.levels.level` takes it.
-
-    Raises
-    ------
-    InputError
-        If a trace is a file.
     """
 
     clusters: Sequence[str]
     traces: Sequence[str]
     interference: str = "calibrated"
 
-    def __post_init__(self) -> None:
-        refuse_files(self.traces, such_as="marl_jobs(load=5)")
-
     def __getstate__(self) -> dict[str, Any]:
         """Return clusters and interference by content: workers elsewhere need no file."""
-        return {**self.__dict__, "_built": self._built, "interference_level": self.interference_level}
+        return {
+            **self.__dict__,
+            "built": self.built,
+            "files": self.files,
+            "interference_level": self.interference_level,
+        }
 
     def asked(self) -> dict[str, Any]:
         """Return what makes a training in this setting another one: names, and the content of files."""
-        files = [what for what in (*self.clusters, self.interference) if Path(what).is_file()]
+        files = [what for what in (*self.clusters, *self.traces, self.interference) if Path(what).is_file()]
         digests = [hashlib.sha256(Path(what).read_bytes()).hexdigest()[:16] for what in files]
         told = {"clusters": list(self.clusters), "traces": list(self.traces), "interference": str(self.interference)}
         return {**told, "files": digests}
 
     @cached_property
-    def _built(self) -> list[Cluster]:
+    def built(self) -> list[Cluster]:
+        """The clusters."""
         return [build(name) for name in self.clusters]
 
     @cached_property
@@ -107,9 +106,24 @@ class Setting:
 
     def drawn(self, rng: np.random.Generator) -> tuple[Jobs, Cluster]:
         """Return the trace of an episode and its cluster."""
-        cluster = self._built[int(rng.integers(len(self._built)))]
+        cluster = self.built[int(rng.integers(len(self.built)))]
         what = self.traces[int(rng.integers(len(self.traces)))]
+        if what in self.files:
+            return window(self.files[what], rng, held_out=False), cluster
         return fresh(what, rng), cluster
+
+    @cached_property
+    def files(self) -> dict[str, Jobs]:
+        """The jobs of each trace that is a file; a short one is refused."""
+        return files_of(self.traces)
+
+    def held_out(self, number: int) -> Experiment:
+        """Return an experiment that training never draws: seed `number` of a trace, or a window of its last quarter."""
+        rng = np.random.default_rng(number)
+        cluster = self.built[int(rng.integers(len(self.built)))]
+        what = self.traces[int(rng.integers(len(self.traces)))]
+        jobs = window(self.files[what], rng, held_out=True) if what in self.files else trace(what, seed=number)
+        return Experiment.of(jobs, cluster=cluster, interference=self.interference_level)
 
     def world(self, jobs: Jobs, cluster: Cluster) -> tuple[Scene, World]:
         """Return what is known of a trace on a cluster, and the truth."""
@@ -121,7 +135,7 @@ class Setting:
     @property
     def n_pods(self) -> int:
         """Pods of the cluster that has most."""
-        return max(int(cluster.partition.max()) + 1 for cluster in self._built)
+        return max(int(cluster.partition.max()) + 1 for cluster in self.built)
 
     def refuse_unfit(self, *, n: int = 3) -> None:
         """Raise if a job fits no machine in one of some episodes.
@@ -131,10 +145,9 @@ class Setting:
         InputError
             It names the job.
         """
-        for cluster in self._built:
+        for cluster in self.built:
             for what in self.traces:
                 for seed in range(n):
-                    made = Experiment.of(
-                        trace(what, seed=FIRST_SEED + seed), cluster=cluster, interference=self.interference_level
-                    )
+                    jobs = self.files[what] if what in self.files else trace(what, seed=FIRST_SEED + seed)
+                    made = Experiment.of(jobs, cluster=cluster, interference=self.interference_level)
                     refuse_unfit(made.jobs, made.cluster, made.speed.runs_on())

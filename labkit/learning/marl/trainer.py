@@ -218,7 +218,10 @@ class Trainer(NetworkTraining):
 
     def weights(self, source: str) -> Weights:
         """Return the policy as it is, for a scheduler."""
-        return Weights(self.policy.net(), source, TrainedFor.of(getattr(self.worlds, "interference_level", None)))
+        known, clusters = (
+            getattr(self.worlds, name, none) for name, none in (("interference_level", None), ("built", ()))
+        )
+        return Weights(self.policy.net(), source, TrainedFor.of(known, clusters))
 
     def _asked(self) -> dict[str, Any]:
         told = self.worlds.asked() if isinstance(self.worlds, Setting) else {}

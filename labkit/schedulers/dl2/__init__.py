@@ -1,4 +1,4 @@
-"""DL2: a rule on speeds that it learns online (`learned`), by default, or a network that knows its own (`scheduler`)."""
+"""DL2: by default a rule on speeds that it learns online (`learned`), else a network (`scheduler`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.core.errors import InputError
 from labkit.core.outside import reproduction
 from labkit.core.protocols import Scheduler
 from labkit.schedulers.dl2.learned import FILES, LearnedDL2
-from labkit.schedulers.dl2.scheduler import SHIPPED, DL2
+from labkit.schedulers.dl2.scheduler import DL2, SHIPPED
 from labkit.schedulers.dl2.weights import Weights, load, shipped
 
 __all__ = ["DL2", "LearnedDL2", "Weights", "load", "shipped"]

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats, Ints
 from labkit.schedulers.estimates import Estimates
 from labkit.speed.optimus import PINCH, OnlineSpeedFit
@@ -62,7 +63,8 @@ class Beliefs(Estimates):
     With r = log(measured seconds / fitted seconds) at the gangs X that were measured, those of any gang x are believed
     to be
 
-        f(x) exp(k(x, X) (k(X, X) + noise^2 I)^-1 r + caution x s(x)),    k(x, y) = spread^2 exp(-|x - y|^2 / 2 length^2)
+        f(x) exp(k(x, X) (k(X, X) + noise^2 I)^-1 r + caution x s(x)),
+        k(x, y) = spread^2 exp(-|x - y|^2 / (2 length^2))
 
     where |x - y| is the distance of (log p, log w), and s(x) the standard deviation of the process given r [1]_.
 
@@ -85,7 +87,7 @@ class Beliefs(Estimates):
         if not (np.array(self.numbers[:3]) > 0).all():
             raise InputError(f"dl2: length, spread and noise are {self.numbers[:3]}; expected numbers > 0.")
 
-    def _forget(self, jobs):  # type: ignore[no-untyped-def]
+    def _forget(self, jobs: Jobs) -> OnlineSpeedFit:
         self._kept = {}
         return super()._forget(jobs)
 

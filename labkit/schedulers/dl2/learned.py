@@ -138,6 +138,10 @@ class LearnedDL2:
     def _names(self) -> list[str]:
         if self.fallback is None:
             return []
+        if not isinstance(self.fallback, str | Sequence):
+            raise InputError(
+                f"dl2: fallback is {self.fallback!r:.60}; expected the name of a scheduler, several or None."
+            )
         return [self.fallback] if isinstance(self.fallback, str) else list(self.fallback)
 
     def _rivals(self) -> tuple[Scheduler, ...]:

@@ -59,7 +59,7 @@ class DL2:
     It sees of a job its model, the epochs that it declared and that are left, its age, for how many slots it ran and
     what it holds; of the cluster its size and how many jobs of each model are there.
     It is told no speeds; which of several weights decides is chosen by the speeds that running jobs show
-    (`labkit.schedulers.dl2.familiar`).
+    (`labkit.schedulers.dl2.familiar`). `dl2` without weights is another form: `labkit.schedulers.dl2.learned`.
 
     Jobs that keep their number of tasks stay where they are, and the others go to the first device group with room;
     where that leaves one without room, all go where its training would have them.
@@ -234,7 +234,8 @@ def fallback_of(name: str) -> Scheduler:
         raise InputError(f"dl2: fallback is {name!r:.60}; expected the name of a scheduler, e.g. 'drf', or None.")
     made = make(name)
     traits = Traits.of(made)
-    if isinstance(made, DL2) or traits.lease_s is not None or traits.ideal or traits.oracle:
-        what = "has been trained itself" if isinstance(made, DL2) else "decides by leases or slices, or is an oracle"
+    own = type(made).__module__.startswith(__package__)
+    if own or traits.lease_s is not None or traits.ideal or traits.oracle:
+        what = "has been trained itself" if own else "decides by leases or slices, or is an oracle"
         raise InputError(f"dl2: fallback {name} {what}; expected one such as 'drf', 'srtf' or 'optimus'.")
     return made

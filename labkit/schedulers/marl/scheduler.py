@@ -9,8 +9,9 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
-from labkit.core.life import Contention, Context
+from labkit.core.life import Contention, Context, begin
 from labkit.core.placement import Placement
+from labkit.core.protocols import Scheduler
 from labkit.core.resources import Bools, Ints
 from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
@@ -20,7 +21,7 @@ from labkit.schedulers.marl.candidates import MOST
 from labkit.schedulers.marl.network import MOST_WAITED, CandidateBuffers, Net, Scene, desk_of
 from labkit.schedulers.marl.queue import place_waiting
 from labkit.schedulers.marl.scenes import MACHINES, PODS, declared_speed, scene_of
-from labkit.schedulers.marl.weights import TrainedFor, load
+from labkit.schedulers.marl.weights import TrainedFor, load, servers_of
 from labkit.schedulers.pods.room import refuse_pods_without_gpus
 from labkit.speed.interference.levels import digest_of
 from labkit.speed.what_if import Slow, fill, learned, slow_of
@@ -51,6 +52,8 @@ class Marl:
 
     Weights keep the interference that they were trained with. Where a run has another one, the model fitted to it takes
     the place of the network for slowdowns, and the head sees use in the unit of its training; the run's notes say so.
+    They keep the servers of their training, too, by whose sockets features are divided: on a cluster of others
+    `fallback` decides in its place, which a note says as well.
 
     Attributes
     ----------
@@ -60,6 +63,8 @@ class Marl:
         False: a job goes to another pod only where it finds no room at home.
     waits : bool
         False: a job that finds room is never left in the queue.
+    fallback : str or None
+        What decides on servers that its training had not; None: the network does all the same.
     """
 
     knows_types: ClassVar[bool] = False
@@ -67,6 +72,8 @@ class Marl:
     weights: str = "marl"
     forwards: bool = True
     waits: bool = True
+    fallback: str | None = "interference_aware"
+    _instead: Scheduler | None = field(default=None, init=False, repr=False)
     _net: Net = field(init=False, repr=False)
     _known: RunKnowledge | None = field(default=None, init=False, repr=False)
     _of: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
@@ -90,9 +97,25 @@ class Marl:
             If a pod has no GPU.
         """
         refuse_pods_without_gpus(context.cluster)
-        self._interference = context.interference
+        self._interference, self._instead = context.interference, None
+        if self._hands_over(context.cluster):
+            self._instead = self._fallback()
+            begin(self._instead, context)
+            return
         self._known = self._made(context.jobs, context.cluster, context.runs_on)
         self._of = (id(context.jobs), id(context.cluster))
+
+    def _hands_over(self, cluster: Cluster) -> bool:
+        """Return whether a cluster has servers that the training had not, and something else may decide there."""
+        known = self._trained.servers.split("; ")
+        return self.fallback is not None and known != [""] and servers_of(cluster) not in known
+
+    def _fallback(self) -> Scheduler:
+        from labkit.schedulers import make
+
+        if self.fallback != "interference_aware":
+            return make(str(self.fallback))
+        return make("interference_aware", forwards=self.forwards, patience=2.0 if self.waits else np.inf)
 
     def _made(self, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> RunKnowledge:
         """Return what the jobs declare, on an empty cluster."""
@@ -112,6 +135,9 @@ class Marl:
     def cautions(self, jobs: Jobs, cluster: Cluster, interference: Contention | None) -> list[str]:
         """Return what a reader of a run's numbers has to know, a sentence each."""
         found = [] if (cut := left_out(jobs, cluster)) is None else [cut]
+        if self._hands_over(cluster):
+            told = f"its weights were trained on servers of {self._trained.servers} per socket"
+            return [*found, f"{told}, and this cluster has {servers_of(cluster)}; {self.fallback} decides instead."]
         if interference is not None and self._is_strange(interference):
             found.append(
                 f"its weights were trained with the interference '{self._trained.name}', and this run has "
@@ -121,6 +147,8 @@ class Marl:
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return where the waiting jobs go."""
+        if self._instead is not None:
+            return self._instead.schedule(snapshot)
         waiting = snapshot.waiting
         if not len(waiting):
             return Placement.nothing()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Final, Self
 
 import numpy as np
 
+from labkit.core.cluster import Cluster
+from labkit.core.resources import CPUS, GPUS
 from labkit.core.weights import Tensors, WeightsFiles, fault_of, other_names
 from labkit.schedulers.marl.network import FEATURES, WAITING, Net
 from labkit.speed.interference.levels import Level, digest_of
@@ -35,16 +38,31 @@ class TrainedFor:
         What it was called, and `labkit.speed.interference.levels.digest_of` it.
     times : float
         How many times the use that was shown tasks had in truth.
+    servers : str
+        The kinds of sockets of the training's clusters (`servers_of`); empty: not known.
     """
 
     name: str
     digest: str
     times: float
+    servers: str = ""
 
     @classmethod
-    def of(cls, known: Level | None) -> Self:
-        """Return what weights keep of an interference."""
-        return cls("none" if known is None else known.name, digest_of(known), 1.0 if known is None else known.times)
+    def of(cls, known: Level | None, clusters: Iterable[Cluster] = ()) -> Self:
+        """Return what weights keep of an interference and of clusters."""
+        name, times = ("none", 1.0) if known is None else (known.name, known.times)
+        return cls(name, digest_of(known), times, "; ".join(sorted({servers_of(cluster) for cluster in clusters})))
+
+
+def servers_of(cluster: Cluster) -> str:
+    """Return the kinds of sockets of a cluster, which a policy's features are made for.
+
+    >>> from labkit.topology import build
+    >>> servers_of(build("marl-4x20"))
+    '2 GPUs + 8 cores'
+    """
+    kinds = np.unique(cluster.capacity[:, [GPUS, CPUS]], axis=0)
+    return ", ".join(f"{gpus:g} GPUs + {cores:g} cores" for gpus, cores in kinds.tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +76,7 @@ class Weights:
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""
         trained = {"interference": self.trained.name, "truth": self.trained.digest, "use": repr(self.trained.times)}
+        trained |= {"servers": self.trained.servers} if self.trained.servers else {}
         FILES.write(path, self.net._asdict(), source=self.source, **trained)
 
 
@@ -79,7 +98,7 @@ def load(name: str | Path) -> Weights:
     FILES.refuse(path, _fault(tensors))
     net = Net(**{name: tensor.astype(np.float64) for name, tensor in tensors.items()})
     name, digest, times = FILES.told(path, about, interference=str, truth=str, use=times_of)
-    return Weights(net, about.get("source", ""), TrainedFor(name, digest, times))
+    return Weights(net, about.get("source", ""), TrainedFor(name, digest, times, about.get("servers", "")))
 
 
 def times_of(text: str) -> float:
