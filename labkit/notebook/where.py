@@ -44,7 +44,9 @@ class Where(Protocol):
     def suggestions(self) -> tuple[str, ...]:
         """Return the choices of the field."""
 
-    def experiment(self, trace: Jobs | str, on: str, *, seed: int) -> Experiment:
+    def experiment(
+        self, trace: Jobs | str, on: str, *, seed: int, arrival_rate: float, slot_s: float | None
+    ) -> Experiment:
         """Return all that defines a run but its scheduler."""
 
     def run(self, experiment: Experiment, *, scheduler: Scheduler | str, name: str, speedup: float) -> LiveRun:
@@ -60,9 +62,11 @@ class Simulation:
         """Return the clusters that have a name."""
         return tuple(clusters())
 
-    def experiment(self, trace: Jobs | str, on: str, *, seed: int) -> Experiment:
+    def experiment(
+        self, trace: Jobs | str, on: str, *, seed: int, arrival_rate: float, slot_s: float | None
+    ) -> Experiment:
         """Return a simulation but for its scheduler."""
-        return Experiment.of(trace, cluster=on, seed=seed)
+        return Experiment.of(trace, cluster=on, seed=seed, arrival_rate=arrival_rate, slot_s=slot_s)
 
     def run(self, experiment: Experiment, *, scheduler: Scheduler | str, name: str, speedup: float) -> LiveRun:
         """Return a run in a fresh simulator."""
@@ -87,12 +91,15 @@ class OnHosts:
         found = default_inventory() or _laptop()
         return (str(found.path),)
 
-    def experiment(self, trace: Jobs | str, on: str, *, seed: int) -> Experiment:
+    def experiment(
+        self, trace: Jobs | str, on: str, *, seed: int, arrival_rate: float, slot_s: float | None
+    ) -> Experiment:
         """Return a run on those hosts but for its scheduler."""
         from labkit.testbed.inventory import Inventory
 
         self._inventory = Inventory.read(on or None)
-        return Experiment.of(trace, cluster=self._inventory.cluster(), seed=seed)
+        here = self._inventory.cluster()
+        return Experiment.of(trace, cluster=here, seed=seed, arrival_rate=arrival_rate, slot_s=slot_s)
 
     def run(self, experiment: Experiment, *, scheduler: Scheduler | str, name: str, speedup: float) -> LiveRun:  # noqa: ARG002
         """Return a run on the hosts of the last experiment; time passes there as it does."""
