@@ -560,7 +560,8 @@ DIGITS: Final = 3
 
 _SHELL: Final = (
     '<div id="jobs"><div class="tools"></div><div class="wide" tabindex="0" role="region" aria-label="Jobs">'
-    '<table><thead><tr></tr></thead><tbody></tbody></table></div><p class="note told">The table needs the page\'s script.</p>'
+    "<table><thead><tr></tr></thead><tbody></tbody></table></div>"
+    '<p class="note told">The table needs the page\'s script.</p>'
     '<script type="text/plain">{packed}</script></div>'
 )
 

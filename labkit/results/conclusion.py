@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-WINDOWS: Final = "Windows are parts of one trace, each begun on an empty cluster: the confidence intervals are about this trace alone."
+WINDOWS: Final = "Windows are parts of one trace, each begun on an empty cluster: intervals are about this trace."
 MOST_NAMED = 4
 """Schedulers that a sentence names one by one."""
 
