@@ -153,6 +153,9 @@ class Experiment:
     usual_prices: Mapping[str, float] | None = None
     scenario: dict[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<experiment: {len(self.jobs):,} jobs of {self.jobs.name} on {self.cluster}>"
+
     def __post_init__(self) -> None:
         check_every(self.measure_every_s)
         refuse_odd({name: getattr(self, name) for name in KINDS}, kinds=KINDS, seed=self.seed)

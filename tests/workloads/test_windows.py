@@ -18,7 +18,11 @@ from tests.command import labkit as command
 
 def trace(n: int) -> Jobs:
     arrival_s = np.cumsum(np.arange(n) % 7 + 1.0)
-    return Jobs.of(name="t", arrival_s=arrival_s, total_steps=60.0, duration_s=60.0, recorded_start_s=arrival_s + 2)
+    length_s = 60.0 * (5 - np.arange(n) % 5)
+    return Jobs.of(
+        name="t", arrival_s=arrival_s, total_steps=length_s, duration_s=length_s, n_workers=4,
+        recorded_start_s=arrival_s + 2,
+    )  # fmt: skip
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.data())
