@@ -30,7 +30,7 @@ def measured(case: str) -> pd.DataFrame:
     """Return the mean JCT of each scheduler in one case over that of fifo, with the interval of paired runs."""
     options = CASES[case]
     grid = labkit.Grid(schedulers=SCHEDULERS, seeds=options.get("windows", SEEDS), **options)
-    table = labkit.sweep(grid, workers=1, progress=False)
+    table = labkit.sweep(grid, workers=0, progress=False)
     apart = sweep_differences(table, base="fifo")
     fifo = {"scheduler": "fifo", "n": int(apart["n"].max()), "ratio": 1.0, "low": 1.0, "high": 1.0}
     rows = [

@@ -522,7 +522,7 @@ def seeds_section(table: pd.DataFrame, *, base: str | None = None, metric: str =
     scale, unit = time_unit(float(compared["mean"].median()))
     pair = pairs_called(table)
     headings = [
-        f"{pair.capitalize()}s", "Failed", f"Mean JCT ({unit})", "95% interval", f"Against {base}", "95% interval",
+        f"{pair.capitalize()}s", "Failed", f"Mean JCT ({unit})", "95% CI", f"Against {base}", "95% CI",
         "Lower on",
     ]  # fmt: skip
     rows = [(str(row["scheduler"]), _cells(row, scale)) for row in compared.to_dict("records")]
