@@ -18,7 +18,7 @@ SCHEDULERS: Final = ("fifo", "easy", "srtf", "las", "drf", "tetris", "optimus", 
 CASES: Final[dict[str, dict[str, Any]]] = {
     "fixed gangs, long tail": {"trace": "philly-like", "cluster": "no_network(2, servers='dgx1')", "windows": 5},
     "elastic, busy": {"trace": "poisson(60, per_hour=40)", "cluster": "no_network(2)"},
-    "elastic, CPU-bound": {"trace": "poisson(60, per_hour=20)", "cluster": "demo"},
+    "elastic, little queue": {"trace": "poisson(60, per_hour=20)", "cluster": "demo"},
     "elastic, slots of 20 min": {"trace": "dl2_jobs('testbed_6n')", "cluster": "dl2-6n", "slot_s": 1200.0},
     "three GPU types": {"trace": "gavel-small", "cluster": "gavel-8-16-24", "windows": 3, "arrival_rate": 8.0},
 }
