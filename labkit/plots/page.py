@@ -142,8 +142,8 @@ def _card(card: Card) -> str:
 def _table(table: PageTable) -> str:
     """Return a table that sorts by a click on a heading, and can be saved."""
     head = "".join(
-        f'<th scope="col" aria-sort="none"><button type="button">{escape(heading)}</button></th>'
-        for heading in ("Name", *table.headings)
+        f'<th scope="col"{kind} aria-sort="none"><button type="button">{escape(heading)}</button></th>'
+        for heading, kind in [("Name", ' class="word"'), *((heading, "") for heading in table.headings)]
     )
     rows = []
     shades = colours(label for label, _ in table.rows)
