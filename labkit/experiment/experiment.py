@@ -220,9 +220,8 @@ class Experiment:
         refuse_unpriced(prices, cluster)
         return cls(
             jobs=jobs, cluster=cluster, speed=speed, troubles=some, seed=asked.seed, prices=prices,
-            arrival_rate=asked.arrival_rate,
-            interference=interference_of(speed) if known is None else known, losses=asked.losses,
-            quotas=None if asked.quotas is None else Quotas.of(asked.quotas), believed=asked.believed,
+            interference=interference_of(speed) if known is None else known, arrival_rate=asked.arrival_rate,
+            quotas=None if asked.quotas is None else Quotas.of(asked.quotas), believed=asked.believed, losses=asked.losses,
             reservations=None if asked.reservations is None else Reservations.of(asked.reservations),
             hosting=hosting, measure_every_s=asked.measure_every_s, history=asked.history, speeds=asked.speeds or said,
             scenario=asked.plain(), **parts,
