@@ -221,10 +221,10 @@ class Experiment:
         return cls(
             jobs=jobs, cluster=cluster, speed=speed, troubles=some, seed=asked.seed, prices=prices,
             interference=interference_of(speed) if known is None else known, arrival_rate=asked.arrival_rate,
-            quotas=None if asked.quotas is None else Quotas.of(asked.quotas), believed=asked.believed, losses=asked.losses,
+            quotas=None if asked.quotas is None else Quotas.of(asked.quotas), believed=asked.believed,
             reservations=None if asked.reservations is None else Reservations.of(asked.reservations),
             hosting=hosting, measure_every_s=asked.measure_every_s, history=asked.history, speeds=asked.speeds or said,
-            scenario=asked.plain(), **parts,
+            scenario=asked.plain(), losses=asked.losses, **parts,
         )  # fmt: skip
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:
