@@ -224,5 +224,7 @@ def plot_matrix(
     frames = base.transform_filter("datum.lowest").mark_rect(fill=None, stroke=INK, strokeWidth=2.5)
     dark = alt.condition(f"datum['{value}'] > {limit}", alt.value(PAPER), alt.value(INK))
     numbers = base.mark_text(fontSize=12).encode(text=alt.Text(f"{value}:Q", format=number), color=dark)
-    size = {"width": alt.Step(min(150, WIDTH // len(across))), "height": alt.Step(28)}
-    return cast(alt.LayerChart, alt.layer(fields, frames, numbers).properties(**size, title=title(heading, note)))
+    drawn = alt.layer(fields, frames, numbers).properties(
+        width=alt.Step(min(150, WIDTH // len(across))), height=alt.Step(28), title=title(heading, note)
+    )
+    return cast(alt.LayerChart, drawn)
