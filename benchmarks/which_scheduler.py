@@ -18,7 +18,7 @@ SCHEDULERS: Final = ("fifo", "easy", "srtf", "las", "drf", "tetris", "optimus", 
 CASES: Final[dict[str, dict[str, Any]]] = {
     "fixed gangs, long tail": {"trace": "philly-like", "cluster": "no_network(2, servers='dgx1')", "windows": 5},
     "elastic, busy": {"trace": "poisson(60, per_hour=40)", "cluster": "no_network(2)"},
-    "elastic, CPU-bound": {"trace": "poisson(60, per_hour=20)", "cluster": "demo"},
+    "elastic, little queue": {"trace": "poisson(60, per_hour=20)", "cluster": "demo"},
     "elastic, slots of 20 min": {"trace": "dl2_jobs('testbed_6n')", "cluster": "dl2-6n", "slot_s": 1200.0},
     "three GPU types": {"trace": "gavel-small", "cluster": "gavel-8-16-24", "windows": 3, "arrival_rate": 8.0},
 }
@@ -30,7 +30,7 @@ def measured(case: str) -> pd.DataFrame:
     """Return the mean JCT of each scheduler in one case over that of fifo, with the interval of paired runs."""
     options = CASES[case]
     grid = labkit.Grid(schedulers=SCHEDULERS, seeds=options.get("windows", SEEDS), **options)
-    table = labkit.sweep(grid, workers=1, progress=False)
+    table = labkit.sweep(grid, workers=0, progress=False)
     apart = sweep_differences(table, base="fifo")
     fifo = {"scheduler": "fifo", "n": int(apart["n"].max()), "ratio": 1.0, "low": 1.0, "high": 1.0}
     rows = [

@@ -106,7 +106,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"]({_SOURCE})"
         return f"{found[1]}{_relative(uri, page.file.src_uri)}{anchor}{found[4]}"
 
-    markdown = re.sub(r"<!-- site: (.*?) -->", r"\1", markdown)
+    markdown = markdown.replace("<!-- cheat sheet -->", "and the [cheat sheet](cheat-sheet.pdf) (PDF, one page)")
     linked = _LINK.sub(link, _PICTURE.sub(lambda found: _picture(found[1], page.file.src_uri), markdown))
     linked = re.sub(r"\[([^\]]+)\]\(" + re.escape(_SOURCE) + r"\)", r"\1", linked)
     return _deeper(linked)

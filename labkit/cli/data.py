@@ -139,7 +139,7 @@ def traces_check(
         refuse_unwritable(figure, endings=ENDINGS)
         segments = ledgered(file, format=format).segments
         if segments is None or not len(segments.gpus):
-            raise InputError(f"{file} does not tell when jobs started; --figure draws recorded schedules.")
+            raise InputError(f"{file} has no start times of jobs; --figure draws recorded schedules.")
         held = None if machines is None else machines.n_gpus
         print(save_for_paper(plot_occupancy(occupancy(segments), n_gpus=held), figure).resolve())
 

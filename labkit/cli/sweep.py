@@ -200,7 +200,7 @@ def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> N
     table = Table(box=None, header_style="bold")
     for key in shown:
         words(table, key)
-    numbers(table, pairs, "failed", what, "95% interval", f"against\n{base}", "95% interval", "lower\non")
+    numbers(table, pairs, "failed", what, "95% CI", f"against\n{base}", "95% CI", "lower\non")
     if bounded:
         numbers(table, "times\nbound")
     for row in told.to_dict("records"):

@@ -170,6 +170,9 @@ class Cluster:
             masks[name] = np.isin(np.array(self.machines), listed)
         return replace(self, partitions=masks)
 
+    def __repr__(self) -> str:
+        return f"<cluster {self}>"
+
     def __str__(self) -> str:
         kinds = ", ".join(f"{n:.0f} {kind}" for kind, n in zip(self.device_types, self.gpus_of_type(), strict=True))
         return f"{self.name}: {self.n_machines} machines, {self.n_gpus} GPUs ({kinds})"

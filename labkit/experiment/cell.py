@@ -118,8 +118,8 @@ def split(keys: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the parameters of a cell that are fields of a scenario, and those of its scheduler."""
     of_all = {name: value for name, value in keys.items() if name not in ORDER}
     mine = {name: value for name, value in of_all.items() if FORMER.get(name, name) in OPTIONS}
-    set_ = current({name: value for name, value in mine.items() if value is not None})
-    return set_, {name: value for name, value in of_all.items() if name not in mine}
+    fields = current({name: value for name, value in mine.items() if value is not None})
+    return fields, {name: value for name, value in of_all.items() if name not in mine}
 
 
 def _seed_of(label: str, inputs: Inputs, given: Mapping[str, Any], seed: int) -> dict[str, int]:

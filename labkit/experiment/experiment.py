@@ -157,6 +157,9 @@ class Experiment:
     usual_prices: Mapping[str, float] | None = None
     scenario: dict[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<experiment: {len(self.jobs):,} jobs of {self.jobs.name} on {self.cluster}>"
+
     def __post_init__(self) -> None:
         check_every(self.measure_every_s)
         refuse_odd({name: getattr(self, name) for name in KINDS}, kinds=KINDS, seed=self.seed)
@@ -221,12 +224,11 @@ class Experiment:
         refuse_unpriced(prices, cluster)
         return cls(
             jobs=jobs, cluster=cluster, speed=speed, troubles=some, seed=asked.seed, prices=prices,
-            arrival_rate=asked.arrival_rate,
-            interference=interference_of(speed) if known is None else known, losses=asked.losses,
+            interference=interference_of(speed) if known is None else known, arrival_rate=asked.arrival_rate,
             quotas=None if asked.quotas is None else Quotas.of(asked.quotas), believed=asked.believed,
             reservations=None if asked.reservations is None else Reservations.of(asked.reservations),
             hosting=hosting, limits=asked.limits, measure_every_s=asked.measure_every_s, history=asked.history,
-            speeds=asked.speeds or said, scenario=asked.plain(), **parts,
+            speeds=asked.speeds or said, scenario=asked.plain(), losses=asked.losses, **parts,
         )  # fmt: skip
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:

@@ -135,6 +135,12 @@ class Grid:
         for values in product(*self.axes.values()):
             yield Cell(dict(zip(self.axes, values, strict=True)))
 
+    def __repr__(self) -> str:
+        told = [
+            f"{len(values):,} {name}{'s' * (len(values) > 1 and name[-1] != 's')}" for name, values in self.axes.items()
+        ]
+        return f"<grid of {len(self):,} runs: {' x '.join(told)}>"
+
     def __len__(self) -> int:
         return math.prod(len(values) for values in self.axes.values())
 

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_unreadable
@@ -259,7 +259,7 @@ class Scenario:
             _refuse_odd_windows(self.trace, self.windows)
 
     @classmethod
-    def of(cls, jobs: Scenario | Jobs | str | Path, **changes: Any) -> Scenario:
+    def of(cls, jobs: Scenario | Jobs | str | Path, **changes: Unpack[Fields]) -> Scenario:
         """Return a scenario of jobs or a trace; or one with some fields changed.
 
         Raises
@@ -267,14 +267,14 @@ class Scenario:
         InputError
             If a field is misspelt, or a value cannot be; of jobs that are none.
         """
-        changes = current(changes)
-        for name in changes:
+        named = current(changes)
+        for name in named:
             if name not in DEFAULTS:
                 raise unknown("option of a simulation", name, sorted(DEFAULTS))
         from labkit.core.jobs import Jobs
 
         if isinstance(jobs, Scenario):
-            return replace(jobs, **changes)
+            return replace(jobs, **named)
         if not isinstance(jobs, Jobs | str | Path):
             raise InputError(
                 f"jobs is a {type(jobs).__name__}; expected Jobs, the path of a trace, or a generator such as "
@@ -285,7 +285,7 @@ class Scenario:
             raise InputError(
                 f"{jobs.name} has no jobs; expected at least one. Does a condition, as in take(), fit none?"
             )
-        return cls(trace=str(jobs) if isinstance(jobs, Path) else jobs, **changes)
+        return cls(trace=str(jobs) if isinstance(jobs, Path) else jobs, **named)
 
     def of_trace(self, trace: Jobs | str | Path) -> Scenario:
         """Return the scenario with another trace."""
@@ -380,7 +380,7 @@ class Scenario:
         return cls.told(told, source=str(path))
 
     @classmethod
-    def of_run(cls, record: RunRecord, *, trust: Trust = False, **changes: Any) -> Self:
+    def of_run(cls, record: RunRecord, *, trust: Trust = False, **changes: Unpack[Fields]) -> Self:
         """Return the scenario of a run that was kept: its very jobs, and the rest as it was asked for, or is now.
 
         Raises
@@ -395,9 +395,9 @@ class Scenario:
         told = record.info.config.get(KEY)
         if not isinstance(told, Mapping):
             raise InputError(f"run '{record.info.run}' holds no scenario; it is of an older labkit, or of machines.")
-        changes = current(changes)
-        kept = {name: value for name, value in current(told).items() if name not in OF_JOBS and name not in changes}
-        made = cls.told(kept, source=f"run '{record.info.run}'", trace=record.jobs, **changes)
+        named = current(changes)
+        kept = {name: value for name, value in current(told).items() if name not in OF_JOBS and name not in named}
+        made = cls.told(kept, source=f"run '{record.info.run}'", trace=record.jobs, **named)
         with stored(trust):
             for name, file in made.files:
                 if name in kept:
@@ -511,7 +511,7 @@ def _refuse_odd_windows(trace: Any, windows: int | None) -> None:
         raise InputError(f"{trace} is generated; windows are of a trace from a file. Repeat it with --seeds instead.")
 
 
-def current(named: Mapping[str, Any]) -> dict[str, Any]:
+def current(named: Mapping[str, object]) -> dict[str, Any]:
     """Return what fields were given under their names, where some have former ones.
 
     Raises

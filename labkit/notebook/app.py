@@ -24,7 +24,8 @@ from labkit.notebook.run import PAUSED, READY, RUNNING, STOPPING, LiveRun, one_l
 from labkit.notebook.views import HERE, STYLE, RunPanels
 from labkit.notebook.where import Where, place
 from labkit.results import RunRecord
-from labkit.schedulers import available
+from labkit.schedulers import available, open_options
+from labkit.workloads.named_traces import shipped
 
 MOST_GHOSTS: Final = 2
 """Earlier runs that leave traces on the Gantt."""
@@ -158,13 +159,10 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         """What the form shows."""
         form = self._form
         return Choice(
-            trace="" if self._jobs is not None else form.trace.value.strip(),
-            cluster=form.cluster.value.strip(),
-            scheduler=form.scheduler.value,
-            own=form.scheduler.value in self._own,
-            seed=form.seed.value,
-            machines=self._where.machines,
-        )
+            trace="" if self._jobs is not None else form.trace.value.strip(), cluster=form.cluster.value.strip(),
+            scheduler=form.options.name, own=form.scheduler.value in self._own, seed=form.seed.value,
+            arrival_rate=form.arrival_rate.value, slot_s=form.slot_s.value or None, machines=self._where.machines,
+        )  # fmt: skip
 
     def _prepare(self) -> None:
         if self.run is not None and self.run.state != READY and not self.run.over:
@@ -173,7 +171,9 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         self._code.show(choice)
         try:
             trace = self._jobs if self._jobs is not None else choice.trace
-            experiment = self._where.experiment(trace, choice.cluster, seed=choice.seed)
+            experiment = self._where.experiment(
+                trace, choice.cluster, seed=choice.seed, arrival_rate=choice.arrival_rate, slot_s=choice.slot_s
+            )
             scheduler = self._own.get(choice.scheduler, choice.scheduler)
             pace = self._form.speedup.value
             run = self._where.run(experiment, scheduler=scheduler, name=choice.scheduler, speedup=pace)
@@ -234,35 +234,93 @@ class RunForm:
         seed: int, speedup: float,
     ) -> None:  # fmt: skip
         wide = ipw.Layout(width="100%", margin="0 0 6px 0")
-        self.trace = ipw.Text(trace, disabled=fixed, continuous_update=False, layout=wide)
+        self.trace = ipw.Combobox(
+            value=trace, options=list(shipped()), ensure_option=False, disabled=fixed, continuous_update=False,
+            layout=wide,
+        )  # fmt: skip
         self.cluster = ipw.Combobox(
             value=cluster, options=list(where.suggestions()), ensure_option=False, continuous_update=False, layout=wide
         )
         names = [*schedulers, *([scheduler] if scheduler not in schedulers else [])]
         self.scheduler = ipw.Dropdown(options=names, value=scheduler, layout=wide)
+        self.options = SchedulerOptions(self.scheduler)
+        self.arrival_rate = ipw.BoundedFloatText(1.0, min=0.01, max=1000.0, step=0.1, layout=wide)
+        self.slot_s = ipw.BoundedFloatText(0.0, min=0.0, max=1e9, step=60.0, layout=wide)
         self.seed = ipw.BoundedIntText(seed, min=0, max=2**31 - 1, layout=wide)
         paces = PACES if speedup in PACES.values() else {f"{speedup:g} s per second": speedup} | PACES
         self.speedup = ipw.Dropdown(options=paces, value=speedup, layout=wide)
         self._fixed = fixed
         self._fields = {
-            "Trace": self.trace, where.field: self.cluster, "Scheduler": self.scheduler,
+            "Trace": self.trace, where.field: self.cluster, "Scheduler": self.scheduler, "": self.options.box,
+            "Arrival rate (1: as in the trace)": self.arrival_rate, "Slot (s; 0: decide at events)": self.slot_s,
         }  # fmt: skip
         if not where.machines:  # there, time passes as it does, and nothing is drawn by lot
             self._fields |= {"Seed": self.seed, "Pace": self.speedup}
-        parts = [part for name, field in self._fields.items() for part in (_label(name), field)]
+        parts = [part for name, field in self._fields.items() for part in ([_label(name)] if name else []) + [field]]
         self.box = ipw.VBox(parts, layout=ipw.Layout(width="190px", flex="0 0 190px"))
         self.box.add_class("labkit-form")
 
     def on_change(self, act: Callable[[], None]) -> None:
         """Call when something else is to be run; another pace is not."""
-        for field in (self.trace, self.cluster, self.scheduler, self.seed):
+        for field in (self.trace, self.cluster, self.arrival_rate, self.slot_s, self.seed):
             field.observe(lambda _: act(), "value")
+        self.options.on_change(act)
 
     def enable(self, yes: bool) -> None:
         """Let people change what is to be run, or not; the pace may always be changed."""
-        for field in (self.cluster, self.scheduler, self.seed):
+        for field in (self.cluster, self.scheduler, self.arrival_rate, self.slot_s, self.seed, *self.options.fields):
             field.disabled = not yes
         self.trace.disabled = self._fixed or not yes
+
+
+class SchedulerOptions:
+    """The options of the chosen scheduler as fields, folded up: those that are numbers, words, or yes or no."""
+
+    KINDS: Final[dict[type, Callable[..., Any]]] = {
+        bool: ipw.Checkbox, int: ipw.IntText, float: ipw.FloatText, str: ipw.Text,
+    }  # fmt: skip
+
+    def __init__(self, scheduler: ipw.Dropdown) -> None:
+        self._scheduler, self._act = scheduler, [_nothing]
+        self._fields: dict[str, tuple[Any, Any]] = {}
+        self.box = ipw.Accordion(titles=("Options",), layout=ipw.Layout(margin="0 0 6px 0"))
+        scheduler.observe(lambda _: self._renew(), "value")
+        self._renew()
+
+    @property
+    def fields(self) -> list[Any]:
+        """The fields."""
+        return [field for field, _ in self._fields.values()]
+
+    @property
+    def name(self) -> str:
+        """The scheduler's name, with the options that differ from their defaults in brackets."""
+        changed = [f"{name}={field.value!r}" for name, (field, usual) in self._fields.items() if field.value != usual]
+        return f"{self._scheduler.value}({', '.join(changed)})" if changed else str(self._scheduler.value)
+
+    def on_change(self, act: Callable[[], None]) -> None:
+        """Call when another scheduler is chosen, or one of its options changes."""
+        self._act[0] = act
+
+    def _renew(self) -> None:
+        """Show the options of the chosen scheduler; of one that labkit does not know by name, none."""
+        name = str(self._scheduler.value)
+        known = open_options(name) if name in available() else {}
+        usual = {option: value for option, value in known.items() if type(value) in self.KINDS}
+        self._fields = {option: (self._field(option, value), value) for option, value in usual.items()}
+        self.box.children = [ipw.VBox([part for option in usual for part in (_label(option), self._fields[option][0])])]
+        self.box.layout.display = "block" if usual else "none"
+        self._act[0]()
+
+    def _field(self, option: str, value: Any) -> Any:
+        changes = {} if isinstance(value, bool) else {"continuous_update": False}
+        field = self.KINDS[type(value)](value=value, tooltip=option, layout=ipw.Layout(width="100%"), **changes)
+        field.observe(lambda _: self._act[0](), "value")
+        return field
+
+
+def _nothing() -> None:
+    """Do nothing: before a form is watched."""
 
 
 def _label(text: str) -> ipw.Label:
@@ -341,6 +399,8 @@ class Choice:
         The scheduler is an object of the notebook, named `scheduler` there.
     seed : int
         Of the simulator.
+    arrival_rate, slot_s : float
+        As `Scenario` has them.
     machines : bool
         Jobs really train, on the hosts of the inventory that `cluster` names.
     """
@@ -350,7 +410,15 @@ class Choice:
     scheduler: str
     own: bool = False
     seed: int = 0
+    arrival_rate: float = 1.0
+    slot_s: float | None = None
     machines: bool = False
+
+    @property
+    def changed(self) -> dict[str, float]:
+        """Options of the scenario that differ from their defaults."""
+        rate = {} if self.arrival_rate == 1 else {"arrival_rate": self.arrival_rate}
+        return rate | ({} if self.slot_s is None else {"slot_s": self.slot_s})
 
     def python(self) -> str:
         """Return the run as Python.
@@ -365,6 +433,7 @@ class Choice:
         scheduler = self.scheduler if self.own else _quoted(self.scheduler)
         verb, on = ("deploy", "inventory") if self.machines else ("simulate", "cluster")
         seed = "" if self.machines else f", seed={self.seed}"
+        seed += "".join(f", {name}={value:g}" for name, value in self.changed.items())
         call = f"labkit.{verb}({trace}, {on}={_quoted(self.cluster)}, scheduler={scheduler}{seed})"
         return f"import labkit\n\nrecord = {call}\nrecord.summary"
 
@@ -380,12 +449,13 @@ class Choice:
             return "# the command line needs the trace as a file"
         if self.own:
             return "# the command line needs the scheduler as a file in labkit/schedulers"
+        flags = {"arrival_rate": "--arrival-rate", "slot_s": "--slot"}
+        more = [word for name, value in self.changed.items() for word in (flags[name], f"{value:g}")]
         if self.machines:
-            return shlex.join(
-                ["labkit", "deploy", self.trace, "--scheduler", self.scheduler, "--inventory", self.cluster]
-            )
+            words = ["labkit", "deploy", self.trace, "--scheduler", self.scheduler, "--inventory", self.cluster]
+            return shlex.join([*words, *more])
         words = ["labkit", "compare", self.trace, "--schedulers", self.scheduler, "--cluster", self.cluster]
-        return shlex.join([*words, "--seed", str(self.seed)])
+        return shlex.join([*words, "--seed", str(self.seed), *more])
 
 
 def _quoted(text: str) -> str:

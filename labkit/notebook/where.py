@@ -5,19 +5,22 @@ from __future__ import annotations
 import atexit
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, Unpack
 
 from labkit.core.errors import unknown
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment import Experiment
+from labkit.experiment.auto import AutoFields
 from labkit.experiment.machines import OnMachines
-from labkit.experiment.opener import Preflight
+from labkit.experiment.opener import LEASE_S, Preflight
+from labkit.experiment.scenario import Fields
 from labkit.notebook.run import LiveRun
 from labkit.topology import available as clusters
 
 if TYPE_CHECKING:
     from labkit.testbed.inventory import Inventory
+    from labkit.testbed.run.retries import Retries
     from labkit.testbed.run.training import TrainingTable
 
 N_HOSTS: Final = 3
@@ -44,7 +47,9 @@ class Where(Protocol):
     def suggestions(self) -> tuple[str, ...]:
         """Return the choices of the field."""
 
-    def experiment(self, trace: Jobs | str, on: str, *, seed: int) -> Experiment:
+    def experiment(
+        self, trace: Jobs | str, on: str, *, seed: int, arrival_rate: float, slot_s: float | None
+    ) -> Experiment:
         """Return all that defines a run but its scheduler."""
 
     def run(self, experiment: Experiment, *, scheduler: Scheduler | str, name: str, speedup: float) -> LiveRun:
@@ -60,9 +65,11 @@ class Simulation:
         """Return the clusters that have a name."""
         return tuple(clusters())
 
-    def experiment(self, trace: Jobs | str, on: str, *, seed: int) -> Experiment:
+    def experiment(
+        self, trace: Jobs | str, on: str, *, seed: int, arrival_rate: float, slot_s: float | None
+    ) -> Experiment:
         """Return a simulation but for its scheduler."""
-        return Experiment.of(trace, cluster=on, seed=seed)
+        return Experiment.of(trace, cluster=on, seed=seed, arrival_rate=arrival_rate, slot_s=slot_s)
 
     def run(self, experiment: Experiment, *, scheduler: Scheduler | str, name: str, speedup: float) -> LiveRun:
         """Return a run in a fresh simulator."""
@@ -87,12 +94,15 @@ class OnHosts:
         found = default_inventory() or _laptop()
         return (str(found.path),)
 
-    def experiment(self, trace: Jobs | str, on: str, *, seed: int) -> Experiment:
+    def experiment(
+        self, trace: Jobs | str, on: str, *, seed: int, arrival_rate: float, slot_s: float | None
+    ) -> Experiment:
         """Return a run on those hosts but for its scheduler."""
         from labkit.testbed.inventory import Inventory
 
         self._inventory = Inventory.read(on or None)
-        return Experiment.of(trace, cluster=self._inventory.cluster(), seed=seed)
+        here = self._inventory.cluster()
+        return Experiment.of(trace, cluster=here, seed=seed, arrival_rate=arrival_rate, slot_s=slot_s)
 
     def run(self, experiment: Experiment, *, scheduler: Scheduler | str, name: str, speedup: float) -> LiveRun:  # noqa: ARG002
         """Return a run on the hosts of the last experiment; time passes there as it does."""
@@ -108,20 +118,23 @@ def live_deploy(
     name: str | None = None,
     runs: str | Path = "runs",
     training: TrainingTable | None = None,
-    **options: Any,
+    lease_s: float = LEASE_S,
+    retries: Retries | None = None,
+    **fields: Unpack[Fields],
 ) -> LiveRun:
     """Return a run on a testbed that can be watched and steered; begin it with `start`.
 
     Parameters and errors are those of `labkit.deploy`. Where the notebook dies, `labkit.attach`
-    goes on with the run.
+    continues the run.
     """
-    mine = copy.deepcopy(scheduler)
-    return _live(
-        Preflight.of(jobs, inventory=inventory, scheduler=mine, name=name, runs=runs, training=training, **options)
-    )
+    opener = Preflight.of(
+        jobs, inventory=inventory, scheduler=copy.deepcopy(scheduler), name=name, runs=runs, training=training,
+        lease_s=lease_s, retries=retries, **fields,
+    )  # fmt: skip
+    return _live(opener)
 
 
-def live_auto(model: str, *, steps: int, **options: Any) -> LiveRun:
+def live_auto(model: str, *, steps: int, **options: Unpack[AutoFields]) -> LiveRun:
     """Return a run of one job on this machine that configures itself; begin it with `start`.
 
     Parameters and errors are those of `labkit.auto`.

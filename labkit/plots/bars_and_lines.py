@@ -213,15 +213,18 @@ def plot_matrix(
     across, down = (list(dict.fromkeys(table[name])) for name in (x, y))
     tips = [name for name in (x, y, value, "low", "high") if name in table]
     shown = table[tips].assign(lowest=table[value] == table.groupby(x)[value].transform("min")).round(4)
-    limit = float(shown[value].quantile(0.6))
+    least, most = float(shown[value].min()), float(shown[value].quantile(0.95))
+    limit = least + 0.5 * (most - least)
     base = alt.Chart(shown).encode(
         x=alt.X(f"{x}:N", sort=across, title=None, axis=alt.Axis(labelAngle=0, orient="top", labelLimit=150)),
         y=alt.Y(f"{y}:N", sort=down, title=None, axis=name_axis(down)),
     )
-    scale = alt.Scale(range=list(HEAT), domainMax=float(shown[value].quantile(0.95)), clamp=True)
+    scale = alt.Scale(range=list(HEAT), domainMax=most, clamp=True)
     fields = base.mark_rect().encode(color=alt.Color(f"{value}:Q", title=axis, scale=scale), tooltip=tips)
     frames = base.transform_filter("datum.lowest").mark_rect(fill=None, stroke=INK, strokeWidth=2.5)
     dark = alt.condition(f"datum['{value}'] > {limit}", alt.value(PAPER), alt.value(INK))
     numbers = base.mark_text(fontSize=12).encode(text=alt.Text(f"{value}:Q", format=number), color=dark)
-    size = {"width": alt.Step(min(150, WIDTH // len(across))), "height": alt.Step(28)}
-    return cast(alt.LayerChart, alt.layer(fields, frames, numbers).properties(**size, title=title(heading, note)))
+    drawn = alt.layer(fields, frames, numbers).properties(
+        width=alt.Step(min(150, WIDTH // len(across))), height=alt.Step(28), title=title(heading, note)
+    )
+    return cast(alt.LayerChart, drawn)

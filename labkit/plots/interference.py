@@ -103,7 +103,7 @@ def plot_contention(table: pd.DataFrame, *, heading: str = "Where neighbours slo
         .transform_filter("datum.name == 'link'")
         .encode(
             fill=alt.Fill(
-                "link_load:Q", title="Link utilisation", scale=alt.Scale(domain=[0, 1], range=list(HEAT), clamp=True),
+                "link_load:Q", title="Link load", scale=alt.Scale(domain=[0, 1], range=list(HEAT), clamp=True),
                 legend=alt.Legend(format="%"),
             ),
             tooltip=["pod", "machine", alt.Tooltip("link_load:Q", format=".0%")],

@@ -142,8 +142,8 @@ def _card(card: Card) -> str:
 def _table(table: PageTable) -> str:
     """Return a table that sorts by a click on a heading, and can be saved."""
     head = "".join(
-        f'<th scope="col" aria-sort="none"><button type="button">{escape(heading)}</button></th>'
-        for heading in ("", *table.headings)
+        f'<th scope="col"{kind} aria-sort="none"><button type="button">{escape(heading)}</button></th>'
+        for heading, kind in [("Name", ' class="word"'), *((heading, "") for heading in table.headings)]
     )
     rows = []
     shades = colours(label for label, _ in table.rows)
@@ -155,7 +155,8 @@ def _table(table: PageTable) -> str:
         rows.append(f"<tr{kind}><th scope='row'>{name}</th>{''.join(map(_cell, cells))}</tr>")
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
     return (
-        f'<div class="wide"><table class="sortable" data-name="{escape(table.name)}"><thead><tr>{head}</tr></thead>'
+        f'<div class="wide" tabindex="0" role="region" aria-label="Table: {escape(table.name)}">'
+        f'<table class="sortable" data-name="{escape(table.name)}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>{notes}"
     )
 
@@ -180,8 +181,18 @@ def _section(section: Section, numbers: Iterator[int], shades: dict[str, str]) -
 def _figure(chart: alt.Chart, *, number: int) -> str:
     """Return a figure as SVG with its specification beside it; the page's script puts the live chart in its place."""
     spec = printable_spec(chart.to_dict())
-    svg = _at_home(as_svg(spec), number=number)
-    return f'<figure>{svg}<script type="application/json" class="spec">{json_in_html(spec)}</script></figure>'
+    svg, said = _at_home(as_svg(spec), number=number), escape(_title_of(spec) or f"Figure {number}")
+    kept = f'<script type="application/json" class="spec">{json_in_html(spec)}</script>'
+    return f'<figure tabindex="0" aria-label="{said}">{svg}{kept}</figure>'
+
+
+def _title_of(spec: dict[str, Any]) -> str:
+    """Return the title of a figure, or of its first part; "": it has none."""
+    parts = [spec, *spec.get("vconcat", spec.get("hconcat", []))]
+    titles = [part["title"] for part in parts if part.get("title")]
+    said = titles[0] if titles else ""
+    text = said.get("text", "") if isinstance(said, dict) else said
+    return " ".join(text) if isinstance(text, list) else str(text)
 
 
 def _at_home(svg: str, *, number: int) -> str:
@@ -205,7 +216,7 @@ def json_in_html(value: Any) -> str:
 
 def _foot(provenance: Sequence[tuple[str, str]], command: str) -> str:
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in provenance)
-    again = f"<h2>Do it again</h2><pre><code>{escape(command)}</code></pre>" if command else ""
+    again = f'<h2>Do it again</h2><pre tabindex="0"><code>{escape(command)}</code></pre>' if command else ""
     return f"<section>{again}</section><section><h2>Provenance</h2><dl>{rows}</dl></section>"
 
 

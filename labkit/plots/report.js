@@ -12,6 +12,8 @@
     vegaEmbed(box, spec, options).then(function () {
       box.querySelector("svg.marks").style.maxWidth = still.style.maxWidth;
       still.remove();
+      const menu = box.querySelector("summary");
+      if (menu) menu.setAttribute("aria-label", "Save this figure");
       box.style.display = "";
       figure.classList.add("live");
     }).catch(function (error) {

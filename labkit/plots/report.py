@@ -534,7 +534,7 @@ def seeds_section(table: pd.DataFrame, *, base: str | None = None, metric: str =
     scale, unit = time_unit(float(compared["mean"].median()))
     pair = pairs_called(table)
     headings = [
-        f"{pair.capitalize()}s", "Failed", f"Mean JCT ({unit})", "95% interval", f"Against {base}", "95% interval",
+        f"{pair.capitalize()}s", "Failed", f"Mean JCT ({unit})", "95% CI", f"Against {base}", "95% CI",
         "Lower on",
     ]  # fmt: skip
     rows = [(str(row["scheduler"]), _cells(row, scale)) for row in compared.to_dict("records")]
@@ -571,8 +571,9 @@ DIGITS: Final = 3
 """Behind the point; times are told to a millisecond."""
 
 _SHELL: Final = (
-    '<div id="jobs"><div class="tools"></div><div class="wide"><table><thead><tr></tr></thead><tbody></tbody></table>'
-    '</div><p class="note told">The table needs the page\'s script.</p>'
+    '<div id="jobs"><div class="tools"></div><div class="wide" tabindex="0" role="region" aria-label="Jobs">'
+    "<table><thead><tr></tr></thead><tbody></tbody></table></div>"
+    '<p class="note told">The table needs the page\'s script.</p>'
     '<script type="text/plain">{packed}</script></div>'
 )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-WINDOWS: Final = "Windows are parts of one trace, each begun on an empty cluster: intervals are about this trace alone."
+WINDOWS: Final = "Windows are parts of one trace, each begun on an empty cluster: intervals are about this trace."
 MOST_NAMED = 4
 """Schedulers that a sentence names one by one."""
 
@@ -123,7 +123,7 @@ def _more(record: RunRecord) -> str:
     """Return the advice for more evidence: other seeds of a generated trace; a trace from a file has none."""
     if is_generated(without_seed(record.info.trace or record.jobs.name)):
         return "Repeat it with --seeds 10"
-    return "Repeat it on a trace from another period"
+    return "Repeat it with --windows 10, or on a trace from another period"
 
 
 def _ranked(whole: dict[str, RunRecord], means: dict[str, float], best: str, worst: str) -> str:

@@ -87,7 +87,7 @@ def machines(files: Sequence[str | Path]) -> list[ListedHost]:
         raise InputError(f"{files[0]} has no hosts; expected {EXPECTED}.")
     if bare := [one.name for one in found.values() if one.bare]:
         raise InputError(
-            f"{shortened(', '.join(map(str, files)))} does not tell what {bare[0]} and {len(bare) - 1} other hosts "
+            f"{shortened(', '.join(map(str, files)))} does not show what {bare[0]} and {len(bare) - 1} other hosts "
             "have; give what `scontrol show node` prints beside it."
         )
     return list(found.values())
@@ -144,7 +144,7 @@ def _doubts(kept: Sequence[ListedHost], *, n_more: int) -> list[str]:
         notes.append(f"slices of GPUs count by their sevenths, rounded up to whole GPUs: {_some(odd)}")
     for key, most, unit in (("cpus", CORES_PER_GPU, "cores"), ("memory_gb", MEMORY_GB_PER_GPU, "GB")):
         if n := sum(math.isnan(getattr(one, key)) for one in kept):
-            notes.append(f"{key} not told of {n} hosts: {most:g} {unit} for each GPU were taken")
+            notes.append(f"{key} of {n} hosts is unknown: {most:g} {unit} for each GPU is assumed")
     return notes
 
 

@@ -110,7 +110,7 @@ def _findings(jobs: Jobs, cluster: Cluster | None) -> list[str]:
 def _schedule(read: Read, cluster: Cluster | None) -> list[tuple[str, str]]:
     """Return the lines that tell GPUs in use over time as recorded, against what machines hold."""
     if read.segments is None or not len(read.segments.gpus):
-        return [("in use", "not known: the format does not tell when jobs started")]
+        return [("in use", "not known: the format has no start times")]
     held = f" of {cluster.n_gpus:,}" if cluster else ""
     lines = [("in use", f"GPUs as recorded{held}: from, mean, peak")]
     for row in occupancy(read.segments, n_bins=ROWS).itertuples():

@@ -48,8 +48,7 @@ def window(jobs: Jobs, number: int, *, n_windows: int, n_jobs: int | None = None
     first = 0 if n_windows == 1 else round(number * (len(jobs) - of) / (n_windows - 1))
     part = jobs.take(np.arange(first, first + of))
     from_s = part.arrival_s[0]
-    note = f"{n_windows} windows of {of:,} jobs each, of {len(jobs):,}; a window begins on an empty cluster"
     return part.with_columns(
         arrival_s=part.arrival_s - from_s, begin_s=part.begin_s - from_s,
-        recorded_start_s=part.recorded_start_s - from_s, notes=(*part.notes, note),
+        recorded_start_s=part.recorded_start_s - from_s,
     )  # fmt: skip

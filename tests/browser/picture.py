@@ -1,18 +1,26 @@
-"""The picture of README: the lab in a real JupyterLab, half way through srtf, with the completions of fifo.
+"""The pictures of README and the start page: the lab in a real JupyterLab, a report, and the page of a run.
 
-`python -m tests.browser.picture` writes docs/assets/lab-light.png and lab-dark.png.
+`python -m tests.browser.picture` writes docs/assets/lab-light.png and lab-dark.png, and the same of report and watch;
+`python -m tests.browser.picture pages` those of report and watch alone.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import sync_playwright
+
+import labkit
+from labkit.live.follow import FollowedRun
+from labkit.live.page import RunPage
+from labkit.results import RunWriter
 
 from .lab import chromium, copy_for_lab, jupyter_lab
 from .test_lab import IDLE, OPTIONS
@@ -22,6 +30,8 @@ THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 CODE = '%load_ext labkit.notebook\nimport labkit\nlabkit.LabApp("demo", cluster="demo")'
 SIZE = {"width": 1150, "height": 920}
 """In CSS pixels. README shows it at 850, where letters of 13 px still have 10."""
+
+PAGE = {"width": 1150, "height": 860}
 
 BARE = """() => {
   const run = (command, options) => window.jupyterapp.commands.execute(command, options);
@@ -36,7 +46,37 @@ MOST_MS = 600_000
 
 
 def main() -> None:
-    """Write both pictures."""
+    """Write all pictures, or those of report and watch alone."""
+    if sys.argv[1:] != ["pages"]:
+        pictures_of_lab()
+    pictures_of_pages()
+
+
+def pictures_of_pages() -> None:
+    """Write the pictures of a report of four schedulers, and of the page of a run half way through."""
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
+        runs = labkit.compare("demo", cluster="demo", schedulers="fifo,srtf,las,optimus")
+        report = labkit.plots.write_report(runs, Path(name) / "report.html", title="Trace demo, cluster demo")
+        record = runs[1]
+        writer = RunWriter.create(name, info=replace(record.info, run="srtf"), jobs=record.jobs, cluster=record.cluster)
+        writer.append(record.events[: len(record.events) // 2])
+        writer.flush()
+        browser = driver.chromium.launch(executable_path=chromium(), args=OPTIONS)
+        with RunPage(FollowedRun(writer.folder)) as followed:
+            for what, url in (("report", report.resolve().as_uri()), ("watch", followed.url)):
+                for scheme in ("light", "dark"):
+                    page = browser.new_page(viewport=PAGE, color_scheme=scheme)
+                    page.goto(url)
+                    page.locator("canvas, svg").first.wait_for()
+                    page.wait_for_timeout(2000)
+                    page.screenshot(path=ROOT / "docs" / "assets" / f"{what}-{scheme}.png")
+                    page.close()
+        writer.close()
+        browser.close()
+
+
+def pictures_of_lab() -> None:
+    """Write both pictures of the lab."""
     with lab() as page:
         box = page.locator(".labkit-app")
         run(box, scheduler="fifo", pace="as fast as possible", until="done")

@@ -122,7 +122,7 @@ def test_other_seeds_are_recommended_only_for_a_trace_that_has_some():
         for trace in ("poisson(80, per_hour=12) seed 0", "my.csv")
     )
     assert conclusion(made)[1].endswith("Repeat it with --seeds 10.")
-    assert conclusion(read)[1].endswith("Repeat it on a trace from another period.")
+    assert conclusion(read)[1].endswith("Repeat it with --windows 10, or on a trace from another period.")
 
 
 def test_one_run_of_each_concludes_nothing_about_other_traces():

@@ -19,7 +19,7 @@ def test_it_ends_with_means_intervals_and_differences_and_goes_on_where_it_was(t
     words = (*PLAIN, "--schedulers", "fifo", "--schedulers", "srtf,drf(placer=pack)", "--seeds", "2")
     done = labkit("sweep", *words, "--set", "load=1,2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "95% interval" in done.stdout
+    assert "95% CI" in done.stdout
     assert done.stdout.splitlines()[1].split() == ["against", "lower", "times"]  # the first scheduler's name, the bound
     assert done.stdout.count("drf(placer=pack)") == 2
     assert len((tmp_path / "s" / "cells.jsonl").read_text().splitlines()) == 12

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit import simulate
+from labkit import Experiment, Grid, build, simulate
 from labkit.core import Cluster, InputError, Jobs, Kind, Placement, PlacementError, Snapshot, StalledError
 from labkit.experiment import Cadence, Session, at_events, every_slot
 from labkit.schedulers import make
@@ -318,4 +318,8 @@ def test_a_trace_without_jobs_is_refused_and_jobs_and_runs_are_shown_in_a_line()
         simulate(jobs.take(jobs.gpus > 99), cluster="demo", scheduler="fifo")
     run = simulate(jobs, cluster="demo", scheduler="fifo", speed="recorded")
     assert repr(jobs) == "<2 jobs of few>"
+    assert repr(build("demo")) == f"<cluster {build('demo')}>"
+    made = Grid(trace=jobs, cluster="demo", schedulers="fifo", seeds=3)
+    assert repr(made) == "<grid of 3 runs: 1 trace x 1 cluster x 1 scheduler x 3 seeds>"
+    assert repr(Experiment.of(jobs, cluster="demo")).startswith("<experiment: 2 jobs of few on demo")
     assert repr(run).startswith("<run of fifo on few, demo")

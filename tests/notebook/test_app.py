@@ -45,6 +45,28 @@ def test_a_run_of_the_app_is_what_its_code_does(trace):
     assert names["record"].info.seed == app.records[0].info.seed == 3
 
 
+def test_options_of_the_scheduler_arrival_rate_and_slot_are_fields_and_stand_in_the_code(trace):
+    app = LabApp(trace, scheduler="las", speedup=math.inf)
+    app._form.options._fields["quantum_s"][0].value = 60.0
+    app._form.arrival_rate.value, app._form.slot_s.value = 2.0, 300.0
+    assert app.choice.scheduler == "las(quantum_s=60.0)"
+    assert app.choice.python().splitlines()[-2].endswith("seed=0, arrival_rate=2, slot_s=300)")
+    assert app.choice.shell().endswith("--seed 0 --arrival-rate 2 --slot 300")
+    finish(app)
+    names: dict = {}
+    exec(app.choice.python(), names)
+    assert names["record"].summary == app.records[0].summary
+    app._form.scheduler.value = "fifo"
+    assert "quantum_s" not in app._form.options._fields
+    assert app.choice.scheduler == "fifo"
+
+
+def test_the_form_suggests_traces_and_clusters(trace):
+    app = LabApp(trace)
+    assert {"demo", "philly-like"} <= set(app._form.trace.options)
+    assert "demo" in app._form.cluster.options
+
+
 def test_earlier_runs_stay_in_the_table_and_as_ghosts(trace):
     app = LabApp(trace, speedup=math.inf)
     for name in ("fifo", "srtf", "fifo", "drf"):

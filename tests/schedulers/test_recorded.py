@@ -133,7 +133,7 @@ def test_the_recorded_run_measures_the_others() -> None:
 
 def test_without_a_recorded_start_or_with_other_arrivals_it_is_refused_in_one_line() -> None:
     plain = Jobs.of(arrival_s=[0.0], total_steps=[10.0], duration_s=10.0)
-    with pytest.raises(InputError, match="does not tell when jobs started; leave it out"):
+    with pytest.raises(InputError, match="does not say when jobs started; leave it out"):
         labkit.simulate(plain, scheduler="recorded", cluster=CLUSTER)
     with pytest.raises(InputError, match="arrivals are scaled"):
         labkit.simulate(recorded([5.0]), scheduler="recorded", cluster=CLUSTER, load=2)

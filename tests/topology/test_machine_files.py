@@ -78,7 +78,7 @@ def test_partitions_come_from_their_own_file_and_a_lone_list_of_them_is_refused(
     assert list(hosts) == ["n[0-3]"]
     assert partitions(tmp_path) == {"all": ["n[0-3]"], "half": ["n[2-3]"]}
     with pytest.raises(
-        InputError, match="does not tell what n0 and 3 other hosts have; give what `scontrol show node`"
+        InputError, match="does not show what n0 and 3 other hosts have; give what `scontrol show node`"
     ):
         read(tmp_path, partitions_txt=told)
 
@@ -170,7 +170,7 @@ def test_helios_tells_gpus_of_virtual_clusters_and_hosts_have_eight(tmp_path: Pa
     hosts, notes = read(tmp_path, gpus_csv="date,total,vcA,vcB\n2020-04-01,12,8,4\n2020-05-01,20,16,4\n")
     assert {name: row["gpus"] for name, row in hosts.items()} == {"vcA-[0-1]": 8, "vcB-0": 4}
     assert partitions(tmp_path) == {"vcA": ["vcA-[0-1]"], "vcB": ["vcB-0"]}
-    assert notes[0] == "cpus not told of 3 hosts: 16 cores for each GPU were taken"
+    assert notes[0] == "cpus of 3 hosts is unknown: 16 cores for each GPU is assumed"
 
 
 @pytest.mark.parametrize(

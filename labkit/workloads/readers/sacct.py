@@ -361,7 +361,7 @@ def _remark(rows: pd.DataFrame, ledger: TraceLedger, table: TraceTable) -> None:
     if column is not None and (without_offset(column.head(1000)).any() or without_offset(column).any()):
         ledger.remark(
             len(rows),
-            "times in the time zone of the host of sacct, which the file does not tell, so that gaps are wrong at a "
+            "times in the time zone of the host of sacct, which the file does not name, so that gaps are wrong at a "
             "change of clocks (TZ=UTC sacct ... has none)",
         )
 
