@@ -26,6 +26,8 @@ MOST_LOCAL: Final = {"yolov3": 8}
 FILES: Final = ("placements.csv", "scalability.csv")
 ON_ONE_NODE: Final = 4
 NEARLY: Final = 1e-8
+NCF_BATCH: Final = 32_768.0
+MOST_WORKERS: Final = 64
 CANDIDATES: Final = 50
 """Batches among which an adaptive job chooses, in geometric progression."""
 
@@ -160,12 +162,27 @@ class Application:
 
     def best_batch(self, placement: tuple[int, ...], epoch: int) -> float:
         """Return the batch with the most goodput."""
-        key = "best", placement, epoch
-        if key not in self._known:
-            least = max(self.batches[0], self.local[0] * sum(placement))
-            tried = np.geomspace(least, max(self.batches[-1], least), CANDIDATES)
-            self._known[key] = float(max(tried, key=lambda batch: self.goodput(placement, batch, epoch)))
-        found: float = self._known[key]
+        batches, seconds = self._candidates(placement)
+        square, variance = (
+            np.interp(batches, self.batches, of[:, epoch]) for of in (self.square, self.variance)
+        )
+        worth = (variance + square) / (variance / (batches / self.batches[0]) + square) / seconds
+        return float(batches[int(np.argmax(worth))])
+
+    def _candidates(self, placement: tuple[int, ...]) -> tuple[Floats, Floats]:
+        """Return the batches that an adaptive job may choose among, and seconds per step; inf: not to be split so."""
+        if ("tried", placement) not in self._known:
+            n = sum(placement)
+            least = max(self.batches[0], self.local[0] * n)
+            split = [self.split(batch, n) for batch in np.geomspace(least, max(self.batches[-1], least), CANDIDATES)]
+            batches = np.array([float(n * local * (more + 1)) for local, more in split])
+            seconds = np.array([
+                self.iteration_s(placement, local, more) if self.local[0] <= local <= self.local[1] else np.nan
+                for local, more in split
+            ])  # fmt: skip
+            sound = (batches >= self.batches[0]) & (batches <= self.batches[-1]) & (seconds > 0)
+            self._known["tried", placement] = batches, np.where(sound, seconds, np.inf)
+        found: tuple[Floats, Floats] = self._known["tried", placement]
         return found
 
 
@@ -289,7 +306,8 @@ class Goodput:
         rates = np.array([self._rate(model, placement, float(self.batch[job]), e) for e in range(len(of.progress))])
         if not (rates > 0).all():
             return math.nan
-        return float((np.diff(of.progress, prepend=0.0) / rates).sum())
+        steps = np.minimum(of.progress, self.jobs.total_steps[job])
+        return float((np.diff(steps, prepend=0.0) / rates).sum())
 
 
 def packed(n_workers: int) -> tuple[int, ...]:
@@ -331,17 +349,24 @@ def read_applications(folder: str | Path) -> dict[str, Application]:
     return {name: Application.read(Path(folder) / name) for name in EPOCHS}
 
 
-def read_workload(path: str | Path, applications: Mapping[str, Application]) -> tuple[Jobs, Floats]:
+def read_workload(
+    path: str | Path, applications: Mapping[str, Application], *, adaptive: bool = False
+) -> tuple[Jobs, Floats]:
     """Return the jobs of one of Pollux' workloads (name, time, application, num_replicas, batch_size), and their batches.
 
-    Jobs ask for the recorded gang, and may have up to 64 workers that each train on their least batch. Jobs of `ncf`,
-    whose batch is 32,768, may have one.
+    Jobs ask for the recorded gang and batch, and may have up to 64 workers that each train on their least batch.
+    `adaptive`: they choose batches themselves, but those of `ncf`, which keep 32,768 on one GPU, and ask for one GPU.
     """
     import pandas as pd
 
     rows = pd.read_csv(path)
     of = [applications[name] for name in rows.application]
-    most = [min(64, int(b // app.local[0])) for b, app in zip(rows.batch_size, of, strict=True)]
+    if adaptive:
+        alone = rows.application == "ncf"
+        rows = rows.assign(num_replicas=1, batch_size=np.where(alone, NCF_BATCH, 0.0))
+        most = np.where(alone, 1, [min(MOST_WORKERS, int(app.batches[-1] // app.local[0])) for app in of])
+    else:
+        most = np.array([min(MOST_WORKERS, int(b // a.local[0])) for b, a in zip(rows.batch_size, of, strict=True)])
     jobs = Jobs.of(
         name=Path(path).stem, id=rows.name.tolist(), model=rows.application.tolist(), arrival_s=rows.time.to_numpy(np.float64),
         total_steps=[float(app.progress[-1]) for app in of], samples_per_step=[float(app.batches[0]) for app in of],

@@ -194,4 +194,20 @@ def by_price(cost: Floats, takes: Floats, *, budget: float) -> Ints:
     for j in np.lexsort((rows, -gain / np.maximum(extra, 1e-12))).tolist():
         if extra[j] > 0 and extra[j] <= left:
             found[j], left = more[j], left - extra[j]
+    return _filled(cost, takes, found, left)
+
+
+def _filled(cost: Floats, takes: Floats, found: Ints, left: float) -> Ints:
+    """Return choices of which the one that is most worth its share has been made larger, while anything is left."""
+    rows = np.arange(len(cost))
+    for _ in range(MOST_WORKERS):
+        extra = takes - takes[rows, found][:, None]
+        rate = np.full(cost.shape, -np.inf)
+        np.divide(
+            cost[rows, found][:, None] - cost, extra, out=rate, where=(extra > 1e-12) & (extra <= left) & (cost < np.inf)
+        )  # fmt: skip
+        j, choice = np.unravel_index(int(np.argmax(rate)), rate.shape)
+        if not rate[j, choice] > 0:
+            break
+        found[j], left = choice, left - extra[j, choice]
     return found
