@@ -92,7 +92,9 @@ def _row(place: Path, applications: Mapping[str, Application], policy: str, load
     if policy == "pollux":  # their search draws without a seed, so only its mean can be compared
         near = abs(our_s / their_s - 1) <= SEARCH_WITHIN
         note = f"theirs draws without a seed: within {SEARCH_WITHIN:.0%} counts; {note}"
-        return Agreement("pollux", trace, f"mean JCT of {policy}", int(near), 1, our_s - their_s, ours_cpu_s=cpu_s, note=note)
+        return Agreement(
+            "pollux", trace, f"mean JCT of {policy}", int(near), 1, our_s - their_s, ours_cpu_s=cpu_s, note=note
+        )
     return Agreement(
         "pollux", trace, f"{policy}, rounds of 60 s = {told}", equal, n_jobs, gap if equal < n_jobs else 0.0,
         _their_cpu_s(place, policy) if load == 1 else float("nan"), cpu_s, note,

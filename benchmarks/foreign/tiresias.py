@@ -21,7 +21,7 @@ import numpy as np
 
 import labkit
 from benchmarks.foreign import Agreement, agreement, copied
-from labkit.core import Cluster, Jobs, Placement, Placer, Scheduler, Snapshot
+from labkit.core import Cluster, Jobs, Placement, Scheduler, Snapshot
 from labkit.core.resources import Ints
 from labkit.placers import FirstFit
 from labkit.schedulers import make
@@ -31,7 +31,8 @@ from labkit.topology.servers import Server
 
 OURS: Final = {
     "fifo": "fifo", "fjf": "fifo(backfill=True)", "shortest": "srtf", "dlas-gpu": "las(published=True)",
-    "dlas-gpu, 2 queues": "las(published=True,thresholds_gpu_s=(3250,))", "dlas-gpu-gittins": "tiresias(published='tiresias',gittins='code')",
+    "dlas-gpu, 2 queues": "las(published=True,thresholds_gpu_s=(3250,))",
+    "dlas-gpu-gittins": "tiresias(published='tiresias',gittins='code')",
 }  # fmt: skip
 PLACES: Final = {"count": "split", "yarn": "wait"}
 START: Final = (

@@ -103,6 +103,41 @@ def takes_over(p_a: float, p_a_more: float, p_b: float, p_b_more: float) -> bool
     return bool((p_b_more - p_b) / p_b_more > (p_a_more - p_a) / p_a)
 
 
+@inner
+def _next(left: Floats, now: Floats, more: Floats, closed: Bools) -> int:  # noqa: C901 - one pass over the jobs
+    """Return the job that wins against all others, one after the other; -1: none gains by a worker more."""
+    best = -1
+    for j in range(len(left)):
+        if closed[j] or more[j] <= now[j]:
+            continue
+        if best < 0:
+            best = j
+            continue
+        ends, other = np.inf, np.inf
+        if now[best] > 0:
+            ends = left[best] / now[best]
+        if now[j] > 0:
+            other = left[j] / now[j]
+        sooner = left[best] <= left[j] if ends == other else ends < other
+        if sooner:
+            if takes_over(now[best], more[best], now[j], more[j]):
+                best = j
+        elif not takes_over(now[j], more[j], now[best], more[best]):
+            best = j
+    return best
+
+
+@inner
+def _taken(free: Floats, worker: Floats, servers: Floats, n: int, first: bool) -> bool:
+    """Take n workers, and with the first ones the servers, from what is free; return whether they fit."""
+    for r in range(len(free)):
+        if n * worker[r] + (servers[r] if first else 0.0) > free[r]:
+            return False
+    for r in range(len(free)):
+        free[r] -= n * worker[r] + (servers[r] if first else 0.0)
+    return True
+
+
 @kernel
 def one_by_one(
     speed: Floats, left: Floats, alone: Floats, malleable: Bools, asked: Ints, most: Ints, worker: Floats,
@@ -115,31 +150,13 @@ def one_by_one(
     for j in range(n):
         more[j] = _at(speed, alone, malleable, j, 1)
     while True:
-        best = -1
-        for j in range(n):
-            if closed[j] or more[j] <= now[j]:
-                continue
-            if best < 0:
-                best = j
-                continue
-            ends, other = left[best] / now[best] if now[best] > 0 else np.inf, left[j] / now[j] if now[j] > 0 else np.inf
-            sooner = ends <= other if ends < np.inf or other < np.inf else left[best] <= left[j]
-            if sooner:
-                best = j if takes_over(now[best], more[best], now[j], more[j]) else best
-            elif not takes_over(now[j], more[j], now[best], more[best]):
-                best = j
+        best = _next(left, now, more, closed)
         if best < 0:
             return n_workers
         step = 1 if malleable[best] else asked[best]
-        fits = True
-        for r in range(len(free)):
-            takes = step * worker[best, r] + (servers[best, r] if n_workers[best] == 0 else 0.0)
-            fits = fits and takes <= free[r]
-        if not fits:
+        if not _taken(free, worker[best], servers[best], step, n_workers[best] == 0):
             closed[best] = True
             continue
-        for r in range(len(free)):
-            free[r] -= step * worker[best, r] + (servers[best, r] if n_workers[best] == 0 else 0.0)
         n_workers[best] += step
         closed[best] = not malleable[best] or n_workers[best] >= most[best]
         now[best], more[best] = more[best], _at(speed, alone, malleable, best, n_workers[best] + 1)

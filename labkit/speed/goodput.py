@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,7 +92,7 @@ class Application:
         measured, scattered = (pd.read_csv(place / name) for name in FILES)
         return cls(
             place.name, np.array([float(path.stem.partition("-")[2]) for path in validation]),
-            *(np.array([each[name][:n] for each in epochs], np.float64) for name in ("iteration", "grad_sqr", "grad_var")),
+            *(np.array([of[name][:n] for of in epochs], np.float64) for name in ("iteration", "grad_sqr", "grad_var")),
             np.array([each["progress"][:n] for each in epochs]).min(axis=0), *_step_times(measured, scattered),
             (int(measured.local_bsz.min()), MOST_LOCAL.get(place.name) or int(measured.local_bsz.max())),
         )  # fmt: skip
@@ -163,9 +164,7 @@ class Application:
     def best_batch(self, placement: tuple[int, ...], epoch: int) -> float:
         """Return the batch with the most goodput."""
         batches, seconds = self._candidates(placement)
-        square, variance = (
-            np.interp(batches, self.batches, of[:, epoch]) for of in (self.square, self.variance)
-        )
+        square, variance = (np.interp(batches, self.batches, of[:, epoch]) for of in (self.square, self.variance))
         worth = (variance + square) / (variance / (batches / self.batches[0]) + square) / seconds
         return float(batches[int(np.argmax(worth))])
 
@@ -268,10 +267,9 @@ class Goodput:
         """Return progress per second of each job, (J,)."""
         machine = self.cluster.group_machine[running.group]
         steps = running.steps if len(running.steps) else np.zeros(len(running.job))
-        where = [
-            _by_machine(zip(machine[rows].tolist(), running.count[rows].tolist(), running.role[rows].tolist(), strict=True))
-            for rows in (slice(a, b) for a, b in zip(running.first[:-1], running.first[1:], strict=True))
-        ]  # fmt: skip
+        rows = list(zip(machine.tolist(), running.count.tolist(), running.role.tolist(), strict=True))
+        first = running.first.tolist()
+        where = [_by_machine(rows[a:b]) for a, b in pairwise(first)]
         speeds = np.array([
             self._rate(int(self.jobs.model[job]), tuple(at.values()), float(self.batch[job]), self.epoch(job, done))
             if at else 0.0
@@ -352,7 +350,9 @@ def read_applications(folder: str | Path) -> dict[str, Application]:
 def read_workload(
     path: str | Path, applications: Mapping[str, Application], *, adaptive: bool = False
 ) -> tuple[Jobs, Floats]:
-    """Return the jobs of one of Pollux' workloads (name, time, application, num_replicas, batch_size), and their batches.
+    """Return the jobs of one of Pollux' workloads, and their batches.
+
+    Columns: name, time, application, num_replicas, batch_size.
 
     Jobs ask for the recorded gang and batch, and may have up to 64 workers that each train on their least batch.
     `adaptive`: they choose batches themselves, but those of `ncf`, which keep 32,768 on one GPU, and ask for one GPU.
@@ -368,7 +368,8 @@ def read_workload(
     else:
         most = np.array([min(MOST_WORKERS, int(b // a.local[0])) for b, a in zip(rows.batch_size, of, strict=True)])
     jobs = Jobs.of(
-        name=Path(path).stem, id=rows.name.tolist(), model=rows.application.tolist(), arrival_s=rows.time.to_numpy(np.float64),
+        name=Path(path).stem, id=rows.name.tolist(), model=rows.application.tolist(),
+        arrival_s=rows.time.to_numpy(np.float64),
         total_steps=[float(app.progress[-1]) for app in of], samples_per_step=[float(app.batches[0]) for app in of],
         n_workers=rows.num_replicas.to_numpy(), max_workers=np.maximum(most, rows.num_replicas),
         worker_demand=np.tile([1.0, 0.0, 0.0], (len(rows), 1)),

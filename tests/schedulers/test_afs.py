@@ -20,7 +20,7 @@ gains = st.floats(1.0, 3.0)
 
 @given(p_a=speeds, up_a=gains, p_b=speeds, up_b=gains, work_a=speeds, longer=st.floats(1.001, 5))
 def test_the_rule_for_two_jobs_is_the_smaller_sum_of_completion_times(p_a, up_a, p_b, up_b, work_a, longer):
-    """Of the two ways to give one worker, if b keeps the speed with it once a has ended, and a ends sooner both times."""
+    """Of two ways to give one worker, if b keeps the speed with it once a has ended, and a ends sooner both times."""
     a_more, b_more = p_a * up_a, p_b * up_b
     work_b = longer * b_more * work_a / p_a
 
@@ -53,7 +53,7 @@ def test_a_job_that_gains_nothing_leaves_workers_to_others_and_some_may_stay_idl
 
 
 def test_where_speed_is_proportional_the_longer_job_has_one_worker_and_the_shorter_one_the_rest():
-    """With p = k the gain of the shorter one is 1/k, and that of the other 1 for its first worker, at most 1/2 later."""
+    """With p = k the gain of the shorter one is 1/k, that of the other 1 for its first worker, at most 1/2 later."""
     line = np.arange(9.0)
     assert shared([line, line], [10, 4], 4) == [1, 3]
     assert shared([line, line], [10, 4], 1) == [0, 1]
@@ -67,7 +67,9 @@ def test_afs_with_true_speeds_is_better_than_equal_shares():
     )  # fmt: skip
     rng = np.random.default_rng(2)
     work = rng.lognormal(7, 1.2, 40)
-    jobs = Jobs.of(arrival_s=np.cumsum(rng.exponential(60, 40)), total_steps=work, n_workers=1, n_ps=1, max_workers=16, model="m")
+    jobs = Jobs.of(
+        arrival_s=np.cumsum(rng.exponential(60, 40)), total_steps=work, n_workers=1, n_ps=1, max_workers=16, model="m"
+    )
     cluster = no_network(4)
     run = Experiment.of(jobs, cluster=cluster, speed=MeasuredSpeed(jobs, cluster, table=table)).run
     mean_s = {name: run(name).summary["mean_jct_s"] for name in ("afs(oracle=True)", "drf")}

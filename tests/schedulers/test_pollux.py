@@ -44,7 +44,7 @@ def test_a_job_has_at_most_twice_the_workers_that_it_ever_had():
 
 
 def test_a_restart_is_only_worth_it_once_a_job_is_old_enough():
-    """At the age of 60 s a restart multiplies its speed-up by 60 / 90: twice the workers are worth that, 1.25 are not."""
+    """At the age of 60 s a restart multiplies its speed-up by 60 / 90, which a quarter more workers do not outweigh."""
     jobs = Jobs.of(arrival_s=[0.0, 0.0], total_steps=20_000, duration_s=20_000, n_workers=4, max_workers=[5, 4])
     run = simulate(jobs, cluster=nodes(2, 5), scheduler="pollux(grow=8)", cadence="pollux")
     placed = run.events[(run.events["kind"] == Kind.PLACED) & (run.events["job"] == 0)]
@@ -54,7 +54,7 @@ def test_a_restart_is_only_worth_it_once_a_job_is_old_enough():
 
 @pytest.mark.filterwarnings("ignore:pollux_optimus is an oracle")
 def test_pollux_optimus_gives_the_next_worker_to_the_job_that_ends_soonest_for_it():
-    """Speeds are proportional: a worker more saves work / (n (n + 1)) seconds, so 9 and 1 hours share 4 GPUs as 3 and 1."""
+    """Speeds are proportional: a worker more saves work / (n (n + 1)) seconds, so 9 to 1 share 4 GPUs as 3 and 1."""
     jobs = Jobs.of(arrival_s=[0.0, 0.0], total_steps=[9000, 1000], duration_s=[9000, 1000], n_workers=1, max_workers=8)
     run = simulate(jobs, cluster=nodes(1), scheduler="pollux_optimus")
     first = run.events[(run.events["kind"] == Kind.PLACED) & (run.events["time_s"] == 0)]

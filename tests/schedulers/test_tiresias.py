@@ -44,7 +44,7 @@ def flow_time(sizes, n, choose):
 @settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(1, 6), min_size=2, max_size=6), n=st.integers(2, 4))
 def test_no_policy_has_a_smaller_mean_flow_time_than_the_gittins_index(sizes, n):
-    """Gittins 1979: on one server, of policies that know the distribution of sizes alone; found by dynamic programming."""
+    """Gittins 1979: on one server, of policies that know the distribution alone; by dynamic programming."""
     samples = np.array(sizes, float)
     by_index = flow_time(sizes, n, lambda _, state: int(np.argmax(gittins_index(samples, np.array(state, float)))))
     assert by_index == pytest.approx(flow_time(sizes, n, lambda costs, _: int(np.argmin(costs))), abs=1e-9)
@@ -102,7 +102,7 @@ def test_tiresias_passes_the_suite(options):
 
 
 def test_bad_options_are_named():
-    with pytest.raises(InputError, match="thresholds_gpu_s is .*expected GPU-seconds > 0 that rise"):
+    with pytest.raises(InputError, match=r"thresholds_gpu_s is .*expected GPU-seconds > 0 that rise"):
         make("tiresias", thresholds_gpu_s=(5.0, 5.0))
     with pytest.raises(InputError, match="Did you mean 'paper'"):
         make("tiresias", gittins="papr")

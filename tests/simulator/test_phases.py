@@ -84,7 +84,8 @@ def test_compiled_stretches_leave_phases_alone():
     jobs = Jobs.of(arrival_s=np.arange(5.0), total_steps=30, duration_s=1.0)
     made = [
         Session(
-            Simulator(jobs, no_network(1), speed=Pieces(jobs, no_network(1), ends=[10], speed=[1.0, 2.0])), compiled=kind
+            Simulator(jobs, no_network(1), speed=Pieces(jobs, no_network(1), ends=[10], speed=[1.0, 2.0])),
+            compiled=kind,
         ).run(make("fifo"))
         for kind in (True, False)
     ]

@@ -24,8 +24,14 @@ def folder(tmp_path):
     place.mkdir()
     for batch in (32, 64, 128):
         rows = [f"{1000 * (e + 1)},{1000 * (e + 1) * 32 // batch},0.5,1.0,{3 * 4**e}" for e in range(3)]
-        (place / f"validation-{batch}.csv").write_text("\n".join(["progress,iteration,metric,grad_sqr,grad_var", *rows]))
-    rows = [f"{p},{b},{0.02 + b * 0.001 + 0.01 * (p != 1)},{0.01 * (p != 1)}" for p in (1, 2, 4, 44) for b in (8, 16, 32, 64)]
+        (place / f"validation-{batch}.csv").write_text(
+            "\n".join(["progress,iteration,metric,grad_sqr,grad_var", *rows])
+        )
+    rows = [
+        f"{p},{b},{0.02 + b * 0.001 + 0.01 * (p != 1)},{0.01 * (p != 1)}"
+        for p in (1, 2, 4, 44)
+        for b in (8, 16, 32, 64)
+    ]
     (place / "placements.csv").write_text("\n".join(["placement,local_bsz,step_time,sync_time", *rows]))
     rows = [f"{n},{4 * n},{b},{0.05 + b * 0.001},{0.03}" for n in (1, 2, 4) for b in (8, 64)]
     rows += [f"{n},{n},{b},{0.06 + b * 0.001},{0.03}" for n in (2, 4) for b in (8, 64)]
@@ -83,7 +89,8 @@ def test_a_job_ends_when_its_epochs_are_done_each_at_its_own_speed(app, batch):
 def test_a_job_that_chooses_its_batch_is_faster_than_with_any_one_batch(app):
     jobs = jobs_of(app, n_workers=4)
     chosen, *fixed = (
-        Goodput(jobs, NODES, applications={"made": app}, batch=np.array([b])).durations_s()[0] for b in (0.0, 32, 64, 128)
+        Goodput(jobs, NODES, applications={"made": app}, batch=np.array([b])).durations_s()[0]
+        for b in (0.0, 32, 64, 128)
     )
     assert chosen <= min(fixed) + 1e-9
 
@@ -101,7 +108,8 @@ def test_preempted_in_the_midst_of_an_epoch_a_job_goes_on_from_there(app):
 def test_interference_slows_jobs_on_several_machines_that_share_one(app):
     jobs = jobs_of(app, 2, n_workers=6)
     plain, beside = (
-        Goodput(jobs, NODES, applications={"made": app}, batch=np.full(2, 64.0), interference=part) for part in (0.0, 0.25)
+        Goodput(jobs, NODES, applications={"made": app}, batch=np.full(2, 64.0), interference=part)
+        for part in (0.0, 0.25)
     )
     session = Experiment.of(jobs, cluster=NODES, speed=plain).session(make("fifo(placer=first_fit)"))
     session.step(make("fifo(placer=first_fit)").schedule(session.snapshot()))

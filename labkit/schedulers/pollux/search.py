@@ -203,9 +203,8 @@ def _filled(cost: Floats, takes: Floats, found: Ints, left: float) -> Ints:
     for _ in range(MOST_WORKERS):
         extra = takes - takes[rows, found][:, None]
         rate = np.full(cost.shape, -np.inf)
-        np.divide(
-            cost[rows, found][:, None] - cost, extra, out=rate, where=(extra > 1e-12) & (extra <= left) & (cost < np.inf)
-        )  # fmt: skip
+        fits = (extra > 1e-12) & (extra <= left) & (cost < np.inf)
+        np.divide(cost[rows, found][:, None] - cost, extra, out=rate, where=fits)
         j, choice = np.unravel_index(int(np.argmax(rate)), rate.shape)
         if not rate[j, choice] > 0:
             break
