@@ -54,6 +54,9 @@ for name in ("autograd", "pymoo", "pymoo.model", "pymoo.model.problem", "pymoo.m
              "pymoo.operators.crossover.util", "pymoo.util", "pymoo.util.nds",
              "pymoo.util.nds.non_dominated_sorting"):
     sys.modules[name] = Missing(name)
+    parent, _, own = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], own, sys.modules[name])
 import simulator, tiresias
 simulator.fit_perf_params = lambda *_: None
 simulator.Job.get_speedup_fn = lambda self: None
