@@ -90,11 +90,16 @@ class Application:
         epochs = [pd.read_csv(path) for path in validation]
         n = EPOCHS.get(place.name) or min(map(len, epochs))
         measured, scattered = (pd.read_csv(place / name) for name in FILES)
+        iterations, square, variance = (
+            np.array([of[name][:n] for of in epochs], np.float64) for name in ("iteration", "grad_sqr", "grad_var")
+        )
+        times, elsewhere = _step_times(measured, scattered)
         return cls(
-            place.name, np.array([float(path.stem.partition("-")[2]) for path in validation]),
-            *(np.array([of[name][:n] for of in epochs], np.float64) for name in ("iteration", "grad_sqr", "grad_var")),
-            np.array([each["progress"][:n] for each in epochs]).min(axis=0), *_step_times(measured, scattered),
-            (int(measured.local_bsz.min()), MOST_LOCAL.get(place.name) or int(measured.local_bsz.max())),
+            name=place.name, batches=np.array([float(path.stem.partition("-")[2]) for path in validation]),
+            iterations=iterations, square=square, variance=variance,
+            progress=np.array([each["progress"][:n] for each in epochs], np.float64).min(axis=0),
+            times=times, scattered=elsewhere,
+            local=(int(measured.local_bsz.min()), MOST_LOCAL.get(place.name) or int(measured.local_bsz.max())),
         )  # fmt: skip
 
     def step_s(self, placement: tuple[int, ...], local: int) -> tuple[float, float]:

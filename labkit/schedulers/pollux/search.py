@@ -149,7 +149,9 @@ class Pollux:
         else:
             steps = float(jobs.steps[j])
             curve = self._context.measure(job, int(snapshot.table.n_ps[job]), workers, steps)
-            curve = curve if curve.any() else workers.astype(np.float64)
+            asked = int(snapshot.table.n_workers[job])
+            if not curve[asked] > 0:  # what no one type of device holds packed was not measured
+                curve[asked] = curve.max(initial=0.0) or float(asked)
         self._curves[job] = speed, n, curve
         return curve
 
