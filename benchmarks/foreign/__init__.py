@@ -1,6 +1,6 @@
 """Others' simulators beside ours: the same jobs in both, and how many of them end at the same moment.
 
-    python -m benchmarks.foreign tiresias=FOLDER lucid=FOLDER
+    python -m benchmarks.foreign tiresias=FOLDER lucid=FOLDER pollux=FOLDER
 
 FOLDER is a clone of the system's repository, with a work tree or without; a name alone means the folder of that name in
 $LABKIT_FOREIGN. Their programs are copied to a temporary folder and run there as they are, but for what a note says;
@@ -21,6 +21,7 @@ SYSTEMS: Final[Mapping[str, str]] = {
     "tiresias": "https://github.com/SymbioticLab/Tiresias",
     "lucid": "https://github.com/S-Lab-System-Group/Lucid",
     "fgd": "https://github.com/hkust-adsl/kubernetes-scheduler-simulator",
+    "pollux": "https://github.com/petuum/adaptdl",
 }
 """Each system, and where its repository is; its module here has the same name."""
 SAME_S: Final = 1e-6
@@ -69,15 +70,15 @@ def agreement(theirs: Mapping[str, float], ours: Mapping[str, float]) -> tuple[i
     return sum(abs(gap) <= SAME_S for gap in gaps), len(gaps), max(gaps, key=abs, default=0.0)
 
 
-def copied(folder: Path, part: str, to: Path) -> Path:
-    """Copy a part of a repository, with a work tree or without, below a folder; return where it is."""
+def copied(folder: Path, part: str, to: Path, *, at: str = "HEAD") -> Path:
+    """Copy a part of a repository at a commit, with a work tree or without, below a folder; return where it is."""
     to.mkdir(parents=True, exist_ok=True)
-    if (folder / part).is_dir():
+    if at == "HEAD" and (folder / part).is_dir():
         return Path(shutil.copytree(folder / part, to / part))
     git = ["git", f"--git-dir={folder / '.git' if (folder / '.git').exists() else folder}"]
-    listed = subprocess.run([*git, "ls-tree", "-r", "--name-only", "HEAD", part], check=True, capture_output=True)
+    listed = subprocess.run([*git, "ls-tree", "-r", "--name-only", at, part], check=True, capture_output=True)
     for name in listed.stdout.decode().splitlines():
-        content = subprocess.run([*git, "show", f"HEAD:{name}"], check=False, capture_output=True)
+        content = subprocess.run([*git, "show", f"{at}:{name}"], check=False, capture_output=True)
         if content.returncode == 0:  # a clone may lack its largest files
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             (to / name).write_bytes(content.stdout)

@@ -1,4 +1,4 @@
-"""Lucid's simulator [1]_, which is Helios', beside ours: FIFO, SJF and SRTF on three of its virtual clusters.
+"""Lucid's simulator [1]_, which is Helios', beside ours: FIFO, SJF, SRTF and QSSF on three of its virtual clusters.
 
 Ours runs all three at once, as partitions of one cluster whose gangs wait. Two lines of theirs are changed for SRTF: it
 lets a job that is done hold its GPUs for one more second, and preemptions cost 40 or 60 s.
@@ -32,10 +32,15 @@ from labkit.topology.servers import Server
 CLUSTERS: Final = {"vcKrE": 4, "vc8Gr": 6, "vcYVn": 11}
 """Virtual clusters and their machines of 8 GPUs, of their file."""
 N_JOBS: Final = 400
-POLICIES: Final = {"fifo": "FirstInFirstOut", "sjf": "ShortestJobFirst", "srtf": "ShortestRemainingTimeFirst"}
+POLICIES: Final = {
+    "fifo": "FirstInFirstOut", "sjf": "ShortestJobFirst", "srtf": "ShortestRemainingTimeFirst",
+    "qssf": "QuasiShortestServiceFirst",
+}  # fmt: skip
+OURS: Final = {"qssf": "qssf(predict='declared',published=True,placer=pack)"}
+"""What is not `POLICY(placer=pack)`; their QSSF has an estimator that knows durations."""
 MENDED: Final = {'if job["remain"] == 0:': 'if job["remain"] <= 1:', "self.ckpt_overhead(job)": "0"}
 DRIVER: Final = """
-import json, logging, os, sys, time
+import json, logging, os, sys, time, types
 import pandas as pd
 import policy
 from cluster import Cluster
@@ -43,7 +48,7 @@ from job import Job, Trace
 name, vcs = sys.argv[1], json.loads(sys.argv[2])
 frame = pd.read_csv("ours.csv").assign(
     start_time=sys.maxsize, end_time=sys.maxsize, ckpt_times=0, queue=0, jct=0, status=None, gpu_util=0.0, gmem=0)
-frame["remain"] = frame["duration"]
+frame["remain"], frame["priority"] = frame["duration"], -1
 trace = Trace()
 for _, row in frame.iterrows():
     trace.append_job(Job(row))
@@ -52,7 +57,9 @@ logging.disable(logging.CRITICAL)
 os.makedirs("log", exist_ok=True)
 began = time.process_time()
 for vc in Cluster(vcs, 8, 96).vc_list:
-    getattr(policy, name)(trace, vc, "consolidate", "log", logging.getLogger(), 0).simulate()
+    known = [types.SimpleNamespace(name="LGBEstimator", inference=lambda job: job["duration"] * job["gpu_num"])]
+    estimator = known if name.startswith("Quasi") else []
+    getattr(policy, name)(trace, vc, "consolidate", "log", logging.getLogger(), 0, *estimator).simulate()
 jct = {str(job["job_id"]): float(job["end_time"] - job["submit_time"]) for job in trace.job_list}
 print(json.dumps([jct, time.process_time() - began]))
 """
@@ -131,7 +138,7 @@ def _rows(folder: Path, jobs: Jobs, policy: str) -> Iterator[Agreement]:
         cwd=folder, check=True, capture_output=True, text=True,
     )  # fmt: skip
     theirs, their_cpu_s = json.loads(done.stdout.splitlines()[-1])
-    name = f"{policy}(placer=pack)"
+    name = OURS.get(policy, f"{policy}(placer=pack)")
     plain, ours_cpu_s = ours, _ = _ours(jobs, name)
     if policy == "srtf":
         name = "SrtfThatWaits"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import math
 import resource
 import subprocess
 import sys
@@ -22,20 +21,19 @@ import numpy as np
 
 import labkit
 from benchmarks.foreign import Agreement, agreement, copied
-from labkit.core import Cluster, Jobs, Placement, Placer, Scheduler, Snapshot
+from labkit.core import Cluster, Jobs, Placement, Scheduler, Snapshot
 from labkit.core.resources import Ints
 from labkit.placers import FirstFit
+from labkit.schedulers import make
 from labkit.schedulers.base import asked, place
-from labkit.schedulers.tiresias import Places, Queues, _Now
 from labkit.topology import no_network
 from labkit.topology.servers import Server
 
 OURS: Final = {
     "fifo": "fifo", "fjf": "fifo(backfill=True)", "shortest": "srtf", "dlas-gpu": "las(published=True)",
-    "dlas-gpu, 2 queues": "las(published=True,thresholds_gpu_s=(3250,))", "dlas-gpu-gittins": "Gittins",
+    "dlas-gpu, 2 queues": "las(published=True,thresholds_gpu_s=(3250,))",
+    "dlas-gpu-gittins": "tiresias(published='tiresias',gittins='code')",
 }  # fmt: skip
-LIMITS_GPU_S: Final = 3250.0, 7200.0
-DELTA_GPU_S: Final = 3250
 PLACES: Final = {"count": "split", "yarn": "wait"}
 START: Final = (
     "import runpy, sys; sys.maxint = sys.maxsize; sys.argv = sys.argv[1:]; "
@@ -96,38 +94,6 @@ class SrtfAnew:
         return place(FirstFit(), snapshot, asked(snapshot, order))
 
 
-class Gittins(Queues):
-    """The queues of Tiresias, each in order of the Gittins index: the chance to end soon over the service until then.
-
-    Parameters
-    ----------
-    ended_gpu_s : array
-        GPU-seconds of jobs that ended before.
-    """
-
-    def __init__(self, ended_gpu_s: Ints) -> None:
-        super().__init__(LIMITS_GPU_S, promote=math.inf, stays=True, late=True)
-        self._ended = np.sort(ended_gpu_s)
-        sums = np.concatenate([[0], np.cumsum(self._ended)])
-        alive, last = len(self._ended) - np.searchsorted(self._ended, self._ended - 1, "right"), len(self._ended) - 1
-        first = len(self._ended) - alive
-        soon = self._ended - 1 + DELTA_GPU_S
-        end = np.where(soon > self._ended[-1] - 1, last, np.searchsorted(self._ended, soon, "right"))
-        chance = ((end - first) / alive).round(5)
-        service = ((sums[end] - sums[first] + DELTA_GPU_S * (len(self._ended) - end)) / alive).round(5)
-        self._index = np.append((chance * 1e6 / service).round(4), 0.0)
-
-    def schedule(self, snapshot: Snapshot, placer: Placer = FirstFit()) -> Placement:
-        """Return which jobs start and which stop, and when the next one may change queues."""
-        return super().schedule(snapshot, placer)
-
-    def _move(self, snapshot: Snapshot, at: Places, now: _Now) -> None:
-        super()._move(snapshot, at, now)
-        attained = (now.ran_s * now.gpus).round().astype(np.int64)
-        rank = self._index[np.searchsorted(self._ended, attained, "right")]
-        at.place[now.number[np.lexsort((now.number, -rank))]] = np.arange(len(rank))
-
-
 def _row(folder: Path, setting: Setting) -> Agreement:
     theirs, their_cpu_s = _theirs(folder, setting)
     jobs, cluster = _jobs(folder / f"{setting.trace}.csv"), _cluster(setting)
@@ -136,8 +102,11 @@ def _row(folder: Path, setting: Setting) -> Agreement:
         stay, _ = _ours(jobs, cluster, name, how)
         name, note = "SrtfAnew", MOVES.format(agreement(theirs, stay)[0])
     scheduler: Scheduler | str = name
-    if name in ("SrtfAnew", "Gittins"):
-        scheduler = SrtfAnew() if name == "SrtfAnew" else Gittins(_durations(folder / "yarn-gput1000.csv"))
+    if name == "SrtfAnew":
+        scheduler = SrtfAnew()
+    elif setting.schedule.endswith("gittins"):
+        ended = tuple(float(seconds) for seconds in _durations(folder / "yarn-gput1000.csv"))
+        scheduler = make(name, ended_gpu_s=ended, placer=FirstFit())
     ours, ours_cpu_s = _ours(jobs, cluster, scheduler, how)
     equal, n, gap = agreement(theirs, ours)
     note += f" theirs loses {len(jobs) - n} jobs" * (n < len(jobs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import inf
 from typing import Any, Protocol, Self
@@ -23,7 +23,6 @@ class Measure(Protocol):
     def __call__(self, job: int, n_ps: ArrayLike, n_workers: ArrayLike, steps: float = 0.0, /) -> Floats:
         """Return steps/s with each of these gangs, of a job that has done so many steps; 0 where one does not fit."""
         ...
-
 
 
 @dataclass(frozen=True, eq=False, slots=True)

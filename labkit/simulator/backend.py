@@ -280,9 +280,9 @@ class Simulator:
         still_to_arrive = len(self.jobs) - int(truth.counts[kernels.NEXT_ARRIVAL])
         truth.room_for(2 * int(truth.counts[kernels.N_RUNNING]) + still_to_arrive)
         n, at, is_event, moved = run_until(
-            until_s, stop_at_event, not self.speed.local or truth.phased, self._lease_s, truth.records, truth.running, truth.counts,
-            self.jobs.arrival_s, self.jobs.true_steps, book.held, book.tasks, book.spare, book.left, book.demand,
-            truth.others, truth.out,
+            until_s, stop_at_event, not self.speed.local or truth.phased, self._lease_s, truth.records, truth.running,
+            truth.counts, self.jobs.arrival_s, self.jobs.true_steps, book.held, book.tasks, book.spare, book.left,
+            book.demand, truth.others, truth.out,
         )  # fmt: skip
         truth.now_s = max(truth.now_s, at)
         if n:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.core.events import Events
+from labkit.core.events import NO_EVENTS, Events
 from labkit.core.protocols import PhaseModel
 from labkit.core.resources import Floats, Ints
 from labkit.simulator import kernels
@@ -27,16 +27,20 @@ class Phases:
 
     def __init__(self, truth: SimulatedTruth, model: PhaseModel) -> None:
         self._truth, self._model = truth, model
+        self._newest = self._due()
 
     def next_s(self) -> float:
         """Return when the next phase ends; inf: none does. A last phase ends as its job completes."""
-        return float(self._due()[1].min(initial=np.inf))
+        self._newest = self._due()
+        return float(self._newest[1].min(initial=np.inf))
 
     def happen(self) -> Events:
-        """Let the jobs whose phase ends now go on at the speed of their next one; return the events."""
+        """Let the jobs whose phase ends now, by the newest `next_s`, go on at their next speed; return the events."""
         truth = self._truth
-        jobs, due_s, ends = self._due()
+        jobs, due_s, ends = self._newest
         now = due_s <= truth.now_s
+        if not now.any():
+            return NO_EVENTS
         for job in jobs[now].tolist():
             kernels.settle(truth.records, job, truth.now_s)
         truth.records["steps"][jobs[now]] = ends[now]

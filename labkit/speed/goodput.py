@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ MOST_LOCAL: Final = {"yolov3": 8}
 FILES: Final = ("placements.csv", "scalability.csv")
 ON_ONE_NODE: Final = 4
 NEARLY: Final = 1e-8
+NCF_BATCH: Final = 32_768.0
+MOST_WORKERS: Final = 64
 CANDIDATES: Final = 50
 """Batches among which an adaptive job chooses, in geometric progression."""
 
@@ -87,11 +90,16 @@ class Application:
         epochs = [pd.read_csv(path) for path in validation]
         n = EPOCHS.get(place.name) or min(map(len, epochs))
         measured, scattered = (pd.read_csv(place / name) for name in FILES)
+        iterations, square, variance = (
+            np.array([of[name][:n] for of in epochs], np.float64) for name in ("iteration", "grad_sqr", "grad_var")
+        )
+        times, elsewhere = _step_times(measured, scattered)
         return cls(
-            place.name, np.array([float(path.stem.partition("-")[2]) for path in validation]),
-            *(np.array([each[name][:n] for each in epochs], np.float64) for name in ("iteration", "grad_sqr", "grad_var")),
-            np.array([each["progress"][:n] for each in epochs]).min(axis=0), *_step_times(measured, scattered),
-            (int(measured.local_bsz.min()), MOST_LOCAL.get(place.name) or int(measured.local_bsz.max())),
+            name=place.name, batches=np.array([float(path.stem.partition("-")[2]) for path in validation]),
+            iterations=iterations, square=square, variance=variance,
+            progress=np.array([each["progress"][:n] for each in epochs], np.float64).min(axis=0),
+            times=times, scattered=elsewhere,
+            local=(int(measured.local_bsz.min()), MOST_LOCAL.get(place.name) or int(measured.local_bsz.max())),
         )  # fmt: skip
 
     def step_s(self, placement: tuple[int, ...], local: int) -> tuple[float, float]:
@@ -160,12 +168,25 @@ class Application:
 
     def best_batch(self, placement: tuple[int, ...], epoch: int) -> float:
         """Return the batch with the most goodput."""
-        key = "best", placement, epoch
-        if key not in self._known:
-            least = max(self.batches[0], self.local[0] * sum(placement))
-            tried = np.geomspace(least, max(self.batches[-1], least), CANDIDATES)
-            self._known[key] = float(max(tried, key=lambda batch: self.goodput(placement, batch, epoch)))
-        found: float = self._known[key]
+        batches, seconds = self._candidates(placement)
+        square, variance = (np.interp(batches, self.batches, of[:, epoch]) for of in (self.square, self.variance))
+        worth = (variance + square) / (variance / (batches / self.batches[0]) + square) / seconds
+        return float(batches[int(np.argmax(worth))])
+
+    def _candidates(self, placement: tuple[int, ...]) -> tuple[Floats, Floats]:
+        """Return the batches that an adaptive job may choose among, and seconds per step; inf: not to be split so."""
+        if ("tried", placement) not in self._known:
+            n = sum(placement)
+            least = max(self.batches[0], self.local[0] * n)
+            split = [self.split(batch, n) for batch in np.geomspace(least, max(self.batches[-1], least), CANDIDATES)]
+            batches = np.array([float(n * local * (more + 1)) for local, more in split])
+            seconds = np.array([
+                self.iteration_s(placement, local, more) if self.local[0] <= local <= self.local[1] else np.nan
+                for local, more in split
+            ])  # fmt: skip
+            sound = (batches >= self.batches[0]) & (batches <= self.batches[-1]) & (seconds > 0)
+            self._known["tried", placement] = batches, np.where(sound, seconds, np.inf)
+        found: tuple[Floats, Floats] = self._known["tried", placement]
         return found
 
 
@@ -251,10 +272,9 @@ class Goodput:
         """Return progress per second of each job, (J,)."""
         machine = self.cluster.group_machine[running.group]
         steps = running.steps if len(running.steps) else np.zeros(len(running.job))
-        where = [
-            _by_machine(zip(machine[rows].tolist(), running.count[rows].tolist(), running.role[rows].tolist(), strict=True))
-            for rows in (slice(a, b) for a, b in zip(running.first[:-1], running.first[1:], strict=True))
-        ]  # fmt: skip
+        rows = list(zip(machine.tolist(), running.count.tolist(), running.role.tolist(), strict=True))
+        first = running.first.tolist()
+        where = [_by_machine(rows[a:b]) for a, b in pairwise(first)]
         speeds = np.array([
             self._rate(int(self.jobs.model[job]), tuple(at.values()), float(self.batch[job]), self.epoch(job, done))
             if at else 0.0
@@ -289,7 +309,8 @@ class Goodput:
         rates = np.array([self._rate(model, placement, float(self.batch[job]), e) for e in range(len(of.progress))])
         if not (rates > 0).all():
             return math.nan
-        return float((np.diff(of.progress, prepend=0.0) / rates).sum())
+        steps = np.minimum(of.progress, self.jobs.total_steps[job])
+        return float((np.diff(steps, prepend=0.0) / rates).sum())
 
 
 def packed(n_workers: int) -> tuple[int, ...]:
@@ -331,19 +352,29 @@ def read_applications(folder: str | Path) -> dict[str, Application]:
     return {name: Application.read(Path(folder) / name) for name in EPOCHS}
 
 
-def read_workload(path: str | Path, applications: Mapping[str, Application]) -> tuple[Jobs, Floats]:
-    """Return the jobs of one of Pollux' workloads (name, time, application, num_replicas, batch_size), and their batches.
+def read_workload(
+    path: str | Path, applications: Mapping[str, Application], *, adaptive: bool = False
+) -> tuple[Jobs, Floats]:
+    """Return the jobs of one of Pollux' workloads, and their batches.
 
-    Jobs ask for the recorded gang, and may have up to 64 workers that each train on their least batch. Jobs of `ncf`,
-    whose batch is 32,768, may have one.
+    Columns: name, time, application, num_replicas, batch_size.
+
+    Jobs ask for the recorded gang and batch, and may have up to 64 workers that each train on their least batch.
+    `adaptive`: they choose batches themselves, but those of `ncf`, which keep 32,768 on one GPU, and ask for one GPU.
     """
     import pandas as pd
 
     rows = pd.read_csv(path)
     of = [applications[name] for name in rows.application]
-    most = [min(64, int(b // app.local[0])) for b, app in zip(rows.batch_size, of, strict=True)]
+    if adaptive:
+        alone = rows.application == "ncf"
+        rows = rows.assign(num_replicas=1, batch_size=np.where(alone, NCF_BATCH, 0.0))
+        most = np.where(alone, 1, [min(MOST_WORKERS, int(app.batches[-1] // app.local[0])) for app in of])
+    else:
+        most = np.array([min(MOST_WORKERS, int(b // a.local[0])) for b, a in zip(rows.batch_size, of, strict=True)])
     jobs = Jobs.of(
-        name=Path(path).stem, id=rows.name.tolist(), model=rows.application.tolist(), arrival_s=rows.time.to_numpy(np.float64),
+        name=Path(path).stem, id=rows.name.tolist(), model=rows.application.tolist(),
+        arrival_s=rows.time.to_numpy(np.float64),
         total_steps=[float(app.progress[-1]) for app in of], samples_per_step=[float(app.batches[0]) for app in of],
         n_workers=rows.num_replicas.to_numpy(), max_workers=np.maximum(most, rows.num_replicas),
         worker_demand=np.tile([1.0, 0.0, 0.0], (len(rows), 1)),

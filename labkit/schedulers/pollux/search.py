@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import ClassVar, Final
 
 import numpy as np
@@ -21,17 +20,18 @@ from labkit.schedulers.recall import Recall
 
 LEAST: Final = 1e-3
 """Added to every speed-up, so that a job without workers costs much, not infinitely much."""
+LEAST_OF_WAITING: Final = 0.01
+"""Of its speed-up, what a restless job without workers still counts: idle GPUs are better given to it."""
 MOST_WORKERS: Final = 64
 HALVINGS: Final = 60
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Held:
-    """What is remembered of jobs: the most workers that each ever had, how often it was placed, and with how many."""
+    """What is remembered of jobs: the most workers that each ever had, and how often it was placed."""
 
     most: Mapping[int, int]
     placed: Mapping[int, int]
-    newest: Mapping[int, int]
 
 
 @dataclass(eq=False)
@@ -81,8 +81,7 @@ class Pollux:
             raise InputError(
                 f"pollux: restart_s is {self.restart_s} and grow {self.grow}; expected seconds >= 0 and a factor >= 1."
             )
-        none: Mapping[int, int] = MappingProxyType({})
-        self._held = Recall(Held(none, none, none))
+        self._held = Recall(Held({}, {}))
 
     def begin(self, context: Context) -> None:
         """Forget another run."""
@@ -97,9 +96,10 @@ class Pollux:
         before = self._held.before(snapshot)
         total = capacity(snapshot)
         of = np.divide(1.0, total, out=np.zeros(len(total)), where=total > 0)
-        share, servers = (jobs.worker_demand * of).max(axis=1), jobs.asked_ps * (jobs.ps_demand * of).max(axis=1)
-        cost = self._costs(snapshot, before, share)
-        takes = np.arange(cost.shape[1]) * share[:, None] + np.where(np.arange(cost.shape[1]) > 0, servers[:, None], 0)
+        cost = self._costs(snapshot, before, (jobs.worker_demand * of).max(axis=1))
+        workers = np.arange(cost.shape[1])[None, :, None] * (jobs.worker_demand * of)[:, None, :]
+        takes = (workers + ((jobs.asked_ps[:, None] * jobs.ps_demand) * of)[:, None, :]).max(axis=2)
+        takes[:, 0] = 0.0
         n_workers = by_price(cost, takes, budget=1.0).astype(np.int32)
         n_ps = np.where(n_workers > 0, table.n_ps[jobs.number], 0).astype(np.int32)
         answer = place(self.placer, snapshot, changed(snapshot, n_workers=n_workers, n_ps=n_ps))
@@ -132,7 +132,8 @@ class Pollux:
         jobs = snapshot.jobs
         age_s = snapshot.now_s - jobs.arrival_s
         restarts = np.array([max(before.placed.get(job, 0) - 1, 0) for job in jobs.number.tolist()])
-        return np.asarray(np.maximum(age_s - restarts * self.restart_s, 0.0) / (age_s + max(self.restart_s, 1e-9)))
+        factor = np.maximum(age_s - restarts * self.restart_s, 0.0) / (age_s + max(self.restart_s, 1e-9))
+        return np.maximum(factor, np.where(jobs.running, 0.0, LEAST_OF_WAITING))
 
     def _curve(self, snapshot: Snapshot, j: int) -> Floats:
         """Return goodput by number of workers, (K,), measured again when a job's speed with its gang has changed."""
@@ -148,6 +149,9 @@ class Pollux:
         else:
             steps = float(jobs.steps[j])
             curve = self._context.measure(job, int(snapshot.table.n_ps[job]), workers, steps)
+            asked = int(snapshot.table.n_workers[job])
+            if not curve[asked] > 0:  # what no one type of device holds packed was not measured
+                curve[asked] = curve.max(initial=0.0) or float(asked)
         self._curves[job] = speed, n, curve
         return curve
 
@@ -158,7 +162,7 @@ class Pollux:
             got[job] = got.get(job, 0) + (count if role == 0 else 0)
         most = {job: max(before.most.get(job, 0), n) for job, n in got.items()}
         placed = {job: before.placed.get(job, 0) + 1 for job in got}
-        self._held.keep(Held({**before.most, **most}, {**before.placed, **placed}, {**before.newest, **got}))
+        self._held.keep(Held({**before.most, **most}, {**before.placed, **placed}))
 
 
 def by_price(cost: Floats, takes: Floats, *, budget: float) -> Ints:
@@ -194,4 +198,19 @@ def by_price(cost: Floats, takes: Floats, *, budget: float) -> Ints:
     for j in np.lexsort((rows, -gain / np.maximum(extra, 1e-12))).tolist():
         if extra[j] > 0 and extra[j] <= left:
             found[j], left = more[j], left - extra[j]
+    return _filled(cost, takes, found, left)
+
+
+def _filled(cost: Floats, takes: Floats, found: Ints, left: float) -> Ints:
+    """Return choices of which the one that is most worth its share has been made larger, while anything is left."""
+    rows = np.arange(len(cost))
+    for _ in range(MOST_WORKERS):
+        extra = takes - takes[rows, found][:, None]
+        rate = np.full(cost.shape, -np.inf)
+        fits = (extra > 1e-12) & (extra <= left) & (cost < np.inf)
+        np.divide(cost[rows, found][:, None] - cost, extra, out=rate, where=fits)
+        j, choice = np.unravel_index(int(np.argmax(rate)), rate.shape)
+        if not rate[j, choice] > 0:
+            break
+        found[j], left = choice, left - extra[j, choice]
     return found
