@@ -129,11 +129,8 @@ def lease(
 
 
 @inner
-def end(
-    truth: Records, job: int, now_s: float, true_steps: Floats, held: Records, tasks: Records, spare: Ints,
-    free: Floats, demand: Floats, out: Events, n: int,
-) -> int:  # fmt: skip
-    """End what a running job has done, which lets go of its tasks then, or its lease; return the events written."""
+def end(truth: Records, job: int, now_s: float, true_steps: Floats) -> int:
+    """End what a running job has done, or its lease; return the kind of event."""
     settle(truth, job, now_s)
     at = truth[job]
     if at.phase == FUTILE:
@@ -146,12 +143,7 @@ def end(
     at.phase = DONE if over else RESTING
     at.next_s = np.inf
     at.speed = 0.0
-    n = write(out, n, now_s, _COMPLETED if done else _DROPPED if over else _PAUSED, job, at.steps, 0.0, -1, -1)
-    if over and not done:
-        out[n - 1].cause = _STALLED
-    if over:
-        release(held, tasks, spare, free, demand, job)
-    return n
+    return _COMPLETED if done else _DROPPED if over else _PAUSED
 
 
 @inner
@@ -452,13 +444,16 @@ def run_until(  # noqa: C901 - the loop over time, a branch for each thing that 
             j = running[i]
             ends = truth[j].phase >= RUNNING or (truth[j].phase == RESCALING and truth[j].ready_s > now_s)
             if truth[j].next_s <= now_s and ends:
-                partner = held[j].partner
-                n = end(truth, j, now_s, true_steps, held, tasks, spare, free, demand, out, n)
+                kind = end(truth, j, now_s, true_steps)
+                n = write(out, n, now_s, kind, j, truth[j].steps, 0.0, -1, -1)
+                if kind == _DROPPED:
+                    out[n - 1].cause = _STALLED
                 moved = True
-                if truth[j].phase == DONE:
-                    if partner >= 0:
-                        others[counts[N_OTHERS]] = partner
+                if kind != _PAUSED:
+                    if held[j].partner >= 0:
+                        others[counts[N_OTHERS]] = held[j].partner
                         counts[N_OTHERS] += 1
+                    release(held, tasks, spare, free, demand, j)
                     news = True
                     continue
             elif truth[j].next_s <= now_s:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.core import ledger
+from labkit.core.book import release
 from labkit.core.clock import next_arrival_s, pop, push, slot_after
 from labkit.core.events import Events, Kind
 from labkit.core.resources import Ints
@@ -153,9 +154,9 @@ def _end(
     n: int,
 ) -> int:  # fmt: skip
     """Complete a job; it stays in the list of those that run until the next `_tidy`."""
-    n = kernels.end(
-        truth.truth, j, now_s, trace.true_steps, truth.held, truth.tasks, truth.spare, truth.free, truth.demand, out, n
-    )  # fmt: skip
+    kind = kernels.end(truth.truth, j, now_s, trace.true_steps)
+    n = kernels.write(out, n, now_s, kind, j, truth.truth[j].steps, 0.0, -1, -1)
+    release(truth.held, truth.tasks, truth.spare, truth.free, truth.demand, j)
     work.numbers[N_DEAD] += 1
     if preempts:
         leave(order, trace, j)
