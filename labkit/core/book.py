@@ -221,7 +221,7 @@ def take_again(held: Records, tasks: Records, demand: Floats, job: int, free: Fl
         task = row.next
     if not stands:
         add_held(held, tasks, demand, job, free, 1.0)
-    return stands
+    return bool(stands)
 
 
 @inner
