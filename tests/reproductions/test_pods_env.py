@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("pettingzoo", reason="needs pettingzoo, of labkit's extra `agents`")
+pytest.importorskip("pettingzoo", reason="pettingzoo is not installed: pip install pettingzoo")
 from pettingzoo.test import api_test, parallel_api_test
 
 from labkit.experiment import Experiment

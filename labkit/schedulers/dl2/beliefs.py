@@ -57,7 +57,7 @@ def numbers_of(values: Iterable[float]) -> Numbers:
 
 
 @dataclass(eq=False)
-class Beliefs(Estimates):
+class BelievedSpeeds(Estimates):
     """Estimates whose speeds follow the measured ones where the fit does not.
 
     With r = log(measured seconds / fitted seconds) at the gangs X that were measured, those of any gang x are believed

@@ -19,7 +19,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.core.weights import Tensors, WeightsFiles, fault_of, other_names
 from labkit.placers import ByNetwork, Even, Pack
 from labkit.schedulers.base import capacity, changed, place
-from labkit.schedulers.dl2.beliefs import Beliefs, Numbers, numbers_of
+from labkit.schedulers.dl2.beliefs import BelievedSpeeds, Numbers, numbers_of
 from labkit.schedulers.dl2.monitor import Monitor
 from labkit.schedulers.dl2.scheduler import fallback_of
 from labkit.schedulers.dl2.weights import KEY, as_mapping
@@ -116,7 +116,7 @@ class LearnedDL2:
     n_pre_runs: int = 10
     placer: Placer = ByNetwork(networked=Even(), otherwise=Pack())
     _numbers: Numbers = field(init=False, repr=False)
-    _beliefs: Beliefs = field(init=False, repr=False)
+    _beliefs: BelievedSpeeds = field(init=False, repr=False)
     _slot_s: float = field(default=np.inf, init=False, repr=False)
     _instead: list[Scheduler] = field(default_factory=list, init=False, repr=False)
     _monitor: Monitor | None = field(default=None, init=False, repr=False)
@@ -132,7 +132,7 @@ class LearnedDL2:
 
     def use(self, numbers: Numbers) -> None:
         """Decide by other numbers from now on."""
-        self._numbers, self._beliefs = numbers, Beliefs(self.n_pre_runs, numbers=numbers)
+        self._numbers, self._beliefs = numbers, BelievedSpeeds(self.n_pre_runs, numbers=numbers)
 
     @property
     def _names(self) -> list[str]:
