@@ -89,8 +89,8 @@ class Afs:
 def _at(speed: Floats, alone: Floats, malleable: Bools, j: int, n: int) -> float:
     """Return the speed of a job with n workers; a rigid one has its own or none."""
     if not malleable[j]:
-        return alone[j] if n > 0 else 0.0
-    return speed[j, min(n, speed.shape[1] - 1)]
+        return float(alone[j]) if n > 0 else 0.0
+    return float(speed[j, min(n, speed.shape[1] - 1)])
 
 
 @kernel
