@@ -90,7 +90,8 @@ class PodsAEC(AECEnv[str, dict[str, Any], np.int64]):
     def _shares(self) -> Floats:
         """Return the progress of the jobs of each pod, (N,), in the intervals that the last action let pass."""
         home, n = self._env.home, len(self.possible_agents)
-        return np.bincount(np.where(home >= 0, home, 0), self._env.gained, n)[:n]
+        shares: Floats = np.bincount(np.where(home >= 0, home, 0), self._env.gained, n)[:n].astype(np.float64)
+        return shares
 
 
 def pods_parallel(env: PlacementEnv) -> ParallelEnv[str, dict[str, Any], np.int64]:

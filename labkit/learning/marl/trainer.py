@@ -218,9 +218,7 @@ class Trainer(NetworkTraining):
 
     def weights(self, source: str) -> Weights:
         """Return the policy as it is, for a scheduler."""
-        known, clusters = (
-            getattr(self.worlds, name, none) for name, none in (("interference_level", None), ("built", ()))
-        )
+        known, clusters = getattr(self.worlds, "interference_level", None), getattr(self.worlds, "built", ())
         return Weights(self.policy.net(), source, TrainedFor.of(known, clusters))
 
     def _asked(self) -> dict[str, Any]:

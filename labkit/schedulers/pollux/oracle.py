@@ -86,7 +86,7 @@ class PolluxOptimus:
             takes = first[j] * each[j] + servers[j]
             if takes <= left + 1e-9:
                 n_workers[j], left = first[j], left - takes
-        heap = [(-self._gain_s(snapshot, j, 1), j) for j in np.flatnonzero(n_workers * grow)]
+        heap = [(-self._gain_s(snapshot, j, 1), j) for j in np.flatnonzero(n_workers * grow).tolist()]
         heapify(heap)
         while heap:
             gain, j = heappop(heap)
