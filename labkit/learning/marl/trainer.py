@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from labkit.core.cluster import Cluster
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.learning.marl.episodes import ActionRule, Rec
 from labkit.learning.marl.plays import Play, Played, Submits, WorldOf, all_played, played
@@ -22,6 +23,7 @@ from labkit.learning.marl.settings import Setting
 from labkit.learning.training import NetworkTraining
 from labkit.schedulers.marl.network import FEATURES, N_TOP, NEVER, WAITING, Net
 from labkit.schedulers.marl.weights import TrainedFor, Weights
+from labkit.speed.interference.levels import Level
 from labkit.speed.what_if import N_SEEN
 
 MOST_BETTER: Final = 3.0
@@ -218,7 +220,8 @@ class Trainer(NetworkTraining):
 
     def weights(self, source: str) -> Weights:
         """Return the policy as it is, for a scheduler."""
-        known, clusters = getattr(self.worlds, "interference_level", None), getattr(self.worlds, "built", ())
+        known: Level | None = getattr(self.worlds, "interference_level", None)
+        clusters: list[Cluster] = getattr(self.worlds, "built", [])
         return Weights(self.policy.net(), source, TrainedFor.of(known, clusters))
 
     def _asked(self) -> dict[str, Any]:
