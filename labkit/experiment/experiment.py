@@ -124,7 +124,7 @@ class Experiment:
         Hosts that are kept for some jobs, or for none, from a start to an end, under every scheduler.
     hosting : HostRules or None
         Which machines may host which jobs, and over how many of them gangs may lie, under every scheduler.
-    limits : str
+    time_limits : str
         Which jobs are ended at their time limits, one of `labkit.simulator.limits.WHICH`.
     arrival_rate : float
         How many times as fast as in the trace `jobs` arrive, for headers.
@@ -152,7 +152,7 @@ class Experiment:
     quotas: Quotas | None = None
     reservations: Reservations | None = None
     hosting: HostRules | None = None
-    limits: str = "recorded"
+    time_limits: str = "recorded"
     arrival_rate: float = 1.0
     usual_prices: Mapping[str, float] | None = None
     scenario: dict[str, Any] = field(default_factory=dict)
@@ -227,8 +227,8 @@ class Experiment:
             interference=interference_of(speed) if known is None else known, arrival_rate=asked.arrival_rate,
             quotas=None if asked.quotas is None else Quotas.of(asked.quotas), believed=asked.believed,
             reservations=None if asked.reservations is None else Reservations.of(asked.reservations),
-            hosting=hosting, limits=asked.limits, measure_every_s=asked.measure_every_s, history=asked.history,
-            speeds=asked.speeds or said, scenario=asked.plain(), losses=asked.losses, **parts,
+            hosting=hosting, time_limits=asked.time_limits, measure_every_s=asked.measure_every_s,
+            history=asked.history, speeds=asked.speeds or said, scenario=asked.plain(), losses=asked.losses, **parts,
         )  # fmt: skip
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:
@@ -260,9 +260,9 @@ class Experiment:
     def _limits(self) -> TimeLimits | None:
         """How long after its start each job is ended; None where no job can run longer than it did in truth."""
         steady = self.overheads is None and self.variation is None and type(self.speed) is RecordedSpeed
-        if self.limits == "recorded" and steady and self._slower <= 1:
+        if self.time_limits == "recorded" and steady and self._slower <= 1:
             return None
-        return TimeLimits.of(self.jobs, self.limits)
+        return TimeLimits.of(self.jobs, self.time_limits)
 
     def session(
         self,
@@ -446,7 +446,7 @@ class Experiment:
         return replace(
             self, jobs=jobs, speed=RecordedSpeed(jobs, self.cluster), overheads=None, variation=None, faults=None,
             losses=None, troubles=None, checkpoint_s=None, cadence=None, believed=None, quotas=None, reservations=None,
-            hosting=None, measure_every_s=None, history=None, interference=None, limits="none",
+            hosting=None, measure_every_s=None, history=None, interference=None, time_limits="none",
         )  # fmt: skip
 
     def _run(

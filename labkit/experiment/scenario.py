@@ -165,7 +165,7 @@ class Scenario:
     consolidate_for_s: float | None = _option(
         None, "With wait: split a gang that has waited for SECONDS since it arrived.", float, least=0
     )
-    limits: str = _option(
+    time_limits: str = _option(
         "recorded", "Jobs that are ended at their time limits: recorded (those that reached them in the trace), all, "
         "or none.", simulated=True,
     )  # fmt: skip
@@ -440,7 +440,7 @@ class Fields(TypedDict, total=False):
     reservations: Reservations | Sequence[Reservation] | Mapping[str, Any] | str | Path | None
     consolidate: str | None
     consolidate_for_s: float | None
-    limits: str
+    time_limits: str
     partitions: bool
     arrival_rate: float
     slot_s: float | None

@@ -41,7 +41,7 @@ class TimeLimits:
             If it is none of these.
         """
         if which not in WHICH:
-            raise unknown("limits", str(which), WHICH)
+            raise unknown("time limits", str(which), WHICH)
         limited = np.isfinite(jobs.limit_s) & (which != "none")
         if which == "recorded":
             limited &= jobs.duration_s >= jobs.limit_s

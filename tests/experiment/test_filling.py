@@ -64,7 +64,7 @@ def test_the_command_shows_what_each_placer_has_allocated() -> None:
 
 
 def test_options_that_mean_nothing_there_are_refused() -> None:
-    for option, value in (("--by", "user"), ("--load", "2"), ("--consolidate", "wait")):
+    for option, value in (("--by", "user"), ("--arrival-rate", "2"), ("--consolidate", "wait")):
         said = CliRunner().invoke(
             app, ["compare", "demo", "--cluster", "no_network(4)", "--schedulers", "random,fgd", option, value]
         )

@@ -37,7 +37,7 @@ def test_one_price_is_as_good_as_any_choice_where_costs_are_convex(data, n, budg
 
 def test_a_job_has_at_most_twice_the_workers_that_it_ever_had():
     jobs = Jobs.of(arrival_s=[0.0], total_steps=4000, duration_s=4000, n_workers=1, max_workers=16)
-    run = simulate(jobs, cluster=nodes(4), scheduler="pollux(restart_s=0)", cadence="pollux")
+    run = simulate(jobs, cluster=nodes(4), scheduler="pollux(penalty_s=0)", cadence="pollux")
     placed = run.events[run.events["kind"] == Kind.PLACED]
     total = [placed["value"][placed["time_s"] == at].sum() for at in np.unique(placed["time_s"])]
     assert total == [1, 2, 4, 8, 16]

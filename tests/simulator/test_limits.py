@@ -35,8 +35,8 @@ def test_a_job_that_ended_at_its_limit_does_so_on_a_slower_type_and_others_need_
     """On a type of half the speed 100 s are 200; job 0 was ended at 100 in truth, job 1 would have had 150."""
     jobs = jobs_of([100.0, 150.0, np.nan], device_type="k80")
     assert run(jobs, speeds).table["jct_s"].tolist() == pytest.approx([100, 200, 200])
-    assert run(jobs, speeds, limits="none").table["jct_s"].tolist() == pytest.approx([200, 200, 200])
-    record = run(jobs, speeds, limits="all")
+    assert run(jobs, speeds, time_limits="none").table["jct_s"].tolist() == pytest.approx([200, 200, 200])
+    record = run(jobs, speeds, time_limits="all")
     assert record.table["jct_s"].tolist() == pytest.approx([100, 150, 200])
     ended = record.events[record.events["kind"] == Kind.COMPLETED]
     assert ended["cause"].tolist() == [Cause.TIME_LIMIT, Cause.TIME_LIMIT, -1]
@@ -59,7 +59,7 @@ def test_a_job_is_done_as_in_truth_where_nothing_slows_it() -> None:
     """One that ran a minute over its limit (OverTimeLimit) does so again; a start that takes time counts."""
     jobs = jobs_of([40.0, 100.0], [100.0, 100.0])
     assert labkit.simulate(jobs, scheduler="fifo", cluster=CLUSTER).table["jct_s"].tolist() == [100, 100]
-    all_ = labkit.simulate(jobs, scheduler="fifo", cluster=CLUSTER, limits="all")
+    all_ = labkit.simulate(jobs, scheduler="fifo", cluster=CLUSTER, time_limits="all")
     assert all_.table["jct_s"].tolist() == [100, 100]
     late = labkit.simulate(jobs, scheduler="fifo", cluster=CLUSTER, start_s=30)
     assert late.table["jct_s"].tolist() == pytest.approx([100, 100])
@@ -67,6 +67,6 @@ def test_a_job_is_done_as_in_truth_where_nothing_slows_it() -> None:
 
 
 def test_which_limits_count_is_checked() -> None:
-    with pytest.raises(InputError, match="unknown limits 'most'"):
+    with pytest.raises(InputError, match="unknown time limits 'most'"):
         TimeLimits.of(jobs_of([1.0]), "most")
     assert TimeLimits.of(jobs_of([np.nan]), "all") is None

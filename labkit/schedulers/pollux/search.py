@@ -39,16 +39,17 @@ class Pollux:
     """Give jobs the workers with which the power mean of their speed-ups is largest, p = -1 as published [1]_.
 
     The speed-up of a job is its goodput over that with an equal share of the cluster. One whose workers change is
-    multiplied by max(age - restarts x `restart_s`, 0) / (age + `restart_s`), so that young and restless jobs stay as
+    multiplied by max(age - restarts x `penalty_s`, 0) / (age + `penalty_s`), so that young and restless jobs stay as
     they are. A job may have twice as many workers as it ever had. Goodput of a number of workers is measured before the
-    run, packed, and anew when the speed of a job changes: with `labkit.speed.goodput` a job also chooses its batch.
+    run, packed and without error, which makes it an oracle (Pollux fits a model to what it observes), and anew when the
+    speed of a job changes: with `labkit.speed.goodput` a job also chooses its batch.
 
     Pollux searches placements with a genetic algorithm. This finds the numbers of workers by one price for GPUs, which
     is as good as the best where speed-ups are concave and one job's step off where they are not; a placer packs them.
 
     Attributes
     ----------
-    restart_s : float
+    penalty_s : float
         What a restart is believed to take.
     grow : float
         Times the most workers that a job ever had that it may have; inf: any number.
@@ -67,8 +68,9 @@ class Pollux:
     """
 
     knows_types: ClassVar[bool] = False
+    oracle: ClassVar[bool] = True  # Pollux fits goodput to what it observes; this measures all of it
 
-    restart_s: float = 30.0
+    penalty_s: float = 30.0
     grow: float = 2.0
     placer: Placer = ByNetwork(networked=Even(), otherwise=Pack())
     quantum_s: float = 60.0
@@ -77,9 +79,9 @@ class Pollux:
     _held: Recall[Held] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.restart_s >= 0 or not self.grow >= 1:
+        if not self.penalty_s >= 0 or not self.grow >= 1:
             raise InputError(
-                f"pollux: restart_s is {self.restart_s} and grow {self.grow}; expected seconds >= 0 and a factor >= 1."
+                f"pollux: penalty_s is {self.penalty_s} and grow {self.grow}; expected seconds >= 0 and a factor >= 1."
             )
         self._held = Recall(Held({}, {}))
 
@@ -132,7 +134,7 @@ class Pollux:
         jobs = snapshot.jobs
         age_s = snapshot.now_s - jobs.arrival_s
         restarts = np.array([max(before.placed.get(job, 0) - 1, 0) for job in jobs.number.tolist()])
-        factor = np.maximum(age_s - restarts * self.restart_s, 0.0) / (age_s + max(self.restart_s, 1e-9))
+        factor = np.maximum(age_s - restarts * self.penalty_s, 0.0) / (age_s + max(self.penalty_s, 1e-9))
         return np.maximum(factor, np.where(jobs.running, 0.0, LEAST_OF_WAITING))
 
     def _curve(self, snapshot: Snapshot, j: int) -> Floats:
