@@ -183,7 +183,7 @@ if importlib.util.find_spec("mkdocs"):
     spec = importlib.util.spec_from_file_location("site_hooks", Path(sys.argv[1]) / "docs" / "site_hooks.py")
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
-    assert hooks.commands_page().count("| `--zeal` | How eager it is. | `0.5` |") == 5
+    assert "".join(hooks.command_pages().values()).count("| `--zeal` | How eager it is. | `0.5` |") == 5
 """
 
 

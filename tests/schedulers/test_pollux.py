@@ -35,6 +35,7 @@ def test_one_price_is_as_good_as_any_choice_where_costs_are_convex(data, n, budg
     assert cost[np.arange(n), found].sum() == pytest.approx(best, abs=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:pollux.* is an oracle")
 def test_a_job_has_at_most_twice_the_workers_that_it_ever_had():
     jobs = Jobs.of(arrival_s=[0.0], total_steps=4000, duration_s=4000, n_workers=1, max_workers=16)
     run = simulate(jobs, cluster=nodes(4), scheduler="pollux(penalty_s=0)", cadence="pollux")
@@ -43,6 +44,7 @@ def test_a_job_has_at_most_twice_the_workers_that_it_ever_had():
     assert total == [1, 2, 4, 8, 16]
 
 
+@pytest.mark.filterwarnings("ignore:pollux.* is an oracle")
 def test_a_restart_is_only_worth_it_once_a_job_is_old_enough():
     """At the age of 60 s a restart multiplies its speed-up by 60 / 90, which a quarter more workers do not outweigh."""
     jobs = Jobs.of(arrival_s=[0.0, 0.0], total_steps=20_000, duration_s=20_000, n_workers=4, max_workers=[5, 4])
