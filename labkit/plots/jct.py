@@ -124,6 +124,11 @@ def plot_jct_bars(comparison: pd.DataFrame) -> alt.LayerChart:
 COLUMNS = ("mean", "median", "p95")
 
 
+def _three(value: float) -> str:
+    """Return three digits, and never fewer than all before the point: 42.5, 276, 1,703."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _bars(comparison: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Return the bars of each run in one unit of time; NaN where a run has no number."""
     n_done, n_trace = comparison["n_done"], comparison["n_trace"]
@@ -134,10 +139,10 @@ def _bars(comparison: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     shown["cut"] = n_done != n_trace
     best = shown["mean"].min()
     shown["says"] = [
-        f"{mean:,.3g} {unit}, {mean / best:.2f}x" if not cut else f"no bar: {done:,.0f} of {of:,.0f} jobs done"
+        f"{_three(mean)} {unit}, {mean / best:.2f}x" if not cut else f"no bar: {done:,.0f} of {of:,.0f} jobs done"
         for mean, cut, done, of in zip(shown["mean"], shown["cut"], n_done, n_trace, strict=True)
     ]
-    shown["says_p95"] = ["" if np.isnan(p95) else f"{p95:,.3g}" for p95 in shown["p95"]]
+    shown["says_p95"] = ["" if np.isnan(p95) else _three(p95) for p95 in shown["p95"]]
     return shown.fillna(dict.fromkeys(COLUMNS, 0.0)), unit
 
 

@@ -44,6 +44,18 @@ REFERENCES: Final[dict[str, Reference]] = {
     "Tiresias, NSDI 2019": Reference(
         "Gu, Juncheng and others", "Tiresias: A GPU Cluster Manager for Distributed Deep Learning", "USENIX NSDI", 2019
     ),
+    "Helios, SC 2021": Reference(
+        "Hu, Qinghao and Sun, Peng and Yan, Shengen and Wen, Yonggang and Zhang, Tianwei",
+        "Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU Datacenters", "SC", 2021,
+    ),
+    "Qiao et al., OSDI 2021": Reference(
+        "Qiao, Aurick and others", "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning",
+        "USENIX OSDI", 2021,
+    ),
+    "Hwang et al., NSDI 2021": Reference(
+        "Hwang, Changho and Kim, Taehyun and Kim, Sunghyun and Shin, Jinwoo and Park, KyoungSoo",
+        "Elastic Resource Sharing for Distributed Deep Learning", "USENIX NSDI", 2021,
+    ),
     "Grandl et al., SIGCOMM 2014": Reference(
         "Grandl, Robert and others", "Multi-Resource Packing for Cluster Schedulers", "ACM SIGCOMM", 2014
     ),

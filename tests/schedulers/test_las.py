@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, inf
 
 import pytest
@@ -144,7 +145,7 @@ def test_a_decision_may_ask_for_the_next_one():
     jobs = Jobs.of(arrival_s=[0], total_steps=[60], duration_s=[60])
     session = Experiment.of(jobs, cluster="no_network(1)").session(make("fifo"))
     started = make("fifo").schedule(session.snapshot())
-    again = type(started)(*(getattr(started, name) for name in started.__slots__[:-1]), again_s=30.0)
+    again = replace(started, again_s=30.0)
     session.step(again)
     assert session.now_s == 30
     assert Placement.joined([again, Placement.nothing()]).again_s == 30

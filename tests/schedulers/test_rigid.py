@@ -42,7 +42,7 @@ def crowded() -> tuple[Jobs, object]:
     return jobs, no_network(6, servers=mix)
 
 
-@pytest.mark.filterwarnings("ignore:dl2. its training has met no")
+@pytest.mark.filterwarnings("ignore:dl2. its training has met no", "ignore:marl. its weights were trained on servers")
 @pytest.mark.parametrize("name", CLASSIC)
 def test_no_scheduler_runs_a_rigid_job_with_a_part_of_its_gang(name: str) -> None:
     jobs, cluster = crowded()
