@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import ipywidgets as ipw
 import pytest
 
 from labkit.core.errors import InputError
@@ -46,7 +47,7 @@ def trace(tmp_path, monkeypatch):
 
 
 def fields(app: LabApp) -> list[str]:
-    return [part.value for part in app._form.box.children[::2]]
+    return [part.value for part in app._form.box.children if isinstance(part, ipw.Label)]
 
 
 def test_a_place_that_is_none_is_told():
@@ -56,7 +57,7 @@ def test_a_place_that_is_none_is_told():
 
 def test_on_machines_the_form_names_hosts_and_offers_neither_seed_nor_pace(bed, trace):
     app = LabApp(trace(40), where="testbed", scheduler="fifo")
-    assert fields(app) == ["Trace", "Hosts", "Scheduler"]
+    assert [name.split(" (")[0] for name in fields(app)] == ["Trace", "Hosts", "Scheduler", "Arrival rate", "Slot"]
     assert app._form.cluster.value == str(bed.hosts_file)
     assert app._controls.pause.tooltip == "Make no decisions; jobs train on"
     assert app.choice.python() == (
