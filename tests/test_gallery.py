@@ -30,6 +30,7 @@ def test_there_are_enough_and_each_has_a_heading(recipes):
     assert len(set(headings)) == len(NAMES)
 
 
+@pytest.mark.filterwarnings("ignore:machines. gangs ")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_draws_marks(name, recipes):
     svg = as_svg(getattr(recipes, name)().to_dict())

@@ -116,7 +116,7 @@ def of_placers(schedulers: str) -> bool:
     from labkit.placers import available
 
     names = split_names(schedulers)
-    if not set(names) <= {*available()}:
+    if not names or not set(names) <= {*available()}:
         return False
     from labkit.experiment.filling import are_placers
 

@@ -32,12 +32,12 @@ SHADES: Final = tuple(DASHES)
 
 _FAMILIES: Final = {
     GREY: "fifo easy constant static even kubernetes recorded gavel_fifo gavel_isolated",
-    BLUE: "srtf dl2 marl dlrover gavel_las attention",
-    TEAL: "las lookahead look_ahead_pods gavel_sjf deepsys hesrpt interference_aware",
-    ORANGE: "drf slurm gavel_ftf gavel_proportional partitioned autoscale even_pods",
-    PURPLE: "tetris tetris_pods sjf gavel_makespan gavel_allox gavel_strategy_proof least_interference",
-    GREEN: "optimus slot_aware gavel_cost gavel_slo gavel_throughput gavel_gandiva gavel_hierarchical load_balance "
-    "whole_gang",
+    BLUE: "srtf dl2 marl dlrover pollux gavel_las attention",
+    TEAL: "las tiresias lookahead look_ahead_pods gavel_sjf deepsys hesrpt interference_aware",
+    ORANGE: "drf slurm afs gavel_ftf gavel_proportional partitioned autoscale even_pods",
+    PURPLE: "tetris tetris_pods sjf qssf gavel_makespan gavel_allox gavel_strategy_proof least_interference",
+    GREEN: "optimus pollux_optimus slot_aware gavel_cost gavel_slo gavel_throughput gavel_gandiva gavel_hierarchical "
+    "load_balance whole_gang",
 }
 PREFERRED: Final = {name: shade for shade, names in _FAMILIES.items() for name in names.split()}
 """The colour of each scheduler that ships with labkit, in every figure in which no other has it."""

@@ -71,14 +71,15 @@ class Afs:
         """Return the gangs that changed."""
         jobs, table = snapshot.jobs, snapshot.table
         kind, left, seconds = self._estimates.of(snapshot)
-        malleable = table.malleable[jobs.number]
         servers = np.minimum(np.maximum(jobs.asked_ps, 1), seconds.shape[1] - 1)
         speed = np.zeros((len(jobs), seconds.shape[2]))
         np.divide(1.0, seconds[kind, servers], out=speed, where=seconds[kind, servers] > 0)
+        speed = np.nan_to_num(speed)
+        malleable = table.malleable[jobs.number] & (speed[:, 1] > 0)  # one of which nothing is known gets what it asked
         alone = jobs.total_steps / np.maximum(jobs.duration_s, 1e-9)
         total = capacity(snapshot)
         n_workers = one_by_one(
-            np.nan_to_num(speed), left, np.nan_to_num(alone, nan=1.0), malleable, jobs.asked_workers, jobs.max_workers,
+            speed, left, np.nan_to_num(alone, nan=1.0), malleable, jobs.asked_workers, jobs.max_workers,
             jobs.worker_demand, jobs.ps_demand * jobs.asked_ps[:, None], total,
         )  # fmt: skip
         n_ps = np.where(n_workers > 0, jobs.asked_ps, 0).astype(np.int32)

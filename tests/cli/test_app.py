@@ -116,7 +116,7 @@ def test_kept_runs_make_a_report(tmp_path):
         ("compare DEMO --cluster demo --runs taken/x", "taken"),
         ("report nosuch", "no run 'nosuch'"),
         ("traces fetch philyl", "unknown public trace 'philyl'. Did you mean 'philly'?"),
-        ("compaer", "No such command 'compaer'. Did you mean 'compare'? See `"),
+        ("compaer", "No such command 'compaer'. Did you mean 'compare', 'paper'? See `"),
         ("attach nosuch", "there are no runs in runs; begin one with 'labkit compare' (simulated) or 'labkit deploy'"),
     ],
 )

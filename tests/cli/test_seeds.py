@@ -72,7 +72,7 @@ def test_a_scheduler_that_fails_leaves_the_others_results_and_the_exit_code_is_1
         (["DEMO", "--seeds", "3"], "the 3 seeds have no effect"),
         ([TRACE, "--seeds", "none"], "--seeds is 'none'; expected how many (5), a range (5-9) or a list (1,4,9)."),
         ([TRACE, "--seeds", "2", "--against", "srft"], "unknown scheduler to compare --against 'srft'. Did you mean"),
-        ([TRACE, "--workers", "2"], "--workers goes with --seeds N."),
+        ([TRACE, "--workers", "2"], "--workers goes with --seeds N or --windows N."),
         ([TRACE, "--against", "srft"], "unknown scheduler to compare --against 'srft'. Did you mean"),
     ],
 )

@@ -103,7 +103,7 @@ def test_others_are_compared_with_the_scheduler_that_is_named_and_the_bound_stan
         (("--seeds", "9" * 40), "expected at most 1,000,000 seeds"),
         (("--set", "load"), "--set 'load' cannot be read; expected NAME=A,B,..."),
         (("--set", "seed=1"), "--set 'seed=1': seed has an option of its own"),
-        (("--set", "laod=1"), "unknown parameter 'laod'. Did you mean 'load'?"),
+        (("--set", "arival_rate=1"), "unknown parameter 'arival_rate'. Did you mean 'arrival_rate'?"),
         (("--schedulers", "srft"), "unknown scheduler 'srft'. Did you mean 'srtf'?"),
         (("--cluster", "dmeo"), "unknown cluster 'dmeo'. Did you mean 'demo'?"),
         (("--folder", "taken"), "taken"),

@@ -126,5 +126,5 @@ def test_what_is_no_time_is_refused_with_examples(text: str):
 def test_where_a_run_is_asked_for_a_queue_is_told_apart(tmp_path: Path):
     (tmp_path / "night").mkdir()
     queue("planned").write(tmp_path / "night")
-    with pytest.raises(InputError, match=r"'night' is a queue of runs: .*go on with all: labkit deploy --resume night"):
+    with pytest.raises(InputError, match=r"'night' is a queue of runs: .*or resume all: labkit deploy --resume night"):
         load("night", runs=tmp_path)

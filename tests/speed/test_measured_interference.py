@@ -105,7 +105,7 @@ def test_a_profile_of_a_busy_testbed_says_so(tmp_path: Path) -> None:
 
 
 def test_the_policy_sees_measured_use_in_a_run_as_in_training(file: str) -> None:
-    policy = make("marl")
+    policy = make("marl(fallback=None)")
     assert isinstance(policy, Marl)
     known = heard(interference=file)
     policy.begin(known)
