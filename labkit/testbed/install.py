@@ -208,10 +208,10 @@ def _about(folder: Path) -> WheelInfo:
 
 
 def _installed_entry_points(name: str) -> dict[str, dict[str, str]]:
-    """Return what an installed distribution has for labkit to find."""
+    """Return what an installed distribution has for labkit and others to find, all but its command."""
     groups: dict[str, dict[str, str]] = {}
     for point in metadata.distribution(name).entry_points:
-        if point.group.startswith("labkit."):
+        if point.group != "console_scripts":
             groups.setdefault(point.group, {})[point.name] = point.value
     return groups
 
