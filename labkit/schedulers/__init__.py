@@ -139,7 +139,7 @@ def available() -> list[str]:
     """Return the names of all schedulers.
 
     >>> available()[:3]
-    ['attention', 'autoscale', 'constant']
+    ['afs', 'attention', 'autoscale']
     """
     return sorted({*_recipes(), *from_packages("scheduler")})
 

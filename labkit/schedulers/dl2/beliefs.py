@@ -116,7 +116,7 @@ def correction(measured: Ints, residual: Floats, gangs: Ints, numbers: Numbers) 
     """Return the logarithm of the factor on the seconds of gangs (G, 2), from residuals (n,) of others, (n, 2).
 
     >>> near, far = correction(np.array([[2, 2]]), np.array([0.5]), np.array([[2, 2], [16, 16]]), FROM_RULE)
-    >>> round(near, 3), round(far, 3)
+    >>> round(float(near), 3), round(float(far), 3)
     (0.486, 0.0)
     """
     length, spread, noise, caution = numbers[:4]
