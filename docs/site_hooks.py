@@ -225,7 +225,7 @@ def _module(name: str) -> ModuleType:
 
 
 PICTURES: Final = 60
-"""Pages of the site show at least so many."""
+"""Least number of pictures on all pages of the site."""
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -83,7 +83,7 @@ class PhaseModel(SpeedModel, Protocol):
     Attributes
     ----------
     round_s : float
-        Phases and jobs end at multiples of so many seconds, as in simulators that count seconds; 0: exactly.
+        Phases and jobs end at multiples of this many seconds, as in simulators that count seconds; 0: exactly.
     """
 
     round_s: float

@@ -222,7 +222,7 @@ class Goodput:
     interference : float
         Part of its speed that a job on several machines loses where it shares one with another such job.
     round_s : float
-        Epochs end at multiples of so many seconds; 1 in Pollux' simulator.
+        Epochs end at multiples of this many seconds; 1 in Pollux' simulator.
 
     Raises
     ------
