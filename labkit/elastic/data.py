@@ -113,21 +113,14 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Generated(ABC):
-    """Samples of a fixed random teacher, each a function of the seed and its index.
-
-    Attributes
-    ----------
-    size : Size
-        Of the model.
-    n : int
-        Number of samples; a larger dataset of the same seed starts with the same ones.
-    seed : int
-        Of the teacher and the samples.
-    """
+    """Samples of a fixed random teacher, each a function of the seed and its index."""
 
     size: Size
+    """Of the model."""
     n: int
+    """Number of samples; a larger dataset of the same seed starts with the same ones."""
     seed: int
+    """Of the teacher and the samples."""
 
     def __len__(self) -> int:
         return self.n

@@ -74,19 +74,13 @@ class Samples:
 
 @dataclass
 class LoaderData:
-    """The samples of a DataLoader: its dataset, its function that makes a batch, and its sampler.
-
-    Attributes
-    ----------
-    dataset, collate
-        As the loader has them.
-    sampler : object, optional
-        None: all samples, in an order of the job's.
-    """
+    """The samples of a DataLoader: its dataset, its function that makes a batch, and its sampler."""
 
     dataset: Any
     collate: Callable[[list[Any]], Any]
+    """`dataset` and `collate`: as the loader has them."""
     sampler: Any = None
+    """Object: None: all samples, in an order of the job's."""
 
     def __post_init__(self) -> None:
         if self.sampler is not None:
@@ -116,24 +110,16 @@ class LoaderData:
 
 @dataclass(frozen=True)
 class Loading:
-    """How samples are loaded, as a DataLoader says, or as arguments of `start` do.
-
-    Attributes
-    ----------
-    data : object
-        Samples by number.
-    batch : int
-        Samples of an update.
-    shuffle : bool
-        False: the order of the data.
-    loaders : int
-        Processes of each worker that load its samples ahead; 0: none.
-    """
+    """How samples are loaded, as a DataLoader says, or as arguments of `start` do."""
 
     data: Any
+    """Samples by number."""
     batch: int
+    """Samples of an update."""
     shuffle: bool
+    """False: the order of the data."""
     loaders: int
+    """Processes of each worker that load its samples ahead; 0: none."""
 
     @classmethod
     def of(cls, data: Any, *, batch: int | None, shuffle: bool, loaders: int, default: int) -> Loading:
@@ -179,26 +165,18 @@ class Loader:
 
     The shards of the next steps are taken to be those of the last one. If they are not, since shards were dealt anew,
     what was loaded is dropped.
-
-    Attributes
-    ----------
-    program : Program
-        Has the samples.
-    samples_of : callable
-        (step, leaf): the samples of a logical shard.
-    seed_at : callable
-        Seeds the random generators for a logical shard.
-    n : int
-        Processes.
-    n_steps : int
-        Of the job.
     """
 
     program: Program
+    """Has the samples."""
     samples_of: Callable[[int, int], list[int]]
+    """(step, leaf): the samples of a logical shard."""
     seed_at: Callable[[Place], None]
+    """Seeds the random generators for a logical shard."""
     n: int
+    """Processes."""
     n_steps: int
+    """Of the job."""
     _leaves: list[int] = field(default_factory=list)
     _before: list[int] = field(default_factory=list)
     _step: int = -1

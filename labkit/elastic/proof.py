@@ -65,18 +65,12 @@ Gradient = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was found.
-
-    Attributes
-    ----------
-    summary : str
-        One line: what was checked, or why nothing was.
-    fault : str
-        What would train another model, in one line; empty: nothing.
-    """
+    """What was found."""
 
     summary: str
+    """One line: what was checked, or why nothing was."""
     fault: str = ""
+    """What would train another model, in one line; empty: nothing."""
 
 
 def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:

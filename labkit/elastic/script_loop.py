@@ -309,18 +309,11 @@ def _surroundings() -> tuple[Any, ...]:
 
 @dataclass
 class LoopLoss:
-    """The loss that the loop of a script computes, in a thread of its own.
-
-    Attributes
-    ----------
-    script : Script
-        The script.
-    loop : ScriptLoop
-        What it has come to.
-    """
+    """The loss that the loop of a script computes, in a thread of its own."""
 
     script: Script
     loop: ScriptLoop
+    """What it has come to."""
     _turns: Turns
     _pid: int = field(default_factory=os.getpid)
 
@@ -412,24 +405,15 @@ def line_of(error: BaseException, path: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Script:
-    """The text of a script with a loop of its own, and of the modules beside it that it has imported.
-
-    Attributes
-    ----------
-    path : str
-        Of the file.
-    source : str
-        Its text.
-    seed : int
-        Of the random generators before it runs.
-    beside : dict
-        Text of modules by name, where the file is not there.
-    """
+    """The text of a script with a loop of its own, and of the modules beside it that it has imported."""
 
     path: str
+    """Of the file."""
     source: str
     seed: int
+    """Of the random generators before it runs."""
     beside: dict[str, str] = field(default_factory=dict)
+    """Text of modules by name, where the file is not there."""
 
     @classmethod
     def of(cls, path: Path, *, seed: int) -> Script:
@@ -511,21 +495,13 @@ def _find_beside(beside: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class SentScript:
-    """A script for workers, and what must be the same in each of them.
-
-    Attributes
-    ----------
-    script : Script
-        The script.
-    state : dict
-        State of the model that the job begins with: frozen parameters and buffers are the same in all workers.
-    fingerprint : str
-        Of the number of samples, and of some of them.
-    """
+    """A script for workers, and what must be the same in each of them."""
 
     script: Script
     state: dict[str, Any]
+    """State of the model that the job begins with: frozen parameters and buffers are the same in all workers."""
     fingerprint: str
+    """Of the number of samples, and of some of them."""
 
     def program(self) -> Program:
         """Return the program of this process.

@@ -32,20 +32,14 @@ WORKERS: Final = 3
 
 @dataclass
 class VerifiedTraining:
-    """What is trained, and how.
-
-    Attributes
-    ----------
-    model, data, loss
-        As those of `labkit.elastic.start`.
-    options : dict
-        Its other arguments.
-    """
+    """What is trained, and how."""
 
     model: Any
     data: Any
     loss: Any
+    """`model`, `data` and `loss`: as those of `labkit.elastic.start`."""
     options: dict[str, Any] = field(default_factory=dict)
+    """Its other arguments."""
 
     @property
     def shards(self) -> int:

@@ -28,28 +28,19 @@ PLAN, LEADER, LOG = "plan.json", "leader.json", "log"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlan:
-    """Processes of the cluster on one host.
-
-    Attributes
-    ----------
-    name, address : str
-        The host, and the address on which its processes listen.
-    scheduler : str
-        Address of the scheduler; empty: it runs on this host.
-    workers : int, optional
-        Worker processes; None: as many as cores.
-    idle_s : float
-        The scheduler ends by itself after so long without work.
-    files : dict
-        Authority, certificate and key of the host as text, by name of the file.
-    """
+    """Processes of the cluster on one host."""
 
     name: str
     address: str
+    """`name` and `address`: the host, and the address on which its processes listen."""
     scheduler: str = ""
+    """Address of the scheduler; empty: it runs on this host."""
     workers: int | None = None
+    """Worker processes; None: as many as cores."""
     idle_s: float
+    """The scheduler ends by itself after so long without work."""
     files: dict[str, str] = field(repr=False)
+    """Authority, certificate and key of the host as text, by name of the file."""
 
     def __post_init__(self) -> None:
         for name in self.files:

@@ -56,43 +56,27 @@ _Found = dict[str, "_Seen | HostOutcome"]
 
 @dataclass(frozen=True, slots=True)
 class WheelInfo:
-    """Metadata of labkit.
-
-    Attributes
-    ----------
-    version : str
-        Of the release, without a local part.
-    python : str
-        Versions of Python that it runs on, such as ">=3.11".
-    requires : sequence of str
-        Requirements, each as one line; those of an extra end in `; extra == "name"`.
-    entry_points : mapping
-        Of each group of what labkit finds by entry points: name to `module:attribute`.
-    """
+    """Metadata of labkit."""
 
     version: str
+    """Of the release, without a local part."""
     python: str
+    """Versions of Python that it runs on, such as ">=3.11"."""
     requires: Sequence[str]
+    """Requirements, each as one line; those of an extra end in `; extra == "name"`."""
     entry_points: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Of each group of what labkit finds by entry points: name to `module:attribute`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """labkit as files.
-
-    Attributes
-    ----------
-    about : WheelInfo
-        Its metadata.
-    files : mapping
-        Content by path, as the wheel holds them; metadata are among them.
-    hash : str
-        Hash of all files and metadata; it identifies a labkit.
-    """
+    """labkit as files."""
 
     about: WheelInfo
     files: Mapping[str, bytes] = field(repr=False)
+    """Content by path, as the wheel holds them; metadata are among them."""
     hash: str
+    """Hash of all files and metadata; it identifies a labkit."""
 
     @property
     def version(self) -> str:
@@ -318,24 +302,15 @@ def python_of(machine: Machine) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InstallOrder:
-    """What to install on the hosts.
-
-    Attributes
-    ----------
-    wheel : Wheel
-        labkit.
-    needs : sequence of str
-        Requirements that the Python there must meet.
-    wheelhouse : Path or None
-        A folder with all wheels that may have to be installed; None: the hosts' own index.
-    index : str
-        One more index for pip there; empty: none.
-    """
+    """What to install on the hosts."""
 
     wheel: Wheel
     needs: Sequence[str]
+    """Requirements that the Python there must meet."""
     wheelhouse: Path | None = None
+    """A folder with all wheels that may have to be installed; None: the hosts' own index."""
     index: str = ""
+    """One more index for pip there; empty: none."""
 
     @property
     def wheels(self) -> list[Path]:
@@ -406,27 +381,18 @@ def requirements(package: str | Path | None = None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a host has, as far as it matters for the next steps.
-
-    Attributes
-    ----------
-    have : frozenset of str
-        SHA-256 of contents that are there.
-    base : str
-        The Python that has what labkit needs; empty where it must be made.
-    tag : str
-        Version of the host's Python, as in names of environments.
-    lacks : tuple of str
-        Requirements that the host's own Python does not meet.
-    wheels : mapping
-        Sizes of wheels that were copied before, by name.
-    """
+    """What a host has, as far as it matters for the next steps."""
 
     have: frozenset[str]
+    """SHA-256 of contents that are there."""
     base: str
+    """The Python that has what labkit needs; empty where it must be made."""
     tag: str
+    """Version of the host's Python, as in names of environments."""
     lacks: tuple[str, ...]
+    """Requirements that the host's own Python does not meet."""
     wheels: dict[str, int]
+    """Sizes of wheels that were copied before, by name."""
 
 
 def _look(fleet: Fleet, order: InstallOrder) -> _Found:

@@ -42,21 +42,14 @@ from labkit.elastic.shards import SavedShards
 
 @dataclass(frozen=True, slots=True)
 class VerifiedCheckpoint:
-    """A checkpoint all of whose blocks have been read and verified, none of which is in memory.
-
-    Attributes
-    ----------
-    folder : Path
-        Of the checkpoint.
-    manifest : Manifest
-        Its content.
-    queue : SavedShards, optional
-        State of the shard queue of asynchronous training.
-    """
+    """A checkpoint all of whose blocks have been read and verified, none of which is in memory."""
 
     folder: Path
+    """Of the checkpoint."""
     manifest: Manifest
+    """Its content."""
     queue: SavedShards | None
+    """State of the shard queue of asynchronous training."""
 
     @property
     def step(self) -> int:

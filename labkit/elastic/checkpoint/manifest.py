@@ -93,25 +93,17 @@ class BlockLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SavedBlock:
-    """A block of a checkpoint; it owns its arrays.
-
-    Attributes
-    ----------
-    number, version : int
-        Number of the block, and updates so far.
-    params : array
-        (n,) float32.
-    state : dict of array
-        (n,) each.
-    seen : dict of int
-        Number of the last update of each worker, in asynchronous mode.
-    """
+    """A block of a checkpoint; it owns its arrays."""
 
     number: int
     version: int
+    """`number` and `version`: number of the block, and updates so far."""
     params: Vector
+    """(n,) float32."""
     state: Mapping[str, Vector] = field(default_factory=dict)
+    """(n,) each."""
     seen: Mapping[int, int] = field(default_factory=dict)
+    """Number of the last update of each worker, in asynchronous mode."""
 
 
 def bytes_of(block: BlockLike) -> list[memoryview]:
@@ -153,62 +145,42 @@ def check_sum(buffers: Iterable[Buffer]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BlockEntry:
-    """The manifest's row of a block: where its bytes are, and their digest.
-
-    Attributes
-    ----------
-    number, version, n : int
-        Number of the block, updates so far, and length of each of its vectors.
-    server, offset : str, int
-        Server whose file has the block, and the first byte in it.
-    seen : list
-        (worker, number of its last update) in asynchronous mode.
-    blake2b : str
-        Of its bytes.
-    """
+    """The manifest's row of a block: where its bytes are, and their digest."""
 
     number: int
     version: int
     n: int
+    """`number`, `version` and `n`: number of the block, updates so far, and length of each of its vectors."""
     server: str
     offset: int
+    """`server` and `offset`: server whose file has the block, and the first byte in it."""
     seen: list[tuple[int, int]]
+    """(worker, number of its last update) in asynchronous mode."""
     blake2b: str
+    """Of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a checkpoint.
-
-    Attributes
-    ----------
-    step : int
-        Updates of the model so far; in asynchronous mode, the number that the controller gives it.
-    layout : str
-        Digest of the model's `Layout`.
-    optimizer, options : str, dict
-        Name and options from which `labkit.elastic.server.optimizers.optimizer` makes it.
-    state : list of str
-        Names of the optimizer's vectors, sorted.
-    blocks : list of BlockEntry
-        Every block once.
-    files : dict
-        Bytes in the file of each server.
-    queue : str
-        BLAKE2b of the file of the shard queue.
-    training : dict
-        Settings that decide which samples a step takes: seed, batch, n_shards, n_samples; empty if not given.
-    """
+    """The content of a checkpoint."""
 
     step: int
+    """Updates of the model so far; in asynchronous mode, the number that the controller gives it."""
     layout: str
+    """Digest of the model's `Layout`."""
     optimizer: str
     options: dict[str, Any]
+    """`optimizer` and `options`: name and options from which `labkit.elastic.server.optimizers.optimizer` makes it."""
     state: list[str]
+    """Names of the optimizer's vectors, sorted."""
     blocks: list[BlockEntry]
+    """Every block once."""
     files: dict[str, int]
+    """Bytes in the file of each server."""
     queue: str
+    """BLAKE2b of the file of the shard queue."""
     training: dict[str, Any] = field(default_factory=dict)
+    """Settings that decide which samples a step takes: seed, batch, n_shards, n_samples; empty if not given."""
 
     def cut(self, params: Iterable[Param]) -> Layout:
         """Return the layout of parameters cut into these blocks."""

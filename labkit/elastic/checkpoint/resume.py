@@ -168,27 +168,18 @@ SCORE: Final = "best.json"
 
 @dataclass(slots=True)
 class Score:
-    """The best state so far.
-
-    Attributes
-    ----------
-    metric : str
-        By which states are compared.
-    version : int
-        Updates in the best state.
-    value : float, optional
-        The metric of the best state; None: no state has a finite one.
-    values : dict
-        Loss and metrics of the best state.
-    n_worse : int
-        Validations since.
-    """
+    """The best state so far."""
 
     metric: str
+    """By which states are compared."""
     version: int = 0
+    """Updates in the best state."""
     value: float | None = None
+    """The metric of the best state; None: no state has a finite one."""
     values: dict[str, float] = field(default_factory=dict)
+    """Loss and metrics of the best state."""
     n_worse: int = 0
+    """Validations since."""
 
 
 def read_score(folder: Path) -> Score | None:
@@ -208,21 +199,14 @@ def state_of(checkpoints: Checkpoints, version: int, model: nn.Module) -> nn.Mod
 
 @dataclass(frozen=True, slots=True)
 class SavedModel:
-    """A state of the model.
-
-    Attributes
-    ----------
-    version : int
-        Updates so far.
-    model : Module
-        A copy of the model with its parameters.
-    values : mapping
-        Loss and metrics of its validation; empty for one that was not validated.
-    """
+    """A state of the model."""
 
     version: int
+    """Updates so far."""
     model: nn.Module
+    """A copy of the model with its parameters."""
     values: Mapping[str, float] = field(default_factory=dict)
+    """Loss and metrics of its validation; empty for one that was not validated."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return its parameters and buffers by name."""

@@ -63,30 +63,20 @@ _NAME: Final = re.compile(r"step-(\d{6,})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that has been read and verified.
-
-    Attributes
-    ----------
-    step : int
-        Of the checkpoint.
-    blocks : dict of SavedBlock
-        Every block of the model, by number.
-    queue : SavedShards, optional
-        State of the shard queue of asynchronous training.
-    options : dict
-        Options of the optimizer.
-    passed_over : tuple of BadCheckpointError
-        Newer checkpoints that are bad, newest first, with the reason of each.
-    training : dict
-        See `Manifest`.
-    """
+    """A checkpoint that has been read and verified."""
 
     step: int
+    """Of the checkpoint."""
     blocks: Mapping[int, SavedBlock]
+    """Every block of the model, by number."""
     queue: SavedShards | None
+    """State of the shard queue of asynchronous training."""
     options: Mapping[str, Any]
+    """Options of the optimizer."""
     passed_over: tuple[BadCheckpointError, ...] = field(default=())
+    """Newer checkpoints that are bad, newest first, with the reason of each."""
     training: Mapping[str, Any] = field(default_factory=dict)
+    """See `Manifest`."""
 
     @property
     def digest(self) -> str:

@@ -388,40 +388,27 @@ WINDOW_BYTES: Final = 24 << 20
 
 @dataclass(slots=True, eq=False)
 class CopyFetch:
-    """The copies of one version on their way from the servers to the disk.
-
-    Attributes
-    ----------
-    version, turn : int
-        Of the copies; number of the attempt.
-    queue : SavedShards, optional
-        State of the shard queue at that version.
-    sizes : sequence of int
-        Bytes of each block, its optimizer state included.
-    left : deque
-        (block, server) that are to be asked for.
-    asked : dict
-        Server of each block that was asked for and has not arrived.
-    waiting_bytes : int
-        Bytes that were asked for and are not written.
-    n_left : int
-        Blocks that are not written.
-    draft : CheckpointWriter, optional
-        The checkpoint as far as it is written; only the thread of the writer uses it.
-    over : bool
-        Whether it was given up: what arrives is dropped.
-    """
+    """The copies of one version on their way from the servers to the disk."""
 
     version: int
     turn: int
+    """`version` and `turn`: of the copies; number of the attempt."""
     queue: SavedShards | None
+    """State of the shard queue at that version."""
     sizes: Sequence[int]
+    """Bytes of each block, its optimizer state included."""
     left: deque[tuple[int, str]]
+    """(block, server) that are to be asked for."""
     asked: dict[int, str] = field(default_factory=dict)
+    """Server of each block that was asked for and has not arrived."""
     waiting_bytes: int = 0
+    """Bytes that were asked for and are not written."""
     n_left: int = 0
+    """Blocks that are not written."""
     draft: CheckpointWriter | None = None
+    """The checkpoint as far as it is written; only the thread of the writer uses it."""
     over: bool = False
+    """Whether it was given up: what arrives is dropped."""
 
     @classmethod
     def of(

@@ -18,52 +18,34 @@ from labkit.elastic.protocol.messages.orders import CopyBlocks, Pause, Resume
 
 @dataclass(slots=True)
 class PauseInProgress:
-    """One use of the barrier.
-
-    Attributes
-    ----------
-    number : int
-        Of the pause, from 1.
-    waiting : set of str
-        Workers that have not paused yet.
-    then : callable
-        Called once, when all workers have paused.
-    until_s : float
-        Time at which the pause is given up if a worker has still not paused.
-    complete : bool
-        Whether all workers have paused, and `then` was called.
-    """
+    """One use of the barrier."""
 
     number: int
+    """Of the pause, from 1."""
     waiting: set[str]
+    """Workers that have not paused yet."""
     then: Callable[[], None]
+    """Called once, when all workers have paused."""
     until_s: float = math.inf
+    """Time at which the pause is given up if a worker has still not paused."""
     complete: bool = False
+    """Whether all workers have paused, and `then` was called."""
 
 
 @dataclass(slots=True, eq=False)
 class WorkerBarrier:
-    """Pauses the workers and lets them go on.
-
-    Attributes
-    ----------
-    job : ControllerState
-        With the workers.
-    out : CommandBuffer
-        For orders to them.
-    pause : PauseInProgress, optional
-        The one in progress.
-    step_s : dict
-        Seconds of the latest step of each asynchronous worker.
-    overdue : set of str
-        Workers that did not pause in time for a checkpoint and have reported nothing since.
-    """
+    """Pauses the workers and lets them go on."""
 
     job: ControllerState
+    """With the workers."""
     out: CommandBuffer
+    """For orders to them."""
     pause: PauseInProgress | None = None
+    """The one in progress."""
     step_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of the latest step of each asynchronous worker."""
     overdue: set[str] = field(default_factory=set)
+    """Workers that did not pause in time for a checkpoint and have reported nothing since."""
     _n_pauses: int = 0
 
     def begin(self, then: Callable[[], None], *, until_s: float = math.inf) -> None:
@@ -129,15 +111,7 @@ MARGIN: Final = 2
 
 @dataclass(slots=True, eq=False)
 class CheckpointSchedule:
-    """Orders copies of all blocks at one version, and ends the job when its last state is safe.
-
-    Attributes
-    ----------
-    saving : int, optional
-        Version that is being saved.
-    saved : int
-        Latest version that is complete and safe.
-    """
+    """Orders copies of all blocks at one version, and ends the job when its last state is safe."""
 
     job: ControllerState
     out: CommandBuffer
@@ -146,7 +120,9 @@ class CheckpointSchedule:
     leases: DataLeases
     outcome: JobOutcome
     saving: int | None = None
+    """Version that is being saved."""
     saved: int = 0
+    """Latest version that is complete and safe."""
 
     # --- orders
 

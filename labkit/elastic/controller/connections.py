@@ -45,36 +45,24 @@ class EventLoop:
 
 @dataclass(frozen=True, slots=True)
 class ControllerRuntime:
-    """What the parts of the controller's process share.
-
-    Attributes
-    ----------
-    folder : Path
-        Of the job.
-    spec : Spec
-        Of the job.
-    lease : Lease
-        From which timeouts derive.
-    loop : EventLoop
-        In whose thread all methods of the parts run, unless they say otherwise.
-    events : EventWriter
-        Events of the job.
-    machine : Controller
-        Decides.
-    execute : callable
-        Carries out the commands of the machine.
-    remember : callable
-        Writes the state for the next controller.
-    """
+    """What the parts of the controller's process share."""
 
     folder: Path
+    """Of the job."""
     spec: Spec
+    """Of the job."""
     lease: Lease
+    """From which timeouts derive."""
     loop: EventLoop
+    """In whose thread all methods of the parts run, unless they say otherwise."""
     events: EventWriter
+    """Events of the job."""
     machine: Controller
+    """Decides."""
     execute: Callable[[list[Command]], None]
+    """Carries out the commands of the machine."""
     remember: Callable[[], None]
+    """Writes the state for the next controller."""
 
     def give_up(self, why: str) -> None:
         """End the job because it cannot go on."""
@@ -94,49 +82,32 @@ MAY_SEND: Final[Mapping[str, Collection[FrameKind]]] = {
 
 @dataclass(frozen=True, slots=True)
 class NewConnection:
-    """A process that has just connected.
-
-    Attributes
-    ----------
-    hello : Hello
-        What it says about itself; its certificate, if it has one, is for this name and role.
-    channel : Channel
-        The connection.
-    """
+    """A process that has just connected."""
 
     hello: Hello
+    """What it says about itself; its certificate, if it has one, is for this name and role."""
     channel: Channel
+    """The connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receivers:
-    """Functions of the controller's process that the loop calls with what arrives.
-
-    Attributes
-    ----------
-    opened : callable
-        With each new connection.
-    closed : callable
-        With name and channel of a connection that ended.
-    reported : callable
-        With name and report of a member, and the time of its arrival.
-    copied : callable
-        With the copy of a block from a server.
-    asked : callable
-        With channel and request of a client.
-    refused : callable
-        With a word and a sentence about a message that is malformed.
-    hosted : callable
-        With name, channel and report of the launcher of another host.
-    """
+    """Functions of the controller's process that the loop calls with what arrives."""
 
     opened: Callable[[NewConnection], None]
+    """With each new connection."""
     closed: Callable[[str, Channel], None]
+    """With name and channel of a connection that ended."""
     reported: Callable[[str, Report, float], None]
+    """With name and report of a member, and the time of its arrival."""
     copied: Callable[[Message, BlockState], None]
+    """With the copy of a block from a server."""
     asked: Callable[[Channel, Message], None]
+    """With channel and request of a client."""
     refused: Callable[[str, str], None]
+    """With a word and a sentence about a message that is malformed."""
     hosted: Callable[[str, Channel, LauncherReport], None]
+    """With name, channel and report of the launcher of another host."""
 
 
 class Admission:

@@ -101,83 +101,59 @@ JobPhase = Literal["starting", "restoring", "loading", "training", "taking_over"
 
 @dataclass(frozen=True, slots=True)
 class JobTerms:
-    """Constants of a job that the controller needs.
-
-    Attributes
-    ----------
-    sizes : sequence of int
-        Parameters of each block.
-    n_shards : int
-        V, logical shards of a batch.
-    n_steps : int
-        Updates of the whole training.
-    save_every : int
-        Steps between two checkpoints; 0: only the last state is saved.
-    restarts, restarts_within_s : int, float
-        Processes that may die and be replaced within so many seconds and without a step forward; see `Deaths`.
-    standby : bool
-        Whether every block has a replica on another server than its owner.
-    sync : bool
-        Whether all workers make an update together; else each makes its own, from samples that it has leased.
-    n_samples, batch, seed, lease_s
-        Of asynchronous training: samples in the dataset, samples of an update, seed of their order, seconds of a lease.
-    sites : mapping
-        The host of each site where members may run.
-    tensors : sequence of int
-        The parameter that each block belongs to, if servers are to start with whole parameters; else empty.
-    """
+    """Constants of a job that the controller needs."""
 
     sizes: Sequence[int]
+    """Parameters of each block."""
     n_shards: int
+    """V, logical shards of a batch."""
     n_steps: int
+    """Updates of the whole training."""
     save_every: int = 0
+    """Steps between two checkpoints; 0: only the last state is saved."""
     restarts: int = RESTARTS
     restarts_within_s: float = WITHIN_S
+    """`restarts` and `restarts_within_s`: processes that may die and be replaced within so many seconds and without a
+    step forward; see `Deaths`."""
     standby: bool = False
+    """Whether every block has a replica on another server than its owner."""
     sync: bool = True
+    """Whether all workers make an update together; else each makes its own, from samples that it has leased."""
     n_samples: int = 0
     batch: int = 1
     seed: int = 0
     lease_s: float = 3.0
+    """`n_samples`, `batch`, `seed` and `lease_s`: of asynchronous training: samples in the dataset, samples of an
+    update, seed of their order, seconds of a lease."""
     sites: Mapping[str, str] = field(default_factory=lambda: {HERE: HERE})
+    """The host of each site where members may run."""
     tensors: Sequence[int] = ()
+    """The parameter that each block belongs to, if servers are to start with whole parameters; else empty."""
 
 
 @dataclass(slots=True)
 class Member:
-    """A server or worker process of the job.
-
-    Attributes
-    ----------
-    joined : bool
-        Whether it has connected to this controller.
-    ready : bool
-        Whether it has the parameters (worker) or blocks (server) of the current era.
-    leaving : bool
-        Whether it has been ordered to end.
-    version : int
-        Latest version of the parameters that it has reported.
-    begun : bool
-        Whether a worker has been given parameters and logical shards in the current era.
-    reported : bool
-        Whether it has reported what it has to a controller that took over.
-    ever_joined : bool
-        Whether it has ever joined this controller or an earlier one; else it is still starting.
-    site : str
-        Where it runs.
-    """
+    """A server or worker process of the job."""
 
     name: str
     role: Role
     address: str = ""
     joined: bool = False
+    """Whether it has connected to this controller."""
     ready: bool = False
+    """Whether it has the parameters (worker) or blocks (server) of the current era."""
     leaving: bool = False
+    """Whether it has been ordered to end."""
     version: int = 0
+    """Latest version of the parameters that it has reported."""
     begun: bool = False
+    """Whether a worker has been given parameters and logical shards in the current era."""
     reported: bool = False
+    """Whether it has reported what it has to a controller that took over."""
     ever_joined: bool = False
+    """Whether it has ever joined this controller or an earlier one; else it is still starting."""
     site: str = HERE
+    """Where it runs."""
 
 
 def leave_columns(
@@ -398,130 +374,85 @@ class SavedScaling(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SavedRequests(Struct):
-    """Scaling requests: the current one, and those that wait.
-
-    Attributes
-    ----------
-    n_asked : int
-        Number of the newest request.
-    dropped : tuple of int
-        Numbers of requests that end with this controller.
-    again : tuple of SavedScaling
-        Requests that begin anew.
-    repairs : tuple of tuples of str
-        Of each repair, the sites of the servers that died.
-    """
+    """Scaling requests: the current one, and those that wait."""
 
     n_asked: Count
+    """Number of the newest request."""
     dropped: tuple[Count, ...]
+    """Numbers of requests that end with this controller."""
     again: tuple[SavedScaling, ...]
+    """Requests that begin anew."""
     repairs: tuple[tuple[Text, ...], ...]
+    """Of each repair, the sites of the servers that died."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedReplicas(Struct):
-    """Replicas of blocks.
-
-    Attributes
-    ----------
-    complete, pending, superseded : tuple of (int, Replica)
-        Block and replica: of replicas that are complete, that have been ordered, and that a later order has replaced.
-    turns : tuple of (int, int)
-        Block, and number of orders so far.
-    """
+    """Replicas of blocks."""
 
     complete: tuple[tuple[Count, Replica], ...]
     pending: tuple[tuple[Count, Replica], ...]
     superseded: tuple[tuple[Count, Replica], ...]
+    """`complete`, `pending` and `superseded`: block and replica: of replicas that are complete, that have been ordered,
+    and that a later order has replaced."""
     turns: tuple[tuple[Count, Count], ...]
+    """Block, and number of orders so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedMachine(Struct):
-    """State of the state machine; members report the progress of training themselves.
-
-    Attributes
-    ----------
-    phase, era, saved : str, int, int
-        See `ControllerState` and `CheckpointSchedule`.
-    members : tuple of SavedMember
-        Oldest first.
-    next_server, next_worker : int
-        Number of the next member of each role.
-    lost : tuple of str
-        Hosts that are lost.
-    owners, moves : tuple of str, of int
-        Of each block, by its number: its server, and how often it has changed its owner; empty before the first load.
-    load : tuple of float, optional
-        Gradient traffic of each block; None: never measured.
-    deaths, shortages : tuple of Death
-        Recent deaths, and processes that ran out of memory.
-    failure, cause : str, Cause
-        How the job has ended.
-    requests : SavedRequests
-        Scaling requests.
-    replicas : SavedReplicas
-        Replicas of blocks.
-    """
+    """State of the state machine; members report the progress of training themselves."""
 
     phase: JobPhase
     era: Count
     saved: Count
+    """`phase`, `era` and `saved`: see `ControllerState` and `CheckpointSchedule`."""
     members: tuple[SavedMember, ...]
+    """Oldest first."""
     next_server: Count
     next_worker: Count
+    """`next_server` and `next_worker`: number of the next member of each role."""
     lost: tuple[Text, ...]
+    """Hosts that are lost."""
     owners: tuple[Text, ...]
     moves: tuple[Count, ...]
+    """`owners` and `moves`: of each block, by its number: its server, and how often it has changed its owner; empty
+    before the first load."""
     load: tuple[Number, ...] | None
+    """Gradient traffic of each block; None: never measured."""
     deaths: tuple[Death, ...]
     shortages: tuple[Death, ...]
+    """`deaths` and `shortages`: recent deaths, and processes that ran out of memory."""
     failure: str
     cause: Cause
+    """`failure` and `cause`: how the job has ended."""
     requests: SavedRequests
     replicas: SavedReplicas
 
 
 @dataclass(frozen=True, slots=True)
 class SavedProcess(Struct):
-    """A process of a member that runs.
-
-    Attributes
-    ----------
-    name, site : str
-        Of the member.
-    pid : int
-        Its number on its host; 0: not known yet.
-    begun_s : float, optional
-        When it was ordered to start, on the monotonic clock of this machine; None: it has joined.
-    """
+    """A process of a member that runs."""
 
     name: Text
     site: Text
+    """`name` and `site`: of the member."""
     pid: Count
+    """Its number on its host; 0: not known yet."""
     begun_s: Number | None
+    """When it was ordered to start, on the monotonic clock of this machine; None: it has joined."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedController(Struct):
-    """State of a controller.
-
-    Attributes
-    ----------
-    version : int
-        `VERSION` of the labkit that has written it.
-    machine : SavedMachine
-        State of the state machine.
-    processes : tuple of SavedProcess
-        Processes that run.
-    asked : tuple of AskedScaling
-        Requests of clients, whose repetition the next controller recognises.
-    """
+    """State of a controller."""
 
     version: Literal[1]
+    """`VERSION` of the labkit that has written it."""
     machine: SavedMachine
     processes: tuple[SavedProcess, ...]
     asked: tuple[AskedScaling, ...]
+    """Requests of clients, whose repetition the next controller recognises."""
 
     def contradiction(self, *, sites: Collection[str], n_blocks: int) -> str:
         """Return the first field that contradicts the job's description, with its value; "": there is none."""

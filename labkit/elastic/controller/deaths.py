@@ -25,24 +25,16 @@ def check_restarts(restarts: int, within_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Death(Struct):
-    """The death of a process, or of all processes of a host at once.
-
-    Attributes
-    ----------
-    what : str
-        Name of the process, and how it ended.
-    when_s : float
-        Time, on the clock of the controller's machine.
-    furthest : int
-        Updates that were complete until then, at most.
-    joined : bool
-        Whether the process had ever joined the job.
-    """
+    """The death of a process, or of all processes of a host at once."""
 
     what: str
+    """Name of the process, and how it ended."""
     when_s: Number
+    """Time, on the clock of the controller's machine."""
     furthest: Count
+    """Updates that were complete until then, at most."""
     joined: bool
+    """Whether the process had ever joined the job."""
 
 
 class Deaths:

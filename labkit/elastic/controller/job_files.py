@@ -36,37 +36,25 @@ def now() -> float:
 
 @dataclass(frozen=True, slots=True)
 class JobConfig:
-    """How a job starts.
-
-    Attributes
-    ----------
-    place : dict
-        Workers and servers by name of the site.
-    save_every : int
-        Steps between two checkpoints; 0: only the last state is saved.
-    standby : bool
-        Whether every block has a replica.
-    parent : int
-        Number of the process with which the job ends; 0: it goes on by itself.
-    restarts, restarts_within_s : int, float
-        See `Deaths`.
-    differs : list of str
-        How the training differs from the one whose checkpoint it continues.
-    proof : str
-        See `labkit.elastic.proof.proved`.
-    notices : list of str
-        What the user is to know about its start, one event `told` each.
-    """
+    """How a job starts."""
 
     place: dict[str, tuple[int, int]]
+    """Workers and servers by name of the site."""
     save_every: int = 0
+    """Steps between two checkpoints; 0: only the last state is saved."""
     standby: bool = False
+    """Whether every block has a replica."""
     parent: int = 0
+    """Number of the process with which the job ends; 0: it goes on by itself."""
     restarts: int = RESTARTS
     restarts_within_s: float = WITHIN_S
+    """`restarts` and `restarts_within_s`: see `Deaths`."""
     differs: list[str] = field(default_factory=list)
+    """How the training differs from the one whose checkpoint it continues."""
     proof: str = "off"
+    """See `labkit.elastic.proof.proved`."""
     notices: list[str] = field(default_factory=list)
+    """What the user is to know about its start, one event `told` each."""
 
     def save(self, folder: Path) -> None:
         """Write it into the folder of the job."""

@@ -50,45 +50,31 @@ STOP_LEASES = 2
 
 @dataclass(slots=True)
 class ProcessRecord:
-    """A process of a member.
-
-    Attributes
-    ----------
-    site : Site
-        Where it runs.
-    begun_s : float, optional
-        When it was ordered to start, on the monotonic clock of this machine; None: it has joined an earlier controller.
-    pid : int
-        Its number on its host; 0: not known yet.
-    channel : Channel, optional
-        Its connection.
-    early : NewConnection, optional
-        A connection that came before the launcher of its host reported that the process runs.
-    code : int, optional
-        Exit code of a process that has ended, while messages from its connection are still being read.
-    ended : bool
-        Whether it has ended, and the controller knows.
-    left_at : float, optional
-        Time of day of its end, or of the loss of its host.
-    killed_for : Cause, optional
-        Why this controller killed it.
-    n_absences : int
-        How often its connection was lost.
-    timer : Timer, optional
-        Runs until it has joined.
-    """
+    """A process of a member."""
 
     site: Site
+    """Where it runs."""
     begun_s: float | None = None
+    """When it was ordered to start, on the monotonic clock of this machine; None: it has joined an earlier
+    controller."""
     pid: int = 0
+    """Its number on its host; 0: not known yet."""
     channel: Channel | None = None
+    """Its connection."""
     early: NewConnection | None = None
+    """A connection that came before the launcher of its host reported that the process runs."""
     code: int | None = None
+    """Exit code of a process that has ended, while messages from its connection are still being read."""
     ended: bool = False
+    """Whether it has ended, and the controller knows."""
     left_at: float | None = None
+    """Time of day of its end, or of the loss of its host."""
     killed_for: Cause | None = None
+    """Why this controller killed it."""
     n_absences: int = 0
+    """How often its connection was lost."""
     timer: threading.Timer | None = None
+    """Runs until it has joined."""
 
     def stop_timer(self) -> None:
         """Stop waiting for it to join."""

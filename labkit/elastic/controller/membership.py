@@ -185,15 +185,7 @@ class Joining:
 
 @dataclass(slots=True, eq=False)
 class MemberLoss:
-    """Handles the end of members, ordered or not, and ends those that the job must do without.
-
-    Attributes
-    ----------
-    deaths : Deaths
-        Processes that died of late.
-    shortages : Deaths
-        Processes that ran out of memory of late, which do not count as deaths.
-    """
+    """Handles the end of members, ordered or not, and ends those that the job must do without."""
 
     job: ControllerState
     out: CommandBuffer
@@ -207,7 +199,9 @@ class MemberLoss:
     eras: EraStart
     outcome: JobOutcome
     deaths: Deaths = field(init=False)
+    """Processes that died of late."""
     shortages: Deaths = field(init=False)
+    """Processes that ran out of memory of late, which do not count as deaths."""
     _stuck: set[tuple[int, int]] = field(default_factory=set)
     """Places in the training at which a worker was stuck."""
     _raised: set[tuple[tuple[int, int], str]] = field(default_factory=set)

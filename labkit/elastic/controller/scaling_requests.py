@@ -25,58 +25,40 @@ from labkit.elastic.protocol.messages.struct import Role
 
 @dataclass(slots=True)
 class ScalingRequest:
-    """One request to change the members of a job or the owners of its blocks, and its progress.
-
-    Attributes
-    ----------
-    servers, workers : int
-        How many more of each; below 0: fewer.
-    replace : tuple of str
-        Members that are to be replaced.
-    strategy : str
-        One of `STRATEGIES`.
-    phase : str
-        "asked"; then the published steps "registration", "assignment", "migration", ("following" with replicas,)
-        "update"; with strategy "checkpoint": "saving" instead of assignment and migration.
-    new, going : list of str
-        Members that were started for it, and members that leave.
-    moves : dict
-        New owner of each block that moves.
-    waiting : set
-        What the present phase waits for: a name (its member joins or becomes ready), "still" (workers pause),
-        ("met", a, b), ("owns", block, server), ("follows", block, server), ("loads", server) or ("saved", version).
-    number : int
-        Of the request, from 1.
-    repair : bool
-        Whether the controller asked for it itself, to replace servers that died.
-    at : tuple of str
-        Of a repair: the sites of the servers that died.
-    hold : int, optional
-        Version at which workers pause while blocks move.
-    place : JobPlacement, optional
-        How many members there are to be at each site, instead of `servers`, `workers` and `replace`.
-    last : bool
-        Whether the job ends once its state is saved.
-    by_load : bool
-        Whether only blocks move, so that servers receive equal gradient traffic.
-    """
+    """One request to change the members of a job or the owners of its blocks, and its progress."""
 
     servers: int = 0
     workers: int = 0
+    """`servers` and `workers`: how many more of each; below 0: fewer."""
     replace: tuple[str, ...] = ()
+    """Members that are to be replaced."""
     strategy: Strategy = "handover"
+    """One of `STRATEGIES`."""
     phase: str = "asked"
+    """"asked"; then the published steps "registration", "assignment", "migration", ("following" with replicas,)
+    "update"; with strategy "checkpoint": "saving" instead of assignment and migration."""
     new: list[str] = field(default_factory=list)
     going: list[str] = field(default_factory=list)
+    """`new` and `going`: members that were started for it, and members that leave."""
     moves: dict[int, str] = field(default_factory=dict)
+    """New owner of each block that moves."""
     waiting: set[Any] = field(default_factory=set)
+    """What the present phase waits for: a name (its member joins or becomes ready), "still" (workers pause), ("met", a,
+    b), ("owns", block, server), ("follows", block, server), ("loads", server) or ("saved", version)."""
     number: int = 0
+    """Of the request, from 1."""
     repair: bool = False
+    """Whether the controller asked for it itself, to replace servers that died."""
     hold: int | None = None
+    """Version at which workers pause while blocks move."""
     place: JobPlacement | None = None
+    """How many members there are to be at each site, instead of `servers`, `workers` and `replace`."""
     at: tuple[str, ...] = ()
+    """Of a repair: the sites of the servers that died."""
     last: bool = False
+    """Whether the job ends once its state is saved."""
     by_load: bool = False
+    """Whether only blocks move, so that servers receive equal gradient traffic."""
 
     def again(self) -> ScalingRequest | None:
         """Return a fresh copy if the request means the same later: it states a result, not a difference."""

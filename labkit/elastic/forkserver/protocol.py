@@ -76,33 +76,22 @@ class _Checked:
 
 @dataclass(frozen=True, slots=True)
 class ForkOrder(_Checked):
-    """A request to start a process, sent with the descriptors of stdin, stdout, stderr and perhaps a network namespace.
-
-    Attributes
-    ----------
-    argv : sequence of str
-        Interpreter, "-m", one of `MODULES`, and its arguments.
-    env : mapping
-        Whole environment.
-    cwd : str
-        Working directory.
-    cores : sequence of int
-        Processor cores that it may use.
-    nice : int
-        Added to the server's niceness, which equals that of its clients.
-    umask : int
-        Permission bits that files it makes do not have.
-    ignored : sequence of int
-        Signals that it ignores; all others have their default action.
-    """
+    """A request to start a process, with the descriptors of stdin, stdout, stderr and perhaps a network namespace."""
 
     argv: Sequence[str]
+    """Interpreter, "-m", one of `MODULES`, and its arguments."""
     env: Mapping[str, str] = field(repr=False)
+    """Whole environment."""
     cwd: str
+    """Working directory."""
     cores: Sequence[int]
+    """Processor cores that it may use."""
     nice: int = 0
+    """Added to the server's niceness, which equals that of its clients."""
     umask: int = 0o077
+    """Permission bits that files it makes do not have."""
     ignored: Sequence[int] = ()
+    """Signals that it ignores; all others have their default action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,21 +213,14 @@ class SettingError(ForkError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of fork servers in environment variables.
-
-    Attributes
-    ----------
-    on : bool
-        Whether fork servers are used.
-    folder : Path
-        Folder of their sockets.
-    idle_s : float
-        Seconds without children and orders after which a server ends.
-    """
+    """Settings of fork servers in environment variables."""
 
     on: bool
+    """Whether fork servers are used."""
     folder: Path
+    """Folder of their sockets."""
     idle_s: float
+    """Seconds without children and orders after which a server ends."""
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Settings:

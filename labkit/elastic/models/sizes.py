@@ -25,30 +25,20 @@ class Size:
     Layers and embeddings grow with the width, what the data distinguish (classes, words) with its square, features of
     clicks with its cube: a model of width 0.1 has about a hundredth of the published parameters or fewer, and learns in
     some dozens of steps.
-
-    Attributes
-    ----------
-    name : str
-        The model.
-    width : float
-        1 is the published size.
-    px, n_channels : int
-        Side and channels of an image; 0 if samples are not images.
-    n_words : int
-        Distinct words, letter trigrams or features; 0 for images.
-    length : int
-        Words of a sentence, trigrams of a text, fields of a click.
-    n_classes : int
-        Classes of a classifier, or texts that a search ranks; 0 if words are predicted.
     """
 
     name: str
     width: float
+    """1 is the published size."""
     px: int = 0
     n_channels: int = 0
+    """`px` and `n_channels`: side and channels of an image; 0 if samples are not images."""
     n_words: int = 0
+    """Distinct words, letter trigrams or features; 0 for images."""
     length: int = 0
+    """Words of a sentence, trigrams of a text, fields of a click."""
     n_classes: int = 0
+    """Classes of a classifier, or texts that a search ranks; 0 if words are predicted."""
 
     def units(self, published: int, *, multiple: int = 1, at_least: int = 1) -> int:
         """Return the number of channels or units for a published number, a multiple of `multiple`.

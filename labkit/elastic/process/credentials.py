@@ -47,18 +47,12 @@ DAYS = 365
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Secrets that give access to all processes of a job.
-
-    Attributes
-    ----------
-    authority : bytes
-        Key and certificate of the authority that signs the members' certificates (PEM).
-    token : bytes
-        Authenticates connections in clear.
-    """
+    """Secrets that give access to all processes of a job."""
 
     authority: bytes = field(repr=False)
+    """Key and certificate of the authority that signs the members' certificates (PEM)."""
     token: bytes = field(repr=False)
+    """Authenticates connections in clear."""
 
     @classmethod
     def of(cls, reach: NetworkConfig) -> Secrets | None:

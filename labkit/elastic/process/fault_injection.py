@@ -26,28 +26,19 @@ ROUTES: Final = "routes.json"
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """A fault: the process, the point in its code, the number of the visit, and the effect.
-
-    Attributes
-    ----------
-    member : str
-        Name of a process, or a pattern: `ps-1`, `worker-*`, `controller`.
-    point : str
-        Name of a point, or a pattern: `ps.handover.announced`, `disk.*`.
-    count : int
-        Number of the visit of that point, from 1.
-    what : str
-        `kill`, `stop` (until a SIGCONT), or the name of an error of the system: ENOSPC, EIO. ENOMEM is raised as a
-        MemoryError, as by an allocation.
-    times : int
-        Number of consecutive visits with the error.
-    """
+    """A fault: the process, the point in its code, the number of the visit, and the effect."""
 
     member: str
+    """Name of a process, or a pattern: `ps-1`, `worker-*`, `controller`."""
     point: str
+    """Name of a point, or a pattern: `ps.handover.announced`, `disk.*`."""
     count: int = 1
+    """Number of the visit of that point, from 1."""
     what: str = "kill"
+    """`kill`, `stop` (until a SIGCONT), or the name of an error of the system: ENOSPC, EIO. ENOMEM is raised as a
+    MemoryError, as by an allocation."""
     times: int = 1
+    """Number of consecutive visits with the error."""
 
     def __post_init__(self) -> None:
         if self.what not in ("kill", "stop", *errorcode.values()):

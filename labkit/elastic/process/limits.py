@@ -41,11 +41,6 @@ WAYS: Final = (V2, V1, BRAKE, AFFINITY)
 class Amounts:
     """Limits of a process.
 
-    Attributes
-    ----------
-    cpus, memory_gb : float or None
-        Cores and GB; None: no limit.
-
     Raises
     ------
     InputError
@@ -54,6 +49,7 @@ class Amounts:
 
     cpus: float | None = None
     memory_gb: float | None = None
+    """`cpus` and `memory_gb`: cores and GB; None: no limit."""
 
     def __post_init__(self) -> None:
         for name, amount in (("cores", self.cpus), ("GB of memory", self.memory_gb)):
@@ -409,19 +405,13 @@ def name_of(pid: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """Folders in which groups are made: one for all controllers (v2), or one for each (v1; memory may be missing).
-
-    Attributes
-    ----------
-    cpu, memory : Path or None
-        The same folder with v2.
-    version : int
-        1 or 2.
-    """
+    """Folders in which groups are made: one for all controllers (v2), or one for each (v1; memory may be missing)."""
 
     cpu: Path
     memory: Path | None
+    """`cpu` and `memory`: the same folder with v2."""
     version: int
+    """1 or 2."""
 
     @property
     def folders(self) -> list[Path]:

@@ -65,24 +65,16 @@ class ControllerMessages(Handler):
 
 @dataclass(frozen=True, slots=True)
 class Dialer:
-    """Opens connections of a member.
-
-    Attributes
-    ----------
-    endpoints : Endpoints
-        Addresses and credentials.
-    lease : Lease
-        Lease of the job.
-    hello : callable
-        Returns what the member says about itself.
-    route : callable
-        Takes the name of a process and arguments of `connect`, and returns the latter: faults may change the address.
-    """
+    """Opens connections of a member."""
 
     endpoints: Endpoints
+    """Addresses and credentials."""
     lease: Lease
+    """Lease of the job."""
     hello: Callable[[], Mapping[str, object]]
+    """Returns what the member says about itself."""
     route: Callable[[str, dict[str, Any]], dict[str, Any]]
+    """Takes the name of a process and arguments of `connect`, and returns the latter: faults may change the address."""
 
     def connect(self, to: str, way: dict[str, Any], handler: Handler) -> Channel:
         """Connect to a process; `way`: arguments of `transport.connect`."""

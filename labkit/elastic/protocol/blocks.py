@@ -62,21 +62,14 @@ class NoParametersError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """Position of a parameter in the flat vector.
-
-    Attributes
-    ----------
-    name : str
-        Name of the parameter in the model.
-    first : int
-        Index of its first number.
-    shape : tuple of int
-        Shape of the tensor, in row-major order.
-    """
+    """Position of a parameter in the flat vector."""
 
     name: str
+    """Name of the parameter in the model."""
     first: int
+    """Index of its first number."""
     shape: tuple[int, ...]
+    """Shape of the tensor, in row-major order."""
 
     @property
     def n(self) -> int:
@@ -86,21 +79,14 @@ class Param:
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of all parameters and blocks in the flat vector.
-
-    Attributes
-    ----------
-    params : tuple of Param
-        In the order of the model; they follow each other without gaps.
-    extents : tuple of (int, int)
-        (B,) first number and length of each block; they follow each other without gaps.
-    n_buffers : int
-        How many of `params`, at the end, are buffers that the forward pass changes; they have blocks of their own.
-    """
+    """Positions of all parameters and blocks in the flat vector."""
 
     params: tuple[Param, ...]
+    """In the order of the model; they follow each other without gaps."""
     extents: tuple[Extent, ...]
+    """(B,) first number and length of each block; they follow each other without gaps."""
     n_buffers: int = 0
+    """How many of `params`, at the end, are buffers that the forward pass changes; they have blocks of their own."""
 
     @property
     def n(self) -> int:

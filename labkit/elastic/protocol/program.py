@@ -32,21 +32,15 @@ FLOAT32, BF16 = "float32", "bf16"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A model, its data and a loss.
-
-    Attributes
-    ----------
-    model : Module
-        Model whose parameters that need gradients are trained; these must be float32.
-    data : object
-        `len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample (a tensor or a tuple of them).
-    loss : callable
-        Takes (model, batch), and returns a scalar tensor, the mean over the batch, or (loss, metrics by name).
-    """
+    """A model, its data and a loss."""
 
     model: nn.Module
+    """Model whose parameters that need gradients are trained; these must be float32."""
     data: Any
+    """`len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample (a tensor or a tuple of
+    them)."""
     loss: Callable[[nn.Module, Any], Tensor]
+    """Takes (model, batch), and returns a scalar tensor, the mean over the batch, or (loss, metrics by name)."""
 
     def check(self) -> None:
         """Raise InputError unless the model is a module, the data has samples by number, and the loss can be called."""
@@ -261,94 +255,66 @@ def option_values(options: Mapping[str, Any]) -> dict[str, OptionValue]:
 
 @dataclass(frozen=True, slots=True)
 class Spec(Struct):
-    """What every process of a job knows.
-
-    Attributes
-    ----------
-    params : tuple
-        Name, first number in the flat vector, and shape of each parameter.
-    extents : tuple
-        First parameter and number of parameters of each block.
-    optimizer : str
-        Name of the optimizer; `options` are its options.
-    batch, n_shards, n_steps : int
-        Samples of a global batch, logical shards V of a batch, and steps of the training.
-    seed : int
-        Seed of the order of samples, and of what the model draws.
-    sync : bool
-        True: all workers make an update together. False: each worker makes its own updates.
-    n_samples : int
-        Samples of the dataset.
-    lease_s : float
-        Lease in seconds; all other timeouts derive from it.
-    start_s, patience_s : float
-        Seconds that a process may take to join, and a worker for the gradient of one logical shard or minibatch.
-    scheme : Scheme
-        Transport between processes.
-    devices : tuple of str
-        Devices of the workers: worker i has device i modulo their number.
-    reach : NetworkConfig
-        Addresses and ports of the processes.
-    sites : tuple of Site
-        Device groups that may hold members; empty for a job on one machine.
-    on_nan : str
-        "stop" or "continue": what a loss that is not finite does to the job.
-    paths : tuple of str
-        Module search path of the process that started the job.
-    loads_every_s : float
-        Seconds between two events with the gradient bytes that a server received; 0: no such events.
-    measure_every_s : float
-        Seconds between two events with the cores and memory of each process; 0: no such events.
-    partition : str
-        "blocks" or "tensor": see `labkit.elastic.protocol.blocks`.
-    has_rule : bool
-        Whether updates have a schedule, a limit of gradients, or are a function of one's own: the file `UPDATE`.
-    precision : str
-        "float32", or "bf16": the forward pass under `torch.autocast`.
-    n_buffers : int
-        How many of `params`, at the end, are buffers that the forward pass changes.
-    per_shard : tuple of str
-        Those of which each logical shard has its own.
-    clip_norm : float
-        Limit of the norm of the whole gradient; 0: none.
-    shuffle : bool
-        False: samples come in the order of the data.
-    loaders : int
-        Processes of each worker that load samples ahead; 0: none.
-    variables : tuple
-        Name and value of the environment variables that decide about numerics, for members on all hosts.
-    """
+    """What every process of a job knows."""
 
     params: tuple[tuple[Text, Count, tuple[Count, ...]], ...]
+    """Name, first number in the flat vector, and shape of each parameter."""
     extents: tuple[tuple[Count, Count], ...]
+    """First parameter and number of parameters of each block."""
     optimizer: Text
+    """Name of the optimizer; `options` are its options."""
     options: dict[Text, OptionValue]
     batch: Count
     n_shards: Count
     n_steps: Count
+    """`batch`, `n_shards` and `n_steps`: samples of a global batch, logical shards V of a batch, and steps of the
+    training."""
     seed: int = 0
+    """Seed of the order of samples, and of what the model draws."""
     sync: bool = True
+    """True: all workers make an update together. False: each worker makes its own updates."""
     n_samples: Count = 0
+    """Samples of the dataset."""
     lease_s: Number = 3.0
+    """Lease in seconds; all other timeouts derive from it."""
     start_s: Number = 300.0
     patience_s: Number = 300.0
+    """`start_s` and `patience_s`: seconds that a process may take to join, and a worker for the gradient of one logical
+    shard or minibatch."""
     scheme: Scheme = Scheme.SHM
+    """Transport between processes."""
     devices: tuple[Text, ...] = ()
+    """Devices of the workers: worker i has device i modulo their number."""
     reach: NetworkConfig = field(default_factory=NetworkConfig)
+    """Addresses and ports of the processes."""
     sites: tuple[Site, ...] = ()
+    """Device groups that may hold members; empty for a job on one machine."""
     on_nan: Text = STOP
+    """"stop" or "continue": what a loss that is not finite does to the job."""
     paths: tuple[Text, ...] = ()
+    """Module search path of the process that started the job."""
     loads_every_s: Number = 0.0
+    """Seconds between two events with the gradient bytes that a server received; 0: no such events."""
     measure_every_s: Number = 0.0
+    """Seconds between two events with the cores and memory of each process; 0: no such events."""
     partition: Text = BLOCKS
+    """"blocks" or "tensor": see `labkit.elastic.protocol.blocks`."""
     has_rule: bool = False
+    """Whether updates have a schedule, a limit of gradients, or are a function of one's own: the file `UPDATE`."""
     precision: Text = FLOAT32
+    """"float32", or "bf16": the forward pass under `torch.autocast`."""
     n_buffers: Count = 0
+    """How many of `params`, at the end, are buffers that the forward pass changes."""
     per_shard: tuple[Text, ...] = ()
+    """Those of which each logical shard has its own."""
     clip_norm: Number = 0.0
+    """Limit of the norm of the whole gradient; 0: none."""
     shuffle: bool = True
+    """False: samples come in the order of the data."""
     loaders: Count = 0
+    """Processes of each worker that load samples ahead; 0: none."""
     variables: tuple[tuple[Text, Text], ...] = ()
+    """Name and value of the environment variables that decide about numerics, for members on all hosts."""
 
     @property
     def places(self) -> dict[str, Site]:

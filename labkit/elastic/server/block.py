@@ -109,16 +109,11 @@ def grown(rows: NDArray[np.float32]) -> tuple[list[Vector], Pages | None]:
 
 @dataclass(frozen=True, slots=True)
 class GrowingValues:
-    """An optimizer that skips unused pages; a page is in use from its first nonzero gradient on.
-
-    Attributes
-    ----------
-    pages : array
-        Pages in use; updated in place.
-    """
+    """An optimizer that skips unused pages; a page is in use from its first nonzero gradient on."""
 
     optimizer: Updates
     pages: Pages
+    """Pages in use; updated in place."""
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -171,54 +166,36 @@ def _fresh(n_bytes: int) -> Vector:
 
 @dataclass(slots=True)
 class Block:
-    """One block, with its optimizer state and its gradient sums.
-
-    Attributes
-    ----------
-    number : int
-        Which block.
-    params : array
-        (n,) float32.
-    state : dict of array
-        (n,) each: vectors of the optimizer.
-    version : int
-        Updates so far.
-    moves : int
-        How often the owner has changed; of two statements about the owner, the one with more moves is newer.
-    sums : dict of array
-        Sums of logical gradients of the current step, by node of the summation tree.
-    weights : dict of float
-        Sums of their weights, where losses are sums with a weight.
-    seen : dict of int
-        Asynchronous training: number of the last update of each worker.
-    due : set of int
-        Versions of which the controller wants a copy.
-    freed : list of array
-        Gradient buffers that are used up.
-    buffer : callable
-        Returns a float32 buffer of so many bytes.
-    place : SharedArray or None
-        Shared memory from which workers on this host read the parameters.
-    pages : array or None
-        Pages in use, of a block that has memory only for these (`labkit.elastic.server.block`); None: has all.
-    held : array or None
-        The mean gradient of a complete sum that waits for the norm of the whole gradient.
-    """
+    """One block, with its optimizer state and its gradient sums."""
 
     number: int
+    """Which block."""
     params: Vector
+    """(n,) float32."""
     state: dict[str, Vector]
+    """(n,) each: vectors of the optimizer."""
     version: int = 0
+    """Updates so far."""
     moves: int = 0
+    """How often the owner has changed; of two statements about the owner, the one with more moves is newer."""
     sums: dict[Node, Vector] = field(default_factory=dict)
+    """Sums of logical gradients of the current step, by node of the summation tree."""
     weights: dict[Node, float] = field(default_factory=dict)
+    """Sums of their weights, where losses are sums with a weight."""
     seen: dict[int, int] = field(default_factory=dict)
+    """Asynchronous training: number of the last update of each worker."""
     due: set[int] = field(default_factory=set)
+    """Versions of which the controller wants a copy."""
     freed: list[Vector] = field(default_factory=list)
+    """Gradient buffers that are used up."""
     buffer: Callable[[int], Vector] = _fresh
+    """Returns a float32 buffer of so many bytes."""
     place: SharedArray | None = None
+    """Shared memory from which workers on this host read the parameters."""
     pages: Pages | None = None
+    """Pages in use, of a block that has memory only for these (`labkit.elastic.server.block`); None: has all."""
     held: Vector | None = None
+    """The mean gradient of a complete sum that waits for the norm of the whole gradient."""
 
     def push(
         self, grad: Vector, *, step: int, node: Node, n_shards: int, optimizer: Updates, weight: float | None = None,
@@ -391,22 +368,15 @@ class SeqlockUpdates:
 
 @dataclass(frozen=True, slots=True)
 class CopyOnWriteUpdates:
-    """An optimizer that updates a copy of the parameters while the current ones are being sent.
-
-    Attributes
-    ----------
-    block : Block
-        Has the parameters; gets the copy.
-    sent : list
-        (connection, frame number) of the frames with the current parameters; cleared when none needs them any more.
-    buffer : callable
-        Returns a float32 buffer of so many bytes.
-    """
+    """An optimizer that updates a copy of the parameters while the current ones are being sent."""
 
     optimizer: Updates
     block: Block
+    """Has the parameters; gets the copy."""
     sent: list[tuple[Channel, int]]
+    """(connection, frame number) of the frames with the current parameters; cleared when none needs them any more."""
     buffer: Callable[[int], Vector]
+    """Returns a float32 buffer of so many bytes."""
 
     @property
     def state_names(self) -> tuple[str, ...]:

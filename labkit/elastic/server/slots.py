@@ -26,24 +26,16 @@ SPARE = 64
 
 @dataclass(slots=True)
 class Follower:
-    """The replica of an owned block.
-
-    Attributes
-    ----------
-    name : str
-        The server that has the replica.
-    version : int
-        First version that the replica computes itself.
-    turn : int
-        Number of the controller's order, which counts up for each block.
-    sent : bool
-        Whether the block has been streamed to the replica.
-    """
+    """The replica of an owned block."""
 
     name: str
+    """The server that has the replica."""
     version: int
+    """First version that the replica computes itself."""
     turn: int
+    """Number of the controller's order, which counts up for each block."""
     sent: bool = False
+    """Whether the block has been streamed to the replica."""
 
 
 @dataclass(slots=True)
@@ -66,51 +58,33 @@ class PendingAck:
 
 @dataclass(slots=True)
 class BlockSlot:
-    """The state of one block on a server, whether the block is here, was here or is expected.
-
-    Attributes
-    ----------
-    number : int
-        Of the block.
-    lock : RLock
-        Guards all other attributes.
-    block : Block or None
-        The block, if it is here.
-    wanted : list
-        (connection, version): pulls that wait for a version.
-    sent : list
-        (connection, frame number): replies with the current parameters that may not have left this process.
-    parked : list
-        (connection, message): gradients that arrived before the block.
-    leaving : tuple or None
-        (new owner, version): the hand-over that is announced, and the version at which it happens.
-    gone : BlocksMoved or None
-        The notice that names the owner, once the block has been handed over.
-    shadow : int or None
-        The turn of the order that made this block a replica of another server's block; None for a block of its own.
-    follower : Follower or None
-        The replica of this block on another server.
-    taken_bytes : int
-        Bytes of gradients received.
-    rate : Rate
-        Bytes of gradients per second since the block is here.
-    asks : list of PendingAck
-        Requests to be notified of a version that this replica has not reached.
-    """
+    """The state of one block on a server, whether the block is here, was here or is expected."""
 
     number: int
     lock: threading.RLock = field(default_factory=threading.RLock)
+    """Guards all other attributes."""
     block: Block | None = None
+    """The block, if it is here."""
     wanted: list[tuple[Channel, int]] = field(default_factory=list)
+    """(connection, version): pulls that wait for a version."""
     sent: list[tuple[Channel, int]] = field(default_factory=list)
+    """(connection, frame number): replies with the current parameters that may not have left this process."""
     parked: list[tuple[Channel, Message]] = field(default_factory=list)
+    """(connection, message): gradients that arrived before the block."""
     leaving: tuple[str, int] | None = None
+    """(new owner, version): the hand-over that is announced, and the version at which it happens."""
     gone: BlocksMoved | None = None
+    """The notice that names the owner, once the block has been handed over."""
     shadow: int | None = None
+    """The turn of the order that made this block a replica of another server's block; None for a block of its own."""
     follower: Follower | None = None
+    """The replica of this block on another server."""
     taken_bytes: int = 0
+    """Bytes of gradients received."""
     rate: Rate = field(default_factory=lambda: Rate(now_s=time.monotonic()))
+    """Bytes of gradients per second since the block is here."""
     asks: list[PendingAck] = field(default_factory=list)
+    """Requests to be notified of a version that this replica has not reached."""
 
     def notice(self, moves: int) -> BlocksMoved | None:
         """Return the notice of the new owner, for a worker that knows of `moves` moves of the block.

@@ -44,18 +44,12 @@ Groups = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Kept:
-    """How a value that an optimizer remembers of a parameter lies in a vector.
-
-    Attributes
-    ----------
-    shape : tuple of int, optional
-        Of a tensor; None: a number.
-    kind : dtype or type
-        Of the tensor, or of the number.
-    """
+    """How a value that an optimizer remembers of a parameter lies in a vector."""
 
     shape: tuple[int, ...] | None
+    """Of a tensor; None: a number."""
     kind: Any
+    """Dtype or type: of the tensor, or of the number."""
 
     @property
     def n(self) -> int:
@@ -83,30 +77,20 @@ class Kept:
 
 @dataclass(frozen=True)
 class Recipe:
-    """An optimizer without its parameters.
-
-    Attributes
-    ----------
-    kind : type
-        Its class.
-    attributes : dict
-        Its attributes, without parameters, groups and state.
-    groups : tuple
-        Names of the parameters of each group.
-    kept : dict
-        What it remembers of each parameter, by its name: `Kept` by name.
-    counts : dict
-        Names of what is the number of updates, with its type: it is not kept.
-    begun : dict
-        What it remembers before the first update, by parameter; tensors of one number, expanded.
-    """
+    """An optimizer without its parameters."""
 
     kind: type
+    """Its class."""
     attributes: dict[str, Any]
+    """Its attributes, without parameters, groups and state."""
     groups: tuple[tuple[str, ...], ...]
+    """Names of the parameters of each group."""
     kept: dict[str, dict[str, Kept]] = field(default_factory=dict)
+    """What it remembers of each parameter, by its name: `Kept` by name."""
     counts: dict[str, Any] = field(default_factory=dict)
+    """Names of what is the number of updates, with its type: it is not kept."""
     begun: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What it remembers before the first update, by parameter; tensors of one number, expanded."""
 
     def over(self, params: Mapping[str, Any], options: Groups) -> Optimizer:
         """Return the optimizer over some of its parameters, by name; it remembers nothing."""
@@ -136,27 +120,18 @@ class Recipe:
 
 @dataclass
 class TorchUpdates:
-    """The optimizers of torch of a job, one after the other if there are several, and their schedules.
-
-    Attributes
-    ----------
-    recipes : tuple of Recipe
-        The optimizers; update number k is that of optimizer k modulo their number.
-    options : tuple
-        Options of their groups at the beginning.
-    schedulers : bytes
-        Pickled schedulers of torch, each with its optimizer; empty: none.
-    every : int
-        Updates between two steps of the schedulers.
-    schedule : callable, optional
-        Factor of the learning rates instead: see `labkit.elastic.schedules`.
-    """
+    """The optimizers of torch of a job, one after the other if there are several, and their schedules."""
 
     recipes: tuple[Recipe, ...]
+    """The optimizers; update number k is that of optimizer k modulo their number."""
     options: tuple[Groups, ...]
+    """Options of their groups at the beginning."""
     schedulers: bytes = b""
+    """Pickled schedulers of torch, each with its optimizer; empty: none."""
     every: int = 1
+    """Updates between two steps of the schedulers."""
     schedule: Schedule | None = None
+    """Factor of the learning rates instead: see `labkit.elastic.schedules`."""
 
     @property
     def described(self) -> TorchOptimizer:
@@ -543,15 +518,10 @@ def _some(named: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class Averaged:
-    """The update of buffers: their mean over the shards, or of those of each shard their sum, of which one row is set.
-
-    Attributes
-    ----------
-    factor : array
-        (n,) float32, of the sum: 1 / V, or 1.
-    """
+    """The update of buffers: their mean over the shards; of those of each shard their sum, of which one row is set."""
 
     factor: Vector
+    """(n,) float32, of the sum: 1 / V, or 1."""
 
     state_names: ClassVar[tuple[str, ...]] = ()
 

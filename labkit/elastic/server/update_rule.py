@@ -84,24 +84,16 @@ class ClippedUpdates:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """What the servers of a job do beside its optimizer's update.
-
-    Attributes
-    ----------
-    own : OwnUpdate, optional
-        The optimizer, if it is one's own.
-    schedule : callable, optional
-        Factor of the learning rate: see `labkit.elastic.schedules`.
-    clip_value : float, optional
-        Limit of each element of the mean gradient.
-    torch : TorchUpdates, optional
-        Optimizers of torch, with their schedules.
-    """
+    """What the servers of a job do beside its optimizer's update."""
 
     own: OwnUpdate | None = None
+    """The optimizer, if it is one's own."""
     schedule: Schedule | None = None
+    """Factor of the learning rate: see `labkit.elastic.schedules`."""
     clip_value: float | None = None
+    """Limit of each element of the mean gradient."""
     torch: TorchUpdates | None = None
+    """Optimizers of torch, with their schedules."""
 
     def __bool__(self) -> bool:
         return (self.own, self.schedule, self.clip_value, self.torch) != (None, None, None, None)

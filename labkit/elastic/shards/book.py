@@ -54,32 +54,23 @@ class PendingRange(NamedTuple):
 
 
 class ShardLease(NamedTuple):
-    """A range that one worker may work on until a deadline.
-
-    Attributes
-    ----------
-    token : int
-        Names this lease and no other; needed to commit, renew or fail it.
-    worker : int or str
-        Holder of the lease.
-    epoch, start, end : int
-        Positions `start` to before `end` of the order of the epoch; `ShardService.indices` returns the samples.
-    deadline_s : float
-        Time at which it expires unless it is renewed; another worker may then get the range.
-    faults : tuple of ReturnReason
-        Failed tries before this one.
-    since_s : float, optional
-        Time at which it was given; None if that was before a restart of the clock.
-    """
+    """A range that one worker may work on until a deadline."""
 
     token: int
+    """Names this lease and no other; needed to commit, renew or fail it."""
     worker: Worker
+    """Holder of the lease."""
     epoch: int
     start: int
     end: int
+    """`epoch`, `start` and `end`: positions `start` to before `end` of the order of the epoch; `ShardService.indices`
+    returns the samples."""
     deadline_s: float
+    """Time at which it expires unless it is renewed; another worker may then get the range."""
     faults: tuple[ReturnReason, ...]
+    """Failed tries before this one."""
     since_s: float | None
+    """Time at which it was given; None if that was before a restart of the clock."""
 
     @property
     def size(self) -> int:
@@ -208,47 +199,32 @@ class WorkerPace:
 
 @dataclass(slots=True)
 class ShardLog:
-    """All positions below the cursor are committed, except those that wait, are leased, or have failed too often.
-
-    Attributes
-    ----------
-    plan : ShardPlan
-        The settings.
-    generation : int
-        Upper bits of the tokens.
-    n_tokens, n_records : int
-        Tokens given in this generation, and records in all.
-    epoch, cursor : int
-        The last epoch that was opened, and the first position in it that has never been leased.
-    todo : list of PendingRange
-        Ranges that were returned and wait, in order.
-    held : dict of ShardLease
-        Leases in force, by token.
-    dead : list of PendingRange
-        Ranges that failed too often.
-    lost : dict of Fate
-        Fates of tokens that ended without a commit.
-    workers : dict of WorkerPace
-        Workers that hold or have held leases and are not gone.
-    ledger : list of Commit
-        Append-only.
-    n_waiting : int
-        Samples in `todo`.
-    """
+    """All positions below the cursor are committed, except those that wait, are leased, or have failed too often."""
 
     plan: ShardPlan
+    """The settings."""
     generation: int = 0
+    """Upper bits of the tokens."""
     n_tokens: int = 0
     n_records: int = 0
+    """`n_tokens` and `n_records`: tokens given in this generation, and records in all."""
     epoch: int = 0
     cursor: int = 0
+    """`epoch` and `cursor`: the last epoch that was opened, and the first position in it that has never been leased."""
     todo: list[PendingRange] = field(default_factory=list)
+    """Ranges that were returned and wait, in order."""
     held: dict[int, ShardLease] = field(default_factory=dict)
+    """Leases in force, by token."""
     dead: list[PendingRange] = field(default_factory=list)
+    """Ranges that failed too often."""
     lost: dict[int, Fate] = field(default_factory=dict)
+    """Fates of tokens that ended without a commit."""
     workers: dict[Worker, WorkerPace] = field(default_factory=dict)
+    """Workers that hold or have held leases and are not gone."""
     ledger: list[Commit] = field(default_factory=list)
+    """Append-only."""
     n_waiting: int = 0
+    """Samples in `todo`."""
 
     def apply(self, record: Record) -> None:
         """Make the change of a record.

@@ -35,17 +35,10 @@ class SavedPace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedShards(Struct):
-    """State of a shard service; the fields are those of `ShardLog`.
-
-    Attributes
-    ----------
-    format : str
-        `FORMAT` of the labkit that has written it.
-    ledger : tuple of Commit, optional
-        None: the ledger starts with anonymous rows for all earlier commits.
-    """
+    """State of a shard service; the fields are those of `ShardLog`."""
 
     format: Literal["labkit shards 1"]
+    """`FORMAT` of the labkit that has written it."""
     plan: ShardPlan
     generation: Count
     n_tokens: Count
@@ -58,6 +51,7 @@ class SavedShards(Struct):
     lost: tuple[tuple[Count, Fate], ...]
     workers: tuple[SavedPace, ...]
     ledger: tuple[Commit, ...] | None = None
+    """None: the ledger starts with anonymous rows for all earlier commits."""
 
 
 def to_state(book: ShardLog, *, ledger: bool) -> SavedShards:

@@ -24,20 +24,14 @@ CLOCK_SKEW = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Files of one process: its certificate, its key, and the authority that every process of the job trusts.
-
-    Attributes
-    ----------
-    job : str
-        Name of the job, which every certificate contains; a client checks it.
-    authority, certificate, key : Path
-        PEM files; the key has mode 0600.
-    """
+    """Files of one process: its certificate, its key, and the authority that every process of the job trusts."""
 
     job: str
+    """Name of the job, which every certificate contains; a client checks it."""
     authority: Path
     certificate: Path
     key: Path
+    """`authority`, `certificate` and `key`: PEM files; the key has mode 0600."""
 
     @classmethod
     def of(cls, member: str, *, job: str, folder: Path) -> Self:

@@ -24,21 +24,14 @@ Buffer = Any
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process at the other end.
-
-    Attributes
-    ----------
-    proved : str
-        What the transport has verified: "uid 1000", "certificate ps-0", "token".
-    hello : mapping
-        What the peer states about itself.
-    lease_s : float
-        Its lease.
-    """
+    """The process at the other end."""
 
     proved: str
+    """What the transport has verified: "uid 1000", "certificate ps-0", "token"."""
     hello: Mapping[str, Any] = field(default_factory=dict)
+    """What the peer states about itself."""
     lease_s: float = 3.0
+    """Its lease."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,29 +59,22 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class PeerLimits:
-    """Limits on what a peer may send, and on its share of this process.
-
-    Attributes
-    ----------
-    payload_bytes, meta_bytes, long_bytes : int
-        Largest payload and largest meta part of a frame, and largest meta part of a frame that has no payload; nothing
-        larger is ever allocated. A long meta part takes about ten times its bytes of memory while it is parsed.
-    queued_frames : int
-        Frames that may wait for a peer that does not read; with more it counts as lost.
-    region_bytes, n_regions : int
-        Largest shared region, and number of regions that a peer may share.
-    n_greeting, n_connections : int
-        Connections of a listener: during their greeting, and all.
-    """
+    """Limits on what a peer may send, and on its share of this process."""
 
     payload_bytes: int = 16 * MIB
     meta_bytes: int = 32 * 1024
     long_bytes: int = 4 * MIB
+    """`payload_bytes`, `meta_bytes` and `long_bytes`: largest payload and largest meta part of a frame, and largest
+    meta part of a frame that has no payload; nothing larger is ever allocated. A long meta part takes about ten times
+    its bytes of memory while it is parsed."""
     queued_frames: int = 65_536
+    """Frames that may wait for a peer that does not read; with more it counts as lost."""
     region_bytes: int = 64 << 30
     n_regions: int = 1024
+    """`region_bytes` and `n_regions`: largest shared region, and number of regions that a peer may share."""
     n_greeting: int = 64
     n_connections: int = 1024
+    """`n_greeting` and `n_connections`: connections of a listener: during their greeting, and all."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.meta_bytes < 1 << 16:
@@ -98,30 +91,21 @@ GREETING_LIMITS = PeerLimits(payload_bytes=0, meta_bytes=4096, long_bytes=0)
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of a connection or a listener.
-
-    Attributes
-    ----------
-    sent_frames, received_frames : int
-        Frames given to the kernel and taken from it, heartbeats among them.
-    sent_bytes, received_bytes : int
-        Bytes on the wire, headers among them.
-    shared_bytes : int
-        Payload that was sent by reference, because it lies in shared memory.
-    refused : Counter
-        Frames and greetings that were refused, by reason: malformed, oversized, replayed, access, unexpected.
-    reader_cpu_s, sender_cpu_s : float
-        Processor seconds of the two threads, handlers among them.
-    """
+    """Counters of a connection or a listener."""
 
     sent_frames: int = 0
     received_frames: int = 0
+    """`sent_frames` and `received_frames`: frames given to the kernel and taken from it, heartbeats among them."""
     sent_bytes: int = 0
     received_bytes: int = 0
+    """`sent_bytes` and `received_bytes`: bytes on the wire, headers among them."""
     shared_bytes: int = 0
+    """Payload that was sent by reference, because it lies in shared memory."""
     refused: Counter[str] = field(default_factory=Counter)
+    """Frames and greetings that were refused, by reason: malformed, oversized, replayed, access, unexpected."""
     reader_cpu_s: float = 0.0
     sender_cpu_s: float = 0.0
+    """`reader_cpu_s` and `sender_cpu_s`: processor seconds of the two threads, handlers among them."""
 
     @property
     def cpu_s(self) -> float:

@@ -107,24 +107,16 @@ def _checked_path(path: str, text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The credentials of one end of a connection.
-
-    Attributes
-    ----------
-    certificates : Certificates, optional
-        For tls: the certificate of this process, and the authority of the job.
-    token : bytes, optional
-        For tcp: a secret of the job, distributed by the launcher; at least 16 bytes.
-    plaintext : bool
-        Whether tcp may be used, although every host on the network can read and change it.
-    uid : int
-        For unix and shm: the user whose processes may connect.
-    """
+    """The credentials of one end of a connection."""
 
     certificates: Certificates | None = None
+    """For tls: the certificate of this process, and the authority of the job."""
     token: bytes = field(default=b"", repr=False)
+    """For tcp: a secret of the job, distributed by the launcher; at least 16 bytes."""
     plaintext: bool = False
+    """Whether tcp may be used, although every host on the network can read and change it."""
     uid: int = field(default_factory=os.getuid)
+    """For unix and shm: the user whose processes may connect."""
 
     def check(self, address: Address) -> None:
         """Raise AddressError if an address needs credentials that are missing here."""

@@ -53,28 +53,23 @@ class Head:
 
     Attributes
     ----------
-    kind : int
-        Kind of the frame; 16 to 255 are for users of the transport.
-    flags : int
-        REQUEST, REPLY, ERROR, SHARED, LONG.
-    meta_bytes, payload_bytes : int
-        Lengths of the two parts that follow the header.
     block, offset, step : int
         Parameter block, position and version; users of the transport may give them another meaning.
-    sequence : int
-        Position among the frames of this direction of the connection, from 1.
-    request : int
-        Number of the request that this frame is, or answers; else 0.
     """
 
     kind: int
+    """Kind of the frame; 16 to 255 are for users of the transport."""
     flags: int = 0
+    """REQUEST, REPLY, ERROR, SHARED, LONG."""
     meta_bytes: int = 0
     payload_bytes: int = 0
+    """`meta_bytes` and `payload_bytes`: lengths of the two parts that follow the header."""
     block: int = 0
     offset: int = 0
     sequence: int = 0
+    """Position among the frames of this direction of the connection, from 1."""
     request: int = 0
+    """Number of the request that this frame is, or answers; else 0."""
     step: int = 0
 
 

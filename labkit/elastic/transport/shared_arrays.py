@@ -72,18 +72,12 @@ class SharedRegions:
 
 @dataclass(slots=True)
 class SharedArray:
-    """The parameters of one block in shared memory, with their seqlock stamp.
-
-    Attributes
-    ----------
-    whole : array
-        (16 + n,) float32: the array that is sent to peers by reference.
-    stamp : int
-        Even; it changes with each update. It is the first word of `whole`.
-    """
+    """The parameters of one block in shared memory, with their seqlock stamp."""
 
     whole: Vector
+    """(16 + n,) float32: the array that is sent to peers by reference."""
     stamp: int = 0
+    """Even; it changes with each update. It is the first word of `whole`."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property

@@ -417,22 +417,13 @@ the same samples."""
 
 
 class LeaseRest(NamedTuple):
-    """What is left of a lease.
-
-    Attributes
-    ----------
-    token : int
-        Names the lease.
-    epoch : int
-        Number of the epoch.
-    start, end : int
-        Positions in the epoch's order, from `start` to before `end`.
-    """
+    """What is left of a lease."""
 
     token: int
     epoch: int
     start: int
     end: int
+    """`start` and `end`: positions in the epoch's order, from `start` to before `end`."""
 
 
 class LeaseQueue:

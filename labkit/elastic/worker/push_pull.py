@@ -50,28 +50,19 @@ class Halted(Exception):  # noqa: N818 - not a failure: training goes on elsewhe
 
 @dataclass(slots=True)
 class BlockOwners:
-    """The server that owns each block, and the owners that it will have; guarded by the worker's condition.
-
-    Attributes
-    ----------
-    owner : dict
-        Name of the server, by block.
-    moves : dict
-        How often the block has changed its owner. A server that had the block before, and does not have it yet again,
-        parks requests with a later number.
-    known : dict
-        Number of the latest move that the worker knows of, by block.
-    coming : dict
-        Moves at later versions, by block, in order.
-    changed : set
-        Blocks with a new owner that has not been asked for them yet.
-    """
+    """The server that owns each block, and the owners that it will have; guarded by the worker's condition."""
 
     owner: dict[int, str] = field(default_factory=dict)
+    """Name of the server, by block."""
     moves: dict[int, int] = field(default_factory=dict)
+    """How often the block has changed its owner. A server that had the block before, and does not have it yet again,
+    parks requests with a later number."""
     known: dict[int, int] = field(default_factory=dict)
+    """Number of the latest move that the worker knows of, by block."""
     coming: dict[int, list[Move]] = field(default_factory=dict)
+    """Moves at later versions, by block, in order."""
     changed: set[int] = field(default_factory=set)
+    """Blocks with a new owner that has not been asked for them yet."""
 
     def begin(self, rows: Iterable[OwnedBlock]) -> None:
         """Start from the controller's map: each block with its owner and moves."""
@@ -111,36 +102,23 @@ class BlockOwners:
 
 @dataclass(slots=True)
 class Directives:
-    """The controller's latest orders; guarded by the worker's condition.
-
-    Attributes
-    ----------
-    era : int
-        Number of the era.
-    start : int or None
-        Version with which the era begins; None while that is unknown.
-    shards : (int, int)
-        Logical shards of this worker, from the first to before the last.
-    dealt : bool
-        Whether `shards` has changed and the loop has not seen it.
-    hold_at : int or None
-        Version at which the worker pauses until it is ordered to go on.
-    stop : bool
-        Whether training ends at once.
-    afresh : bool
-        Whether the step in progress must be dropped.
-    owners : BlockOwners
-        Servers of the blocks.
-    """
+    """The controller's latest orders; guarded by the worker's condition."""
 
     era: int = 0
     start: int | None = None
+    """Version with which the era begins; None while that is unknown."""
     shards: tuple[int, int] = (0, 0)
+    """Logical shards of this worker, from the first to before the last."""
     dealt: bool = False
+    """Whether `shards` has changed and the loop has not seen it."""
     hold_at: int | None = None
+    """Version at which the worker pauses until it is ordered to go on."""
     stop: bool = False
+    """Whether training ends at once."""
     afresh: bool = False
+    """Whether the step in progress must be dropped."""
     owners: BlockOwners = field(default_factory=BlockOwners)
+    """Servers of the blocks."""
 
 
 One = tuple[str, int]
@@ -351,24 +329,14 @@ class FromServers(Handler):
 
 
 class Target(NamedTuple):
-    """The server to which a block's gradient goes.
-
-    Attributes
-    ----------
-    block : int
-        Number of the block.
-    owner : str
-        Name of its server.
-    moves : int
-        How often the block has changed its owner.
-    base : int
-        Version of the block that the gradient was computed with.
-    """
+    """The server to which a block's gradient goes."""
 
     block: int
     owner: str
     moves: int
+    """How often the block has changed its owner."""
     base: int
+    """Version of the block that the gradient was computed with."""
 
 
 class PushPull:

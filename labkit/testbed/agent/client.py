@@ -355,21 +355,14 @@ def _error(value: object) -> AgentRefused:
 
 @dataclass(frozen=True, slots=True)
 class FilePiece:
-    """A piece of a file.
-
-    Attributes
-    ----------
-    offset : int
-        Offset of its first byte; larger than requested if the file has a hole there.
-    data : bytes
-        Empty at the end.
-    size : int
-        Of the whole file, in bytes.
-    """
+    """A piece of a file."""
 
     offset: int
+    """Offset of its first byte; larger than requested if the file has a hole there."""
     data: bytes
+    """Empty at the end."""
     size: int
+    """Of the whole file, in bytes."""
 
 
 class Agent(AgentLink):

@@ -82,15 +82,10 @@ class GpuLocks:
 
 @dataclass(slots=True)
 class Devices:
-    """Assigns the GPUs of a host to tasks.
-
-    Parameters
-    ----------
-    runs : AgentRuns
-        Runs of the agent; their tasks hold the GPUs.
-    """
+    """Assigns the GPUs of a host to tasks."""
 
     runs: AgentRuns
+    """Runs of the agent; their tasks hold the GPUs."""
     _locks: GpuLocks = field(default_factory=GpuLocks)
 
     def holders(self) -> dict[str, set[Key]]:

@@ -203,39 +203,29 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class TaskRecord:
-    """A task: its first process, and all processes that it started.
-
-    Attributes
-    ----------
-    token : str
-        Distinguishes this start from others of the same name.
-    gpus : list of str, optional
-        Identifiers of the GPUs that it holds; None: none were requested, and it sees all.
-    leaving : list of str
-        GPUs that it has given back, and that its processes may still see.
-    code : int, optional
-        Exit code; None if a signal ended it, or if it is unknown.
-    how : str
-        How it ended, in words.
-    server : str
-        Socket of the fork server that reports its end; empty for a plain process.
-    """
+    """A task: its first process, and all processes that it started."""
 
     name: str
     token: str
+    """Distinguishes this start from others of the same name."""
     argv: list[str]
     cores: list[int] | None = None
     gpus: list[str] | None = None
+    """Identifiers of the GPUs that it holds; None: none were requested, and it sees all."""
     leaving: list[str] = field(default_factory=list)
+    """GPUs that it has given back, and that its processes may still see."""
     phase: Phase = Phase.STARTING
     pid: int = 0
     start: int = 0
     started_s: float = 0.0
     ended_s: float | None = None
     code: int | None = None
+    """Exit code; None if a signal ended it, or if it is unknown."""
     signal: str | None = None
     how: str = ""
+    """How it ended, in words."""
     server: str = ""
+    """Socket of the fork server that reports its end; empty for a plain process."""
 
     @property
     def first_process(self) -> Identity:
@@ -253,29 +243,20 @@ class TaskRecord:
 
 @dataclass(slots=True)
 class AgentRunRecord:
-    """A run.
-
-    Attributes
-    ----------
-    boot : str
-        Start of the host that `until_s` counts from.
-    until_s : float
-        End of its lease, in seconds since that start.
-    over : str
-        Why it is over; empty while it goes on.
-    over_s : float, optional
-        When it was over, in seconds since 1970.
-    saying : dict, optional
-        The event that belongs to this state: number, kind and values.
-    """
+    """A run."""
 
     run: str
     boot: str
+    """Start of the host that `until_s` counts from."""
     lease_s: float
     until_s: float
+    """End of its lease, in seconds since that start."""
     over: str = ""
+    """Why it is over; empty while it goes on."""
     over_s: float | None = None
+    """When it was over, in seconds since 1970."""
     saying: dict[str, Any] | None = None
+    """The event that belongs to this state: number, kind and values."""
     tasks: dict[str, TaskRecord] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:

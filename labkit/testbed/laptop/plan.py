@@ -31,47 +31,30 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class HostSlot:
-    """A host of the bed.
-
-    Attributes
-    ----------
-    name : str
-        h0, h1, ...
-    address, port : str, int
-        Where its server listens.
-    """
+    """A host of the bed."""
 
     name: str
+    """h0, h1, ..."""
     address: str
     port: int
+    """`address` and `port`: where its server listens."""
 
 
 @dataclass(frozen=True, slots=True)
 class BedPlan:
-    """A laptop testbed.
-
-    Attributes
-    ----------
-    folder : Path
-        All its files; `down` removes it.
-    token : str
-        Marks its processes and networks; random.
-    server : str
-        "sshd", or "paramiko" where there is none.
-    slots : tuple of HostSlot
-        Its hosts.
-    shaped_gbps : float or None
-        Rate of each host's link in either direction; None: hosts share the machine's loopback.
-    network : str
-        "loopback"; "root": namespaces made as root; "user": namespaces inside a user namespace.
-    """
+    """A laptop testbed."""
 
     folder: Path
+    """All its files; `down` removes it."""
     token: str
+    """Marks its processes and networks; random."""
     server: str
+    """"sshd", or "paramiko" where there is none."""
     slots: tuple[HostSlot, ...]
     shaped_gbps: float | None = None
+    """Rate of each host's link in either direction; None: hosts share the machine's loopback."""
     network: str = "loopback"
+    """"loopback"; "root": namespaces made as root; "user": namespaces inside a user namespace."""
 
     def home(self, slot: HostSlot) -> Path:
         """Return the folder that is a host's home."""

@@ -21,22 +21,15 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class BedProcess:
-    """A process; `started` distinguishes it from a later one of the same number.
-
-    Attributes
-    ----------
-    pid, parent : int
-        Numbers.
-    started : str
-        When, in the system's own terms.
-    command : str
-        Its command line, words joined by blanks.
-    """
+    """A process; `started` distinguishes it from a later one of the same number."""
 
     pid: int
     parent: int
+    """`pid` and `parent`: numbers."""
     started: str
+    """When, in the system's own terms."""
     command: str
+    """Its command line, words joined by blanks."""
 
 
 def process(pid: int) -> BedProcess | None:

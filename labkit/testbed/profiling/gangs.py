@@ -30,20 +30,14 @@ class GangShape:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredKind:
-    """A kind of job to measure: a model with its way of training.
-
-    Attributes
-    ----------
-    model, sync : str, bool
-        Model, and whether it trains synchronously.
-    max_ps, max_workers : int
-        The largest gang.
-    """
+    """A kind of job to measure: a model with its way of training."""
 
     model: str
     sync: bool = True
+    """`model` and `sync`: model, and whether it trains synchronously."""
     max_ps: int = 2
     max_workers: int = 2
+    """`max_ps` and `max_workers`: the largest gang."""
 
     def __str__(self) -> str:
         return self.model if self.sync else f"{self.model} (asynchronous)"

@@ -38,28 +38,21 @@ CALIBRATE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class GangPace:
-    """Step time and resources of a gang that trained for a while.
-
-    Attributes
-    ----------
-    step_s, spread_s, n_steps : float, float, int
-        Seconds of an update, their spread, and how many there were.
-    cpu_s, ps_cpu_s, home_cpu_s : float
-        Processor seconds of an update, of all processes, of parameter servers, and of the job's own processes.
-    busiest : float
-        Cores that its busiest process keeps busy.
-    busy_cores : float
-        Cores that other processes kept busy.
-    """
+    """Step time and resources of a gang that trained for a while."""
 
     step_s: float
     spread_s: float
     n_steps: int
+    """`step_s`, `spread_s` and `n_steps`: seconds of an update, their spread, and how many there were."""
     cpu_s: float
     ps_cpu_s: float
     home_cpu_s: float
+    """`cpu_s`, `ps_cpu_s` and `home_cpu_s`: processor seconds of an update, of all processes, of parameter servers, and
+    of the job's own processes."""
     busiest: float
+    """Cores that its busiest process keeps busy."""
     busy_cores: float
+    """Cores that other processes kept busy."""
 
     @property
     def cores(self) -> float:
@@ -307,23 +300,16 @@ def warm_up_s(trainee: MeasuredJob, step_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """Ratios of measured values to those of the profile, for one model with one worker and one PS.
-
-    Attributes
-    ----------
-    step, step_cpu : float
-        Seconds, and processor seconds, of an update.
-    start, start_cpu : float
-        The same of a start.
-    busy_cores : float
-        Cores that other processes kept busy meanwhile.
-    """
+    """Ratios of measured values to those of the profile, for one model with one worker and one PS."""
 
     step: float
     step_cpu: float
+    """`step` and `step_cpu`: seconds, and processor seconds, of an update."""
     start: float
     start_cpu: float
+    """`start` and `start_cpu`: the same of a start."""
     busy_cores: float = 0.0
+    """Cores that other processes kept busy meanwhile."""
 
     def __str__(self) -> str:
         """Return the ratios in one line."""

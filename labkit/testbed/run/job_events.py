@@ -225,36 +225,25 @@ def _kind(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """What a job writes at its end, result.json.
-
-    Attributes
-    ----------
-    steps : float, optional
-        Updates that are complete; None: unknown.
-    done : bool
-        Whether all requested updates are complete.
-    digest : str, optional
-        Of the parameters.
-    first_loss, last_loss : float, optional
-        Of the first and the last update.
-    failure : str or None
-        Why it failed; empty: it did not.
-    own : bool
-        Whether it would fail like that on any host.
-    cause : str
-        Name of the `labkit.core.Cause` of a failure, in lower case.
-    """
+    """What a job writes at its end, result.json."""
 
     __pydantic_config__: ClassVar[ConfigDict] = {"strict": True}
 
     steps: Steps | None = None
+    """Updates that are complete; None: unknown."""
     done: bool = False
+    """Whether all requested updates are complete."""
     digest: str | None = None
+    """Of the parameters."""
     first_loss: float | None = None
     last_loss: float | None = None
+    """`first_loss` and `last_loss`: of the first and the last update."""
     failure: str | None = ""
+    """Why it failed; empty: it did not."""
     own: bool = False
+    """Whether it would fail like that on any host."""
     cause: str = ""
+    """Name of the `labkit.core.Cause` of a failure, in lower case."""
 
 
 def result_of(data: bytes) -> JobResult:
@@ -296,43 +285,27 @@ class LostTask:
 
 @dataclass(frozen=True, slots=True)
 class JobUpdate:
-    """A report on a job, for the scheduler.
-
-    Attributes
-    ----------
-    what : str
-        began, scaled, progressed, resized (a process has other cores or memory from now on; why: what could not be
-        set), lost_task (it is replaced), lost_host (the other members go on), dropped (a scaling that failed),
-        unsaved (a checkpoint that could not be written or copied here), restored (from another checkpoint than the
-        newest copy here, which is damaged).
-    steps : float
-        Updates done.
-    speed : float
-        Updates per second, NaN where unknown.
-    loss : float
-        NaN where there is none.
-    why : str
-        Reason, in words.
-    host : str
-        Host of a failure; empty: no host is involved.
-    own : bool
-        Whether a job that failed reports itself that it cannot train.
-    generation : int
-        Start of the job that this belongs to.
-    cause : Cause
-        Cause of a failure.
-    task : LostTask, optional
-        The lost task.
-    """
+    """A report on a job, for the scheduler."""
 
     what: str
+    """began, scaled, progressed, resized (a process has other cores or memory from now on; why: what could not be set),
+    lost_task (it is replaced), lost_host (the other members go on), dropped (a scaling that failed), unsaved (a
+    checkpoint that could not be written or copied here), restored (from another checkpoint than the newest copy here,
+    which is damaged)."""
     steps: float
+    """Updates done."""
     speed: float = float("nan")
+    """Updates per second, NaN where unknown."""
     loss: float = float("nan")
+    """NaN where there is none."""
     why: str = ""
+    """Reason, in words."""
     host: str = ""
+    """Host of a failure; empty: no host is involved."""
     own: bool = False
+    """Whether a job that failed reports itself that it cannot train."""
     generation: int = 0
+    """Start of the job that this belongs to."""
     cause: Cause = Cause.UNKNOWN
     task: LostTask | None = None
 
@@ -342,23 +315,14 @@ class Progress:
     """Folds the events of one job, one at a time.
 
     Progress is reported every `REPORT_S` seconds, and after the last update.
-
-    Parameters
-    ----------
-    n_steps : float
-        Updates that the job is to make.
-
-    Attributes
-    ----------
-    steps : int
-        Updates done.
-    saved : int
-        Updates that a checkpoint keeps.
     """
 
     steps: int = 0
+    """Updates done."""
     saved: int = 0
+    """Updates that a checkpoint keeps."""
     n_steps: float = float("inf")
+    """Updates that the job is to make."""
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
     _reported_s: float = float("-inf")
     _began: bool = False

@@ -45,21 +45,14 @@ RECONNECT_S: Final = 0.5
 
 @dataclass(slots=True)
 class JobScalings:
-    """Placements of one job; not locked.
-
-    Attributes
-    ----------
-    target : dict or None
-        Where its tasks are to sit; None: it is to stop.
-    requested : dict or None
-        Placement that its process was sent last; None: it does not run.
-    current : dict or None
-        Placement after the last scaling that is complete.
-    """
+    """Placements of one job; not locked."""
 
     target: JobPlacement | None = None
+    """Where its tasks are to sit; None: it is to stop."""
     requested: JobPlacement | None = None
+    """Placement that its process was sent last; None: it does not run."""
     current: JobPlacement | None = None
+    """Placement after the last scaling that is complete."""
     _under_way: dict[int, JobPlacement] = field(default_factory=dict)
 
     @property
@@ -107,39 +100,26 @@ class JobScalings:
 
 @dataclass(slots=True)
 class RemoteJobState:
-    """State of one job; `change` is held to change it, and notified of changes.
-
-    Attributes
-    ----------
-    home : str
-        Host of its controller; empty while it does not run.
-    scalings : JobScalings
-        Target and placements of its tasks.
-    progress : Progress
-        How far it is.
-    task_numbers : TaskNumbers
-        Which member is which task.
-    amounts : list of TaskResources
-        Cores and memory that its tasks are to have.
-    limited : list of TaskResources, optional
-        Amounts that its process was sent last; None: some members may not have them.
-    generation : int
-        Number of starts and ends so far; distinguishes events of an earlier start from those of the current one.
-    closed : bool
-        Whether no decision is carried out any more.
-    dead : bool
-        Whether its processes are to be ended after the loss of a host.
-    """
+    """State of one job; `change` is held to change it, and notified of changes."""
 
     home: str = ""
+    """Host of its controller; empty while it does not run."""
     scalings: JobScalings = field(default_factory=JobScalings)
+    """Target and placements of its tasks."""
     progress: Progress = field(default_factory=Progress)
+    """How far it is."""
     task_numbers: TaskNumbers = field(default_factory=TaskNumbers)
+    """Which member is which task."""
     amounts: list[TaskResources] = field(default_factory=list)
+    """Cores and memory that its tasks are to have."""
     limited: list[TaskResources] | None = field(default_factory=list)
+    """Amounts that its process was sent last; None: some members may not have them."""
     generation: int = 0
+    """Number of starts and ends so far; distinguishes events of an earlier start from those of the current one."""
     closed: bool = False
+    """Whether no decision is carried out any more."""
     dead: bool = False
+    """Whether its processes are to be ended after the loss of a host."""
     change: threading.Condition = field(default_factory=threading.Condition)
     sending: threading.Lock = field(default_factory=threading.Lock)
     """Held from a scaling's order until its number is noted."""

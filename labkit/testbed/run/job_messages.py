@@ -53,24 +53,6 @@ class JobRequest:
 
     Attributes
     ----------
-    name : str
-        Model, one of `labkit.elastic.models.available()`; empty with `program`.
-    program : bool
-        Whether the task's folder holds a saved program (`labkit.elastic.protocol.program.Program.save`) to train
-        instead of a model by name.
-    script, code, samples : str
-        A script of one's own instead of both: "train.py:program", and the SHA-256 of its code and its data, which were
-        brought below labkit's folder here (`labkit.testbed.run.own_scripts`).
-    width, seed, data
-        Scale of the model's layers, seed of its parameters, and its samples.
-    lr : float, optional
-        Learning rate; None: the default of the model.
-    options : dict
-        Further arguments of the optimizer.
-    sites : sequence of Site
-        Where members can be placed; the first site is on the home host.
-    place : dict, optional
-        Site -> (workers, servers) at the beginning.
     steps, batch, shards, optimizer, sync, save_every, standby, lease_s, network, ports, loads_every_s
         As `labkit.elastic.start` takes them.
     """
@@ -78,19 +60,27 @@ class JobRequest:
     __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
 
     name: str = ""
+    """Model, one of `labkit.elastic.models.available()`; empty with `program`."""
     program: bool = False
+    """Whether the task's folder holds a saved program (`labkit.elastic.protocol.program.Program.save`) to train instead
+    of a model by name."""
     script: str = ""
     code: str = ""
     samples: str = ""
+    """`script`, `code` and `samples`: A script of one's own instead of both: "train.py:program", and the SHA-256 of its
+    code and its data, which were brought below labkit's folder here (`labkit.testbed.run.own_scripts`)."""
     width: float = 1.0
     seed: int = 0
     data: DatasetSpec = field(default_factory=DatasetSpec)
+    """`width`, `seed` and `data`: scale of the model's layers, seed of its parameters, and its samples."""
     steps: int
     batch: int = 32
     shards: int = 8
     optimizer: str = "adam"
     lr: float | None = None
+    """Learning rate; None: the default of the model."""
     options: dict[str, float] = field(default_factory=dict)
+    """Further arguments of the optimizer."""
     sync: bool = True
     save_every: int = 0
     standby: bool = False
@@ -98,7 +88,9 @@ class JobRequest:
     network: str = "tls"
     ports: tuple[int, int] | None = None
     sites: Sequence[Site] = ()
+    """Where members can be placed; the first site is on the home host."""
     place: dict[str, tuple[int, int]] | None = None
+    """Site -> (workers, servers) at the beginning."""
     loads_every_s: float = 0.0
 
     def to_json(self) -> bytes:

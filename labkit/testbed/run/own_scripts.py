@@ -48,26 +48,19 @@ FUNCTION: Final = "program"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnScript:
-    """What jobs of one model train, where it is none of labkit's.
-
-    Attributes
-    ----------
-    script : str
-        File in the folder of code, and the function in it: "train.py:program"; without a name it is `program`. Called
-        with the folder of data, it returns model, data and loss, as `labkit.elastic.start` takes them.
-    code, data : str
-        Folders on this machine, or archives of them; without data it is called with None.
-    code_hash, data_hash : str
-        SHA-256 of their content, once they are packed.
-    """
+    """What jobs of one model train, where it is none of labkit's."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     script: str
+    """File in the folder of code, and the function in it: "train.py:program"; without a name it is `program`. Called
+    with the folder of data, it returns model, data and loss, as `labkit.elastic.start` takes them."""
     code: str
     data: str = ""
+    """`code` and `data`: folders on this machine, or archives of them; without data it is called with None."""
     code_hash: str = ""
     data_hash: str = ""
+    """`code_hash` and `data_hash`: SHA-256 of their content, once they are packed."""
 
     @classmethod
     def of(cls, path: str | Path, *, data: str | Path | None = None) -> OwnScript:

@@ -18,50 +18,34 @@ STATE: Final = "testbed.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedState:
-    """State of a run on machines, written at every decision.
-
-    Attributes
-    ----------
-    run : str
-        Its name on the hosts.
-    inventory : str
-        Path of the inventory's file.
-    began_at : float
-        When it began, in seconds since 1970.
-    training : dict
-        See `labkit.testbed.run.training.TrainingTable`.
-    lease_s : float
-        Seconds a host keeps the run alive without a heartbeat from this process.
-    homes : dict
-        Job that runs -> host of its controller.
-    places : dict
-        Job -> device group -> workers and PSs.
-    saved : dict
-        Job -> updates that a checkpoint keeps.
-    ended : bool
-        Whether its processes on hosts were ended: a continued run has another name there.
-    dropped : dict
-        Id of each job that was given up -> why.
-    fence : str
-        Its first name on the hosts, by which their agents know which process drives it; empty: `run`.
-    generation : int
-        Of the process that wrote this: that of who takes the run over is higher.
-    """
+    """State of a run on machines, written at every decision."""
 
     __pydantic_config__: ClassVar[ConfigDict] = {"extra": "ignore"}
 
     run: str
+    """Its name on the hosts."""
     inventory: str
+    """Path of the inventory's file."""
     began_at: float
+    """When it began, in seconds since 1970."""
     training: dict[str, Any]
+    """See `labkit.testbed.run.training.TrainingTable`."""
     lease_s: float = 600.0
+    """Seconds a host keeps the run alive without a heartbeat from this process."""
     homes: dict[str, str] = field(default_factory=dict)
+    """Job that runs -> host of its controller."""
     places: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    """Job -> device group -> workers and PSs."""
     saved: dict[str, float] = field(default_factory=dict)
+    """Job -> updates that a checkpoint keeps."""
     ended: bool = False
+    """Whether its processes on hosts were ended: a continued run has another name there."""
     dropped: dict[str, str] = field(default_factory=dict)
+    """Id of each job that was given up -> why."""
     fence: str = ""
+    """Its first name on the hosts, by which their agents know which process drives it; empty: `run`."""
     generation: int = 0
+    """Of the process that wrote this: that of who takes the run over is higher."""
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of a run, whole or not at all."""

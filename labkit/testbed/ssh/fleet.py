@@ -106,21 +106,14 @@ def awaited(futures: Sequence[Future[Any]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """A source of a copy.
-
-    Attributes
-    ----------
-    content : Path or bytes
-        The file, or its content.
-    mode : int
-        Of the file there.
-    size : int
-        Bytes.
-    """
+    """A source of a copy."""
 
     content: Path | bytes
+    """The file, or its content."""
     mode: int
+    """Of the file there."""
     size: int
+    """Bytes."""
 
     @classmethod
     def of(cls, content: str | Path | bytes, *, mode: int | None) -> CopySource:

@@ -149,22 +149,15 @@ class EntryHeader:
 
 @dataclass(frozen=True, slots=True)
 class HostEntry:
-    """A folder or a file from a host.
-
-    Attributes
-    ----------
-    parts : tuple of str
-        Its path, name by name; each is a plain name.
-    size : int
-        Bytes of a file.
-    content : iterator of bytes, optional
-        Content of a file, exactly `size` bytes, to be read before the next entry; verified once it has ended without
-        an error. None: a folder.
-    """
+    """A folder or a file from a host."""
 
     parts: tuple[str, ...]
+    """Its path, name by name; each is a plain name."""
     size: int = 0
+    """Bytes of a file."""
     content: Iterator[bytes] | None = None
+    """Content of a file, exactly `size` bytes, to be read before the next entry; verified once it has ended without an
+    error. None: a folder."""
 
 
 class Entries:

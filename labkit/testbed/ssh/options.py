@@ -86,21 +86,7 @@ def _has_blocks(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of an `ssh = {...}` table of a host, or of the table [ssh] for all hosts; None: not given.
-
-    Attributes
-    ----------
-    address, port, user, key, python, folder, proxy_command
-        See `labkit.testbed.inventory.Machine`.
-    local : bool
-        Whether it is this machine, reached without SSH.
-    proxy_jump : str
-        "user@host:port" of a proxy, or several with commas; also names of the inventory and of ~/.ssh/config.
-    known_hosts : str
-        Only for all: the file of trusted host keys.
-    config : str
-        Only for all: the file to read instead of ~/.ssh/config; "none": no file.
-    """
+    """Options of an `ssh = {...}` table of a host, or of the table [ssh] for all hosts; None: not given."""
 
     __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid"}
 
@@ -111,10 +97,16 @@ class Options:
     python: Text | None = None
     folder: Text | None = None
     proxy_command: Text | None = None
+    """`address`, `port`, `user`, `key`, `python`, `folder` and `proxy_command`: see
+    `labkit.testbed.inventory.Machine`."""
     proxy_jump: Text | None = None
+    """"user@host:port" of a proxy, or several with commas; also names of the inventory and of ~/.ssh/config."""
     local: bool | None = None
+    """Whether it is this machine, reached without SSH."""
     known_hosts: Text = "~/.ssh/known_hosts"
+    """Only for all: the file of trusted host keys."""
     config: Text = "~/.ssh/config"
+    """Only for all: the file to read instead of ~/.ssh/config; "none": no file."""
 
     def over(self, other: Options) -> Options:
         """Return these options, completed by those of another table."""

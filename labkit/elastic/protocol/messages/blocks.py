@@ -42,21 +42,14 @@ class SentFollower(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gradient(Struct):
-    """Worker to server: the payload is the gradient of a block.
-
-    Attributes
-    ----------
-    moves : int
-        Number of moves of the block that the worker knows of.
-    update : int
-        Number of the worker's update (asynchronous training).
-    weight : float, optional
-        Sum of the weights of its logical shards; None: a shard's loss is a mean, and all shards count the same.
-    """
+    """Worker to server: the payload is the gradient of a block."""
 
     moves: Count
+    """Number of moves of the block that the worker knows of."""
     update: Count = 0
+    """Number of the worker's update (asynchronous training)."""
     weight: Number | None = None
+    """Sum of the weights of its logical shards; None: a shard's loss is a mean, and all shards count the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +76,17 @@ class Pull(Struct):
 
 @dataclass(frozen=True, slots=True)
 class BlocksMoved(Struct):
-    """Server to worker: the new owner of blocks.
-
-    Attributes
-    ----------
-    owner, address : str
-        Name and address of the server; "": none, the era is over.
-    blocks : list of MovedBlock
-        The blocks.
-    era : int
-        In which this holds.
-    gone : bool
-        True: the blocks have left the sender; False: they will, at the version.
-    """
+    """Server to worker: the new owner of blocks."""
 
     owner: Text
     address: Text
+    """`owner` and `address`: name and address of the server; "": none, the era is over."""
     blocks: list[MovedBlock]
+    """The blocks."""
     era: Count
+    """In which this holds."""
     gone: bool = False
+    """True: the blocks have left the sender; False: they will, at the version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,28 +113,18 @@ class ReplicasReady(Struct):
 
 @dataclass(frozen=True, slots=True)
 class BlockState(Struct):
-    """Server to server or controller, controller to server: the payload is a block with its optimizer state.
-
-    Attributes
-    ----------
-    version, moves : int
-        Version of the block, and how often it has changed its owner.
-    due : list of int
-        Versions at which it must be copied for a checkpoint.
-    names : list of str
-        Names of the optimizer's vectors, which follow the parameters in the payload.
-    seen : list of AppliedUpdate
-        Updates of asynchronous workers that it contains.
-    follower : SentFollower, optional
-        Its replica, for its new owner.
-    replica_turn : int, optional
-        The receiver becomes a replica by the order of this turn; None: it becomes the owner.
-    """
+    """Server to server or controller, controller to server: the payload is a block with its optimizer state."""
 
     version: Count
     moves: Count
+    """`version` and `moves`: version of the block, and how often it has changed its owner."""
     due: list[Count] = field(default_factory=list)
+    """Versions at which it must be copied for a checkpoint."""
     names: list[Text] = field(default_factory=list)
+    """Names of the optimizer's vectors, which follow the parameters in the payload."""
     seen: list[AppliedUpdate] = field(default_factory=list)
+    """Updates of asynchronous workers that it contains."""
     follower: SentFollower | None = None
+    """Its replica, for its new owner."""
     replica_turn: Count | None = None
+    """The receiver becomes a replica by the order of this turn; None: it becomes the owner."""

@@ -241,31 +241,21 @@ def _line(error: ValueError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hello(Struct):
-    """The greeting of a process.
-
-    Attributes
-    ----------
-    name, role : str
-        Name of the process; "server", "worker", "host" (a launcher), "client" or "controller".
-    version : int
-        Version of the messages that it sends.
-    pid : int
-        Process number on its host.
-    address : str
-        At which other members reach it; "": they do not.
-    unable : str
-        Why it cannot do its part; "": it can.
-    token : str
-        Of the controller: the key of connections in clear.
-    """
+    """The greeting of a process."""
 
     name: Text
     role: Text
+    """`name` and `role`: name of the process; "server", "worker", "host" (a launcher), "client" or "controller"."""
     version: Count
+    """Version of the messages that it sends."""
     pid: Count = 0
+    """Process number on its host."""
     address: Text = ""
+    """At which other members reach it; "": they do not."""
     unable: Text = ""
+    """Why it cannot do its part; "": it can."""
     token: Text = field(default="", repr=False)
+    """Of the controller: the key of connections in clear."""
 
 
 def hello(

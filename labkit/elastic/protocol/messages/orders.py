@@ -103,30 +103,19 @@ class SetLimits(Struct):
 
 @dataclass(frozen=True, slots=True)
 class BeginTraining(Struct):
-    """Fetch the parameters, and train.
-
-    Attributes
-    ----------
-    era : int
-        Number of the era.
-    version : int
-        Version to fetch (synchronous training).
-    shards : (int, int)
-        Logical shards of a batch that it computes, from the first to before the last (synchronous training).
-    pause : int
-        Number of the pause in progress; 0: none (asynchronous training).
-    owners : list of OwnedBlock
-        Server of each block.
-    replicas : list of ReplicasOfBlock
-        Replicas of all blocks.
-    """
+    """Fetch the parameters, and train."""
 
     era: Count
     version: Count
+    """Version to fetch (synchronous training)."""
     shards: tuple[Count, Count]
+    """Logical shards of a batch that it computes, from the first to before the last (synchronous training)."""
     pause: Count
+    """Number of the pause in progress; 0: none (asynchronous training)."""
     owners: list[OwnedBlock]
+    """Server of each block."""
     replicas: list[ReplicasOfBlock] = field(default_factory=list)
+    """Replicas of all blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,21 +209,14 @@ class BeginEra(Struct):
 
 @dataclass(frozen=True, slots=True)
 class HandOver(Struct):
-    """Hand blocks over to other servers.
-
-    Attributes
-    ----------
-    moves : list of BlockMove
-        The blocks with their new owners.
-    version : int or None
-        Version at which all of them leave; None: a few with each of the next versions.
-    turn : (int, int)
-        (i, n): it is the i-th of n servers that hand over at the same time.
-    """
+    """Hand blocks over to other servers."""
 
     moves: list[BlockMove]
+    """The blocks with their new owners."""
     version: Count | None
+    """Version at which all of them leave; None: a few with each of the next versions."""
     turn: tuple[Count, Count] = (0, 1)
+    """(i, n): it is the i-th of n servers that hand over at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,21 +263,14 @@ class CopyBlocks(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SendCopies(Struct):
-    """Send the controller the copies of blocks at a version, and drop those of earlier versions.
-
-    Attributes
-    ----------
-    version : int
-        Of the copies.
-    turn : int
-        Number of the controller's attempt, which the frames repeat as their offset.
-    blocks : list of int
-        The blocks.
-    """
+    """Send the controller the copies of blocks at a version, and drop those of earlier versions."""
 
     version: Count
+    """Of the copies."""
     turn: Count
+    """Number of the controller's attempt, which the frames repeat as their offset."""
     blocks: list[Count]
+    """The blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,18 +33,12 @@ class BlockLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReport(Struct):
-    """Base of all reports; one of an earlier era than the controller's has no effect.
-
-    Attributes
-    ----------
-    era : int, optional
-        Era in which it was sent; None: it holds in any.
-    EVENT : str
-        Name of the event of the job that the controller writes; "": none. Its columns are the fields.
-    """
+    """Base of all reports; one of an earlier era than the controller's has no effect."""
 
     EVENT: ClassVar[str] = ""
+    """Name of the event of the job that the controller writes; "": none. Its columns are the fields."""
     era: Count | None = None
+    """Era in which it was sent; None: it holds in any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,36 +70,25 @@ class StepDone(MemberReport):
 
 @dataclass(frozen=True, slots=True)
 class UpdateDone(MemberReport):
-    """An asynchronous worker has made an update.
-
-    Attributes
-    ----------
-    version : int
-        Of the parameters, after it.
-    token, until : int
-        Lease of its samples, and the position up to which they are done.
-    loss : float or str
-        Of its minibatch.
-    staleness : int
-        Updates that others made meanwhile.
-    compute_s, wait_s : float
-        Seconds of the gradient, and of the update.
-    metrics : dict of float or str
-        What the loss function returned beside the loss, by name.
-    again : bool
-        Whether it may have been reported before, to a controller that died.
-    """
+    """An asynchronous worker has made an update."""
 
     EVENT: ClassVar[str] = "stepped"
     version: Count
+    """Of the parameters, after it."""
     token: Count
     until: Count
+    """`token` and `until`: lease of its samples, and the position up to which they are done."""
     loss: Loss
+    """Of its minibatch."""
     staleness: Whole
+    """Updates that others made meanwhile."""
     compute_s: Number
     wait_s: Number
+    """`compute_s` and `wait_s`: seconds of the gradient, and of the update."""
     metrics: Metrics = field(default_factory=dict)
+    """What the loss function returned beside the loss, by name."""
     again: bool = False
+    """Whether it may have been reported before, to a controller that died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,26 +323,18 @@ class PeerRefused(MemberReport):
 
 @dataclass(frozen=True, slots=True)
 class LimitsSet(MemberReport):
-    """A member has limited itself.
-
-    Attributes
-    ----------
-    cpus, memory_gb : float or None
-        Limits; None: no limit.
-    cores : list of int
-        Cores that it may use.
-    how : str
-        The way: see `labkit.elastic.process.limits`.
-    unable : list of str
-        A sentence for each limit that its host cannot keep.
-    """
+    """A member has limited itself."""
 
     EVENT: ClassVar[str] = "resized"
     cpus: Number | None
     memory_gb: Number | None
+    """`cpus` and `memory_gb`: limits; None: no limit."""
     cores: list[Count]
+    """Cores that it may use."""
     how: Text
+    """The way: see `labkit.elastic.process.limits`."""
     unable: list[Text]
+    """A sentence for each limit that its host cannot keep."""
 
 
 @dataclass(frozen=True, slots=True)
